@@ -1,0 +1,39 @@
+# Two commands set everything up on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: install demo test lint cluster-up cluster-down clean
+
+install: $(VENV)/.installed
+
+# The stamp depends on what is declared, so a changed requirement reinstalls.
+$(VENV)/.installed: setup.cfg pyproject.toml
+	@echo "Installing slurm-ones and everything it is developed with into $(VENV) …"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --progress-bar off --upgrade pip
+	$(BIN)/pip install --progress-bar off --quiet --editable '.[wrapper,web,dev]'
+	@touch $@
+
+demo: install
+	$(BIN)/python -m tests.demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/shellcheck sbatch_templates/*.sbatch
+
+cluster-up: install
+	$(BIN)/python -m tests.cluster up gres
+
+cluster-down: install
+	$(BIN)/python -m tests.cluster down --all
+
+clean:
+	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis

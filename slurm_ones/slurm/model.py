@@ -1,0 +1,180 @@
+"""Slurm's jobs, nodes and partitions as plain frozen data: what a snapshot holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """Nodes × GPUs per node of one job; every node of it gives the same number of GPUs."""
+
+    nodes: int
+    gpus_per_node: int
+
+    @property
+    def gpus(self) -> int:
+        """World size: one rank a GPU."""
+        return self.nodes * self.gpus_per_node
+
+    def __str__(self) -> str:
+        return f"{self.nodes}x{self.gpus_per_node}"
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """The inverse of `str`; raises ValueError."""
+        nodes, _, gpus = text.partition("x")
+        return cls(int(nodes), int(gpus))
+
+
+class JobState(str, Enum):
+    """A job's base state, as Slurm names it."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETED = "COMPLETED"
+    CANCELLED = "CANCELLED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    BOOT_FAIL = "BOOT_FAIL"
+    DEADLINE = "DEADLINE"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    UNKNOWN = "UNKNOWN"
+
+
+ENDED = frozenset(
+    {
+        JobState.COMPLETED,
+        JobState.CANCELLED,
+        JobState.FAILED,
+        JobState.TIMEOUT,
+        JobState.NODE_FAIL,
+        JobState.BOOT_FAIL,
+        JobState.DEADLINE,
+        JobState.OUT_OF_MEMORY,
+    }
+)
+"""States a job does not leave by itself. PREEMPTED is none of them: such a job is requeued."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of the queue. Text fields are the user's own and not to be trusted in terminals or SQL."""
+
+    job_id: int
+    name: str
+    user: str
+    uid: int
+    account: str
+    partition: str
+    state: JobState
+    flags: frozenset[str]
+    """Slurm's state flags besides the base state: COMPLETING, REQUEUED, REQUEUE_HOLD, CONFIGURING, …"""
+    reason: str
+    held: bool
+    """Slurm will not start it: its priority is 0."""
+    admin_held: bool
+    """Held by an operator or root, so its owner cannot release it."""
+    restart: int
+    """How often Slurm has restarted it: 0 in the first run."""
+    requeue: bool
+    """Whether Slurm may requeue it."""
+    nodes: int
+    """Nodes it has, or asks for."""
+    max_nodes: int
+    """Most nodes it asks for; above `nodes` for a request such as `--nodes=1-4`."""
+    gpus_per_node: int
+    """From `--gres` or `--gpus-per-node`, 0 where it asked for none."""
+    gpus_total: int
+    """GPUs allocated, or requested in another form (`--gpus`); 0 where Slurm knows of none."""
+    task_counts: bool
+    """Submitted with task counts, so that its user cannot resize it."""
+    node_list: tuple[str, ...]
+    submit_time: float
+    """Unix time in seconds, as all times; 0 where there is none."""
+    start_time: float
+    end_time: float
+    time_limit_s: float
+    """0 where there is none."""
+    work_dir: str
+    comment: str
+    priority: int = 0
+    array: bool = False
+    """Part of a job array or of a heterogeneous job."""
+    batch: bool = True
+    """Has a batch script; an interactive job has none and cannot be requeued."""
+    exit_code: int = 0
+
+    @property
+    def pending(self) -> bool:
+        return self.state is JobState.PENDING
+
+    @property
+    def running(self) -> bool:
+        return self.state is JobState.RUNNING
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED and not self.flags & {"REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
+
+    @property
+    def completing(self) -> bool:
+        """Its last run's processes are not all gone yet."""
+        return "COMPLETING" in self.flags
+
+
+@dataclass(frozen=True)
+class Node:
+    """One compute node."""
+
+    name: str
+    state: str
+    usable: bool
+    """Up, and neither drained, reserved, failing nor in maintenance."""
+    gpus: int
+    """GPUs it has, 0 where Slurm knows of none."""
+    gpus_used: int
+    partitions: tuple[str, ...]
+    idle: bool
+    """No job has any part of it."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition."""
+
+    name: str
+    up: bool
+    node_names: tuple[str, ...]
+    max_time_s: float
+    max_nodes: int
+    """0 where there is no limit."""
+    whole_nodes: bool
+    """Every job gets its nodes to itself."""
+    default: bool = False
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Nodes set aside for somebody."""
+
+    name: str
+    node_names: tuple[str, ...]
+    start_time: float
+    end_time: float
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The cluster at one moment, read with a constant number of calls whatever the length of the queue."""
+
+    time: float
+    jobs: Mapping[int, Job]
+    nodes: Mapping[str, Node]
+    partitions: Mapping[str, Partition]
+    reservations: tuple[Reservation, ...] = field(default=())

@@ -1,0 +1,285 @@
+"""What job and companion say to each other: files in the job's directory.
+
+The directory lies on the shared file system and belongs to the job's user::
+
+    spec.json                what the job can do (`Spec`), replaced atomically by the job
+    reports-<restart>.jsonl  one file a run, one numbered report a line, appended by the job
+    orders.json              the order in force (`Order`), replaced atomically by the companion
+    checkpoints/step-<n>/    complete checkpoints; a name that starts with a dot is not complete
+
+This module is all that both sides share. It needs the standard library alone, opens no file, and checks every
+value it parses: what a job wrote is another user's input, and what an order says steers a week of training.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_type_hints
+
+SPEC = "spec.json"
+ORDERS = "orders.json"
+CHECKPOINTS = "checkpoints"
+
+MAX_LINE = 16_384
+"""Longest report line in bytes; a longer one is not believed."""
+MAX_TEXT = 1_000
+MAX_INT = 2**53
+"""Largest integer that JSON readers agree on."""
+
+DRAIN_WAIT_S = 60.0
+"""How long a drained job waits for its requeue before it carries on training."""
+
+
+class ProtocolError(ValueError):
+    """A line or file that does not say what the protocol allows; the message names the field."""
+
+
+def directory_name(job_id: int) -> str:
+    """Name of the job's directory inside the job's working directory."""
+    return f"ones-{job_id}"
+
+
+def reports_name(restart: int) -> str:
+    """Name of the report file of one run."""
+    return f"reports-{restart}.jsonl"
+
+
+def spool_order_name(job_id: int) -> str:
+    """Name of an order in the site's spool, for a companion that may not write into the job's directory."""
+    return f"orders-{job_id}.json"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a job can do, as its script and its wrapper know it."""
+
+    base_batch: int
+    """Global batch that the script's learning rate was chosen for, in samples."""
+    max_batch: int
+    """Largest global batch the job takes."""
+    max_local_batch: int
+    """Most samples per GPU per forward pass."""
+    dataset: int
+    """Samples in an epoch."""
+    epochs: int
+    """Epochs that the script means to train; 0 when it does not say."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Companion to job. The order with the highest number is in force."""
+
+    number: int
+    """Rises with each order of the same job, also after the companion restarts (milliseconds of its clock)."""
+    restart: int
+    """The run the order was written to; a drain concerns that run alone."""
+    batch: int | None = None
+    """Global batch in samples, from now on and in later runs; None leaves the job's own."""
+    drain: bool = False
+    """Checkpoint at the next step boundary, report it, and wait for the requeue."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """First report of a run: what it is, and where it goes on."""
+
+    kind: ClassVar[str] = "hello"
+    nodes: int
+    gpus_per_node: int
+    world: int
+    batch: int
+    """Global batch in samples."""
+    lr_factor: float
+    """Learning rate over the one that the script set for `Spec.base_batch`."""
+    base_batch: int
+    max_batch: int
+    dataset: int
+    epochs: int
+    epoch: int
+    """Epoch in which the run goes on, from 0."""
+    cursor: int
+    """Samples of that epoch already used."""
+    step: int
+    checkpoint: str
+    """Name of the checkpoint loaded, or empty."""
+    note: str = ""
+    """Something people should know, such as a damaged checkpoint that was passed over."""
+    launch_s: float = 0.0
+    """From the batch script's `ones-run` to the ranks' first line, imports included."""
+    group_s: float = 0.0
+    """To build the process group."""
+    load_s: float = 0.0
+    """To load the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Samples used over a stretch of steps at one size and batch."""
+
+    kind: ClassVar[str] = "throughput"
+    epoch: int
+    step: int
+    """Optimizer steps since the job's first run."""
+    cursor: int
+    samples: int
+    """Samples used in the stretch, over all ranks."""
+    seconds: float
+    """Length of the stretch."""
+    batch: int
+    lr_factor: float
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch ended."""
+
+    kind: ClassVar[str] = "epoch"
+    epoch: int
+    """The epoch that ended, from 0."""
+    step: int
+    samples: int
+    """Samples used in it: the dataset's length, unless something is wrong."""
+    loss: float | None = None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint is durable: written, fsynced and renamed."""
+
+    kind: ClassVar[str] = "checkpoint"
+    name: str
+    epoch: int
+    cursor: int
+    step: int
+    bytes: int
+    seconds: float
+    order: int | None = None
+    """Number of the order that asked for it; with a drain, the job now waits for its requeue."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The global batch, and with it the learning rate, changed at a step boundary."""
+
+    kind: ClassVar[str] = "batch"
+    step: int
+    batch: int
+    lr_factor: float
+    order: int | None = None
+
+
+@dataclass(frozen=True)
+class Bye:
+    """Last report of a run that could still speak."""
+
+    kind: ClassVar[str] = "bye"
+    reason: str
+    """finished, drained, signal, stopped or error."""
+    step: int
+    exit_code: int = 0
+    note: str = ""
+
+
+Report = Union[Hello, Throughput, Epoch, Checkpoint, Batch, Bye]
+REPORTS: dict[str, type[Report]] = {cls.kind: cls for cls in get_args(Report)}
+
+T = TypeVar("T", Spec, Order, Hello, Throughput, Epoch, Checkpoint, Batch, Bye)
+
+_OPTIONAL = {int | None: int, float | None: float}
+
+
+def _value(name: str, kind: Any, value: Any) -> Any:
+    """`value` checked against the field's type: finite, not negative, of bounded length, printable."""
+    if kind in _OPTIONAL:
+        if value is None:
+            return None
+        kind = _OPTIONAL[kind]
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        raise ProtocolError(f"{name}: {value!r:.40} is not true or false")
+    if kind is str:
+        if not isinstance(value, str) or len(value) > MAX_TEXT:
+            raise ProtocolError(f"{name}: not a text of at most {MAX_TEXT} characters")
+        return "".join(c if c.isprintable() else "?" for c in value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ProtocolError(f"{name}: {value!r:.40} is not a number")
+    if kind is int and not isinstance(value, int):
+        raise ProtocolError(f"{name}: {value!r:.40} is not an integer")
+    if not abs(value) <= MAX_INT:
+        raise ProtocolError(f"{name}: {value!r:.40} is not finite or too large")
+    if value < 0 and name not in ("loss", "exit_code"):
+        raise ProtocolError(f"{name}: {value!r:.40} is negative")
+    return kind(value)
+
+
+def _build(cls: type[T], data: Mapping[str, Any]) -> T:
+    hints = get_type_hints(cls)
+    values = {}
+    for field in fields(cls):
+        if field.name in data:
+            values[field.name] = _value(field.name, hints[field.name], data[field.name])
+    try:
+        return cls(**values)
+    except TypeError:
+        missing = sorted(f.name for f in fields(cls) if f.name not in values)
+        raise ProtocolError(f"{cls.__name__.lower()}: missing {', '.join(missing)}") from None
+
+
+def _object(text: bytes | str) -> dict[str, Any]:
+    if len(text) > MAX_LINE:
+        raise ProtocolError(f"longer than {MAX_LINE} bytes")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ProtocolError("not a JSON object")
+    return data
+
+
+def encode_report(number: int, time: float, report: Report) -> bytes:
+    """One line of a report file. `number` counts lines from 1 in each run, `time` is the Unix time in seconds.
+
+    Numbers that JSON cannot carry (an infinite loss, say) are left out rather than written.
+    """
+    body = {k: v for k, v in asdict(report).items() if not (isinstance(v, float) and not math.isfinite(v))}
+    line = {"n": number, "t": round(time, 3), "kind": report.kind, **body}
+    return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def decode_report(line: bytes) -> tuple[int, float, Report]:
+    """The number, time and report of a line.
+
+    Raises `ProtocolError`, which costs the reader this line alone.
+    """
+    data = _object(line)
+    number = _value("n", int, data.get("n"))
+    time = _value("t", float, data.get("t"))
+    kind = data.get("kind")
+    if not isinstance(kind, str) or kind not in REPORTS:
+        raise ProtocolError(f"kind: {kind!r:.40} is none of {', '.join(REPORTS)}")
+    return number, time, _build(REPORTS[kind], data)  # type: ignore[type-var]
+
+
+def encode(value: Spec | Order) -> bytes:
+    """The whole text of `spec.json` or `orders.json`."""
+    return json.dumps(asdict(value), allow_nan=False, indent=1).encode() + b"\n"
+
+
+def decode_spec(text: bytes) -> Spec:
+    """The spec that a job wrote; raises `ProtocolError`."""
+    return _build(Spec, _object(text))
+
+
+def decode_order(text: bytes) -> Order:
+    """The order that a companion wrote; raises `ProtocolError`."""
+    order = _build(Order, _object(text))
+    if order.batch is not None and order.batch < 1:
+        raise ProtocolError(f"batch: {order.batch} is not a batch")
+    return order
