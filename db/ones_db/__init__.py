@@ -1,0 +1,69 @@
+"""What is remembered of a cluster's jobs: a database, and the store that reads and writes it.
+
+Usable alone, from a notebook say::
+
+    from ones_db import Store
+
+    with Store.open("sqlite:///ones.sqlite", "cluster-name", read_only=True) as store:
+        for row in store.job_summaries():
+            print(row.job_id, row.jct_s, row.accuracy)
+
+`ones_db.migrate` creates and upgrades databases; `ones_db.models` holds the tables.
+"""
+
+from ones_db.errors import ResizeConflict, SchemaError, StoreBusy, StoreError, UnknownRecord
+from ones_db.models import SCHEMA_REVISION
+from ones_db.records import (
+    RESIZE_DONE,
+    BatchRecord,
+    ByeRecord,
+    CheckpointRecord,
+    DecisionJobRecord,
+    DecisionRecord,
+    EpochPoint,
+    EpochRecord,
+    HelloRecord,
+    JobHistory,
+    JobRecord,
+    JobSummary,
+    ResizeRecord,
+    ResizeStepRecord,
+    RunRecord,
+    SpecRecord,
+    ThroughputPoint,
+    ThroughputRecord,
+    TimelineRow,
+)
+from ones_db.resizes import KEEP, Keep
+from ones_db.store import Store
+
+__all__ = [
+    "KEEP",
+    "RESIZE_DONE",
+    "SCHEMA_REVISION",
+    "BatchRecord",
+    "ByeRecord",
+    "CheckpointRecord",
+    "DecisionJobRecord",
+    "DecisionRecord",
+    "EpochPoint",
+    "EpochRecord",
+    "HelloRecord",
+    "JobHistory",
+    "JobRecord",
+    "JobSummary",
+    "Keep",
+    "ResizeConflict",
+    "ResizeRecord",
+    "ResizeStepRecord",
+    "RunRecord",
+    "SchemaError",
+    "SpecRecord",
+    "Store",
+    "StoreBusy",
+    "StoreError",
+    "ThroughputPoint",
+    "ThroughputRecord",
+    "TimelineRow",
+    "UnknownRecord",
+]

@@ -1,8 +1,8 @@
 """What a policy is: plain data in, a schedule out.
 
-A policy is pure: no clock, no I/O, no database, all randomness from the generator it is given. So any policy runs in
-the daemon, in the simulator, and in somebody else's. It may remember its own search (the population of ONES) from
-one call to the next, since that is an answer improved upon and not a fact about the world.
+A policy is pure: no clock, no I/O, no database, all randomness from the generator it is given. So any policy
+runs in the daemon, in the simulator, and in somebody else's. It may remember its own search (the population
+of ONES) from one call to the next, since that is an answer improved upon and not a fact about the world.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ class ClusterView:
     nodes: Sequence[NodeView]
     whole_nodes: bool = False
     """Slurm hands out whole nodes: every shape takes all GPUs of its nodes."""
+    node_gpus: int = 0
+    """GPUs of a whole node, also of one that others hold in part; 0 where it is as many as the largest view
+    has."""
 
     @property
     def gpus(self) -> int:
@@ -43,7 +46,8 @@ class ClusterView:
 
     @property
     def gpus_per_node(self) -> int:
-        return max((node.gpus for node in self.nodes), default=0)
+        """GPUs of a whole node, which shapes of several nodes are made of."""
+        return self.node_gpus or max((node.gpus for node in self.nodes), default=0)
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ class JobView:
     """Seconds it has run in all."""
     resizes: int = 0
     fixed: bool = False
-    """It must keep its shape in this round (resize=off, in a resize, too near its end); a waiting one stays waiting."""
+    """It must keep its shape in this round (resize=off, in a resize); a waiting one stays waiting."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +145,8 @@ class Schedule:
 class Policy(Protocol):
     """Contract of all policies, held by one test suite.
 
-    A schedule never gives a GPU to two jobs, keeps every job's limits, leaves `fixed` jobs as they are, is placeable
-    on the nodes, and is equal for equal inputs, memory and seeds.
+    A schedule never gives a GPU to two jobs, keeps every job's limits, leaves `fixed` jobs as they are, is
+    placeable on the nodes, and is equal for equal inputs, memory and seeds.
     """
 
     name: str
@@ -150,4 +154,4 @@ class Policy(Protocol):
     def decide(
         self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator
     ) -> Schedule:
-        """The schedule that should be in force from now on. `jobs` are all opted-in jobs, waiting and running."""
+        """The schedule to be in force from now on. `jobs` are all opted-in jobs, waiting and running."""

@@ -1,0 +1,1 @@
+"""Throughput, statistical efficiency and progress of each job, from what was observed; pure."""

@@ -92,6 +92,8 @@ class Job:
     """From `--gres` or `--gpus-per-node`, 0 where it asked for none."""
     gpus_total: int
     """GPUs allocated, or requested in another form (`--gpus`); 0 where Slurm knows of none."""
+    tasks: int
+    """Tasks that Slurm counts: one a node for a job without task counts."""
     task_counts: bool
     """Submitted with task counts, so that its user cannot resize it."""
     node_list: tuple[str, ...]
@@ -116,7 +118,7 @@ class Job:
 
     @property
     def running(self) -> bool:
-        return self.state is JobState.RUNNING
+        return self.state is JobState.RUNNING and not self.completing
 
     @property
     def ended(self) -> bool:

@@ -22,6 +22,8 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_type_hints
 SPEC = "spec.json"
 ORDERS = "orders.json"
 CHECKPOINTS = "checkpoints"
+MANIFEST = "manifest.json"
+"""Written last into a checkpoint: a directory without it is not complete."""
 
 MAX_LINE = 16_384
 """Longest report line in bytes; a longer one is not believed."""

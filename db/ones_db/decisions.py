@@ -1,0 +1,93 @@
+"""Decisions, with the reason for each job."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sqlalchemy import Connection, Table, select
+
+from ones_db.errors import UnknownRecord
+from ones_db.jobs import JOBS, among, key_of, keys_of
+from ones_db.models import Base
+from ones_db.records import DecisionJobRecord, DecisionRecord
+
+DECISIONS: Table = Base.metadata.tables["decisions"]
+DECISION_JOBS: Table = Base.metadata.tables["decision_jobs"]
+
+
+def add_decision(connection: Connection, cluster: int, record: DecisionRecord) -> int:
+    keys = keys_of(connection, cluster, {job.job_id for job in record.jobs})
+    known = connection.scalar(
+        select(DECISIONS.c.id).where(
+            DECISIONS.c.cluster_id == cluster,
+            DECISIONS.c.time == record.time,
+            DECISIONS.c.policy == record.policy,
+        )
+    )
+    if known is not None:
+        return int(known)
+    values = {name: value for name, value in vars(record).items() if name not in ("jobs", "id")}
+    if record.score is not None and math.isnan(record.score):
+        values["score"] = None
+    result = connection.execute(DECISIONS.insert().values(cluster_id=cluster, **values))
+    key = int(result.inserted_primary_key[0])  # type: ignore[index]
+    rows = [{**vars(job), "decision_id": key, "job_id": keys[job.job_id]} for job in record.jobs]
+    if rows:
+        connection.execute(DECISION_JOBS.insert(), rows)
+    return key
+
+
+def set_outcome(
+    connection: Connection, cluster: int, decision_id: int, job_id: int, acted: bool, outcome: str
+) -> None:
+    job = key_of(connection, cluster, job_id)
+    changed = connection.execute(
+        DECISION_JOBS.update()
+        .where(DECISION_JOBS.c.decision_id == decision_id, DECISION_JOBS.c.job_id == job)
+        .values(acted=acted, outcome=outcome)
+    )
+    if not changed.rowcount:
+        raise UnknownRecord(f"decision {decision_id} says nothing of job {job_id}")
+
+
+def decisions(connection: Connection, cluster: int, job_id: int, limit: int) -> list[DecisionRecord]:
+    job = key_of(connection, cluster, job_id)
+    query = (
+        select(DECISIONS, DECISION_JOBS)
+        .join(DECISION_JOBS, DECISION_JOBS.c.decision_id == DECISIONS.c.id)
+        .where(DECISION_JOBS.c.job_id == job)
+        .order_by(DECISIONS.c.time.desc(), DECISIONS.c.id.desc())
+        .limit(limit)
+    )
+    return [_decision(row, (_decision_job(row, job_id),)) for row in connection.execute(query).mappings()]
+
+
+def recent_decisions(connection: Connection, cluster: int, limit: int) -> list[DecisionRecord]:
+    query = (
+        select(DECISIONS)
+        .where(DECISIONS.c.cluster_id == cluster)
+        .order_by(DECISIONS.c.time.desc(), DECISIONS.c.id.desc())
+        .limit(limit)
+    )
+    heads = connection.execute(query).mappings().all()
+    lines = (
+        select(DECISION_JOBS, JOBS.c.job_id.label("slurm_id"))
+        .join(JOBS, JOBS.c.id == DECISION_JOBS.c.job_id)
+        .where(among(DECISION_JOBS.c.decision_id, [row["id"] for row in heads]))
+        .order_by(JOBS.c.job_id)
+    )
+    jobs: dict[int, list[DecisionJobRecord]] = {row["id"]: [] for row in heads}
+    for row in connection.execute(lines).mappings():
+        jobs[row["decision_id"]].append(_decision_job(row, row["slurm_id"]))
+    return [_decision(row, tuple(jobs[row["id"]])) for row in heads]
+
+
+def _decision(row: Any, jobs: tuple[DecisionJobRecord, ...]) -> DecisionRecord:
+    values = {name: row[name] for name in DecisionRecord.__dataclass_fields__ if name != "jobs"}
+    return DecisionRecord(jobs=jobs, **values)
+
+
+def _decision_job(row: Any, job_id: int) -> DecisionJobRecord:
+    values = {name: row[name] for name in DecisionJobRecord.__dataclass_fields__ if name != "job_id"}
+    return DecisionJobRecord(job_id=job_id, **values)

@@ -1,0 +1,165 @@
+"""Jobs and their runs: what the snapshots of the cluster say."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Table, bindparam, exists, select
+
+from ones_db.errors import UnknownRecord
+from ones_db.models import Job, Run
+from ones_db.records import JobRecord, RunRecord, SpecRecord
+from ones_db.upsert import add_or_replace
+
+JOBS: Table = Job.metadata.tables["jobs"]
+RUNS: Table = Run.metadata.tables["runs"]
+
+_FIRST = ("submit_time", "requested_nodes", "requested_gpus_per_node")
+"""What the first snapshot of a job decides for good."""
+
+
+def among(column: ColumnElement[Any], values: Collection[int]) -> ColumnElement[bool]:
+    """`column IN (…)` with the numbers written out, since databases limit the parameters of a statement."""
+    return column.in_(
+        bindparam(None, list(map(int, values)), expanding=True, literal_execute=True, unique=True)
+    )
+
+
+def newest(cluster: int) -> ColumnElement[bool]:
+    """The condition that a row of jobs belongs to the cluster and is the newest submission with its job
+    id."""
+    later = JOBS.alias("later")
+    return (JOBS.c.cluster_id == cluster) & ~exists().where(
+        later.c.cluster_id == cluster,
+        later.c.job_id == JOBS.c.job_id,
+        later.c.submit_time > JOBS.c.submit_time,
+    )
+
+
+def key_of(connection: Connection, cluster: int, job_id: int) -> int:
+    """The key of the newest submission with this job id; raises `UnknownRecord`."""
+    return keys_of(connection, cluster, [job_id])[job_id]
+
+
+def keys_of(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, int]:
+    """The keys of many; raises `UnknownRecord` naming the first that is not there."""
+    query = select(JOBS.c.job_id, JOBS.c.id).where(newest(cluster), among(JOBS.c.job_id, job_ids))
+    found: dict[int, int] = {row.job_id: row.id for row in connection.execute(query)}
+    for job_id in job_ids:
+        if job_id not in found:
+            raise UnknownRecord(f"job {job_id} is not in the database; see_jobs stores it first")
+    return found
+
+
+def run_key(connection: Connection, cluster: int, job_id: int, restart: int) -> int:
+    """The key of one run; raises `UnknownRecord`."""
+    job = key_of(connection, cluster, job_id)
+    found = connection.scalar(select(RUNS.c.id).where(RUNS.c.job_id == job, RUNS.c.restart == restart))
+    if found is None:
+        raise UnknownRecord(f"run {restart} of job {job_id} is not in the database; see_runs stores it first")
+    return int(found)
+
+
+def _same(row: Mapping[Any, Any], record: JobRecord) -> bool:
+    """Whether the record speaks of the submission in the row, and not of a later one with the same job id.
+
+    Slurm gives a requeued job a new submission time, after it raised the restart count; a new job starts from
+    0.
+    """
+    return bool(row["submit_time"] == record.submit_time or 0 < record.restart >= row["restart"])
+
+
+def see_jobs(connection: Connection, cluster: int, records: Iterable[JobRecord]) -> None:
+    given = {record.job_id: record for record in records}
+    query = select(JOBS).where(newest(cluster), among(JOBS.c.job_id, given))
+    known = {row["job_id"]: row for row in connection.execute(query).mappings()}
+    rows = []
+    for job_id, record in given.items():
+        values = {**vars(record), "cluster_id": cluster, "user_name": record.user}
+        del values["user"]
+        row = known.get(job_id)
+        if row is not None and _same(row, record):
+            values.update({name: row[name] for name in _FIRST})
+            if all(row[name] == value for name, value in values.items()):
+                continue
+        rows.append(values)
+    add_or_replace(connection, JOBS, ("cluster_id", "job_id", "submit_time"), rows)
+
+
+def set_spec(connection: Connection, cluster: int, job_id: int, spec: SpecRecord) -> None:
+    key = key_of(connection, cluster, job_id)
+    connection.execute(JOBS.update().where(JOBS.c.id == key).values(**vars(spec)))
+
+
+def job_record(row: Mapping[Any, Any]) -> JobRecord:
+    values = {name: row[name] for name in JobRecord.__dataclass_fields__ if name != "user"}
+    return JobRecord(user=row["user_name"], **values)
+
+
+def spec_record(row: Mapping[Any, Any]) -> SpecRecord | None:
+    values = {name: row[name] for name in SpecRecord.__dataclass_fields__}
+    return None if None in values.values() else SpecRecord(**values)
+
+
+def jobs(
+    connection: Connection, cluster: int, job_ids: Collection[int] | None, *, live: bool
+) -> dict[int, JobRecord]:
+    query = select(JOBS).where(newest(cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
+    if job_ids is not None:
+        query = query.where(among(JOBS.c.job_id, job_ids))
+    if live:
+        query = query.where(JOBS.c.end_time.is_(None))
+    return {row["job_id"]: job_record(row) for row in connection.execute(query).mappings()}
+
+
+def _told(record: RunRecord) -> dict[str, Any]:
+    """The columns that the record knows a value of."""
+    values = vars(record) | {"node_list": ",".join(record.node_list) or None}
+    for name in ("job_id", "report_offset", "report_number"):
+        del values[name]
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and not (name in ("nodes", "gpus_per_node") and value == 0)
+    }
+
+
+def see_runs(connection: Connection, cluster: int, records: Iterable[RunRecord]) -> None:
+    given = {(record.job_id, record.restart): record for record in records}
+    keys = keys_of(connection, cluster, {job_id for job_id, _ in given})
+    query = select(RUNS).where(among(RUNS.c.job_id, keys.values()))
+    known = {(row["job_id"], row["restart"]): dict(row) for row in connection.execute(query).mappings()}
+    blank: dict[str, Any] = {column.name: None for column in RUNS.c if column.name != "id"}
+    blank |= {"nodes": 0, "gpus_per_node": 0, "report_offset": 0, "report_number": 0}
+    rows = []
+    for (job_id, restart), record in given.items():
+        before = known.get((keys[job_id], restart), {})
+        after = {**blank, **before, **_told(record), "job_id": keys[job_id]}
+        if after != before:
+            after.pop("id", None)
+            rows.append(after)
+    add_or_replace(connection, RUNS, ("job_id", "restart"), rows)
+
+
+def end_run(
+    connection: Connection, cluster: int, job_id: int, restart: int, end_time: float, reason: str
+) -> None:
+    key = run_key(connection, cluster, job_id, restart)
+    update = RUNS.update().where(RUNS.c.id == key)
+    connection.execute(update.values(end_time=end_time))
+    if reason:
+        connection.execute(update.where(RUNS.c.end_reason.is_(None)).values(end_reason=reason))
+
+
+def runs(connection: Connection, cluster: int, job_id: int) -> list[RunRecord]:
+    key = key_of(connection, cluster, job_id)
+    query = select(RUNS).where(RUNS.c.job_id == key).order_by(RUNS.c.restart)
+    return [run_record(row, job_id) for row in connection.execute(query).mappings()]
+
+
+def run_record(row: Mapping[Any, Any], job_id: int) -> RunRecord:
+    values = {name: row[name] for name in RunRecord.__dataclass_fields__}
+    values["job_id"] = job_id
+    values["node_list"] = tuple(row["node_list"].split(",")) if row["node_list"] else ()
+    return RunRecord(**values)

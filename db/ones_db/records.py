@@ -1,0 +1,356 @@
+"""What goes into the store and comes out of it: plain frozen data.
+
+All times are Unix seconds. A batch is a global batch in samples. Text is stored as it came: whoever prints it
+guards the terminal. Fields named like those of the reports that jobs write mean the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+RESIZE_DONE = "done"
+"""State in which a resize ends that took effect; in every other one the job kept its old shape."""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job as the newest snapshot has it."""
+
+    job_id: int
+    name: str
+    user: str
+    submit_time: float
+    """Slurm changes it when it requeues a job; the store keeps the first, from which the JCT counts."""
+    requested_nodes: int
+    """As first seen: later snapshots, which show what a resize made of it, do not change it."""
+    requested_gpus_per_node: int
+    account: str = ""
+    partition: str = ""
+    comment: str = ""
+    work_dir: str = ""
+    restart: int = 0
+    """How often Slurm has restarted it."""
+    elastic: bool = False
+    refusal: str = ""
+    """Why it is not elastic, in words for its user."""
+    state: str = "PENDING"
+    end_time: float | None = None
+    """None until it has ended (Slurm shows the expected end of a running job: that is not it)."""
+    exit_code: int | None = None
+    report_note: str = ""
+    """What of its directory or reports could not be believed."""
+
+
+@dataclass(frozen=True)
+class SpecRecord:
+    """What a job can do, as it says itself."""
+
+    base_batch: int
+    max_batch: int
+    max_local_batch: int
+    dataset: int
+    """Samples in an epoch."""
+    epochs: int
+    """0 when the script does not say."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One start of a job. None where not known (yet)."""
+
+    job_id: int
+    restart: int
+    nodes: int = 0
+    """0 where not known."""
+    gpus_per_node: int = 0
+    node_list: tuple[str, ...] = ()
+    start_time: float | None = None
+    end_time: float | None = None
+    batch: int | None = None
+    """Global batch in which it began."""
+    lr_factor: float | None = None
+    checkpoint: str | None = None
+    """Name of the checkpoint it loaded, empty for none."""
+    launch_s: float | None = None
+    group_s: float | None = None
+    load_s: float | None = None
+    end_reason: str | None = None
+    exit_code: int | None = None
+    note: str | None = None
+    epoch: int | None = None
+    """Epoch that it has reached, from 0."""
+    cursor: int | None = None
+    """Samples of that epoch already used."""
+    step: int | None = None
+    report_offset: int = 0
+    """Bytes of its report file that were read."""
+    report_number: int = 0
+    """Number of the last report that was read."""
+
+
+@dataclass(frozen=True)
+class HelloRecord:
+    """First report of a run."""
+
+    number: int
+    time: float
+    nodes: int
+    gpus_per_node: int
+    batch: int
+    lr_factor: float
+    epoch: int
+    cursor: int
+    step: int
+    checkpoint: str = ""
+    note: str = ""
+    launch_s: float = 0.0
+    group_s: float = 0.0
+    load_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class ThroughputRecord:
+    """Samples used over a stretch of steps."""
+
+    number: int
+    time: float
+    epoch: int
+    step: int
+    cursor: int
+    samples: int
+    seconds: float
+    batch: int
+    lr_factor: float
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """An epoch ended."""
+
+    number: int
+    time: float
+    epoch: int
+    step: int
+    samples: int
+    loss: float | None = None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """A checkpoint became durable."""
+
+    number: int
+    time: float
+    name: str
+    epoch: int
+    cursor: int
+    step: int
+    bytes: int
+    seconds: float
+    order_number: int | None = None
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """The global batch changed at a step boundary."""
+
+    number: int
+    time: float
+    step: int
+    batch: int
+    lr_factor: float
+    order_number: int | None = None
+
+
+@dataclass(frozen=True)
+class ByeRecord:
+    """Last report of a run that could still speak."""
+
+    number: int
+    time: float
+    reason: str
+    step: int
+    exit_code: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class DecisionJobRecord:
+    """What a decision gives one job: a shape and batch, or None (it waits)."""
+
+    job_id: int
+    nodes: int | None
+    gpus_per_node: int | None
+    batch: int | None
+    reason: str
+    from_nodes: int | None = None
+    """What it held when the decision was made; None where it waited."""
+    from_gpus_per_node: int | None = None
+    from_batch: int | None = None
+    acted: bool = False
+    outcome: str = ""
+
+
+@dataclass(frozen=True)
+class DecisionRecord:
+    """One schedule of a policy. `score` is None (or NaN, stored as None) where the policy has none."""
+
+    time: float
+    policy: str
+    mode: str
+    """advise or act."""
+    seconds: float
+    """What it took to decide."""
+    score: float | None = None
+    generations: int | None = None
+    jobs: tuple[DecisionJobRecord, ...] = ()
+    id: int | None = None
+    """Set by the store."""
+
+
+@dataclass(frozen=True)
+class ResizeRecord:
+    """A resize of one job, from the moment it was meant."""
+
+    job_id: int
+    restart: int
+    """The run it leaves."""
+    old_nodes: int
+    old_gpus_per_node: int
+    old_batch: int | None
+    new_nodes: int
+    new_gpus_per_node: int
+    new_batch: int | None
+    state: str
+    started: float
+    decision_id: int | None = None
+    order_number: int | None = None
+    deadline: float | None = None
+    ended: float | None = None
+    """None while it is open."""
+    outcome: str = ""
+    pause_s: float | None = None
+    """From the last step at the old shape to the first at the new one, where it is known."""
+    id: int | None = None
+    """Set by the store."""
+
+
+@dataclass(frozen=True)
+class ResizeStepRecord:
+    """One step of a resize; sequence 0 is its beginning."""
+
+    resize_id: int
+    sequence: int
+    state: str
+    time: float
+    detail: str
+
+
+class EpochPoint(NamedTuple):
+    """An epoch as the last run that trained it ended it."""
+
+    epoch: int
+    loss: float | None
+    accuracy: float | None
+    time: float
+    restart: int
+
+
+class ThroughputPoint(NamedTuple):
+    """One measured throughput."""
+
+    nodes: int
+    gpus_per_node: int
+    batch: int
+    samples_per_s: float
+    time: float
+
+
+class TimelineRow(NamedTuple):
+    """One run, for plots; `end` is None while it runs."""
+
+    job_id: int
+    name: str
+    user: str
+    restart: int
+    nodes: int
+    gpus_per_node: int
+    start: float
+    end: float | None
+
+
+@dataclass(frozen=True)
+class JobHistory:
+    """What a job has shown so far: all that learning needs."""
+
+    job: JobRecord
+    spec: SpecRecord | None
+    epochs: tuple[EpochPoint, ...]
+    """Ascending, each epoch once. One that a lost checkpoint undid is not there until it is done again."""
+    throughput: tuple[ThroughputPoint, ...]
+    """The newest few for each shape and batch, oldest first."""
+    samples: float
+    """Samples used since the job's first run; work that was repeated after a lost checkpoint counts once."""
+    batch: int | None
+    """Global batch in force in the last run that said."""
+    first_start: float | None
+    ended_runs_s: float
+    """Seconds that its ended runs took in all."""
+    running_since: float | None
+    """Start of the run in progress."""
+    resizes: int
+    """Resizes that took effect."""
+    last_resize_end: float | None
+    """End of the last resize, also of one that was rolled back: it interrupted the job as well."""
+    epochs_since_change: int
+    """Epochs that ended after the last resize did, or all."""
+    first_loss: float | None
+
+    def running_s(self, now: float) -> float:
+        """Seconds it has run in all."""
+        return self.ended_runs_s + (max(0.0, now - self.running_since) if self.running_since else 0.0)
+
+
+@dataclass(frozen=True)
+class JobSummary:
+    """One line of the table of jobs."""
+
+    job_id: int
+    name: str
+    user: str
+    partition: str
+    state: str
+    elastic: bool
+    refusal: str
+    nodes: int | None
+    """Shape of its newest run; None where it has not run."""
+    gpus_per_node: int | None
+    running: bool
+    """That run has not ended."""
+    batch: int | None
+    samples_per_s: float | None
+    epoch: int | None
+    """Epochs done."""
+    epochs: int | None
+    cursor: int | None
+    dataset: int | None
+    resizes: int
+    """Resizes that took effect."""
+    resizing: str | None
+    """State of the resize that is open."""
+    pause_s: float
+    """Pauses of all its resizes together."""
+    loss: float | None
+    accuracy: float | None
+    submit_time: float
+    start_time: float | None
+    end_time: float | None
+    report_note: str
+
+    @property
+    def jct_s(self) -> float | None:
+        """Job completion time: submission to end."""
+        return None if self.end_time is None else self.end_time - self.submit_time

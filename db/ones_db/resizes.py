@@ -1,0 +1,140 @@
+"""Resizes and the states they go through. The intent comes first: each is stored before it is acted on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from sqlalchemy import Connection, Table, select
+
+from ones_db.errors import ResizeConflict, UnknownRecord
+from ones_db.jobs import JOBS, key_of
+from ones_db.models import Base
+from ones_db.records import ResizeRecord, ResizeStepRecord
+
+RESIZES: Table = Base.metadata.tables["resizes"]
+STEPS: Table = Base.metadata.tables["resize_steps"]
+
+
+class Keep(Enum):
+    """Stands for a field that a call leaves as it is, where None means to clear it."""
+
+    KEEP = "keep"
+
+
+KEEP = Keep.KEEP
+
+
+def begin_resize(connection: Connection, cluster: int, record: ResizeRecord) -> int:
+    job = key_of(connection, cluster, record.job_id)
+    values = {**vars(record), "job_id": job}
+    del values["id"]
+    query = select(RESIZES).where(RESIZES.c.job_id == job)
+    again = connection.execute(query.where(RESIZES.c.started == record.started)).mappings().one_or_none()
+    if again is not None:
+        fixed = ("restart", "new_nodes", "new_gpus_per_node", "new_batch")
+        if all(again[name] == values[name] for name in fixed):
+            return int(again["id"])
+        raise ResizeConflict(f"job {record.job_id}: another resize began at the same moment")
+    running = connection.execute(query.where(RESIZES.c.ended.is_(None))).mappings().one_or_none()
+    if running is not None:
+        raise ResizeConflict(
+            f"job {record.job_id}: resize {running['id']} is open (state {running['state']}); end it first"
+        )
+    result = connection.execute(RESIZES.insert().values(values))
+    key = int(result.inserted_primary_key[0])  # type: ignore[index]
+    _step(connection, key, 0, record.state, record.started, "")
+    return key
+
+
+def step_resize(
+    connection: Connection,
+    cluster: int,
+    resize_id: int,
+    state: str,
+    detail: str,
+    time: float,
+    changed: Mapping[Any, Any],
+) -> None:
+    row = _row(connection, cluster, resize_id)
+    if row["ended"] is not None:
+        raise ResizeConflict(f"resize {resize_id} of job {row['slurm_id']} has ended (state {row['state']})")
+    values = {name: value for name, value in changed.items() if value is not KEEP}
+    connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(state=state, **values))
+    _next_step(connection, resize_id, state, time, detail)
+
+
+def end_resize(
+    connection: Connection,
+    cluster: int,
+    resize_id: int,
+    state: str,
+    outcome: str,
+    time: float,
+    pause_s: float | None,
+) -> None:
+    row = _row(connection, cluster, resize_id)
+    if row["ended"] is not None:
+        if (row["state"], row["ended"]) == (state, time):
+            return
+        raise ResizeConflict(f"resize {resize_id} of job {row['slurm_id']} has ended (state {row['state']})")
+    end = {"state": state, "outcome": outcome, "ended": time, "pause_s": pause_s, "deadline": None}
+    connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(end))
+    _next_step(connection, resize_id, state, time, outcome)
+
+
+def set_pause(connection: Connection, cluster: int, resize_id: int, pause_s: float) -> None:
+    _row(connection, cluster, resize_id)
+    connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(pause_s=pause_s))
+
+
+def open_resizes(connection: Connection, cluster: int) -> list[ResizeRecord]:
+    query = _with_job(cluster).where(RESIZES.c.ended.is_(None)).order_by(RESIZES.c.started)
+    return [_record(row) for row in connection.execute(query).mappings()]
+
+
+def resizes(connection: Connection, cluster: int, job_id: int | None) -> list[ResizeRecord]:
+    query = _with_job(cluster).order_by(RESIZES.c.started)
+    if job_id is not None:
+        query = query.where(RESIZES.c.job_id == key_of(connection, cluster, job_id))
+    return [_record(row) for row in connection.execute(query).mappings()]
+
+
+def resize_steps(connection: Connection, cluster: int, resize_id: int) -> list[ResizeStepRecord]:
+    _row(connection, cluster, resize_id)
+    query = select(STEPS).where(STEPS.c.resize_id == resize_id).order_by(STEPS.c.sequence)
+    return [ResizeStepRecord(**row) for row in connection.execute(query).mappings()]
+
+
+def _with_job(cluster: int) -> Any:
+    return (
+        select(RESIZES, JOBS.c.job_id.label("slurm_id"))
+        .join(JOBS, JOBS.c.id == RESIZES.c.job_id)
+        .where(JOBS.c.cluster_id == cluster)
+    )
+
+
+def _row(connection: Connection, cluster: int, resize_id: int) -> Mapping[Any, Any]:
+    row = connection.execute(_with_job(cluster).where(RESIZES.c.id == resize_id)).mappings().one_or_none()
+    if row is None:
+        raise UnknownRecord(f"resize {resize_id} is not in the database")
+    return row
+
+
+def _next_step(connection: Connection, resize_id: int, state: str, time: float, detail: str) -> None:
+    """Write the step, unless the last one is just that: a call made again after a crash changes nothing."""
+    query = select(STEPS).where(STEPS.c.resize_id == resize_id).order_by(STEPS.c.sequence.desc()).limit(1)
+    last = connection.execute(query).mappings().one()
+    if (last["state"], last["time"], last["detail"]) != (state, time, detail):
+        _step(connection, resize_id, last["sequence"] + 1, state, time, detail)
+
+
+def _step(connection: Connection, key: int, sequence: int, state: str, time: float, detail: str) -> None:
+    values = {"resize_id": key, "sequence": sequence, "state": state, "time": time, "detail": detail}
+    connection.execute(STEPS.insert().values(values))
+
+
+def _record(row: Mapping[Any, Any]) -> ResizeRecord:
+    values = {name: row[name] for name in ResizeRecord.__dataclass_fields__}
+    return ResizeRecord(**(values | {"job_id": row["slurm_id"]}))

@@ -1,0 +1,282 @@
+"""The one way in to what is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from sqlalchemy import Connection, Engine, select
+
+from ones_db import decisions, history, jobs, reports, resizes, summary
+from ones_db.engine import UPGRADE, database_file, open_engine, transaction
+from ones_db.errors import SchemaError, StoreError
+from ones_db.models import Base
+from ones_db.records import (
+    BatchRecord,
+    ByeRecord,
+    CheckpointRecord,
+    DecisionRecord,
+    EpochRecord,
+    HelloRecord,
+    JobHistory,
+    JobRecord,
+    JobSummary,
+    ResizeRecord,
+    ResizeStepRecord,
+    RunRecord,
+    SpecRecord,
+    ThroughputRecord,
+    TimelineRow,
+)
+from ones_db.resizes import KEEP, Keep
+from ones_db.schema import check_revision
+from ones_db.upsert import add_new
+
+CLUSTERS = Base.metadata.tables["clusters"]
+
+
+class Store:
+    """What is remembered of one cluster. The contract of every database behind it:
+
+    * One writer a cluster: the companion. Any number of readers, in any process, at the same time; neither
+      waits for the other. A second writer is not wrong, but each waits for the other's call to end, and gets
+      `StoreBusy` when that takes longer than half a minute.
+    * Every method is one transaction. When a writing method returns, what it wrote survives a crash of the
+      process and of the machine; when it raises, or the process is killed in it, nothing of it is stored. So
+      an intent may be acted on as soon as the call that stored it has returned.
+    * Every writing method may be called again with the same data, and then changes nothing.
+    * A reading method sees one moment: all calls that had returned, and none in part.
+    * A job id means the newest submission with that id, since Slurm uses ids again.
+    * Methods may be called from any thread. A store does not survive a fork; open another in the child.
+
+    Errors are `StoreError` and its kinds, which say what to do.
+    """
+
+    def __init__(self, engine: Engine, path: Path, cluster: str, cluster_key: int, read_only: bool) -> None:
+        """Use `open`."""
+        self._engine = engine
+        self._cluster = cluster_key
+        self.path = path
+        self.cluster = cluster
+        self.read_only = read_only
+
+    @classmethod
+    def open(cls, url: str, cluster: str, *, read_only: bool = False) -> Store:
+        """The store of one cluster in the database at `url`, such as
+        ``sqlite:////var/lib/slurm-ones/ones.sqlite``.
+
+        Opened for writing, it makes the cluster known. Raises `SchemaError`, saying what to run, where the
+        database is absent, older or newer than this version, or not ours, and `StoreError` where it cannot be
+        opened, or is read for a cluster that is not among those it has.
+        """
+        path = database_file(url)
+        if not path.exists():
+            raise SchemaError(f"{path}: no such database; run `{UPGRADE}` to create it")
+        # Looked at before it is opened for writing, which leaves a mark even in another program's file.
+        with transaction(open_engine(path, "ro"), path) as connection:
+            check_revision(connection, path)
+        engine = open_engine(path, "ro" if read_only else "rw")
+        try:
+            with transaction(engine, path, write=not read_only) as connection:
+                if not read_only:
+                    add_new(connection, CLUSTERS, [{"name": cluster}])
+                known = {row.name: row.id for row in connection.execute(select(CLUSTERS))}
+        except BaseException:
+            engine.dispose()
+            raise
+        if known and cluster not in known:
+            raise StoreError(f"{path}: nothing of cluster {cluster!r}; it has {', '.join(sorted(known))}")
+        return cls(engine, path, cluster, known.get(cluster, -1), read_only)
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _read(self) -> Iterator[Connection]:
+        with transaction(self._engine, self.path) as connection:
+            yield connection
+
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        if self.read_only:
+            raise StoreError(f"{self.path}: opened for reading")
+        with transaction(self._engine, self.path, write=True) as connection:
+            yield connection
+
+    # What snapshots and jobs say
+
+    def see_jobs(self, records: Iterable[JobRecord]) -> None:
+        """Store jobs as they are now; what did not change is not written.
+
+        A record with restart 0 and a later submission time than the stored one is a new job that got an old
+        id. What the job asked for, and when it was submitted, stay as first seen.
+        """
+        with self._write() as connection:
+            jobs.see_jobs(connection, self._cluster, records)
+
+    def see_runs(self, records: Iterable[RunRecord]) -> None:
+        """Store runs as Slurm has them. What a record does not know (None, 0 nodes) stays as stored, and so
+        does how far the run's reports were read."""
+        with self._write() as connection:
+            jobs.see_runs(connection, self._cluster, records)
+
+    def end_run(self, job_id: int, restart: int, end_time: float, reason: str = "") -> None:
+        """Store when a run ended. The reason counts only where the run itself gave none."""
+        with self._write() as connection:
+            jobs.end_run(connection, self._cluster, job_id, restart, end_time, reason)
+
+    def set_spec(self, job_id: int, spec: SpecRecord) -> None:
+        """Store what a job can do."""
+        with self._write() as connection:
+            jobs.set_spec(connection, self._cluster, job_id, spec)
+
+    def add_reports(
+        self,
+        job_id: int,
+        restart: int,
+        *,
+        offset: int,
+        number: int,
+        hello: HelloRecord | None = None,
+        throughput: Sequence[ThroughputRecord] = (),
+        epochs: Sequence[EpochRecord] = (),
+        checkpoints: Sequence[CheckpointRecord] = (),
+        batches: Sequence[BatchRecord] = (),
+        bye: ByeRecord | None = None,
+    ) -> None:
+        """Store what a run reported, and with it how far its file was read: `offset` bytes, report `number`.
+
+        Reports that are stored already stay as they are, and the position never goes back. A run that no
+        snapshot saw is made from its reports.
+        """
+        told = reports.Reports(hello, throughput, epochs, checkpoints, batches, bye)
+        with self._write() as connection:
+            reports.add_reports(connection, self._cluster, job_id, restart, told, offset, number)
+
+    # What was decided and done
+
+    def add_decision(self, record: DecisionRecord) -> int:
+        """Store a decision with its jobs; returns its id. One of the same time and policy is the same
+        decision."""
+        with self._write() as connection:
+            return decisions.add_decision(connection, self._cluster, record)
+
+    def set_outcome(self, decision_id: int, job_id: int, *, acted: bool, outcome: str) -> None:
+        """Store what became of a decision for one job."""
+        with self._write() as connection:
+            decisions.set_outcome(connection, self._cluster, decision_id, job_id, acted, outcome)
+
+    def begin_resize(self, record: ResizeRecord) -> int:
+        """Write down a resize that is meant; returns its id. Raises `ResizeConflict` where the job has one
+        open."""
+        with self._write() as connection:
+            return resizes.begin_resize(connection, self._cluster, record)
+
+    def step_resize(
+        self,
+        resize_id: int,
+        state: str,
+        detail: str,
+        time: float,
+        *,
+        order_number: int | Keep | None = KEEP,
+        deadline: float | Keep | None = KEEP,
+    ) -> None:
+        """Write down the state that a resize enters, before what it stands for is done."""
+        changed = {"order_number": order_number, "deadline": deadline}
+        with self._write() as connection:
+            resizes.step_resize(connection, self._cluster, resize_id, state, detail, time, changed)
+
+    def end_resize(
+        self, resize_id: int, state: str, outcome: str, time: float, pause_s: float | None = None
+    ) -> None:
+        """Close a resize. State `RESIZE_DONE` says that it took effect."""
+        with self._write() as connection:
+            resizes.end_resize(connection, self._cluster, resize_id, state, outcome, time, pause_s)
+
+    def set_pause(self, resize_id: int, pause_s: float) -> None:
+        """Store the pause of a resize once the job's reports show it, also after it ended."""
+        with self._write() as connection:
+            resizes.set_pause(connection, self._cluster, resize_id, pause_s)
+
+    # Reading
+
+    def jobs(self, job_ids: Sequence[int] | None = None, *, live: bool = False) -> dict[int, JobRecord]:
+        """Jobs by id, in the order of their submission: those named, or all. `live` leaves out those that
+        ended."""
+        with self._read() as connection:
+            return jobs.jobs(connection, self._cluster, job_ids, live=live)
+
+    def runs(self, job_id: int) -> list[RunRecord]:
+        """The runs of a job, first to last."""
+        with self._read() as connection:
+            return jobs.runs(connection, self._cluster, job_id)
+
+    def report_position(self, job_id: int, restart: int) -> tuple[int, int]:
+        """Bytes read of a run's report file, and the number of the last report; (0, 0) for an unknown run."""
+        with self._read() as connection:
+            return reports.report_position(connection, self._cluster, job_id, restart)
+
+    def open_resizes(self) -> list[ResizeRecord]:
+        """Resizes that have not ended, oldest first: what a companion that starts has to finish or roll
+        back."""
+        with self._read() as connection:
+            return resizes.open_resizes(connection, self._cluster)
+
+    def resizes(self, job_id: int | None = None) -> list[ResizeRecord]:
+        """The resizes of a job, or of all, oldest first."""
+        with self._read() as connection:
+            return resizes.resizes(connection, self._cluster, job_id)
+
+    def resize_steps(self, resize_id: int) -> list[ResizeStepRecord]:
+        """The states a resize went through."""
+        with self._read() as connection:
+            return resizes.resize_steps(connection, self._cluster, resize_id)
+
+    def last_decision(self, job_id: int) -> DecisionRecord | None:
+        """The newest decision on a job, with what it gave that job alone."""
+        return next(iter(self.decisions(job_id, 1)), None)
+
+    def decisions(self, job_id: int, limit: int = 20) -> list[DecisionRecord]:
+        """The newest decisions on a job, newest first, each with what it gave that job alone."""
+        with self._read() as connection:
+            return decisions.decisions(connection, self._cluster, job_id, limit)
+
+    def recent_decisions(self, limit: int = 10) -> list[DecisionRecord]:
+        """The newest decisions, newest first, each with all its jobs."""
+        with self._read() as connection:
+            return decisions.recent_decisions(connection, self._cluster, limit)
+
+    def histories(self, job_ids: Sequence[int] | None = None, last: int = 5) -> dict[int, JobHistory]:
+        """What each job has shown so far, with the newest `last` throughput samples of each shape and batch.
+
+        None stands for all elastic jobs that have not ended. The number of queries is constant.
+        """
+        with self._read() as connection:
+            return history.histories(connection, self._cluster, job_ids, last)
+
+    def finished_histories(self, limit: int = 200, last: int = 5) -> list[JobHistory]:
+        """The elastic jobs that completed last and ended at least one epoch, newest first."""
+        with self._read() as connection:
+            return history.finished_histories(connection, self._cluster, limit, last)
+
+    def job_summaries(self, job_ids: Sequence[int] | None = None) -> list[JobSummary]:
+        """One line a job, in the order of their submission: those named, or all."""
+        with self._read() as connection:
+            return summary.job_summaries(connection, self._cluster, job_ids)
+
+    def timeline(self) -> list[TimelineRow]:
+        """Every run that started, by its start, for plots."""
+        with self._read() as connection:
+            return summary.timeline(connection, self._cluster)

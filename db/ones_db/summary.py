@@ -1,0 +1,117 @@
+"""Tables and plots for people: one line a job, one bar a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, func, select
+
+from ones_db.jobs import JOBS, RUNS, among, newest
+from ones_db.records import RESIZE_DONE, JobSummary, TimelineRow
+from ones_db.reports import BATCHES, EPOCHS, THROUGHPUT
+from ones_db.resizes import RESIZES
+
+
+def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] | None) -> list[JobSummary]:
+    of_job = RUNS.alias("of_job")
+    # The newest run has the shape; the newest that reported a position has the progress, as the newest may be
+    # loading.
+    last = select(func.max(of_job.c.restart)).where(of_job.c.job_id == JOBS.c.id)
+    now, at = RUNS.alias("now"), RUNS.alias("at")
+    batch = _newest(BATCHES, BATCHES.c.batch, now)
+    speed = _newest(THROUGHPUT, THROUGHPUT.c.samples / THROUGHPUT.c.seconds, at, THROUGHPUT.c.seconds > 0)
+    resizes = select(func.count()).where(
+        RESIZES.c.job_id == JOBS.c.id, RESIZES.c.state == RESIZE_DONE, RESIZES.c.ended.is_not(None)
+    )
+    resizing = (
+        select(RESIZES.c.state).where(RESIZES.c.job_id == JOBS.c.id, RESIZES.c.ended.is_(None)).limit(1)
+    )
+    pause = select(func.coalesce(func.sum(RESIZES.c.pause_s), 0.0)).where(RESIZES.c.job_id == JOBS.c.id)
+    start = select(func.min(of_job.c.start_time)).where(of_job.c.job_id == JOBS.c.id)
+    query = (
+        select(
+            *(JOBS.c[name] for name in _JOB),
+            JOBS.c.user_name.label("user"),
+            now.c.nodes,
+            now.c.gpus_per_node,
+            and_(now.c.id.is_not(None), now.c.end_time.is_(None), JOBS.c.end_time.is_(None)).label("running"),
+            func.coalesce(batch, now.c.batch, at.c.batch).label("batch"),
+            speed.label("samples_per_s"),
+            at.c.epoch,
+            at.c.cursor,
+            resizes.scalar_subquery().label("resizes"),
+            resizing.scalar_subquery().label("resizing"),
+            pause.scalar_subquery().label("pause_s"),
+            _newest_epoch("loss").label("loss"),
+            _newest_epoch("accuracy").label("accuracy"),
+            start.scalar_subquery().label("start_time"),
+        )
+        .select_from(JOBS)
+        .outerjoin(now, and_(now.c.job_id == JOBS.c.id, now.c.restart == last.scalar_subquery()))
+        .outerjoin(
+            at,
+            and_(
+                at.c.job_id == JOBS.c.id,
+                at.c.restart == last.where(of_job.c.epoch.is_not(None)).scalar_subquery(),
+            ),
+        )
+        .where(newest(cluster))
+        .order_by(JOBS.c.submit_time, JOBS.c.job_id)
+    )
+    if job_ids is not None:
+        query = query.where(among(JOBS.c.job_id, job_ids))
+    return [
+        JobSummary(**{**row, "running": bool(row["running"])}) for row in connection.execute(query).mappings()
+    ]
+
+
+_JOB = (
+    "job_id",
+    "name",
+    "partition",
+    "state",
+    "elastic",
+    "refusal",
+    "epochs",
+    "dataset",
+    "submit_time",
+    "end_time",
+    "report_note",
+)
+
+
+def _newest(table: Any, value: Any, run: Any, *conditions: Any) -> Any:
+    """The value in the newest report of the run, by its key alone however many there are."""
+    query = select(value).where(table.c.run_id == run.c.id, *conditions)
+    return query.order_by(table.c.number.desc()).limit(1).scalar_subquery()
+
+
+def _newest_epoch(name: str) -> Any:
+    """The value that the job's newest epoch with one has."""
+    of_epoch = RUNS.alias("of_epoch")
+    query = (
+        select(EPOCHS.c[name])
+        .join(of_epoch, of_epoch.c.id == EPOCHS.c.run_id)
+        .where(of_epoch.c.job_id == JOBS.c.id, EPOCHS.c[name].is_not(None))
+    )
+    return query.order_by(of_epoch.c.restart.desc(), EPOCHS.c.number.desc()).limit(1).scalar_subquery()
+
+
+def timeline(connection: Connection, cluster: int) -> list[TimelineRow]:
+    query = (
+        select(
+            JOBS.c.job_id,
+            JOBS.c.name,
+            JOBS.c.user_name,
+            RUNS.c.restart,
+            RUNS.c.nodes,
+            RUNS.c.gpus_per_node,
+            RUNS.c.start_time,
+            func.coalesce(RUNS.c.end_time, JOBS.c.end_time),
+        )
+        .join(RUNS, RUNS.c.job_id == JOBS.c.id)
+        .where(JOBS.c.cluster_id == cluster, RUNS.c.start_time.is_not(None))
+        .order_by(RUNS.c.start_time, JOBS.c.job_id)
+    )
+    return [TimelineRow(*row) for row in connection.execute(query)]

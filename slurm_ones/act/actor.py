@@ -1,0 +1,187 @@
+"""Carrying schedules out: begins resizes, takes those under way further, and writes down what was decided."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ones_db import DecisionJobRecord, DecisionRecord, JobHistory, ResizeRecord, Store
+from ones_wrapper.protocol import Order
+
+from slurm_ones.act.advice import commands
+from slurm_ones.act.orders import OrderError, write_order
+from slurm_ones.act.plan import Change, Plan, free_gpus, plan
+from slurm_ones.act.resize import Machine
+from slurm_ones.act.states import State
+from slurm_ones.config import Settings
+from slurm_ones.decide.policy import Schedule
+from slurm_ones.observe.eligible import Elastic
+from slurm_ones.observe.observer import Seen
+from slurm_ones.slurm.model import Job
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A policy's answer for one partition, and what it took."""
+
+    partition: str
+    schedule: Schedule
+    seconds: float
+
+
+class Actor:
+    """The only room with side effects on jobs. In advise mode it has none: it says what it would do."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        store: Store,
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = time.time,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self._machine = machine
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._say = say
+        self._ordered: dict[int, int | None] = {}
+        self._written: tuple[object, ...] = ()
+        self._number = 0
+
+    @property
+    def acting(self) -> bool:
+        return self._settings.mode == "act"
+
+    def advance(self) -> int:
+        """Take all resizes under way further; returns how many are left. Raises `Unreachable`.
+
+        In advise mode too: what an acting companion left half done must not stay so.
+        """
+        left = 0
+        for resize in self._store.open_resizes():
+            left += not State(self._machine.advance(resize).state).final
+        return left
+
+    def act(self, seen: Seen, histories: Mapping[int, JobHistory], decided: list[Decided]) -> list[Change]:
+        """Begin what the schedules ask for and limits allow; returns the changes begun (or advised)."""
+        begun: list[Change] = []
+        for one in decided:
+            elastic = {
+                id_: e for id_, e in seen.elastic.items() if e.job.partition.split(",")[0] == one.partition
+            }
+            free = free_gpus(seen.snapshot, self._settings.whole_node_gpus, one.partition)
+            made = plan(
+                one.schedule,
+                elastic,
+                histories,
+                self._store.open_resizes(),
+                free,
+                self._settings.resize,
+                self._clock(),
+            )
+            if self._settings.stop_file.exists():
+                made = Plan(
+                    (), dict.fromkeys(made.outcomes, f"{self._settings.stop_file} exists: nothing is begun")
+                )
+            decision = self._write(one, elastic, histories, made)
+            for change in made.begin:
+                self._begin(change, decision)
+            begun += made.begin
+        return begun
+
+    def _begin(self, change: Change, decision: int | None) -> None:
+        job = change.elastic.job
+        if not self.acting:
+            if self._ordered.get(job.job_id) != hash(change):
+                self._ordered[job.job_id] = hash(change)
+                self._say(
+                    f"# job {job.job_id} ({job.user}): {change.old} → {change.new}, batch {change.new_batch}"
+                )
+                for line in commands(change, self._order_number(), self._settings.spool):
+                    self._say(line)
+            return
+        if change.old == change.new:
+            self._order_batch(job, change.new_batch)
+            return
+        number = self._order_number()
+        resize = self._store.begin_resize(
+            ResizeRecord(
+                job_id=job.job_id,
+                restart=job.restart if job.running else -1,
+                old_nodes=change.old.nodes,
+                old_gpus_per_node=change.old.gpus_per_node,
+                old_batch=change.old_batch,
+                new_nodes=change.new.nodes,
+                new_gpus_per_node=change.new.gpus_per_node,
+                new_batch=change.new_batch,
+                state=(State.DRAINING if job.running else State.HOLDING).value,
+                started=self._clock(),
+                decision_id=decision,
+                order_number=number,
+                deadline=self._clock() + self._settings.resize.drain_timeout_s,
+            )
+        )
+        self._machine.advance(resize)
+
+    def _order_batch(self, job: Job, batch: int | None) -> None:
+        if self._ordered.get(job.job_id) == batch:
+            return
+        try:
+            write_order(job, Order(self._order_number(), job.restart, batch), self._settings.spool)
+            self._ordered[job.job_id] = batch
+        except OrderError as error:
+            log.warning("job %d: no batch could be ordered: %s", job.job_id, error)
+
+    def _order_number(self) -> int:
+        self._number = max(self._number + 1, round(self._clock() * 1000))
+        return self._number
+
+    def _write(
+        self, one: Decided, elastic: Mapping[int, Elastic], histories: Mapping[int, JobHistory], made: Plan
+    ) -> int | None:
+        """Store the decision, unless it says the same as the last one of its partition."""
+        records = tuple(
+            _record(id_, e, histories.get(id_), one.schedule, made) for id_, e in sorted(elastic.items())
+        )
+        gist = (
+            one.partition,
+            *((r.job_id, r.nodes, r.gpus_per_node, r.batch, r.from_nodes, r.acted) for r in records),
+        )
+        if gist == self._written or not records:
+            return None
+        self._written = gist
+        return self._store.add_decision(
+            DecisionRecord(
+                time=self._clock(),
+                policy=self._settings.policy,
+                mode=self._settings.mode,
+                seconds=one.seconds,
+                score=one.schedule.score,
+                jobs=records,
+            )
+        )
+
+
+def _record(
+    job_id: int, elastic: Elastic, history: JobHistory | None, schedule: Schedule, made: Plan
+) -> DecisionJobRecord:
+    allocation = schedule.allocations.get(job_id)
+    running = elastic.job.running
+    return DecisionJobRecord(
+        job_id=job_id,
+        nodes=allocation.shape.nodes if allocation else None,
+        gpus_per_node=allocation.shape.gpus_per_node if allocation else None,
+        batch=allocation.batch if allocation else None,
+        reason=schedule.reasons.get(job_id, elastic.refusal),
+        from_nodes=elastic.shape.nodes if running else None,
+        from_gpus_per_node=elastic.shape.gpus_per_node if running else None,
+        from_batch=history.batch if running and history else None,
+        acted=any(change.job_id == job_id for change in made.begin),
+        outcome=made.outcomes.get(job_id, ""),
+    )

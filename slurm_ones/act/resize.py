@@ -1,0 +1,338 @@
+"""The resize: a durable state machine, and the only code that changes a job.
+
+Each intent is in the database before it is acted on (states.py), and each action may be repeated: after a crash at
+any point the machine looks at the job as Slurm holds it and goes on from there. What a job wrote is used for one
+thing, to learn that its checkpoint is durable; lying about that harms the liar alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ones_db import ResizeRecord
+from ones_wrapper.protocol import DRAIN_WAIT_S, Order
+
+from slurm_ones.act.orders import OrderError, write_order
+from slurm_ones.act.states import State
+from slurm_ones.config import ResizeSettings
+from slurm_ones.slurm.client import (
+    NotPermitted,
+    NotResizable,
+    SlurmClient,
+    SlurmError,
+    UnknownJob,
+    Unreachable,
+)
+from slurm_ones.slurm.model import Job, Shape
+
+log = logging.getLogger(__name__)
+
+ASK_AGAIN_S = 10.0
+"""An action whose effect is not seen is repeated after this long."""
+
+
+@dataclass(frozen=True)
+class Drained:
+    """The checkpoint that a job reported in answer to a drain."""
+
+    name: str
+    seen: float
+    """When the companion read of it, on the companion's clock."""
+
+
+class Journal(Protocol):
+    """What the machine needs of the database (`ones_db.Store` has it)."""
+
+    def step_resize(
+        self,
+        resize_id: int,
+        state: str,
+        *,
+        time: float,
+        detail: str = "",
+        order_number: int | None = None,
+        deadline: float | None = None,
+    ) -> ResizeRecord: ...
+
+    def end_resize(
+        self, resize_id: int, state: str, outcome: str, time: float, pause_s: float | None = None
+    ) -> ResizeRecord: ...
+
+
+class Reports(Protocol):
+    """What the machine needs to know of a job's reports."""
+
+    def drained(self, job: Job, restart: int, order: int) -> Drained | None:
+        """The durable checkpoint that answers the drain order, None while there is none."""
+
+    def greeted(self, job: Job, after_restart: int) -> float | None:
+        """Seconds that training stood still, once a run after `after_restart` said hello; None before."""
+
+
+@dataclass
+class Machine:
+    """Carries resizes forward. `advance` may be called at any time, as often as one likes."""
+
+    client: SlurmClient
+    journal: Journal
+    reports: Reports
+    settings: ResizeSettings
+    spool: Path | None
+    clock: Callable[[], float]
+    wanted: Callable[[Job], bool]
+    """Whether a job is still to be resized: it has not opted out, and nobody stopped the companion's hand."""
+
+    def __post_init__(self) -> None:
+        self._asked: dict[tuple[int, State], float] = {}
+
+    def advance(self, resize: ResizeRecord) -> ResizeRecord:
+        """Take the resize as far as it goes now; returns how it stands. Raises `Unreachable`, nothing else."""
+        while not State(resize.state).final:
+            try:
+                job = self.client.job(resize.job_id)
+            except UnknownJob:
+                return self._end(resize, State.ENDED, "Slurm no longer knows the job")
+            if job.ended:
+                return self._end(resize, State.ENDED, f"the job is {job.state.value}")
+            before = resize.state
+            resize = _HANDLERS[State(before)](self, resize, job)
+            if resize.state == before:
+                break
+        return resize
+
+    # -- going there ---------------------------------------------------------------------------------------------
+
+    def _draining(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        assert resize.order_number is not None
+        if not job.running or job.restart != resize.restart:
+            return self._end(resize, State.ABANDONED, "its run ended before it was drained")
+        if not self.wanted(job):
+            return self._call_off(resize, job, "resizing was switched off")
+        if self._due(resize, once=True):
+            order = Order(resize.order_number, resize.restart, resize.new_batch, drain=True)
+            try:
+                write_order(job, order, self.spool)
+            except OrderError as error:
+                return self._end(resize, State.ABANDONED, f"no order could be given: {error}")
+        if self.reports.drained(job, resize.restart, resize.order_number) is not None:
+            return self._to(resize, State.REQUEUING)
+        if self._late(resize):
+            return self._call_off(resize, job, "no checkpoint in time")
+        return resize
+
+    def _requeuing(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        if job.completing:
+            return resize
+        if job.pending:
+            if not job.held:
+                return self._end(resize, State.ABANDONED, "it was released before it could be reshaped")
+            return self._to(resize, State.RESHAPING)
+        if job.restart != resize.restart:
+            return self._end(
+                resize, State.ABANDONED, "it was released and started before it could be reshaped"
+            )
+        drained = self.reports.drained(job, resize.restart, resize.order_number or 0)
+        # A job that has waited nearly its whole minute is about to train on: leave it to that.
+        if drained is None or self.clock() > drained.seen + DRAIN_WAIT_S - ASK_AGAIN_S:
+            return self._call_off(resize, job, "it was not requeued in time and trains on")
+        if not self.wanted(job):
+            return self._call_off(resize, job, "resizing was switched off")
+        if job.running and self._due(resize):
+            try:
+                self.client.requeue_hold(job.job_id)
+            except Unreachable:
+                raise
+            except SlurmError as error:
+                return self._call_off(resize, job, f"Slurm did not requeue it: {error}")
+        return resize
+
+    def _holding(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        if not job.pending:
+            return self._end(resize, State.ABANDONED, "it started before it could be reshaped", release=job)
+        if job.held:
+            return self._to(resize, State.RESHAPING)
+        if not self.wanted(job):
+            return self._end(resize, State.ABANDONED, "resizing was switched off")
+        if self._due(resize):
+            try:
+                self.client.hold(job.job_id)
+            except Unreachable:
+                raise
+            except SlurmError as error:
+                return self._end(resize, State.ABANDONED, f"Slurm did not hold it: {error}", release=job)
+        return resize
+
+    def _reshaping(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        if not self.wanted(job):
+            return self._to(resize, State.RESHAPING_BACK, "resizing was switched off")
+        try:
+            self.client.reshape(job.job_id, _new(resize))
+        except Unreachable:
+            raise
+        except (NotResizable, NotPermitted) as error:
+            return self._to(resize, State.RESHAPING_BACK, str(error))
+        return self._to(resize, State.RELEASING)
+
+    def _releasing(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        return self._release(resize, job, State.WAITING, State.STARTING)
+
+    def _waiting(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        if job.running:
+            return self._to(resize, State.STARTING, deadline=self.clock() + self.settings.start_timeout_s)
+        if resize.restart < 0:
+            return self._end(resize, State.DONE, "it waits at its new shape")
+        if job.held:
+            return self._end(resize, State.DONE, "it waits at its new shape, held by its owner")
+        if self._late(resize):
+            return self._to(
+                resize, State.HOLDING_BACK, f"waited longer than {self.settings.max_wait_s:.0f} s"
+            )
+        return resize
+
+    def _starting(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        return self._greet(resize, job, State.DONE, "runs at its new shape")
+
+    # -- and back ------------------------------------------------------------------------------------------------
+
+    def _holding_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        if not job.pending:
+            # It started at the new shape after all; a hold that came too late must not outlive this run.
+            return self._to(resize, State.RELEASING)
+        if job.held:
+            return self._to(resize, State.RESHAPING_BACK)
+        if self._due(resize):
+            try:
+                self.client.hold(job.job_id)
+            except Unreachable:
+                raise
+            except SlurmError as error:
+                return self._end(resize, State.DONE, f"it waits at its new shape: {error}")
+        return resize
+
+    def _reshaping_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        number = max(round(self.clock() * 1000), (resize.order_number or 0) + 1)
+        if resize.restart >= 0:
+            try:
+                write_order(job, Order(number, resize.restart + 1, resize.old_batch), self.spool)
+            except OrderError as error:
+                log.warning("job %d: its batch could not be put back: %s", job.job_id, error)
+        try:
+            self.client.reshape(job.job_id, _old(resize))
+        except Unreachable:
+            raise
+        except SlurmError as error:
+            # Not to be held for it: whatever shape Slurm has now is the owner's again.
+            return self._to(resize, State.RELEASING_BACK, f"the old shape was refused: {error}")
+        return self._to(resize, State.RELEASING_BACK)
+
+    def _releasing_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        return self._release(resize, job, State.WAITING_BACK, State.STARTING_BACK)
+
+    def _waiting_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        if job.running:
+            deadline = self.clock() + self.settings.start_timeout_s
+            return self._to(resize, State.STARTING_BACK, deadline=deadline)
+        if resize.restart < 0 or job.held or self._late(resize):
+            return self._end(resize, State.ROLLED_BACK, "it waits at its old shape")
+        return resize
+
+    def _starting_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        return self._greet(resize, job, State.ROLLED_BACK, "runs at its old shape")
+
+    # -- shared --------------------------------------------------------------------------------------------------
+
+    def _release(self, resize: ResizeRecord, job: Job, waiting: State, starting: State) -> ResizeRecord:
+        if not job.pending:
+            return self._to(resize, starting, deadline=self.clock() + self.settings.start_timeout_s)
+        if not job.held:
+            return self._to(resize, waiting, deadline=self.clock() + self.settings.max_wait_s)
+        if job.admin_held:
+            return self._end(resize, State.ENDED, "an operator holds it")
+        if self._due(resize):
+            self.client.release(job.job_id, start_now=self.settings.start_now)
+            return self._to(resize, waiting, deadline=self.clock() + self.settings.max_wait_s)
+        return resize
+
+    def _greet(self, resize: ResizeRecord, job: Job, final: State, outcome: str) -> ResizeRecord:
+        if resize.restart < 0:
+            return self._end(resize, final, outcome)
+        pause = self.reports.greeted(job, resize.restart)
+        if pause is not None:
+            return self._end(resize, final, outcome, pause_s=pause)
+        if not job.running:
+            return self._end(resize, final, f"{outcome}; that run ended before it said hello")
+        if self._late(resize):
+            return self._end(resize, final, f"{outcome}; it has not said hello")
+        return resize
+
+    def _call_off(self, resize: ResizeRecord, job: Job, why: str) -> ResizeRecord:
+        """Tell a job that was drained to carry on as it was, at once rather than after its minute."""
+        number = max(round(self.clock() * 1000), (resize.order_number or 0) + 1)
+        try:
+            write_order(job, Order(number, resize.restart, resize.old_batch), self.spool)
+        except OrderError as error:
+            log.warning("job %d: the drain could not be called off: %s", job.job_id, error)
+        return self._end(resize, State.ABANDONED, why)
+
+    def _due(self, resize: ResizeRecord, *, once: bool = False) -> bool:
+        """Whether the state's action is to be taken now: at first, after a restart of ours, and again if in vain."""
+        key = (resize.id, State(resize.state))
+        asked = self._asked.get(key)
+        if asked is not None and (once or self.clock() < asked + ASK_AGAIN_S):
+            return False
+        self._asked[key] = self.clock()
+        return True
+
+    def _late(self, resize: ResizeRecord) -> bool:
+        return resize.deadline is not None and self.clock() > resize.deadline
+
+    def _to(
+        self, resize: ResizeRecord, state: State, detail: str = "", *, deadline: float | None = None
+    ) -> ResizeRecord:
+        log.info("job %d: %s → %s %s", resize.job_id, resize.state, state.value, detail)
+        return self.journal.step_resize(
+            resize.id, state.value, time=self.clock(), detail=detail, deadline=deadline
+        )
+
+    def _end(
+        self,
+        resize: ResizeRecord,
+        state: State,
+        outcome: str,
+        *,
+        pause_s: float | None = None,
+        release: Job | None = None,
+    ) -> ResizeRecord:
+        if release is not None and release.held and not release.admin_held:
+            self.client.release(release.job_id)
+        log.info("job %d: %s → %s: %s", resize.job_id, resize.state, state.value, outcome)
+        self._asked = {key: at for key, at in self._asked.items() if key[0] != resize.id}
+        return self.journal.end_resize(resize.id, state.value, outcome, self.clock(), pause_s)
+
+
+def _new(resize: ResizeRecord) -> Shape:
+    return Shape(resize.new_nodes, resize.new_gpus_per_node)
+
+
+def _old(resize: ResizeRecord) -> Shape:
+    return Shape(resize.old_nodes, resize.old_gpus_per_node)
+
+
+_HANDLERS: dict[State, Callable[[Machine, ResizeRecord, Job], ResizeRecord]] = {
+    State.DRAINING: Machine._draining,
+    State.REQUEUING: Machine._requeuing,
+    State.HOLDING: Machine._holding,
+    State.RESHAPING: Machine._reshaping,
+    State.RELEASING: Machine._releasing,
+    State.WAITING: Machine._waiting,
+    State.STARTING: Machine._starting,
+    State.HOLDING_BACK: Machine._holding_back,
+    State.RESHAPING_BACK: Machine._reshaping_back,
+    State.RELEASING_BACK: Machine._releasing_back,
+    State.WAITING_BACK: Machine._waiting_back,
+    State.STARTING_BACK: Machine._starting_back,
+}

@@ -1,0 +1,61 @@
+"""The states of a resize, and how one leads to the next.
+
+::
+
+    running job   draining → requeuing ─┐
+    waiting job             holding  ───┴→ reshaping → releasing → waiting → starting → done
+                                               │                      │
+                            (Slurm refused, or the owner opted out)   (too long in the queue)
+                                               ↓                      ↓
+                                        releasing_back ← reshaping_back ← holding_back
+                                               ↓
+                                         waiting_back → starting_back → rolled_back
+
+A state is written to the database before its action is taken, so it reads "this is about to happen, or has".
+`abandoned` means that the job was left as it was, `ended` that it finished or was cancelled meanwhile.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class State(str, Enum):
+    """Where a resize stands."""
+
+    DRAINING = "draining"
+    REQUEUING = "requeuing"
+    HOLDING = "holding"
+    RESHAPING = "reshaping"
+    RELEASING = "releasing"
+    WAITING = "waiting"
+    STARTING = "starting"
+    HOLDING_BACK = "holding_back"
+    RESHAPING_BACK = "reshaping_back"
+    RELEASING_BACK = "releasing_back"
+    WAITING_BACK = "waiting_back"
+    STARTING_BACK = "starting_back"
+    DONE = "done"
+    ROLLED_BACK = "rolled_back"
+    ABANDONED = "abandoned"
+    ENDED = "ended"
+
+    @property
+    def final(self) -> bool:
+        return self in FINAL
+
+
+FINAL = frozenset({State.DONE, State.ROLLED_BACK, State.ABANDONED, State.ENDED})
+
+HOLDS_JOB = frozenset(
+    {
+        State.REQUEUING,
+        State.HOLDING,
+        State.RESHAPING,
+        State.RELEASING,
+        State.HOLDING_BACK,
+        State.RESHAPING_BACK,
+        State.RELEASING_BACK,
+    }
+)
+"""States in which the job may stand in a hold of ours; none of them is ever given up before a release."""

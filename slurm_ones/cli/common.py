@@ -1,0 +1,74 @@
+"""What all commands share: settings, store, client, and how errors end."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+from ones_db import SchemaError, Store, StoreError
+from rich.console import Console
+
+from slurm_ones.config import ConfigError, Settings, load
+from slurm_ones.report.text import plain
+from slurm_ones.slurm.client import SlurmError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", help="Settings file; else ~/.config/slurm-ones/config.toml or /etc/slurm-ones's."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+DatabaseOption = Annotated[
+    str, typer.Option("--database", help="Database URL, in place of the settings' own.")
+]
+
+
+def command(function: Callable[P, R]) -> Callable[P, R]:
+    """Errors that people can act on end in a line on stderr and exit code 2, all others in a traceback."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (ConfigError, SlurmError, StoreError, SchemaError) as error:
+            for line in str(error).splitlines():
+                errors.print(f"slurm-ones: {plain(line, 2000)}", markup=False, soft_wrap=True)
+            raise typer.Exit(2) from None
+
+    return wrapped
+
+
+def settings_of(config: Path | None, database: str = "") -> Settings:
+    """The settings file's settings, with what the command line overrides."""
+    settings = load(config)
+    return settings.model_copy(update={"database": database}) if database else settings
+
+
+def reading_store(settings: Settings) -> Store:
+    """The job database, for reading. A settings file that names no cluster means the only one there is."""
+    return Store.open(settings.database_url, settings.cluster, read_only=True)
+
+
+def print_json(value: Any) -> None:
+    """JSON on stdout; dataclasses become objects."""
+
+    def default(item: Any) -> Any:
+        if is_dataclass(item) and not isinstance(item, type):
+            return asdict(item)
+        raise TypeError(f"{type(item).__name__} is not JSON")
+
+    json.dump(value, sys.stdout, default=default, indent=1, allow_nan=False)
+    sys.stdout.write("\n")

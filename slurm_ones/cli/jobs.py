@@ -1,0 +1,86 @@
+"""`slurm-ones jobs`: the elastic jobs, as the job database has them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from ones_db import JobSummary
+from rich.table import Table
+
+from slurm_ones.cli.common import (
+    ConfigOption,
+    DatabaseOption,
+    JsonOption,
+    command,
+    console,
+    print_json,
+    reading_store,
+    settings_of,
+)
+from slurm_ones.report.text import safe, seconds
+
+
+def as_json(job: JobSummary) -> dict[str, Any]:
+    """A job as `--json` prints it."""
+    return {**asdict(job), "shape": shape(job), "jct_s": job.jct_s}
+
+
+def shape(job: JobSummary) -> str | None:
+    """Its shape while it runs, None while it waits or has ended."""
+    return f"{job.nodes}x{job.gpus_per_node}" if job.running and job.nodes else None
+
+
+def progress(job: JobSummary) -> str:
+    """Epochs done, of how many, and how far into the present one."""
+    if job.epoch is None:
+        return "–"
+    part = (
+        f" + {100 * job.cursor // job.dataset} %"
+        if job.cursor and job.dataset and job.cursor < job.dataset
+        else ""
+    )
+    return f"{job.epoch}/{job.epochs}{part}" if job.epochs else f"{job.epoch}{part}"
+
+
+def table(jobs: list[JobSummary]) -> Table:
+    """The table that people read."""
+    shown = Table(box=None, header_style="bold", pad_edge=False)
+    left = ("job", "name", "user", "state", "shape")
+    for column in (*left, "batch", "samples/s", "epochs", "accuracy", "resizes", "paused", "JCT", "note"):
+        shown.add_column(column, justify="left" if column in (*left, "note") else "right", overflow="fold")
+    for job in jobs:
+        shown.add_row(
+            str(job.job_id),
+            safe(job.name, 24),
+            safe(job.user, 16),
+            job.state + (f" ({job.resizing})" if job.resizing else ""),
+            shape(job) or "–",
+            str(job.batch or "–"),
+            f"{job.samples_per_s:.1f}" if job.samples_per_s else "–",
+            progress(job),
+            f"{job.accuracy:.3f}" if job.accuracy is not None else "–",
+            str(job.resizes),
+            seconds(job.pause_s) if job.resizes else "–",
+            seconds(job.jct_s),
+            safe(job.refusal or job.report_note, 60),
+        )
+    return shown
+
+
+@command
+def jobs(
+    ids: Annotated[list[int] | None, typer.Argument(help="Job ids; all elastic jobs without any.")] = None,
+    config: ConfigOption = None,
+    database: DatabaseOption = "",
+    json: JsonOption = False,
+) -> None:
+    """State, shape, batch, throughput, progress and resizes of the jobs that opted in."""
+    found = reading_store(settings_of(config, database)).job_summaries(ids or None)
+    if json:
+        print_json([as_json(job) for job in found])
+    elif found:
+        console.print(table(found))
+    else:
+        console.print("No job has opted in yet: see sbatch_templates/ for how one does.")

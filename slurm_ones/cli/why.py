@@ -1,0 +1,103 @@
+"""`slurm-ones why JOB`: what was decided for a job, and why."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from ones_db import DecisionJobRecord, Store, StoreError
+
+from slurm_ones.cli.common import (
+    ConfigOption,
+    DatabaseOption,
+    JsonOption,
+    command,
+    console,
+    print_json,
+    reading_store,
+    settings_of,
+)
+from slurm_ones.cli.jobs import as_json, progress, shape
+from slurm_ones.report.text import safe, seconds
+
+
+def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
+    """All that the database knows of why a job has the shape it has. Raises `StoreError` for an unknown job."""
+    summaries = store.job_summaries([job_id])
+    if not summaries:
+        raise StoreError(
+            f'job {job_id} is not in the database: it has not opted in (#SBATCH --comment="ones: gpus=1-16"), or '
+            "the companion has not seen it"
+        )
+    return {
+        "job": as_json(summaries[0]),
+        "decisions": [
+            {"time": d.time, "policy": d.policy, "mode": d.mode, **asdict(j)}
+            for d in store.decisions(job_id, decisions)
+            for j in d.jobs
+            if j.job_id == job_id
+        ],
+        "resizes": [
+            {**asdict(r), "steps": [asdict(step) for step in store.resize_steps(r.id)]}
+            for r in store.resizes(job_id)
+            if r.id is not None
+        ],
+    }
+
+
+def _allocation(decision: dict[str, Any] | DecisionJobRecord) -> str:
+    d = decision if isinstance(decision, dict) else asdict(decision)
+    if d["nodes"] is None:
+        return "waits"
+    return f"{d['nodes']}x{d['gpus_per_node']}, batch {d['batch']}"
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+@command
+def why(
+    job: Annotated[int, typer.Argument(help="Job id.")],
+    last: Annotated[int, typer.Option(help="How many decisions to show.")] = 5,
+    config: ConfigOption = None,
+    database: DatabaseOption = "",
+    json: JsonOption = False,
+) -> None:
+    """What was decided for a job and why, and how its resizes went."""
+    store = reading_store(settings_of(config, database))
+    told = explain(store, job, last)
+    if json:
+        print_json(told)
+        return
+    summary = store.job_summaries([job])[0]
+    console.print(
+        f"[bold]job {job}[/] {safe(summary.name)} of {safe(summary.user)}: {summary.state}, "
+        f"shape {shape(summary) or 'none'}, batch {summary.batch or 'unknown'}, epochs {progress(summary)}"
+    )
+    if summary.refusal:
+        console.print(f"  It is left alone: {safe(summary.refusal, 500)}", soft_wrap=True)
+    if summary.report_note:
+        console.print(f"  Of its reports was not believed: {safe(summary.report_note, 500)}", soft_wrap=True)
+    for d in told["decisions"]:
+        outcome = f" [dim]({safe(d['outcome'], 300)})[/]" if d["outcome"] else ""
+        console.print(
+            f"  {_clock(d['time'])} {d['policy']} ({d['mode']}): {_allocation(d)}: {safe(d['reason'], 500)}{outcome}",
+            soft_wrap=True,
+        )
+    if not told["decisions"]:
+        console.print("  Nothing was decided for it yet.")
+    for r in told["resizes"]:
+        console.print(
+            f"  {_clock(r['started'])} resize {r['old_nodes']}x{r['old_gpus_per_node']} → "
+            f"{r['new_nodes']}x{r['new_gpus_per_node']}: {r['state']}"
+            + (f", {safe(r['outcome'], 300)}" if r["outcome"] else "")
+            + (f", training stood still for {seconds(r['pause_s'])}" if r["pause_s"] is not None else ""),
+            soft_wrap=True,
+        )
+        for step in r["steps"]:
+            console.print(
+                f"      {step['time'] - r['started']:7.1f} s  {step['state']}  [dim]{safe(step['detail'], 300)}[/]"
+            )

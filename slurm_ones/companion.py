@@ -1,0 +1,137 @@
+"""The companion: observe → learn → decide → act, once a tick."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from ones_db import JobHistory, Store
+
+from slurm_ones.act.actor import Actor, Decided
+from slurm_ones.act.plan import Change
+from slurm_ones.act.resize import Machine
+from slurm_ones.config import Settings
+from slurm_ones.decide import make_policy
+from slurm_ones.decide.policy import Policy
+from slurm_ones.learn.knowledge import Learner
+from slurm_ones.observe.mail import Mail
+from slurm_ones.observe.observer import Observer, Seen
+from slurm_ones.observe.views import cluster_view, job_views
+from slurm_ones.slurm.client import SlurmClient, Unreachable
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What one tick saw and did."""
+
+    seen: Seen
+    decided: list[Decided] = field(default_factory=list)
+    begun: list[Change] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Companion:
+    """Looks after the elastic jobs of one cluster through one client and one store.
+
+    All that matters is in the store: a companion that is killed at any moment is succeeded by one that goes on where
+    it stopped. Only one may act at a time.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: SlurmClient,
+        store: Store,
+        *,
+        clock: Callable[[], float] = time.time,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.settings = settings
+        self._store = store
+        self._clock = clock
+        self._observer = Observer(client, store, settings)
+        self._learner = Learner(seed=settings.seed)
+        self._policies: dict[str, Policy] = {}
+        self._rng = np.random.default_rng(settings.seed)
+        machine = Machine(
+            client=client,
+            journal=store,
+            reports=Mail(self._observer, store, clock),
+            settings=settings.resize,
+            spool=settings.spool,
+            clock=clock,
+            wanted=self._observer.may_resize,
+        )
+        self._actor = Actor(machine, store, settings, clock=clock, say=say)
+
+    def tick(self) -> Tick:
+        """One round. Raises `Unreachable` when Slurm does not answer."""
+        started = time.monotonic()
+        self._actor.advance()
+        seen = self._observer.look()
+        histories = self._learn(seen)
+        decided = self._decide(seen, histories)
+        begun = self._actor.act(seen, histories, decided)
+        return Tick(seen, decided, begun, time.monotonic() - started)
+
+    def _learn(self, seen: Seen) -> Mapping[int, JobHistory]:
+        histories = self._store.histories(list(seen.elastic))
+        self._learner.finished(self._store.finished_histories())
+        return histories
+
+    def _decide(self, seen: Seen, histories: Mapping[int, JobHistory]) -> list[Decided]:
+        open_jobs = {resize.job_id for resize in self._store.open_resizes()}
+        decided = []
+        for partition in sorted({e.job.partition.split(",")[0] for e in seen.elastic.values()}):
+            cluster = cluster_view(seen, partition, self.settings.whole_node_gpus)
+            jobs = job_views(
+                seen,
+                partition,
+                cluster,
+                histories,
+                self._learner,
+                open_jobs,
+                self.settings.resize.dwell_s,
+                self._clock(),
+            )
+            started = time.monotonic()
+            schedule = self._policy(partition).decide(cluster, jobs, self._clock(), self._rng)
+            decided.append(Decided(partition, schedule, time.monotonic() - started))
+        return decided
+
+    def _policy(self, partition: str) -> Policy:
+        """Each partition has a search of its own."""
+        if partition not in self._policies:
+            self._policies[partition] = make_policy(self.settings.policy, **self.settings.policy_options)
+        return self._policies[partition]
+
+    def run(self, stop: threading.Event, on_tick: Callable[[Tick], None] = lambda tick: None) -> None:
+        """Tick until `stop` is set; between ticks, take resizes under way further.
+
+        An unreachable controller costs the tick: the next one comes after a wait that doubles up to ten intervals.
+        """
+        wait = self.settings.interval_s
+        while not stop.is_set():
+            try:
+                tick = self.tick()
+                on_tick(tick)
+                wait = self.settings.interval_s
+                self._between(stop, time.monotonic() + wait)
+            except Unreachable as error:
+                wait = min(wait * 2, 10 * self.settings.interval_s)
+                log.error("%s; trying again in %.0f s", error, wait)
+                stop.wait(wait)
+
+    def _between(self, stop: threading.Event, until: float) -> None:
+        while not stop.is_set() and (left := until - time.monotonic()) > 0:
+            if self._actor.advance():
+                stop.wait(min(left, self.settings.resize.advance_s))
+            else:
+                stop.wait(left)
+                return

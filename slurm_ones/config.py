@@ -1,0 +1,147 @@
+"""The companion's settings: one typed object, read from a TOML file.
+
+Every error names the file, the key, what was given and what is accepted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import getpass
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class ConfigError(Exception):
+    """The settings file is missing, unreadable or says something that is not accepted."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ResizeSettings(_Section):
+    """Limits on what may be done to a job. Times in seconds."""
+
+    dwell_s: float = Field(
+        300, ge=0, description="least time between two resizes of a job, and after its start"
+    )
+    max_wait_s: float = Field(
+        300, gt=0, description="a resized job that waits longer gets its old shape back"
+    )
+    drain_timeout_s: float = Field(
+        300, gt=0, description="a job that has not checkpointed by then is left alone"
+    )
+    start_timeout_s: float = Field(300, gt=0, description="how long a new run may take to say hello")
+    max_open: int = Field(4, ge=1, description="resizes under way at once")
+    start_now: bool = Field(True, description="skip Slurm's delay after a requeue (StartTime=now)")
+    advance_s: float = Field(1.0, gt=0, description="how often resizes under way are looked at between ticks")
+    shrink: bool = Field(True, description="running jobs may be shrunk for the sake of others")
+
+
+class Settings(_Section):
+    """Everything the companion can be told. Defaults suit an operator's daemon that only advises."""
+
+    cluster: str = Field("", description="name in the database; empty takes Slurm's ClusterName")
+    database: str = Field("", description="SQLAlchemy URL; empty takes ~/.local/share/slurm-ones/ones.sqlite")
+    mode: Literal["advise", "act"] = Field(
+        "advise", description="advise prints the commands and changes nothing"
+    )
+    scope: Literal["all", "own"] = Field(
+        "all", description="operator mode (all users' jobs) or user mode (own jobs)"
+    )
+    client: Literal["auto", "pyslurm", "command"] = Field("auto", description="how to talk to Slurm")
+    tick_s: float | None = Field(None, gt=0, description="seconds between ticks; 60, or 180 in user mode")
+    timeout_s: float = Field(30, gt=0, description="longest wait for one answer of Slurm")
+    policy: str = Field("ones", description="name of the policy")
+    policy_options: dict[str, float | int | bool | str] = Field(default_factory=dict)
+    seed: int = Field(0, description="seed of the policy's random numbers")
+    stop_file: Path = Field(
+        Path("/etc/slurm-ones/stop"),
+        description="while this file exists, no resize is begun and drains are called off",
+    )
+    spool: Path | None = Field(
+        None, description="directory for orders where the companion may not write into jobs' directories"
+    )
+    whole_node_gpus: dict[str, int] = Field(
+        default_factory=dict, description="GPUs per node of partitions where Slurm knows of none (no GRES)"
+    )
+    resize: ResizeSettings = Field(default_factory=ResizeSettings)
+
+    @model_validator(mode="after")
+    def _counts(self) -> Settings:
+        for partition, gpus in self.whole_node_gpus.items():
+            if gpus < 1:
+                raise ValueError(f"whole_node_gpus.{partition}: {gpus} is not a number of GPUs")
+        return self
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between ticks."""
+        return self.tick_s if self.tick_s is not None else (180.0 if self.scope == "own" else 60.0)
+
+    @property
+    def database_url(self) -> str:
+        """URL of the job database."""
+        if self.database:
+            return self.database
+        return f"sqlite:///{Path.home() / '.local/share/slurm-ones/ones.sqlite'}"
+
+
+def _accepted(location: tuple[int | str, ...]) -> list[str]:
+    section: Any = Settings
+    for part in location[:-1]:
+        field = section.model_fields.get(str(part)) if hasattr(section, "model_fields") else None
+        section = field.annotation if field is not None else section
+    return sorted(section.model_fields) if hasattr(section, "model_fields") else []
+
+
+def _explain(error: Any) -> str:
+    location = error["loc"]
+    key = ".".join(str(part) for part in location) or "the file"
+    if error["type"] == "extra_forbidden":
+        accepted = _accepted(location)
+        near = difflib.get_close_matches(str(location[-1]), accepted, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        return f"unknown key {key}{hint}; accepted here: {', '.join(accepted)}"
+    return f"{key}: {error['msg']}, not {error['input']!r:.80}"
+
+
+def parse(text: str, name: str = "config") -> Settings:
+    """Settings from TOML text; raises `ConfigError` with a line for each wrong key."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: not TOML: {error}") from None
+    try:
+        return Settings.model_validate(data)
+    except ValidationError as error:
+        lines = [_explain(e) for e in error.errors()]
+        raise ConfigError("\n".join(f"{name}: {line}" for line in lines)) from None
+
+
+def default_path() -> Path:
+    """Where settings are looked for when no file is named: the user's own, then the site's."""
+    own = Path.home() / ".config/slurm-ones/config.toml"
+    return own if own.exists() else Path("/etc/slurm-ones/config.toml")
+
+
+def load(path: Path | None = None) -> Settings:
+    """Settings from a file. Without a path the defaults hold where no file is found."""
+    if path is None:
+        path = default_path()
+        if not path.exists():
+            # An ordinary user without any file wants their own jobs looked after, nobody else's.
+            return Settings(scope="all" if getpass.getuser() in ("root", "slurm") else "own")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return parse(text, str(path))

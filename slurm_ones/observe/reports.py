@@ -1,0 +1,101 @@
+"""Reading what jobs report: bounded pieces, each line checked, a bad one costing itself alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ones_wrapper.protocol import (
+    MAX_LINE,
+    SPEC,
+    ProtocolError,
+    Report,
+    Spec,
+    decode_report,
+    decode_spec,
+    directory_name,
+    reports_name,
+)
+
+from slurm_ones.observe.files import NotBelieved, directory_of, read_from
+from slurm_ones.slurm.model import Job
+
+MAX_PIECE = 1 << 20
+"""Most bytes taken from one job in one look."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One report line, as numbered and timed by the job."""
+
+    number: int
+    time: float
+    report: Report
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one look at a job's directory found."""
+
+    lines: tuple[Line, ...]
+    offset: int
+    """Where to read on."""
+    spec: Spec | None
+    problem: str
+    """What could not be believed, for people; empty when nothing."""
+
+
+def job_directory(job: Job) -> Path:
+    """Where the job's wrapper keeps its files."""
+    return Path(job.work_dir) / directory_name(job.job_id)
+
+
+def read_reports(job: Job, restart: int, offset: int, after: int, *, now: float) -> Piece:
+    """The complete lines of one run's reports from `offset` on whose number is above `after`.
+
+    Lines out of order, repeated, from the future, cut short in mid-file or malformed are dropped and named in
+    `problem`. A last line without its newline is left for the next look.
+    """
+    path = job_directory(job)
+    name = reports_name(restart)
+    spec: Spec | None = None
+    problems: list[str] = []
+    try:
+        with directory_of(path, job.uid) as directory:
+            try:
+                text, _ = read_from(directory, SPEC, job.uid, 0, MAX_LINE + 1)
+                spec = decode_spec(text)
+            except FileNotFoundError:
+                pass
+            except (NotBelieved, ProtocolError) as error:
+                problems.append(f"{SPEC}: {error}")
+            data, size = read_from(directory, name, job.uid, offset, MAX_PIECE)
+    except FileNotFoundError:
+        return Piece((), offset, spec, "; ".join(problems))
+    except NotBelieved as error:
+        return Piece((), offset, spec, str(error))
+    if size < offset:
+        problems.append(f"{name}: shorter than before ({size} < {offset} bytes)")
+        return Piece((), offset, spec, "; ".join(problems))
+    end = data.rfind(b"\n") + 1
+    if not end:
+        # A line longer than a whole piece would be waited for for ever: step over it.
+        return Piece((), offset + len(data) if len(data) == MAX_PIECE else offset, spec, "; ".join(problems))
+    lines: list[Line] = []
+    bad = 0
+    first_bad = ""
+    for raw in data[:end].splitlines():
+        try:
+            number, time, report = decode_report(raw)
+            if time > now + 300:
+                raise ProtocolError(f"t: {time:.0f} is in the future")
+        except ProtocolError as error:
+            bad += 1
+            first_bad = first_bad or str(error)
+            continue
+        if number > after:
+            lines.append(Line(number, time, report))
+            after = number
+    if bad:
+        problems.append(f"{name}: {bad} unreadable line{'s' * (bad > 1)}, the first: {first_bad}")
+    return Piece(tuple(lines), offset + end, spec, "; ".join(problems))

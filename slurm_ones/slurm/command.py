@@ -1,0 +1,187 @@
+"""The command-line client: squeue, scontrol, sbatch and scancel, of any Slurm since 21.08.
+
+Jobs are read as JSON, where a user's text cannot pass for a field; nodes, partitions and reservations, which only
+operators name, as `scontrol`'s one-line records, whose form has not changed in years.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slurm_ones.slurm.client import (
+    NotPermitted,
+    NotResizable,
+    SlurmError,
+    SlurmMissing,
+    UnknownJob,
+    Unreachable,
+)
+from slurm_ones.slurm.model import Job, Node, Shape, Snapshot
+from slurm_ones.slurm.parse import nodes_of, parse_jobs, parse_nodes, parse_partitions, parse_reservations
+from slurm_ones.slurm.retry import with_retries
+from slurm_ones.slurm.verify import reshape
+
+log = logging.getLogger(__name__)
+
+_ANSWERS: tuple[tuple[type[SlurmError], re.Pattern[str]], ...] = (
+    (
+        Unreachable,
+        re.compile(
+            r"unable to contact|socket timed out|connection (refused|reset|timed)|zero bytes|"
+            r"(send|receive|recv) failure|communication|slurmctld.*(down|not respond)|RPC rate limit",
+            re.I,
+        ),
+    ),
+    (UnknownJob, re.compile(r"invalid job id|job/step already completing|job.*not found", re.I)),
+    (NotPermitted, re.compile(r"access/permission denied|invalid user id|operation not permitted", re.I)),
+    (
+        NotResizable,
+        re.compile(
+            r"update of this parameter|node count specification|requested node configuration|"
+            r"invalid generic resource|requested (partition|time)|job is no longer pending",
+            re.I,
+        ),
+    ),
+)
+
+
+def error_of(what: str, answer: str) -> SlurmError:
+    """Slurm's answer as one of the protocol's errors; what nobody knows is a plain `SlurmError`."""
+    text = " ".join(answer.split())[:500]
+    kind = next((kind for kind, pattern in _ANSWERS if pattern.search(text)), SlurmError)
+    return kind(f"{what}: {text or 'failed without a word'}")
+
+
+def requeue_command(job_id: int) -> list[str]:
+    return ["scontrol", "requeuehold", str(job_id)]
+
+
+def hold_command(job_id: int) -> list[str]:
+    # uhold, since a hold by an operator would be one that the owner cannot release.
+    return ["scontrol", "uhold", str(job_id)]
+
+
+def reshape_command(job_id: int, shape: Shape, *, whole_nodes: bool) -> list[str]:
+    """The pair N-N, since a job submitted with -N1 has a maximum too."""
+    command = ["scontrol", "update", f"JobId={job_id}", f"NumNodes={shape.nodes}-{shape.nodes}"]
+    return command if whole_nodes else [*command, f"Gres=gpu:{shape.gpus_per_node}"]
+
+
+def release_commands(job_id: int, *, start_now: bool) -> list[list[str]]:
+    start = [["scontrol", "update", f"JobId={job_id}", "StartTime=now"]] if start_now else []
+    return [*start, ["scontrol", "release", str(job_id)]]
+
+
+class CommandClient:
+    """Slurm through its commands, which must be on the PATH."""
+
+    name = "command"
+
+    def __init__(self, *, timeout_s: float = 30.0) -> None:
+        self._timeout_s = timeout_s
+        # Times as numbers, messages in English, and no format of the user's own.
+        self._env = {
+            k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCONTROL_"))
+        }
+        self._env |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+
+    def run(self, argv: Sequence[str], *, directory: Path | None = None) -> str:
+        """Standard output of one command. Raises the error that its answer means."""
+        try:
+            done = subprocess.run(
+                argv,
+                capture_output=True,
+                timeout=self._timeout_s,
+                env=self._env,
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                check=False,
+            )
+        except FileNotFoundError:
+            raise SlurmMissing(f"{argv[0]}: no such command; is Slurm on the PATH?") from None
+        except subprocess.TimeoutExpired:
+            raise Unreachable(f"{argv[0]}: no answer within {self._timeout_s:.0f} s") from None
+        # A user's text may be of any encoding; what is not UTF-8 must not stop a tick.
+        output = done.stdout.decode("utf-8", "replace")
+        complaint = done.stderr.decode("utf-8", "replace")
+        if done.returncode:
+            raise error_of(" ".join(argv[:3]), complaint or output)
+        return output
+
+    def _ask(self, argv: Sequence[str]) -> str:
+        """A question, which may be asked again; a command that changes something is not."""
+        return with_retries(lambda: self.run(argv))
+
+    def version(self) -> tuple[int, int]:
+        match = re.search(r"(\d+)\.(\d+)", self.run(["scontrol", "--version"]))
+        if match is None:
+            raise SlurmError("scontrol --version names no version")
+        return int(match[1]), int(match[2])
+
+    def config(self) -> dict[str, str]:
+        lines = (line.partition("=") for line in self._ask(["scontrol", "show", "config"]).splitlines())
+        return {key.strip(): value.strip() for key, separator, value in lines if separator}
+
+    def _jobs(self, *arguments: str) -> dict[int, Job]:
+        text = self._ask(["squeue", "--json", "--states=all", *arguments])
+        try:
+            data: Any = json.loads(text)
+        except ValueError as error:
+            raise SlurmError(
+                f"squeue --json: not JSON ({error}); is its serializer/json plugin installed?"
+            ) from None
+        return parse_jobs(data)
+
+    def nodes(self) -> dict[str, Node]:
+        """All nodes; `-d` adds the GPUs in use, which sites without gres/gpu in AccountingStorageTRES do not count."""
+        return parse_nodes(self._ask(["scontrol", "-o", "-d", "show", "nodes"]))
+
+    def snapshot(self) -> Snapshot:
+        jobs = self._jobs()
+        partitions = parse_partitions(self._ask(["scontrol", "-o", "show", "partitions"]))
+        reservations = parse_reservations(self._ask(["scontrol", "-o", "show", "reservations"]))
+        now = time.time()
+        return Snapshot(now, jobs, nodes_of(self.nodes(), jobs, reservations, now), partitions, reservations)
+
+    def job(self, job_id: int) -> Job:
+        found = self._jobs(f"--jobs={job_id}").get(job_id)
+        if found is None:
+            raise UnknownJob(f"job {job_id}: Slurm does not know it (any more)")
+        return found
+
+    def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
+        answer = self.run(["sbatch", "--parsable", *arguments, str(script)], directory=directory)
+        try:
+            return int(answer.strip().splitlines()[-1].split(";")[0])
+        except (ValueError, IndexError):
+            raise SlurmError(f"sbatch: no job id in its answer: {answer[:200]!r}") from None
+
+    def requeue_hold(self, job_id: int) -> None:
+        self.run(requeue_command(job_id))
+
+    def hold(self, job_id: int) -> None:
+        self.run(hold_command(job_id))
+
+    def update_shape(self, job: Job, shape: Shape) -> None:
+        """Ask for a shape, without looking at what became of it."""
+        self.run(reshape_command(job.job_id, shape, whole_nodes=job.gpus_per_node == 0))
+
+    def reshape(self, job_id: int, shape: Shape) -> None:
+        reshape(self.job, self.update_shape, job_id, shape)
+
+    def release(self, job_id: int, *, start_now: bool = True) -> None:
+        for command in release_commands(job_id, start_now=start_now):
+            self.run(command)
+
+    def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
+        # Without a look first, scancel says nothing of a job that is not there.
+        self.job(job_id)
+        self.run(["scancel", f"--signal={signal}", *(["--full"] if batch else []), str(job_id)])

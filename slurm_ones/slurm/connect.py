@@ -1,0 +1,41 @@
+"""Choosing a client: PySlurm where it is installed and fits, the command line everywhere else."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+
+from slurm_ones.config import Settings
+from slurm_ones.slurm.client import SlurmClient, SlurmError, SlurmMissing
+from slurm_ones.slurm.command import CommandClient
+
+log = logging.getLogger(__name__)
+
+
+def connect(settings: Settings) -> SlurmClient:
+    """The client that the settings ask for. Raises `SlurmMissing`, or `SlurmError` when PySlurm was demanded in vain."""
+    if shutil.which("scontrol") is None:
+        raise SlurmMissing(
+            "scontrol is not on the PATH: there is no Slurm on this machine; run the companion on a login or service "
+            "node, or load the site's slurm module"
+        )
+    if settings.client != "command":
+        client, why = _pyslurm(settings)
+        if client is not None:
+            return client
+        if settings.client == "pyslurm":
+            raise SlurmError(
+                f'PySlurm cannot be used: {why}; set client = "command" or install the fitting PySlurm'
+            )
+        log.info("using the command line: %s", why)
+    return CommandClient(timeout_s=settings.timeout_s)
+
+
+def _pyslurm(settings: Settings) -> tuple[SlurmClient | None, str]:
+    try:
+        from slurm_ones.slurm.pyslurm import PySlurmClient
+    except ImportError as error:
+        # Not installed, or built for another libslurm: both look like this.
+        return None, str(error)
+    client = PySlurmClient(timeout_s=settings.timeout_s)
+    return client, ""

@@ -1,0 +1,229 @@
+"""Reading what Slurm's commands print, of releases 22.05 to 26.05."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ones_wrapper.hostlist import expand
+
+from slurm_ones.slurm.model import Job, JobState, Node, Partition, Reservation
+
+_FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z_/:]*)=(\S*)")
+_GPUS = re.compile(r"(?:gres[/:])?gpu(?::[^:=,()\d][^:=,()]*)?[:=](\d+)")
+
+_UNUSABLE = (
+    "DOWN",
+    "DRAIN",
+    "FAIL",
+    "MAINT",
+    "RESERVED",
+    "UNKNOWN",
+    "NOT_RESPONDING",
+    "POWER",
+    "INVAL",
+    "REBOOT",
+)
+
+
+def number(value: Any, default: int = 0) -> int:
+    """A number as any release writes it: plain, or as {set, infinite, number}."""
+    if isinstance(value, Mapping):
+        value = value.get("number") if value.get("set", True) and not value.get("infinite") else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return default
+    # 22.05 writes Slurm's NO_VAL and INFINITE as they are.
+    return default if value >= 0xFFFFFFF0 and value < 2**33 else int(value)
+
+
+def gpus(text: Any) -> int:
+    """GPUs named in a TRES or GRES text such as gres/gpu:4, gres:gpu:a100:2 or gpu:1(IDX:0)."""
+    return sum(int(count) for count in _GPUS.findall(text)) if isinstance(text, str) else 0
+
+
+def _texts(value: Any) -> list[str]:
+    return [str(v) for v in value] if isinstance(value, list) else [str(value)] if value else []
+
+
+def state_of(names: Iterable[str]) -> tuple[JobState, frozenset[str]]:
+    """The base state and the flags among Slurm's state names."""
+    base, flags = JobState.UNKNOWN, set()
+    for name in names:
+        try:
+            base = JobState(name)
+        except ValueError:
+            flags.add(name)
+    return base, frozenset(flags)
+
+
+def _held(entry: Mapping[str, Any]) -> bool:
+    return number(entry.get("priority"), -1) == 0
+
+
+def _job(entry: Mapping[str, Any]) -> Job:
+    state, flags = state_of(_texts(entry.get("job_state")))
+    reason = str(entry.get("state_reason") or "")
+    running_or_done = state is not JobState.PENDING
+    nodes = expand(str(entry.get("nodes") or "")) if running_or_done else ()
+    detail = sum(gpus(text) for text in _texts(entry.get("gres_detail")))
+    exit_code = entry.get("exit_code")
+    if isinstance(exit_code, Mapping):
+        exit_code = exit_code.get("return_code")
+    return Job(
+        job_id=number(entry.get("job_id")),
+        name=str(entry.get("name") or ""),
+        user=str(entry.get("user_name") or entry.get("user_id") or ""),
+        uid=_uid(entry),
+        account=str(entry.get("account") or ""),
+        partition=str(entry.get("partition") or ""),
+        state=state,
+        flags=flags,
+        reason=reason,
+        held=_held(entry),
+        admin_held=reason == "JobHeldAdmin",
+        restart=number(entry.get("restart_cnt")),
+        requeue=bool(number(entry.get("requeue")) or entry.get("requeue") is True),
+        nodes=number(entry.get("node_count")),
+        max_nodes=number(entry.get("max_nodes")),
+        gpus_per_node=gpus(entry.get("tres_per_node")),
+        gpus_total=detail or gpus(entry.get("tres_per_job")),
+        tasks=number(entry.get("tasks")),
+        task_counts=number(entry.get("tasks_per_node")) > 0
+        or "EXACT_TASK_COUNT_REQUESTED" in _texts(entry.get("flags")),
+        node_list=tuple(nodes),
+        submit_time=float(number(entry.get("submit_time"))),
+        start_time=float(number(entry.get("start_time"))) if running_or_done else 0.0,
+        end_time=float(number(entry.get("end_time"))) if running_or_done else 0.0,
+        time_limit_s=60.0 * number(entry.get("time_limit")),
+        work_dir=str(entry.get("current_working_directory") or ""),
+        comment=str(entry.get("comment") or ""),
+        priority=number(entry.get("priority")),
+        array=bool(number(entry.get("array_job_id")) or number(entry.get("het_job_id"))),
+        batch=bool(entry.get("batch_flag", True)),
+        exit_code=number(exit_code),
+    )
+
+
+def _uid(entry: Mapping[str, Any]) -> int:
+    value = entry.get("user_id")
+    return number(value, -1) if not isinstance(value, str) else -1
+
+
+def parse_jobs(data: Any) -> dict[int, Job]:
+    """Jobs from `squeue --json`."""
+    entries = data.get("jobs") if isinstance(data, Mapping) else None
+    jobs = (_job(entry) for entry in entries or () if isinstance(entry, Mapping))
+    return {job.job_id: job for job in jobs}
+
+
+def records(text: str) -> list[dict[str, str]]:
+    """One-line records of `scontrol -o`; of a key that stands twice the first counts."""
+    found = []
+    for line in text.splitlines():
+        fields: dict[str, str] = {}
+        for key, value in _FIELD.findall(line):
+            fields.setdefault(key, value)
+        found.append(fields)
+    return found
+
+
+def usable(state: str) -> bool:
+    """Whether a node in this state takes jobs: * is no answer, and +FLAG says why not."""
+    return not state.endswith("*") and not any(word in state.upper() for word in _UNUSABLE)
+
+
+def parse_nodes(text: str) -> dict[str, Node]:
+    """Nodes from `scontrol -o -d show nodes`."""
+    nodes = {}
+    for fields in records(text):
+        if name := fields.get("NodeName"):
+            state = fields.get("State", "UNKNOWN")
+            nodes[name] = Node(
+                name=name,
+                state=state,
+                usable=usable(state),
+                gpus=gpus(fields.get("Gres")),
+                gpus_used=gpus(fields.get("GresUsed")),
+                partitions=tuple(fields.get("Partitions", "").split(",")),
+                idle=fields.get("CPUAlloc", "0") == "0",
+            )
+    return nodes
+
+
+def _seconds(text: str) -> float:
+    """A time limit such as 1-00:00:00 or 30:00 in seconds; 0 for none."""
+    days, _, rest = text.rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdigit() for part in parts):
+        return 0.0
+    parts = [*["0"] * (3 - len(parts)), *parts]
+    hours, minutes, seconds = (int(part) for part in parts[-3:])
+    return 86400.0 * int(days or 0) + 3600.0 * hours + 60.0 * minutes + seconds
+
+
+def parse_partitions(text: str) -> dict[str, Partition]:
+    """Partitions from `scontrol -o show partitions`."""
+    partitions = {}
+    for fields in records(text):
+        if name := fields.get("PartitionName"):
+            partitions[name] = Partition(
+                name=name,
+                up=fields.get("State", "UP") == "UP",
+                node_names=tuple(expand(fields.get("Nodes", "").replace("(null)", ""))),
+                max_time_s=_seconds(fields.get("MaxTime", "")),
+                max_nodes=int(fields["MaxNodes"]) if fields.get("MaxNodes", "").isdigit() else 0,
+                whole_nodes=fields.get("OverSubscribe") == "EXCLUSIVE" or fields.get("Exclusive") == "NODE",
+                default=fields.get("Default") == "YES",
+            )
+    return partitions
+
+
+def parse_reservations(text: str) -> tuple[Reservation, ...]:
+    """Reservations from `scontrol -o show reservations`, with times as numbers (SLURM_TIME_FORMAT=%s)."""
+
+    def at(value: str) -> float:
+        return float(value) if value.isdigit() else 0.0
+
+    return tuple(
+        Reservation(
+            name=fields["ReservationName"],
+            node_names=tuple(expand(fields.get("Nodes", "").replace("(null)", ""))),
+            start_time=at(fields.get("StartTime", "")),
+            end_time=at(fields.get("EndTime", "")),
+        )
+        for fields in records(text)
+        if "ReservationName" in fields
+    )
+
+
+def nodes_of(
+    nodes: Mapping[str, Node], jobs: Mapping[int, Job], reservations: Iterable[Reservation], now: float
+) -> dict[str, Node]:
+    """The nodes with what jobs hold of them, those in an active reservation marked unusable.
+
+    What Slurm says of a node's GPUs in use depends on the release and on how it was asked, so the jobs are counted
+    as well and the larger figure believed.
+    """
+    used: Counter[str] = Counter()
+    busy: set[str] = set()
+    for job in jobs.values():
+        if job.pending or (job.ended and not job.completing):
+            continue
+        busy.update(job.node_list)
+        for name in job.node_list:
+            used[name] += job.gpus_per_node or -(-job.gpus_total // len(job.node_list))
+    reserved = {
+        name for r in reservations if r.start_time <= now < (r.end_time or now + 1) for name in r.node_names
+    }
+    return {
+        name: replace(
+            node,
+            gpus_used=min(node.gpus, max(node.gpus_used, used[name])),
+            idle=node.idle and name not in busy,
+            usable=node.usable and name not in reserved,
+        )
+        for name, node in nodes.items()
+    }

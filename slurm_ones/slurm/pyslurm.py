@@ -1,0 +1,169 @@
+"""The PySlurm client: reads, requeues, holds and releases through libslurm, without a process per call.
+
+PySlurm must fit Slurm's release; importing this module where it does not raises ImportError, so only `connect` does.
+What PySlurm cannot do goes through the command line: node counts (`Job.modify` never sends them), nodes
+(it loads them without their GPUs in use, and `Job.get_resource_layout_per_node` crashes under 26.05), signals
+(`send_signal` judges a stale errno), user holds (`hold(mode="user")` dereferences NULL), and submission, which is
+sbatch's since sites hook into it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyslurm
+from ones_wrapper.hostlist import expand
+
+from slurm_ones.slurm.command import CommandClient, error_of
+from slurm_ones.slurm.model import Job, JobState, Partition, Reservation, Shape, Snapshot
+from slurm_ones.slurm.parse import gpus, nodes_of, state_of
+from slurm_ones.slurm.retry import with_retries
+from slurm_ones.slurm.verify import reshape
+
+
+@contextmanager
+def _errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except pyslurm.PyslurmError as error:
+        raise error_of(what, str(error)) from None
+
+
+def _count(value: Any) -> int:
+    """A count as PySlurm gives it: a number, None, or a word such as UNLIMITED."""
+    return value if isinstance(value, int) else 0
+
+
+def _gpus(gres: Any) -> int:
+    """GPUs of a dict such as {'gres/gpu': 4} or {'gpu:a100': 2}."""
+    return sum(gpus(f"{name}:{count}") for name, count in (gres or {}).items())
+
+
+def _job(raw: Any) -> Job:
+    state, flags = state_of([raw.state])
+    if state is JobState.UNKNOWN and raw.priority == 0 and "COMPLETING" in flags:
+        # PySlurm shows the flag in place of the state. A job with priority 0 that completes is being requeued.
+        state = JobState.PENDING
+    pending = state is JobState.PENDING
+    nodes = tuple(expand(raw.allocated_nodes or "")) if not pending else ()
+    # state_reason is in words where Slurm has some, else the name of the reason.
+    reason = str(raw.state_reason or "")
+    options = str(raw.submit_line or "").split()
+    return Job(
+        job_id=raw.id,
+        name=raw.name or "",
+        user=raw.user_name or str(raw.user_id),
+        uid=raw.user_id,
+        account=raw.account or "",
+        partition=raw.partition or "",
+        state=state,
+        flags=flags,
+        reason=reason,
+        held=raw.priority == 0,
+        admin_held=reason == "JobHeldAdmin",
+        restart=_count(raw.requeue_count),
+        requeue=bool(raw.is_requeueable),
+        nodes=_count(raw.num_nodes),
+        max_nodes=_count(raw.max_nodes) if pending else 0,
+        gpus_per_node=_gpus(raw.gres_per_node),
+        gpus_total=0,
+        tasks=_count(raw.ntasks),
+        # PySlurm does not show the flag of an exact task count; verify.py finds out what this misses.
+        task_counts=_count(raw.ntasks_per_node) > 0
+        or any(option.startswith(("--ntasks", "-n")) for option in options[:-1]),
+        node_list=nodes,
+        submit_time=float(raw.submit_time or 0),
+        start_time=float(raw.start_time or 0) if not pending else 0.0,
+        end_time=float(raw.end_time or 0) if not pending else 0.0,
+        time_limit_s=60.0 * _count(raw.time_limit),
+        work_dir=raw.working_directory or "",
+        comment=raw.comment or "",
+        priority=_count(raw.priority),
+        array=bool(raw.array_id or raw.heterogeneous_id),
+        batch=bool(raw.is_batch_job),
+        exit_code=_count(raw.exit_code),
+    )
+
+
+def _partition(raw: Any) -> Partition:
+    return Partition(
+        name=raw.name,
+        up=raw.state == "UP",
+        node_names=tuple(expand(raw.nodes or "")),
+        max_time_s=60.0 * _count(raw.max_time),
+        max_nodes=_count(raw.max_nodes),
+        whole_nodes=raw.oversubscribe == "EXCLUSIVE",
+        default=bool(raw.is_default),
+    )
+
+
+def _reservation(raw: Any) -> Reservation:
+    nodes = raw.nodes or ""
+    return Reservation(
+        name=raw.name,
+        node_names=tuple(expand(nodes if isinstance(nodes, str) else ",".join(nodes))),
+        start_time=float(raw.start_time or 0),
+        end_time=float(raw.end_time or 0),
+    )
+
+
+class PySlurmClient:
+    """Slurm through PySlurm. `Jobs.load()` is always a full load, so a tick makes one."""
+
+    name = "pyslurm"
+
+    def __init__(self, *, timeout_s: float = 30.0) -> None:
+        self._command = CommandClient(timeout_s=timeout_s)
+
+    def version(self) -> tuple[int, int]:
+        return self._command.version()
+
+    def config(self) -> dict[str, str]:
+        return self._command.config()
+
+    def _load(self, what: str, load: Callable[[], Any]) -> Any:
+        def once() -> Any:
+            with _errors(what):
+                return load()
+
+        return with_retries(once)
+
+    def snapshot(self) -> Snapshot:
+        jobs = {raw.id: _job(raw) for raw in self._load("jobs", pyslurm.Jobs.load).values()}
+        partitions = {
+            raw.name: _partition(raw) for raw in self._load("partitions", pyslurm.Partitions.load).values()
+        }
+        found = self._load("reservations", pyslurm.Reservations.load).values()
+        reservations = tuple(_reservation(raw) for raw in found)
+        now = time.time()
+        nodes = self._command.nodes()
+        return Snapshot(now, jobs, nodes_of(nodes, jobs, reservations, now), partitions, reservations)
+
+    def job(self, job_id: int) -> Job:
+        return _job(self._load(f"job {job_id}", lambda: pyslurm.Job.load(job_id)))
+
+    def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
+        return self._command.submit(script, arguments, directory=directory)
+
+    def requeue_hold(self, job_id: int) -> None:
+        with _errors(f"requeue job {job_id}"):
+            pyslurm.Job(job_id).requeue(hold=True)
+
+    def hold(self, job_id: int) -> None:
+        self._command.hold(job_id)
+
+    def reshape(self, job_id: int, shape: Shape) -> None:
+        reshape(self.job, self._command.update_shape, job_id, shape)
+
+    def release(self, job_id: int, *, start_now: bool = True) -> None:
+        with _errors(f"release job {job_id}"):
+            if start_now:
+                pyslurm.Job(job_id).modify(pyslurm.JobSubmitDescription(begin_time="now"))
+            pyslurm.Job(job_id).release()
+
+    def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
+        self._command.signal(job_id, signal, batch=batch)

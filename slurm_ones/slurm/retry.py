@@ -1,0 +1,32 @@
+"""Asking a controller that does not answer again, politely."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+import tenacity
+
+from slurm_ones.slurm.client import Unreachable
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+def _note(state: tenacity.RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome is not None else None
+    log.warning("%s; asking again (attempt %d)", error, state.attempt_number + 1)
+
+
+def with_retries(
+    call: Callable[[], T], *, attempts: int = 4, first_s: float = 0.5, most_s: float = 10.0
+) -> T:
+    """The call's result; on `Unreachable` it is repeated with jittered exponential back-off, then that is raised."""
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(Unreachable),
+        stop=tenacity.stop_after_attempt(attempts),
+        wait=tenacity.wait_random_exponential(multiplier=first_s, max=most_s),
+        before_sleep=_note,
+        reraise=True,
+    )(call)

@@ -1,0 +1,71 @@
+"""Reshaping a job and believing only what Slurm holds afterwards.
+
+`scontrol update` is not atomic: one that failed may have changed some fields, and one that succeeded may have left
+a job that can never start. So the job is read back, and what is not whole is undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slurm_ones.slurm.client import NotResizable, SlurmError, UnknownJob, Unreachable
+from slurm_ones.slurm.model import Job, Shape
+
+
+def has_shape(job: Job, shape: Shape) -> bool:
+    """Whether Slurm holds exactly this shape for a pending job; a job without GRES is its nodes."""
+    right = job.nodes == shape.nodes and job.max_nodes in (0, shape.nodes)
+    if job.gpus_per_node:
+        right = right and job.gpus_per_node == shape.gpus_per_node
+    return right
+
+
+def _fault(job: Job, shape: Shape) -> str:
+    """What is wrong with the job as read back, empty when nothing."""
+    if not has_shape(job, shape):
+        return f"Slurm holds {job.nodes}-{job.max_nodes} nodes with {job.gpus_per_node} GPUs each"
+    if 0 < job.tasks < shape.nodes:
+        return f"it was submitted with a task count ({job.tasks}), which is less than {shape.nodes} nodes"
+    if job.reason == "BadConstraints":
+        return "Slurm says BadConstraints"
+    return ""
+
+
+def reshape(
+    read: Callable[[int], Job], update: Callable[[Job, Shape], None], job_id: int, shape: Shape
+) -> None:
+    """Give a pending job another shape through `update`, verify it, and put the old one back when it is not whole.
+
+    Raises `NotResizable` (the old shape is in force again), `NotPermitted`, `UnknownJob`, `Unreachable`.
+    """
+    before = read(job_id)
+    if not before.pending:
+        raise NotResizable(f"job {job_id} is {before.state.value}; only a pending job can be reshaped")
+    if has_shape(before, shape):
+        return
+    old = Shape(before.nodes, before.gpus_per_node)
+    refused: SlurmError | None = None
+    try:
+        update(before, shape)
+    except (UnknownJob, Unreachable):
+        raise
+    except SlurmError as error:
+        refused = error
+    after = read(job_id)
+    fault = _fault(after, shape)
+    if not fault and refused is None:
+        return
+    if not has_shape(after, old):
+        try:
+            update(before, old)
+        except (UnknownJob, Unreachable):
+            raise
+        except SlurmError as error:
+            raise NotResizable(
+                f"job {job_id}: {refused or fault}; and {old} could not be put back: {error}"
+            ) from None
+        if not has_shape(read(job_id), old):
+            raise NotResizable(f"job {job_id}: {refused or fault}; and Slurm did not take {old} back")
+    if refused is not None:
+        raise refused
+    raise NotResizable(f"job {job_id} does not take shape {shape}: {fault}; it has {old} again")

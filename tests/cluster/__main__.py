@@ -1,0 +1,5 @@
+"""`python -m tests.cluster`."""
+
+from .cli import main
+
+main()

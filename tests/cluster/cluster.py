@@ -1,0 +1,300 @@
+"""A real Slurm: one of the sites, running in a box."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from . import interpreter, paths, pyslurm_build, root, slurm_conf
+from .box import Box, File
+from .errors import ClusterError
+from .report import Report, Silent
+from .sites import SITES, USERS, Site
+from .spec import Bind
+
+STATE = "cluster.json"
+NODES_SECONDS = 30.0
+SLURM_UID = 64030  # fixed by Debian
+
+
+def build(site: Site, report: Report | None = None, again: bool = False) -> None:
+    """Build all that a site needs, unless it is there: the root, then PySlurm for this Python."""
+    report = report or Silent()
+    root.build(site, report)
+    pyslurm_build.build(site, report, again)
+
+
+class Cluster:
+    """One running Slurm. As a context manager it is gone at the end of the block; it is gone as well
+    when the process that started it ends in any other way.
+
+    `site` is "gres" or "old". Several may run at once, of one site too, under different names.
+    """
+
+    def __init__(self, site: str | Site, name: str | None = None, report: Report | None = None):
+        self.site = SITES[site] if isinstance(site, str) else site
+        self.name = name or f"{self.site.name}-{os.getpid()}-{secrets.token_hex(2)}"
+        if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", self.name):
+            raise ClusterError(
+                f"{self.name!r} cannot be a cluster's name (it is a host name, too): use up to 31 "
+                "lower-case letters, digits and '-', a letter first"
+            )
+        self.box = Box(paths.clusters() / self.name)
+        self.python = sys.executable
+        """The interpreter that jobs should use: the one that runs now, at the same path inside."""
+        self.pyslurm = False
+        """Whether `import pyslurm` works inside."""
+        self.pyslurm_why = "not started"
+        """If not, why."""
+        self._report = report or Silent()
+
+    @classmethod
+    def attach(cls, name: str) -> Cluster:
+        """The running cluster of that name, whoever started it."""
+        box = Box(paths.clusters() / name)
+        if not box.alive:
+            raise ClusterError(f"no cluster {name!r} is running")
+        state = json.loads((box.folder / STATE).read_text())
+        cluster = cls(state["site"], name)
+        cluster.python = state["python"]
+        cluster.pyslurm = state["pyslurm"]
+        cluster.pyslurm_why = state["pyslurm_why"]
+        return cluster
+
+    @property
+    def alive(self) -> bool:
+        return self.box.alive
+
+    @property
+    def root(self) -> Path:
+        """The cluster's / as the host sees it while it runs."""
+        return self.box.root
+
+    def home(self, user: str) -> Path:
+        """The host's name of a user's home, which inside is /home/<user>."""
+        return self.box.folder / "home" / user
+
+    @property
+    def scratch(self) -> Path:
+        """The host's name of /scratch, which everybody may write to."""
+        return self.box.folder / "scratch"
+
+    @property
+    def logs(self) -> Path:
+        """The logs of slurmctld and of every slurmd."""
+        return self.box.folder / "log"
+
+    def start(self, binds: Sequence[Bind] = (), stay: bool = False, keep: bool = False) -> Cluster:
+        """Build what is missing, start Slurm, and return when every node is idle.
+
+        `binds` shows more of the host inside. With `stay` the cluster outlives this process;
+        with `keep` its homes, scratch and logs outlive the cluster.
+        """
+        if self.alive:
+            raise ClusterError(f"{self.name} is already running")
+        build(self.site, self._report)
+        pyslurm = pyslurm_build.build(self.site, self._report)
+        self.box.remove()  # whatever a cluster of this name, ended hard, may have left
+        shown = [*self._folders(), *interpreter.environment_binds(), *binds]
+        if pyslurm.folder:
+            shown.append(Bind(str(pyslurm.folder), pyslurm_build.INSIDE))
+        self.pyslurm, self.pyslurm_why = pyslurm.folder is not None, pyslurm.why
+        state = {
+            "site": self.site.name,
+            "python": self.python,
+            "pyslurm": self.pyslurm,
+            "pyslurm_why": self.pyslurm_why,
+        }
+        (self.box.folder / STATE).write_text(json.dumps(state))
+        self.box.start(
+            root.folder(self.site),
+            shown,
+            slurm_conf.devices(self.site),
+            owner=None if stay else os.getpid(),
+            keep=keep,
+        )
+        try:
+            self._configure()
+            self._start_daemons()
+            self._await_nodes()
+        except BaseException as why:
+            # Read before the logs go away with the cluster.
+            words = self._last_words()
+            self.stop()
+            if isinstance(why, ClusterError):
+                raise ClusterError(f"{self.name}: {why}\n{words}") from why
+            raise
+        return self
+
+    def _folders(self) -> list[Bind]:
+        """Make the folders that cluster and host share."""
+        made: list[tuple[Path, str, int, int]] = [
+            (self.home(user), f"/home/{user}", uid, 0o755) for user, uid in USERS.items()
+        ]
+        made.append((self.scratch, "/scratch", 0, 0o1777))
+        made.append((self.logs, slurm_conf.LOGS, SLURM_UID, 0o755))
+        for folder, _, uid, mode in made:
+            folder.mkdir(parents=True)
+            folder.chmod(mode)
+            os.chown(folder, uid, uid)
+        return [Bind(str(folder), inside, writable=True) for folder, inside, _, _ in made]
+
+    def _configure(self) -> None:
+        etc = self.root / "etc"
+        (etc / "hosts").write_text(slurm_conf.hosts(self.site, self.name))
+        (etc / "hostname").write_text(self.name + "\n")
+        slurm = etc / "slurm"
+        (slurm / "slurm.conf").write_text(slurm_conf.slurm_conf(self.site, self.name))
+        (slurm / "gres.conf").write_text(slurm_conf.gres_conf(self.site))
+        (slurm / "cgroup.conf").write_text(slurm_conf.cgroup_conf(self.site))
+        # Both kinds of key are random bytes that only their daemon may read.
+        if self.site.auth == "slurm":
+            self._secret(slurm / "slurm.key", "slurm")
+        else:
+            self._secret(etc / "munge/munge.key", "munge")
+        # 26.05 wants /run/slurmctld for slurmctld and refuses a /run/slurm that is not root's.
+        for folder in ("run/slurmctld", slurm_conf.STATE.lstrip("/")):
+            self._own_folder(folder, "slurm")
+        self._own_folder("run/munge", "munge")
+
+    def _secret(self, path: Path, owner: str) -> None:
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)
+        path.write_bytes(secrets.token_bytes(1024))
+        uid, gid = self.box.ids(owner)
+        os.chown(path, uid, gid)
+
+    def _own_folder(self, inside: str, owner: str) -> None:
+        folder = self.root / inside
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)
+        uid, gid = self.box.ids(owner)
+        os.chown(folder, uid, gid)
+
+    def _start_daemons(self) -> None:
+        if self.site.auth == "munge":
+            self.box.run(["munged"], user="munge", env=self._environment("root"))
+        self.start_slurmctld()
+        names = [name for partition in self.site.partitions for name in partition.names]
+        start_all = 'for node in "$@"; do slurmd -N "$node" & ids="$ids $!"; done; wait $ids'
+        self.box.run(["sh", "-c", start_all, "sh", *names], env=self._environment("root"))
+
+    def _await_nodes(self) -> None:
+        """Wait until every node is idle; Slurm needs a few seconds to hear from all of them."""
+        deadline = time.monotonic() + NODES_SECONDS
+        shown = "slurmctld does not answer"
+        while time.monotonic() < deadline and self._controller_lives():
+            answer = self.run(["sinfo", "-hN", "-o", "%N %T"], user="root", check=False)
+            if answer.returncode == 0:
+                shown = answer.stdout
+                states = {line.split()[1] for line in shown.splitlines()}
+                if states == {"idle"}:
+                    return
+            time.sleep(0.1)
+        raise ClusterError(f"the nodes do not come up: {shown}")
+
+    def _last_words(self) -> str:
+        """The ends of all logs."""
+        ends = []
+        for log in sorted(self.logs.glob("*.log")):
+            ends += [f"{log.name}:", *log.read_text().splitlines()[-12:]]
+        return "\n".join(ends)
+
+    def start_slurmctld(self) -> None:
+        """Start the controller, which goes on from its saved state."""
+        self.box.run(["slurmctld"], user="slurm", env=self._environment("root"))
+
+    def kill_slurmctld(self) -> None:
+        """Kill the controller as a crash would: no word to anybody, no last save of its state."""
+        self.box.run(["pkill", "-KILL", "-x", "slurmctld"])
+        while self._controller_lives():
+            time.sleep(0.02)
+
+    def _controller_lives(self) -> bool:
+        return self.box.run(["pgrep", "-x", "slurmctld"], check=False).returncode == 0
+
+    def stop(self) -> None:
+        """End the cluster: every process, every mount, and (unless kept) every file."""
+        self.box.stop()
+
+    def __enter__(self) -> Cluster:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _environment(self, user: str) -> dict[str, str]:
+        system = "/usr/local/bin:/usr/bin:/bin"
+        if user == "root":
+            system += ":/usr/local/sbin:/usr/sbin:/sbin"
+        environment = {"LANG": "C.UTF-8", "PATH": f"{Path(self.python).parent}:{system}"}
+        if self.pyslurm:
+            environment["PYTHONPATH"] = pyslurm_build.INSIDE
+        return environment
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        user: str = "alice",
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        input: str | None = None,
+        timeout: float | None = 60.0,
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the cluster as `user`, in the user's home unless `cwd` says otherwise.
+
+        With `check`, failure raises ClusterError with the command's own words. At the time limit
+        the command and its children are killed and subprocess.TimeoutExpired is raised.
+        """
+        environment = {**self._environment(user), **(env or {})}
+        return self.box.run(
+            argv,
+            user=user,
+            cwd=cwd,
+            env=environment,
+            input=input,
+            timeout=timeout,
+            check=check,
+        )
+
+    def popen(
+        self,
+        argv: Sequence[str],
+        *,
+        user: str = "alice",
+        cwd: str | Path | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: File = subprocess.DEVNULL,
+        stdout: File = None,
+        stderr: File = None,
+        text: bool = True,
+        new_session: bool = True,
+    ) -> subprocess.Popen[Any]:
+        """Start a command in the cluster; signals, exit status and files pass through."""
+        return self.box.popen(
+            argv,
+            user=user,
+            cwd=cwd,
+            env={**self._environment(user), **(env or {})},
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            text=text,
+            new_session=new_session,
+        )

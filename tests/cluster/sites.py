@@ -1,0 +1,140 @@
+"""The two sites we keep: which Slurm each runs, from which Debian, and how its nodes are cut up.
+
+Both have the same layout, so a test can run on either:
+
+* partition `gpu` (the default): nodes n1-n4, 16 CPUs and 4 GPUs each, as GRES;
+* partition `whole`: nodes w1-w4, handed out whole, with 4 GPUs that Slurm knows nothing of.
+
+Nothing here has effects; `root.py` builds a site and `cluster.py` runs one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+USERS: dict[str, int] = {"alice": 2001, "bob": 2002}
+"""The ordinary users of every site, with their uid (and gid)."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition and the nodes that only it has: `prefix`1 to `prefix``nodes`."""
+
+    name: str
+    prefix: str
+    first_port: int
+    nodes: int = 4
+    cpus: int = 16
+    memory_mb: int = 4000
+    gpus: int = 4
+    gres: bool = True
+    """Whether Slurm knows of the GPUs. If not, only the site's own configuration does."""
+    options: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{self.prefix}{i}" for i in range(1, self.nodes + 1)]
+
+    @property
+    def hostlist(self) -> str:
+        return f"{self.prefix}[1-{self.nodes}]"
+
+    @property
+    def ports(self) -> str:
+        return f"[{self.first_port}-{self.first_port + self.nodes - 1}]"
+
+
+GPU = Partition("gpu", "n", 17001, options="Default=YES OverSubscribe=NO MaxTime=1-00:00:00")
+WHOLE = Partition("whole", "w", 17011, gres=False, options="OverSubscribe=EXCLUSIVE MaxTime=1-00:00:00")
+
+SLURM_PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge")
+# What a Python built on Debian loads, whichever way it was built, and what torch (libgomp1) loads.
+PYTHON_LIBRARIES = (
+    "libbz2-1.0",
+    "libexpat1",
+    "libffi8",
+    "libgomp1",
+    "liblzma5",
+    "libncursesw6",
+    "libsqlite3-0",
+    "libstdc++6",
+    "libuuid1",
+    "zlib1g",
+)
+TOOLS = ("procps", "iproute2")
+
+
+@dataclass(frozen=True)
+class Site:
+    """One real Slurm: the Debian release it is installed from and what that release asks for."""
+
+    name: str
+    about: str
+    suite: str
+    packages: tuple[str, ...]
+    auth: Literal["slurm", "munge"]
+    """23.11 and later can sign with a shared key of their own; before that there is only munge."""
+    requeue_delay: bool
+    """Whether `SchedulerParameters=requeue_delay` exists (25.11); else a requeued job's wait is
+    tied to `AuthInfo=cred_expire`."""
+    cgroup_plugin: str
+    """What cgroup.conf says so that slurmd starts where there are no cgroups: later releases can
+    do without; for older ones v1 is the plugin that does not look whether cgroups are mounted."""
+    pyslurm: str | None = None
+    """The PySlurm to build for it, or None where only the command line is used."""
+    pyslurm_cflags: str = ""
+    pyslurm_poses_as: str = ""
+    """The SLURM_VERSION_NUMBER that this PySlurm insists on."""
+    partitions: tuple[Partition, ...] = (GPU, WHOLE)
+
+    def partition(self, name: str) -> Partition:
+        return next(p for p in self.partitions if p.name == name)
+
+    def recipe(self) -> str:
+        """A hash over everything that decides what the built root holds."""
+        # Raise `format` when root.py itself puts something else into a root.
+        parts = {"format": 1, "suite": self.suite, "packages": self.packages, "users": USERS}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
+
+    def pyslurm_recipe(self) -> str:
+        fields = {k: v for k, v in asdict(self).items() if k.startswith("pyslurm")}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:6]
+
+
+GRES = Site(
+    name="gres",
+    about="Slurm 26.05 (Debian forky) with PySlurm",
+    suite="forky",
+    packages=(
+        *SLURM_PACKAGES,
+        *PYTHON_LIBRARIES,
+        *TOOLS,
+        *("libssl3t64", "libreadline8t64", "libslurm-dev", "gcc", "libc6-dev"),
+    ),
+    auth="slurm",
+    requeue_delay=True,
+    cgroup_plugin="disabled",
+    pyslurm="25.11.2",
+    # The first is Slurm's own switch for callers written against an older release; the others
+    # give two names that PySlurm uses the meaning they had in 25.11.
+    pyslurm_cflags=(
+        "-DSLURM_BACKWARD_COMPAT -DESLURM_ERROR_ON_DESC_TO_RECORD_COPY=2100 "
+        "-Dslurm_free_ctl_conf=slurm_free_conf"
+    ),
+    pyslurm_poses_as="0x190b00",
+)
+
+OLD = Site(
+    name="old",
+    about="Slurm 22.05 (Debian 12), command line only",
+    suite="bookworm",
+    packages=(*SLURM_PACKAGES, *PYTHON_LIBRARIES, *TOOLS, "libssl3", "libreadline8"),
+    auth="munge",
+    requeue_delay=False,
+    cgroup_plugin="cgroup/v1",
+)
+
+SITES: dict[str, Site] = {site.name: site for site in (GRES, OLD)}

@@ -1,0 +1,131 @@
+"""Records to fill a store with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ones_db import (
+    DecisionJobRecord,
+    DecisionRecord,
+    EpochRecord,
+    HelloRecord,
+    JobRecord,
+    ResizeRecord,
+    RunRecord,
+    SpecRecord,
+    Store,
+    ThroughputRecord,
+)
+
+SPEC = SpecRecord(base_batch=64, max_batch=512, max_local_batch=128, dataset=1000, epochs=10)
+
+
+def job(job_id: int, **other: Any) -> JobRecord:
+    values: dict[str, Any] = {
+        "name": f"job{job_id}",
+        "user": "alice",
+        "submit_time": 1000.0 + job_id,
+        "requested_nodes": 1,
+        "requested_gpus_per_node": 2,
+        "elastic": True,
+        "state": "RUNNING",
+    }
+    return JobRecord(job_id, **(values | other))
+
+
+def run(job_id: int, restart: int = 0, nodes: int = 1, gpus: int = 1, **other: Any) -> RunRecord:
+    values: dict[str, Any] = {"start_time": 2000.0 + 1000 * restart, "node_list": ("n1",)}
+    return RunRecord(job_id, restart, nodes, gpus, **(values | other))
+
+
+def hello(number: int = 1, **other: Any) -> HelloRecord:
+    values: dict[str, Any] = {
+        "time": 2001.0,
+        "nodes": 1,
+        "gpus_per_node": 1,
+        "batch": 64,
+        "lr_factor": 1.0,
+        "epoch": 0,
+        "cursor": 0,
+        "step": 0,
+    }
+    return HelloRecord(number=number, **(values | other))
+
+
+def throughput(number: int, **other: Any) -> ThroughputRecord:
+    values: dict[str, Any] = {
+        "time": 2000.0 + number,
+        "epoch": 0,
+        "step": number,
+        "cursor": 64 * number,
+        "samples": 64,
+        "seconds": 0.5,
+        "batch": 64,
+        "lr_factor": 1.0,
+        "loss": 2.0,
+    }
+    return ThroughputRecord(number=number, **(values | other))
+
+
+def epoch(number: int, which: int, **other: Any) -> EpochRecord:
+    values: dict[str, Any] = {
+        "time": 2000.0 + number,
+        "epoch": which,
+        "step": number,
+        "samples": 1000,
+        "loss": 1.0,
+        "accuracy": 0.5,
+    }
+    return EpochRecord(number=number, **(values | other))
+
+
+def resize(job_id: int, **other: Any) -> ResizeRecord:
+    values: dict[str, Any] = {
+        "restart": 0,
+        "old_nodes": 1,
+        "old_gpus_per_node": 1,
+        "old_batch": 64,
+        "new_nodes": 1,
+        "new_gpus_per_node": 4,
+        "new_batch": 256,
+        "state": "ordered",
+        "started": 2500.0,
+    }
+    return ResizeRecord(job_id, **(values | other))
+
+
+def decision(time: float, *job_ids: int, **other: Any) -> DecisionRecord:
+    jobs = tuple(DecisionJobRecord(job_id, 1, 4, 256, f"reason {job_id}", 1, 1, 64) for job_id in job_ids)
+    values: dict[str, Any] = {"policy": "ones", "mode": "act", "seconds": 0.1, "score": 3.5, "jobs": jobs}
+    return DecisionRecord(time, **(values | other))
+
+
+def resized_job(store: Store, job_id: int = 7, user: str = "alice") -> None:
+    """A job that trained two epochs on one GPU, was resized to four, and completed its third epoch there."""
+    store.see_jobs([job(job_id, user=user)])
+    store.set_spec(job_id, SPEC)
+    store.see_runs([run(job_id, 0, 1, 1)])
+    store.add_reports(
+        job_id,
+        0,
+        hello=hello(),
+        throughput=[throughput(n, epoch=(n - 2) // 10) for n in range(2, 22)],
+        epochs=[epoch(30, 0, accuracy=0.3), epoch(31, 1, accuracy=0.4, loss=0.9)],
+        offset=100,
+        number=31,
+    )
+    number = store.begin_resize(resize(job_id, started=2500.0))
+    store.step_resize(number, "drained", "step 21", 2600.0, order_number=9)
+    store.end_run(job_id, 0, 2900.0, "REQUEUED")
+    store.see_jobs([job(job_id, user=user, restart=1, submit_time=2901.0)])
+    store.see_runs([run(job_id, 1, 1, 4, start_time=3000.0)])
+    store.add_reports(
+        job_id,
+        1,
+        hello=hello(time=3010.0, gpus_per_node=4, batch=256, lr_factor=4.0, epoch=2, step=21, launch_s=2.0),
+        throughput=[throughput(2, time=3011.0, epoch=2, cursor=256, step=22, samples=256, batch=256)],
+        epochs=[epoch(3, 2, time=3500.0, step=30, accuracy=0.6, loss=0.7)],
+        offset=50,
+        number=3,
+    )
+    store.end_resize(number, "done", "running at 1x4", 3010.0, pause_s=410.0)

@@ -1,0 +1,61 @@
+"""Decisions, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from ones_db import DecisionJobRecord, Store, UnknownRecord
+
+from tests.db.make import decision, job
+
+
+def test_decisions_of_a_job_and_of_all(store: Store) -> None:
+    """Protects `why JOB`: the newest first, the reason of each job, and of that job alone."""
+    store.see_jobs([job(1), job(2), job(3)])
+    waits = DecisionJobRecord(2, None, None, None, "no GPU is free")
+    ids = [store.add_decision(decision(100.0 * n, 1)) for n in (1, 2)]
+    both = decision(300.0, 1)
+    both = replace(both, jobs=(*both.jobs, waits), generations=40, mode="advise")
+    ids.append(store.add_decision(both))
+    assert [d.id for d in store.decisions(1)] == ids[::-1]
+    assert [d.id for d in store.decisions(1, limit=1)] == ids[2:]
+    assert store.last_decision(2) == replace(both, id=ids[2], jobs=(waits,))
+    assert store.last_decision(3) is None
+    assert store.recent_decisions(2)[0] == replace(both, id=ids[2])
+    assert [d.id for d in store.recent_decisions(2)] == [ids[2], ids[1]]
+
+
+def test_the_same_decision_again(store: Store) -> None:
+    """Protects from doubled decisions."""
+    store.see_jobs([job(1)])
+    assert store.add_decision(decision(1.0, 1)) == store.add_decision(decision(1.0, 1))
+    assert store.add_decision(decision(1.0, 1, policy="fifo")) == 2
+
+
+def test_outcome(store: Store) -> None:
+    """Protects what became of a decision, for the job that asks why nothing happened."""
+    store.see_jobs([job(1), job(2)])
+    number = store.add_decision(decision(1.0, 1))
+    store.set_outcome(number, 1, acted=True, outcome="resize 4")
+    decided = store.last_decision(1)
+    assert decided is not None
+    assert (decided.jobs[0].acted, decided.jobs[0].outcome) == (True, "resize 4")
+    with pytest.raises(UnknownRecord, match="nothing of job 2"):
+        store.set_outcome(number, 2, acted=True, outcome="")
+
+
+def test_scores_that_are_no_numbers(store: Store) -> None:
+    """Protects from a policy without a score, whose NaN databases keep in different ways."""
+    store.see_jobs([job(1)])
+    store.add_decision(decision(1.0, 1, score=float("nan")))
+    decided = store.last_decision(1)
+    assert decided is not None and decided.score is None
+
+
+def test_a_decision_on_an_unknown_job_is_not_stored(store: Store) -> None:
+    """Protects from half a decision."""
+    store.see_jobs([job(1)])
+    with pytest.raises(UnknownRecord, match="job 2"):
+        store.add_decision(decision(1.0, 1, 2))
+    assert store.recent_decisions() == []

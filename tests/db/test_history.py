@@ -1,0 +1,202 @@
+"""What learning and the tables get to see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from ones_db import EpochPoint, Store, ThroughputPoint, TimelineRow
+from sqlalchemy import event
+
+from tests.db.make import SPEC, epoch, hello, job, resize, resized_job, run, throughput
+
+
+def test_history_of_a_resized_job(store: Store) -> None:
+    """Protects every number that learning starts from."""
+    resized_job(store)
+    history = store.histories([7])[7]
+    assert history.spec == SPEC
+    assert history.epochs == (
+        EpochPoint(0, 1.0, 0.3, 2030.0, 0),
+        EpochPoint(1, 0.9, 0.4, 2031.0, 0),
+        EpochPoint(2, 0.7, 0.6, 3500.0, 1),
+    )
+    assert history.throughput == (
+        *(ThroughputPoint(1, 1, 64, 128.0, 2000.0 + n) for n in range(17, 22)),
+        ThroughputPoint(1, 4, 256, 512.0, 3011.0),
+    )
+    assert history.samples == 3 * 1000
+    assert (history.batch, history.first_loss, history.first_start) == (256, 2.0, 2000.0)
+    assert (history.ended_runs_s, history.running_since) == (900.0, 3000.0)
+    assert history.running_s(3100.0) == 1000.0
+    assert (history.resizes, history.last_resize_end, history.epochs_since_change) == (1, 3010.0, 1)
+
+
+def test_histories_of_all_and_of_those_finished(store: Store) -> None:
+    """Protects which jobs are learned from while they run, and which once they are done."""
+    for number in (1, 2, 3, 4):
+        resized_job(store, number)
+    store.see_jobs(
+        [
+            job(2, restart=1, state="COMPLETED", end_time=4000.0),
+            job(3, restart=1, state="COMPLETED", end_time=5000.0),
+            job(4, restart=1, state="CANCELLED", end_time=6000.0),
+            job(5, elastic=False),
+            job(6, state="COMPLETED", end_time=7000.0),
+            job(8, state="PENDING"),
+        ]
+    )
+    assert list(store.histories()) == [1, 8]
+    assert [history.job.job_id for history in store.finished_histories()] == [3, 2]
+    assert [history.job.job_id for history in store.finished_histories(1)] == [3]
+    assert store.finished_histories(1)[0].running_since is None
+    assert store.finished_histories(1)[0].running_s(9000.0) == 900.0 + 2000.0
+    assert store.histories([]) == {} == store.histories([99])
+
+
+def test_a_job_that_has_shown_nothing(store: Store) -> None:
+    """Protects a job in its first minute from gaps that are no numbers."""
+    store.see_jobs([job(1)])
+    history = store.histories()[1]
+    assert (history.spec, history.epochs, history.throughput, history.samples) == (None, (), (), 0.0)
+    assert (history.batch, history.first_start, history.running_s(5.0), history.resizes) == (
+        None,
+        None,
+        0.0,
+        0,
+    )
+    (summary,) = store.job_summaries()
+    assert (summary.nodes, summary.running, summary.samples_per_s, summary.jct_s) == (None, False, None, None)
+
+
+def test_work_lost_with_a_checkpoint_counts_once(store: Store) -> None:
+    """Protects progress from being counted twice when a run goes back to an older checkpoint."""
+    store.see_jobs([job(1)])
+    store.set_spec(1, SPEC)
+    store.add_reports(
+        1, 0, hello=hello(), epochs=[epoch(2, 0, loss=5.0), epoch(3, 1), epoch(4, 2)], offset=1, number=4
+    )
+    assert store.histories()[1].samples == 3000
+    back = hello(epoch=1, cursor=500, time=4000.0)
+    store.add_reports(1, 1, hello=back, offset=1, number=1)
+    history = store.histories()[1]
+    assert history.samples == 1500
+    assert [(point.epoch, point.restart) for point in history.epochs] == [(0, 0)]
+    store.add_reports(1, 1, epochs=[epoch(2, 1, accuracy=0.7)], offset=2, number=2)
+    history = store.histories()[1]
+    assert history.samples == 2000
+    assert [(point.epoch, point.restart, point.accuracy) for point in history.epochs] == [
+        (0, 0, 0.5),
+        (1, 1, 0.7),
+    ]
+
+
+def test_samples_without_a_spec(store: Store) -> None:
+    """Protects progress of a job whose spec could not be believed: the epochs say how long they were."""
+    store.see_jobs([job(1)])
+    samples, ends = [throughput(4, epoch=2, cursor=128)], [epoch(2, 0), epoch(3, 1)]
+    store.add_reports(1, 0, hello=hello(), throughput=samples, epochs=ends, offset=1, number=4)
+    assert store.histories()[1].samples == 2128
+
+
+def test_only_the_newest_samples_of_each_shape_and_batch(store: Store) -> None:
+    """Protects from learning a speed that is out of date, and from an empty stretch."""
+    store.see_jobs([job(1)])
+    store.see_runs([run(1, 0, 1, 2), run(1, 1, 2, 4), run(1, 2, 1, 2)])
+    for restart in range(3):
+        samples = [
+            throughput(number, time=1000.0 * restart + number, samples=100 * restart + number, seconds=1.0)
+            for number in range(2, 10)
+        ]
+        empty = throughput(10, time=1000.0 * restart + 10, seconds=0.0)
+        other = throughput(11, time=1000.0 * restart + 11, batch=128, samples=7, seconds=1.0)
+        store.add_reports(1, restart, throughput=[*samples, empty, other], offset=1, number=11)
+    found: dict[tuple[int, int, int], list[float]] = {}
+    for point in store.histories(last=3)[1].throughput:
+        found.setdefault((point.nodes, point.gpus_per_node, point.batch), []).append(point.samples_per_s)
+    assert found == {
+        (1, 2, 64): [207.0, 208.0, 209.0],
+        (2, 4, 64): [107.0, 108.0, 109.0],
+        (1, 2, 128): [7.0, 7.0],
+        (2, 4, 128): [7.0],
+    }
+
+
+def test_a_resize_that_was_rolled_back(store: Store) -> None:
+    """Protects the dwell time: it is no resize, but it interrupted the job."""
+    resized_job(store)
+    number = store.begin_resize(resize(7, started=3600.0, restart=1))
+    store.end_resize(number, "rolled_back", "waited too long", 3700.0)
+    history = store.histories([7])[7]
+    assert (history.resizes, history.last_resize_end, history.epochs_since_change) == (1, 3700.0, 0)
+
+
+def test_runs_whose_end_nobody_saw(store: Store) -> None:
+    """Protects run times from a companion that was away when a run ended."""
+    store.see_jobs([job(1)])
+    store.see_runs([run(1, 0, start_time=1000.0), run(1, 1, start_time=1500.0), run(1, 2, start_time=None)])
+    history = store.histories()[1]
+    assert (history.ended_runs_s, history.running_since) == (500.0, 1500.0)
+
+
+def test_summary_of_a_resized_job(store: Store) -> None:
+    """Protects the line of `slurm-ones jobs`."""
+    resized_job(store)
+    store.begin_resize(resize(7, started=3600.0, restart=1))
+    (line,) = store.job_summaries()
+    assert (line.nodes, line.gpus_per_node, line.batch, line.running) == (1, 4, 256, True)
+    assert (line.samples_per_s, line.epoch, line.epochs, line.cursor, line.dataset) == (512.0, 3, 10, 0, 1000)
+    assert (line.resizes, line.resizing, line.pause_s) == (1, "ordered", 410.0)
+    assert (line.loss, line.accuracy, line.start_time) == (0.7, 0.6, 2000.0)
+    store.see_jobs([job(7, restart=1, state="COMPLETED", end_time=5007.0)])
+    (line,) = store.job_summaries([7])
+    assert (line.jct_s, line.running) == (4000.0, False)
+    assert store.job_summaries([8]) == []
+
+
+def test_timeline(store: Store) -> None:
+    """Protects the picture of GPUs over time."""
+    resized_job(store)
+    assert store.timeline() == [
+        TimelineRow(7, "job7", "alice", 0, 1, 1, 2000.0, 2900.0),
+        TimelineRow(7, "job7", "alice", 1, 1, 4, 3000.0, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda store: store.histories(),
+        lambda store: store.histories(list(range(1, 201))),
+        lambda store: store.finished_histories(),
+        lambda store: store.job_summaries(),
+        lambda store: store.timeline(),
+        lambda store: store.recent_decisions(),
+        lambda store: store.see_jobs([replace(seen, state="FAILED") for seen in store.jobs().values()]),
+    ],
+)
+def test_the_number_of_statements_does_not_depend_on_the_number_of_jobs(
+    store: Store, read: Callable[[Store], object]
+) -> None:
+    """Protects a tick on a busy cluster: at 200 jobs as many statements as at 10."""
+    statements: list[str] = []
+
+    @event.listens_for(store._engine, "before_cursor_execute")
+    def _count(connection: object, cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    def fill(first: int, last: int) -> None:
+        numbers = range(first, last)
+        store.see_jobs([job(number) for number in numbers])
+        store.see_runs([run(number) for number in numbers])
+        for number in numbers[:10]:
+            store.add_reports(number, 0, hello=hello(), throughput=[throughput(2)], offset=1, number=2)
+
+    counts = []
+    for first, last in ((1, 11), (11, 201)):
+        fill(first, last)
+        statements.clear()
+        read(store)
+        counts.append(len(statements))
+    assert counts[0] == counts[1] <= 7

@@ -1,0 +1,129 @@
+"""What runs reported."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+
+from ones_db import BatchRecord, ByeRecord, CheckpointRecord, Store
+from ones_db.engine import database_file
+
+from tests.db.make import SPEC, epoch, hello, job, run, throughput
+
+CHECKPOINT = CheckpointRecord(5, 2005.0, "step-5", 0, 320, 5, 2**40, 0.25, order_number=1_700_000_000_000)
+BATCH = BatchRecord(6, 2006.0, 6, 128, 2.0, order_number=1_700_000_000_000)
+BYE = ByeRecord(8, 2008.0, "drained", 7, exit_code=0, note="waited a minute")
+TABLES = ("clusters", "jobs", "runs", "throughput", "epochs", "checkpoints", "batch_changes")
+
+
+def contents(url: str) -> dict[str, list[tuple[object, ...]]]:
+    with sqlite3.connect(database_file(url)) as connection:
+        return {
+            table: connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in TABLES
+        }
+
+
+def tell(store: Store) -> None:
+    """Two looks at the report file of one run."""
+    store.add_reports(
+        1,
+        0,
+        hello=hello(note="a checkpoint was damaged", launch_s=1.5, group_s=0.5, load_s=0.25),
+        throughput=[throughput(2, loss=None), throughput(3)],
+        offset=300,
+        number=3,
+    )
+    store.add_reports(
+        1,
+        0,
+        throughput=[throughput(4), throughput(7, batch=128)],
+        epochs=[epoch(9, 0)],
+        checkpoints=[CHECKPOINT],
+        batches=[BATCH],
+        bye=BYE,
+        offset=900,
+        number=9,
+    )
+
+
+def test_reports_of_a_run(store: Store) -> None:
+    """Protects what the run's row takes from its reports."""
+    store.see_jobs([job(1)])
+    store.see_runs([run(1)])
+    tell(store)
+    assert store.runs(1) == [
+        replace(
+            run(1),
+            batch=64,
+            lr_factor=1.0,
+            checkpoint="",
+            launch_s=1.5,
+            group_s=0.5,
+            load_s=0.25,
+            end_reason="drained",
+            exit_code=0,
+            note="a checkpoint was damaged; waited a minute",
+            epoch=1,
+            cursor=0,
+            step=9,
+            report_offset=900,
+            report_number=9,
+        )
+    ]
+    assert store.report_position(1, 0) == (900, 9)
+    history = store.histories([1])[1]
+    assert (history.first_loss, history.batch) == (2.0, 128)
+
+
+def test_telling_it_again_changes_nothing(store: Store, url: str) -> None:
+    """Protects from doubled samples when the companion died between reading a file and remembering it."""
+    store.see_jobs([job(1)])
+    store.set_spec(1, SPEC)
+    store.see_runs([run(1)])
+    tell(store)
+    before = contents(url)
+    assert [len(before[table]) for table in TABLES[3:]] == [4, 1, 1, 1]
+    tell(store)
+    store.see_jobs([job(1)])
+    store.see_runs([run(1)])
+    assert contents(url) == before
+
+
+def test_another_value_under_a_stored_number_is_not_believed(store: Store, url: str) -> None:
+    """Protects stored history from a report file that was rewritten."""
+    store.see_jobs([job(1)])
+    store.add_reports(1, 0, hello=hello(), throughput=[throughput(2)], offset=100, number=2)
+    before = contents(url)["throughput"]
+    store.add_reports(1, 0, throughput=[throughput(2, samples=10**9)], offset=50, number=2)
+    assert contents(url)["throughput"] == before
+    assert store.report_position(1, 0) == (100, 2)
+
+
+def test_a_run_that_no_snapshot_saw(store: Store) -> None:
+    """Protects the reports of a run that began and ended between two snapshots."""
+    store.see_jobs([job(1)])
+    assert store.report_position(1, 3) == (0, 0)
+    store.add_reports(1, 3, hello=hello(nodes=2, gpus_per_node=4), offset=10, number=1)
+    (made,) = store.runs(1)
+    assert (made.restart, made.nodes, made.gpus_per_node, made.start_time) == (3, 2, 4, 2001.0)
+    store.see_runs([run(1, 3, 2, 4, start_time=1999.0)])
+    assert store.runs(1)[0].start_time == 1999.0
+    assert store.runs(1)[0].batch == 64
+
+
+def test_reports_without_their_hello(store: Store) -> None:
+    """Protects the rest of a file whose first line was unreadable; without a shape it teaches no
+    throughput."""
+    store.see_jobs([job(1)])
+    store.add_reports(1, 0, throughput=[throughput(2)], epochs=[epoch(3, 0)], offset=10, number=3)
+    history = store.histories([1])[1]
+    assert history.throughput == ()
+    assert [point.epoch for point in history.epochs] == [0]
+
+
+def test_slurms_word_on_the_shape_comes_first(store: Store) -> None:
+    """Protects learning from a job that tells another shape than it has."""
+    store.see_jobs([job(1)])
+    store.see_runs([run(1, 0, 1, 2)])
+    store.add_reports(1, 0, hello=hello(nodes=64, gpus_per_node=8), offset=10, number=1)
+    assert (store.runs(1)[0].nodes, store.runs(1)[0].gpus_per_node) == (1, 2)

@@ -1,0 +1,177 @@
+"""Several processes on one database, and what is left of one that was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from ones_db import Store, StoreBusy, StoreError
+from ones_db.engine import database_file
+
+from tests.db.make import job, resized_job, throughput
+
+WRITER = """
+import sys
+from ones_db import ResizeRecord, Store, ThroughputRecord
+
+store = Store.open(sys.argv[1], "gres")
+number = store.begin_resize(ResizeRecord(1, 0, 1, 1, 64, 1, 4, 256, "ordered", 0.0))
+for n in range(2, 10**9):
+    samples = [ThroughputRecord(10 * n + k, 1.0, 0, n, 0, 64, 1.0, 64, 1.0) for k in range(10)]
+    store.add_reports(1, 0, throughput=samples, offset=100 * n, number=10 * n + 9)
+    print("reports", n, flush=True)
+    store.step_resize(number, f"state {n}", "", float(n), order_number=n)
+    print("step", n, flush=True)
+"""
+
+
+def test_a_killed_writer_loses_nothing_that_returned(store: Store, url: str) -> None:
+    """Protects the promise that acts rest on: what a call stored is there after `kill -9`, and nothing in
+    halves."""
+    store.see_jobs([job(1)])
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    told = [writer.stdout.readline() for _ in range(41)]
+    os.kill(writer.pid, signal.SIGKILL)
+    told += writer.stdout.read().splitlines(keepends=True)
+    writer.stdout.close()
+    writer.wait()
+    acknowledged = {"reports": 0, "step": 0}
+    for line in told:
+        if line.endswith("\n"):
+            kind, count = line.split()
+            acknowledged[kind] = int(count)
+    assert acknowledged["reports"] >= 20
+    with Store.open(url, "gres") as again:
+        offset, number = again.report_position(1, 0)
+        last = offset // 100
+        assert acknowledged["reports"] <= last <= acknowledged["reports"] + 1
+        assert number == 10 * last + 9
+        (resize,) = again.open_resizes()
+        reached = resize.order_number or 0
+        assert acknowledged["step"] <= reached <= acknowledged["step"] + 1
+        assert len(again.resize_steps(resize.id or 0)) == reached
+    with sqlite3.connect(database_file(url)) as connection:
+        assert connection.execute("SELECT count(*) FROM throughput").fetchone() == (10 * (last - 1),)
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_writes_are_flushed(store: Store) -> None:
+    """Protects from settings under which a power cut undoes a call that returned."""
+    with store._engine.connect() as connection:
+        pragmas = ("synchronous", "journal_mode", "foreign_keys")
+        found = {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in pragmas}
+    assert found == {"synchronous": 2, "journal_mode": "wal", "foreign_keys": 1}
+
+
+def test_readers_do_not_wait_for_a_writer(store: Store, url: str) -> None:
+    """Protects `slurm-ones jobs` while the companion is in the middle of a write, which it must not see."""
+    store.see_jobs([job(1)])
+    with Store.open(url, "gres", read_only=True) as reader, store._write() as connection:
+        connection.exec_driver_sql("UPDATE jobs SET name = 'half'")
+        read: list[str] = []
+        thread = threading.Thread(target=lambda: read.append(reader.jobs()[1].name))
+        thread.start()
+        thread.join(timeout=5.0)
+        assert read == ["job1"]
+
+
+def test_a_writer_does_not_wait_for_readers(store: Store, url: str) -> None:
+    """Protects a tick from somebody's long query."""
+    store.see_jobs([job(1)])
+    with Store.open(url, "gres", read_only=True) as reader, reader._read() as connection:
+        connection.exec_driver_sql("SELECT * FROM jobs").fetchall()
+        store.see_jobs([job(2)])
+        assert connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar() == 1
+    assert len(store.jobs()) == 2
+
+
+def test_two_writers_take_turns(store: Store, url: str) -> None:
+    """Protects a second writer (another cluster's companion, a maintenance command) from losing or
+    blocking."""
+    store.see_jobs([job(1), job(2)])
+    errors: list[Exception] = []
+
+    def write(number: int) -> None:
+        try:
+            with Store.open(url, "gres") as mine:
+                for n in range(2, 32):
+                    mine.add_reports(number, 0, throughput=[throughput(n)], offset=n, number=n)
+        except Exception as error:  # shown by the assertion below
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert [store.report_position(number, 0) for number in (1, 2)] == [(31, 31), (31, 31)]
+
+
+def test_a_lock_that_is_not_let_go(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the companion from waiting for ever, and says who may be the cause."""
+    monkeypatch.setattr("ones_db.engine.BUSY_S", 0.05)
+    with Store.open(url, "gres") as other, store._write():
+        with pytest.raises(StoreBusy, match="second companion"):
+            other.see_jobs([job(1)])
+        assert other.jobs() == {}
+    store.see_jobs([job(1)])
+
+
+def test_a_failed_call_stores_nothing(store: Store) -> None:
+    """Protects from half a call, here for a number that no database takes."""
+    with pytest.raises(StoreError, match="64 bits"):
+        store.see_jobs([job(1), job(2, exit_code=2**70)])
+    assert store.jobs() == {}
+
+
+def test_a_reader_cannot_write(store: Store, url: str) -> None:
+    """Protects the data from a notebook."""
+    with Store.open(url, "gres", read_only=True) as reader:
+        with pytest.raises(StoreError, match="opened for reading"):
+            reader.see_jobs([job(1)])
+        with pytest.raises(StoreError, match="may not write"), reader._read() as connection:
+            connection.exec_driver_sql("DELETE FROM clusters")
+
+
+READER = """
+import os, sys
+import sqlalchemy.dialects.sqlite
+from ones_db import Store
+
+os.setgid(65534)
+os.setuid(65534)
+
+with Store.open(sys.argv[1], "gres", read_only=True) as store:
+    print(len(store.job_summaries()), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_other_users_read_while_the_companion_runs_and_when_it_does_not(url: str, tmp_path: Path) -> None:
+    """Protects `slurm-ones jobs` of ordinary users, who may not write where the database lies."""
+    place = tmp_path
+    while place.stat().st_mode & 0o005 != 0o005:
+        place.chmod(place.stat().st_mode | 0o055)
+        place = place.parent
+
+    def read() -> str:
+        reader = subprocess.run(
+            [sys.executable, "-c", READER, url], capture_output=True, text=True, check=False, cwd="/"
+        )
+        return reader.stdout + reader.stderr
+
+    with Store.open(url, "gres") as store:
+        resized_job(store)
+        assert read() == "1\n"
+    assert read() == "1\n"
+    with Store.open(url, "gres", read_only=True) as ours:
+        ours.jobs()
+    assert read() == "1\n"

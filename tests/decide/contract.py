@@ -1,0 +1,131 @@
+"""Made-up clusters and jobs, and what every policy's schedule must hold on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from slurm_ones.decide.policy import (
+    ClusterView,
+    Floats,
+    Ints,
+    JobView,
+    Limits,
+    NodeView,
+    Progress,
+    Schedule,
+)
+from slurm_ones.learn.efficiency import ConstantEfficiency
+from slurm_ones.slurm.model import Shape
+
+
+@dataclass(frozen=True)
+class Power:
+    """Samples/s of n GPUs: per_gpu · n^exponent, or exactly what `table` says."""
+
+    per_gpu: float = 100.0
+    exponent: float = 0.9
+    table: Mapping[int, float] = field(default_factory=dict)
+
+    def throughput(self, gpus: Ints, batches: Ints) -> Floats:
+        return np.array([self.table.get(int(n), self.per_gpu * float(n) ** self.exponent) for n in gpus])
+
+
+def cluster(nodes: int = 4, gpus: int = 4, *, whole: bool = False, free: Sequence[int] = ()) -> ClusterView:
+    """Nodes n1, n2, … of `gpus` GPUs each; `free` says how many of them are not rigid jobs'."""
+    views = [NodeView(f"n{i + 1}", free[i] if i < len(free) else gpus) for i in range(nodes)]
+    return ClusterView(tuple(views), whole, gpus)
+
+
+def job(
+    job_id: int,
+    nodes: Mapping[str, int] | None = None,
+    *,
+    epochs: int = 0,
+    to_come: float = 10.0,
+    gpus: tuple[int, ...] = (1, 2, 4, 8, 16),
+    **values: object,
+) -> JobView:
+    """A job that runs on `nodes`, or waits; `epochs` of 1000 samples done and `to_come` expected."""
+    held = dict(nodes or {})
+    made = JobView(
+        job_id=job_id,
+        submitted=float(job_id),
+        requested=4,
+        shape=Shape(len(held), next(iter(held.values()))) if held else None,
+        nodes=held,
+        batch=64 * max(sum(held.values()), 1),
+        base_batch=64,
+        limits=Limits(gpus, 64, 1024, 256),
+        model=Power(),
+        efficiency=ConstantEfficiency(),
+        progress=Progress(max(epochs, 0.5), to_come),
+        samples=1000.0 * epochs,
+        dataset=1000,
+        epochs=epochs,
+        epochs_since_change=epochs,
+        running_s=10.0 * epochs,
+    )
+    return replace(made, **values)  # type: ignore[arg-type]
+
+
+def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> None:
+    """Raise AssertionError unless the schedule keeps the contract of `Policy`."""
+    by_id = {j.job_id: j for j in jobs}
+    assert schedule.allocations.keys() <= by_id.keys(), "a schedule names a job that does not exist"
+    assert schedule.reasons.keys() == by_id.keys(), "each job is told why"
+    assert all(schedule.reasons.values())
+    for j in jobs:
+        got = schedule.allocations.get(j.job_id)
+        if j.shape is not None:
+            assert got is not None, f"running job {j.job_id} was taken to zero GPUs"
+        if j.fixed:
+            assert (got.shape, got.batch) == (j.shape, j.batch) if got and j.shape else got is None
+        if got is None or got.shape == j.shape:
+            continue
+        gpus, per_node = got.shape.gpus, view.gpus_per_node
+        assert gpus in j.limits.gpus, f"job {j.job_id} cannot take {gpus} GPUs"
+        assert got.shape.nodes == 1 or got.shape.gpus_per_node == per_node, "several nodes must be whole"
+        assert got.shape.gpus_per_node == per_node or not view.whole_nodes, "nodes must be whole here"
+        assert j.limits.min_batch <= got.batch <= j.limits.max_batch
+        assert got.batch <= j.limits.max_local_batch * gpus
+        assert got.batch % j.limits.quantum == 0 or j.limits.min_batch == j.limits.max_batch
+    assert placeable(view, jobs, schedule), f"not placeable: {schedule.allocations}"
+
+
+def placeable(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> bool:
+    """Whether the schedule fits the nodes with unchanged jobs where they are; an exhaustive search."""
+    free = {node.name: node.gpus for node in view.nodes}
+    moving: list[Shape] = []
+    for j in jobs:
+        got = schedule.allocations.get(j.job_id)
+        if got is not None and got.shape == j.shape:
+            for name, gpus in j.nodes.items():
+                free[name] = free.get(name, gpus) - gpus
+        elif got is not None:
+            moving.append(got.shape)
+    assert min(free.values(), default=0) >= 0
+    parts = sorted((s.gpus_per_node for s in moving if s.nodes == 1), reverse=True)
+    whole = [s for s in moving if s.nodes > 1]
+    room = sorted(free.values())
+    for shape in whole:  # whole nodes are all alike
+        for _ in range(shape.nodes):
+            if shape.gpus_per_node not in room:
+                return False
+            room.remove(shape.gpus_per_node)
+    return _fits(tuple(sorted(room)), tuple(parts))
+
+
+def _fits(room: tuple[int, ...], parts: tuple[int, ...]) -> bool:
+    if not parts:
+        return True
+    if sum(parts) > sum(room):
+        return False
+    for gpus in sorted({g for g in room if g >= parts[0]}):
+        left = list(room)
+        left.remove(gpus)
+        if _fits(tuple(sorted([*left, gpus - parts[0]])), parts[1:]):
+            return True
+    return False

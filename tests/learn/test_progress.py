@@ -1,0 +1,108 @@
+"""The progress model: what it learns from finished jobs, and what it says before it can."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import check_grad
+
+from slurm_ones.learn import progress
+from slurm_ones.learn.progress import ENOUGH, BetaProgress, FinishedJob, Training
+
+
+def finished(rng: np.random.Generator) -> FinishedJob:
+    """A job whose length follows from its dataset's size, with a loss and accuracy that say little."""
+    dataset = int(np.exp(rng.uniform(7, 10)))
+    epochs = max(3, round(6.0 * (np.log(dataset) - 6.0) + rng.normal(0.0, 0.5)))
+    history = [
+        Training(dataset, e, 2.3, 2.3 * math.exp(-0.05 * e) + rng.normal(0, 0.05), rng.uniform(0.3, 0.6))
+        for e in range(1, epochs + 1)
+    ]
+    return FinishedJob(history, epochs)
+
+
+def errors(model: BetaProgress, jobs: list[FinishedJob]) -> tuple[float, float]:
+    """Mean absolute error and correlation of the predicted mean with the true ρ."""
+    truth = [(training.epochs / job.epochs, training) for job in jobs for training in job.history[:-1]]
+    said = np.array([model.progress(training).mean for _, training in truth])
+    true = np.array([rho for rho, _ in truth])
+    return float(np.abs(said - true).mean()), float(np.corrcoef(said, true)[0, 1])
+
+
+def test_learns_from_finished_jobs_what_the_prior_cannot_know() -> None:
+    """On unseen jobs the fitted model is near the truth, and much nearer than the model before any job finished."""
+    rng = np.random.default_rng(0)
+    known, unseen = [finished(rng) for _ in range(40)], [finished(rng) for _ in range(40)]
+    error, correlation = errors(BetaProgress(known), unseen)
+    prior_error, _ = errors(BetaProgress(), unseen)
+    assert correlation > 0.95
+    assert error < 0.05
+    assert error < prior_error / 2
+
+
+def test_serves_the_features_as_it_was_trained_on_them() -> None:
+    """Longer jobs have larger datasets here: at the same epoch less of them is done."""
+    rng = np.random.default_rng(1)
+    model = BetaProgress([finished(rng) for _ in range(40)])
+    means = [model.progress(Training(d, 5, 2.3, 1.8, 0.4)).mean for d in (1200, 4000, 20000)]
+    assert means == sorted(means, reverse=True)
+    assert means[0] > means[-1] + 0.2
+
+
+def test_equal_logs_and_seeds_give_equal_models() -> None:
+    """A companion that starts again predicts what it predicted before."""
+    jobs = [finished(np.random.default_rng(i)) for i in range(8)]
+    now = Training(3000, 4, 2.3, 1.9, 0.5)
+    assert BetaProgress(jobs, seed=3).progress(now) == BetaProgress(jobs, seed=3).progress(now)
+
+
+def test_before_enough_jobs_the_declaration_counts() -> None:
+    """ρ's mean is epochs done over epochs declared; a job beyond its declaration is nearly done."""
+    model = BetaProgress([finished(np.random.default_rng(0)) for _ in range(ENOUGH - 1)])
+    assert not model.fitted
+    assert model.progress(Training(1000, 6), declared_epochs=24).mean == pytest.approx(0.25)
+    assert model.progress(Training(1000, 30), declared_epochs=24).beta == 1.0
+
+
+def test_without_a_declaration_a_convention() -> None:
+    """A job of which nothing is known is half done, and trains ten epochs at least."""
+    model = BetaProgress()
+    assert model.progress(Training(1000, 0)).beta == 10.0
+    assert model.progress(Training(1000, 4)).beta == 6.0
+    assert model.progress(Training(1000, 40)).mean == pytest.approx(0.5)
+
+
+def test_a_declared_end_bounds_what_was_learned() -> None:
+    """A job that stops after 3 epochs has at most 2 to come after its first, whatever other jobs did."""
+    rng = np.random.default_rng(2)
+    model = BetaProgress([finished(rng) for _ in range(10)])
+    assert model.fitted
+    assert model.progress(Training(20000, 1, 2.3, 2.2, 0.3), declared_epochs=3).beta <= 2.0
+
+
+@pytest.mark.parametrize("epochs", [0.0, -3.0, math.nan, math.inf, 1e300])
+@pytest.mark.parametrize("figure", [None, math.nan, math.inf, -1e300, 0.0])
+def test_nonsense_gives_a_proper_distribution(epochs: float, figure: float | None) -> None:
+    """α and β are positive and finite whatever a job reports, fitted or not."""
+    strange = [FinishedJob([Training(0, 1, figure, figure, figure)] * 3, 4) for _ in range(ENOUGH)]
+    for model in (BetaProgress(), BetaProgress(strange), BetaProgress([FinishedJob([], math.nan)])):
+        found = model.progress(Training(-5, epochs, figure, figure, figure), declared_epochs=math.nan)
+        assert 0 < found.alpha < math.inf
+        assert 0 < found.beta < math.inf
+
+
+def test_gradient() -> None:
+    """The hand-written gradient is that of the likelihood."""
+    rng = np.random.default_rng(0)
+    inputs, alpha, rho = rng.normal(size=(20, 5)), rng.uniform(1, 5, 20), rng.uniform(0.1, 0.9, 20)
+    weights = rng.normal(size=5 * progress.HIDDEN + 2 * progress.HIDDEN + 1)
+
+    def value(w: progress.Floats) -> float:
+        return progress._loss(w, inputs, alpha, rho)[0]
+
+    def gradient(w: progress.Floats) -> progress.Floats:
+        return progress._loss(w, inputs, alpha, rho)[1]
+
+    assert check_grad(value, gradient, weights) < 1e-5

@@ -1,0 +1,280 @@
+"""The tool that gives the other tests a real Slurm: what they rely on holds, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import SITES, Cluster, ClusterError, slurm_conf, unavailable
+
+WAIT_SECONDS = 20.0
+REPOSITORY = Path(__file__).resolve().parents[1]
+WHY_NOT = unavailable()
+real = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)),
+]
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:.0f} s: {what}"
+        time.sleep(0.1)
+
+
+def submit(cluster: Cluster, *arguments: str, user: str = "alice") -> str:
+    return cluster.run(["sbatch", "--parsable", *arguments], user=user).stdout.strip()
+
+
+def job(cluster: Cluster, number: str) -> dict[str, str]:
+    shown = cluster.run(["scontrol", "-o", "show", "job", number]).stdout
+    return dict(word.split("=", 1) for word in shown.split() if "=" in word)
+
+
+def leftovers(name: str) -> list[str]:
+    """The processes and mounts on this machine that belong to the cluster of that name."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"clusters/{name}/" in (process / "mountinfo").read_text():
+                found.append(process.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module", params=sorted(SITES))
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with Cluster(request.param) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gres() -> Iterator[Cluster]:
+    with Cluster("gres") as running:
+        yield running
+
+
+class TestSlurm:
+    """On both sites."""
+
+    pytestmark = real
+
+    def test_a_job_of_an_ordinary_user_runs_and_the_host_sees_what_it_wrote(self, cluster: Cluster) -> None:
+        script = "id -un; hostname; echo GPUs $CUDA_VISIBLE_DEVICES; touch /scratch/made"
+        submit(cluster, "--gres=gpu:2", "--output=hello.out", "--wrap", script)
+        output = cluster.home("alice") / "hello.out"
+        until(lambda: (cluster.scratch / "made").exists(), "the job's end")
+        assert output.read_text().split("\n")[:3] == ["alice", cluster.name, "GPUs 0,1"]
+        assert output.stat().st_uid == 2001
+
+    def test_jobs_run_the_python_of_the_tests(self, cluster: Cluster) -> None:
+        script = "import sys, numpy; print(sys.prefix)"
+        done = cluster.run(["srun", cluster.python, "-c", script])
+        assert done.stdout.strip() == sys.prefix
+
+    def test_each_node_gives_its_gpus(self, cluster: Cluster) -> None:
+        command = ["srun", "-N2", "--ntasks-per-node=1", "--gres=gpu:4"]
+        done = cluster.run([*command, "sh", "-c", "echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"])
+        lines = sorted(line.split() for line in done.stdout.splitlines())
+        assert [gpus for _, gpus in lines] == ["0,1,2,3"] * 2
+        assert len({node for node, _ in lines}) == 2
+
+    def test_a_partition_without_gres_hands_out_whole_nodes(self, cluster: Cluster) -> None:
+        number = submit(cluster, "-p", "whole", "-N1", "-n1", "--wrap", "sleep 60")
+        until(lambda: job(cluster, number)["JobState"] == "RUNNING", "RUNNING")
+        shown = job(cluster, number)
+        assert shown["NumCPUs"] == "16"
+        assert "gres" not in shown.get("AllocTRES", shown.get("TRES", ""))
+        node = cluster.run(["sinfo", "-hN", "-p", "whole", "-o", "%N %T"]).stdout
+        assert f"{shown['NodeList']} allocated" in node
+        cluster.run(["scancel", number])
+        refused = cluster.run(["sbatch", "-p", "whole", "--gres=gpu:1", "--wrap", "true"], check=False)
+        assert refused.returncode != 0
+
+    def test_the_owner_resizes_a_requeued_job(self, cluster: Cluster) -> None:
+        number = submit(
+            cluster,
+            "--nodes=1",
+            "--gres=gpu:1",
+            "--cpus-per-gpu=1",
+            "--open-mode=append",
+            "--wrap",
+            "sleep 60",
+        )
+        until(lambda: job(cluster, number)["JobState"] == "RUNNING", "RUNNING")
+        cluster.run(["scontrol", "requeuehold", number])
+
+        def held() -> bool:
+            return job(cluster, number)["JobState"] == "PENDING"
+
+        until(held, "PENDING")
+        cluster.run(["scontrol", "update", f"JobId={number}", "NumNodes=2-2", "Gres=gpu:4"])
+        cluster.run(["scontrol", "update", f"JobId={number}", "StartTime=now"])
+        cluster.run(["scontrol", "release", number])
+        until(lambda: job(cluster, number)["JobState"] == "RUNNING", "RUNNING again")
+        resized = job(cluster, number)
+        assert (resized["NumNodes"], resized["Restarts"]) == ("2", "1")
+        details = cluster.run(["scontrol", "--details", "show", "job", number]).stdout
+        assert "Nodes=n[1-2]" in details
+        assert "GRES=gpu:4(IDX:0-3)" in details
+        cluster.run(["scancel", number])
+
+    def test_the_command_line_speaks_json(self, cluster: Cluster) -> None:
+        for command in ("squeue", "sinfo"):
+            assert cluster.run([command, "--json"]).stdout.startswith("{")
+
+    def test_a_killed_controller_comes_back_with_its_jobs(self, cluster: Cluster) -> None:
+        number = submit(cluster, "--hold", "--wrap", "true", user="bob")
+        # A job younger than Slurm's last save (at most 5 s ago) does not survive a crash.
+        state = cluster.root / slurm_conf.STATE.lstrip("/") / "job_state"
+        submitted = time.time()
+        until(lambda: state.stat().st_mtime > submitted, "a save of Slurm's state")
+        cluster.kill_slurmctld()
+        cluster.start_slurmctld()
+        until(
+            lambda: cluster.run(["squeue", "-h", "-u", "bob"], check=False).stdout != "",
+            "an answer from slurmctld",
+        )
+        assert job(cluster, number)["JobState"] == "PENDING"
+
+
+class TestCommands:
+    """What `run` and `popen` promise."""
+
+    pytestmark = real
+
+    def test_pyslurm_reads_jobs_as_an_ordinary_user(self, gres: Cluster) -> None:
+        if not gres.pyslurm:
+            pytest.skip(gres.pyslurm_why)
+        number = submit(gres, "--hold", "--wrap", "true")
+        script = "import pyslurm; print(*pyslurm.Jobs.load())"
+        assert number in gres.run([gres.python, "-c", script]).stdout.split()
+
+    def test_status_input_and_folder_pass_through(self, gres: Cluster) -> None:
+        done = gres.run(["sh", "-c", "cat; pwd; exit 3"], cwd="/scratch", input="hi\n", check=False)
+        assert (done.returncode, done.stdout) == (3, "hi\n/scratch\n")
+        with pytest.raises(ClusterError, match="no such thing"):
+            gres.run(["sh", "-c", "echo no such thing >&2; exit 1"])
+        assert gres.run(["no-such-command"], check=False).returncode == 127
+
+    def test_a_signal_reaches_the_command(self, gres: Cluster) -> None:
+        script = "trap 'echo stopping; exit 7' TERM; echo ready; while :; do sleep 0.1; done"
+        process = gres.popen(["sh", "-c", script], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.wait(5) == 7
+        assert process.stdout.read() == "stopping\n"
+
+    def test_a_killed_command_is_dead(self, gres: Cluster) -> None:
+        process = gres.popen(["sleep", "1234"])
+        pattern = ["pgrep", "-fx", "sleep 1234"]
+        until(lambda: gres.run(pattern, check=False).returncode == 0, "the command's start")
+        process.kill()
+        assert process.wait(5) == -signal.SIGKILL
+        until(lambda: gres.run(pattern, check=False).returncode == 1, "the command's death")
+
+    def test_at_the_time_limit_children_die_too(self, gres: Cluster) -> None:
+        with pytest.raises(subprocess.TimeoutExpired):
+            gres.run(["sh", "-c", "sleep 4321 & wait"], timeout=0.5)
+        until(
+            lambda: gres.run(["pgrep", "-fx", "sleep 4321"], check=False).returncode == 1,
+            "the child's death",
+        )
+
+    def test_the_root_and_the_repository_are_safe_from_it(self, gres: Cluster) -> None:
+        gres.run(["touch", "/usr/bin/spoilt"], user="root")
+        with Cluster("gres") as second:
+            assert not (second.root / "usr/bin/spoilt").exists()
+        for folder in (REPOSITORY, sys.prefix):
+            done = gres.run(["touch", f"{folder}/spoilt"], user="root", check=False)
+            assert "Read-only file system" in done.stderr
+
+
+class TestLife:
+    """Clusters side by side, and nothing left of them whatever happens."""
+
+    pytestmark = real
+
+    def test_two_of_one_site_do_not_meet(self, gres: Cluster) -> None:
+        with Cluster("gres") as second:
+            submit(second, "--hold", "--job-name=only-here", "--wrap", "true")
+            assert "only-here" in second.run(["squeue", "-h", "-o", "%j"]).stdout
+            assert "only-here" not in gres.run(["squeue", "-h", "-o", "%j"]).stdout
+            assert leftovers(second.name)
+        assert not leftovers(second.name)
+        assert not second.box.folder.exists()
+
+    def test_a_killed_owner_leaves_nothing(self) -> None:
+        name = f"orphan-{secrets.token_hex(2)}"
+        script = (
+            "import sys, time; from tests.cluster import Cluster\n"
+            "c = Cluster('gres', sys.argv[1]).start(); c.popen(['sleep', '999'])\n"
+            "print('up', flush=True); time.sleep(999)"
+        )
+        owner = subprocess.Popen(
+            [sys.executable, "-c", script, name], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+        )
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "up\n"
+        assert leftovers(name)
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+        until(lambda: not leftovers(name), "the end of every process")
+        folder = Cluster("gres", name).box.folder
+        until(lambda: not folder.exists(), "the end of every file")
+
+    def test_a_killed_keeper_leaves_files_only_and_the_name_is_free(self) -> None:
+        cluster = Cluster("old", f"kept-{secrets.token_hex(2)}").start()
+        os.kill(cluster.box.keeper, signal.SIGKILL)
+        until(lambda: not leftovers(cluster.name), "the end of every process")
+        assert not cluster.alive
+        with Cluster("old", cluster.name) as again:
+            assert again.alive
+        assert not again.box.folder.exists()
+
+    def test_up_stays_and_down_leaves_nothing(self) -> None:
+        name = f"cli-{secrets.token_hex(2)}"
+        tool = [sys.executable, "-m", "tests.cluster"]
+
+        def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run([*tool, *arguments], cwd=REPOSITORY, capture_output=True, text=True)
+
+        assert call("up", "gres", "--name", name).returncode == 0
+        try:
+            assert "already running" in call("up", "gres", "--name", name).stderr
+            done = call(
+                "exec", name, "-u", "bob", "--cwd", "/scratch", "--", "sh", "-c", "id -un; pwd; exit 5"
+            )
+            assert (done.returncode, done.stdout) == (5, "bob\n/scratch\n")
+            assert name in call("status").stdout
+        finally:
+            down = call("down", "--name", name)
+        assert down.returncode == 0
+        assert not leftovers(name)
+        assert call("exec", name, "true").returncode == 1
+
+
+def test_a_name_must_do_as_a_host_name() -> None:
+    with pytest.raises(ClusterError, match="lower-case"):
+        Cluster("gres", "No_Good")
+
+
+def test_only_the_gres_partition_tells_slurm_of_gpus() -> None:
+    for site in SITES.values():
+        lines = slurm_conf.slurm_conf(site, "here").splitlines()
+        nodes = {line.split()[0]: line for line in lines if line.startswith("NodeName=")}
+        assert "Gres=gpu:4" in nodes["NodeName=n[1-4]"]
+        assert "Gres" not in nodes["NodeName=w[1-4]"]
+        assert slurm_conf.gres_conf(site) == "NodeName=n[1-4] Name=gpu File=/dev/gpu[0-3]\n"

@@ -1,0 +1,143 @@
+"""Starts training runs with `ones-run` outside Slurm, and reads what they left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ones_wrapper.protocol import Order, Report, decode_report, encode, reports_name
+
+TRAIN = Path(__file__).parent / "train.py"
+TIMEOUT_S = 60.0
+
+R = TypeVar("R", bound=Report)
+
+
+class Run:
+    """One run: `ones-run --gpus-per-node RANKS train.py …` in the background."""
+
+    def __init__(
+        self,
+        job_dir: Path,
+        *arguments: str,
+        ranks: int = 1,
+        restart: int = 0,
+        script: Path = TRAIN,
+        **env: str,
+    ) -> None:
+        self.job_dir, self.restart = job_dir, restart
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))}
+        clean |= {
+            "ONES_JOB_DIR": str(job_dir),
+            "SLURM_RESTART_COUNT": str(restart),
+            "ONES_REPORT_EVERY_S": "0.2",
+            "ONES_TRACE": str(job_dir / "trace-{restart}-{rank}.jsonl"),
+            **env,
+        }
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "ones_wrapper.launch",
+                f"--gpus-per-node={ranks}",
+                str(script),
+                *arguments,
+            ],
+            env=clean,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.output = self.errors = ""
+
+    def end(self) -> int:
+        """Wait for the end; the exit code."""
+        try:
+            self.output, self.errors = self.process.communicate(timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        return self.process.returncode
+
+    def reports(self) -> list[Report]:
+        """The reports so far."""
+        path = self.job_dir / reports_name(self.restart)
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        return [decode_report(line)[2] for line in lines if line.endswith(b"\n")]
+
+    def of(self, kind: type[R]) -> list[R]:
+        """The reports of one kind so far."""
+        return [report for report in self.reports() if isinstance(report, kind)]
+
+    def wait_for(self, kind: type[R], condition: Callable[[R], bool] = lambda report: True) -> R:
+        """Wait for a report; fails when the run ends without it."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            ended = self.process.poll() is not None
+            for report in self.of(kind):
+                if condition(report):
+                    return report
+            if ended:
+                break
+            time.sleep(0.02)
+        self.process.kill()
+        self.end()
+        raise AssertionError(f"no such {kind.kind}; reports {self.reports()}; stderr {self.errors}")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to `ones-run`."""
+        self.process.send_signal(number)
+
+
+def write_order(job_dir: Path, order: Order) -> None:
+    """Replace `orders.json` as the companion does."""
+    new = job_dir / ".orders.json"
+    new.write_bytes(encode(order))
+    new.replace(job_dir / "orders.json")
+
+
+def lines_that_count(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps of a trace (`ONES_TRACE`) that led to the final parameters.
+
+    A run that was killed took steps after its last checkpoint, which the next run took again: what counts of
+    a run is what came before the step at which a later run went on.
+    """
+    lines = list(lines)
+    begins = {line["restart"]: line["begin"] for line in lines if "begin" in line}
+
+    def counts(line: dict[str, Any]) -> bool:
+        later = [begin for restart, begin in begins.items() if restart > line["restart"]]
+        return line["step"] < min(later, default=line["step"] + 1)
+
+    return [line for line in lines if "samples" in line and counts(line)]
+
+
+def samples_used(job_dir: Path) -> dict[int, Counter[int]]:
+    """How often each sample of each epoch was used, by epoch, from the traces in a job's directory."""
+    lines = [
+        json.loads(t) for path in sorted(job_dir.glob("trace-*.jsonl")) for t in path.read_text().splitlines()
+    ]
+    used: dict[int, Counter[int]] = {}
+    for line in lines_that_count(lines):
+        used.setdefault(line["epoch"], Counter()).update(line["samples"])
+    return used
+
+
+def assert_exactly_once(job_dir: Path, epochs: int, samples: int) -> None:
+    """Every sample of every epoch was used once, and nothing else was."""
+    used = samples_used(job_dir)
+    assert sorted(used) == list(range(epochs))
+    for epoch, counter in used.items():
+        wrong = {s: n for s, n in counter.items() if n != 1}
+        assert not wrong, f"epoch {epoch}: samples used {wrong}"
+        assert set(counter) == set(range(samples)), (
+            f"epoch {epoch}: {samples - len(counter)} samples not used"
+        )

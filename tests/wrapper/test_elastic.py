@@ -1,0 +1,173 @@
+"""Whole runs outside Slurm: resizes, orders, signals and failures, with real processes and gradients."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ones_wrapper.protocol import Batch, Bye, Checkpoint, Epoch, Hello, Order, Throughput, decode_spec
+
+from tests.wrapper.runs import Run, assert_exactly_once, write_order
+
+EPOCHS, SAMPLES = 4, 97
+
+
+def parameters(path: Path) -> torch.Tensor:
+    return torch.tensor(json.loads(path.read_text())["parameters"], dtype=torch.float64)
+
+
+def drain(run: Run, number: int, **order: int) -> Checkpoint:
+    """Order a drain, and end the run as a requeue does."""
+    write_order(run.job_dir, Order(number, run.restart, drain=True, **order))
+    checkpoint = run.wait_for(Checkpoint, lambda report: report.order == number)
+    run.signal(signal.SIGTERM)
+    assert run.end() == 143, run.errors
+    assert run.of(Bye) == [Bye("drained", checkpoint.step, 143)]
+    return checkpoint
+
+
+def test_resizes_change_neither_the_samples_nor_the_parameters(tmp_path: Path) -> None:
+    """Protects the core promise: 1 → 3 → 2 ranks by drains and a kill end where an uninterrupted run ends."""
+    job = tmp_path / "job"
+    job.mkdir()
+    slow = ("--epochs", str(EPOCHS), "--step-ms", "40")
+    first = Run(job, *slow)
+    plain = Run(tmp_path / "plain", "--epochs", str(EPOCHS), "--out", str(tmp_path / "plain.json"))
+    first.wait_for(Throughput)
+    left = drain(first, 1)
+    assert left.cursor < SAMPLES and left.step > 0
+
+    second = Run(job, *slow, ranks=3, restart=1)
+    hello = second.wait_for(Hello)
+    assert (hello.world, hello.step, hello.cursor, hello.checkpoint) == (3, left.step, left.cursor, left.name)
+    second.wait_for(Throughput)
+    second.signal(signal.SIGUSR1)
+    passing = second.wait_for(Checkpoint)
+    assert passing.order is None
+    second.wait_for(Throughput, lambda report: report.step > passing.step + 1)
+    second.process.kill()  # its ranks die with it, and the steps after the checkpoint are lost
+    second.end()
+
+    last = Run(job, "--epochs", str(EPOCHS), "--out", str(tmp_path / "job.json"), ranks=2, restart=2)
+    assert last.end() == 0, last.errors
+    assert last.of(Hello)[0].step == passing.step
+    assert last.of(Bye) == [Bye("finished", 7 * EPOCHS)]
+    assert plain.end() == 0, plain.errors
+    assert_exactly_once(job, EPOCHS, SAMPLES)
+    assert_exactly_once(tmp_path / "plain", EPOCHS, SAMPLES)
+    torch.testing.assert_close(parameters(tmp_path / "job.json"), parameters(tmp_path / "plain.json"))
+    assert decode_spec((job / "spec.json").read_bytes()).dataset == SAMPLES
+    assert [r.samples for r in plain.of(Epoch)] == [SAMPLES] * EPOCHS
+    assert sorted(p.name for p in (job / "checkpoints").iterdir())[-1] == f"step-{7 * EPOCHS:09d}"
+    assert len(list((job / "checkpoints").iterdir())) == 2
+
+
+def test_batch_order_takes_effect_without_a_restart(tmp_path: Path) -> None:
+    """Protects: the batch changes at a step boundary, is cut to what the ranks hold, the learning rate
+    follows up to its cap and schedulers do not see it; a drain that nobody requeues ends by itself; a foreign
+    drain is no order."""
+    run = Run(
+        tmp_path, "--step-ms", "20", "--epochs", "8", "--workers", "1", "--out", str(tmp_path / "out.json"),
+        ranks=2, ONES_DRAIN_WAIT_S="0.5",
+    )  # fmt: skip
+    run.wait_for(Throughput)
+    write_order(tmp_path, Order(1, restart=5, batch=8, drain=True))  # of a run that is not this one
+    write_order(tmp_path, Order(2, restart=0, batch=48))
+    changed = run.wait_for(Batch)
+    assert (changed.batch, changed.lr_factor, changed.order) == (48, 2.0, 2)
+    write_order(tmp_path, Order(3, restart=0, batch=1000, drain=True))
+    drained = run.wait_for(Checkpoint, lambda report: report.order == 3)
+    assert run.end() == 0, run.errors
+    assert "no requeue came" in run.errors
+    assert run.of(Bye)[0].reason == "finished" and run.of(Bye)[0].step > drained.step
+    assert [(b.batch, b.order) for b in run.of(Batch)] == [(48, 2), (64, 3)]
+    assert {(t.batch, t.lr_factor) for t in run.of(Throughput)} == {(16, 1.0), (48, 2.0), (64, 2.0)}
+    assert_exactly_once(tmp_path, 8, SAMPLES)
+    out = json.loads((tmp_path / "out.json").read_text())
+    assert out["lr"] == pytest.approx(0.05 * 0.8**8)
+    assert out["omp"] == "1"
+
+
+def test_newer_order_calls_a_drain_off(tmp_path: Path) -> None:
+    """Protects: a resize that the companion gives up costs the job a pause, not a run."""
+    run = Run(tmp_path, "--step-ms", "30")
+    run.wait_for(Throughput)
+    write_order(tmp_path, Order(1, 0, drain=True))
+    run.wait_for(Checkpoint, lambda report: report.order == 1)
+    write_order(tmp_path, Order(2, 0))
+    assert run.end() == 0, run.errors
+    assert "a newer order came" in run.errors
+    # The pause is no step: it must not look like a slow one.
+    assert all(t.samples / t.seconds > 150 for t in run.of(Throughput))
+
+
+def test_sigterm_checkpoints_and_says_so(tmp_path: Path) -> None:
+    """Protects work at a time limit or preemption: checkpoint at the next boundary, exit code of the
+    signal.
+    """
+    run = Run(tmp_path, "--step-ms", "30", ranks=2)
+    run.wait_for(Throughput)
+    run.signal(signal.SIGTERM)
+    assert run.end() == 143, run.errors
+    bye = run.of(Bye)[0]
+    assert (bye.reason, bye.exit_code) == ("signal", 143)
+    assert run.of(Checkpoint)[-1].step == bye.step
+
+
+def test_exit_code_of_one_rank_is_the_exit_code(tmp_path: Path) -> None:
+    """Protects: a script that fails fails the job with its own code, and the other ranks do not hang on."""
+    run = Run(tmp_path, "--exit-at", "3", ranks=2)
+    assert run.end() == 7, run.errors
+    bye = run.of(Bye)[0]
+    assert bye.reason == "error" and bye.exit_code != 0
+
+
+def test_full_disk_does_not_stop_training(tmp_path: Path) -> None:
+    """Protects: where a checkpoint cannot be written the last one stays, it is said, and a drain reports
+    nothing.
+    """
+    run = Run(tmp_path, "--step-ms", "60", "--epochs", "4", "--full", "15", "26", ranks=2)
+    run.wait_for(Throughput)
+    run.signal(signal.SIGUSR1)
+    good = run.wait_for(Checkpoint)
+    run.wait_for(Throughput, lambda report: report.step >= 15)
+    write_order(tmp_path, Order(1, 0, drain=True))
+    assert run.end() == 0, run.errors
+    assert "could not be written" in run.errors
+    assert good.step < 15
+    assert [c.order for c in run.of(Checkpoint)] == [None, None]
+    assert not list((tmp_path / "checkpoints").glob(".*"))
+    assert_exactly_once(tmp_path, 4, SAMPLES)
+
+
+def test_script_that_fails_at_once(tmp_path: Path) -> None:
+    """Protects: exit codes pass through also when the script never came to `ones.init`, and ranks get their
+    place.
+    """
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys\nprint('rank', os.environ['RANK'], sys.argv[1:])\nsys.exit(3)\n")
+    run = Run(tmp_path / "job", "--some", "thing", script=script, ranks=2)
+    assert run.end() == 3
+    assert sorted(run.output.splitlines()) == [f"rank {r} ['--some', 'thing']" for r in (0, 1)]
+
+
+def test_plain_python_runs_the_same_script(tmp_path: Path) -> None:
+    """Protects: the edits do not tie a script to Slurm or to ones-run; an exception is reported as it is."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))}
+    run = Run.__new__(Run)
+    run.job_dir, run.restart = tmp_path / "ones-0", 0
+    script = Path(__file__).parent / "train.py"
+    for arguments, code, reason in ((["--epochs", "1"], 0, "finished"), (["--samples", "50"], 1, "error")):
+        done = subprocess.run(
+            [sys.executable, str(script), *arguments], cwd=tmp_path, env=env, capture_output=True, text=True
+        )
+        assert done.returncode == code, done.stderr
+        bye = run.of(Bye)[-1]
+        assert (bye.reason, bye.exit_code) == (reason, code)
+    assert "97 samples" in bye.note

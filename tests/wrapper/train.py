@@ -1,0 +1,72 @@
+"""The training script of these tests: a small regression in float64, with ways to go wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+import ones_wrapper as ones
+import torch
+from torch.utils.data import TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--samples", type=int, default=97)
+parser.add_argument("--batch", type=int, default=16)
+parser.add_argument("--max-batch", type=int, default=64)
+parser.add_argument("--max-local-batch", type=int, default=32)
+parser.add_argument("--step-ms", type=float, default=0.0)
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--exit-at", type=int, default=-1, help="step at which the last rank exits with code 7")
+parser.add_argument(
+    "--full", type=int, nargs=2, default=(-1, -1), help="steps between which the disk is full"
+)
+parser.add_argument("--out", type=Path)
+args = parser.parse_args()
+
+job = ones.init(
+    batch=args.batch,
+    max_batch=args.max_batch,
+    max_local_batch=args.max_local_batch,
+    epochs=args.epochs,
+    lr_cap=2.0,
+)
+torch.manual_seed(job.rank)  # the parameters of rank 0 have to reach all
+model = torch.nn.Sequential(
+    torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)
+)
+model = job.ddp(model.double())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.8)
+generator = torch.Generator().manual_seed(1)
+x = torch.randn(args.samples, 8, generator=generator, dtype=torch.float64)
+job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+loader = job.loader(TensorDataset(x, x.prod(1, keepdim=True)), seed=3, num_workers=args.workers)
+step = job.progress.step
+for _ in job.epochs():
+    for inputs, target in loader:
+        loss = torch.nn.functional.mse_loss(model(inputs), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        job.loss(loss)
+        time.sleep(args.step_ms / 1000)
+        step += 1
+        if step == args.exit_at and job.rank == job.world - 1:
+            sys.exit(7)
+        if step in args.full:
+            limit = 20_000 if step == args.full[0] else resource.RLIM_INFINITY
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    scheduler.step()
+    job.epoch_end()
+if args.out and job.rank == 0:
+    parameters = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+    threads = os.environ.get("OMP_NUM_THREADS")
+    args.out.write_text(
+        json.dumps({"parameters": parameters, "lr": optimizer.param_groups[0]["lr"], "omp": threads})
+    )

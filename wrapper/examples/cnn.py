@@ -1,0 +1,78 @@
+"""A small CNN on scikit-learn's digits: an ordinary training script, made elastic by `ones`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import ones_wrapper as ones
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=32, help="global batch that --lr is meant for")
+    parser.add_argument("--max-batch", type=int, default=256)
+    parser.add_argument("--max-local-batch", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument(
+        "--pace", type=float, default=0.0, metavar="MS", help="sleep per sample, as a GPU would compute"
+    )
+    parser.add_argument("--pace-step", type=float, default=0.0, metavar="MS", help="sleep per step besides")
+    return parser.parse_args()
+
+
+def digits() -> tuple[TensorDataset, TensorDataset]:
+    """1437 digits of 8x8 to train on, 360 to measure accuracy with."""
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 8 - 1
+    y = torch.tensor(labels)
+    held_out = torch.arange(len(y)) % 5 == 0
+    return TensorDataset(x[~held_out], y[~held_out]), TensorDataset(x[held_out], y[held_out])
+
+
+def main() -> None:
+    args = options()
+    job = ones.init(
+        batch=args.batch, max_batch=args.max_batch, max_local_batch=args.max_local_batch, epochs=args.epochs
+    )
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(128, 10),
+    )  # fmt: skip
+    model = job.ddp(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs)
+    train, test = digits()
+    job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    loader = job.loader(train)
+    for epoch in job.epochs():
+        model.train()
+        for x, y in loader:
+            loss = cross_entropy(model(x.to(job.device)), y.to(job.device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            job.loss(loss)
+            time.sleep((args.pace * len(y) + args.pace_step) / 1000)
+        scheduler.step()
+        model.eval()
+        with torch.no_grad():
+            x, y = test.tensors
+            accuracy = (model.module(x.to(job.device)).argmax(1).cpu() == y).float().mean().item()
+        if job.rank == 0:
+            print(
+                f"epoch {epoch}: accuracy {accuracy:.3f}, batch {job.batch} on {job.world} ranks", flush=True
+            )
+        job.epoch_end(accuracy=accuracy)
+
+
+if __name__ == "__main__":
+    main()

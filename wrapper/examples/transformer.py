@@ -1,0 +1,99 @@
+"""A small transformer on scikit-learn's digits, read row by row: an ordinary training script, made elastic by
+`ones`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import ones_wrapper as ones
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+
+class Transformer(nn.Module):
+    """Reads a digit as a sequence of its eight rows."""
+
+    def __init__(self, width: int = 48, heads: int = 4, layers: int = 2) -> None:
+        super().__init__()
+        self.rows = nn.Linear(8, width)
+        self.place = nn.Parameter(torch.randn(8, width) * 0.1)
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 2 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.digit = nn.Linear(width, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.rows(images.squeeze(1)) + self.place
+        digit: torch.Tensor = self.digit(self.encoder(rows).mean(1))
+        return digit
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=32, help="global batch that --lr is meant for")
+    parser.add_argument("--max-batch", type=int, default=256)
+    parser.add_argument("--max-local-batch", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=0.002)
+    parser.add_argument(
+        "--pace", type=float, default=0.0, metavar="MS", help="sleep per sample, as a GPU would compute"
+    )
+    parser.add_argument("--pace-step", type=float, default=0.0, metavar="MS", help="sleep per step besides")
+    return parser.parse_args()
+
+
+def digits() -> tuple[TensorDataset, TensorDataset]:
+    """1437 digits of 8x8 to train on, 360 to measure accuracy with."""
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 8 - 1
+    y = torch.tensor(labels)
+    held_out = torch.arange(len(y)) % 5 == 0
+    return TensorDataset(x[~held_out], y[~held_out]), TensorDataset(x[held_out], y[held_out])
+
+
+def main() -> None:
+    args = options()
+    job = ones.init(
+        batch=args.batch,
+        max_batch=args.max_batch,
+        max_local_batch=args.max_local_batch,
+        epochs=args.epochs,
+        lr_rule="sqrt",
+    )
+    torch.manual_seed(0)
+    model: nn.Module = Transformer()
+    model = job.ddp(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs)
+    train, test = digits()
+    job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    loader = job.loader(train)
+    for epoch in job.epochs():
+        model.train()
+        for x, y in loader:
+            loss = cross_entropy(model(x.to(job.device)), y.to(job.device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            job.loss(loss)
+            time.sleep((args.pace * len(y) + args.pace_step) / 1000)
+        scheduler.step()
+        model.eval()
+        with torch.no_grad():
+            x, y = test.tensors
+            accuracy = (model.module(x.to(job.device)).argmax(1).cpu() == y).float().mean().item()
+        if job.rank == 0:
+            print(
+                f"epoch {epoch}: accuracy {accuracy:.3f}, batch {job.batch} on {job.world} ranks", flush=True
+            )
+        job.epoch_end(accuracy=accuracy)
+
+
+if __name__ == "__main__":
+    main()

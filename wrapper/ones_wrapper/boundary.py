@@ -1,0 +1,110 @@
+"""Where all ranks act together: at a step boundary they agree on what orders and signals ask for.
+
+The agreement is one maximum over a handful of integers. When steps are so short that it would cost more than
+`SHARE` of them, the ranks agree at every n-th boundary only; rank 0 says n, as part of the agreement.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ones_wrapper.group import Group
+from ones_wrapper.mailbox import Inbox
+from ones_wrapper.protocol import Order
+from ones_wrapper.signals import Flags
+
+SHARE = 0.01
+"""Most of a step's time that agreeing may take."""
+LONGEST_S = 1.0
+"""Longest time between two agreements, where steps are shorter than that."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks do now."""
+
+    stop: bool
+    checkpoint: bool
+    number: int
+    """Number of the order in force, 0 where there is none."""
+    wanted: int
+    """Global batch that it asks for, 0 for none."""
+    drain: bool
+
+
+class Boundary:
+    """The step boundaries of one run."""
+
+    def __init__(self, group: Group, inbox: Inbox | None, restart: int, flags: Flags) -> None:
+        self._group = group
+        self._inbox = inbox
+        self._restart = restart
+        self._flags = flags
+        self._skip = 0
+        self._cost_s = 0.0
+        self._answered = 0
+        self.applied = 0
+        """Number of the order whose batch is in force."""
+
+    def _order(self) -> Order | None:
+        return self._inbox.poll() if self._inbox is not None else None
+
+    def first(self) -> Agreement:
+        """The order that was there before the first step: its batch counts, a drain waits for the first
+        boundary.
+        """
+        return self._agree(int(self._flags.checkpoint), 1)
+
+    def meet(self, step_s: float, due: bool) -> Agreement | None:
+        """Called at every step boundary by all ranks; None at those that are skipped.
+
+        `step_s` is the length of a step in seconds, `due` whether it is time for a checkpoint (rank 0
+        decides).
+        """
+        if self._skip > 0:
+            self._skip -= 1
+            return None
+        first = self._group.rank == 0
+        asked, self._flags.checkpoint = self._flags.checkpoint, False
+        agreed = self._agree(int(asked or (first and due)), self._interval(step_s))
+        if agreed.drain:
+            self._answered = agreed.number
+        return agreed
+
+    def _interval(self, step_s: float) -> int:
+        if step_s <= 0 or self._group.world == 1:
+            return 1
+        return max(1, min(round(self._cost_s / (SHARE * step_s)), int(LONGEST_S / step_s)))
+
+    def _agree(self, checkpoint: int, interval: int) -> Agreement:
+        order = self._order()
+        number = order.number if order else 0
+        drains = order is not None and order.drain and order.restart == self._restart
+        said = [
+            int(self._flags.stop),
+            checkpoint,
+            number,
+            (order.batch or 0) if order else 0,
+            int(drains and number > self._answered),
+            interval if self._group.rank == 0 else 0,
+        ]
+        started = time.perf_counter()
+        stop, checkpoint, number, wanted, drain, interval = self._group.maximum(said)
+        cost = time.perf_counter() - started
+        # The shortest of late: what exceeds it is waiting for a slower rank, which the step would do anyway.
+        self._cost_s = min(self._cost_s * 1.1, cost) if self._cost_s else cost
+        self._skip = interval - 1
+        return Agreement(bool(stop), bool(checkpoint), number, wanted, bool(drain))
+
+    def wait(self, number: int, over: bool) -> Agreement:
+        """Called again and again while drained by order `number`; `drain` in the answer means: carry on.
+
+        A newer order calls the drain off; if it drains too, the next boundary obeys it. `over` on rank 0 says
+        that no requeue will come.
+        """
+        order = self._order()
+        newer = order is not None and order.number > number
+        carry_on = newer or (over and self._group.rank == 0)
+        stop, go = self._group.maximum([int(self._flags.stop), int(carry_on)])
+        return Agreement(bool(stop), False, number, 0, bool(go))
