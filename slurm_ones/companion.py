@@ -127,6 +127,11 @@ class Companion:
                 wait = min(wait * 2, 10 * self.settings.interval_s)
                 log.error("%s; trying again in %.0f s", error, wait)
                 stop.wait(wait)
+            except Exception:
+                # One odd job must not leave everybody else's resizes unfinished.
+                wait = min(wait * 2, 10 * self.settings.interval_s)
+                log.exception("this tick failed; the next one comes in %.0f s", wait)
+                stop.wait(wait)
 
     def _between(self, stop: threading.Event, until: float) -> None:
         while not stop.is_set() and (left := until - time.monotonic()) > 0:

@@ -30,15 +30,9 @@ class _Section(BaseModel):
 class ResizeSettings(_Section):
     """Limits on what may be done to a job. Times in seconds."""
 
-    dwell_s: float = Field(
-        300, ge=0, description="least time between two resizes of a job, and after its start"
-    )
-    max_wait_s: float = Field(
-        300, gt=0, description="a resized job that waits longer gets its old shape back"
-    )
-    drain_timeout_s: float = Field(
-        300, gt=0, description="a job that has not checkpointed by then is left alone"
-    )
+    dwell_s: float = Field(300, ge=0, description="least time between two resizes of a job, and after its start")
+    max_wait_s: float = Field(300, gt=0, description="a resized job that waits longer gets its old shape back")
+    drain_timeout_s: float = Field(300, gt=0, description="a job that has not checkpointed by then is left alone")
     start_timeout_s: float = Field(300, gt=0, description="how long a new run may take to say hello")
     max_open: int = Field(4, ge=1, description="resizes under way at once")
     start_now: bool = Field(True, description="skip Slurm's delay after a requeue (StartTime=now)")
@@ -51,12 +45,8 @@ class Settings(_Section):
 
     cluster: str = Field("", description="name in the database; empty takes Slurm's ClusterName")
     database: str = Field("", description="SQLAlchemy URL; empty takes ~/.local/share/slurm-ones/ones.sqlite")
-    mode: Literal["advise", "act"] = Field(
-        "advise", description="advise prints the commands and changes nothing"
-    )
-    scope: Literal["all", "own"] = Field(
-        "all", description="operator mode (all users' jobs) or user mode (own jobs)"
-    )
+    mode: Literal["advise", "act"] = Field("advise", description="advise prints the commands and changes nothing")
+    scope: Literal["all", "own"] = Field("all", description="operator mode (all users' jobs) or user mode (own jobs)")
     client: Literal["auto", "pyslurm", "command"] = Field("auto", description="how to talk to Slurm")
     tick_s: float | None = Field(None, gt=0, description="seconds between ticks; 60, or 180 in user mode")
     timeout_s: float = Field(30, gt=0, description="longest wait for one answer of Slurm")
@@ -73,7 +63,7 @@ class Settings(_Section):
     whole_node_gpus: dict[str, int] = Field(
         default_factory=dict, description="GPUs per node of partitions where Slurm knows of none (no GRES)"
     )
-    resize: ResizeSettings = Field(default_factory=ResizeSettings)
+    resize: ResizeSettings = ResizeSettings()
 
     @model_validator(mode="after")
     def _counts(self) -> Settings:

@@ -34,11 +34,9 @@ from ones_db.records import (
     ThroughputRecord,
     TimelineRow,
 )
-from ones_db.resizes import KEEP, Keep
 from ones_db.store import Store
 
 __all__ = [
-    "KEEP",
     "RESIZE_DONE",
     "SCHEMA_REVISION",
     "BatchRecord",
@@ -52,7 +50,6 @@ __all__ = [
     "JobHistory",
     "JobRecord",
     "JobSummary",
-    "Keep",
     "ResizeConflict",
     "ResizeRecord",
     "ResizeStepRecord",

@@ -38,9 +38,7 @@ def add_decision(connection: Connection, cluster: int, record: DecisionRecord) -
     return key
 
 
-def set_outcome(
-    connection: Connection, cluster: int, decision_id: int, job_id: int, acted: bool, outcome: str
-) -> None:
+def set_outcome(connection: Connection, cluster: int, decision_id: int, job_id: int, acted: bool, outcome: str) -> None:
     job = key_of(connection, cluster, job_id)
     changed = connection.execute(
         DECISION_JOBS.update()

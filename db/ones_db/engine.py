@@ -103,17 +103,11 @@ def explained(error: DBAPIError, path: Path) -> StoreError:
     """The driver's error in words that say what to do."""
     words = str(error.orig)
     if "locked" in words or "busy" in words:
-        return StoreBusy(
-            f"{path}: locked by another process for {BUSY_S:.0f} s; is a second companion writing it?"
-        )
+        return StoreBusy(f"{path}: locked by another process for {BUSY_S:.0f} s; is a second companion writing it?")
     if "unable to open" in words:
-        return StoreError(
-            f"{path}: cannot be opened; check that the directory exists and that you may write in it"
-        )
+        return StoreError(f"{path}: cannot be opened; check that the directory exists and that you may write in it")
     if "readonly" in words:
-        return StoreError(
-            f"{path}: you may not write it; check the owner and mode of the file and its directory"
-        )
+        return StoreError(f"{path}: you may not write it; check the owner and mode of the file and its directory")
     if "not a database" in words:
         return SchemaError(f"{path}: not an SQLite database; name another file")
     if "no such table" in words:

@@ -8,17 +8,15 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from ones_db.jobs import JOBS, RUNS, among, job_record, newest, spec_record
-from ones_db.records import RESIZE_DONE, EpochPoint, JobHistory, JobRecord, SpecRecord, ThroughputPoint
+from ones_db.jobs import JOBS, RUNS, among, job_record, newest, run_end, spec_record
+from ones_db.records import RESIZE_DONE, EpochPoint, JobHistory, SpecRecord, ThroughputPoint
 from ones_db.reports import BATCHES, EPOCHS, THROUGHPUT
 from ones_db.resizes import RESIZES
 
 Row = Mapping[Any, Any]
 
 
-def histories(
-    connection: Connection, cluster: int, job_ids: Sequence[int] | None, last: int
-) -> dict[int, JobHistory]:
+def histories(connection: Connection, cluster: int, job_ids: Sequence[int] | None, last: int) -> dict[int, JobHistory]:
     query = select(JOBS).where(newest(cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
     if job_ids is None:
         query = query.where(JOBS.c.elastic, JOBS.c.end_time.is_(None))
@@ -28,9 +26,7 @@ def histories(
 
 
 def finished_histories(connection: Connection, cluster: int, limit: int, last: int) -> list[JobHistory]:
-    trained = (
-        select(EPOCHS.c.run_id).join(RUNS, RUNS.c.id == EPOCHS.c.run_id).where(RUNS.c.job_id == JOBS.c.id)
-    )
+    trained = select(EPOCHS.c.run_id).join(RUNS, RUNS.c.id == EPOCHS.c.run_id).where(RUNS.c.job_id == JOBS.c.id)
     query = (
         select(JOBS)
         .where(JOBS.c.cluster_id == cluster, JOBS.c.end_time.is_not(None), JOBS.c.state == "COMPLETED")
@@ -51,13 +47,12 @@ def _of(connection: Connection, query: Any, last: int) -> list[JobHistory]:
     throughput = _throughput(connection, keys, last)
     resizes = _resizes(connection, keys)
     return [
-        _history(row, runs[row["id"]], epochs[row["id"]], throughput[row["id"]], resizes.get(row["id"]))
-        for row in jobs
+        _history(row, runs[row["id"]], epochs[row["id"]], throughput[row["id"]], resizes.get(row["id"])) for row in jobs
     ]
 
 
 def _runs(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
-    """The runs of each job in order, with the global batch last in force in each."""
+    """The runs of each job in order, each with its end and with the global batch last in force."""
     changed = (
         select(BATCHES.c.batch)
         .where(BATCHES.c.run_id == RUNS.c.id)
@@ -66,7 +61,8 @@ def _runs(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
         .scalar_subquery()
     )
     query = (
-        select(RUNS, func.coalesce(changed, RUNS.c.batch).label("batch_now"))
+        select(RUNS, func.coalesce(changed, RUNS.c.batch).label("batch_now"), run_end().label("ended"))
+        .join(JOBS, JOBS.c.id == RUNS.c.job_id)
         .where(among(RUNS.c.job_id, keys))
         .order_by(RUNS.c.job_id, RUNS.c.restart)
     )
@@ -86,9 +82,7 @@ def _epochs(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]
 def _throughput(connection: Connection, keys: Sequence[int], last: int) -> dict[int, list[Row]]:
     """The newest `last` samples of each job, shape and batch, oldest first."""
     kind = (RUNS.c.job_id, RUNS.c.nodes, RUNS.c.gpus_per_node, THROUGHPUT.c.batch)
-    age = func.row_number().over(
-        partition_by=kind, order_by=(RUNS.c.restart.desc(), THROUGHPUT.c.number.desc())
-    )
+    age = func.row_number().over(partition_by=kind, order_by=(RUNS.c.restart.desc(), THROUGHPUT.c.number.desc()))
     speed = THROUGHPUT.c.samples / THROUGHPUT.c.seconds
     ranked = (
         select(*kind, speed.label("samples_per_s"), THROUGHPUT.c.time, age.label("age"))
@@ -96,11 +90,7 @@ def _throughput(connection: Connection, keys: Sequence[int], last: int) -> dict[
         .where(among(RUNS.c.job_id, keys), THROUGHPUT.c.seconds > 0, RUNS.c.nodes * RUNS.c.gpus_per_node > 0)
         .subquery()
     )
-    query = (
-        select(ranked)
-        .where(ranked.c.age <= last)
-        .order_by(ranked.c.job_id, ranked.c.time, ranked.c.age.desc())
-    )
+    query = select(ranked).where(ranked.c.age <= last).order_by(ranked.c.job_id, ranked.c.time, ranked.c.age.desc())
     return _by_job(connection, query)
 
 
@@ -125,9 +115,7 @@ def _history(
     row: Row, runs: Sequence[Row], epoch_rows: Sequence[Row], throughput: Sequence[Row], resizes: Row | None
 ) -> JobHistory:
     job, spec = job_record(row), spec_record(row)
-    epoch, cursor = next(
-        ((run["epoch"], run["cursor"]) for run in reversed(runs) if run["epoch"] is not None), (0, 0)
-    )
+    epoch, cursor = next(((run["epoch"], run["cursor"]) for run in reversed(runs) if run["epoch"] is not None), (0, 0))
     # Later runs come last and overwrite what they did anew; beyond the position, a lost checkpoint undid it.
     latest = {point["epoch"]: point for point in epoch_rows if point["epoch"] < epoch}
     epochs = tuple(
@@ -135,20 +123,17 @@ def _history(
         for _, point in sorted(latest.items())
     )
     changed = resizes["ended"] if resizes else None
-    ended_s, since = _running(job, runs)
-    starts = [run["start_time"] for run in runs if run["start_time"] is not None]
+    started = [run for run in runs if run["start_time"] is not None]
     return JobHistory(
         job=job,
         spec=spec,
         epochs=epochs,
-        throughput=tuple(
-            ThroughputPoint(*(sample[name] for name in ThroughputPoint._fields)) for sample in throughput
-        ),
+        throughput=tuple(ThroughputPoint(*(sample[name] for name in ThroughputPoint._fields)) for sample in throughput),
         samples=_samples(spec, epoch, cursor, latest),
         batch=next((run["batch_now"] for run in reversed(runs) if run["batch_now"] is not None), None),
-        first_start=min(starts, default=None),
-        ended_runs_s=ended_s,
-        running_since=since,
+        first_start=min((run["start_time"] for run in started), default=None),
+        ended_runs_s=sum(max(0.0, run["ended"] - run["start_time"]) for run in started if run["ended"] is not None),
+        running_since=next((run["start_time"] for run in reversed(started) if run["ended"] is None), None),
         resizes=resizes["done"] if resizes else 0,
         last_resize_end=changed,
         epochs_since_change=sum(changed is None or point.time > changed for point in epochs),
@@ -160,21 +145,3 @@ def _samples(spec: SpecRecord | None, epoch: int, cursor: int, epochs: Mapping[i
     if spec is not None:
         return float(epoch * spec.dataset + cursor)
     return float(sum(point["samples"] for point in epochs.values()) + cursor)
-
-
-def _running(job: JobRecord, runs: Sequence[Row]) -> tuple[float, float | None]:
-    """Seconds of the runs that ended, and the start of the one that has not.
-
-    A run whose end nobody saw ended when the next one began or the job did, at the latest.
-    """
-    ended_s, since, later = 0.0, None, job.end_time
-    for run in reversed(runs):
-        start, end = run["start_time"], run["end_time"] if run["end_time"] is not None else later
-        if start is None:
-            continue
-        if end is None:
-            since = start
-        else:
-            ended_s += max(0.0, end - start)
-        later = start
-    return ended_s, since

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, bindparam, exists, select
+from sqlalchemy import ColumnElement, Connection, Table, bindparam, case, exists, func, select
 
 from ones_db.errors import UnknownRecord
 from ones_db.models import Job, Run
@@ -21,9 +21,7 @@ _FIRST = ("submit_time", "requested_nodes", "requested_gpus_per_node")
 
 def among(column: ColumnElement[Any], values: Collection[int]) -> ColumnElement[bool]:
     """`column IN (…)` with the numbers written out, since databases limit the parameters of a statement."""
-    return column.in_(
-        bindparam(None, list(map(int, values)), expanding=True, literal_execute=True, unique=True)
-    )
+    return column.in_(bindparam(None, list(map(int, values)), expanding=True, literal_execute=True, unique=True))
 
 
 def newest(cluster: int) -> ColumnElement[bool]:
@@ -35,6 +33,16 @@ def newest(cluster: int) -> ColumnElement[bool]:
         later.c.job_id == JOBS.c.job_id,
         later.c.submit_time > JOBS.c.submit_time,
     )
+
+
+def run_end() -> ColumnElement[float | None]:
+    """When a run ended, in a query of runs joined with jobs; null while it goes on.
+
+    Slurm does not tell when a run ended that it then requeued: the run's newest report is the nearest that is known.
+    """
+    requeued = JOBS.c.restart > RUNS.c.restart
+    nearest = func.coalesce(RUNS.c.report_time, RUNS.c.start_time)
+    return func.coalesce(RUNS.c.end_time, case((requeued, nearest)), JOBS.c.end_time)
 
 
 def key_of(connection: Connection, cluster: int, job_id: int) -> int:
@@ -102,9 +110,7 @@ def spec_record(row: Mapping[Any, Any]) -> SpecRecord | None:
     return None if None in values.values() else SpecRecord(**values)
 
 
-def jobs(
-    connection: Connection, cluster: int, job_ids: Collection[int] | None, *, live: bool
-) -> dict[int, JobRecord]:
+def jobs(connection: Connection, cluster: int, job_ids: Collection[int] | None, *, live: bool) -> dict[int, JobRecord]:
     query = select(JOBS).where(newest(cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
     if job_ids is not None:
         query = query.where(among(JOBS.c.job_id, job_ids))
@@ -142,9 +148,7 @@ def see_runs(connection: Connection, cluster: int, records: Iterable[RunRecord])
     add_or_replace(connection, RUNS, ("job_id", "restart"), rows)
 
 
-def end_run(
-    connection: Connection, cluster: int, job_id: int, restart: int, end_time: float, reason: str
-) -> None:
+def end_run(connection: Connection, cluster: int, job_id: int, restart: int, end_time: float, reason: str) -> None:
     key = run_key(connection, cluster, job_id, restart)
     update = RUNS.update().where(RUNS.c.id == key)
     connection.execute(update.values(end_time=end_time))

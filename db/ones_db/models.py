@@ -63,9 +63,7 @@ def _key(comment: str = "key of this table alone") -> Mapped[int]:
 
 
 def _of(target: str, comment: str, *, primary_key: bool = False, index: bool = False) -> Mapped[Any]:
-    return mapped_column(
-        ForeignKey(target), primary_key=primary_key, autoincrement=False, index=index, comment=comment
-    )
+    return mapped_column(ForeignKey(target), primary_key=primary_key, autoincrement=False, index=index, comment=comment)
 
 
 def _is(comment: str) -> Mapped[Any]:
@@ -142,6 +140,8 @@ class Run(Base):
     cursor: Mapped[int | None] = _is("samples of that epoch already used")
     step: Mapped[int | None] = _is("optimizer steps since the job's first run")
     first_loss: Mapped[float | None] = _is("first training loss that it reported")
+    hello_time: Mapped[float | None] = _is("when its first report was written, Unix seconds")
+    report_time: Mapped[float | None] = _is("when its newest report was written, Unix seconds")
     report_offset: Mapped[int] = _is("bytes of its report file that were read")
     report_number: Mapped[int] = _is("number of the last report that was read")
 

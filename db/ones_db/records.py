@@ -83,6 +83,10 @@ class RunRecord:
     cursor: int | None = None
     """Samples of that epoch already used."""
     step: int | None = None
+    hello_time: float | None = None
+    """When its first report was written."""
+    report_time: float | None = None
+    """When its newest report was written."""
     report_offset: int = 0
     """Bytes of its report file that were read."""
     report_number: int = 0
@@ -207,7 +211,7 @@ class DecisionRecord:
     score: float | None = None
     generations: int | None = None
     jobs: tuple[DecisionJobRecord, ...] = ()
-    id: int | None = None
+    id: int = 0
     """Set by the store."""
 
 
@@ -217,7 +221,7 @@ class ResizeRecord:
 
     job_id: int
     restart: int
-    """The run it leaves."""
+    """The run it leaves; -1 where the job waited."""
     old_nodes: int
     old_gpus_per_node: int
     old_batch: int | None
@@ -229,12 +233,13 @@ class ResizeRecord:
     decision_id: int | None = None
     order_number: int | None = None
     deadline: float | None = None
+    """When the present state is given up."""
     ended: float | None = None
     """None while it is open."""
     outcome: str = ""
     pause_s: float | None = None
     """From the last step at the old shape to the first at the new one, where it is known."""
-    id: int | None = None
+    id: int = 0
     """Set by the store."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Table, select
@@ -17,16 +17,7 @@ RESIZES: Table = Base.metadata.tables["resizes"]
 STEPS: Table = Base.metadata.tables["resize_steps"]
 
 
-class Keep(Enum):
-    """Stands for a field that a call leaves as it is, where None means to clear it."""
-
-    KEEP = "keep"
-
-
-KEEP = Keep.KEEP
-
-
-def begin_resize(connection: Connection, cluster: int, record: ResizeRecord) -> int:
+def begin_resize(connection: Connection, cluster: int, record: ResizeRecord) -> ResizeRecord:
     job = key_of(connection, cluster, record.job_id)
     values = {**vars(record), "job_id": job}
     del values["id"]
@@ -35,7 +26,7 @@ def begin_resize(connection: Connection, cluster: int, record: ResizeRecord) -> 
     if again is not None:
         fixed = ("restart", "new_nodes", "new_gpus_per_node", "new_batch")
         if all(again[name] == values[name] for name in fixed):
-            return int(again["id"])
+            return _record(_row(connection, cluster, again["id"]))
         raise ResizeConflict(f"job {record.job_id}: another resize began at the same moment")
     running = connection.execute(query.where(RESIZES.c.ended.is_(None))).mappings().one_or_none()
     if running is not None:
@@ -45,7 +36,7 @@ def begin_resize(connection: Connection, cluster: int, record: ResizeRecord) -> 
     result = connection.execute(RESIZES.insert().values(values))
     key = int(result.inserted_primary_key[0])  # type: ignore[index]
     _step(connection, key, 0, record.state, record.started, "")
-    return key
+    return replace(record, id=key)
 
 
 def step_resize(
@@ -55,14 +46,18 @@ def step_resize(
     state: str,
     detail: str,
     time: float,
-    changed: Mapping[Any, Any],
-) -> None:
+    order_number: int | None,
+    deadline: float | None,
+) -> ResizeRecord:
     row = _row(connection, cluster, resize_id)
     if row["ended"] is not None:
         raise ResizeConflict(f"resize {resize_id} of job {row['slurm_id']} has ended (state {row['state']})")
-    values = {name: value for name, value in changed.items() if value is not KEEP}
-    connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(state=state, **values))
+    values: dict[str, Any] = {"state": state, "deadline": deadline}
+    if order_number is not None:
+        values["order_number"] = order_number
+    connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(values))
     _next_step(connection, resize_id, state, time, detail)
+    return _record(_row(connection, cluster, resize_id))
 
 
 def end_resize(
@@ -73,15 +68,16 @@ def end_resize(
     outcome: str,
     time: float,
     pause_s: float | None,
-) -> None:
+) -> ResizeRecord:
     row = _row(connection, cluster, resize_id)
     if row["ended"] is not None:
         if (row["state"], row["ended"]) == (state, time):
-            return
+            return _record(row)
         raise ResizeConflict(f"resize {resize_id} of job {row['slurm_id']} has ended (state {row['state']})")
     end = {"state": state, "outcome": outcome, "ended": time, "pause_s": pause_s, "deadline": None}
     connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(end))
     _next_step(connection, resize_id, state, time, outcome)
+    return _record(_row(connection, cluster, resize_id))
 
 
 def set_pause(connection: Connection, cluster: int, resize_id: int, pause_s: float) -> None:

@@ -20,9 +20,7 @@ def revision_of(connection: Connection, path: Path) -> str | None:
     if "alembic_version" in tables and "clusters" in tables:
         return str(connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one())
     if tables:
-        raise SchemaError(
-            f"{path}: holds tables of another program ({', '.join(tables[:3])}); name another file"
-        )
+        raise SchemaError(f"{path}: holds tables of another program ({', '.join(tables[:3])}); name another file")
     return None
 
 

@@ -30,7 +30,6 @@ from ones_db.records import (
     ThroughputRecord,
     TimelineRow,
 )
-from ones_db.resizes import KEEP, Keep
 from ones_db.schema import check_revision
 from ones_db.upsert import add_new
 
@@ -67,11 +66,13 @@ class Store:
         """The store of one cluster in the database at `url`, such as
         ``sqlite:////var/lib/slurm-ones/ones.sqlite``.
 
-        Opened for writing, it makes the cluster known. Raises `SchemaError`, saying what to run, where the
-        database is absent, older or newer than this version, or not ours, and `StoreError` where it cannot be
-        opened, or is read for a cluster that is not among those it has.
+        Opened for writing, it makes the cluster known; for reading, an empty name means the only one there is.
+        Raises `SchemaError`, saying what to run, where the database is absent, older or newer than this version, or
+        not ours, and `StoreError` where it cannot be opened, or is read for a cluster that is not among those it has.
         """
         path = database_file(url)
+        if not cluster and not read_only:
+            raise StoreError("no cluster is named: whose jobs are to be stored?")
         if not path.exists():
             raise SchemaError(f"{path}: no such database; run `{UPGRADE}` to create it")
         # Looked at before it is opened for writing, which leaves a mark even in another program's file.
@@ -86,6 +87,8 @@ class Store:
         except BaseException:
             engine.dispose()
             raise
+        if read_only and not cluster and len(known) == 1:
+            (cluster,) = known
         if known and cluster not in known:
             raise StoreError(f"{path}: nothing of cluster {cluster!r}; it has {', '.join(sorted(known))}")
         return cls(engine, path, cluster, known.get(cluster, -1), read_only)
@@ -147,7 +150,7 @@ class Store:
         restart: int,
         *,
         offset: int,
-        number: int,
+        number: int | None,
         hello: HelloRecord | None = None,
         throughput: Sequence[ThroughputRecord] = (),
         epochs: Sequence[EpochRecord] = (),
@@ -155,7 +158,8 @@ class Store:
         batches: Sequence[BatchRecord] = (),
         bye: ByeRecord | None = None,
     ) -> None:
-        """Store what a run reported, and with it how far its file was read: `offset` bytes, report `number`.
+        """Store what a run reported, and with it how far its file was read: `offset` bytes, report `number` (None where
+        those bytes held none).
 
         Reports that are stored already stay as they are, and the position never goes back. A run that no
         snapshot saw is made from its reports.
@@ -177,9 +181,9 @@ class Store:
         with self._write() as connection:
             decisions.set_outcome(connection, self._cluster, decision_id, job_id, acted, outcome)
 
-    def begin_resize(self, record: ResizeRecord) -> int:
-        """Write down a resize that is meant; returns its id. Raises `ResizeConflict` where the job has one
-        open."""
+    def begin_resize(self, record: ResizeRecord) -> ResizeRecord:
+        """Write down a resize that is meant; returns it with its id. Raises `ResizeConflict` where the job has
+        one open."""
         with self._write() as connection:
             return resizes.begin_resize(connection, self._cluster, record)
 
@@ -187,23 +191,27 @@ class Store:
         self,
         resize_id: int,
         state: str,
-        detail: str,
-        time: float,
         *,
-        order_number: int | Keep | None = KEEP,
-        deadline: float | Keep | None = KEEP,
-    ) -> None:
-        """Write down the state that a resize enters, before what it stands for is done."""
-        changed = {"order_number": order_number, "deadline": deadline}
+        time: float,
+        detail: str = "",
+        order_number: int | None = None,
+        deadline: float | None = None,
+    ) -> ResizeRecord:
+        """Write down the state that a resize enters, before what it stands for is done; returns how it stands.
+
+        The deadline is that of the new state, None for none; the order's number stays unless another is given.
+        """
         with self._write() as connection:
-            resizes.step_resize(connection, self._cluster, resize_id, state, detail, time, changed)
+            return resizes.step_resize(
+                connection, self._cluster, resize_id, state, detail, time, order_number, deadline
+            )
 
     def end_resize(
         self, resize_id: int, state: str, outcome: str, time: float, pause_s: float | None = None
-    ) -> None:
-        """Close a resize. State `RESIZE_DONE` says that it took effect."""
+    ) -> ResizeRecord:
+        """Close a resize; returns how it ended. State `RESIZE_DONE` says that it took effect."""
         with self._write() as connection:
-            resizes.end_resize(connection, self._cluster, resize_id, state, outcome, time, pause_s)
+            return resizes.end_resize(connection, self._cluster, resize_id, state, outcome, time, pause_s)
 
     def set_pause(self, resize_id: int, pause_s: float) -> None:
         """Store the pause of a resize once the job's reports show it, also after it ended."""
@@ -227,6 +235,17 @@ class Store:
         """Bytes read of a run's report file, and the number of the last report; (0, 0) for an unknown run."""
         with self._read() as connection:
             return reports.report_position(connection, self._cluster, job_id, restart)
+
+    def checkpoint_for_order(self, job_id: int, restart: int, order: int) -> CheckpointRecord | None:
+        """The checkpoint that a run reported in answer to an order, None while there is none."""
+        with self._read() as connection:
+            return reports.checkpoint_for_order(connection, self._cluster, job_id, restart, order)
+
+    def pause_after(self, job_id: int, restart: int) -> float | None:
+        """Seconds from the last step of the run `restart` to the first report of the next run that spoke; None
+        before that. By the clocks of the job's own nodes."""
+        with self._read() as connection:
+            return reports.pause_after(connection, self._cluster, job_id, restart)
 
     def open_resizes(self) -> list[ResizeRecord]:
         """Resizes that have not ended, oldest first: what a companion that starts has to finish or roll

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
 
-from ones_db.jobs import JOBS, RUNS, among, newest
+from ones_db.jobs import JOBS, RUNS, among, newest, run_end
 from ones_db.records import RESIZE_DONE, JobSummary, TimelineRow
 from ones_db.reports import BATCHES, EPOCHS, THROUGHPUT
 from ones_db.resizes import RESIZES
@@ -24,9 +24,7 @@ def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] |
     resizes = select(func.count()).where(
         RESIZES.c.job_id == JOBS.c.id, RESIZES.c.state == RESIZE_DONE, RESIZES.c.ended.is_not(None)
     )
-    resizing = (
-        select(RESIZES.c.state).where(RESIZES.c.job_id == JOBS.c.id, RESIZES.c.ended.is_(None)).limit(1)
-    )
+    resizing = select(RESIZES.c.state).where(RESIZES.c.job_id == JOBS.c.id, RESIZES.c.ended.is_(None)).limit(1)
     pause = select(func.coalesce(func.sum(RESIZES.c.pause_s), 0.0)).where(RESIZES.c.job_id == JOBS.c.id)
     start = select(func.min(of_job.c.start_time)).where(of_job.c.job_id == JOBS.c.id)
     query = (
@@ -35,7 +33,7 @@ def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] |
             JOBS.c.user_name.label("user"),
             now.c.nodes,
             now.c.gpus_per_node,
-            and_(now.c.id.is_not(None), now.c.end_time.is_(None), JOBS.c.end_time.is_(None)).label("running"),
+            and_(now.c.restart == JOBS.c.restart, now.c.end_time.is_(None), JOBS.c.end_time.is_(None)).label("running"),
             func.coalesce(batch, now.c.batch, at.c.batch).label("batch"),
             speed.label("samples_per_s"),
             at.c.epoch,
@@ -61,9 +59,7 @@ def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] |
     )
     if job_ids is not None:
         query = query.where(among(JOBS.c.job_id, job_ids))
-    return [
-        JobSummary(**{**row, "running": bool(row["running"])}) for row in connection.execute(query).mappings()
-    ]
+    return [JobSummary(**{**row, "running": bool(row["running"])}) for row in connection.execute(query).mappings()]
 
 
 _JOB = (
@@ -108,7 +104,7 @@ def timeline(connection: Connection, cluster: int) -> list[TimelineRow]:
             RUNS.c.nodes,
             RUNS.c.gpus_per_node,
             RUNS.c.start_time,
-            func.coalesce(RUNS.c.end_time, JOBS.c.end_time),
+            run_end(),
         )
         .join(RUNS, RUNS.c.job_id == JOBS.c.id)
         .where(JOBS.c.cluster_id == cluster, RUNS.c.start_time.is_not(None))

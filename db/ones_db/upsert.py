@@ -16,9 +16,7 @@ def add_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, An
         connection.execute(insert(table).on_conflict_do_nothing(), rows)
 
 
-def add_or_replace(
-    connection: Connection, table: Table, key: Sequence[str], rows: Sequence[Mapping[str, Any]]
-) -> None:
+def add_or_replace(connection: Connection, table: Table, key: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert rows, or give those with the same key these values. All rows name the same columns."""
     if rows:
         statement = insert(table)

@@ -72,9 +72,7 @@ class Actor:
         """Begin what the schedules ask for and limits allow; returns the changes begun (or advised)."""
         begun: list[Change] = []
         for one in decided:
-            elastic = {
-                id_: e for id_, e in seen.elastic.items() if e.job.partition.split(",")[0] == one.partition
-            }
+            elastic = {id_: e for id_, e in seen.elastic.items() if e.job.partition.split(",")[0] == one.partition}
             free = free_gpus(seen.snapshot, self._settings.whole_node_gpus, one.partition)
             made = plan(
                 one.schedule,
@@ -86,9 +84,7 @@ class Actor:
                 self._clock(),
             )
             if self._settings.stop_file.exists():
-                made = Plan(
-                    (), dict.fromkeys(made.outcomes, f"{self._settings.stop_file} exists: nothing is begun")
-                )
+                made = Plan((), dict.fromkeys(made.outcomes, f"{self._settings.stop_file} exists: nothing is begun"))
             decision = self._write(one, elastic, histories, made)
             for change in made.begin:
                 self._begin(change, decision)
@@ -100,9 +96,7 @@ class Actor:
         if not self.acting:
             if self._ordered.get(job.job_id) != hash(change):
                 self._ordered[job.job_id] = hash(change)
-                self._say(
-                    f"# job {job.job_id} ({job.user}): {change.old} → {change.new}, batch {change.new_batch}"
-                )
+                self._say(f"# job {job.job_id} ({job.user}): {change.old} → {change.new}, batch {change.new_batch}")
                 for line in commands(change, self._order_number(), self._settings.spool):
                     self._say(line)
             return
@@ -110,24 +104,22 @@ class Actor:
             self._order_batch(job, change.new_batch)
             return
         number = self._order_number()
-        resize = self._store.begin_resize(
-            ResizeRecord(
-                job_id=job.job_id,
-                restart=job.restart if job.running else -1,
-                old_nodes=change.old.nodes,
-                old_gpus_per_node=change.old.gpus_per_node,
-                old_batch=change.old_batch,
-                new_nodes=change.new.nodes,
-                new_gpus_per_node=change.new.gpus_per_node,
-                new_batch=change.new_batch,
-                state=(State.DRAINING if job.running else State.HOLDING).value,
-                started=self._clock(),
-                decision_id=decision,
-                order_number=number,
-                deadline=self._clock() + self._settings.resize.drain_timeout_s,
-            )
+        record = ResizeRecord(
+            job_id=job.job_id,
+            restart=job.restart if job.running else -1,
+            old_nodes=change.old.nodes,
+            old_gpus_per_node=change.old.gpus_per_node,
+            old_batch=change.old_batch,
+            new_nodes=change.new.nodes,
+            new_gpus_per_node=change.new.gpus_per_node,
+            new_batch=change.new_batch,
+            state=(State.DRAINING if job.running else State.HOLDING).value,
+            started=self._clock(),
+            decision_id=decision,
+            order_number=number,
+            deadline=self._clock() + self._settings.resize.drain_timeout_s,
         )
-        self._machine.advance(resize)
+        self._machine.advance(self._store.begin_resize(record))
 
     def _order_batch(self, job: Job, batch: int | None) -> None:
         if self._ordered.get(job.job_id) == batch:
@@ -146,9 +138,7 @@ class Actor:
         self, one: Decided, elastic: Mapping[int, Elastic], histories: Mapping[int, JobHistory], made: Plan
     ) -> int | None:
         """Store the decision, unless it says the same as the last one of its partition."""
-        records = tuple(
-            _record(id_, e, histories.get(id_), one.schedule, made) for id_, e in sorted(elastic.items())
-        )
+        records = tuple(_record(id_, e, histories.get(id_), one.schedule, made) for id_, e in sorted(elastic.items()))
         gist = (
             one.partition,
             *((r.job_id, r.nodes, r.gpus_per_node, r.batch, r.from_nodes, r.acted) for r in records),

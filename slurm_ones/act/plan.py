@@ -102,9 +102,7 @@ def plan(
         running = job is not None and job.job.running
         if job is not None and not (running and job.shape == shape):
             take(shape, free, _own(job) if running else None)
-    waiting = {
-        id_: a for id_, a in schedule.allocations.items() if id_ in elastic and elastic[id_].job.pending
-    }
+    waiting = {id_: a for id_, a in schedule.allocations.items() if id_ in elastic and elastic[id_].job.pending}
     for job_id, allocation in sorted(waiting.items()):
         if job_id not in under_way:
             take(allocation.shape, free)
@@ -119,9 +117,7 @@ def plan(
     for job_id in order:
         job, allocation = elastic[job_id], schedule.allocations[job_id]
         history = histories.get(job_id)
-        change = Change(
-            job, job.shape, allocation.shape, history.batch if history else None, allocation.batch
-        )
+        change = Change(job, job.shape, allocation.shape, history.batch if history else None, allocation.batch)
         if change.old == change.new:
             if job.job.running and change.old_batch not in (None, change.new_batch):
                 begin.append(change)

@@ -48,14 +48,7 @@ class Journal(Protocol):
     """What the machine needs of the database (`ones_db.Store` has it)."""
 
     def step_resize(
-        self,
-        resize_id: int,
-        state: str,
-        *,
-        time: float,
-        detail: str = "",
-        order_number: int | None = None,
-        deadline: float | None = None,
+        self, resize_id: int, state: str, *, time: float, detail: str = "", deadline: float | None = None
     ) -> ResizeRecord: ...
 
     def end_resize(
@@ -87,7 +80,7 @@ class Machine:
     """Whether a job is still to be resized: it has not opted out, and nobody stopped the companion's hand."""
 
     def __post_init__(self) -> None:
-        self._asked: dict[tuple[int, State], float] = {}
+        self._asked: dict[tuple[int | None, State], float] = {}
 
     def advance(self, resize: ResizeRecord) -> ResizeRecord:
         """Take the resize as far as it goes now; returns how it stands. Raises `Unreachable`, nothing else."""
@@ -99,7 +92,16 @@ class Machine:
             if job.ended:
                 return self._end(resize, State.ENDED, f"the job is {job.state.value}")
             before = resize.state
-            resize = _HANDLERS[State(before)](self, resize, job)
+            try:
+                resize = _HANDLERS[State(before)](self, resize, job)
+            except Unreachable:
+                raise
+            except UnknownJob:
+                continue
+            except SlurmError as error:
+                # Such as an owner's companion that meets an operator's limits: looked at again next time.
+                log.error("job %d: %s: %s", resize.job_id, before, error)
+                break
             if resize.state == before:
                 break
         return resize
@@ -132,9 +134,7 @@ class Machine:
                 return self._end(resize, State.ABANDONED, "it was released before it could be reshaped")
             return self._to(resize, State.RESHAPING)
         if job.restart != resize.restart:
-            return self._end(
-                resize, State.ABANDONED, "it was released and started before it could be reshaped"
-            )
+            return self._end(resize, State.ABANDONED, "it was released and started before it could be reshaped")
         drained = self.reports.drained(job, resize.restart, resize.order_number or 0)
         # A job that has waited nearly its whole minute is about to train on: leave it to that.
         if drained is None or self.clock() > drained.seen + DRAIN_WAIT_S - ASK_AGAIN_S:
@@ -188,9 +188,7 @@ class Machine:
         if job.held:
             return self._end(resize, State.DONE, "it waits at its new shape, held by its owner")
         if self._late(resize):
-            return self._to(
-                resize, State.HOLDING_BACK, f"waited longer than {self.settings.max_wait_s:.0f} s"
-            )
+            return self._to(resize, State.HOLDING_BACK, f"waited longer than {self.settings.max_wait_s:.0f} s")
         return resize
 
     def _starting(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
@@ -246,16 +244,21 @@ class Machine:
     # -- shared --------------------------------------------------------------------------------------------------
 
     def _release(self, resize: ResizeRecord, job: Job, waiting: State, starting: State) -> ResizeRecord:
-        if not job.pending:
-            return self._to(resize, starting, deadline=self.clock() + self.settings.start_timeout_s)
-        if not job.held:
-            return self._to(resize, waiting, deadline=self.clock() + self.settings.max_wait_s)
-        if job.admin_held:
+        if job.held and job.admin_held:
             return self._end(resize, State.ENDED, "an operator holds it")
-        if self._due(resize):
-            self.client.release(job.job_id, start_now=self.settings.start_now)
+        if job.held:
+            # Also a running job: a hold that came too late would strike at its next requeue.
+            if self._due(resize):
+                self.client.release(job.job_id, start_now=self.settings.start_now and job.pending)
+            return self._look_again(resize, job)
+        if job.pending:
             return self._to(resize, waiting, deadline=self.clock() + self.settings.max_wait_s)
-        return resize
+        return self._to(resize, starting, deadline=self.clock() + self.settings.start_timeout_s)
+
+    def _look_again(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        """After an action that takes effect at once: go on in this round if it did."""
+        fresh = self.client.job(job.job_id)
+        return resize if fresh.held else _HANDLERS[State(resize.state)](self, resize, fresh)
 
     def _greet(self, resize: ResizeRecord, job: Job, final: State, outcome: str) -> ResizeRecord:
         if resize.restart < 0:
@@ -294,9 +297,9 @@ class Machine:
         self, resize: ResizeRecord, state: State, detail: str = "", *, deadline: float | None = None
     ) -> ResizeRecord:
         log.info("job %d: %s → %s %s", resize.job_id, resize.state, state.value, detail)
-        return self.journal.step_resize(
-            resize.id, state.value, time=self.clock(), detail=detail, deadline=deadline
-        )
+        assert resize.id is not None
+        now = self.clock()
+        return self.journal.step_resize(resize.id, state.value, time=now, detail=detail, deadline=deadline)
 
     def _end(
         self,
@@ -311,6 +314,7 @@ class Machine:
             self.client.release(release.job_id)
         log.info("job %d: %s → %s: %s", resize.job_id, resize.state, state.value, outcome)
         self._asked = {key: at for key, at in self._asked.items() if key[0] != resize.id}
+        assert resize.id is not None
         return self.journal.end_resize(resize.id, state.value, outcome, self.clock(), pause_s)
 
 

@@ -11,9 +11,7 @@ from slurm_ones.cli.jobs import jobs
 from slurm_ones.cli.run import run
 from slurm_ones.cli.why import why
 
-app = typer.Typer(
-    help="Elastic training jobs on plain Slurm.", no_args_is_help=True, pretty_exceptions_enable=False
-)
+app = typer.Typer(help="Elastic training jobs on plain Slurm.", no_args_is_help=True, pretty_exceptions_enable=False)
 for _command in (run, jobs, why, doctor):
     app.command()(_command)
 app.add_typer(db.app, name="db")

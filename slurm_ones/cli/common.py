@@ -26,14 +26,10 @@ errors = Console(stderr=True, highlight=False)
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option(
-        "--config", "-c", help="Settings file; else ~/.config/slurm-ones/config.toml or /etc/slurm-ones's."
-    ),
+    typer.Option("--config", "-c", help="Settings file; else ~/.config/slurm-ones/config.toml or /etc/slurm-ones's."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-DatabaseOption = Annotated[
-    str, typer.Option("--database", help="Database URL, in place of the settings' own.")
-]
+DatabaseOption = Annotated[str, typer.Option("--database", help="Database URL, in place of the settings' own.")]
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:

@@ -36,11 +36,7 @@ def progress(job: JobSummary) -> str:
     """Epochs done, of how many, and how far into the present one."""
     if job.epoch is None:
         return "–"
-    part = (
-        f" + {100 * job.cursor // job.dataset} %"
-        if job.cursor and job.dataset and job.cursor < job.dataset
-        else ""
-    )
+    part = f" + {100 * job.cursor // job.dataset} %" if job.cursor and job.dataset and job.cursor < job.dataset else ""
     return f"{job.epoch}/{job.epochs}{part}" if job.epochs else f"{job.epoch}{part}"
 
 

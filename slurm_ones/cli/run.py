@@ -71,9 +71,7 @@ def run(
     client = connect(settings)
     cluster = settings.cluster or client.config().get("ClusterName", "cluster")
     store = _store(settings, cluster)
-    companion = Companion(
-        settings, client, store, say=lambda line: console.print(line, markup=False, soft_wrap=True)
-    )
+    companion = Companion(settings, client, store, say=lambda line: console.print(line, markup=False, soft_wrap=True))
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

@@ -151,7 +151,5 @@ class Policy(Protocol):
 
     name: str
 
-    def decide(
-        self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator
-    ) -> Schedule:
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """The schedule to be in force from now on. `jobs` are all opted-in jobs, waiting and running."""

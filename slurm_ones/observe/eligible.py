@@ -36,9 +36,7 @@ class Elastic:
         return self.shape.gpus, self.shape.gpus
 
 
-def partition_gpus(
-    partition: Partition, nodes: dict[str, Node], whole_node_gpus: dict[str, int]
-) -> tuple[int, bool]:
+def partition_gpus(partition: Partition, nodes: dict[str, Node], whole_node_gpus: dict[str, int]) -> tuple[int, bool]:
     """GPUs of a full node of the partition, and whether Slurm hands out its nodes whole.
 
     0 GPUs where Slurm knows of none and the settings name none.
@@ -59,9 +57,7 @@ def _refusal(job: Job, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: i
     if not job.requeue:
         return "it was submitted without --requeue: submit with --requeue, or run scontrol update JobId=… Requeue=1"
     if job.task_counts:
-        return (
-            "it was submitted with task counts, which Slurm does not let its user change: leave out --ntasks…"
-        )
+        return "it was submitted with task counts, which Slurm does not let its user change: leave out --ntasks…"
     if gpus_per_node == 0:
         return (
             f"Slurm knows of no GPUs in partition {job.partition}: name the GPUs of a node in "
@@ -74,9 +70,7 @@ def _refusal(job: Job, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: i
     return ""
 
 
-def look(
-    job: Job, snapshot: Snapshot, whole_node_gpus: dict[str, int], own_uid: int | None
-) -> Elastic | None:
+def look(job: Job, snapshot: Snapshot, whole_node_gpus: dict[str, int], own_uid: int | None) -> Elastic | None:
     """What the job's owner allows; None for a job that did not opt in, which is never touched."""
     # A pending job may name several partitions; it is judged by the first.
     partition = snapshot.partitions.get(job.partition.split(",")[0])

@@ -110,7 +110,7 @@ class Observer:
             if piece.spec is not None:
                 self._store.set_spec(job.job_id, SpecRecord(**vars(piece.spec)))
             if piece.offset != offset:
-                _store(self._store, job.job_id, restart, piece)
+                _store(self._store, job.job_id, restart, piece, number)
 
     def may_resize(self, job: Job) -> bool:
         """Whether the job's owner still opts in and nobody stopped the companion's hand."""
@@ -161,7 +161,7 @@ def _fields(line: Line, *leave_out: str, **renamed: str) -> dict[str, object]:
     return {"number": line.number, "time": line.time, **values}
 
 
-def _store(store: Store, job_id: int, restart: int, piece: Piece) -> None:
+def _store(store: Store, job_id: int, restart: int, piece: Piece, number: int) -> None:
     lines = piece.lines
     hello = _of(lines, protocol.Hello)
     bye = _of(lines, protocol.Bye)
@@ -182,5 +182,5 @@ def _store(store: Store, job_id: int, restart: int, piece: Piece) -> None:
         ],
         bye=ByeRecord(**_fields(bye[-1])) if bye else None,  # type: ignore[arg-type]
         offset=piece.offset,
-        number=lines[-1].number if lines else None,
+        number=lines[-1].number if lines else number,
     )

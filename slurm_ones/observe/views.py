@@ -110,18 +110,14 @@ def job_views(
         history = histories.get(job_id)
         bounds = limits(elastic, cluster, history)
         known = learner.about(history)
-        base = (
-            history.spec.base_batch if history is not None and history.spec is not None else bounds.min_batch
-        )
+        base = history.spec.base_batch if history is not None and history.spec is not None else bounds.min_batch
         requested = history.job if history is not None else None
         views.append(
             JobView(
                 job_id=job_id,
                 submitted=requested.submit_time if requested else job.submit_time,
                 requested=(
-                    requested.requested_nodes * requested.requested_gpus_per_node
-                    if requested
-                    else elastic.shape.gpus
+                    requested.requested_nodes * requested.requested_gpus_per_node if requested else elastic.shape.gpus
                 ),
                 shape=elastic.shape if job.running else None,
                 nodes=holdings(elastic),

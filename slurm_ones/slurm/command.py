@@ -88,9 +88,7 @@ class CommandClient:
     def __init__(self, *, timeout_s: float = 30.0) -> None:
         self._timeout_s = timeout_s
         # Times as numbers, messages in English, and no format of the user's own.
-        self._env = {
-            k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCONTROL_"))
-        }
+        self._env = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCONTROL_"))}
         self._env |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 
     def run(self, argv: Sequence[str], *, directory: Path | None = None) -> str:
@@ -135,9 +133,7 @@ class CommandClient:
         try:
             data: Any = json.loads(text)
         except ValueError as error:
-            raise SlurmError(
-                f"squeue --json: not JSON ({error}); is its serializer/json plugin installed?"
-            ) from None
+            raise SlurmError(f"squeue --json: not JSON ({error}); is its serializer/json plugin installed?") from None
         return parse_jobs(data)
 
     def nodes(self) -> dict[str, Node]:

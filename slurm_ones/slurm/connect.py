@@ -12,30 +12,33 @@ from slurm_ones.slurm.command import CommandClient
 log = logging.getLogger(__name__)
 
 
+def why_not_pyslurm() -> str:
+    """Why PySlurm cannot be used here, empty where it can."""
+    try:
+        import slurm_ones.slurm.pyslurm  # noqa: F401
+    except ImportError as error:
+        # Not installed, or built for another libslurm: both look like this.
+        return str(error)
+    return ""
+
+
 def connect(settings: Settings) -> SlurmClient:
-    """The client that the settings ask for. Raises `SlurmMissing`, or `SlurmError` when PySlurm was demanded in vain."""
+    """The client that the settings ask for.
+
+    Raises `SlurmMissing`, or `SlurmError` when PySlurm was demanded in vain.
+    """
     if shutil.which("scontrol") is None:
         raise SlurmMissing(
             "scontrol is not on the PATH: there is no Slurm on this machine; run the companion on a login or service "
             "node, or load the site's slurm module"
         )
     if settings.client != "command":
-        client, why = _pyslurm(settings)
-        if client is not None:
-            return client
+        why = why_not_pyslurm()
+        if not why:
+            from slurm_ones.slurm.pyslurm import PySlurmClient
+
+            return PySlurmClient(timeout_s=settings.timeout_s)
         if settings.client == "pyslurm":
-            raise SlurmError(
-                f'PySlurm cannot be used: {why}; set client = "command" or install the fitting PySlurm'
-            )
+            raise SlurmError(f'PySlurm cannot be used: {why}; set client = "command" or install the fitting PySlurm')
         log.info("using the command line: %s", why)
     return CommandClient(timeout_s=settings.timeout_s)
-
-
-def _pyslurm(settings: Settings) -> tuple[SlurmClient | None, str]:
-    try:
-        from slurm_ones.slurm.pyslurm import PySlurmClient
-    except ImportError as error:
-        # Not installed, or built for another libslurm: both look like this.
-        return None, str(error)
-    client = PySlurmClient(timeout_s=settings.timeout_s)
-    return client, ""

@@ -39,6 +39,13 @@ def number(value: Any, default: int = 0) -> int:
     return default if value >= 0xFFFFFFF0 and value < 2**33 else int(value)
 
 
+def hosts(text: Any) -> tuple[str, ...]:
+    """Names in a host list, none where Slurm names none."""
+    if not isinstance(text, str) or text in ("", "(null)"):
+        return ()
+    return tuple(expand(text))
+
+
 def gpus(text: Any) -> int:
     """GPUs named in a TRES or GRES text such as gres/gpu:4, gres:gpu:a100:2 or gpu:1(IDX:0)."""
     return sum(int(count) for count in _GPUS.findall(text)) if isinstance(text, str) else 0
@@ -67,7 +74,7 @@ def _job(entry: Mapping[str, Any]) -> Job:
     state, flags = state_of(_texts(entry.get("job_state")))
     reason = str(entry.get("state_reason") or "")
     running_or_done = state is not JobState.PENDING
-    nodes = expand(str(entry.get("nodes") or "")) if running_or_done else ()
+    nodes = hosts(entry.get("nodes")) if running_or_done else ()
     detail = sum(gpus(text) for text in _texts(entry.get("gres_detail")))
     exit_code = entry.get("exit_code")
     if isinstance(exit_code, Mapping):
@@ -93,7 +100,7 @@ def _job(entry: Mapping[str, Any]) -> Job:
         tasks=number(entry.get("tasks")),
         task_counts=number(entry.get("tasks_per_node")) > 0
         or "EXACT_TASK_COUNT_REQUESTED" in _texts(entry.get("flags")),
-        node_list=tuple(nodes),
+        node_list=nodes,
         submit_time=float(number(entry.get("submit_time"))),
         start_time=float(number(entry.get("start_time"))) if running_or_done else 0.0,
         end_time=float(number(entry.get("end_time"))) if running_or_done else 0.0,
@@ -172,7 +179,7 @@ def parse_partitions(text: str) -> dict[str, Partition]:
             partitions[name] = Partition(
                 name=name,
                 up=fields.get("State", "UP") == "UP",
-                node_names=tuple(expand(fields.get("Nodes", "").replace("(null)", ""))),
+                node_names=hosts(fields.get("Nodes")),
                 max_time_s=_seconds(fields.get("MaxTime", "")),
                 max_nodes=int(fields["MaxNodes"]) if fields.get("MaxNodes", "").isdigit() else 0,
                 whole_nodes=fields.get("OverSubscribe") == "EXCLUSIVE" or fields.get("Exclusive") == "NODE",
@@ -190,7 +197,7 @@ def parse_reservations(text: str) -> tuple[Reservation, ...]:
     return tuple(
         Reservation(
             name=fields["ReservationName"],
-            node_names=tuple(expand(fields.get("Nodes", "").replace("(null)", ""))),
+            node_names=hosts(fields.get("Nodes")),
             start_time=at(fields.get("StartTime", "")),
             end_time=at(fields.get("EndTime", "")),
         )
@@ -215,9 +222,7 @@ def nodes_of(
         busy.update(job.node_list)
         for name in job.node_list:
             used[name] += job.gpus_per_node or -(-job.gpus_total // len(job.node_list))
-    reserved = {
-        name for r in reservations if r.start_time <= now < (r.end_time or now + 1) for name in r.node_names
-    }
+    reserved = {name for r in reservations if r.start_time <= now < (r.end_time or now + 1) for name in r.node_names}
     return {
         name: replace(
             node,

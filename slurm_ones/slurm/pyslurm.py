@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pyslurm
-from ones_wrapper.hostlist import expand
 
 from slurm_ones.slurm.command import CommandClient, error_of
 from slurm_ones.slurm.model import Job, JobState, Partition, Reservation, Shape, Snapshot
-from slurm_ones.slurm.parse import gpus, nodes_of, state_of
+from slurm_ones.slurm.parse import gpus, hosts, nodes_of, state_of
 from slurm_ones.slurm.retry import with_retries
 from slurm_ones.slurm.verify import reshape
 
@@ -49,7 +48,7 @@ def _job(raw: Any) -> Job:
         # PySlurm shows the flag in place of the state. A job with priority 0 that completes is being requeued.
         state = JobState.PENDING
     pending = state is JobState.PENDING
-    nodes = tuple(expand(raw.allocated_nodes or "")) if not pending else ()
+    nodes = hosts(raw.allocated_nodes) if not pending else ()
     # state_reason is in words where Slurm has some, else the name of the reason.
     reason = str(raw.state_reason or "")
     options = str(raw.submit_line or "").split()
@@ -93,7 +92,7 @@ def _partition(raw: Any) -> Partition:
     return Partition(
         name=raw.name,
         up=raw.state == "UP",
-        node_names=tuple(expand(raw.nodes or "")),
+        node_names=hosts(raw.nodes),
         max_time_s=60.0 * _count(raw.max_time),
         max_nodes=_count(raw.max_nodes),
         whole_nodes=raw.oversubscribe == "EXCLUSIVE",
@@ -105,7 +104,7 @@ def _reservation(raw: Any) -> Reservation:
     nodes = raw.nodes or ""
     return Reservation(
         name=raw.name,
-        node_names=tuple(expand(nodes if isinstance(nodes, str) else ",".join(nodes))),
+        node_names=hosts(nodes if isinstance(nodes, str) else ",".join(nodes)),
         start_time=float(raw.start_time or 0),
         end_time=float(raw.end_time or 0),
     )
@@ -134,9 +133,7 @@ class PySlurmClient:
 
     def snapshot(self) -> Snapshot:
         jobs = {raw.id: _job(raw) for raw in self._load("jobs", pyslurm.Jobs.load).values()}
-        partitions = {
-            raw.name: _partition(raw) for raw in self._load("partitions", pyslurm.Partitions.load).values()
-        }
+        partitions = {raw.name: _partition(raw) for raw in self._load("partitions", pyslurm.Partitions.load).values()}
         found = self._load("reservations", pyslurm.Reservations.load).values()
         reservations = tuple(_reservation(raw) for raw in found)
         now = time.time()

@@ -19,9 +19,7 @@ def _note(state: tenacity.RetryCallState) -> None:
     log.warning("%s; asking again (attempt %d)", error, state.attempt_number + 1)
 
 
-def with_retries(
-    call: Callable[[], T], *, attempts: int = 4, first_s: float = 0.5, most_s: float = 10.0
-) -> T:
+def with_retries(call: Callable[[], T], *, attempts: int = 4, first_s: float = 0.5, most_s: float = 10.0) -> T:
     """The call's result; on `Unreachable` it is repeated with jittered exponential back-off, then that is raised."""
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(Unreachable),

@@ -31,9 +31,7 @@ def _fault(job: Job, shape: Shape) -> str:
     return ""
 
 
-def reshape(
-    read: Callable[[int], Job], update: Callable[[Job, Shape], None], job_id: int, shape: Shape
-) -> None:
+def reshape(read: Callable[[int], Job], update: Callable[[Job, Shape], None], job_id: int, shape: Shape) -> None:
     """Give a pending job another shape through `update`, verify it, and put the old one back when it is not whole.
 
     Raises `NotResizable` (the old shape is in force again), `NotPermitted`, `UnknownJob`, `Unreachable`.
@@ -61,9 +59,7 @@ def reshape(
         except (UnknownJob, Unreachable):
             raise
         except SlurmError as error:
-            raise NotResizable(
-                f"job {job_id}: {refused or fault}; and {old} could not be put back: {error}"
-            ) from None
+            raise NotResizable(f"job {job_id}: {refused or fault}; and {old} could not be put back: {error}") from None
         if not has_shape(read(job_id), old):
             raise NotResizable(f"job {job_id}: {refused or fault}; and Slurm did not take {old} back")
     if refused is not None:

@@ -82,9 +82,7 @@ def _running() -> list[Cluster]:
 @app.command()
 def build(
     site: SiteArgument,
-    again: Annotated[
-        bool, typer.Option("--again", help="Try PySlurm again where it could not be built.")
-    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Try PySlurm again where it could not be built.")] = False,
 ) -> None:
     """Build what a site needs (minutes, once). An interrupted build goes on where it was."""
     _check_site(site)
@@ -96,9 +94,7 @@ def build(
 def up(
     site: SiteArgument = "gres",
     name: NameOption = None,
-    bind: Annotated[
-        list[Path] | None, typer.Option(help="Show one more host folder inside, read-only.")
-    ] = None,
+    bind: Annotated[list[Path] | None, typer.Option(help="Show one more host folder inside, read-only.")] = None,
 ) -> None:
     """Start a cluster, which stays until `down`. Builds the site first if need be."""
     _check_site(site)

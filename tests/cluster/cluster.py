@@ -23,6 +23,18 @@ from .spec import Bind
 
 STATE = "cluster.json"
 NODES_SECONDS = 30.0
+# Every slurmd puts the socket of auth/slurm at /run/slurm, and of two that start at once one may find it
+# taken and die. So each has a /run/slurm of its own, as on a real node; all but the first, whose socket
+# serves the commands that users type.
+START_NODES = """
+mkdir -p /run/slurm
+slurmd -N "$1" & ids=$!; shift
+for node in "$@"; do
+    unshare --mount sh -c 'mount -t tmpfs tmpfs /run/slurm; exec slurmd -N "$1"' sh "$node" &
+    ids="$ids $!"
+done
+for id in $ids; do wait $id; done
+"""
 SLURM_UID = 64030  # fixed by Debian
 
 
@@ -185,8 +197,7 @@ class Cluster:
             self.box.run(["munged"], user="munge", env=self._environment("root"))
         self.start_slurmctld()
         names = [name for partition in self.site.partitions for name in partition.names]
-        start_all = 'for node in "$@"; do slurmd -N "$node" & ids="$ids $!"; done; wait $ids'
-        self.box.run(["sh", "-c", start_all, "sh", *names], env=self._environment("root"))
+        self.box.run(["sh", "-ec", START_NODES, "sh", *names], env=self._environment("root"))
 
     def _await_nodes(self) -> None:
         """Wait until every node is idle; Slurm needs a few seconds to hear from all of them."""

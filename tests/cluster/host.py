@@ -34,9 +34,7 @@ def check() -> None:
         text=True,
     )
     if tried.returncode != 0:
-        raise ClusterError(
-            f"This machine does not let root make namespaces ({tried.stderr.strip()}). {ELSEWHERE}"
-        )
+        raise ClusterError(f"This machine does not let root make namespaces ({tried.stderr.strip()}). {ELSEWHERE}")
 
 
 def debootstrap() -> str:
@@ -46,8 +44,7 @@ def debootstrap() -> str:
         return found
     if not shutil.which("apt-get"):
         raise ClusterError(
-            "Building a root needs debootstrap, and this machine has no apt-get to install it "
-            f"with. {ELSEWHERE}"
+            f"Building a root needs debootstrap, and this machine has no apt-get to install it with. {ELSEWHERE}"
         )
     environment = {**os.environ, **APT_QUIET}
     # A machine whose package lists are missing or old needs the update first.
@@ -66,17 +63,13 @@ def mirror() -> str:
         return chosen
     if shutil.which("apt-get"):
         fields = "$(ORIGIN)|$(LABEL)|$(COMPONENT)|$(REPO_URI)"
-        listed = subprocess.run(
-            ["apt-get", "indextargets", "--format", fields], capture_output=True, text=True
-        )
+        listed = subprocess.run(["apt-get", "indextargets", "--format", fields], capture_output=True, text=True)
         for line in listed.stdout.splitlines():
             origin, label, component, uri = line.split("|", 3)
             # The security archive has another label and lacks the other releases.
             if (origin, label, component) == ("Debian", "Debian", "main"):
                 return uri
-    raise ClusterError(
-        f"This machine's apt knows no Debian mirror: set {MIRROR_VARIABLE} to one. {ELSEWHERE}"
-    )
+    raise ClusterError(f"This machine's apt knows no Debian mirror: set {MIRROR_VARIABLE} to one. {ELSEWHERE}")
 
 
 def proxies() -> dict[str, str]:

@@ -6,6 +6,7 @@ It is kept apart from the root, one folder for every pair of Slurm and Python, a
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -102,7 +103,7 @@ def _build(site: Site, work: Path, result: Path, report: Report) -> None:
     box = Box(work / "box")
     # At its own path, writable: an environment knows where it is.
     binds = [*interpreter.base_binds(), Bind(str(work), str(work), writable=True)]
-    box.start(root.folder(site), binds)
+    box.start(root.folder(site), binds, owner=os.getpid())
     try:
         headers = work / "include"
         _pose(box.root / "usr/include/slurm", headers / "slurm", site.pyslurm_poses_as)

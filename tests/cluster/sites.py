@@ -121,8 +121,7 @@ GRES = Site(
     # The first is Slurm's own switch for callers written against an older release; the others
     # give two names that PySlurm uses the meaning they had in 25.11.
     pyslurm_cflags=(
-        "-DSLURM_BACKWARD_COMPAT -DESLURM_ERROR_ON_DESC_TO_RECORD_COPY=2100 "
-        "-Dslurm_free_ctl_conf=slurm_free_conf"
+        "-DSLURM_BACKWARD_COMPAT -DESLURM_ERROR_ON_DESC_TO_RECORD_COPY=2100 -Dslurm_free_ctl_conf=slurm_free_conf"
     ),
     pyslurm_poses_as="0x190b00",
 )

@@ -68,9 +68,7 @@ def _partition(partition: Partition, host: str) -> list[str]:
 def gres_conf(site: Site) -> str:
     """gres.conf. A GPU needs a device file (a bare Count= leaves the node INVALID), so the box
     makes /dev/gpu0 and so on, which are /dev/null by other names."""
-    return "".join(
-        f"NodeName={p.hostlist} Name=gpu File=/dev/gpu[0-{p.gpus - 1}]\n" for p in site.partitions if p.gres
-    )
+    return "".join(f"NodeName={p.hostlist} Name=gpu File=/dev/gpu[0-{p.gpus - 1}]\n" for p in site.partitions if p.gres)
 
 
 def devices(site: Site) -> list[str]:

@@ -114,8 +114,8 @@ def resized_job(store: Store, job_id: int = 7, user: str = "alice") -> None:
         offset=100,
         number=31,
     )
-    number = store.begin_resize(resize(job_id, started=2500.0))
-    store.step_resize(number, "drained", "step 21", 2600.0, order_number=9)
+    number = store.begin_resize(resize(job_id, started=2500.0)).id
+    store.step_resize(number, "drained", detail="step 21", time=2600.0, order_number=9)
     store.end_run(job_id, 0, 2900.0, "REQUEUED")
     store.see_jobs([job(job_id, user=user, restart=1, submit_time=2901.0)])
     store.see_runs([run(job_id, 1, 1, 4, start_time=3000.0)])

@@ -74,9 +74,7 @@ def test_work_lost_with_a_checkpoint_counts_once(store: Store) -> None:
     """Protects progress from being counted twice when a run goes back to an older checkpoint."""
     store.see_jobs([job(1)])
     store.set_spec(1, SPEC)
-    store.add_reports(
-        1, 0, hello=hello(), epochs=[epoch(2, 0, loss=5.0), epoch(3, 1), epoch(4, 2)], offset=1, number=4
-    )
+    store.add_reports(1, 0, hello=hello(), epochs=[epoch(2, 0, loss=5.0), epoch(3, 1), epoch(4, 2)], offset=1, number=4)
     assert store.histories()[1].samples == 3000
     back = hello(epoch=1, cursor=500, time=4000.0)
     store.add_reports(1, 1, hello=back, offset=1, number=1)
@@ -126,18 +124,28 @@ def test_only_the_newest_samples_of_each_shape_and_batch(store: Store) -> None:
 def test_a_resize_that_was_rolled_back(store: Store) -> None:
     """Protects the dwell time: it is no resize, but it interrupted the job."""
     resized_job(store)
-    number = store.begin_resize(resize(7, started=3600.0, restart=1))
+    number = store.begin_resize(resize(7, started=3600.0, restart=1)).id
     store.end_resize(number, "rolled_back", "waited too long", 3700.0)
     history = store.histories([7])[7]
     assert (history.resizes, history.last_resize_end, history.epochs_since_change) == (1, 3700.0, 0)
 
 
 def test_runs_whose_end_nobody_saw(store: Store) -> None:
-    """Protects run times from a companion that was away when a run ended."""
+    """Protects run times: of a requeued run Slurm does not tell the end, and a job in the queue does not run."""
     store.see_jobs([job(1)])
-    store.see_runs([run(1, 0, start_time=1000.0), run(1, 1, start_time=1500.0), run(1, 2, start_time=None)])
+    store.see_runs([run(1, 0, start_time=1000.0)])
+    store.add_reports(1, 0, hello=hello(time=1010.0), epochs=[epoch(2, 0, time=1400.0)], offset=1, number=2)
     history = store.histories()[1]
-    assert (history.ended_runs_s, history.running_since) == (500.0, 1500.0)
+    assert (history.ended_runs_s, history.running_since) == (0.0, 1000.0)
+    store.see_jobs([job(1, restart=1, state="PENDING")])
+    history = store.histories()[1]
+    assert (history.ended_runs_s, history.running_since) == (400.0, None)
+    assert (store.timeline()[0].end, store.job_summaries()[0].running) == (1400.0, False)
+    store.see_jobs([job(1, restart=2)])
+    store.see_runs([run(1, 1, start_time=1500.0), run(1, 2, start_time=1600.0)])
+    history = store.histories()[1]
+    assert (history.ended_runs_s, history.running_since) == (400.0, 1600.0)
+    assert [row.end for row in store.timeline()] == [1400.0, 1500.0, None]
 
 
 def test_summary_of_a_resized_job(store: Store) -> None:

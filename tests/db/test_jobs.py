@@ -117,8 +117,18 @@ def test_clusters_do_not_mix(url: str, store: Store) -> None:
         assert other.jobs() == {}
         other.see_jobs([job(1, name="elsewhere")])
         assert (store.jobs()[1].name, other.jobs()[1].name) == ("job1", "elsewhere")
-    with pytest.raises(StoreError, match="nothing of cluster 'grse'; it has gres, old"):
-        Store.open(url, "grse", read_only=True)
+    for wrong in ("grse", ""):
+        with pytest.raises(StoreError, match=f"nothing of cluster '{wrong}'; it has gres, old"):
+            Store.open(url, wrong, read_only=True)
+
+
+def test_the_only_cluster_need_not_be_named(url: str, store: Store) -> None:
+    """Protects readers without a settings file; a writer says whose jobs it stores."""
+    store.see_jobs([job(1)])
+    with Store.open(url, "", read_only=True) as reader:
+        assert (list(reader.jobs()), reader.cluster) == ([1], "gres")
+    with pytest.raises(StoreError, match="no cluster is named"):
+        Store.open(url, "")
 
 
 def test_thousands_of_jobs_in_one_call(store: Store) -> None:

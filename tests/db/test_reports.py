@@ -18,9 +18,7 @@ TABLES = ("clusters", "jobs", "runs", "throughput", "epochs", "checkpoints", "ba
 
 def contents(url: str) -> dict[str, list[tuple[object, ...]]]:
     with sqlite3.connect(database_file(url)) as connection:
-        return {
-            table: connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in TABLES
-        }
+        return {table: connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in TABLES}
 
 
 def tell(store: Store) -> None:
@@ -66,6 +64,8 @@ def test_reports_of_a_run(store: Store) -> None:
             epoch=1,
             cursor=0,
             step=9,
+            hello_time=2001.0,
+            report_time=2009.0,
             report_offset=900,
             report_number=9,
         )
@@ -127,3 +127,37 @@ def test_slurms_word_on_the_shape_comes_first(store: Store) -> None:
     store.see_runs([run(1, 0, 1, 2)])
     store.add_reports(1, 0, hello=hello(nodes=64, gpus_per_node=8), offset=10, number=1)
     assert (store.runs(1)[0].nodes, store.runs(1)[0].gpus_per_node) == (1, 2)
+
+
+def test_the_checkpoint_that_answers_an_order(store: Store) -> None:
+    """Protects the requeue, which must not come before the checkpoint of this very order and run."""
+    store.see_jobs([job(1)])
+    store.add_reports(1, 0, hello=hello(), checkpoints=[CHECKPOINT], offset=1, number=5)
+    order = CHECKPOINT.order_number or 0
+    assert store.checkpoint_for_order(1, 0, order) == CHECKPOINT
+    assert store.checkpoint_for_order(1, 0, order + 1) is None
+    assert store.checkpoint_for_order(1, 1, order) is None
+
+
+def test_the_pause_of_a_resize(store: Store) -> None:
+    """Protects the cost of a resize: from the last step, where its checkpoint began, to the next run's hello."""
+    store.see_jobs([job(1)])
+    asked = replace(CHECKPOINT, time=2100.0, seconds=2.5)
+    samples = [throughput(2, time=2050.0)]
+    bye = replace(BYE, time=2160.0)
+    store.add_reports(1, 0, hello=hello(), throughput=samples, checkpoints=[asked], bye=bye, offset=1, number=8)
+    assert store.pause_after(1, 0) is None
+    store.see_runs([run(1, 1, start_time=2170.0)])
+    assert store.pause_after(1, 0) is None
+    store.add_reports(1, 1, hello=hello(time=2180.0), offset=1, number=1)
+    assert store.pause_after(1, 0) == 2180.0 - 2097.5
+    assert store.pause_after(1, -1) == 0.0
+    assert store.pause_after(1, 1) is None
+
+
+def test_bytes_without_a_report(store: Store) -> None:
+    """Protects from reading the same unreadable bytes for ever."""
+    store.see_jobs([job(1)])
+    store.add_reports(1, 0, hello=hello(), offset=10, number=1)
+    store.add_reports(1, 0, offset=500, number=None)
+    assert store.report_position(1, 0) == (500, 1)

@@ -15,16 +15,16 @@ def test_a_resize_from_its_beginning_to_its_end(store: Store, url: str) -> None:
     store.see_jobs([job(1), job(2)])
     asked = store.add_decision(decision(2400.0, 1))
     meant = resize(1, decision_id=asked)
-    number = store.begin_resize(meant)
-    store.step_resize(number, "draining", "order 9", 2501.0, order_number=9, deadline=2561.0)
+    number = store.begin_resize(meant).id
+    stands = store.step_resize(number, "draining", detail="order 9", time=2501.0, order_number=9, deadline=2561.0)
     with Store.open(url, "gres") as again:
         opened = replace(meant, id=number, state="draining", order_number=9, deadline=2561.0)
-        assert again.open_resizes() == again.resizes(1) == [opened]
-    store.step_resize(number, "held", "", 2502.0, deadline=None)
-    store.end_resize(number, "done", "running at 1x4", 2510.0, pause_s=8.5)
+        assert again.open_resizes() == again.resizes(1) == [opened] == [stands]
+    store.step_resize(number, "held", time=2502.0)
+    ended = store.end_resize(number, "done", "running at 1x4", 2510.0, pause_s=8.5)
     assert store.open_resizes() == []
     closed = replace(opened, state="done", deadline=None, ended=2510.0, outcome="running at 1x4", pause_s=8.5)
-    assert store.resizes(1) == store.resizes() == [closed]
+    assert store.resizes(1) == store.resizes() == [closed] == [ended]
     assert store.resizes(2) == []
     assert store.resize_steps(number) == [
         ResizeStepRecord(number, 0, "ordered", 2500.0, ""),
@@ -37,35 +37,35 @@ def test_a_resize_from_its_beginning_to_its_end(store: Store, url: str) -> None:
 def test_one_open_resize_a_job(store: Store, url: str) -> None:
     """Protects a job from two resizes at once, also from two companions."""
     store.see_jobs([job(1), job(2)])
-    first = store.begin_resize(resize(1))
+    first = store.begin_resize(resize(1)).id
     with Store.open(url, "gres") as other:
         with pytest.raises(ResizeConflict, match=rf"job 1: resize {first} is open \(state ordered\)"):
             other.begin_resize(resize(1, started=2501.0))
         other.begin_resize(resize(2))
     store.end_resize(first, "rolled_back", "waited too long", 2600.0)
-    assert store.begin_resize(resize(1, started=2700.0)) != first
+    assert store.begin_resize(resize(1, started=2700.0)).id != first
 
 
 def test_every_call_may_be_made_again(store: Store) -> None:
     """Protects a companion that died after a call and makes it again."""
     store.see_jobs([job(1)])
-    number = store.begin_resize(resize(1))
-    assert store.begin_resize(resize(1)) == number
+    number = store.begin_resize(resize(1)).id
+    assert store.begin_resize(resize(1)).id == number
     for _ in range(2):
-        store.step_resize(number, "held", "", 2501.0)
+        store.step_resize(number, "held", time=2501.0)
     for _ in range(2):
         store.end_resize(number, "done", "", 2502.0)
     assert [step.state for step in store.resize_steps(number)] == ["ordered", "held", "done"]
-    assert store.begin_resize(resize(1)) == number
+    assert store.begin_resize(resize(1)).id == number
 
 
 def test_what_has_ended_stays_so(store: Store) -> None:
     """Protects the record of what was done to a job."""
     store.see_jobs([job(1)])
-    number = store.begin_resize(resize(1))
+    number = store.begin_resize(resize(1)).id
     store.end_resize(number, "done", "", 2502.0)
     with pytest.raises(ResizeConflict, match="has ended"):
-        store.step_resize(number, "held", "", 2503.0)
+        store.step_resize(number, "held", time=2503.0)
     with pytest.raises(ResizeConflict, match="has ended"):
         store.end_resize(number, "failed", "", 2503.0)
     with pytest.raises(ResizeConflict, match="same moment"):
@@ -77,7 +77,7 @@ def test_what_has_ended_stays_so(store: Store) -> None:
 def test_unknown_resizes_are_named(store: Store) -> None:
     """Protects from steps of nothing."""
     for call in (
-        lambda: store.step_resize(7, "held", "", 1.0),
+        lambda: store.step_resize(7, "held", time=1.0),
         lambda: store.end_resize(7, "done", "", 1.0),
         lambda: store.resize_steps(7),
         lambda: store.set_pause(7, 1.0),

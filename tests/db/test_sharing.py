@@ -21,12 +21,12 @@ import sys
 from ones_db import ResizeRecord, Store, ThroughputRecord
 
 store = Store.open(sys.argv[1], "gres")
-number = store.begin_resize(ResizeRecord(1, 0, 1, 1, 64, 1, 4, 256, "ordered", 0.0))
+number = store.begin_resize(ResizeRecord(1, 0, 1, 1, 64, 1, 4, 256, "ordered", 0.0)).id
 for n in range(2, 10**9):
     samples = [ThroughputRecord(10 * n + k, 1.0, 0, n, 0, 64, 1.0, 64, 1.0) for k in range(10)]
     store.add_reports(1, 0, throughput=samples, offset=100 * n, number=10 * n + 9)
     print("reports", n, flush=True)
-    store.step_resize(number, f"state {n}", "", float(n), order_number=n)
+    store.step_resize(number, f"state {n}", time=float(n), order_number=n)
     print("step", n, flush=True)
 """
 
@@ -56,7 +56,7 @@ def test_a_killed_writer_loses_nothing_that_returned(store: Store, url: str) -> 
         (resize,) = again.open_resizes()
         reached = resize.order_number or 0
         assert acknowledged["step"] <= reached <= acknowledged["step"] + 1
-        assert len(again.resize_steps(resize.id or 0)) == reached
+        assert len(again.resize_steps(resize.id)) == reached
     with sqlite3.connect(database_file(url)) as connection:
         assert connection.execute("SELECT count(*) FROM throughput").fetchone() == (10 * (last - 1),)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

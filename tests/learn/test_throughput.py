@@ -23,7 +23,9 @@ def at(model: MeasuredThroughput, gpus: int, batch: int | None = None) -> float:
 
 
 def test_mean_of_the_last_five_at_each_size() -> None:
-    """An old slow stretch (a cold cache) does not weigh on the figure for ever, whatever order lines come in."""
+    """An old slow stretch (a cold cache) does not weigh on the figure for ever, whatever order lines come
+    in.
+    """
     lines = [measured(2, speed, time=float(t)) for t, speed in enumerate([1.0, 100, 110, 120, 130, 140])]
     assert at(MeasuredThroughput(lines[::-1]), 2) == pytest.approx(120.0)
 
@@ -92,9 +94,7 @@ def test_nonsense_costs_that_figure_alone() -> None:
 
 
 anything = st.floats(allow_nan=True, allow_infinity=True) | st.floats(1e-9, 1e11)
-lines = st.builds(
-    Measurement, st.integers(-1, 40), st.integers(-1, 8), st.integers(-1, 2**40), anything, anything
-)
+lines = st.builds(Measurement, st.integers(-1, 40), st.integers(-1, 8), st.integers(-1, 2**40), anything, anything)
 
 
 @settings(max_examples=60, deadline=None)

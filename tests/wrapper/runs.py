@@ -122,9 +122,7 @@ def lines_that_count(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def samples_used(job_dir: Path) -> dict[int, Counter[int]]:
     """How often each sample of each epoch was used, by epoch, from the traces in a job's directory."""
-    lines = [
-        json.loads(t) for path in sorted(job_dir.glob("trace-*.jsonl")) for t in path.read_text().splitlines()
-    ]
+    lines = [json.loads(t) for path in sorted(job_dir.glob("trace-*.jsonl")) for t in path.read_text().splitlines()]
     used: dict[int, Counter[int]] = {}
     for line in lines_that_count(lines):
         used.setdefault(line["epoch"], Counter()).update(line["samples"])
@@ -138,6 +136,4 @@ def assert_exactly_once(job_dir: Path, epochs: int, samples: int) -> None:
     for epoch, counter in used.items():
         wrong = {s: n for s, n in counter.items() if n != 1}
         assert not wrong, f"epoch {epoch}: samples used {wrong}"
-        assert set(counter) == set(range(samples)), (
-            f"epoch {epoch}: {samples - len(counter)} samples not used"
-        )
+        assert set(counter) == set(range(samples)), f"epoch {epoch}: {samples - len(counter)} samples not used"

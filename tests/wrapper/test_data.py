@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from ones_wrapper.data import Feed, local_indices, permutation, shares, split
 from torch.utils.data import IterableDataset, TensorDataset
 
-stretches = st.lists(
-    st.tuples(st.integers(1, 9), st.integers(1, 50), st.integers(0, 6)), min_size=0, max_size=8
-)
+stretches = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 50), st.integers(0, 6)), min_size=0, max_size=8)
 """(world size, global batch, steps before the next resize) of each run."""
 
 

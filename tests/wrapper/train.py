@@ -23,9 +23,7 @@ parser.add_argument("--max-local-batch", type=int, default=32)
 parser.add_argument("--step-ms", type=float, default=0.0)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--exit-at", type=int, default=-1, help="step at which the last rank exits with code 7")
-parser.add_argument(
-    "--full", type=int, nargs=2, default=(-1, -1), help="steps between which the disk is full"
-)
+parser.add_argument("--full", type=int, nargs=2, default=(-1, -1), help="steps between which the disk is full")
 parser.add_argument("--out", type=Path)
 args = parser.parse_args()
 
@@ -37,9 +35,7 @@ job = ones.init(
     lr_cap=2.0,
 )
 torch.manual_seed(job.rank)  # the parameters of rank 0 have to reach all
-model = torch.nn.Sequential(
-    torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)
-)
+model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 1))
 model = job.ddp(model.double())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.8)
@@ -67,6 +63,4 @@ for _ in job.epochs():
 if args.out and job.rank == 0:
     parameters = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
     threads = os.environ.get("OMP_NUM_THREADS")
-    args.out.write_text(
-        json.dumps({"parameters": parameters, "lr": optimizer.param_groups[0]["lr"], "omp": threads})
-    )
+    args.out.write_text(json.dumps({"parameters": parameters, "lr": optimizer.param_groups[0]["lr"], "omp": threads}))

@@ -68,9 +68,7 @@ def main() -> None:
             x, y = test.tensors
             accuracy = (model.module(x.to(job.device)).argmax(1).cpu() == y).float().mean().item()
         if job.rank == 0:
-            print(
-                f"epoch {epoch}: accuracy {accuracy:.3f}, batch {job.batch} on {job.world} ranks", flush=True
-            )
+            print(f"epoch {epoch}: accuracy {accuracy:.3f}, batch {job.batch} on {job.world} ranks", flush=True)
         job.epoch_end(accuracy=accuracy)
 
 

@@ -22,9 +22,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.rows = nn.Linear(8, width)
         self.place = nn.Parameter(torch.randn(8, width) * 0.1)
-        layer = nn.TransformerEncoderLayer(
-            width, heads, 2 * width, dropout=0.0, batch_first=True, norm_first=True
-        )
+        layer = nn.TransformerEncoderLayer(width, heads, 2 * width, dropout=0.0, batch_first=True, norm_first=True)
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.digit = nn.Linear(width, 10)
 
@@ -89,9 +87,7 @@ def main() -> None:
             x, y = test.tensors
             accuracy = (model.module(x.to(job.device)).argmax(1).cpu() == y).float().mean().item()
         if job.rank == 0:
-            print(
-                f"epoch {epoch}: accuracy {accuracy:.3f}, batch {job.batch} on {job.world} ranks", flush=True
-            )
+            print(f"epoch {epoch}: accuracy {accuracy:.3f}, batch {job.batch} on {job.world} ranks", flush=True)
         job.epoch_end(accuracy=accuracy)
 
 

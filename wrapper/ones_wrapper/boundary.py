@@ -97,14 +97,14 @@ class Boundary:
         self._skip = interval - 1
         return Agreement(bool(stop), bool(checkpoint), number, wanted, bool(drain))
 
-    def wait(self, number: int, over: bool) -> Agreement:
-        """Called again and again while drained by order `number`; `drain` in the answer means: carry on.
+    def wait(self, number: int, over: bool) -> tuple[bool, bool]:
+        """(stop, carry on): called again and again while drained by order `number`.
 
-        A newer order calls the drain off; if it drains too, the next boundary obeys it. `over` on rank 0 says
-        that no requeue will come.
+        A newer order calls the drain off; if it drains too, the next boundary obeys it. `over` on rank 0
+        says that no requeue will come.
         """
         order = self._order()
         newer = order is not None and order.number > number
         carry_on = newer or (over and self._group.rank == 0)
         stop, go = self._group.maximum([int(self._flags.stop), int(carry_on)])
-        return Agreement(bool(stop), False, number, 0, bool(go))
+        return bool(stop), bool(go)

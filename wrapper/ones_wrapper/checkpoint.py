@@ -261,9 +261,7 @@ class Checkpoints:
         extras = torch.load(path / EXTRAS, weights_only=False)
         for key, extra in state.extras.items():
             if key not in extras:
-                raise KeyError(
-                    f"{path.name} holds no {key!r}; it has {', '.join(sorted(extras)) or 'nothing'}"
-                )
+                raise KeyError(f"{path.name} holds no {key!r}; it has {', '.join(sorted(extras)) or 'nothing'}")
             extra.load_state_dict(extras[key])
         progress = json.loads((path / MANIFEST).read_text())["progress"]
         return Progress(**{f.name: int(progress[f.name]) for f in fields(Progress)})

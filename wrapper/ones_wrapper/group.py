@@ -92,7 +92,9 @@ def join(backend: str | None = None) -> Group:
         if alone:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         else:
-            dist.init_process_group(backend, rank=rank, world_size=world)
+            dist.init_process_group(
+                backend, rank=rank, world_size=world, device_id=device if backend == "nccl" else None
+            )
     control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
     assert control is not None
     return Group(rank, world, local_rank, max(1, world // local_world), local_world, device, control)

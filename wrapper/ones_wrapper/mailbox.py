@@ -59,9 +59,7 @@ class Outbox:
 
     def _complain(self, error: OSError) -> None:
         if not self._said:
-            say(
-                f"reports cannot be written to {self._path} ({error.strerror}); training goes on without them"
-            )
+            say(f"reports cannot be written to {self._path} ({error.strerror}); training goes on without them")
         self._said = True
 
     def send(self, report: Report) -> None:

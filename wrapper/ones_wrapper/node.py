@@ -26,7 +26,7 @@ from types import FrameType
 
 from ones_wrapper.ending import describe, ended
 from ones_wrapper.launch import exit_code_path
-from ones_wrapper.signals import CHECKPOINT, FLAGS, STOP
+from ones_wrapper.signals import CHECKPOINT, FLAGS, STOP, STOP_CODE
 
 GRACE_S = 5.0
 """How long the other ranks of a node may go on after one failed, to say goodbye."""
@@ -167,8 +167,8 @@ class Launcher:
             code = 128 - code if code < 0 else code
             if local_rank is not None and code and self.failed is None:
                 self.failed, self.failed_at = code, time.monotonic()
-                leave_exit_code(code)
                 if not self.asked & set(STOP):
+                    leave_exit_code(code)
                     print(f"ones-run: local rank {local_rank} ended with exit code {code}", file=sys.stderr)
         return self.failed or 0
 
@@ -200,7 +200,7 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(number, launcher.handle)
     preload([name for name in os.environ.get("ONES_PRELOAD", "").split(",") if name])
     if launcher.asked & set(STOP):
-        return 128 + signal.SIGTERM
+        return STOP_CODE
     local_rank = launcher.fork(place)
     if local_rank is None:
         return launcher.wait()

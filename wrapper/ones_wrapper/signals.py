@@ -1,17 +1,23 @@
 """Signals set a flag; the ranks act on it together at the next step boundary.
 
 SIGTERM and SIGUSR2 ask to stop after a checkpoint (`srun` passes on the second but not the first), SIGUSR1
-asks for a checkpoint alone. Slurm may send the same signal to launcher and ranks, so each may come twice.
+asks for a checkpoint alone. Slurm may send a signal to launcher and ranks alike, so each may come twice.
 """
 
 from __future__ import annotations
 
-import os
 import signal
+import time
 from types import FrameType
 
 STOP = (signal.SIGTERM, signal.SIGUSR2)
 CHECKPOINT = (signal.SIGUSR1,)
+
+STOP_CODE = 128 + signal.SIGTERM
+"""Exit code after a stop that a signal asked for: training is not finished, and Slurm should see that."""
+
+QUIET_S = 2.0
+"""A request that comes this soon after a checkpoint is the second copy of the one it answered."""
 
 
 class Flags:
@@ -21,18 +27,24 @@ class Flags:
         self.stop = False
         self.checkpoint = False
         self.armed = False
-        """Whether a step boundary will come that looks at the flags; before that, a stop ends the process at
-        once.
+        """Whether a step boundary will come that looks at the flags; where none will, a stop ends the
+        script.
         """
+        self._quiet_until = 0.0
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """The handler: nothing but flags, since it may run between any two lines of the script."""
+        """The handler: little but flags, since it may run between any two lines of the script."""
         if number in CHECKPOINT:
-            self.checkpoint = True
+            self.checkpoint = self.checkpoint or time.monotonic() > self._quiet_until
             return
         self.stop = True
         if not self.armed:
-            os._exit(128 + signal.SIGTERM)
+            raise SystemExit(STOP_CODE)
+
+    def checkpoint_taken(self) -> None:
+        """The request is answered."""
+        self.checkpoint = False
+        self._quiet_until = time.monotonic() + QUIET_S
 
     def install(self) -> None:
         """Take over the signals of this process (main thread only)."""

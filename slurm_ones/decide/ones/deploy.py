@@ -35,7 +35,8 @@ def deploy(space: Space, limit: Ints, best: Ints, resize_cost_s: float, min_epoc
     order = operators.fill_order(space, rho)
     settled = np.array([job.epochs_since_change >= min_epochs for job in space.jobs], dtype=np.bool_)
     keep = _with_waiting(space, space.current[None], limit, order)[0]
-    unsettled = f"a job that would change with it has not done {min_epochs} epochs since its last change"
+    epochs = "an epoch" if min_epochs == 1 else f"{min_epochs} epochs"
+    unsettled = f"a job that would change with it changed less than {epochs} ago"
     if resize_cost_s <= 0:
         return Deployment(best, "") if _changes_only(space, best, settled) else Deployment(keep, unsettled)
 
@@ -60,8 +61,9 @@ def repaying(space: Space, limit: Ints, resize_cost_s: float) -> Ints:
     with np.errstate(divide="ignore"):
         ends = np.where(larger, space.to_come[:, None] / space.goodput, np.inf)
     fastest = space.sizes[ends.argmin(axis=1)]
-    repays = space.seconds(space.current) - ends.min(axis=1) > resize_cost_s
     grows = space.running & (limit > space.current)
+    now = np.where(grows, space.seconds(space.current), 0.0)
+    repays = now - ends.min(axis=1) > resize_cost_s
     return np.where(grows, np.where(repays, fastest, space.current), limit)
 
 

@@ -24,9 +24,7 @@ def explain(
     `chosen` and `best` (J,) are the sizes in force and those of the best candidate, `limit` (J,) the job's
     limits before the cost of a resize was weighed, `note` why the best was not deployed where it was not.
     """
-    reasons = {
-        job.job_id: _pinned(job, space.pinned[job.job_id]) for job in jobs if job.job_id in space.pinned
-    }
+    reasons = {job.job_id: _pinned(job, space.pinned[job.job_id]) for job in jobs if job.job_id in space.pinned}
     left_out = [j for j in range(len(space.jobs)) if not space.current[j] and not chosen[j]]
     waiting = len(left_out) + space.waiting_pinned
     for j, job in enumerate(space.jobs):

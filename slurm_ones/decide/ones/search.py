@@ -67,9 +67,7 @@ class Ones:
         self._population = np.zeros((self.options.population, 0), dtype=np.int64)
         """(K, jobs of the last decision) GPUs of each job; `_known` has their columns."""
 
-    def decide(
-        self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator
-    ) -> Schedule:
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.decide.policy.Policy`. About generations × jobs × 0.1 ms at 64 GPUs."""
         space = build(cluster, jobs, self._pinned(jobs))
         limit = self._limits.update(space, jobs)

@@ -48,7 +48,7 @@ class Space:
     floor: Ints
     """(J,) GPUs below which the job may not fall: its smallest size, 0 for a waiting job."""
     start: Ints
-    """(J,) smallest size; 0 where no size of the job exists on this cluster."""
+    """(J,) smallest size, the current one counted; 0 where no size of the job exists on this cluster."""
 
     sizes: Ints
     """(U,) every size of any job, ascending from 0."""
@@ -145,9 +145,8 @@ def build(cluster: ClusterView, jobs: Sequence[JobView], pinned: Mapping[int, st
         speed[j, at], goodput[j, at] = _predict(job, counts, batch[j, at])
     allowed = (batch > 0) & (sizes != current[:, None])
 
-    smallest = np.where(allowed, sizes, np.iinfo(np.int64).max).min(axis=1, initial=np.iinfo(np.int64).max)
-    start = np.where(allowed.any(axis=1), smallest, 0)
-    floor = np.where(current > 0, np.minimum(np.where(start > 0, start, current), current), 0)
+    start = sizes[(batch > 0).argmax(axis=1)]  # column 0, size 0, where there is none
+    floor = np.where(current > 0, start, 0)
     return Space(
         cluster=cluster,
         jobs=mobile,

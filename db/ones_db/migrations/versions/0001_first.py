@@ -233,6 +233,18 @@ def upgrade() -> None:
         sa.Column("cursor", WHOLE, nullable=True, comment="samples of that epoch already used"),
         sa.Column("step", WHOLE, nullable=True, comment="optimizer steps since the job's first run"),
         sa.Column("first_loss", sa.Double(), nullable=True, comment="first training loss that it reported"),
+        sa.Column(
+            "hello_time",
+            sa.Double(),
+            nullable=True,
+            comment="when its first report was written, Unix seconds",
+        ),
+        sa.Column(
+            "report_time",
+            sa.Double(),
+            nullable=True,
+            comment="when its newest report was written, Unix seconds",
+        ),
         sa.Column("report_offset", WHOLE, nullable=False, comment="bytes of its report file that were read"),
         sa.Column("report_number", WHOLE, nullable=False, comment="number of the last report that was read"),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_runs_job_id_jobs")),

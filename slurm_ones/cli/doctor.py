@@ -1,0 +1,206 @@
+"""`slurm-ones doctor`: what this site is like, and what to do where it does not fit."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from ones_db import SchemaError, StoreError, migrate
+from rich.table import Table
+
+from slurm_ones.cli.common import ConfigOption, JsonOption, command, console, print_json, settings_of
+from slurm_ones.config import Settings
+from slurm_ones.report.text import safe
+from slurm_ones.slurm.client import SlurmClient, SlurmError
+from slurm_ones.slurm.connect import connect, why_not_pyslurm
+
+OLDEST = (21, 8)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    verdict: str
+    """ok, note (works, but know this) or bad."""
+    found: str
+    advice: str = ""
+    """What to do about it; empty when nothing."""
+
+
+def _version(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+    major, minor = client.version()
+    fine = (major, minor) >= OLDEST
+    advice = "" if fine else "squeue --json exists from 21.08 on; the companion cannot read older releases"
+    yield Finding("Slurm", "ok" if fine else "bad", f"{major:02d}.{minor:02d}", advice)
+    why = why_not_pyslurm()
+    if client.name == "pyslurm":
+        yield Finding("client", "ok", "PySlurm")
+    elif settings.client == "command":
+        yield Finding("client", "ok", "command line, as the settings ask")
+    else:
+        advice = "works everywhere; a PySlurm of Slurm's own release saves a process per call"
+        yield Finding("client", "note", f"command line, since PySlurm cannot be used: {why}", advice)
+
+
+def _permission(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+    user = getpass.getuser()
+    slurm_user = client.config().get("SlurmUser", "").split("(")[0]
+    if settings.scope == "own":
+        yield Finding("permission", "ok", f"user mode: {user} may resize {user}'s own jobs")
+    elif user in ("root", slurm_user):
+        yield Finding("permission", "ok", f"{user} may resize everybody's jobs")
+    elif shutil.which("sacctmgr") and _operator(user):
+        yield Finding("permission", "ok", f"{user} is an operator and may resize everybody's jobs")
+    else:
+        yield Finding(
+            "permission",
+            "bad",
+            f"{user} may resize only {user}'s own jobs, and the settings ask for all users' (scope = \"all\")",
+            f'run as an operator (sacctmgr modify user {user} set adminlevel=operator), or set scope = "own"',
+        )
+
+
+def _operator(user: str) -> bool:
+    try:
+        done = subprocess.run(
+            ["sacctmgr", "-nP", "show", "user", user, "format=adminlevel"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0 and done.stdout.strip().split("\n")[0] in ("Operator", "Administrator")
+
+
+def _gpus(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+    snapshot = client.snapshot()
+    for partition in snapshot.partitions.values():
+        counts = sorted({snapshot.nodes[n].gpus for n in partition.node_names if n in snapshot.nodes})
+        what = f"partition {partition.name}"
+        if partition.name in settings.whole_node_gpus:
+            gpus = settings.whole_node_gpus[partition.name]
+            yield Finding(what, "ok", f"whole nodes of {gpus} GPUs, as the settings say; use ddp-whole-node.sbatch")
+        elif counts and counts[-1] > 0:
+            kind = "whole nodes" if partition.whole_nodes else "GRES"
+            mixed = f" (nodes differ: {', '.join(map(str, counts))})" if len(counts) > 1 else ""
+            yield Finding(what, "ok", f"{kind}, {counts[-1]} GPUs a node{mixed}; use ddp.sbatch")
+        else:
+            yield Finding(
+                what,
+                "note",
+                "Slurm knows of no GPUs there: its jobs are left alone",
+                f"if its nodes have GPUs, add [whole_node_gpus] {partition.name} = N to the settings",
+            )
+
+
+def _requeue(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+    config = client.config()
+    if config.get("JobRequeue", "1") == "0":
+        yield Finding("requeue", "note", "JobRequeue=0: jobs are not requeued unless they ask", "templates ask for it")
+    delay = re.search(r"requeue_delay=(\d+)", config.get("SchedulerParameters", ""))
+    expire = re.search(r"cred_expire=(\d+)", config.get("AuthInfo", ""))
+    # A requeued job waits until the credentials of its last run have expired.
+    seconds = int(delay[1]) if delay else (int(expire[1]) if expire else 120) + 1
+    if settings.resize.start_now:
+        yield Finding("requeue delay", "ok", f"{seconds} s, skipped by StartTime=now (resize.start_now)")
+    else:
+        advice = "each resize waits that long; resize.start_now = true skips it" if seconds > 10 else ""
+        yield Finding("requeue delay", "note" if advice else "ok", f"{seconds} s", advice)
+    wait = config.get("KillWait", "30 sec").split()[0]
+    yield Finding("KillWait", "ok", f"{wait} s between SIGTERM and SIGKILL")
+
+
+def _directories(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+    here = Path.cwd()
+    if os.access(here, os.W_OK):
+        yield Finding("job directory", "ok", f"jobs submitted from {here} keep their files in ones-<job id> there")
+    else:
+        yield Finding("job directory", "bad", f"{here} is not writable", "submit from a shared directory that is")
+    if settings.spool is not None:
+        try:
+            with tempfile.NamedTemporaryFile(dir=settings.spool):
+                yield Finding("spool", "ok", f"{settings.spool}: jobs need ONES_SPOOL={settings.spool}")
+        except OSError as error:
+            yield Finding(
+                "spool", "bad", f"{settings.spool}: {error.strerror}", "create it, owned by this user, mode 755"
+            )
+    elif settings.scope == "all" and os.geteuid() != 0:
+        yield Finding(
+            "spool",
+            "bad",
+            "none: orders cannot be written into other users' directories",
+            "set spool to a shared directory of this user's, and ONES_SPOOL in the jobs' environment",
+        )
+
+
+def _database(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+    try:
+        current = migrate.current(settings.database_url)
+    except (StoreError, SchemaError) as error:
+        yield Finding("database", "bad", str(error), "give a path that this user can write")
+        return
+    if current is None:
+        yield Finding("database", "note", f"{settings.database_url} does not exist yet", "slurm-ones run creates it")
+    elif current != migrate.head():
+        yield Finding("database", "bad", f"schema {current}, not {migrate.head()}", "slurm-ones db upgrade")
+    else:
+        yield Finding("database", "ok", f"{settings.database_url}, schema {current}")
+
+
+_CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[Finding]], ...] = (
+    _version,
+    _permission,
+    _gpus,
+    _requeue,
+    _directories,
+    _database,
+)
+
+
+def examine(client: SlurmClient, settings: Settings) -> list[Finding]:
+    """All findings; a check that fails is a finding too."""
+    found: list[Finding] = []
+    for check in _CHECKS:
+        try:
+            found += check(client, settings)
+        except SlurmError as error:
+            found.append(Finding(check.__name__.strip("_"), "bad", str(error), "see slurmctld's log"))
+    return found
+
+
+@command
+def doctor(
+    config: ConfigOption = None,
+    own: Annotated[bool, typer.Option("--own", help="Look as user mode would.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Look at this site and say what to do where it does not fit. Changes nothing; exit code 1 when something is bad."""
+    settings = settings_of(config)
+    if own:
+        settings = settings.model_copy(update={"scope": "own"})
+    found = examine(connect(settings), settings)
+    if json:
+        print_json(found)
+    else:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for column in ("", "what", "found", "what to do"):
+            table.add_column(column, overflow="fold")
+        marks = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]bad[/]"}
+        for f in found:
+            table.add_row(marks[f.verdict], safe(f.what), safe(f.found, 500), safe(f.advice, 500))
+        console.print(table)
+    if any(f.verdict == "bad" for f in found):
+        raise typer.Exit(1)

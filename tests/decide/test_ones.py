@@ -1,0 +1,265 @@
+"""ONES as a whole: what it does in situations that people will ask about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from slurm_ones.decide.ones.limits import SizeLimits
+from slurm_ones.decide.ones.score import net_delay
+from slurm_ones.decide.ones.search import Ones, Options
+from slurm_ones.decide.ones.space import build
+from slurm_ones.decide.policy import ClusterView, JobView, Schedule
+from slurm_ones.slurm.model import Shape
+from tests.decide.contract import Power, check, cluster, job
+from tests.decide.strategies import quick, seeded
+
+
+def decide(policy: Ones, view: ClusterView, jobs: list[JobView], seed: int = 0) -> Schedule:
+    schedule = policy.decide(view, jobs, 0.0, seeded(seed))
+    check(view, jobs, schedule)
+    return schedule
+
+
+def sizes(schedule: Schedule) -> dict[int, int]:
+    return {job_id: a.shape.gpus for job_id, a in schedule.allocations.items()}
+
+
+def trained(j: JobView, schedule: Schedule, epochs: int) -> JobView:
+    """The job after its schedule was carried out and it did some epochs, resting on the first nodes."""
+    got = schedule.allocations[j.job_id]
+    changed = got.shape != j.shape
+    return replace(
+        j,
+        shape=got.shape,
+        nodes={f"n{i + 1}": got.shape.gpus_per_node for i in range(got.shape.nodes)},
+        batch=got.batch,
+        epochs=j.epochs + epochs,
+        samples=j.samples + 1000.0 * epochs,
+        epochs_since_change=epochs if changed else j.epochs_since_change + epochs,
+        running_s=j.running_s + 10.0 * epochs,
+    )
+
+
+def test_a_lone_job_grows_with_its_epochs() -> None:
+    """1 → 2 → 4 → 8 → 16, each after two epochs, the batch with it up to its limit, and never beyond its
+    limits.
+    """
+    policy, view, alone = quick(), cluster(4), job(1, to_come=500.0)
+    seen, batches = [], []
+    for _ in range(12):
+        schedule = decide(policy, view, [alone])
+        alone = trained(alone, schedule, 1)
+        seen.append(schedule.allocations[1].shape.gpus)
+        batches.append(schedule.allocations[1].batch)
+    assert seen == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16, 16, 16]
+    assert batches[::2] == [64, 128, 256, 512, 1024, 1024]
+
+
+def test_the_request_caps_the_size() -> None:
+    """A job that asked for one GPU never gets more than four times that."""
+    policy, alone = quick(), job(1, {"n1": 4}, epochs=9, to_come=500.0, requested=1)
+    assert sizes(decide(policy, cluster(4), [alone])) == {1: 4}
+
+
+def test_growth_skips_sizes_that_do_not_exist() -> None:
+    """Doubling 1 gives 2, which a job of sizes 1 and 4 cannot take: it goes to 4."""
+    alone = job(1, {"n1": 1}, epochs=2, to_come=500.0, gpus=(1, 4))
+    assert sizes(decide(quick(), cluster(2), [alone])) == {1: 4}
+
+
+def test_a_full_cluster_makes_room_for_newcomers() -> None:
+    """The long job that holds everything shrinks, and the first newcomers start at their smallest size."""
+    view = cluster(1)
+    long = job(1, {"n1": 4}, epochs=10, to_come=200.0)
+    for seed in range(5):
+        schedule = decide(quick(), view, [long, job(2), job(3)], seed)
+        assert sizes(schedule)[1] < 4
+        assert sizes(schedule)[2] == 1
+        assert schedule.reasons[1].startswith("shrinks 4 → ")
+
+
+def test_no_shrinking_for_nobody() -> None:
+    """Without anybody waiting or able to grow, a job that holds everything keeps it."""
+    schedule = decide(quick(), cluster(1), [job(1, {"n1": 4}, epochs=10, to_come=200.0)])
+    assert sizes(schedule) == {1: 4}
+
+
+def test_newcomers_start_first_come_first_served() -> None:
+    """Idle GPUs go to waiting jobs in the order of submission, each at its smallest size."""
+    jobs = [job(7, submitted=1.0), job(3, submitted=2.0), job(5, submitted=0.0)]
+    schedule = decide(quick(), cluster(1, 2), jobs)
+    assert sizes(schedule) == {5: 1, 7: 1}
+    assert schedule.reasons[3] == "waits: no room for its 1 GPU; 1st of 1 waiting"
+
+
+def test_running_jobs_do_not_grow_past_waiting_ones() -> None:
+    """A GPU that a newcomer could start on is not used to grow a running job."""
+    jobs = [job(1, {"n1": 1}, epochs=5, to_come=900.0), job(2)]
+    assert sizes(decide(quick(), cluster(1, 2), jobs)) == {1: 1, 2: 1}
+
+
+def test_a_resize_must_repay_its_cost() -> None:
+    """Near its end a job does not grow for 30 s of pause, and is told so; with no cost, as published, it
+    does.
+    """
+    ending = job(1, {"n1": 1}, epochs=9, to_come=2.0)  # 20 s left on one GPU
+    dear = decide(quick(), cluster(1), [ending])
+    assert sizes(dear) == {1: 1}
+    assert dear.reasons[1] == "keeps 1 GPU: 100 samples/s, 82 % complete; 2 GPUs would save 9 s and a resize costs 30 s"
+    assert sizes(decide(quick(resize_cost_s=0), cluster(1), [ending])) == {1: 2}
+
+
+def test_it_grows_to_the_best_size_and_not_the_largest() -> None:
+    """A job that runs slower on 4 GPUs than on 2 is left on 2."""
+    table = {1: 100.0, 2: 190.0, 4: 120.0}
+    alone = job(1, {"n1": 1}, epochs=9, to_come=500.0, gpus=(1, 2, 4), model=Power(table=table))
+    policy = quick(epochs_before_doubling=0)
+    for _ in range(3):
+        schedule = decide(policy, cluster(1), [alone])
+        alone = trained(alone, schedule, 3)
+    assert sizes(schedule) == {1: 2}
+
+
+def test_published_deploy_rule_waits_for_every_changing_job() -> None:
+    """With both of our additions off, a job in its first epoch since a change holds the best candidate
+    back.
+    """
+    policy = quick(resize_cost_s=0, hold_unsettled=False)
+    long = job(1, {"n1": 4}, epochs=10, to_come=200.0, epochs_since_change=0)
+    schedule = decide(policy, cluster(1), [long, job(2)])
+    assert sizes(schedule) == {1: 4}
+    assert "changed less than an epoch ago" in schedule.reasons[1]
+    assert sizes(decide(policy, cluster(1), [replace(long, epochs_since_change=1), job(2)]))[2] == 1
+
+
+def test_unsettled_jobs_hold_nobody_else_back() -> None:
+    """A job in its first epoch keeps its place while another grows and a third starts."""
+    fresh = job(1, {"n1": 2}, epochs=5, epochs_since_change=0)
+    jobs = [fresh, job(2, {"n1": 1}, epochs=5, to_come=500.0), job(3)]
+    schedule = decide(quick(), cluster(2), jobs)
+    assert sizes(schedule) == {1: 2, 2: 2, 3: 1}
+    assert schedule.reasons[1] == "keeps 2 GPUs: 0 of 1 epochs done since its start or last change"
+
+
+def test_fixed_jobs_are_left_alone() -> None:
+    """A fixed running job keeps shape and batch, a fixed waiting one takes nothing, and both are told why."""
+    jobs = [job(1, {"n1": 2}, epochs=9, batch=77, fixed=True), job(2, fixed=True), job(3)]
+    schedule = decide(quick(), cluster(1), jobs)
+    assert (schedule.allocations[1].shape, schedule.allocations[1].batch) == (Shape(1, 2), 77)
+    assert 2 not in schedule.allocations
+    assert schedule.reasons[2] == "waits: its size is fixed in this round"
+
+
+def test_a_job_keeps_an_odd_shape_it_runs_in() -> None:
+    """2 nodes × 2 GPUs, as its owner asked for, is no shape we would give, and none we take away for
+    nothing.
+    """
+    odd = job(1, {"n1": 2, "n2": 2}, epochs=1, epochs_since_change=1)
+    assert decide(quick(), cluster(2), [odd]).allocations[1].shape == Shape(2, 2)
+
+
+def test_whole_nodes() -> None:
+    """Where Slurm hands out nodes, a job starts on one and grows by nodes."""
+    view, alone = cluster(4, whole=True), job(1, to_come=900.0, gpus=(4, 8, 16))
+    first = decide(quick(), view, [alone])
+    assert first.allocations[1].shape == Shape(1, 4)
+    assert first.allocations[1].batch == 64, "the base batch belongs to the smallest size"
+    grown = decide(quick(), view, [trained(alone, first, 2)])
+    assert grown.allocations[1].shape == Shape(2, 4)
+
+
+def test_impossible_jobs_wait_and_are_told() -> None:
+    """A job whose sizes or batch do not exist here waits without holding anybody up."""
+    from slurm_ones.decide.policy import Limits
+
+    too_large = job(1, gpus=(32,))
+    no_batch = job(2, limits=Limits((1, 2), 4096, 4096, 16))
+    schedule = decide(quick(), cluster(1), [too_large, no_batch, job(3)])
+    assert sizes(schedule) == {3: 1}
+    assert schedule.reasons[1].startswith("waits: none of the GPU counts it takes (32)")
+    assert schedule.reasons[2].startswith("waits: none of the GPU counts it takes (1, 2) and their batches")
+
+
+class TestSizeLimits:
+    """R of ONES §3.3."""
+
+    def update(self, limits: SizeLimits, jobs: list[JobView], view: ClusterView | None = None) -> dict[int, int]:
+        space = build(view or cluster(4), jobs, {})
+        found = limits.update(space, jobs)
+        return {j.job_id: int(n) for j, n in zip(space.jobs, found, strict=True)}
+
+    def test_new_jobs_start_on_their_smallest_size(self) -> None:
+        """The paper's one GPU, as far as the job can take it."""
+        assert self.update(SizeLimits(2, 4), [job(1), job(2, gpus=(4, 8))]) == {1: 1, 2: 4}
+
+    def test_doubles_at_the_limit_after_two_epochs(self) -> None:
+        """One epoch is not enough, and a job below its limit has nothing doubled."""
+        limits = SizeLimits(2, 4)
+        assert self.update(limits, [job(1, {"n1": 2}, epochs=1)]) == {1: 2}
+        assert self.update(limits, [job(1, {"n1": 2}, epochs=2)]) == {1: 4}
+        assert self.update(limits, [job(1, {"n1": 2}, epochs=9)]) == {1: 4}
+        assert self.update(limits, [job(1, {"n1": 1}, epochs=9)]) == {1: 4}
+
+    def test_stopped_jobs_halve_when_passed_over(self) -> None:
+        """A job that ran on 8 and waits again comes down to what it can get."""
+        limits = SizeLimits(2, 4)
+        self.update(limits, [job(1, {"n1": 4, "n2": 4}, epochs=1)])
+        stopped = job(1, epochs=1)
+        found = []
+        for _ in range(5):
+            found.append(self.update(limits, [stopped])[1])
+            limits.passed_over(build(cluster(4), [stopped], {}), {1})
+        assert found == [8, 4, 2, 1, 1]
+
+    def test_scale_down_of_the_largest(self) -> None:
+        """int(2n/(T/median + 1)): 16 GPUs, running thrice the median, for somebody who waits."""
+        whole = {f"n{i}": 4 for i in (1, 2, 3, 4)}
+        large = job(1, whole, epochs=9, running_s=300.0, requested=16)
+        assert self.update(SizeLimits(2, 4), [large]) == {1: 16}, "nobody else wants them"
+        peers = [job(i, {"x": 1}, running_s=100.0) for i in (2, 3)]  # on nodes of their own
+        jobs = [large, *peers, job(4)]
+        space = build(cluster(4), jobs, {})
+        found = SizeLimits(2, 4).update(space, jobs)
+        assert dict(zip([j.job_id for j in space.jobs], found.tolist(), strict=True)) == {1: 8, 4: 1}
+
+    def test_forgets_jobs_that_are_gone(self) -> None:
+        """A job id that comes back, after Slurm's ids wrapped round, starts anew."""
+        limits = SizeLimits(2, 4)
+        self.update(limits, [job(1, {"n1": 4}, epochs=9)])
+        self.update(limits, [])
+        assert self.update(limits, [job(1)]) == {1: 1}
+
+
+def test_net_delay_counts_job_seconds() -> None:
+    """One grows (saves, pauses once), one shrinks for it (runs slower for as long, pauses twice)."""
+    table = {1: 100.0, 2: 200.0, 4: 300.0}
+    jobs = [
+        job(1, {"n1": 1}, epochs=5, to_come=40.0, model=Power(table=table)),  # 400 s, on two 200 s
+        job(2, {"n1": 2}, epochs=5, to_come=90.0, model=Power(table=table)),  # 450 s, on one 900 s
+    ]
+    space = build(cluster(1), jobs, {})
+    both = np.array([[2, 1], [1, 2], [2, 2]])
+    grows = -200.0 + 30.0
+    shrinks = 0.5 * 200.0 + 60.0
+    assert net_delay(space, space.current, both, 30.0) == pytest.approx([grows + shrinks, 0.0, grows])
+
+
+def test_net_delay_spares_waits_and_forbids_making_one() -> None:
+    """A start is worth the wait until the first running job ends; to keep waiting who could start is no
+    option.
+    """
+    jobs = [job(1, {"n1": 1}, epochs=5, to_come=40.0), job(2)]
+    space = build(cluster(1), jobs, {})
+    waits, starts = np.array([1, 0]), np.array([1, 1])
+    assert net_delay(space, waits, starts[None], 30.0) == pytest.approx([-400.0])
+    assert net_delay(space, starts, waits[None], 30.0) == pytest.approx([np.inf])
+
+
+def test_the_published_search_is_there() -> None:
+    """Options name the paper's figures, so that issue and paper can be compared line by line."""
+    options = Options()
+    assert (options.population, options.mutation, options.epochs_before_removal) == (16, 0.3, 2)
+    assert (options.epochs_before_doubling, options.cap_over_request) == (2, 4.0)
