@@ -1,7 +1,7 @@
 """What a node's ranks cost to start: one import and a fork each, against one import each.
 
-A resize restarts every rank, so this is a part of its price. Both ways run the same small script, which makes a model
-and an optimizer and takes a step, so that what torch imports late counts too.
+A resize restarts every rank, so this is a part of its price. Both ways run the same small script, which makes
+a model and an optimizer and takes a step, so that what torch imports late counts too.
 
     python benchmarks/restart_import.py --ranks 4 --json restart_import.json
 """

@@ -24,9 +24,9 @@ def check() -> None:
             "A Slurm of one's own needs root here (it makes namespaces and starts daemons as "
             f"several users). {ELSEWHERE}"
         )
-    missing = [name for name in ("pivot_root", "cp") if not shutil.which(name)]
+    missing = [name for name in ("pivot_root", "setpriv", "unshare") if not shutil.which(name)]
     if missing:
-        raise ClusterError(f"{', '.join(missing)} not found (util-linux, coreutils). {ELSEWHERE}")
+        raise ClusterError(f"{', '.join(missing)} not found (util-linux). {ELSEWHERE}")
     # A child tries, so that we stay where we are.
     tried = subprocess.run(
         ["unshare", "--mount", "--pid", "--fork", "--net", "--uts", "--ipc", "true"],

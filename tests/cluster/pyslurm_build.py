@@ -90,7 +90,8 @@ def build(site: Site, report: Report, again: bool = False) -> PySlurm:
 def _build(site: Site, work: Path, result: Path, report: Report) -> None:
     report.detail("downloading")
     environment, source = work / "env", work / "source"
-    _host(sys.executable, "-m", "venv", str(environment))
+    # Made by the interpreter itself: made by that of an environment, it may lean on the environment.
+    _host(os.path.realpath(sys.executable), "-m", "venv", str(environment))
     python = str(environment / "bin/python")
     _host(python, "-m", "pip", "install", "--quiet", *BUILD_REQUIREMENTS)
     _host(

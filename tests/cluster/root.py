@@ -100,8 +100,10 @@ def _packages(site: Site, root: Path, report: Report) -> None:
     configuration.write_text(DPKG_CONFIGURATION)
     paths.debs().mkdir(parents=True, exist_ok=True)
     log = root.with_name(root.name + ".log")
-    # In namespaces of its own: it mounts /proc in the root, and must not leave it there if killed.
-    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", host.debootstrap()]
+    # In namespaces of its own, and gone when we are: it mounts /proc in the root, and were we killed it
+    # would go on working in a root that the next builder thinks is its own.
+    command = ["setpriv", "--pdeathsig", "KILL"]
+    command += ["unshare", "--mount", "--pid", "--fork", "--kill-child", host.debootstrap()]
     command += ["--variant=minbase", f"--cache-dir={paths.debs()}"]
     command += [f"--include={','.join(site.packages)}", site.suite, str(root), host.mirror()]
     command += [str(host.debootstrap_script())]

@@ -31,7 +31,8 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9) -> Round:
     for job_id in range(draw(st.integers(0, max_jobs))):
         low = draw(st.sampled_from([1, 1, 2, 4]))
         counts = valid_counts(view, low, draw(st.sampled_from([low, 4, 8, 64])))
-        shape = shape_of(view, draw(st.sampled_from(counts))) if counts and draw(st.integers(0, 1)) else None
+        runs = bool(counts) and draw(st.booleans())
+        shape = shape_of(view, draw(st.sampled_from(counts))) if runs else None
         roomy = [] if shape is None else [name for name in left if left[name] >= shape.gpus_per_node]
         held = {}
         if shape is not None and len(roomy) >= shape.nodes:

@@ -50,7 +50,7 @@ def population(space: Space, limit: Ints, seed: int) -> Ints:
 def test_refresh_and_reorder(space: Space, seed: int) -> None:
     """Any wanted counts become placeable candidates within the limits."""
     limit = some_limit(space, seed)
-    wanted = operators.refresh(space, seeded(seed).integers(0, 99, (K, len(space.jobs))), limit)
+    wanted = operators.refresh(space, seeded(seed).integers(0, 5, (K, len(space.jobs))), limit)
     assert (wanted >= space.floor).all()
     grid = operators.reorder(space, wanted)
     sound(space, grid)

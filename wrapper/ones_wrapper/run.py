@@ -240,9 +240,18 @@ class Run:
                 self._leave("drained")
             if carry_on:
                 break
-            time.sleep(DRAIN_POLL_S)
+            self._doze()
         if self.group.rank == 0:
             say(f"carrying on after order {number}: {'no requeue came' if over else 'a newer order came'}")
+
+    def _doze(self) -> None:
+        """Wait a little. At a requeue `srun` leaves us hardly a moment, so rank 0 says goodbye by itself."""
+        until = time.monotonic() + DRAIN_POLL_S
+        while time.monotonic() < until:
+            if FLAGS.stop:
+                self._bye("drained", STOP_CODE, "")
+                return
+            time.sleep(0.005)
 
     def _leave(self, reason: str) -> None:
         self._bye(reason, STOP_CODE, "")

@@ -1,0 +1,153 @@
+"""`make demo`: ten training jobs on a real Slurm, resized by the companion, beside the same ten on Slurm alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ones_db import Store
+from slurm_ones.report.page import Section, write_page
+from slurm_ones.report.text import plain
+from slurm_ones.slurm.model import Job
+from tests.cluster.cluster import Cluster
+from tests.cluster.cli import Progress
+from tests.cluster.errors import ClusterError
+from tests.demo import results
+from tests.demo.jobs import JOBS
+from tests.demo.scenario import DATABASE, TOP, Outcome, companion, run
+
+console = Console(highlight=False)
+OUT = TOP / "build" / "demo"
+
+
+class Watch:
+    """Jobs and decisions as they happen: a live table on a terminal, a line a change elsewhere."""
+
+    def __init__(self, title: str, store: Store | None) -> None:
+        self._title = title
+        self._store = store
+        self._live = Live(console=console, refresh_per_second=2, transient=True) if console.is_terminal else None
+        self._began = time.time()
+        self._said = ""
+
+    def __enter__(self) -> Watch:
+        console.rule(self._title)
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, outcomes: list[Outcome], jobs: dict[int, Job]) -> None:
+        """One look. Decisions are read from the job database, the rest from Slurm."""
+        elapsed = time.time() - self._began
+        if self._live is None:
+            line = self._line(outcomes, jobs)
+            if line != self._said:
+                self._said = line
+                console.print(f"{elapsed:4.0f} s  {line}", soft_wrap=True)
+            return
+        self._live.update(Group(self._table(outcomes, jobs, elapsed), *self._decisions()))
+
+    @staticmethod
+    def _line(outcomes: list[Outcome], jobs: dict[int, Job]) -> str:
+        words = []
+        for o in outcomes:
+            job = jobs.get(o.job_id)
+            if job is not None and job.running:
+                words.append(f"{o.job.name} on {job.nodes * job.gpus_per_node}")
+            elif job is not None and job.pending:
+                words.append(f"{o.job.name} {'requeued' if job.restart else 'waits'}")
+        done = sum(bool(o.state) for o in outcomes)
+        return f"{done}/{len(JOBS)} done; " + ", ".join(words)
+
+    @staticmethod
+    def _table(outcomes: list[Outcome], jobs: dict[int, Job], elapsed: float) -> Table:
+        shown = Table(box=None, header_style="bold", title=f"{elapsed:.0f} s", title_justify="left")
+        for column in ("job", "user", "state", "GPUs", ""):
+            shown.add_column(column)
+        for o in outcomes:
+            job = jobs.get(o.job_id)
+            gpus = job.nodes * job.gpus_per_node if job is not None and job.running else 0
+            state = o.state or (job.state.value if job is not None else "?")
+            shown.add_row(o.job.name, o.job.user, state, str(gpus or ""), "█" * (2 * gpus))
+        return shown
+
+    def _decisions(self) -> list[Text]:
+        if self._store is None:
+            return []
+        lines = []
+        for decision in self._store.recent_decisions(6):
+            for job in decision.jobs:
+                if job.acted:
+                    lines.append(Text(f"  {decision.time - self._began:4.0f} s  job {job.job_id} {plain(job.reason)}"))
+        return lines[:8]
+
+
+def _elastic(cluster: Cluster) -> tuple[list[Outcome], list[str]]:
+    with companion(cluster):
+        path = cluster.scratch / DATABASE
+        with Store.open(f"sqlite:///{path}", "demo", read_only=True) as store, Watch("slurm-ones", store) as watch:
+            outcomes = run(cluster, elastic=True, show=watch.show)
+        # The companion stores the ends of the last jobs in its next tick.
+        time.sleep(5)
+        told = cluster.run(["slurm-ones", "jobs", "--json", "--config", "/scratch/ones.toml"], user="slurm").stdout
+    with sqlite3.connect(path) as source, sqlite3.connect(OUT / "ones.sqlite") as target:
+        source.backup(target)
+    shutil.copy(cluster.scratch / "ones/companion.log", OUT / "companion.log")
+    with Store.open(f"sqlite:///{OUT / 'ones.sqlite'}", "demo", read_only=True) as store:
+        return outcomes, results.disagreements(outcomes, store, json.loads(told))
+
+
+def _complaints(ones: list[Outcome], slurm: list[Outcome]) -> list[str]:
+    found = [f"{o.job.name}: {o.state or 'never ended'}" for o in (*ones, *slurm) if not o.finished]
+    resized = sum(len(o.runs) > 1 for o in ones)
+    if resized < 6:
+        found.append(f"only {resized} of {len(ones)} jobs were resized")
+    return found
+
+
+def main() -> int:
+    """Run both scenarios on one cluster each; returns 1 where a job did not finish or something disagrees."""
+    began = time.time()
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir(parents=True)
+    try:
+        with Cluster("gres", report=Progress()) as cluster:
+            how = "PySlurm" if cluster.pyslurm else f"the command line ({cluster.pyslurm_why})"
+            console.print(f"A real Slurm runs: 4 nodes × 4 GPUs. The companion talks to it through {how}.")
+            ones, disagree = _elastic(cluster)
+        with Cluster("gres", report=Progress()) as cluster, Watch("Slurm alone", None) as watch:
+            slurm = run(cluster, elastic=False, show=watch.show)
+    except ClusterError as error:
+        console.print(f"make demo: {error}", style="red", markup=False)
+        return 2
+    found = results.result(ones, slurm)
+    drawn = results.panels(ones, slurm, found)
+    results.write(OUT, found, drawn)
+    with Store.open(f"sqlite:///{OUT / 'ones.sqlite'}", "demo", read_only=True) as store:
+        write_page(OUT / "report.html", store, [Section(p.title, p) for p in drawn], found, results.EMULATED)
+    console.print(results.table(found))
+    complaints = [*_complaints(ones, slurm), *disagree]
+    for complaint in complaints:
+        console.print(f"✗ {complaint}", style="red", markup=False)
+    if not complaints:
+        console.print("✓ Every job finished, and Slurm, the jobs' reports, the database and slurm-ones jobs agree.")
+    names = ", ".join(sorted(path.name for path in OUT.iterdir()))
+    console.print(f"{OUT.relative_to(TOP)}/: {names}; {time.time() - began:.0f} s in all.")
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

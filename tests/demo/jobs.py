@@ -1,0 +1,74 @@
+"""The ten jobs of the demo: what people who know neither the queue nor their model's scaling would submit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+TEMPLATE = Path("sbatch_templates/ddp.sbatch")
+EXAMPLES = Path("wrapper/examples")
+BASE_BATCH = 32
+LEARNING_RATE = {"cnn": 0.02, "transformer": 0.001}
+PACE_MS = {"cnn": 9.0, "transformer": 11.0}
+"""Sleep per sample of a rank's local batch: the emulated GPU."""
+STEP_MS = 15.0
+"""Sleep per step besides, which no number of GPUs shortens."""
+MOST_GPUS = 8
+
+
+@dataclass(frozen=True)
+class DemoJob:
+    """One job, submitted `at` seconds after the first."""
+
+    name: str
+    user: str
+    model: str
+    at: float
+    gpus: int
+    """GPUs that its user asks plain Slurm for; under slurm-ones it starts on one."""
+    epochs: int
+
+
+JOBS = (
+    DemoJob("cnn-1", "alice", "cnn", 0, 4, 16),
+    DemoJob("vit-1", "bob", "transformer", 8, 2, 10),
+    DemoJob("cnn-2", "alice", "cnn", 18, 8, 14),
+    DemoJob("vit-2", "alice", "transformer", 28, 4, 10),
+    DemoJob("cnn-3", "bob", "cnn", 40, 4, 14),
+    DemoJob("vit-3", "bob", "transformer", 52, 8, 10),
+    DemoJob("cnn-4", "alice", "cnn", 64, 2, 10),
+    DemoJob("vit-4", "alice", "transformer", 76, 4, 8),
+    DemoJob("cnn-5", "bob", "cnn", 90, 8, 12),
+    DemoJob("vit-5", "bob", "transformer", 104, 4, 8),
+)
+
+
+def arguments(job: DemoJob, top: Path, *, elastic: bool) -> list[str]:
+    """sbatch's arguments: the user's options, the template, the script and its own.
+
+    Plain Slurm keeps the batch of the first run, so its user scales batch and learning rate to the GPUs asked for,
+    by the same linear rule that the wrapper applies at each size.
+    """
+    gpus = 1 if elastic else job.gpus
+    nodes, per_node = (1, gpus) if gpus <= 4 else (gpus // 4, 4)
+    comment = f"ones: gpus=1-{MOST_GPUS} batch={BASE_BATCH}-{BASE_BATCH * MOST_GPUS}" if elastic else ""
+    script = top / EXAMPLES / f"{job.model}.py"
+    return [
+        f"--job-name={job.name}",
+        f"--nodes={nodes}",
+        f"--gres=gpu:{per_node}",
+        "--cpus-per-gpu=1",
+        f"--comment={comment}",
+        str(top / TEMPLATE),
+        # Imported once a node: four ranks that import scikit-learn each would keep this machine's cores busy.
+        "--preload",
+        "sklearn.datasets",
+        str(script),
+        f"--epochs={job.epochs}",
+        f"--batch={BASE_BATCH * gpus}",
+        f"--max-batch={BASE_BATCH * MOST_GPUS}",
+        f"--max-local-batch={BASE_BATCH}",
+        f"--lr={LEARNING_RATE[job.model] * gpus:g}",
+        f"--pace={PACE_MS[job.model]:g}",
+        f"--pace-step={STEP_MS:g}",
+    ]

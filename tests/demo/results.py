@@ -1,0 +1,143 @@
+"""What the demo shows and leaves behind, and whether all that was said agrees."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from ones_db import Store
+from slurm_ones.report.gpus import Bar, Panel, draw
+from slurm_ones.report.text import seconds
+from tests.demo.scenario import Outcome
+
+CAPACITY = 16
+EMULATED = (
+    "Emulated: there are no GPUs here, so each rank sleeps in proportion to its local batch. Real are Slurm, the "
+    "processes, gradients, checkpoints and requeues."
+)
+
+
+def _entry(outcome: Outcome, pauses: list[float]) -> dict[str, Any]:
+    return {
+        "name": outcome.job.name,
+        "user": outcome.job.user,
+        "jct_s": round(outcome.jct_s, 1) if outcome.ended else None,
+        "accuracy": outcome.accuracy,
+        "state": outcome.state,
+        "shapes": [f"{hello.nodes}x{hello.gpus_per_node}" for _, hello in outcome.runs],
+        "batches": [hello.batch for _, hello in outcome.runs],
+        "resizes": len(outcome.runs) - 1,
+        "pauses_s": [round(pause, 1) for pause in pauses],
+    }
+
+
+def _pauses(outcome: Outcome) -> list[float]:
+    """From each run's last word to the next one's first, by the job's own reports."""
+    starts = [at for at, _ in outcome.runs]
+    return [start - stop for stop, start in zip(outcome.stops, starts[1:], strict=False)]
+
+
+def result(ones: list[Outcome], slurm: list[Outcome]) -> dict[str, Any]:
+    """What `result.json` holds."""
+
+    def part(outcomes: list[Outcome]) -> dict[str, Any]:
+        ended = [o.jct_s for o in outcomes if o.finished]
+        return {
+            "jobs": [_entry(o, _pauses(o)) for o in outcomes],
+            "mean_jct_s": round(statistics.mean(ended), 1) if ended else None,
+        }
+
+    return {"ones": part(ones), "slurm": part(slurm), "emulated": EMULATED}
+
+
+def table(found: dict[str, Any]) -> Table:
+    """The demo's last word."""
+    shown = Table(title="Ten jobs, twice: resized by slurm-ones, and at fixed sizes by Slurm alone", caption=EMULATED)
+    for column in ("job", "user", "GPUs over time", "batch"):
+        shown.add_column(column)
+    for column in ("JCT", "accuracy", "resizes", "pauses", "│ GPUs", "batch", "JCT", "accuracy"):
+        shown.add_column(column, justify="right")
+    alone = {job["name"]: job for job in found["slurm"]["jobs"]}
+    for job in found["ones"]["jobs"]:
+        other = alone[job["name"]]
+        shown.add_row(
+            job["name"],
+            job["user"],
+            "→".join(str(_gpus(shape)) for shape in job["shapes"]),
+            "→".join(map(str, job["batches"])),
+            seconds(job["jct_s"]) if job["state"] == "COMPLETED" else job["state"],
+            f"{job['accuracy']:.3f}" if job["accuracy"] is not None else "–",
+            str(job["resizes"]),
+            " ".join(f"{pause:.0f}" for pause in job["pauses_s"]) + (" s" if job["pauses_s"] else "–"),
+            "│ " + "→".join(str(_gpus(shape)) for shape in other["shapes"]),
+            "→".join(map(str, other["batches"])),
+            seconds(other["jct_s"]) if other["state"] == "COMPLETED" else other["state"],
+            f"{other['accuracy']:.3f}" if other["accuracy"] is not None else "–",
+        )
+    shown.add_section()
+    means = [seconds(found[side]["mean_jct_s"]) for side in ("ones", "slurm")]
+    shown.add_row("mean", "", "", "", means[0], "", "", "", "│", "", means[1], "", style="bold")
+    return shown
+
+
+def _gpus(shape: str) -> int:
+    nodes, _, gpus = shape.partition("x")
+    return int(nodes) * int(gpus)
+
+
+def _bars(outcomes: list[Outcome], begin: float) -> list[Bar]:
+    bars = []
+    for outcome in outcomes:
+        ends = [*outcome.stops[:-1], outcome.ended] if outcome.runs else []
+        for (start, hello), end in zip(outcome.runs, ends, strict=True):
+            began = start - hello.launch_s - hello.group_s - hello.load_s - begin
+            bars.append(Bar(outcome.job.name, began, end - begin, hello.nodes * hello.gpus_per_node))
+    return bars
+
+
+def panels(ones: list[Outcome], slurm: list[Outcome], found: dict[str, Any]) -> list[Panel]:
+    """Both runs, each from its own first submission."""
+    sides = (("slurm-ones", ones, found["ones"]), ("Slurm alone", slurm, found["slurm"]))
+    return [
+        Panel(
+            f"{title}: mean JCT {seconds(part['mean_jct_s'])}, all done after "
+            f"{seconds(max(o.ended for o in outcomes) - outcomes[0].submitted)}",
+            _bars(outcomes, outcomes[0].submitted),
+            CAPACITY,
+        )
+        for title, outcomes, part in sides
+    ]
+
+
+def disagreements(ones: list[Outcome], store: Store, listed: list[dict[str, Any]]) -> list[str]:
+    """Where the database or `slurm-ones jobs --json` says other than Slurm and the jobs' own reports do."""
+    found = []
+    by_id = {job["job_id"]: job for job in listed}
+    open_resizes = {resize.job_id: resize for resize in store.open_resizes()}
+    for outcome in ones:
+        what = f"{outcome.job.name} (job {outcome.job_id})"
+        said = by_id.get(outcome.job_id)
+        if said is None:
+            found.append(f"{what}: not listed by slurm-ones jobs")
+            continue
+        if said["state"] != outcome.state:
+            found.append(f"{what}: {said['state']} in the database, {outcome.state} in Slurm")
+        runs = [(run.nodes, run.gpus_per_node, run.batch) for run in store.runs(outcome.job_id)]
+        reported = [(hello.nodes, hello.gpus_per_node, hello.batch) for _, hello in outcome.runs]
+        if runs != reported:
+            found.append(f"{what}: runs {runs} in the database, {reported} in its reports")
+        if said["accuracy"] != outcome.accuracy:
+            found.append(f"{what}: accuracy {said['accuracy']} in the database, {outcome.accuracy} in its reports")
+        if outcome.job_id in open_resizes:
+            found.append(f"{what}: its resize is still {open_resizes[outcome.job_id].state}")
+    return found
+
+
+def write(folder: Path, found: dict[str, Any], drawn: list[Panel]) -> None:
+    """`result.json` and `gpus.png`."""
+    (folder / "result.json").write_text(json.dumps(found, indent=1) + "\n")
+    draw(drawn, folder / "gpus.png")

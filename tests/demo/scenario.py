@@ -1,0 +1,153 @@
+"""Running the ten jobs once: under the companion, or under Slurm alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ones_wrapper.protocol import Bye, Epoch, Hello, ProtocolError, Report, decode_report
+from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.parse import parse_jobs
+from tests.cluster.cluster import Cluster
+from tests.demo.jobs import JOBS, DemoJob, arguments
+
+TOP = Path(__file__).resolve().parents[2]
+GIVE_UP_S = 300.0
+"""After the last submission; by then something is wrong."""
+DATABASE = "ones/ones.sqlite"
+SETTINGS = """\
+database = "sqlite:////scratch/{database}"
+cluster = "demo"
+mode = "act"
+spool = "/scratch/ones"
+tick_s = 2
+[policy_options]
+epochs_before_doubling = 1
+resize_cost_s = 8
+[resize]
+dwell_s = 10
+max_wait_s = 45
+max_open = 3
+advance_s = 0.5
+"""
+
+
+@dataclass
+class Outcome:
+    """What became of one job. Times are Unix seconds by Slurm's clock, which is this machine's."""
+
+    job: DemoJob
+    job_id: int
+    submitted: float
+    state: str = ""
+    restarts: int = 0
+    ended: float = 0.0
+    runs: list[tuple[float, Hello]] = field(default_factory=list)
+    """Each run's first report."""
+    stops: list[float] = field(default_factory=list)
+    """Each run's last report."""
+    accuracy: float | None = None
+
+    @property
+    def jct_s(self) -> float:
+        return self.ended - self.submitted
+
+    @property
+    def finished(self) -> bool:
+        return self.state == "COMPLETED"
+
+
+def reports(directory: Path, restart: int) -> Iterator[tuple[float, Report]]:
+    """What a run wrote, as it wrote it."""
+    path = directory / f"reports-{restart}.jsonl"
+    if path.exists():
+        for line in path.read_bytes().splitlines():
+            try:
+                yield decode_report(line)[1:]
+            except ProtocolError:
+                continue
+
+
+def queue(cluster: Cluster) -> dict[int, Job]:
+    """All jobs that Slurm knows, those that ended too."""
+    return parse_jobs(json.loads(cluster.run(["squeue", "--json", "--states=all"], user="root").stdout))
+
+
+def _submit(cluster: Cluster, job: DemoJob, *, elastic: bool) -> Outcome:
+    command = ["sbatch", "--parsable", *arguments(job, TOP, elastic=elastic)]
+    env = {"ONES_SPOOL": "/scratch/ones"} if elastic else {}
+    now = time.time()
+    job_id = int(cluster.run(command, user=job.user, env=env).stdout)
+    return Outcome(job, job_id, now)
+
+
+def _finish(cluster: Cluster, outcome: Outcome, job: Job) -> None:
+    outcome.state, outcome.restarts, outcome.ended = job.state.value, job.restart, job.end_time
+    directory = cluster.home(outcome.job.user) / f"ones-{outcome.job_id}"
+    for restart in range(job.restart + 1):
+        for at, report in reports(directory, restart):
+            if isinstance(report, Hello):
+                outcome.runs.append((at, report))
+                outcome.stops.append(at)
+            elif outcome.stops:
+                outcome.stops[-1] = at
+            if isinstance(report, Epoch) and report.accuracy is not None:
+                outcome.accuracy = report.accuracy
+            if isinstance(report, Bye) and report.exit_code:
+                outcome.state = f"{outcome.state} ({report.reason})"
+
+
+@contextmanager
+def companion(cluster: Cluster) -> Iterator[None]:
+    """The companion in act mode as Slurm's own user, who may resize everybody's jobs."""
+    folder = cluster.scratch / "ones"
+    cluster.run(["mkdir", "-m", "755", "/scratch/ones"], user="slurm")
+    settings = cluster.scratch / "ones.toml"
+    settings.write_text(SETTINGS.format(database=DATABASE))
+    with (folder / "companion.log").open("w") as log:
+        process = cluster.popen(
+            ["slurm-ones", "run", "--config", "/scratch/ones.toml", "--verbose"], user="slurm", stdout=log, stderr=log
+        )
+        try:
+            deadline = time.monotonic() + 30
+            while "elastic jobs" not in (folder / "companion.log").read_text():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    words = (folder / "companion.log").read_text()[-2000:]
+                    raise RuntimeError(f"the companion did not start:\n{words}")
+                time.sleep(0.2)
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def run(cluster: Cluster, *, elastic: bool, show: Callable[[list[Outcome], dict[int, Job]], None]) -> list[Outcome]:
+    """Submit the jobs on their timetable and wait until all have ended; `show` is called about once a second."""
+    begin = time.time()
+    waiting = sorted(JOBS, key=lambda job: job.at)
+    outcomes: list[Outcome] = []
+    while time.time() < begin + waiting_until(waiting) + GIVE_UP_S:
+        while waiting and time.time() >= begin + waiting[0].at:
+            outcomes.append(_submit(cluster, waiting.pop(0), elastic=elastic))
+        jobs = queue(cluster)
+        for outcome in outcomes:
+            job = jobs.get(outcome.job_id)
+            if job is not None and job.ended and not job.completing and not outcome.state:
+                _finish(cluster, outcome, job)
+        show(outcomes, jobs)
+        if not waiting and all(outcome.state for outcome in outcomes):
+            break
+        time.sleep(1)
+    for outcome in outcomes:
+        if not outcome.state:
+            outcome.state = "still " + jobs[outcome.job_id].state.value if outcome.job_id in jobs else "lost"
+    return outcomes
+
+
+def waiting_until(waiting: list[DemoJob]) -> float:
+    """When the last of these jobs is to be submitted, in seconds from the beginning."""
+    return max((job.at for job in waiting), default=JOBS[-1].at)

@@ -1,0 +1,66 @@
+"""Throughput and loss of stretches of steps, and how often ranks agree."""
+
+from __future__ import annotations
+
+import torch
+from ones_wrapper.boundary import Boundary
+from ones_wrapper.checkpoint import Progress
+from ones_wrapper.group import Group
+from ones_wrapper.meter import WARM_UP, Meter
+from ones_wrapper.signals import Flags
+
+
+def test_pauses_and_first_steps_are_not_measured() -> None:
+    """Protects the curve that the companion learns: a drain or an evaluation must not look like slow
+    steps.
+    """
+    now = 0.0
+    meter = Meter(2.0, lambda: now)
+    progress = Progress()
+    reports = []
+    for step in range(WARM_UP + 8):
+        meter.start()
+        now += 9.0 if step < WARM_UP else 0.5
+        meter.loss(torch.tensor(2.0 if step % 2 else 4.0), 8)
+        if report := meter.stop(progress, 16, 16, 1.0):
+            reports.append(report)
+        now += 100.0  # a checkpoint
+    assert [(r.samples, r.seconds) for r in reports] == [(64, 2.0), (64, 2.0)]
+    assert reports[1].loss == 3.0
+    assert meter.flush() is None
+    assert meter.take_epoch() == (3.0 * 8 * (WARM_UP + 8), 8.0 * (WARM_UP + 8))
+
+
+def test_infinite_loss_is_left_out() -> None:
+    """Protects reports from numbers that JSON cannot carry."""
+    meter = Meter(0.0, lambda: 0.0)
+    for _ in range(WARM_UP):
+        meter.stop(Progress(), 1, 1, 1.0)
+    meter.loss(float("inf"), 1)
+    report = meter.stop(Progress(), 1, 1, 1.0)
+    assert report is not None and report.loss is None
+
+
+class Slow(Group):
+    """Two ranks, as this one sees them, whose agreement takes a while."""
+
+    def maximum(self, values: object) -> list[int]:
+        assert isinstance(values, list)
+        return [*values[:-1], max(values[-1], 1)]
+
+
+def test_short_steps_agree_less_often() -> None:
+    """Protects throughput: agreeing costs at most about a hundredth of the steps, and never waits above a
+    second.
+    """
+    group = Slow(0, 2, 0, 1, 2, torch.device("cpu"), None)  # type: ignore[arg-type]
+    boundary = Boundary(group, None, 0, Flags())
+    boundary._cost_s = 0.001
+    assert boundary._interval(1.0) == 1
+    assert boundary._interval(0.01) == 10
+    assert boundary._interval(0.0001) == 1000
+    boundary._cost_s = 1.0
+    assert boundary._interval(0.1) == 10
+    boundary._cost_s = 0.001
+    agreed = [boundary.meet(0.02, due=False) for _ in range(11)]
+    assert [i for i, a in enumerate(agreed) if a is not None][:2] == [0, 5]
