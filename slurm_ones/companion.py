@@ -86,10 +86,11 @@ class Companion:
         return histories
 
     def _decide(self, seen: Seen, histories: Mapping[int, JobHistory]) -> list[Decided]:
-        open_jobs = {resize.job_id for resize in self._store.open_resizes()}
+        resizes = self._store.open_resizes()
+        open_jobs = {resize.job_id for resize in resizes}
         decided = []
         for partition in sorted({e.job.partition.split(",")[0] for e in seen.elastic.values()}):
-            cluster = cluster_view(seen, partition, self.settings.whole_node_gpus)
+            cluster = cluster_view(seen, partition, self.settings.whole_node_gpus, resizes)
             jobs = job_views(
                 seen,
                 partition,

@@ -254,9 +254,7 @@ class TestLife:
         assert call("up", "gres", "--name", name).returncode == 0
         try:
             assert "already running" in call("up", "gres", "--name", name).stderr
-            done = call(
-                "exec", name, "-u", "bob", "--cwd", "/scratch", "--", "sh", "-c", "id -un; pwd; exit 5"
-            )
+            done = call("exec", name, "-u", "bob", "--cwd", "/scratch", "--", "sh", "-c", "id -un; pwd; exit 5")
             assert (done.returncode, done.stdout) == (5, "bob\n/scratch\n")
             assert name in call("status").stdout
         finally:

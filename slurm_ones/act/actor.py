@@ -12,13 +12,14 @@ from ones_wrapper.protocol import Order
 
 from slurm_ones.act.advice import commands
 from slurm_ones.act.orders import OrderError, write_order
-from slurm_ones.act.plan import Change, Plan, free_gpus, plan
+from slurm_ones.act.plan import Change, Plan, plan
 from slurm_ones.act.resize import Machine
 from slurm_ones.act.states import State
 from slurm_ones.config import Settings
 from slurm_ones.decide.policy import Schedule
 from slurm_ones.observe.eligible import Elastic
 from slurm_ones.observe.observer import Seen
+from slurm_ones.slurm.free import free_gpus
 from slurm_ones.slurm.model import Job
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class Actor:
         begun: list[Change] = []
         for one in decided:
             elastic = {id_: e for id_, e in seen.elastic.items() if e.job.partition.split(",")[0] == one.partition}
-            free = free_gpus(seen.snapshot, self._settings.whole_node_gpus, one.partition)
+            free = free_gpus(seen.snapshot, one.partition, self._settings.whole_node_gpus)
             made = plan(
                 one.schedule,
                 elastic,

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from ones_db import JobHistory, ResizeRecord
 
-from slurm_ones.act.states import State
 from slurm_ones.config import ResizeSettings
 from slurm_ones.decide.policy import Schedule
 from slurm_ones.observe.eligible import Elastic
-from slurm_ones.slurm.model import Shape, Snapshot
+from slurm_ones.observe.reserve import holdings, set_aside
+from slurm_ones.slurm.free import take
+from slurm_ones.slurm.model import Shape
 
 
 @dataclass(frozen=True)
@@ -41,45 +42,6 @@ class Plan:
     outcomes: Mapping[int, str]
 
 
-def free_gpus(snapshot: Snapshot, whole_node_gpus: Mapping[str, int], partition: str) -> dict[str, int]:
-    """GPUs that Slurm could hand out now on each node of the partition."""
-    found: dict[str, int] = {}
-    part = snapshot.partitions.get(partition)
-    for name in part.node_names if part is not None else ():
-        node = snapshot.nodes.get(name)
-        if node is None or not node.usable:
-            continue
-        if partition in whole_node_gpus:
-            found[name] = whole_node_gpus[partition] if node.idle else 0
-        elif part is not None and part.whole_nodes:
-            found[name] = node.gpus if node.idle else 0
-        else:
-            found[name] = node.gpus - node.gpus_used
-    return found
-
-
-def take(shape: Shape, free: dict[str, int], own: Mapping[str, int] | None = None) -> bool:
-    """Set the shape's GPUs aside from `free`, counting the job's `own` GPUs as free; False where it does not fit.
-
-    The fullest nodes that are free enough are taken first, as Slurm does.
-    """
-    own = own or {}
-    room = {name: free.get(name, 0) + own.get(name, 0) for name in {*free, *own}}
-    fitting = sorted((name for name in room if room[name] >= shape.gpus_per_node), key=lambda n: (room[n], n))
-    if len(fitting) < shape.nodes:
-        return False
-    for name in fitting[: shape.nodes]:
-        free[name] = room[name] - shape.gpus_per_node
-    for name in set(own) - set(fitting[: shape.nodes]):
-        # What a job gives up is offered to others once it is free, not before.
-        free.setdefault(name, 0)
-    return True
-
-
-def _own(elastic: Elastic) -> dict[str, int]:
-    return dict.fromkeys(elastic.job.node_list, elastic.shape.gpus_per_node)
-
-
 def plan(
     schedule: Schedule,
     elastic: Mapping[int, Elastic],
@@ -91,17 +53,7 @@ def plan(
 ) -> Plan:
     """The resizes to begin now. `free` is what Slurm could hand out (`free_gpus`) and is used up."""
     under_way = {r.job_id: r for r in open_resizes}
-    for resize in under_way.values():
-        job = elastic.get(resize.job_id)
-        back = State(resize.state).value.endswith("_back")
-        shape = (
-            Shape(resize.old_nodes, resize.old_gpus_per_node)
-            if back
-            else Shape(resize.new_nodes, resize.new_gpus_per_node)
-        )
-        running = job is not None and job.job.running
-        if job is not None and not (running and job.shape == shape):
-            take(shape, free, _own(job) if running else None)
+    set_aside(under_way.values(), elastic, free)
     waiting = {id_: a for id_, a in schedule.allocations.items() if id_ in elastic and elastic[id_].job.pending}
     for job_id, allocation in sorted(waiting.items()):
         if job_id not in under_way:
@@ -128,7 +80,7 @@ def plan(
             continue
         if len(under_way) + sum(c.old != c.new for c in begin) >= settings.max_open:
             outcomes[job_id] = f"waits its turn: {settings.max_open} resizes are under way"
-        elif job.job.running and not take(change.new, free, _own(job)):
+        elif job.job.running and not take(change.new, free, holdings(job)):
             outcomes[job_id] = f"waits until {change.new} GPUs are free"
         else:
             begin.append(change)

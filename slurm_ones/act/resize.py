@@ -19,6 +19,7 @@ from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from slurm_ones.act.orders import OrderError, write_order
 from slurm_ones.act.states import State
 from slurm_ones.config import ResizeSettings
+from slurm_ones.observe.reserve import target_of
 from slurm_ones.slurm.client import (
     NotPermitted,
     NotResizable,
@@ -27,21 +28,12 @@ from slurm_ones.slurm.client import (
     UnknownJob,
     Unreachable,
 )
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import Job
 
 log = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 10.0
 """An action whose effect is not seen is repeated after this long."""
-
-
-@dataclass(frozen=True)
-class Drained:
-    """The checkpoint that a job reported in answer to a drain."""
-
-    name: str
-    seen: float
-    """When the companion read of it, on the companion's clock."""
 
 
 class Journal(Protocol):
@@ -59,8 +51,8 @@ class Journal(Protocol):
 class Reports(Protocol):
     """What the machine needs to know of a job's reports."""
 
-    def drained(self, job: Job, restart: int, order: int) -> Drained | None:
-        """The durable checkpoint that answers the drain order, None while there is none."""
+    def drained(self, job: Job, restart: int, order: int) -> float | None:
+        """When the durable checkpoint that answers the drain order was reported, None while there is none."""
 
     def greeted(self, job: Job, after_restart: int) -> float | None:
         """Seconds that training stood still, once a run after `after_restart` said hello; None before."""
@@ -137,7 +129,7 @@ class Machine:
             return self._end(resize, State.ABANDONED, "it was released and started before it could be reshaped")
         drained = self.reports.drained(job, resize.restart, resize.order_number or 0)
         # A job that has waited nearly its whole minute is about to train on: leave it to that.
-        if drained is None or self.clock() > drained.seen + DRAIN_WAIT_S - ASK_AGAIN_S:
+        if drained is None or self.clock() > drained + DRAIN_WAIT_S - ASK_AGAIN_S:
             return self._call_off(resize, job, "it was not requeued in time and trains on")
         if not self.wanted(job):
             return self._call_off(resize, job, "resizing was switched off")
@@ -170,7 +162,7 @@ class Machine:
         if not self.wanted(job):
             return self._to(resize, State.RESHAPING_BACK, "resizing was switched off")
         try:
-            self.client.reshape(job.job_id, _new(resize))
+            self.client.reshape(job.job_id, target_of(resize))
         except Unreachable:
             raise
         except (NotResizable, NotPermitted) as error:
@@ -219,7 +211,7 @@ class Machine:
             except OrderError as error:
                 log.warning("job %d: its batch could not be put back: %s", job.job_id, error)
         try:
-            self.client.reshape(job.job_id, _old(resize))
+            self.client.reshape(job.job_id, target_of(resize))
         except Unreachable:
             raise
         except SlurmError as error:
@@ -316,14 +308,6 @@ class Machine:
         self._asked = {key: at for key, at in self._asked.items() if key[0] != resize.id}
         assert resize.id is not None
         return self.journal.end_resize(resize.id, state.value, outcome, self.clock(), pause_s)
-
-
-def _new(resize: ResizeRecord) -> Shape:
-    return Shape(resize.new_nodes, resize.new_gpus_per_node)
-
-
-def _old(resize: ResizeRecord) -> Shape:
-    return Shape(resize.old_nodes, resize.old_gpus_per_node)
 
 
 _HANDLERS: dict[State, Callable[[Machine, ResizeRecord, Job], ResizeRecord]] = {

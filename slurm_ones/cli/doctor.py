@@ -187,7 +187,7 @@ def doctor(
     own: Annotated[bool, typer.Option("--own", help="Look as user mode would.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Look at this site and say what to do where it does not fit. Changes nothing; exit code 1 when something is bad."""
+    """Look at this site and say what to do where it does not fit; exit code 1 when something is bad."""
     settings = settings_of(config)
     if own:
         settings = settings.model_copy(update={"scope": "own"})

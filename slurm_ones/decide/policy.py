@@ -119,8 +119,9 @@ class JobView:
     running_s: float
     """Seconds it has run in all."""
     resizes: int = 0
-    fixed: bool = False
-    """It must keep its shape in this round (resize=off, in a resize); a waiting one stays waiting."""
+    fixed: str = ""
+    """Why it must keep its shape in this round, in words for its owner; a waiting job then stays waiting. Empty where
+    it may change."""
 
 
 @dataclass(frozen=True)

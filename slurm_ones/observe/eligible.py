@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_ones.observe.optin import BadComment, OptIn, parse_comment
-from slurm_ones.slurm.model import Job, Node, Partition, Shape, Snapshot
+from slurm_ones.slurm.free import partition_gpus
+from slurm_ones.slurm.model import Job, Shape, Snapshot
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,6 @@ class Elastic:
             low, high = self.optin.nodes
             return low * self.gpus_per_node, high * self.gpus_per_node
         return self.shape.gpus, self.shape.gpus
-
-
-def partition_gpus(partition: Partition, nodes: dict[str, Node], whole_node_gpus: dict[str, int]) -> tuple[int, bool]:
-    """GPUs of a full node of the partition, and whether Slurm hands out its nodes whole.
-
-    0 GPUs where Slurm knows of none and the settings name none.
-    """
-    if partition.name in whole_node_gpus:
-        return whole_node_gpus[partition.name], True
-    counts = [nodes[name].gpus for name in partition.node_names if name in nodes]
-    return max(counts, default=0), partition.whole_nodes
 
 
 def _refusal(job: Job, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: int | None) -> str:
@@ -76,7 +66,7 @@ def look(job: Job, snapshot: Snapshot, whole_node_gpus: dict[str, int], own_uid:
     partition = snapshot.partitions.get(job.partition.split(",")[0])
     gpus, whole = (0, False)
     if partition is not None:
-        gpus, whole = partition_gpus(partition, dict(snapshot.nodes), whole_node_gpus)
+        gpus, whole = partition_gpus(partition, snapshot.nodes, whole_node_gpus)
     try:
         optin = parse_comment(job.comment)
     except BadComment as error:

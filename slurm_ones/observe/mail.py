@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from ones_db import Store
 
-from slurm_ones.act.resize import Drained
 from slurm_ones.observe.observer import Observer
 from slurm_ones.slurm.model import Job
 
@@ -19,14 +18,14 @@ class Mail:
         self._store = store
         self._clock = clock
 
-    def drained(self, job: Job, restart: int, order: int) -> Drained | None:
-        """The checkpoint that answers the order, if it is reported and stands."""
+    def drained(self, job: Job, restart: int, order: int) -> float | None:
+        """When the checkpoint that answers the order was reported, if it was and stands."""
         self._observer.collect(job, now=self._clock())
         found = self._store.checkpoint_for_order(job.job_id, restart, order)
         if found is None or not self._observer.checkpoint_stands(job, found.name):
             return None
         # The job's clock may be ahead of ours.
-        return Drained(found.name, min(found.time, self._clock()))
+        return min(found.time, self._clock())
 
     def greeted(self, job: Job, after_restart: int) -> float | None:
         """Seconds from the last step before the drain to the new run's hello."""

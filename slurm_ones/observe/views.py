@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 
-from ones_db import JobHistory
+from ones_db import JobHistory, ResizeRecord
 
 from slurm_ones.decide.policy import ClusterView, JobView, Limits, NodeView
 from slurm_ones.decide.shapes import valid_counts
 from slurm_ones.learn.knowledge import Learner
-from slurm_ones.observe.eligible import Elastic, partition_gpus
+from slurm_ones.observe.eligible import Elastic
 from slurm_ones.observe.observer import Seen
+from slurm_ones.observe.reserve import holdings, set_aside
+from slurm_ones.slurm.free import free_gpus, partition_gpus
 from slurm_ones.slurm.model import Job, Snapshot
 
 ANY_BATCH = 2**31
 """Largest local batch of a job that has not said."""
-
-
-def holdings(elastic: Elastic) -> dict[str, int]:
-    """GPUs that the job holds on each of its nodes; none unless it runs."""
-    return dict.fromkeys(elastic.job.node_list, elastic.shape.gpus_per_node) if elastic.job.running else {}
 
 
 def _rigid_waiting(snapshot: Snapshot, partition: str, elastic: Mapping[int, Elastic]) -> bool:
@@ -32,35 +29,28 @@ def _rigid_waiting(snapshot: Snapshot, partition: str, elastic: Mapping[int, Ela
     )
 
 
-def cluster_view(seen: Seen, partition: str, whole_node_gpus: Mapping[str, int]) -> ClusterView:
+def cluster_view(
+    seen: Seen, partition: str, whole_node_gpus: Mapping[str, int], resizes: Iterable[ResizeRecord] = ()
+) -> ClusterView:
     """The nodes of a partition with the GPUs that its elastic jobs hold or may take.
 
     A node that is drained or down keeps what elastic jobs hold on it and offers no more; while rigid jobs wait, so
-    does every node.
+    does every node. What resizes under way are about to need is offered to nobody.
     """
     snapshot = seen.snapshot
     part = snapshot.partitions.get(partition)
     if part is None:
         return ClusterView(())
-    full, whole = partition_gpus(part, dict(snapshot.nodes), dict(whole_node_gpus))
+    full, whole = partition_gpus(part, snapshot.nodes, whole_node_gpus)
     held: Counter[str] = Counter()
     for elastic in seen.elastic.values():
         held.update(holdings(elastic))
-    closed = not part.up or _rigid_waiting(snapshot, partition, seen.elastic)
-    nodes = []
-    for name in part.node_names:
-        node = snapshot.nodes.get(name)
-        if node is None:
-            continue
-        if closed or not node.usable:
-            free = 0
-        elif whole:
-            free = full if node.idle else 0
-        else:
-            free = node.gpus - node.gpus_used
-        if free + held[name] > 0:
-            nodes.append(NodeView(name, free + held[name]))
-    return ClusterView(tuple(nodes), whole)
+    free = free_gpus(snapshot, partition, whole_node_gpus)
+    set_aside(resizes, seen.elastic, free)
+    if _rigid_waiting(snapshot, partition, seen.elastic):
+        free = dict.fromkeys(free, 0)
+    nodes = tuple(NodeView(name, gpus + held[name]) for name, gpus in free.items())
+    return ClusterView(nodes, whole, full)
 
 
 def limits(elastic: Elastic, cluster: ClusterView, history: JobHistory | None) -> Limits:
@@ -81,14 +71,21 @@ def limits(elastic: Elastic, cluster: ClusterView, history: JobHistory | None) -
     return Limits(counts, least, most, spec.max_local_batch if spec is not None else ANY_BATCH)
 
 
-def _fixed(job: Job, elastic: Elastic, history: JobHistory | None, dwell_s: float, now: float) -> bool:
-    """Whether this round may not change the job, so that the schedule is one that can be had."""
-    if elastic.refusal or job.completing or job.held or not (job.running or job.pending):
-        return True
+def _fixed(job: Job, elastic: Elastic, history: JobHistory | None, dwell_s: float, now: float) -> str:
+    """Why this round may not change the job, so that the schedule is one that can be had; empty where it may."""
+    if elastic.refusal:
+        return elastic.refusal
+    if job.held:
+        return "it is held"
+    if job.completing or not (job.running or job.pending):
+        return f"it is {'completing' if job.completing else job.state.value.lower()}"
     if job.running:
         last = max(job.start_time, (history.last_resize_end if history is not None else None) or 0.0)
-        return now < last + dwell_s or history is None or history.spec is None
-    return False
+        if now < last + dwell_s:
+            return f"it started or was resized less than {dwell_s:.0f} s ago (dwell time)"
+        if history is None or history.spec is None:
+            return "it has not reported what it can do; was it started by ones-run?"
+    return ""
 
 
 def job_views(
@@ -133,7 +130,7 @@ def job_views(
                 epochs_since_change=history.epochs_since_change if history is not None else 0,
                 running_s=history.running_s(now) if history is not None else 0.0,
                 resizes=history.resizes if history is not None else 0,
-                fixed=job_id in open_jobs or _fixed(job, elastic, history, dwell_s, now),
+                fixed="a resize is under way" if job_id in open_jobs else _fixed(job, elastic, history, dwell_s, now),
             )
         )
     return views

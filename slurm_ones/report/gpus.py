@@ -29,9 +29,7 @@ class Panel:
 def steps(bars: Sequence[Bar], jobs: Sequence[str]) -> tuple[list[float], dict[str, list[int]]]:
     """Moments at which something changes, ascending, and each job's GPUs from each moment to the next."""
     moments = sorted({time for bar in bars for time in (bar.start, bar.end)})
-    held = {
-        job: [sum(b.gpus for b in bars if b.job == job and b.start <= t < b.end) for t in moments] for job in jobs
-    }
+    held = {job: [sum(b.gpus for b in bars if b.job == job and b.start <= t < b.end) for t in moments] for job in jobs}
     return moments, held
 
 

@@ -21,13 +21,21 @@ def base_binds() -> list[Bind]:
     executable = Path(os.path.realpath(sys.executable))
     if base == Path("/usr"):
         # The distribution's own Python: /usr as a whole would hide the root's.
-        wanted = [executable, *map(Path, _library_folders())]
+        wanted = [*_names(Path(sys.executable)), *map(Path, _library_folders())]
     else:
         # An environment may name the base by a link (uv does), so show both names.
         wanted = [base, base.resolve()]
         if not executable.is_relative_to(base.resolve()):
             wanted.append(executable.parent.parent)
     return _binds(wanted)
+
+
+def _names(executable: Path) -> list[Path]:
+    """Every name under /usr by which an environment reaches its interpreter (python3 → python3.11)."""
+    names = [executable]
+    while names[-1].is_symlink():
+        names.append(names[-1].parent / names[-1].readlink())
+    return [name for name in names if name.is_relative_to("/usr")]
 
 
 def _library_folders() -> list[str]:

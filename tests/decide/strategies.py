@@ -54,7 +54,7 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9) -> Round:
                 submitted=float(draw(st.integers(0, 3))),
                 epochs_since_change=draw(st.integers(0, epochs)),
                 progress=Progress(max(epochs, 0.5), draw(st.sampled_from([1.0, 20.0, math.nan, math.inf, 0.0]))),
-                fixed=draw(st.integers(0, 5)) == 0,
+                fixed=draw(st.sampled_from(["", "", "", "", "", "held"])),
             )
         )
     return view, jobs

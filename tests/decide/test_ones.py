@@ -146,11 +146,11 @@ def test_unsettled_jobs_hold_nobody_else_back() -> None:
 
 def test_fixed_jobs_are_left_alone() -> None:
     """A fixed running job keeps shape and batch, a fixed waiting one takes nothing, and both are told why."""
-    jobs = [job(1, {"n1": 2}, epochs=9, batch=77, fixed=True), job(2, fixed=True), job(3)]
+    jobs = [job(1, {"n1": 2}, epochs=9, batch=77, fixed="held"), job(2, fixed="held"), job(3)]
     schedule = decide(quick(), cluster(1), jobs)
     assert (schedule.allocations[1].shape, schedule.allocations[1].batch) == (Shape(1, 2), 77)
     assert 2 not in schedule.allocations
-    assert schedule.reasons[2] == "waits: its size is fixed in this round"
+    assert schedule.reasons[2] == "waits: held"
 
 
 def test_a_job_keeps_an_odd_shape_it_runs_in() -> None:

@@ -7,19 +7,18 @@ import shutil
 import sqlite3
 import sys
 import time
-from pathlib import Path
 
+from ones_db import Store
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ones_db import Store
-from slurm_ones.report.page import Section, write_page
+from slurm_ones.report.page import write_page
 from slurm_ones.report.text import plain
 from slurm_ones.slurm.model import Job
-from tests.cluster.cluster import Cluster
 from tests.cluster.cli import Progress
+from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.demo import results
 from tests.demo.jobs import JOBS
@@ -137,7 +136,7 @@ def main() -> int:
     drawn = results.panels(ones, slurm, found)
     results.write(OUT, found, drawn)
     with Store.open(f"sqlite:///{OUT / 'ones.sqlite'}", "demo", read_only=True) as store:
-        write_page(OUT / "report.html", store, [Section(p.title, p) for p in drawn], found, results.EMULATED)
+        write_page(OUT / "report.html", store, drawn, found, results.EMULATED)
     console.print(results.table(found))
     complaints = [*_complaints(ones, slurm), *disagree]
     for complaint in complaints:

@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, TypeVar, Union, get_args, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 SPEC = "spec.json"
 ORDERS = "orders.json"
@@ -187,7 +187,7 @@ class Bye:
     note: str = ""
 
 
-Report = Union[Hello, Throughput, Epoch, Checkpoint, Batch, Bye]
+Report = Hello | Throughput | Epoch | Checkpoint | Batch | Bye
 REPORTS: dict[str, type[Report]] = {cls.kind: cls for cls in get_args(Report)}
 
 T = TypeVar("T", Spec, Order, Hello, Throughput, Epoch, Checkpoint, Batch, Bye)

@@ -91,7 +91,7 @@ class Ones:
 
     def _pinned(self, jobs: Sequence[JobView]) -> dict[int, str]:
         """Jobs that take no part in this round, and why."""
-        pinned = {job.job_id: "its size is fixed in this round" for job in jobs if job.fixed}
+        pinned = {job.job_id: job.fixed for job in jobs if job.fixed}
         least = self.options.min_epochs_since_change
         if self.options.hold_unsettled:
             for job in jobs:
