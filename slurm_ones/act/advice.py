@@ -27,7 +27,7 @@ def commands(change: Change, number: int, spool: Path | None, *, start_now: bool
     whole = change.elastic.whole_nodes
     end = [
         shlex.join(reshape_command(job.job_id, change.new, whole_nodes=whole)),
-        *(shlex.join(command) for command in release_commands(job.job_id, start_now=start_now)),
+        *(shlex.join(command) for command in release_commands(job.job_id, start_now=start_now and not job.pending)),
     ]
     if job.pending:
         return [shlex.join(hold_command(job.job_id)), *end]

@@ -71,7 +71,9 @@ def plan(
         history = histories.get(job_id)
         change = Change(job, job.shape, allocation.shape, history.batch if history else None, allocation.batch)
         if change.old == change.new:
-            if job.job.running and change.old_batch not in (None, change.new_batch):
+            # An order in the middle of a resize would call its drain off.
+            free_to_change = job.job.running and not job.refusal and job_id not in under_way
+            if free_to_change and change.old_batch not in (None, change.new_batch):
                 begin.append(change)
                 outcomes[job_id] = "its batch changes"
             continue

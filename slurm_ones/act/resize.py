@@ -20,15 +20,9 @@ from slurm_ones.act.orders import OrderError, write_order
 from slurm_ones.act.states import State
 from slurm_ones.config import ResizeSettings
 from slurm_ones.observe.reserve import target_of
-from slurm_ones.slurm.client import (
-    NotPermitted,
-    NotResizable,
-    SlurmClient,
-    SlurmError,
-    UnknownJob,
-    Unreachable,
-)
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.client import SlurmClient, SlurmError, UnknownJob, Unreachable
+from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.verify import has_shape
 
 log = logging.getLogger(__name__)
 
@@ -72,38 +66,39 @@ class Machine:
     """Whether a job is still to be resized: it has not opted out, and nobody stopped the companion's hand."""
 
     def __post_init__(self) -> None:
-        self._asked: dict[tuple[int | None, State], float] = {}
+        self._asked: dict[tuple[int, State], float] = {}
 
     def advance(self, resize: ResizeRecord) -> ResizeRecord:
-        """Take the resize as far as it goes now; returns how it stands. Raises `Unreachable`, nothing else."""
+        """Take the resize as far as it goes now; returns how it stands. Raises `Unreachable`, no other `SlurmError`."""
         while not State(resize.state).final:
-            try:
-                job = self.client.job(resize.job_id)
-            except UnknownJob:
-                return self._end(resize, State.ENDED, "Slurm no longer knows the job")
-            if job.ended:
-                return self._end(resize, State.ENDED, f"the job is {job.state.value}")
             before = resize.state
             try:
-                resize = _HANDLERS[State(before)](self, resize, job)
+                resize = self._advance_once(resize)
             except Unreachable:
                 raise
-            except UnknownJob:
-                continue
             except SlurmError as error:
-                # Such as an owner's companion that meets an operator's limits: looked at again next time.
+                # Looked at again next time; the others' resizes must not wait for it.
                 log.error("job %d: %s: %s", resize.job_id, before, error)
                 break
             if resize.state == before:
                 break
         return resize
 
+    def _advance_once(self, resize: ResizeRecord) -> ResizeRecord:
+        try:
+            job = self.client.job(resize.job_id)
+        except UnknownJob:
+            return self._end(resize, State.ENDED, "Slurm no longer knows the job")
+        if job.ended:
+            return self._end(resize, State.ENDED, f"the job is {job.state.value}")
+        return _HANDLERS[State(resize.state)](self, resize, job)
+
     # -- going there ---------------------------------------------------------------------------------------------
 
     def _draining(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         assert resize.order_number is not None
-        if not job.running or job.restart != resize.restart:
-            return self._end(resize, State.ABANDONED, "its run ended before it was drained")
+        if job.pending or job.restart != resize.restart:
+            return self._call_off(resize, job, "its run ended before it was drained")
         if not self.wanted(job):
             return self._call_off(resize, job, "resizing was switched off")
         if self._due(resize, once=True):
@@ -112,8 +107,10 @@ class Machine:
                 write_order(job, order, self.spool)
             except OrderError as error:
                 return self._end(resize, State.ABANDONED, f"no order could be given: {error}")
-        if self.reports.drained(job, resize.restart, resize.order_number) is not None:
-            return self._to(resize, State.REQUEUING)
+        drained = self.reports.drained(job, resize.restart, resize.order_number)
+        if drained is not None:
+            # A job that has waited nearly its whole minute is about to train on: leave it to that.
+            return self._to(resize, State.REQUEUING, deadline=drained + DRAIN_WAIT_S - ASK_AGAIN_S)
         if self._late(resize):
             return self._call_off(resize, job, "no checkpoint in time")
         return resize
@@ -123,13 +120,11 @@ class Machine:
             return resize
         if job.pending:
             if not job.held:
-                return self._end(resize, State.ABANDONED, "it was released before it could be reshaped")
+                return self._call_off(resize, job, "it was released before it could be reshaped")
             return self._to(resize, State.RESHAPING)
         if job.restart != resize.restart:
-            return self._end(resize, State.ABANDONED, "it was released and started before it could be reshaped")
-        drained = self.reports.drained(job, resize.restart, resize.order_number or 0)
-        # A job that has waited nearly its whole minute is about to train on: leave it to that.
-        if drained is None or self.clock() > drained + DRAIN_WAIT_S - ASK_AGAIN_S:
+            return self._call_off(resize, job, "it was released and started before it could be reshaped")
+        if self._late(resize) or self.reports.drained(job, resize.restart, resize.order_number or 0) is None:
             return self._call_off(resize, job, "it was not requeued in time and trains on")
         if not self.wanted(job):
             return self._call_off(resize, job, "resizing was switched off")
@@ -144,7 +139,8 @@ class Machine:
 
     def _holding(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if not job.pending:
-            return self._end(resize, State.ABANDONED, "it started before it could be reshaped", release=job)
+            # A hold that came too late must not outlive this run: it would strike at its next requeue.
+            return self._to(resize, State.RELEASING_BACK, "it started before it could be reshaped")
         if job.held:
             return self._to(resize, State.RESHAPING)
         if not self.wanted(job):
@@ -155,7 +151,7 @@ class Machine:
             except Unreachable:
                 raise
             except SlurmError as error:
-                return self._end(resize, State.ABANDONED, f"Slurm did not hold it: {error}", release=job)
+                return self._to(resize, State.RELEASING_BACK, f"Slurm did not hold it: {error}")
         return resize
 
     def _reshaping(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
@@ -165,7 +161,7 @@ class Machine:
             self.client.reshape(job.job_id, target_of(resize))
         except Unreachable:
             raise
-        except (NotResizable, NotPermitted) as error:
+        except SlurmError as error:
             return self._to(resize, State.RESHAPING_BACK, str(error))
         return self._to(resize, State.RELEASING)
 
@@ -175,22 +171,20 @@ class Machine:
     def _waiting(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if job.running:
             return self._to(resize, State.STARTING, deadline=self.clock() + self.settings.start_timeout_s)
-        if resize.restart < 0:
-            return self._end(resize, State.DONE, "it waits at its new shape")
-        if job.held:
-            return self._end(resize, State.DONE, "it waits at its new shape, held by its owner")
+        if resize.restart < 0 or job.held:
+            return self._settle(resize, job)
         if self._late(resize):
             return self._to(resize, State.HOLDING_BACK, f"waited longer than {self.settings.max_wait_s:.0f} s")
         return resize
 
     def _starting(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
-        return self._greet(resize, job, State.DONE, "runs at its new shape")
+        return self._greet(resize, job)
 
     # -- and back ------------------------------------------------------------------------------------------------
 
     def _holding_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if not job.pending:
-            # It started at the new shape after all; a hold that came too late must not outlive this run.
+            # It started at the new shape after all.
             return self._to(resize, State.RELEASING)
         if job.held:
             return self._to(resize, State.RESHAPING_BACK)
@@ -200,7 +194,7 @@ class Machine:
             except Unreachable:
                 raise
             except SlurmError as error:
-                return self._end(resize, State.DONE, f"it waits at its new shape: {error}")
+                return self._to(resize, State.RELEASING_BACK, f"Slurm did not hold it: {error}")
         return resize
 
     def _reshaping_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
@@ -227,42 +221,67 @@ class Machine:
             deadline = self.clock() + self.settings.start_timeout_s
             return self._to(resize, State.STARTING_BACK, deadline=deadline)
         if resize.restart < 0 or job.held or self._late(resize):
-            return self._end(resize, State.ROLLED_BACK, "it waits at its old shape")
+            return self._settle(resize, job)
         return resize
 
     def _starting_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
-        return self._greet(resize, job, State.ROLLED_BACK, "runs at its old shape")
+        return self._greet(resize, job)
 
     # -- shared --------------------------------------------------------------------------------------------------
 
     def _release(self, resize: ResizeRecord, job: Job, waiting: State, starting: State) -> ResizeRecord:
         if job.held and job.admin_held:
-            return self._end(resize, State.ENDED, "an operator holds it")
+            return self._settle(resize, job)
         if job.held:
             # Also a running job: a hold that came too late would strike at its next requeue.
             if self._due(resize):
-                self.client.release(job.job_id, start_now=self.settings.start_now and job.pending)
+                self._let_go(resize, job)
             return self._look_again(resize, job)
         if job.pending:
             return self._to(resize, waiting, deadline=self.clock() + self.settings.max_wait_s)
         return self._to(resize, starting, deadline=self.clock() + self.settings.start_timeout_s)
+
+    def _let_go(self, resize: ResizeRecord, job: Job) -> None:
+        # Slurm delays what was requeued, nothing else: a waiting job's own --begin stays.
+        start_now = self.settings.start_now and job.pending and resize.restart >= 0
+        try:
+            self.client.release(job.job_id, start_now=start_now)
+        except Unreachable:
+            raise
+        except SlurmError:
+            if not start_now:
+                raise
+            self.client.release(job.job_id, start_now=False)
 
     def _look_again(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         """After an action that takes effect at once: go on in this round if it did."""
         fresh = self.client.job(job.job_id)
         return resize if fresh.held else _HANDLERS[State(resize.state)](self, resize, fresh)
 
-    def _greet(self, resize: ResizeRecord, job: Job, final: State, outcome: str) -> ResizeRecord:
+    def _greet(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if resize.restart < 0:
-            return self._end(resize, final, outcome)
+            return self._settle(resize, job)
         pause = self.reports.greeted(job, resize.restart)
         if pause is not None:
-            return self._end(resize, final, outcome, pause_s=pause)
+            return self._settle(resize, job, pause_s=pause)
         if not job.running:
-            return self._end(resize, final, f"{outcome}; that run ended before it said hello")
+            return self._settle(resize, job, "that run ended before it said hello")
         if self._late(resize):
-            return self._end(resize, final, f"{outcome}; it has not said hello")
+            return self._settle(resize, job, "it has not said hello")
         return resize
+
+    def _settle(
+        self, resize: ResizeRecord, job: Job, remark: str = "", *, pause_s: float | None = None
+    ) -> ResizeRecord:
+        """Close the resize by the shape that Slurm holds, whichever was asked for last."""
+        new = Shape(resize.new_nodes, resize.new_gpus_per_node)
+        old = Shape(resize.old_nodes, resize.old_gpus_per_node)
+        state = State.DONE if has_shape(job, new) else State.ROLLED_BACK
+        at = "its new shape" if state is State.DONE else "its old shape" if has_shape(job, old) else "another shape"
+        outcome = f"it {'waits' if job.pending else 'runs'} at {at}"
+        if job.held:
+            remark = f"held by {'an operator' if job.admin_held else 'its owner'}"
+        return self._end(resize, state, f"{outcome}, {remark}" if remark else outcome, pause_s=pause_s)
 
     def _call_off(self, resize: ResizeRecord, job: Job, why: str) -> ResizeRecord:
         """Tell a job that was drained to carry on as it was, at once rather than after its minute."""
@@ -289,24 +308,12 @@ class Machine:
         self, resize: ResizeRecord, state: State, detail: str = "", *, deadline: float | None = None
     ) -> ResizeRecord:
         log.info("job %d: %s → %s %s", resize.job_id, resize.state, state.value, detail)
-        assert resize.id is not None
-        now = self.clock()
-        return self.journal.step_resize(resize.id, state.value, time=now, detail=detail, deadline=deadline)
+        self._asked.pop((resize.id, state), None)
+        return self.journal.step_resize(resize.id, state.value, time=self.clock(), detail=detail, deadline=deadline)
 
-    def _end(
-        self,
-        resize: ResizeRecord,
-        state: State,
-        outcome: str,
-        *,
-        pause_s: float | None = None,
-        release: Job | None = None,
-    ) -> ResizeRecord:
-        if release is not None and release.held and not release.admin_held:
-            self.client.release(release.job_id)
+    def _end(self, resize: ResizeRecord, state: State, outcome: str, *, pause_s: float | None = None) -> ResizeRecord:
         log.info("job %d: %s → %s: %s", resize.job_id, resize.state, state.value, outcome)
         self._asked = {key: at for key, at in self._asked.items() if key[0] != resize.id}
-        assert resize.id is not None
         return self.journal.end_resize(resize.id, state.value, outcome, self.clock(), pause_s)
 
 

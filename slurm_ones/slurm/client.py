@@ -61,7 +61,8 @@ class SlurmClient(Protocol):
     def requeue_hold(self, job_id: int) -> None:
         """Requeue a running job into a *user* hold, which its owner can always release.
 
-        Returns when Slurm accepted it; the job becomes PENDING once its processes are gone.
+        Returns when Slurm accepted it; the job becomes PENDING once its processes are gone. A job that has ended
+        stays ended, without an error.
         """
 
     def hold(self, job_id: int) -> None:

@@ -25,7 +25,7 @@ from slurm_ones.slurm.client import (
     Unreachable,
 )
 from slurm_ones.slurm.model import Job, Node, Shape, Snapshot
-from slurm_ones.slurm.parse import nodes_of, parse_jobs, parse_nodes, parse_partitions, parse_reservations
+from slurm_ones.slurm.parse import json_fault, nodes_of, parse_jobs, parse_nodes, parse_partitions, parse_reservations
 from slurm_ones.slurm.retry import with_retries
 from slurm_ones.slurm.verify import reshape
 
@@ -36,7 +36,9 @@ _ANSWERS: tuple[tuple[type[SlurmError], re.Pattern[str]], ...] = (
         Unreachable,
         re.compile(
             r"unable to contact|socket timed out|connection (refused|reset|timed)|zero bytes|"
-            r"(send|receive|recv) failure|communication|slurmctld.*(down|not respond)|RPC rate limit",
+            r"(send|receive|recv) failure|communication|slurmctld.*(down|not respond)|RPC rate limit|"
+            # What scontrol says of a dead controller when it was to change a job.
+            r"unexpected message received",
             re.I,
         ),
     ),
@@ -61,7 +63,8 @@ def error_of(what: str, answer: str) -> SlurmError:
 
 
 def requeue_command(job_id: int) -> list[str]:
-    return ["scontrol", "requeuehold", str(job_id)]
+    # Incomplete: without it, a job that its user cancelled a moment ago comes back to life.
+    return ["scontrol", "requeuehold", "Incomplete", str(job_id)]
 
 
 def hold_command(job_id: int) -> list[str]:
@@ -129,12 +132,21 @@ class CommandClient:
         return {key.strip(): value.strip() for key, separator, value in lines if separator}
 
     def _jobs(self, *arguments: str) -> dict[int, Job]:
-        text = self._ask(["squeue", "--json", "--states=all", *arguments])
-        try:
-            data: Any = json.loads(text)
-        except ValueError as error:
-            raise SlurmError(f"squeue --json: not JSON ({error}); is its serializer/json plugin installed?") from None
-        return parse_jobs(data)
+        def once() -> dict[int, Job]:
+            text = self.run(["squeue", "--json", "--states=all", *arguments])
+            try:
+                data: Any = json.loads(text)
+            except ValueError as error:
+                raise SlurmError(
+                    f"squeue --json: not JSON ({error}); is its serializer/json plugin installed?"
+                ) from None
+            # 22.05 ends with status 0 and no jobs when the controller does not answer: that must not pass for an
+            # empty queue.
+            if fault := json_fault(data):
+                raise Unreachable(f"squeue --json: {fault}")
+            return parse_jobs(data)
+
+        return with_retries(once)
 
     def nodes(self) -> dict[str, Node]:
         """All nodes; `-d` adds the GPUs in use, which sites without gres/gpu in AccountingStorageTRES do not count."""

@@ -14,6 +14,7 @@ from slurm_ones.slurm.model import Job, JobState, Node, Partition, Reservation
 
 _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z_/:]*)=(\S*)")
 _GPUS = re.compile(r"(?:gres[/:])?gpu(?::[^:=,()\d][^:=,()]*)?[:=](\d+)")
+_NODES = re.compile(r"(?:^|,)node=(\d+)")
 
 _UNUSABLE = (
     "DOWN",
@@ -55,30 +56,53 @@ def _texts(value: Any) -> list[str]:
     return [str(v) for v in value] if isinstance(value, list) else [str(value)] if value else []
 
 
-def state_of(names: Iterable[str]) -> tuple[JobState, frozenset[str]]:
-    """The base state and the flags among Slurm's state names."""
+def state_of(names: Iterable[str], *, held: bool) -> tuple[JobState, frozenset[str]]:
+    """The base state and the flags among Slurm's state names.
+
+    22.05's JSON and PySlurm show COMPLETING in place of the base state: a held job that completes is being requeued.
+    """
     base, flags = JobState.UNKNOWN, set()
     for name in names:
         try:
             base = JobState(name)
         except ValueError:
             flags.add(name)
+    if base is JobState.UNKNOWN and held and "COMPLETING" in flags:
+        base = JobState.PENDING
     return base, frozenset(flags)
 
 
-def _held(entry: Mapping[str, Any]) -> bool:
-    return number(entry.get("priority"), -1) == 0
+def _nodes(entry: Mapping[str, Any], pending: bool) -> int:
+    """Nodes that a job has or asks for.
+
+    22.05 goes on showing the nodes of a requeued job's last run, and no maximum; what it asks for now is in the text
+    of its requested TRES.
+    """
+    asked = _NODES.search(str(entry.get("tres_req_str") or ""))
+    if pending and asked is not None and not number(entry.get("max_nodes")):
+        return int(asked[1])
+    return number(entry.get("node_count"))
+
+
+def _exit_code(value: Any) -> int:
+    """The exit code as a shell gives it, 128 + N after signal N; 22.05 writes a wait status, later releases an object."""
+    if isinstance(value, Mapping):
+        signal = value.get("signal")
+        killed = number(signal.get("id", signal.get("signal_id"))) if isinstance(signal, Mapping) else 0
+        return 128 + killed if killed else number(value.get("return_code"))
+    status = number(value)
+    return 128 + (status & 0x7F) if status & 0x7F else status >> 8
 
 
 def _job(entry: Mapping[str, Any]) -> Job:
-    state, flags = state_of(_texts(entry.get("job_state")))
+    held = number(entry.get("priority"), -1) == 0
+    state, flags = state_of(_texts(entry.get("job_state")), held=held)
     reason = str(entry.get("state_reason") or "")
     running_or_done = state is not JobState.PENDING
     nodes = hosts(entry.get("nodes")) if running_or_done else ()
     detail = sum(gpus(text) for text in _texts(entry.get("gres_detail")))
-    exit_code = entry.get("exit_code")
-    if isinstance(exit_code, Mapping):
-        exit_code = exit_code.get("return_code")
+    node_count = _nodes(entry, not running_or_done)
+    tasks = number(entry.get("tasks"))
     return Job(
         job_id=number(entry.get("job_id")),
         name=str(entry.get("name") or ""),
@@ -89,17 +113,19 @@ def _job(entry: Mapping[str, Any]) -> Job:
         state=state,
         flags=flags,
         reason=reason,
-        held=_held(entry),
+        held=held,
         admin_held=reason == "JobHeldAdmin",
         restart=number(entry.get("restart_cnt")),
         requeue=bool(number(entry.get("requeue")) or entry.get("requeue") is True),
-        nodes=number(entry.get("node_count")),
+        nodes=node_count,
         max_nodes=number(entry.get("max_nodes")),
         gpus_per_node=gpus(entry.get("tres_per_node")),
         gpus_total=detail or gpus(entry.get("tres_per_job")),
-        tasks=number(entry.get("tasks")),
+        tasks=tasks,
+        # Without task counts Slurm counts one task a node.
         task_counts=number(entry.get("tasks_per_node")) > 0
-        or "EXACT_TASK_COUNT_REQUESTED" in _texts(entry.get("flags")),
+        or "EXACT_TASK_COUNT_REQUESTED" in _texts(entry.get("flags"))
+        or tasks > node_count > 0,
         node_list=nodes,
         submit_time=float(number(entry.get("submit_time"))),
         start_time=float(number(entry.get("start_time"))) if running_or_done else 0.0,
@@ -110,13 +136,20 @@ def _job(entry: Mapping[str, Any]) -> Job:
         priority=number(entry.get("priority")),
         array=bool(number(entry.get("array_job_id")) or number(entry.get("het_job_id"))),
         batch=bool(entry.get("batch_flag", True)),
-        exit_code=number(exit_code),
+        exit_code=_exit_code(entry.get("exit_code")),
     )
 
 
 def _uid(entry: Mapping[str, Any]) -> int:
     value = entry.get("user_id")
     return number(value, -1) if not isinstance(value, str) else -1
+
+
+def json_fault(data: Any) -> str:
+    """What the JSON says went wrong, empty when nothing did."""
+    errors = data.get("errors") if isinstance(data, Mapping) else None
+    told = [error for error in errors or () if isinstance(error, Mapping)]
+    return "; ".join(f"{error.get('description') or ''} ({error.get('error') or ''})" for error in told)
 
 
 def parse_jobs(data: Any) -> dict[int, Job]:

@@ -1,10 +1,10 @@
-"""The PySlurm client: reads, requeues, holds and releases through libslurm, without a process per call.
+"""The PySlurm client: reads and releases through libslurm, without a process per call.
 
 PySlurm must fit Slurm's release; importing this module where it does not raises ImportError, so only `connect` does.
-What PySlurm cannot do goes through the command line: node counts (`Job.modify` never sends them), nodes
+What PySlurm cannot do goes through the command line: shapes (`Job.modify` never sends node counts), nodes
 (it loads them without their GPUs in use, and `Job.get_resource_layout_per_node` crashes under 26.05), signals
-(`send_signal` judges a stale errno), user holds (`hold(mode="user")` dereferences NULL), and submission, which is
-sbatch's since sites hook into it.
+(`send_signal` judges a stale errno), requeues (`requeue` takes jobs that ended, too), user holds
+(`hold(mode="user")` dereferences NULL), and submission, which is sbatch's since sites hook into it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from slurm_ones.slurm.command import CommandClient, error_of
 from slurm_ones.slurm.model import Job, JobState, Partition, Reservation, Shape, Snapshot
 from slurm_ones.slurm.parse import gpus, hosts, nodes_of, state_of
 from slurm_ones.slurm.retry import with_retries
-from slurm_ones.slurm.verify import reshape
 
 
 @contextmanager
@@ -43,10 +42,8 @@ def _gpus(gres: Any) -> int:
 
 
 def _job(raw: Any) -> Job:
-    state, flags = state_of([raw.state])
-    if state is JobState.UNKNOWN and raw.priority == 0 and "COMPLETING" in flags:
-        # PySlurm shows the flag in place of the state. A job with priority 0 that completes is being requeued.
-        state = JobState.PENDING
+    held = raw.priority == 0
+    state, flags = state_of([raw.state], held=held)
     pending = state is JobState.PENDING
     nodes = hosts(raw.allocated_nodes) if not pending else ()
     # state_reason is in words where Slurm has some, else the name of the reason.
@@ -62,7 +59,7 @@ def _job(raw: Any) -> Job:
         state=state,
         flags=flags,
         reason=reason,
-        held=raw.priority == 0,
+        held=held,
         admin_held=reason == "JobHeldAdmin",
         restart=_count(raw.requeue_count),
         requeue=bool(raw.is_requeueable),
@@ -71,8 +68,9 @@ def _job(raw: Any) -> Job:
         gpus_per_node=_gpus(raw.gres_per_node),
         gpus_total=0,
         tasks=_count(raw.ntasks),
-        # PySlurm does not show the flag of an exact task count; verify.py finds out what this misses.
+        # PySlurm does not show the flag of an exact task count: of `#SBATCH --ntasks=1` only reshaping finds out.
         task_counts=_count(raw.ntasks_per_node) > 0
+        or _count(raw.ntasks) > _count(raw.num_nodes) > 0
         or any(option.startswith(("--ntasks", "-n")) for option in options[:-1]),
         node_list=nodes,
         submit_time=float(raw.submit_time or 0),
@@ -84,7 +82,7 @@ def _job(raw: Any) -> Job:
         priority=_count(raw.priority),
         array=bool(raw.array_id or raw.heterogeneous_id),
         batch=bool(raw.is_batch_job),
-        exit_code=_count(raw.exit_code),
+        exit_code=128 + _count(raw.exit_code_signal) if raw.exit_code_signal else _count(raw.exit_code),
     )
 
 
@@ -147,14 +145,14 @@ class PySlurmClient:
         return self._command.submit(script, arguments, directory=directory)
 
     def requeue_hold(self, job_id: int) -> None:
-        with _errors(f"requeue job {job_id}"):
-            pyslurm.Job(job_id).requeue(hold=True)
+        self._command.requeue_hold(job_id)
 
     def hold(self, job_id: int) -> None:
         self._command.hold(job_id)
 
     def reshape(self, job_id: int, shape: Shape) -> None:
-        reshape(self.job, self._command.update_shape, job_id, shape)
+        # Read back by the command line, too: PySlurm shows neither GPUs asked for per job nor exact task counts.
+        self._command.reshape(job_id, shape)
 
     def release(self, job_id: int, *, start_now: bool = True) -> None:
         with _errors(f"release job {job_id}"):

@@ -19,11 +19,16 @@ def _note(state: tenacity.RetryCallState) -> None:
     log.warning("%s; asking again (attempt %d)", error, state.attempt_number + 1)
 
 
-def with_retries(call: Callable[[], T], *, attempts: int = 4, first_s: float = 0.5, most_s: float = 10.0) -> T:
-    """The call's result; on `Unreachable` it is repeated with jittered exponential back-off, then that is raised."""
+def with_retries(
+    call: Callable[[], T], *, attempts: int = 4, first_s: float = 0.5, most_s: float = 10.0, give_up_s: float = 30.0
+) -> T:
+    """The call's result; on `Unreachable` it is repeated with jittered exponential back-off, then that is raised.
+
+    Slurm's own commands wait for a dead controller, too, so nothing is begun again after `give_up_s`.
+    """
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(Unreachable),
-        stop=tenacity.stop_after_attempt(attempts),
+        stop=tenacity.stop_after_attempt(attempts) | tenacity.stop_after_delay(give_up_s),
         wait=tenacity.wait_random_exponential(multiplier=first_s, max=most_s),
         before_sleep=_note,
         reraise=True,

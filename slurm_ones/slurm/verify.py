@@ -39,6 +39,10 @@ def reshape(read: Callable[[int], Job], update: Callable[[Job, Shape], None], jo
     before = read(job_id)
     if not before.pending:
         raise NotResizable(f"job {job_id} is {before.state.value}; only a pending job can be reshaped")
+    if before.task_counts:
+        raise NotResizable(f"job {job_id} was submitted with task counts, which its user cannot change: it keeps them")
+    if before.gpus_total and not before.gpus_per_node:
+        raise NotResizable(f"job {job_id} asks for GPUs per job (--gpus), and Slurm does not let that form change")
     if has_shape(before, shape):
         return
     old = Shape(before.nodes, before.gpus_per_node)

@@ -40,7 +40,12 @@ def _names(executable: Path) -> list[Path]:
 
 def _library_folders() -> list[str]:
     names = ("stdlib", "platstdlib", "include", "platinclude")
-    return sorted({sysconfig.get_path(name, vars={"base": "/usr"}) for name in names})
+    found = {sysconfig.get_path(name, vars={"base": "/usr"}) for name in names}
+    # Debian keeps the headers that differ by machine apart.
+    headers, machine = sysconfig.get_path("include"), sysconfig.get_config_var("MULTIARCH")
+    if machine:
+        found.add(headers.replace("/usr/include/", f"/usr/include/{machine}/"))
+    return sorted(found)
 
 
 def environment_binds() -> list[Bind]:

@@ -77,7 +77,9 @@ def build(site: Site, report: Report, again: bool = False) -> PySlurm:
         except (ClusterError, OSError, subprocess.SubprocessError) as why:
             shutil.rmtree(result, ignore_errors=True)
             result.mkdir()
-            (result / WHY_NOT).write_text(f"PySlurm {site.pyslurm} could not be built: {why}")
+            command = f"python -m tests.cluster build {site.name} --again"
+            text = f"PySlurm {site.pyslurm} could not be built ({command} tries anew): {why}"
+            (result / WHY_NOT).write_text(text)
         result.rename(final)
         shutil.rmtree(work)
     built = find(site)
@@ -132,7 +134,10 @@ def _build(site: Site, work: Path, result: Path, report: Report) -> None:
             if time.monotonic() - began > BUILD_SECONDS:
                 process.kill()
         if process.wait() != 0:
-            raise ClusterError("".join(said[-30:]))
+            log = work.with_suffix(".log")
+            log.write_text("".join(said))
+            errors = [line for line in said if "error" in line.lower()]
+            raise ClusterError(f"{(errors or said or ['no output'])[0].strip()} (all of it is in {log})")
     finally:
         box.stop()
     wheel = str(next((work / "dist").glob("*.whl")))

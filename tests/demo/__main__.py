@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import sys
 import time
+from contextlib import closing
 
 from ones_db import Store
 from rich.console import Console, Group
@@ -24,7 +25,8 @@ from tests.demo import results
 from tests.demo.jobs import JOBS
 from tests.demo.scenario import DATABASE, TOP, Outcome, companion, run
 
-console = Console(highlight=False)
+# Wide enough for the last table where nobody says how wide it is.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 OUT = TOP / "build" / "demo"
 
 
@@ -99,11 +101,13 @@ def _elastic(cluster: Cluster) -> tuple[list[Outcome], list[str]]:
         path = cluster.scratch / DATABASE
         with Store.open(f"sqlite:///{path}", "demo", read_only=True) as store, Watch("slurm-ones", store) as watch:
             outcomes = run(cluster, elastic=True, show=watch.show)
-        # The companion stores the ends of the last jobs in its next tick.
-        time.sleep(5)
+        # The companion stores the ends of the last jobs in its next tick, two seconds on.
+        time.sleep(4)
         told = cluster.run(["slurm-ones", "jobs", "--json", "--config", "/scratch/ones.toml"], user="slurm").stdout
-    with sqlite3.connect(path) as source, sqlite3.connect(OUT / "ones.sqlite") as target:
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(OUT / "ones.sqlite")) as target:
         source.backup(target)
+        # One file to take away, with no log beside it.
+        target.execute("PRAGMA journal_mode = DELETE")
     shutil.copy(cluster.scratch / "ones/companion.log", OUT / "companion.log")
     with Store.open(f"sqlite:///{OUT / 'ones.sqlite'}", "demo", read_only=True) as store:
         return outcomes, results.disagreements(outcomes, store, json.loads(told))

@@ -9,9 +9,9 @@ TEMPLATE = Path("sbatch_templates/ddp.sbatch")
 EXAMPLES = Path("wrapper/examples")
 BASE_BATCH = 32
 LEARNING_RATE = {"cnn": 0.02, "transformer": 0.001}
-PACE_MS = {"cnn": 9.0, "transformer": 11.0}
+PACE_MS = {"cnn": 5.0, "transformer": 6.0}
 """Sleep per sample of a rank's local batch: the emulated GPU."""
-STEP_MS = 15.0
+STEP_MS = 10.0
 """Sleep per step besides, which no number of GPUs shortens."""
 MOST_GPUS = 8
 
@@ -30,17 +30,18 @@ class DemoJob:
 
 
 JOBS = (
-    DemoJob("cnn-1", "alice", "cnn", 0, 4, 16),
-    DemoJob("vit-1", "bob", "transformer", 8, 2, 10),
-    DemoJob("cnn-2", "alice", "cnn", 18, 8, 14),
-    DemoJob("vit-2", "alice", "transformer", 28, 4, 10),
-    DemoJob("cnn-3", "bob", "cnn", 40, 4, 14),
-    DemoJob("vit-3", "bob", "transformer", 52, 8, 10),
-    DemoJob("cnn-4", "alice", "cnn", 64, 2, 10),
-    DemoJob("vit-4", "alice", "transformer", 76, 4, 8),
-    DemoJob("cnn-5", "bob", "cnn", 90, 8, 12),
-    DemoJob("vit-5", "bob", "transformer", 104, 4, 8),
+    DemoJob("cnn-1", "alice", "cnn", 0, 1, 9),
+    DemoJob("vit-1", "bob", "transformer", 8, 2, 12),
+    DemoJob("cnn-2", "alice", "cnn", 18, 1, 9),
+    DemoJob("vit-2", "alice", "transformer", 28, 1, 8),
+    DemoJob("cnn-3", "bob", "cnn", 40, 4, 18),
+    DemoJob("vit-3", "bob", "transformer", 50, 1, 8),
+    DemoJob("cnn-4", "alice", "cnn", 62, 1, 9),
+    DemoJob("vit-4", "alice", "transformer", 74, 2, 12),
+    DemoJob("cnn-5", "bob", "cnn", 86, 1, 8),
+    DemoJob("vit-5", "bob", "transformer", 100, 4, 15),
 )
+"""Most ask for one GPU and few for many, as in the Philly trace; larger asks train for longer."""
 
 
 def arguments(job: DemoJob, top: Path, *, elastic: bool) -> list[str]:

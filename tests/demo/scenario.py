@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ones_wrapper.protocol import Bye, Epoch, Hello, ProtocolError, Report, decode_report
+from ones_wrapper.protocol import Epoch, Hello, ProtocolError, Report, decode_report
 
 from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.parse import parse_jobs
@@ -28,10 +28,11 @@ spool = "/scratch/ones"
 tick_s = 2
 [policy_options]
 epochs_before_doubling = 1
-resize_cost_s = 8
+resize_cost_s = 7
+cap_over_request = 8
 [resize]
-dwell_s = 10
-max_wait_s = 45
+dwell_s = 5
+max_wait_s = 30
 max_open = 3
 advance_s = 0.5
 """
@@ -98,8 +99,6 @@ def _finish(cluster: Cluster, outcome: Outcome, job: Job) -> None:
                 outcome.stops[-1] = at
             if isinstance(report, Epoch) and report.accuracy is not None:
                 outcome.accuracy = report.accuracy
-            if isinstance(report, Bye) and report.exit_code:
-                outcome.state = f"{outcome.state} ({report.reason})"
 
 
 @contextmanager

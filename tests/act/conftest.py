@@ -1,0 +1,41 @@
+"""A store for these tests, and the world in which a resize happens."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ones_db import Store, migrate
+
+from tests.act.world import World
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """One database for all tests here: each resize is of a job of its own.
+
+    In memory where the machine has such a folder, as thousands of small writes that wait for a disk take minutes.
+    """
+    memory = Path("/dev/shm")
+    base = memory if os.access(memory, os.W_OK) else tmp_path_factory.getbasetemp()
+    with tempfile.TemporaryDirectory(dir=base) as folder:
+        url = f"sqlite:///{folder}/ones.sqlite"
+        migrate.upgrade(url)
+        with Store.open(url, "fake") as store:
+            yield store
+
+
+@pytest.fixture
+def make_world(store: Store, tmp_path: Path) -> Iterator[Callable[..., World]]:
+    """Makes worlds: `make_world(running=False, …)`."""
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> World:
+            return stack.enter_context(World(store, tmp_path, **options))
+
+        yield make

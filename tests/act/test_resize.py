@@ -1,0 +1,581 @@
+"""Each way that a resize can go, step by step, in the fake cluster."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, decode_order, directory_name
+
+from slurm_ones.act.states import FINAL, State
+from slurm_ones.slurm.client import SlurmError, Unreachable
+from slurm_ones.slurm.model import JobState
+from tests.act.fake import FakeJob, FakeSlurm
+from tests.act.world import NEW, NEW_BATCH, OLD, OLD_BATCH, World
+
+Make = Callable[..., World]
+
+THERE = ["draining", "requeuing", "reshaping", "releasing", "waiting", "starting", "done"]
+BACK = ["reshaping_back", "releasing_back", "waiting_back", "starting_back", "rolled_back"]
+
+
+def fill(world: World, gpus: int) -> FakeJob:
+    """Somebody else's job takes GPUs."""
+    shape = type(NEW)(1, gpus)
+    rigid = FakeJob(world.job_id + 1_000_000, world.job.directory.parent / "rigid", shape)
+    return world.slurm.add(rigid)
+
+
+def down_at(unreachable: str) -> Callable[[int, str], None]:
+    """An interruption: Slurm does not answer to this one kind of call."""
+
+    def interrupt(number: int, event: str) -> None:
+        if event == unreachable:
+            raise Unreachable("slurmctld does not answer")
+
+    return interrupt
+
+
+def switch_off(world: World) -> None:
+    world.job.comment = "ones: gpus=1-16 resize=off"
+
+
+def remove_comment(world: World) -> None:
+    world.job.comment = ""
+
+
+def stop_file(world: World) -> None:
+    world.stopped = True
+
+
+OPT_OUTS = [switch_off, remove_comment, stop_file]
+
+
+@pytest.mark.parametrize("counts_early", [False, True])
+def test_a_running_job_gets_its_new_shape(make_world: Make, counts_early: bool) -> None:
+    """The whole road: drained, requeued, reshaped, released, running, greeted."""
+    world = make_world(counts_early=counts_early)
+    world.begin()
+    resize = world.finish()
+    world.check()
+    assert world.states == THERE
+    assert world.calls == ["requeue_hold", "reshape", "release"]
+    assert resize.outcome == "it runs at its new shape" and resize.pause_s is not None
+    assert world.job.trainer is not None and world.job.trainer.batch == NEW_BATCH
+    assert world.job.restart == 1
+
+
+def test_a_waiting_job_gets_its_new_shape_without_a_requeue(make_world: Make) -> None:
+    """A waiting job is held, reshaped and released; it loses neither its place nor its --begin."""
+    world = make_world(running=False)
+    world.job.begin_time = begin_time = world.clock() + 1000
+    world.begin()
+    resize = world.finish()
+    world.check()
+    assert world.calls == ["hold", "reshape", "release"]
+    assert world.states[:3] == ["holding", "reshaping", "releasing"] and resize.state == State.DONE
+    assert resize.outcome == "it waits at its new shape"
+    assert ("release", False) in world.slurm.calls
+    assert world.job.begin_time == begin_time
+
+
+def test_the_delay_after_a_requeue_is_skipped_only_where_settings_say_so(make_world: Make) -> None:
+    """start_now decides whether Slurm's two minutes are waited for."""
+    pauses = []
+    for start_now in (True, False):
+        world = make_world(settings={"start_now": start_now, "max_wait_s": 300})
+        world.begin()
+        world.finish()
+        world.check()
+        assert world.resize.state == State.DONE
+        pauses.append(world.job.runs[-1].hello - world.clock.now)  # type: ignore[operator]
+        assert ("release", start_now) in world.slurm.calls
+    assert world.job.start_time - 1_000_000 > 121
+
+
+def test_a_job_is_released_where_start_now_is_refused(make_world: Make) -> None:
+    """A refused StartTime=now must not keep the job held."""
+    world = make_world(settings={"max_wait_s": 300})
+    world.slurm.start_now_refused = "no"
+    world.begin()
+    assert world.finish().state == State.DONE
+    world.check()
+
+
+@pytest.mark.parametrize("words", ["Update of this parameter is not supported", "Job violates accounting/QOS policy"])
+def test_a_refused_shape_is_rolled_back(make_world: Make, words: str) -> None:
+    """Whatever words Slurm refuses with, the job goes on at its old shape and batch, and the words are kept."""
+    world = make_world()
+    world.slurm.refuses = lambda shape: words if shape == NEW else ""
+    world.begin()
+    resize = world.finish()
+    world.check()
+    assert world.states == [*THERE[:3], *BACK]
+    assert resize.outcome == "it runs at its old shape"
+    assert words in world.store.resize_steps(resize.id)[3].detail
+
+
+def test_an_update_carried_out_in_part_is_undone(make_world: Make) -> None:
+    """Slurm changes the nodes and refuses the GPUs: the old shape is put back."""
+    world = make_world()
+    world.slurm.takes_part = lambda shape: shape == NEW
+    world.begin()
+    assert world.finish().state == State.ROLLED_BACK
+    world.check()
+
+
+def test_a_refused_shape_of_a_waiting_job_is_rolled_back(make_world: Make) -> None:
+    """It waits on at its old shape, not held."""
+    world = make_world(running=False)
+    world.job.begin_time = world.clock() + 1000
+    world.slurm.refuses = lambda shape: "no" if shape == NEW else ""
+    world.begin()
+    resize = world.finish()
+    world.check()
+    assert (resize.state, resize.outcome) == ("rolled_back", "it waits at its old shape")
+
+
+def test_a_job_whose_old_shape_is_refused_too_is_let_go(make_world: Make) -> None:
+    """Even then it is not left held; the resize says what Slurm answered."""
+    world = make_world()
+    world.slurm.refuses = lambda shape: "no"
+    world.begin()
+    resize = world.finish()
+    assert not world.job.held_by and resize.state == State.ROLLED_BACK
+    assert "old shape was refused" in " ".join(s.detail for s in world.store.resize_steps(resize.id))
+
+
+def test_a_job_that_waits_too_long_goes_back(make_world: Make) -> None:
+    """Others took the GPUs in between: after max_wait_s the job runs at its old shape and batch again."""
+    world = make_world()
+    world.begin()
+    world.until(State.RESHAPING, State.RELEASING, State.WAITING)
+    fill(world, 10)
+    began = world.clock()
+    resize = world.finish()
+    world.check()
+    assert world.states == [*THERE[:5], "holding_back", *BACK]
+    assert resize.state == State.ROLLED_BACK
+    steps = {step.state: step for step in world.store.resize_steps(resize.id)}
+    assert steps["holding_back"].time - began <= world.settings.max_wait_s + 5
+    assert "waited longer than 30 s" in steps["holding_back"].detail
+
+
+def test_a_job_that_starts_just_before_it_is_held_back_keeps_its_new_shape(make_world: Make) -> None:
+    """The hold comes too late, strikes the running job's priority, and is taken back."""
+    world = make_world()
+    rigid = None
+    world.begin()
+    world.until(State.RELEASING, State.WAITING)
+    rigid = fill(world, 10)
+
+    def start_first(number: int, event: str) -> None:
+        if event == "before hold":
+            world.slurm.end(rigid.job_id, JobState.COMPLETED)
+            world.slurm.pass_time(0.0)
+
+    world.interrupt = start_first
+    world.until(State.HOLDING_BACK)
+    assert world.job.state is JobState.RUNNING and world.job.held_by == "us"
+    resize = world.finish()
+    world.check()
+    assert resize.state == State.DONE and world.states[-4:] == ["holding_back", "releasing", "starting", "done"]
+
+
+def test_a_waiting_job_that_starts_just_before_it_is_held_runs_on_unheld(make_world: Make) -> None:
+    """The same race on the way there; releasing a running job must not ask for StartTime."""
+    world = make_world(running=False)
+
+    def start_first(number: int, event: str) -> None:
+        if event == "before hold":
+            world.slurm.pass_time(0.0)
+
+    world.interrupt = start_first
+    world.begin()
+    world.advance()
+    assert world.job.state is JobState.RUNNING and world.job.held_by == "us"
+    resize = world.finish()
+    world.check()
+    assert (resize.state, resize.outcome) == ("rolled_back", "it runs at its old shape")
+    assert world.slurm.calls[-1] == ("release", False)
+
+
+def test_a_job_that_starts_before_anything_was_done_is_left_alone(make_world: Make) -> None:
+    """Nothing was asked of Slurm, nothing is."""
+    world = make_world(running=False)
+    world.begin()
+    world.slurm.pass_time(1)
+    world.advance()
+    world.finish()
+    assert world.calls == [] and world.job.shape == OLD
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_refused_hold_or_requeue_leaves_the_job_as_it_is(make_world: Make, running: bool) -> None:
+    """A job that Slurm will not requeue trains on with its old batch; one that it will not hold waits on."""
+    world = make_world(running=running)
+    world.job.begin_time = 0 if running else world.clock() + 1000
+    world.slurm.requeue_refused = world.slurm.hold_refused = "Requested operation is presently disabled"
+    world.begin()
+    resize = world.finish()
+    world.check()
+    told = resize.outcome + " ".join(step.detail for step in world.store.resize_steps(resize.id))
+    assert "presently disabled" in told
+    assert resize.state == (State.ABANDONED if running else State.ROLLED_BACK)
+    assert set(world.calls) <= {"release"}
+
+
+def test_a_refused_hold_on_the_way_back_leaves_the_new_shape(make_world: Make) -> None:
+    """It waits on, and the resize says at what."""
+    world = make_world()
+    world.slurm.hold_refused = "no"
+    world.begin()
+    world.until(State.RELEASING, State.WAITING)
+    fill(world, 10)
+    resize = world.finish()
+    world.check()
+    assert (resize.state, resize.outcome) == ("done", "it waits at its new shape")
+
+
+# -- the drain -------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_does_not_checkpoint_in_time_is_told_to_train_on(make_world: Make) -> None:
+    """After drain_timeout_s the drain is called off, so that a late checkpoint does not make it wait."""
+    world = make_world(drain_s=1000.0)
+    world.begin()
+    resize = world.finish()
+    world.check()
+    assert (resize.state, resize.outcome) == ("abandoned", "no checkpoint in time")
+    assert world.calls == [] and world.job.trainer is not None and world.job.trainer.draining is None
+
+
+def test_a_companion_that_comes_back_late_leaves_the_job_to_train_on(make_world: Make) -> None:
+    """A job waits a minute for its requeue: after that it has gone on, and a requeue would cost it work."""
+    world = make_world()
+    world.begin()
+    world.advance()
+    world.slurm.pass_time(3)
+    world.slurm.pass_time(3)
+    assert world.job.trainer is not None and world.job.trainer.waits_since is not None
+    world.slurm.pass_time(DRAIN_WAIT_S - 8)  # it waits still, but not for much longer
+    world.machine = world.companion()
+    resize = world.finish()
+    world.check()
+    assert (resize.state, resize.outcome) == ("abandoned", "it was not requeued in time and trains on")
+    assert world.calls == []
+
+
+def test_a_clock_of_the_job_that_is_ahead_does_not_stretch_its_minute(make_world: Make) -> None:
+    """How long a job waits is counted from when the companion first read of it, also after many looks."""
+    world = make_world()
+    world.interrupt = down_at("before requeue_hold")
+    world.begin()
+    world.until(State.REQUEUING)
+    deadline = world.resize.deadline
+    assert deadline is not None and deadline < world.clock() + DRAIN_WAIT_S
+    world.machine.reports.drained = lambda job, restart, order: world.clock()  # type: ignore[method-assign]
+    world.clock.now = deadline + 1
+    world.advance()
+    assert world.resize.state == State.ABANDONED
+
+
+def test_the_order_is_written_once_a_companion(make_world: Make) -> None:
+    """A companion that starts anew gives the same order again, which the job has obeyed already."""
+    world = make_world(drain_s=30.0)
+    world.begin()
+    for _ in range(5):
+        world.tick()
+    assert world.events == ["before order", "after order"]
+    world.machine = world.companion()
+    for _ in range(5):
+        world.tick()
+    assert world.events == ["before order", "after order"] * 2
+    text = (world.job.directory / directory_name(world.job_id) / ORDERS).read_bytes()
+    assert decode_order(text).number == world.resize.order_number
+    assert world.finish().state == State.DONE
+    world.check()
+
+
+def test_no_directory_means_no_resize(make_world: Make) -> None:
+    """A job that was not started by ones-run cannot be drained, and is not touched."""
+    world = make_world()
+    shutil.rmtree(world.job.directory)
+    world.begin()
+    resize = world.finish()
+    assert resize.state == State.ABANDONED and "no such directory" in resize.outcome
+    assert world.calls == []
+
+
+@pytest.mark.parametrize("state", [State.DRAINING, State.REQUEUING])
+def test_a_job_that_slurm_requeues_by_itself_keeps_its_shape_and_batch(make_world: Make, state: State) -> None:
+    """Preempted while draining: its next run has the old shape, so the batch ordered for the new one is taken back."""
+    world = make_world()
+    world.interrupt = down_at("before requeue_hold")
+    world.begin()
+    world.until(state)
+    world.slurm.preempt(world.job_id)
+    resize = world.finish()
+    world.check()
+    assert resize.state == State.ABANDONED
+    assert world.job.runs[-1].restart == 1 and world.job.trainer is not None
+    assert world.job.trainer.batch == OLD_BATCH
+
+
+def test_a_suspended_job_is_waited_for_and_then_let_be(make_world: Make) -> None:
+    """A suspended run has not ended: its drain stays until it is late, and is called off then."""
+    world = make_world()
+    world.begin()
+    world.advance()
+    world.job.state = JobState.SUSPENDED
+    world.tick()
+    assert world.resize.state == State.DRAINING
+    for _ in range(50):
+        world.tick()
+    assert world.resize.outcome == "no checkpoint in time"
+    world.job.state = JobState.RUNNING
+    world.tick()
+    world.check()
+
+
+# -- opting out ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opt_out", OPT_OUTS)
+@pytest.mark.parametrize("state", [State.DRAINING, State.REQUEUING, State.RESHAPING])
+def test_opting_out_of_a_running_jobs_resize(
+    make_world: Make, state: State, opt_out: Callable[[World], None]
+) -> None:
+    """Until it is reshaped an opted-out job is told to train on or gets its old shape back; from then on too."""
+    world = make_world()
+
+    def opt_out_on(number: int, event: str) -> None:
+        if event == f"after journal {state.value}":
+            opt_out(world)
+
+    world.interrupt = opt_out_on
+    world.begin()
+    if state is State.DRAINING:
+        opt_out(world)
+    resize = world.finish()
+    world.check()
+    assert ("reshape", NEW) not in world.slurm.calls
+    if state is State.RESHAPING:
+        assert resize.state == State.ROLLED_BACK
+    else:
+        assert resize.state == State.ABANDONED and world.calls == []
+        assert resize.outcome == "resizing was switched off"
+
+
+@pytest.mark.parametrize("opt_out", OPT_OUTS)
+@pytest.mark.parametrize("event", ["", "after hold"])
+def test_opting_out_of_a_waiting_jobs_resize(make_world: Make, event: str, opt_out: Callable[[World], None]) -> None:
+    """A waiting job is not held, or released at its old shape."""
+    world = make_world(running=False)
+    world.job.begin_time = world.clock() + 1000
+    world.interrupt = lambda number, seen: opt_out(world) if seen == event else None
+    world.begin()
+    if not event:
+        opt_out(world)
+    resize = world.finish()
+    world.check()
+    assert ("reshape", NEW) not in world.slurm.calls
+    assert resize.state == (State.ROLLED_BACK if event else State.ABANDONED)
+
+
+@pytest.mark.parametrize("opt_out", OPT_OUTS)
+@pytest.mark.parametrize("state", [State.RELEASING, State.WAITING, State.STARTING])
+def test_opting_out_after_the_reshape_takes_nothing_back_at_once(
+    make_world: Make, state: State, opt_out: Callable[[World], None]
+) -> None:
+    """The job is released at the shape it has; what was begun is finished, never left half done."""
+    world = make_world()
+    world.begin()
+    world.interrupt = lambda number, seen: opt_out(world) if seen == f"after journal {state.value}" else None
+    assert world.finish().state == State.DONE
+    world.check()
+
+
+# -- what others do in between ---------------------------------------------------------------------------------------
+
+OPEN = [state for state in State if state not in FINAL]
+
+
+def reach(world: World, state: State) -> None:
+    """Take a resize to a state by the road that leads there."""
+    if state.value.endswith("_back") and state is not State.HOLDING_BACK:
+        world.slurm.refuses = lambda shape: "no" if shape == NEW else ""
+    if state is State.HOLDING_BACK:
+        world.interrupt = lambda number, event: fill(world, 10) and None if event == "before reshape" else None
+    if state in (State.HOLDING, State.HOLDING_BACK):
+        world.slurm.hold_refused = ""
+    stop = f"after journal {state.value}"
+
+    class _Reached(BaseException):
+        pass
+
+    before = world.interrupt
+
+    def stop_there(number: int, event: str) -> None:
+        before(number, event)
+        if event == stop:
+            raise _Reached
+
+    world.interrupt = stop_there
+    world.begin()
+    try:
+        for _ in range(500):
+            if world.resize.state == state:
+                break
+            world.tick()
+    except _Reached:
+        pass
+    world.interrupt = lambda number, event: None
+    world.machine = world.companion()
+    assert world.resize.state == state
+
+
+@pytest.mark.parametrize("state", OPEN)
+def test_a_job_that_ends_ends_its_resize(make_world: Make, state: State) -> None:
+    """Cancelled or finished at any point, it stays so: nothing more is asked of Slurm, nothing is revived."""
+    world = make_world(running=state is not State.HOLDING)
+    reach(world, state)
+    world.slurm.end(world.job_id, JobState.CANCELLED)
+    asked = len(world.calls)
+    resize = world.finish()
+    world.check()
+    assert (resize.state, resize.outcome) == ("ended", "the job is CANCELLED")
+    assert len(world.calls) == asked and world.job.state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize("state", OPEN)
+def test_a_job_that_slurm_forgot_ends_its_resize(make_world: Make, state: State) -> None:
+    """The companion was away for longer than MinJobAge."""
+    world = make_world(running=state is not State.HOLDING)
+    reach(world, state)
+    world.slurm.forget(world.job_id)
+    assert world.finish().outcome == "Slurm no longer knows the job"
+
+
+@pytest.mark.parametrize("state", OPEN)
+def test_a_job_cancelled_between_the_look_and_the_call_stays_cancelled(make_world: Make, state: State) -> None:
+    """Slurm revives ended jobs on a plain requeue; `Incomplete` is what keeps a cancelled one dead."""
+    world = make_world(running=state is not State.HOLDING)
+    reach(world, state)
+
+    def cancel(number: int, event: str) -> None:
+        if event.startswith("before ") and "journal" not in event:
+            world.slurm.end(world.job_id, JobState.CANCELLED)
+
+    world.interrupt = cancel
+    world.finish()
+    world.check()
+
+
+@pytest.mark.parametrize("state", [s for s in OPEN if s not in (State.DRAINING, State.STARTING, State.STARTING_BACK)])
+def test_a_job_that_its_owner_releases_is_not_disturbed(make_world: Make, state: State) -> None:
+    """The owner may let the job go at any point; the resize ends at whatever shape that leaves."""
+    world = make_world(running=state is not State.HOLDING)
+    reach(world, state)
+    world.slurm.owner_releases(world.job_id)
+    world.slurm.pass_time(130)
+    world.slurm.owner_releases(world.job_id)
+    world.finish()
+    world.check()
+    assert world.job.state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("by", ["owner", "operator"])
+@pytest.mark.parametrize("state", OPEN)
+def test_a_hold_by_others_closes_the_resize(make_world: Make, state: State, by: str) -> None:
+    """Nobody waits for ever for a held job, and an operator's hold is left to the operator."""
+    world = make_world(running=state is not State.HOLDING)
+    reach(world, state)
+    for _ in range(200):
+        if world.resize.ended is not None:
+            break
+        world.slurm.owner_holds(world.job_id, by)
+        world.tick()
+    resize = world.finish()
+    if by == "operator" and world.job.state is JobState.PENDING:
+        assert world.job.held_by == "operator"
+    assert resize.ended is not None
+
+
+@pytest.mark.parametrize("held_in", [State.WAITING, State.WAITING_BACK])
+def test_an_owners_hold_in_the_queue_is_kept(make_world: Make, held_in: State) -> None:
+    """Once the job is released, a hold is its owner's, and the resize ends there."""
+    world = make_world()
+    reach(world, held_in)
+    world.slurm.owner_releases(world.job_id)
+    world.slurm.owner_holds(world.job_id)
+    resize = world.finish()
+    assert world.job.held_by == "owner" and resize.outcome.endswith("held by its owner")
+
+
+def test_a_run_that_says_nothing_does_not_keep_the_resize_open(make_world: Make) -> None:
+    """Its hello is waited for start_timeout_s long."""
+    world = make_world(hello_s=1e9)
+    world.begin()
+    resize = world.finish()
+    assert resize.outcome == "it runs at its new shape, it has not said hello" and resize.pause_s is None
+
+
+def test_a_run_that_ends_before_its_hello(make_world: Make) -> None:
+    """Preempted right after the resize: it took effect all the same."""
+    world = make_world(hello_s=50.0)
+    world.begin()
+    world.until(State.STARTING)
+    world.slurm.preempt(world.job_id)
+    world.slurm.gpus = 0
+    resize = world.finish()
+    assert resize.outcome == "it waits at its new shape, that run ended before it said hello"
+
+
+def test_the_outcome_is_what_slurm_holds(make_world: Make) -> None:
+    """An owner who reshapes the job meanwhile is not told that it has a shape that it has not."""
+    world = make_world()
+    world.begin()
+    world.until(State.STARTING)
+    world.job.shape = type(NEW)(1, 3)
+    resize = world.finish()
+    assert (resize.state, resize.outcome) == ("rolled_back", "it runs at another shape")
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_unreachable_is_passed_on_and_repeated(make_world: Make) -> None:
+    """A controller that is down is the caller's to wait for; the resize goes on when it is back."""
+    world = make_world()
+    world.begin()
+    world.until(State.DRAINING)
+    fault = world.slurm.fault
+
+    def down(event: str) -> None:
+        raise Unreachable("slurmctld does not answer")
+
+    world.slurm.fault = down
+    with pytest.raises(Unreachable):
+        world.machine.advance(world.resize)
+    world.slurm.fault = fault
+    assert world.finish().state == State.DONE
+    world.check()
+
+
+def test_another_error_is_looked_at_again(make_world: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """An answer that makes no sense is logged and does not spread to the caller."""
+    world = make_world()
+    world.begin()
+    slurm: FakeSlurm = world.slurm
+    fault = slurm.fault
+
+    def nonsense(event: str) -> None:
+        raise SlurmError("squeue --json: not JSON")
+
+    slurm.fault = nonsense
+    assert world.machine.advance(world.resize).state == State.DRAINING
+    assert "not JSON" in caplog.text
+    slurm.fault = fault
+    assert world.finish().state == State.DONE

@@ -1,0 +1,201 @@
+"""A resize in the fake cluster: the real machine over the real store, and ways to interrupt it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from ones_db import JobRecord, ResizeRecord, Store
+from ones_wrapper.protocol import Order
+
+import slurm_ones.act.resize as resize_module
+from slurm_ones.act.orders import write_order
+from slurm_ones.act.resize import Machine
+from slurm_ones.act.states import State
+from slurm_ones.config import ResizeSettings
+from slurm_ones.observe.optin import parse_comment
+from slurm_ones.slurm.client import Unreachable
+from slurm_ones.slurm.model import Job, Shape
+from tests.act.fake import Clock, FakeJob, FakeReports, FakeSlurm
+
+OLD, NEW = Shape(1, 1), Shape(2, 4)
+OLD_BATCH, NEW_BATCH = 32, 128
+LONGEST_S = 3000
+"""Virtual seconds after which a resize counts as stuck."""
+
+_ids = itertools.count(1)
+
+
+class Crash(BaseException):
+    """Stands for SIGKILL: no handler of the code under test catches it."""
+
+
+class World:
+    """One job, one resize, one companion that may crash and be started again."""
+
+    def __init__(
+        self, store: Store, folder: Path, *, running: bool = True, settings: dict[str, Any] | None = None, **job: Any
+    ) -> None:
+        self.clock = Clock()
+        self.slurm = FakeSlurm(self.clock)
+        self.store = store
+        self.settings = ResizeSettings(**({"max_wait_s": 30, "drain_timeout_s": 40} | (settings or {})))
+        self.stopped = False
+        """The stop file is there."""
+        self.events: list[str] = []
+        """Every journal write, order write and client call so far, `before` and `after` it."""
+        self.interrupt: Callable[[int, str], None] = lambda number, event: None
+        """Called with the number (from 0) and name of each event; may raise."""
+        self.job_id = next(_ids)
+        self.job = self.slurm.add(FakeJob(self.job_id, folder / str(self.job_id), OLD, **job), running=running)
+        store.see_jobs([JobRecord(self.job_id, "job", "me", self.clock(), OLD.nodes, OLD.gpus_per_node)])
+        self.machine = self.companion()
+        self.resize: ResizeRecord
+        """As the store has it."""
+        self.slurm.fault = self._event
+
+    def __enter__(self) -> World:
+        self._patch = mock.patch.object(resize_module, "write_order", self._order)
+        self._patch.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._patch.stop()
+
+    def companion(self) -> Machine:
+        """A companion that has just started."""
+        return Machine(
+            client=self.slurm,
+            journal=_Journal(self),
+            reports=FakeReports(self.slurm),
+            settings=self.settings,
+            spool=None,
+            clock=self.clock,
+            wanted=self._wanted,
+        )
+
+    def begin(self) -> ResizeRecord:
+        """Write the resize down, as the actor does."""
+        running = self.job.runs != []
+        self.resize = self.store.begin_resize(
+            ResizeRecord(
+                job_id=self.job_id,
+                restart=self.job.restart if running else -1,
+                old_nodes=OLD.nodes,
+                old_gpus_per_node=OLD.gpus_per_node,
+                old_batch=OLD_BATCH,
+                new_nodes=NEW.nodes,
+                new_gpus_per_node=NEW.gpus_per_node,
+                new_batch=NEW_BATCH,
+                state=(State.DRAINING if running else State.HOLDING).value,
+                started=self.clock(),
+                order_number=round(self.clock() * 1000),
+                deadline=self.clock() + self.settings.drain_timeout_s,
+            )
+        )
+        return self.resize
+
+    @property
+    def states(self) -> list[str]:
+        """The states that the resize went through."""
+        return [step.state for step in self.store.resize_steps(self.resize.id)]
+
+    @property
+    def calls(self) -> list[str]:
+        """What was done to the job, in order."""
+        return [name for name, _ in self.slurm.calls]
+
+    def advance(self) -> None:
+        """What the companion does once a second; one that is killed is started again."""
+        for resize in self.store.open_resizes():
+            if resize.job_id != self.job_id:
+                continue
+            try:
+                self.machine.advance(resize)
+            except Unreachable:
+                pass
+            except Crash:
+                self.machine = self.companion()
+
+    def tick(self, seconds: float = 1.0) -> None:
+        """A second passes, and the companion looks."""
+        self.slurm.pass_time(seconds)
+        self.advance()
+
+    def until(self, *states: State) -> None:
+        """Go on until the resize is in one of these states; fails when it ends in another or hangs."""
+        for _ in range(LONGEST_S):
+            if self.resize.state in states:
+                return
+            assert self.resize.ended is None, f"{self.states}: {self.resize.outcome}"
+            self.tick()
+        raise AssertionError(f"stuck in {self.resize.state}")
+
+    def finish(self) -> ResizeRecord:
+        """Go on until the resize is closed, then let the job go on for a while."""
+        for _ in range(LONGEST_S):
+            if self.resize.ended is not None:
+                for _ in range(10):
+                    self.tick(30)
+                return self.resize
+            self.tick()
+        raise AssertionError(f"stuck in {self.resize.state}, held by {self.job.held_by or 'nobody'}")
+
+    def _wanted(self, job: Job) -> bool:
+        optin = parse_comment(job.comment)
+        return not self.stopped and optin is not None and optin.resize
+
+    def _event(self, event: str) -> None:
+        if event in ("job", "snapshot"):
+            return
+        number = len(self.events)
+        self.events.append(event)
+        self.interrupt(number, event)
+
+    def _order(self, job: Job, order: Order, spool: Path | None) -> None:
+        """`write_order`, between two events."""
+        self._event("before order")
+        write_order(job, order, spool)
+        self._event("after order")
+
+    def check(self) -> None:
+        """What must hold of every resize that was closed, however it went."""
+        job, resize = self.job, self.resize
+        assert self.job_id not in {resize.job_id for resize in self.store.open_resizes()}
+        assert self.store.resizes(self.job_id)[-1] == resize
+        assert job.held_by != "us", f"left held after {self.states}"
+        for restart, waited in job.requeues:
+            assert restart == resize.restart
+            assert waited, f"requeued without a durable checkpoint: {self.states}"
+        assert len(job.requeues) <= 1
+        if job.ended:
+            return
+        assert job.shape in (OLD, NEW)
+        if resize.state == State.DONE:
+            assert job.shape == NEW
+        elif resize.state in (State.ROLLED_BACK, State.ABANDONED):
+            assert job.shape == OLD
+            if job.trainer is not None and job.trainer.hello is not None:
+                assert job.trainer.batch == OLD_BATCH, f"trains with the new batch after {self.states}"
+
+
+class _Journal:
+    """The store, between two events a write."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def step_resize(self, resize_id: int, state: str, **other: Any) -> ResizeRecord:
+        self._world._event(f"before journal {state}")
+        self._world.resize = self._world.store.step_resize(resize_id, state, **other)
+        self._world._event(f"after journal {state}")
+        return self._world.resize
+
+    def end_resize(self, resize_id: int, state: str, *other: Any) -> ResizeRecord:
+        self._world._event(f"before journal {state}")
+        self._world.resize = self._world.store.end_resize(resize_id, state, *other)
+        self._world._event(f"after journal {state}")
+        return self._world.resize

@@ -1,0 +1,39 @@
+"""What all tests share: the two real clusters, started once a session and built first where they are not yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster import Cluster, ClusterError, unavailable
+from tests.cluster.cli import Progress
+
+
+def start(request: pytest.FixtureRequest, site: str) -> Cluster:
+    """A running cluster of that site. A build takes minutes, so its progress is shown, captured output or not."""
+    why = unavailable()
+    if why is not None:
+        pytest.skip(why)
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        try:
+            return Cluster(site, report=Progress()).start()
+        except ClusterError as error:
+            pytest.fail(f"no cluster {site!r}: {error}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def gres(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Slurm 26.05 with PySlurm: 4 nodes × 4 GPUs as GRES, and whole nodes."""
+    cluster = start(request, "gres")
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def old(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Slurm 22.05, by its commands alone: the same layout."""
+    cluster = start(request, "old")
+    yield cluster
+    cluster.stop()

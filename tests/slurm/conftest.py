@@ -1,0 +1,47 @@
+"""The door to Slurm as every client opens it: PySlurm and the command line on 26.05, the command line on 22.05."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.slurm.sites import Site
+
+
+def _site(request: pytest.FixtureRequest, name: str) -> Site:
+    cluster_name, client = name.split("-")
+    cluster = request.getfixturevalue(cluster_name)
+    if client == "pyslurm" and not cluster.pyslurm:
+        pytest.skip(f"PySlurm: {cluster.pyslurm_why}")
+    return Site(cluster, client)
+
+
+@pytest.fixture(scope="session", params=["gres-pyslurm", "gres-command", "old-command"])
+def door(request: pytest.FixtureRequest) -> Iterator[Site]:
+    """One cluster and one kind of client, for the session."""
+    site = _site(request, request.param)
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def site(door: Site) -> Iterator[Site]:
+    """What a contract test works with; its jobs end with it."""
+    yield door
+    door.clear()
+
+
+@pytest.fixture(scope="session", params=["gres-command", "old-command"])
+def slurm_door(request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Each Slurm once, whatever the client."""
+    site = _site(request, request.param)
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def slurm(slurm_door: Site) -> Iterator[Site]:
+    """A Slurm to try facts on; its jobs end with the test."""
+    yield slurm_door
+    slurm_door.clear()

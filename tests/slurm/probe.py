@@ -1,0 +1,80 @@
+"""A client of Slurm at the far end of a pipe: `python -m tests.slurm.probe pyslurm|command`.
+
+It runs inside a cluster, where libslurm and the commands are. Each line of its input is a call in JSON, each line
+of its output the result or the name of the typed error; it lives until its input ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from slurm_ones.slurm.client import SlurmClient
+from slurm_ones.slurm.command import CommandClient, reshape_command
+from slurm_ones.slurm.model import Job, Shape
+
+
+def client_of(name: str) -> SlurmClient:
+    """The client of that name, made anew."""
+    if name == "pyslurm":
+        from slurm_ones.slurm.pyslurm import PySlurmClient
+
+        return PySlurmClient(timeout_s=20)
+    return CommandClient(timeout_s=20)
+
+
+def _nodes_alone(self: CommandClient, job: Job, shape: Shape) -> None:
+    """An update that Slurm takes only in part: the nodes change and the GPUs do not."""
+    command = reshape_command(job.job_id, shape, whole_nodes=False)
+    self.run([word for word in command if not word.startswith("Gres=")])
+
+
+def plain(value: Any) -> Any:
+    """What JSON can carry of a dataclass of the model."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list, frozenset)):
+        return [plain(item) for item in value]
+    return value
+
+
+def answer(client: SlurmClient, request: dict[str, Any]) -> Any:
+    """The result of one call. `environment` holds for it alone; `partial` breaks the update of a reshape."""
+    method, arguments, options = request["method"], request["arguments"], request["options"]
+    if method == "reshape":
+        arguments[1] = Shape(*arguments[1])
+    if method == "submit":
+        arguments[0] = Path(arguments[0])
+        if options.get("directory") is not None:
+            options["directory"] = Path(options["directory"])
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, request["environment"]))
+        if request["environment"]:
+            client = client_of(client.name)
+        if request["partial"]:
+            stack.enter_context(mock.patch.object(CommandClient, "update_shape", _nodes_alone))
+        return plain(getattr(client, method)(*arguments, **options))
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    client = client_of(sys.argv[1])
+    for line in sys.stdin:
+        try:
+            reply = {"result": answer(client, json.loads(line))}
+        except Exception as error:
+            reply = {"error": type(error).__name__, "message": str(error)}
+        print(json.dumps(reply), flush=True)
+
+
+if __name__ == "__main__":
+    main()
