@@ -14,7 +14,7 @@ from ones_db import JobHistory, Store
 from slurm_ones.act.actor import Actor, Decided
 from slurm_ones.act.plan import Change
 from slurm_ones.act.resize import Machine
-from slurm_ones.config import Settings
+from slurm_ones.config import ConfigError, Settings
 from slurm_ones.decide import make_policy
 from slurm_ones.decide.policy import Policy
 from slurm_ones.learn.knowledge import Learner
@@ -40,7 +40,7 @@ class Companion:
     """Looks after the elastic jobs of one cluster through one client and one store.
 
     All that matters is in the store: a companion that is killed at any moment is succeeded by one that goes on where
-    it stopped. Only one may act at a time.
+    it stopped. Only one may act at a time. Raises `ConfigError` for a policy or option that does not exist.
     """
 
     def __init__(
@@ -58,6 +58,10 @@ class Companion:
         self._observer = Observer(client, store, settings)
         self._learner = Learner(seed=settings.seed)
         self._policies: dict[str, Policy] = {}
+        try:
+            make_policy(settings.policy, **settings.policy_options)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         self._rng = np.random.default_rng(settings.seed)
         machine = Machine(
             client=client,

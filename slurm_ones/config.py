@@ -51,7 +51,9 @@ class Settings(_Section):
     tick_s: float | None = Field(None, gt=0, description="seconds between ticks; 60, or 180 in user mode")
     timeout_s: float = Field(30, gt=0, description="longest wait for one answer of Slurm")
     policy: str = Field("ones", description="name of the policy")
-    policy_options: dict[str, float | int | bool | str] = Field(default_factory=dict)
+    policy_options: dict[str, float | int | bool | str] = Field(
+        default_factory=dict, description="options of the policy, below"
+    )
     seed: int = Field(0, description="seed of the policy's random numbers")
     stop_file: Path = Field(
         Path("/etc/slurm-ones/stop"),

@@ -104,7 +104,7 @@ def test_an_interruption_between_any_two_steps(
             resize = world.finish()
             world.check()
             assert resize.state == road.end, f"after an interruption at {world.events[stop]}: {world.states}"
-    assert interrupted == number_of_steps if kind is Crash else interrupted
+    assert interrupted == number_of_steps or kind is Unreachable
 
 
 @pytest.mark.parametrize("away_s", [5, 45, 55, 70, 1000])
@@ -160,7 +160,7 @@ JOBS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=3000, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(job=JOBS, faults=FAULTS, happenings=HAPPENINGS, away=st.sampled_from([0, 0, 3, 65]))
 @example(
     job={"running": True, "counts_early": False, "drain_s": 2.0, "completing_s": 2.0, "hello_s": 3.0},

@@ -344,9 +344,7 @@ def test_a_suspended_job_is_waited_for_and_then_let_be(make_world: Make) -> None
 
 @pytest.mark.parametrize("opt_out", OPT_OUTS)
 @pytest.mark.parametrize("state", [State.DRAINING, State.REQUEUING, State.RESHAPING])
-def test_opting_out_of_a_running_jobs_resize(
-    make_world: Make, state: State, opt_out: Callable[[World], None]
-) -> None:
+def test_opting_out_of_a_running_jobs_resize(make_world: Make, state: State, opt_out: Callable[[World], None]) -> None:
     """Until it is reshaped an opted-out job is told to train on or gets its old shape back; from then on too."""
     world = make_world()
 

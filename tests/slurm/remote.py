@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ class ProbeFailed(AssertionError):
 class Remote:
     """A `SlurmClient` whose calls are made inside the cluster, as one user, by one long-lived process."""
 
-    def __init__(self, cluster: Cluster, name: str, user: str) -> None:
+    def __init__(self, cluster: Cluster, name: str, user: str, environment: Mapping[str, str] | None = None) -> None:
         self.name = name
         self.user = user
         self.environment: dict[str, str] = {}
@@ -46,6 +46,7 @@ class Remote:
             [cluster.python, "-m", "tests.slurm.probe", name],
             user=user,
             cwd=paths.REPOSITORY,
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

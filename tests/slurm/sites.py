@@ -46,6 +46,10 @@ class Site:
             self._remotes[user] = Remote(self.cluster, self.client_name, user)
         return self._remotes[user]
 
+    def adopt_client(self, remote: Remote) -> None:
+        """Use this client for its user."""
+        self._remotes[remote.user] = remote
+
     @property
     def owner(self) -> Remote:
         return self.as_(OWNER)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from slurm_ones.slurm.client import UnknownJob
@@ -154,7 +156,9 @@ def test_arrays_interactive_and_unrequeueable_jobs_are_told(site: Site) -> None:
     assert array.array
     assert not site.owner.job(site.held("--no-requeue")).requeue
     said = site.tell("salloc", "--no-shell", "--nodes=1")
-    assert not site.owner.job(site.adopt(int(said.rsplit(maxsplit=1)[-1]))).batch
+    granted = re.search(r"allocation (\d+)", said)
+    assert granted is not None, said
+    assert not site.owner.job(site.adopt(int(granted[1]))).batch
 
 
 @pytest.mark.parametrize("options", [("--ntasks=4",), ("--ntasks-per-node=1",), ("--nodes=2", "--ntasks-per-node=2")])

@@ -1,0 +1,143 @@
+"""What every client changes: submit, requeue into a hold, hold, release, signal."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_ones.slurm.client import NotPermitted, SlurmError
+from slurm_ones.slurm.model import JobState
+from tests.slurm.sites import OPERATOR, OWNER, Site, until
+
+pytestmark = pytest.mark.cluster
+both = pytest.mark.parametrize("user", [OWNER, OPERATOR])
+
+
+def test_submit_takes_options_and_a_directory(site: Site) -> None:
+    """The job runs where it was told, with what sbatch was told."""
+    options = ["--hold", "--comment=ones: gpus=1-4", "--time=5"]
+    script = site.script("#!/bin/bash\ntrue\n")
+    job = site.owner.job(site.adopt(site.owner.submit(script, options, directory=Path("/tmp"))))
+    assert (job.work_dir, job.comment, job.time_limit_s, job.user) == ("/tmp", "ones: gpus=1-4", 300.0, OWNER)
+
+
+def test_submit_says_what_sbatch_had_against_it(site: Site) -> None:
+    """A refused submission ends in sbatch's own words."""
+    with pytest.raises(SlurmError, match="nowhere"):
+        site.owner.submit(site.script("#!/bin/bash\n"), ["--partition=nowhere"])
+
+
+@both
+def test_a_requeued_job_is_held_for_its_owner(site: Site, user: str) -> None:
+    """The id stays, the restart count rises, and the owner can get the job back, whoever requeued it."""
+    job_id = site.running("--nodes=1", "--gres=gpu:1")
+    first = site.owner.job(job_id)
+    site.as_(user).requeue_hold(job_id)
+    job = site.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
+    assert (job.job_id, job.restart, job.held, job.admin_held) == (job_id, first.restart + 1, True, False)
+    assert (job.nodes, job.gpus_per_node, job.node_list) == (1, 1, ())
+    site.owner.release(job_id)
+    again = site.wait(job_id, lambda job: job.running, "RUNNING again")
+    assert again.restart == 1
+    assert again.start_time >= first.start_time
+
+
+def test_a_requeued_job_is_seen_until_its_processes_are_gone(site: Site) -> None:
+    """While the last run's processes die the job is completing, and its nodes are not free."""
+    stubborn = "#!/bin/bash\ntrap '' TERM\nwhile :; do sleep 0.2; done\n"
+    job_id = site.running("--nodes=1", "--gres=gpu:4", text=stubborn)
+    name = site.owner.job(job_id).node_list[0]
+    site.owner.requeue_hold(job_id)
+    seen = site.owner.snapshot()
+    job = seen.jobs[job_id]
+    assert (job.completing, job.running, job.ended, job.held) == (True, False, False, True)
+    assert not seen.nodes[name].idle
+    assert seen.nodes[name].gpus_used == 4
+
+
+def test_requeueing_a_job_that_has_ended_leaves_it_ended(site: Site) -> None:
+    """Between the look and the requeue a user may cancel: such a job must not come back to life."""
+    job_id = site.running("--nodes=1")
+    site.tell("scancel", str(job_id))
+    site.wait(job_id, lambda job: job.ended, "ended")
+    site.owner.requeue_hold(job_id)
+    assert site.owner.job(job_id).state is JobState.CANCELLED
+
+
+@both
+def test_a_held_job_can_be_released_by_its_owner(site: Site, user: str) -> None:
+    """Also when an operator held it: the companion's hold is always a user hold."""
+    job_id = site.submit("--nodes=1", "--begin=now+1hour")
+    site.as_(user).hold(job_id)
+    job = site.owner.job(job_id)
+    assert (job.held, job.admin_held) == (True, False)
+    site.owner.release(job_id, start_now=False)
+    assert not site.owner.job(job_id).held
+
+
+def test_an_admins_hold_is_told_and_not_the_owners_to_release(site: Site) -> None:
+    """The companion must leave such a job alone."""
+    job_id = site.submit("--nodes=1", "--begin=now+1hour")
+    site.cluster.run(["scontrol", "hold", str(job_id)], user="root")
+    job = site.owner.job(job_id)
+    assert (job.held, job.admin_held) == (True, True)
+    with pytest.raises(NotPermitted):
+        site.owner.release(job_id)
+    assert site.owner.job(job_id).admin_held
+    site.as_(OPERATOR).release(job_id, start_now=False)
+    assert not site.owner.job(job_id).held
+
+
+@both
+def test_start_now_skips_the_delay(site: Site, user: str) -> None:
+    """A requeued job waits for its delay unless it is told to start now."""
+    job_id = site.held("--nodes=1", "--begin=now+1hour")
+    site.as_(user).release(job_id, start_now=False)
+    job = site.owner.job(job_id)
+    assert (job.pending, job.held) == (True, False)
+    site.owner.hold(job_id)
+    site.as_(user).release(job_id, start_now=True)
+    site.wait(job_id, lambda job: job.running, "RUNNING")
+
+
+@both
+def test_a_signal_reaches_the_steps_and_the_script_on_demand(site: Site, user: str) -> None:
+    """Ranks are steps; their batch script hears only what is meant for it."""
+    heard = site.cluster.scratch / f"heard-{site.client_name}-{user}"
+    name = f"/scratch/{heard.name}"
+    step = f"trap 'echo step >> {name}' USR1; echo ready >> {name}; while :; do sleep 0.1; done"
+    text = f'#!/bin/bash\ntrap "echo script >> {name}" USR1\nsrun -n1 bash -c "{step}" &\nwhile :; do wait; done\n'
+    job_id = site.running("--nodes=1", text=text)
+    until(lambda: heard.exists() and "ready" in heard.read_text(), "the step")
+    site.as_(user).signal(job_id, "USR1")
+    until(lambda: "step" in heard.read_text(), "the signal in the step")
+    assert "script" not in heard.read_text()
+    site.as_(user).signal(job_id, "USR1", batch=True)
+    until(lambda: "script" in heard.read_text(), "the signal in the script")
+
+
+def test_requeue_keeps_logs_when_the_template_asks_for_it(site: Site) -> None:
+    """--open-mode=append is what keeps a resized job's log."""
+    log = f"append-{site.client_name}.out"
+    script = site.script("#!/bin/bash\necho run ${SLURM_RESTART_COUNT:-0}\nsleep 300\n")
+    options = ["--nodes=1", f"--output={log}", "--open-mode=append"]
+    job_id = site.adopt(site.owner.submit(script, options, directory=Path("/scratch")))
+    written = site.cluster.scratch / log
+    until(lambda: written.exists() and "run 0" in written.read_text(), "the first run's line")
+    site.owner.requeue_hold(job_id)
+    site.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
+    site.owner.release(job_id)
+    until(lambda: "run 1" in written.read_text(), "the second run's line")
+    assert "run 0" in written.read_text()
+
+
+def test_a_snapshot_is_of_this_moment(site: Site) -> None:
+    """Nothing is cached: what was done a moment ago is seen."""
+    job_id = site.held("--nodes=1")
+    before = time.time()
+    site.owner.release(job_id)
+    seen = site.owner.snapshot()
+    assert not seen.jobs[job_id].held
+    assert before - 1 <= seen.time <= time.time() + 1

@@ -1,0 +1,76 @@
+"""Typed errors of every client: strangers, unknown jobs, no Slurm at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, SlurmMissing, UnknownJob
+from slurm_ones.slurm.model import Shape
+from tests.slurm.remote import Remote
+from tests.slurm.sites import STRANGER, Site
+
+pytestmark = pytest.mark.cluster
+
+Call = Callable[[Remote, int], None]
+CHANGING: dict[str, Call] = {
+    "requeue_hold": lambda client, job: client.requeue_hold(job),
+    "hold": lambda client, job: client.hold(job),
+    "reshape": lambda client, job: client.reshape(job, Shape(2, 2)),
+    "release": lambda client, job: client.release(job),
+    "release later": lambda client, job: client.release(job, start_now=False),
+    "signal": lambda client, job: client.signal(job, "KILL"),
+    "signal all": lambda client, job: client.signal(job, "KILL", batch=True),
+}
+
+
+@pytest.mark.parametrize("call", CHANGING)
+def test_a_stranger_changes_nothing_of_a_waiting_job(site: Site, call: str) -> None:
+    """bob's companion cannot touch alice's job."""
+    job_id = site.held("--nodes=1", "--gres=gpu:1")
+    before = site.owner.job(job_id)
+    with pytest.raises(NotPermitted):
+        CHANGING[call](site.as_(STRANGER), job_id)
+    assert site.owner.job(job_id) == before
+
+
+def test_a_stranger_changes_nothing_of_a_running_job(site: Site) -> None:
+    """Nor one that runs, which Slurm would not let anybody reshape."""
+    job_id = site.running("--nodes=1", "--gres=gpu:1")
+    before = site.owner.job(job_id)
+    for name, call in CHANGING.items():
+        with pytest.raises(NotResizable if name == "reshape" else NotPermitted):
+            call(site.as_(STRANGER), job_id)
+    assert site.owner.job(job_id) == before
+
+
+@pytest.mark.parametrize("call", [*CHANGING, "job"])
+def test_a_job_that_never_was(site: Site, call: str) -> None:
+    """Every call says so in the same way."""
+    calls: dict[str, Call] = {**CHANGING, "job": lambda client, job: client.job(job) and None}
+    with pytest.raises(UnknownJob):
+        calls[call](site.owner, 999_999)
+
+
+def test_a_wrong_signal_or_a_job_that_waits_already_is_a_plain_error(site: Site) -> None:
+    """What has no type of its own still says what Slurm answered."""
+    job_id = site.held("--nodes=1")
+    with pytest.raises(SlurmError, match="FOO") as wrong:
+        site.owner.signal(job_id, "FOO")
+    assert type(wrong.value) is SlurmError
+    with pytest.raises(SlurmError, match="pending") as waits:
+        site.owner.requeue_hold(job_id)
+    assert type(waits.value) is SlurmError
+
+
+@pytest.mark.parametrize("call", ["version", "config", "snapshot"])
+def test_without_slurm_on_the_path(site: Site, call: str) -> None:
+    """A login shell without the site's module: said at once, in a type of its own."""
+    client = site.owner
+    client.environment = {"PATH": "/nowhere"}
+    try:
+        with pytest.raises(SlurmMissing, match="on the PATH"):
+            getattr(client, call)()
+    finally:
+        client.environment = {}
