@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from ones_db import JobHistory, Store
 
+from ones_db import JobHistory, Store
 from slurm_ones.act.actor import Actor, Decided
 from slurm_ones.act.plan import Change
 from slurm_ones.act.resize import Machine
@@ -120,6 +120,7 @@ class Companion:
         """Tick until `stop` is set; between ticks, take resizes under way further.
 
         An unreachable controller costs the tick: the next one comes after a wait that doubles up to ten intervals.
+        Before it returns it releases the jobs that it holds, for as long as `resize.leave_s`.
         """
         wait = self.settings.interval_s
         while not stop.is_set():
@@ -137,6 +138,16 @@ class Companion:
                 wait = min(wait * 2, 10 * self.settings.interval_s)
                 log.exception("this tick failed; the next one comes in %.0f s", wait)
                 stop.wait(wait)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Take the resizes whose jobs stand in a hold of ours past their release."""
+        until = time.monotonic() + self.settings.resize.leave_s
+        try:
+            while self._actor.advance(held_only=True) and time.monotonic() < until:
+                time.sleep(min(self.settings.resize.advance_s, 1.0))
+        except Unreachable as error:
+            log.error("%s; the next start finishes what is under way", error)
 
     def _between(self, stop: threading.Event, until: float) -> None:
         while not stop.is_set() and (left := until - time.monotonic()) > 0:

@@ -37,6 +37,7 @@ class ResizeSettings(_Section):
     max_open: int = Field(4, ge=1, description="resizes under way at once")
     start_now: bool = Field(True, description="skip Slurm's delay after a requeue (StartTime=now)")
     advance_s: float = Field(1.0, gt=0, description="how often resizes under way are looked at between ticks")
+    leave_s: float = Field(60, ge=0, description="how long a companion that is stopped takes to release jobs it holds")
     shrink: bool = Field(True, description="running jobs may be shrunk for the sake of others")
 
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 from ones_db import DecisionJobRecord, DecisionRecord, JobHistory, ResizeRecord, Store
 from ones_wrapper.protocol import Order
-
 from slurm_ones.act.advice import commands
 from slurm_ones.act.orders import OrderError, write_order
 from slurm_ones.act.plan import Change, Plan, plan
 from slurm_ones.act.resize import Machine
-from slurm_ones.act.states import State
+from slurm_ones.act.states import HOLDS_JOB, State
 from slurm_ones.config import Settings
 from slurm_ones.decide.policy import Schedule
 from slurm_ones.observe.eligible import Elastic
@@ -60,15 +59,19 @@ class Actor:
     def acting(self) -> bool:
         return self._settings.mode == "act"
 
-    def advance(self) -> int:
+    def advance(self, *, held_only: bool = False) -> int:
         """Take all resizes under way further; returns how many are left. Raises `Unreachable`.
 
-        In advise mode too: what an acting companion left half done must not stay so.
+        In advise mode too: what an acting companion left half done must not stay so. With `held_only` those alone
+        whose jobs may stand in a hold of ours.
         """
         left = 0
         for resize in self._store.open_resizes():
+            if held_only and State(resize.state) not in HOLDS_JOB:
+                continue
             try:
-                left += not State(self._machine.advance(resize).state).final
+                state = State(self._machine.advance(resize).state)
+                left += state in HOLDS_JOB if held_only else not state.final
             except Unreachable:
                 raise
             except Exception:
@@ -83,18 +86,13 @@ class Actor:
         for one in decided:
             elastic = {id_: e for id_, e in seen.elastic.items() if e.job.partition.split(",")[0] == one.partition}
             free = free_gpus(seen.snapshot, one.partition, self._settings.whole_node_gpus)
-            made = plan(
-                one.schedule,
-                elastic,
-                histories,
-                self._store.open_resizes(),
-                free,
-                self._settings.resize,
-                self._clock(),
-            )
+            resizes = self._store.open_resizes()
+            made = plan(one.schedule, elastic, histories, resizes, free, self._settings.resize, self._clock())
             if self._settings.stop_file.exists():
                 made = Plan((), dict.fromkeys(made.outcomes, f"{self._settings.stop_file} exists: nothing is begun"))
-            decision = self._write(one, elastic, histories, made)
+            # A job in the middle of a resize is not decided about.
+            settled = {id_: e for id_, e in elastic.items() if id_ not in {resize.job_id for resize in resizes}}
+            decision = self._write(one, settled, histories, made)
             for change in made.begin:
                 self._begin(change, decision)
             begun += made.begin

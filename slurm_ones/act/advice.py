@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 
 from ones_wrapper.protocol import Order, encode
-
 from slurm_ones.act.orders import order_path
 from slurm_ones.act.plan import Change
 from slurm_ones.slurm.command import hold_command, release_commands, requeue_command, reshape_command

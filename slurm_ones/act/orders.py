@@ -10,7 +10,6 @@ import os
 from pathlib import Path
 
 from ones_wrapper.protocol import ORDERS, Order, encode, spool_order_name
-
 from slurm_ones.observe.files import NotBelieved, directory_of
 from slurm_ones.observe.reports import job_directory
 from slurm_ones.slurm.model import Job

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ones_db import JobHistory, ResizeRecord
-
 from slurm_ones.config import ResizeSettings
 from slurm_ones.decide.policy import Schedule
 from slurm_ones.observe.eligible import Elastic

@@ -15,7 +15,6 @@ from typing import Protocol
 
 from ones_db import ResizeRecord
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
-
 from slurm_ones.act.orders import OrderError, write_order
 from slurm_ones.act.states import State
 from slurm_ones.config import ResizeSettings

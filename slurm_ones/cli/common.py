@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
-from ones_db import SchemaError, Store, StoreError
 from rich.console import Console
 
+from ones_db import SchemaError, Store, StoreError
 from slurm_ones.config import ConfigError, Settings, load
 from slurm_ones.report.text import plain
 from slurm_ones.slurm.client import SlurmError

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import typer
-from ones_db import migrate
 
+from ones_db import migrate
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, settings_of
 
 app = typer.Typer(help="The job database.", no_args_is_help=True)

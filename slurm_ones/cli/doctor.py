@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from ones_db import SchemaError, StoreError, migrate
 from rich.table import Table
 
+from ones_db import SchemaError, StoreError, migrate
 from slurm_ones.cli.common import ConfigOption, JsonOption, command, console, print_json, settings_of
 from slurm_ones.config import Settings
 from slurm_ones.report.text import safe

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from ones_db import JobSummary
 from rich.table import Table
 
+from ones_db import JobSummary
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,

@@ -8,9 +8,9 @@ import threading
 from typing import Annotated, Any
 
 import typer
-from ones_db import Store, migrate
 from rich.logging import RichHandler
 
+from ones_db import Store, migrate
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, settings_of
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import Settings

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from ones_db import DecisionJobRecord, Store, StoreError
 
+from ones_db import Store, StoreError
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
@@ -47,11 +47,10 @@ def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
     }
 
 
-def _allocation(decision: dict[str, Any] | DecisionJobRecord) -> str:
-    d = decision if isinstance(decision, dict) else asdict(decision)
-    if d["nodes"] is None:
-        return "waits"
-    return f"{d['nodes']}x{d['gpus_per_node']}, batch {d['batch']}"
+def _allocation(decision: dict[str, Any]) -> str:
+    if decision["nodes"] is None:
+        return ""
+    return f"{decision['nodes']}x{decision['gpus_per_node']}, batch {decision['batch']}: "
 
 
 def _clock(at: float) -> str:
@@ -84,7 +83,7 @@ def why(
     for d in told["decisions"]:
         outcome = f" [dim]({safe(d['outcome'], 300)})[/]" if d["outcome"] else ""
         console.print(
-            f"  {_clock(d['time'])} {d['policy']} ({d['mode']}): {_allocation(d)}: {safe(d['reason'], 500)}{outcome}",
+            f"  {_clock(d['time'])} {d['policy']} ({d['mode']}): {_allocation(d)}{safe(d['reason'], 500)}{outcome}",
             soft_wrap=True,
         )
     if not told["decisions"]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ones_db import JobHistory
-
 from slurm_ones.decide.policy import EfficiencyModel, Progress, ThroughputModel
 from slurm_ones.learn.efficiency import ConstantEfficiency
 from slurm_ones.learn.progress import BetaProgress, FinishedJob, Training

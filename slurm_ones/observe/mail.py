@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ones_db import Store
-
 from slurm_ones.observe.observer import Observer
 from slurm_ones.slurm.model import Job
 

@@ -20,7 +20,6 @@ from ones_db import (
     ThroughputRecord,
 )
 from ones_wrapper import protocol
-
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligible import Elastic, look
 from slurm_ones.observe.files import NotBelieved, directory_of, read_from

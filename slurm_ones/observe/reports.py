@@ -16,7 +16,6 @@ from ones_wrapper.protocol import (
     directory_name,
     reports_name,
 )
-
 from slurm_ones.observe.files import NotBelieved, directory_of, read_from
 from slurm_ones.slurm.model import Job
 

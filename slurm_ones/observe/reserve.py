@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ones_db import ResizeRecord
-
 from slurm_ones.observe.eligible import Elastic
 from slurm_ones.slurm.free import take
 from slurm_ones.slurm.model import Shape

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 
 from ones_db import JobHistory, ResizeRecord
-
 from slurm_ones.decide.policy import ClusterView, JobView, Limits, NodeView
 from slurm_ones.decide.shapes import valid_counts
 from slurm_ones.learn.knowledge import Learner

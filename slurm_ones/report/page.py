@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ones_db import Store
-
 from slurm_ones.report.gpus import Panel, draw
 from slurm_ones.report.text import plain, seconds
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from ones_wrapper.hostlist import expand
-
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Reservation
 
 _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z_/:]*)=(\S*)")

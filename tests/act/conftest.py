@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ones_db import Store, migrate
 
+from ones_db import Store, migrate
 from tests.act.world import World
 
 

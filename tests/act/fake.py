@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, Order, decode_order, directory_name
-
 from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, UnknownJob
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Shape, Snapshot
 

@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Callable
 
 import pytest
-from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, decode_order, directory_name
 
+from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, decode_order, directory_name
 from slurm_ones.act.states import FINAL, State
 from slurm_ones.slurm.client import SlurmError, Unreachable
 from slurm_ones.slurm.model import JobState

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import slurm_ones.act.resize as resize_module
 from ones_db import JobRecord, ResizeRecord, Store
 from ones_wrapper.protocol import Order
-
-import slurm_ones.act.resize as resize_module
 from slurm_ones.act.orders import write_order
 from slurm_ones.act.resize import Machine
 from slurm_ones.act.states import State

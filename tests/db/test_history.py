@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from ones_db import EpochPoint, Store, ThroughputPoint, TimelineRow
 from sqlalchemy import event
 
+from ones_db import EpochPoint, Store, ThroughputPoint, TimelineRow
 from tests.db.make import SPEC, epoch, hello, job, resize, resized_job, run, throughput
 
 

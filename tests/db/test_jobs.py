@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from ones_db import Store, StoreError, UnknownRecord
 
+from ones_db import Store, StoreError, UnknownRecord
 from tests.db.make import SPEC, hello, job, run
 
 

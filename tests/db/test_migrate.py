@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+
 from ones_db import SCHEMA_REVISION, SchemaError, Store, StoreError, migrate
 from ones_db.engine import database_file, open_engine, transaction
 from ones_db.models import Base
-
 from tests.db.make import job
 
 

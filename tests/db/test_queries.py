@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ones_db import CheckpointRecord, Store
 from sqlalchemy import text
 
+from ones_db import CheckpointRecord, Store
 from tests.db.make import job, resized_job, run
 
 QUERIES = Path(__file__).parents[2] / "db" / "queries"

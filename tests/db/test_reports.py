@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from ones_db import BatchRecord, ByeRecord, CheckpointRecord, Store
 from ones_db.engine import database_file
-
 from tests.db.make import SPEC, epoch, hello, job, run, throughput
 
 CHECKPOINT = CheckpointRecord(5, 2005.0, "step-5", 0, 320, 5, 2**40, 0.25, order_number=1_700_000_000_000)

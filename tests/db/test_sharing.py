@@ -11,9 +11,9 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from ones_db import Store, StoreBusy, StoreError
 from ones_db.engine import database_file
-
 from tests.db.make import job, resized_job, throughput
 
 WRITER = """

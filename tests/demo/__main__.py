@@ -9,12 +9,12 @@ import sys
 import time
 from contextlib import closing
 
-from ones_db import Store
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ones_db import Store
 from slurm_ones.report.page import write_page
 from slurm_ones.report.text import plain
 from slurm_ones.slurm.model import Job

@@ -7,9 +7,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from ones_db import Store
 from rich.table import Table
 
+from ones_db import Store
 from slurm_ones.report.gpus import Bar, Panel, draw
 from slurm_ones.report.text import seconds
 from tests.demo.scenario import Outcome

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ones_wrapper.protocol import Epoch, Hello, ProtocolError, Report, decode_report
-
 from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster.cluster import Cluster

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from ones_wrapper.batch import LrScale, clamp_batch, lr_factor
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
 from ones_wrapper.group import Group, RankError, join
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ones_wrapper.data import Feed, local_indices, permutation, shares, split
 from torch.utils.data import IterableDataset, TensorDataset
+
+from ones_wrapper.data import Feed, local_indices, permutation, shares, split
 
 stretches = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 50), st.integers(0, 6)), min_size=0, max_size=8)
 """(world size, global batch, steps before the next resize) of each run."""

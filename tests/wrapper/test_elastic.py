@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from ones_wrapper.protocol import Batch, Bye, Checkpoint, Epoch, Hello, Order, Throughput, decode_spec
 
+from ones_wrapper.protocol import Batch, Bye, Checkpoint, Epoch, Hello, Order, Throughput, decode_spec
 from tests.wrapper.runs import Run, assert_exactly_once, write_order
 
 EPOCHS, SAMPLES = 4, 97

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ones_wrapper.hostlist import expand
 
 

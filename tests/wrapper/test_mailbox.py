@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+
 from ones_wrapper.mailbox import POLL_S, Inbox, Outbox
 from ones_wrapper.protocol import Bye, Order, decode_report, encode
-
 from tests.wrapper.runs import write_order
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from ones_wrapper.boundary import Boundary
 from ones_wrapper.checkpoint import Progress
 from ones_wrapper.group import Group

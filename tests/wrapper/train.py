@@ -10,9 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-import ones_wrapper as ones
 import torch
 from torch.utils.data import TensorDataset
+
+import ones_wrapper as ones
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)

@@ -7,12 +7,13 @@ from __future__ import annotations
 import argparse
 import time
 
-import ones_wrapper as ones
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
+
+import ones_wrapper as ones
 
 
 class Transformer(nn.Module):

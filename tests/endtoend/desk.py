@@ -1,0 +1,177 @@
+"""What a person does at a cluster: submit from a template, look, run the companion, clear up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ones_db import Store
+from ones_wrapper.protocol import Hello, Report, decode_report, directory_name, reports_name
+
+from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.parse import parse_jobs
+from tests.cluster import Cluster, paths
+
+TEMPLATE = paths.REPOSITORY / "sbatch_templates/ddp.sbatch"
+WHOLE_NODES = paths.REPOSITORY / "sbatch_templates/ddp-whole-node.sbatch"
+TRAIN = paths.REPOSITORY / "tests/wrapper/train.py"
+FOR_EVER = ("--epochs", "100000", "--samples", "64", "--batch", "16", "--step-ms", "50")
+"""Arguments of `TRAIN` for a job that is not to end by itself: an epoch takes about 0.2 s."""
+WAIT_S = 60.0
+DATABASE = "ones.sqlite"
+
+
+@dataclass
+class Desk:
+    """One cluster, as its users see it. Its jobs end with the test."""
+
+    cluster: Cluster
+    _count: int = 0
+    _processes: list[subprocess.Popen[Any]] = field(default_factory=list)
+
+    # -- jobs ----------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        *arguments: str,
+        user: str = "alice",
+        options: tuple[str, ...] = (),
+        template: Path = TEMPLATE,
+        **env: str,
+    ) -> int:
+        """Submit a template from the user's home: `ones-run ARGUMENTS`, by default training that does not end."""
+        command = ["sbatch", "--parsable", *options, str(template), *(arguments or (str(TRAIN), *FOR_EVER))]
+        env = {"ONES_REPORT_EVERY_S": "0.3", **env}
+        return int(self.cluster.run(command, user=user, env=env).stdout)
+
+    def rigid(self, *options: str, user: str = "bob") -> int:
+        """A job that knows nothing of us."""
+        command = ["sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", "exec sleep 600"]
+        return int(self.cluster.run(command, user=user).stdout)
+
+    def job(self, job_id: int) -> Job:
+        """The job as Slurm has it."""
+        text = self.cluster.run(["squeue", "--json", "--states=all", f"--jobs={job_id}"], user="root").stdout
+        return parse_jobs(json.loads(text))[job_id]
+
+    def wait(self, job_id: int, holds: Callable[[Job], bool], what: str, timeout_s: float = WAIT_S) -> Job:
+        """The job, once that holds."""
+        deadline = time.monotonic() + timeout_s
+        while not holds(job := self.job(job_id)):
+            assert time.monotonic() < deadline, f"job {job_id} not {what} within {timeout_s:.0f} s: {job}"
+            time.sleep(0.1)
+        return job
+
+    def directory(self, job_id: int, user: str = "alice") -> Path:
+        """The host's name of the job's directory."""
+        return self.cluster.home(user) / directory_name(job_id)
+
+    def reports(self, job_id: int, restart: int, user: str = "alice") -> list[Report]:
+        """What a run has reported so far."""
+        path = self.directory(job_id, user) / reports_name(restart)
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        return [decode_report(line)[2] for line in lines if line.endswith(b"\n")]
+
+    def report(
+        self, job_id: int, restart: int, holds: Callable[[Report], bool], what: str, timeout_s: float = WAIT_S
+    ) -> Report:
+        """The run's first report of which that holds, once it is there."""
+        deadline = time.monotonic() + timeout_s
+        while not (found := [report for report in self.reports(job_id, restart) if holds(report)]):
+            job = self.job(job_id)
+            words = f"run {restart} of job {job_id} ({job.state.value}) reported no {what}: {self.log(job_id)[-2000:]}"
+            assert time.monotonic() < deadline and not job.ended, words
+            time.sleep(0.1)
+        return found[0]
+
+    def trains(self, *job_ids: int, restart: int = 0) -> None:
+        """Wait until these jobs train."""
+        for job_id in job_ids:
+            self.report(job_id, restart, lambda report: not isinstance(report, Hello), "steps")
+
+    def log(self, job_id: int, user: str = "alice") -> str:
+        """What the job printed."""
+        return "".join(path.read_text() for path in self.cluster.home(user).glob(f"*-{job_id}.out"))
+
+    # -- the companion -------------------------------------------------------------------------------------------
+
+    def settings(self, user: str = "alice", **lines: str) -> str:
+        """Write a settings file with quick ticks and a database of its own; returns its path inside."""
+        self._count += 1
+        name = f"ones-{user}-{self._count}"
+        folder = self.cluster.scratch / name
+        folder.mkdir()
+        folder.chmod(0o777)
+        top = {"database": f'"sqlite:////scratch/{name}/{DATABASE}"', "cluster": '"here"', "tick_s": "0.7"} | lines
+        text = "".join(f"{key} = {value}\n" for key, value in top.items() if "." not in key)
+        text += "[policy_options]\nepochs_before_doubling = 1\nresize_cost_s = 0.1\n"
+        text += "[resize]\ndwell_s = 1\nmax_wait_s = 30\nadvance_s = 0.2\n"
+        text += "".join(f"{key.removeprefix('resize.')} = {value}\n" for key, value in top.items() if "." in key)
+        (folder / "ones.toml").write_text(text)
+        return f"/scratch/{name}/ones.toml"
+
+    def companion(self, settings: str, *options: str, user: str = "alice") -> subprocess.Popen[str]:
+        """Start `slurm-ones run`; it ends with the test. Its words are in `words`."""
+        log = (self._host(settings).parent / "companion.log").open("a")
+        command = ["slurm-ones", "run", "--config", settings, "--verbose", *options]
+        process = self.cluster.popen(command, user=user, stdout=log, stderr=subprocess.STDOUT)
+        self._processes.append(process)
+        return process
+
+    @contextmanager
+    def running(self, settings: str, *options: str, user: str = "alice") -> Iterator[None]:
+        """The companion for the length of a block; fails when it does not end well."""
+        process = self.companion(settings, *options, user=user)
+        try:
+            yield
+            assert process.poll() is None, self.words(settings)
+        finally:
+            process.terminate()
+            process.wait(30)
+
+    def words(self, settings: str) -> str:
+        """What the companions with these settings have said so far."""
+        return (self._host(settings).parent / "companion.log").read_text()
+
+    def ticks(self, settings: str, more: int = 3) -> None:
+        """Wait until the companion has made some more ticks."""
+        until = self.words(settings).count("elastic jobs run") + more
+        deadline = time.monotonic() + WAIT_S
+        while self.words(settings).count("elastic jobs run") < until:
+            assert time.monotonic() < deadline, self.words(settings)
+            time.sleep(0.1)
+
+    def store(self, settings: str) -> Store:
+        """What the companion remembers."""
+        return Store.open(f"sqlite:///{self._host(settings).parent / DATABASE}", "here", read_only=True)
+
+    def why(self, settings: str, job_id: int, user: str = "alice") -> dict[str, Any]:
+        """`slurm-ones why JOB --json`."""
+        command = ["slurm-ones", "why", str(job_id), "--config", settings, "--json"]
+        told: dict[str, Any] = json.loads(self.cluster.run(command, user=user).stdout)
+        return told
+
+    def _host(self, path: str) -> Path:
+        return self.cluster.scratch / Path(path).relative_to("/scratch")
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """End companions and jobs, and wait until the nodes are free."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        self._processes.clear()
+        self.cluster.run(["scancel", "--user=alice"], user="root")
+        self.cluster.run(["scancel", "--user=bob"], user="root")
+        deadline = time.monotonic() + WAIT_S
+        while left := self.cluster.run(["squeue", "-h", "-o", "%i %T"], user="root").stdout:
+            assert time.monotonic() < deadline, f"jobs that do not end: {left}"
+            time.sleep(0.1)

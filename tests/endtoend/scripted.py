@@ -1,0 +1,86 @@
+"""A companion whose policy does as it is told: run inside a cluster as `python -m tests.endtoend.scripted`.
+
+    scripted SETTINGS '{"7": [[1, 4, 32], [2, 4, 64]]}'
+
+Job 7 is to get each shape (nodes, GPUs per node) with its global batch in turn. Ends once it had the last one and no
+resize is open. All else is the companion as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from ones_db import Store, migrate
+
+from slurm_ones.companion import Companion, Tick
+from slurm_ones.config import Settings, load
+from slurm_ones.decide import POLICIES
+from slurm_ones.decide.policy import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.slurm.client import SlurmClient
+from slurm_ones.slurm.connect import connect
+from slurm_ones.slurm.model import Shape
+
+Steps = dict[int, list[Allocation]]
+
+
+class Scripted:
+    """Gives each job of `steps` its next allocation until it has it, then the one after."""
+
+    name = "scripted"
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        allocations = {}
+        for job in jobs:
+            left = self.steps.get(job.job_id, [])
+            if left and job.shape == left[0].shape and not job.fixed:
+                left.pop(0)
+            if left:
+                allocations[job.job_id] = left[0]
+        return Schedule(allocations, dict.fromkeys(allocations, "the script says so"))
+
+    @property
+    def done(self) -> bool:
+        """Every job has had its last allocation."""
+        return not any(self.steps.values())
+
+
+def steps_of(text: str) -> Steps:
+    """Steps from JSON: job id to a list of (nodes, GPUs per node, batch)."""
+    return {
+        int(job_id): [Allocation(Shape(nodes, gpus), batch) for nodes, gpus, batch in steps]
+        for job_id, steps in json.loads(text).items()
+    }
+
+
+def companion(settings: Settings, client: SlurmClient, store: Store, policy: Scripted) -> Companion:
+    """The companion with this policy."""
+    POLICIES[Scripted.name] = lambda: policy
+    settings = settings.model_copy(update={"mode": "act", "policy": Scripted.name, "policy_options": {}})
+    return Companion(settings, client, store)
+
+
+def main(path: str, steps: str) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    settings, policy, stop = load(Path(path)), Scripted(steps_of(steps)), threading.Event()
+    migrate.upgrade(settings.database_url)
+    with Store.open(settings.database_url, settings.cluster) as store:
+
+        def on_tick(tick: Tick) -> None:
+            if policy.done and not store.open_resizes():
+                stop.set()
+
+        companion(settings, connect(settings), store, policy).run(stop, on_tick)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
