@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install demo test lint cluster-up cluster-down clean
+.PHONY: install check-host demo test lint cluster-up cluster-down clean
 
 install: $(VENV)/.installed
 
@@ -16,7 +16,11 @@ $(VENV)/.installed: setup.cfg pyproject.toml
 	$(BIN)/pip install --progress-bar off --quiet --editable '.[wrapper,web,dev]'
 	@touch $@
 
-demo: install
+# Said before anything is installed: a real Slurm needs root on a Debian-like host.
+check-host:
+	@$(PYTHON) -c 'import sys; from tests.cluster import unavailable; why = unavailable(); why and sys.exit(why)'
+
+demo: check-host install
 	$(BIN)/python -m tests.demo
 
 test: lint
@@ -29,7 +33,7 @@ lint: install
 	$(BIN)/lint-imports
 	$(BIN)/shellcheck sbatch_templates/*.sbatch
 
-cluster-up: install
+cluster-up: check-host install
 	$(BIN)/python -m tests.cluster up gres
 
 cluster-down: install

@@ -33,6 +33,7 @@ def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
         )
     return {
         "job": as_json(summaries[0]),
+        "runs": [asdict(run) for run in store.runs(job_id)],
         "decisions": [
             {"time": d.time, "policy": d.policy, "mode": d.mode, **asdict(j)}
             for d in store.decisions(job_id, decisions)
@@ -80,6 +81,9 @@ def why(
         console.print(f"  It is left alone: {safe(summary.refusal, 500)}", soft_wrap=True)
     if summary.report_note:
         console.print(f"  Of its reports was not believed: {safe(summary.report_note, 500)}", soft_wrap=True)
+    for run in told["runs"]:
+        if run["note"]:
+            console.print(f"  Run {run['restart']} said: {safe(run['note'], 500)}", soft_wrap=True)
     for d in told["decisions"]:
         outcome = f" [dim]({safe(d['outcome'], 300)})[/]" if d["outcome"] else ""
         console.print(

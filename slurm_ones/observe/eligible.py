@@ -27,6 +27,11 @@ class Elastic:
         return Shape(self.job.nodes, self.gpus_per_node if self.whole_nodes else self.job.gpus_per_node)
 
     @property
+    def weighed(self) -> bool:
+        """A policy is shown it, if only as one that keeps what it has; what others hold is not the policy's."""
+        return self.optin is not None and self.shape.gpus > 0
+
+    @property
     def gpu_range(self) -> tuple[int, int]:
         """Fewest and most GPUs its owner allows."""
         if self.optin is not None and self.optin.gpus is not None:

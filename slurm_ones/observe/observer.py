@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from ones_db import (
     BatchRecord,
@@ -26,9 +28,11 @@ from slurm_ones.observe.files import NotBelieved, directory_of, read_from
 from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.observe.reports import Line, Piece, job_directory, read_reports
 from slurm_ones.slurm.client import SlurmClient
-from slurm_ones.slurm.model import Job, Snapshot
+from slurm_ones.slurm.model import Job, JobState, Snapshot
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R", HelloRecord, ThroughputRecord, EpochRecord, CheckpointRecord, BatchRecord, ByeRecord)
 
 
 @dataclass(frozen=True)
@@ -88,13 +92,30 @@ class Observer:
                 seen[job.job_id] = elastic
         self._store.see_jobs([job_record(e, self._notes.get(id_, "")) for id_, e in seen.items()])
         self._store.see_runs([_run(e) for e in seen.values() if e.job.start_time and not e.job.pending])
+        self._close_forgotten(snapshot, seen.keys())
         for elastic in seen.values():
-            self.collect(elastic.job, now=snapshot.time)
-        for job_id, elastic in list(seen.items()):
-            if elastic.job.ended:
-                self._finished.add((job_id, elastic.job.restart))
-                del seen[job_id]
-        return Seen(snapshot, seen)
+            if self._own_uid in (None, elastic.job.uid):
+                self.collect(elastic.job, now=snapshot.time)
+        ended = {(id_, e.job.restart) for id_, e in seen.items() if e.job.ended}
+        self._finished = {key for key in self._finished if key[0] in snapshot.jobs} | ended
+        return Seen(snapshot, {id_: e for id_, e in seen.items() if not e.job.ended})
+
+    def _close_forgotten(self, snapshot: Snapshot, seen: Collection[int]) -> None:
+        """Bring up to date the jobs that are open in the database and that this look did not find.
+
+        Slurm forgets a job MinJobAge after its end; and an owner may have taken the opt-in out of the comment.
+        """
+        records = []
+        for job_id, record in self._store.jobs(live=True).items():
+            job = snapshot.jobs.get(job_id)
+            if job is None:
+                note = "it ended while no companion looked, and Slurm has forgotten how"
+                unknown = JobState.UNKNOWN.value
+                records.append(replace(record, state=unknown, end_time=snapshot.time, report_note=note))
+            elif job_id not in seen:
+                end, refusal = (job.end_time if job.ended else None), "its comment no longer opts in"
+                records.append(replace(record, state=job.state.value, end_time=end, elastic=False, refusal=refusal))
+        self._store.see_jobs(records)
 
     def collect(self, job: Job, *, now: float) -> None:
         """Store what the job's newest runs have reported since the last look."""
@@ -102,10 +123,10 @@ class Observer:
         for restart in range(max(0, job.restart - 1), job.restart + 1):
             offset, number = self._store.report_position(job.job_id, restart)
             piece = read_reports(job, restart, offset, number, now=now)
-            if piece.problem != self._notes.get(job.job_id, ""):
+            if piece.problem and piece.problem != self._notes.get(job.job_id):
+                # The last complaint stays, so that the job's owner finds it.
                 self._notes[job.job_id] = piece.problem
-                if piece.problem:
-                    log.warning("job %d: %s", job.job_id, piece.problem)
+                log.warning("job %d: %s", job.job_id, piece.problem)
             if piece.spec is not None:
                 self._store.set_spec(job.job_id, SpecRecord(**vars(piece.spec)))
             if piece.offset != offset:
@@ -150,36 +171,38 @@ def _run(elastic: Elastic) -> RunRecord:
     )
 
 
-def _of(lines: Iterable[Line], kind: type) -> list[Line]:
-    return [line for line in lines if isinstance(line.report, kind)]
-
-
-def _fields(line: Line, *leave_out: str, **renamed: str) -> dict[str, object]:
-    values = {k: v for k, v in vars(line.report).items() if k not in leave_out and k not in renamed}
-    values |= {new: getattr(line.report, old) for old, new in renamed.items()}
-    return {"number": line.number, "time": line.time, **values}
+def _as(record: type[R], line: Line, **renamed: object) -> R:
+    """A report as the store's record of it: the fields that both have, and those that have another name there."""
+    values: dict[str, Any] = {"number": line.number, "time": line.time, **vars(line.report), **renamed}
+    return record(**{field.name: values[field.name] for field in fields(record) if field.name in values})
 
 
 def _store(store: Store, job_id: int, restart: int, piece: Piece, number: int) -> None:
-    lines = piece.lines
-    hello = _of(lines, protocol.Hello)
-    bye = _of(lines, protocol.Bye)
-    not_kept = ("world", "base_batch", "max_batch", "dataset", "epochs")
+    """Store what one look found, in one transaction; `number` is that of the last report stored before."""
+    found: dict[type, list[Any]] = defaultdict(list)
+    for line in piece.lines:
+        match line.report:
+            case protocol.Hello():
+                found[HelloRecord].append(_as(HelloRecord, line))
+            case protocol.Throughput():
+                found[ThroughputRecord].append(_as(ThroughputRecord, line))
+            case protocol.Epoch():
+                found[EpochRecord].append(_as(EpochRecord, line))
+            case protocol.Checkpoint(order=order):
+                found[CheckpointRecord].append(_as(CheckpointRecord, line, order_number=order))
+            case protocol.Batch(order=order):
+                found[BatchRecord].append(_as(BatchRecord, line, order_number=order))
+            case protocol.Bye():
+                found[ByeRecord].append(_as(ByeRecord, line))
     store.add_reports(
         job_id,
         restart,
-        hello=HelloRecord(**_fields(hello[-1], *not_kept)) if hello else None,  # type: ignore[arg-type]
-        throughput=[ThroughputRecord(**_fields(x)) for x in _of(lines, protocol.Throughput)],  # type: ignore[arg-type]
-        epochs=[EpochRecord(**_fields(x)) for x in _of(lines, protocol.Epoch)],  # type: ignore[arg-type]
-        checkpoints=[
-            CheckpointRecord(**_fields(x, order="order_number"))  # type: ignore[arg-type]
-            for x in _of(lines, protocol.Checkpoint)
-        ],
-        batches=[
-            BatchRecord(**_fields(x, order="order_number"))  # type: ignore[arg-type]
-            for x in _of(lines, protocol.Batch)
-        ],
-        bye=ByeRecord(**_fields(bye[-1])) if bye else None,  # type: ignore[arg-type]
+        hello=found[HelloRecord][-1] if found[HelloRecord] else None,
+        throughput=found[ThroughputRecord],
+        epochs=found[EpochRecord],
+        checkpoints=found[CheckpointRecord],
+        batches=found[BatchRecord],
+        bye=found[ByeRecord][-1] if found[ByeRecord] else None,
         offset=piece.offset,
-        number=lines[-1].number if lines else number,
+        number=piece.lines[-1].number if piece.lines else number,
     )

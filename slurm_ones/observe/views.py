@@ -43,7 +43,8 @@ def cluster_view(
     full, whole = partition_gpus(part, snapshot.nodes, whole_node_gpus)
     held: Counter[str] = Counter()
     for elastic in seen.elastic.values():
-        held.update(holdings(elastic))
+        if elastic.weighed:
+            held.update(holdings(elastic))
     free = free_gpus(snapshot, partition, whole_node_gpus)
     set_aside(resizes, seen.elastic, free)
     if _rigid_waiting(snapshot, partition, seen.elastic):
@@ -101,7 +102,7 @@ def job_views(
     views = []
     for job_id, elastic in sorted(seen.elastic.items()):
         job = elastic.job
-        if job.partition.split(",")[0] != partition or elastic.optin is None:
+        if job.partition.split(",")[0] != partition or not elastic.weighed:
             continue
         history = histories.get(job_id)
         bounds = limits(elastic, cluster, history)

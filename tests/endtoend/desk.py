@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,7 +33,6 @@ class Desk:
     """One cluster, as its users see it. Its jobs end with the test."""
 
     cluster: Cluster
-    _count: int = 0
     _processes: list[subprocess.Popen[Any]] = field(default_factory=list)
 
     # -- jobs ----------------------------------------------------------------------------------------------------
@@ -99,22 +99,25 @@ class Desk:
         """What the job printed."""
         return "".join(path.read_text() for path in self.cluster.home(user).glob(f"*-{job_id}.out"))
 
+    def folder(self, name: str) -> Path:
+        """A new folder that everybody may write to, by its host's name; inside it is in /scratch."""
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.cluster.scratch))
+        folder.chmod(0o777)
+        return folder
+
     # -- the companion -------------------------------------------------------------------------------------------
 
     def settings(self, user: str = "alice", **lines: str) -> str:
         """Write a settings file with quick ticks and a database of its own; returns its path inside."""
-        self._count += 1
-        name = f"ones-{user}-{self._count}"
-        folder = self.cluster.scratch / name
-        folder.mkdir()
-        folder.chmod(0o777)
-        top = {"database": f'"sqlite:////scratch/{name}/{DATABASE}"', "cluster": '"here"', "tick_s": "0.7"} | lines
+        folder = self.folder(user)
+        inside = f"/scratch/{folder.name}"
+        top = {"database": f'"sqlite:///{inside}/{DATABASE}"', "cluster": '"here"', "tick_s": "0.7"} | lines
         text = "".join(f"{key} = {value}\n" for key, value in top.items() if "." not in key)
         text += "[policy_options]\nepochs_before_doubling = 1\nresize_cost_s = 0.1\n"
         text += "[resize]\ndwell_s = 1\nmax_wait_s = 30\nadvance_s = 0.2\n"
         text += "".join(f"{key.removeprefix('resize.')} = {value}\n" for key, value in top.items() if "." in key)
         (folder / "ones.toml").write_text(text)
-        return f"/scratch/{name}/ones.toml"
+        return f"{inside}/ones.toml"
 
     def companion(self, settings: str, *options: str, user: str = "alice") -> subprocess.Popen[str]:
         """Start `slurm-ones run`; it ends with the test. Its words are in `words`."""

@@ -28,7 +28,8 @@ def scripted(desk: Desk, settings: str, steps: dict[int, Any], timeout_s: float 
 def test_every_sample_of_every_epoch_is_used_once(desk: Desk) -> None:
     """1 → 4 → 8 → 2 GPUs with another batch each time; database, reports and Slurm agree on how it went."""
     arguments = ["--epochs", EPOCHS, "--samples", SAMPLES, "--batch", 16, "--step-ms", 60]
-    trace = "/home/alice/trace-{restart}-{rank}.jsonl"
+    traces = desk.folder("traces")
+    trace = f"/scratch/{traces.name}/trace-{{restart}}-{{rank}}.jsonl"
     options = ("--comment=ones: gpus=1-8 batch=16-64", "--time=10")
     job_id = desk.submit(str(TRAIN), *map(str, arguments), options=options, ONES_TRACE=trace)
     desk.trains(job_id)
@@ -39,7 +40,7 @@ def test_every_sample_of_every_epoch_is_used_once(desk: Desk) -> None:
     during = desk.job(job_id)
     job = desk.wait(job_id, lambda job: job.ended and not job.completing, "ended")
     assert (job.state.value, job.exit_code, job.restart) == ("COMPLETED", 0, 3), desk.log(job_id)
-    assert_exactly_once(desk.cluster.home("alice"), EPOCHS, SAMPLES)
+    assert_exactly_once(traces, EPOCHS, SAMPLES)
 
     hellos = [next(r for r in desk.reports(job_id, n) if isinstance(r, Hello)) for n in range(4)]
     assert [(hello.nodes, hello.gpus_per_node) for hello in hellos] == SHAPES

@@ -1,0 +1,75 @@
+"""What people look at: plots, pages and tables, and what users' text may not do to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ones_db import JobRecord, ResizeRecord, Store, migrate
+from slurm_ones.report.gpus import Bar, Panel, draw, steps
+from slurm_ones.report.page import write_page
+from slurm_ones.report.text import plain, safe, seconds
+
+
+@given(st.text(max_size=400), st.integers(1, 100))
+def test_plain_text_cannot_steer_a_terminal(text: str, width: int) -> None:
+    """Whatever a job is called, what is printed is one printable line of bounded length."""
+    shown = plain(text, width)
+    assert shown.isprintable()
+    assert len(shown) <= width
+
+
+def test_safe_text_is_no_markup() -> None:
+    """A job called [red]x[/] is shown as such."""
+    assert safe("[red]x[/]") == r"\[red]x\[/]"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "–"), (4.21, "4.2 s"), (59.4, "59 s"), (185, "3 m 05 s"), (7800, "2 h 10 m"), (270_000, "3 d 3 h")],
+)
+def test_seconds_are_readable(value: float | None, shown: str) -> None:
+    """Times are shown in units that fit them."""
+    assert seconds(value) == shown
+
+
+def test_steps_hold_what_the_runs_held() -> None:
+    """At each moment a job's height is the sum of its runs' GPUs, none before and after."""
+    bars = [Bar("a", 0, 10, 1), Bar("a", 12, 20, 4), Bar("b", 5, 15, 2)]
+    moments, held = steps(bars, ["a", "b"])
+    assert moments == [0, 5, 10, 12, 15, 20]
+    assert held == {"a": [1, 1, 0, 4, 4, 0], "b": [0, 2, 2, 2, 0, 0]}
+    area = sum(
+        gpus * (after - before)
+        for row in held.values()
+        for gpus, before, after in zip(row, moments, moments[1:], strict=False)
+    )
+    assert area == sum(bar.gpus * (bar.end - bar.start) for bar in bars)
+
+
+def test_draw_leaves_a_picture(tmp_path: Path) -> None:
+    """A PNG of some size is written, also for a cluster on which nothing ran."""
+    draw([Panel("one", [Bar("a", 0, 10, 1)], 4), Panel("none", [], 4)], tmp_path / "gpus.png")
+    assert (tmp_path / "gpus.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_page_escapes_what_users_wrote(tmp_path: Path) -> None:
+    """A job's name cannot become a script on the page, and the page says what was emulated."""
+    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
+    migrate.upgrade(url)
+    evil = "<script>alert(1)</script>"
+    job = {"name": evil, "user": "bob", "jct_s": 2.0, "accuracy": None, "shapes": ["1x1", "1x2"], "batches": [1, 2]}
+    job |= {"state": "COMPLETED", "resizes": 1, "pauses_s": [1.5]}
+    found = {"ones": {"jobs": [job], "mean_jct_s": 2.0}, "slurm": {"jobs": [job], "mean_jct_s": 3.0}}
+    with Store.open(url, "here") as store:
+        store.see_jobs([JobRecord(7, evil, "bob", 1.0, 1, 1, elastic=True)])
+        store.begin_resize(ResizeRecord(7, 0, 1, 1, 8, 1, 2, 16, "draining", 5.0))
+        write_page(tmp_path / "page.html", store, [Panel("p", [Bar("a", 0, 1, 1)], 4)], found, "Emulated & slow")
+    html = (tmp_path / "page.html").read_text()
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+    assert "Emulated &amp; slow" in html
+    assert "1x1 → 1x2" in html
