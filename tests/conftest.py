@@ -18,9 +18,14 @@ def start(request: pytest.FixtureRequest, site: str) -> Cluster:
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         try:
-            return Cluster(site, report=Progress()).start()
+            cluster = Cluster(site, report=Progress()).start()
         except ClusterError as error:
             pytest.fail(f"no cluster {site!r}: {error}", pytrace=False)
+    # Slurm gathers batch jobs for up to 3 s before it starts them, which tests need not wait for.
+    conf = cluster.root / "etc/slurm/slurm.conf"
+    conf.write_text(conf.read_text().replace("SchedulerParameters=", "SchedulerParameters=batch_sched_delay=0,"))
+    cluster.run(["scontrol", "reconfigure"], user="root")
+    return cluster
 
 
 @pytest.fixture(scope="session")

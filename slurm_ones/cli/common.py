@@ -21,7 +21,8 @@ from slurm_ones.slurm.client import SlurmError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-console = Console(highlight=False)
+# A pipe has no width: wide enough for the tables.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 errors = Console(stderr=True, highlight=False)
 
 ConfigOption = Annotated[

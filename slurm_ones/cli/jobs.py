@@ -44,8 +44,8 @@ def table(jobs: list[JobSummary]) -> Table:
     """The table that people read."""
     shown = Table(box=None, header_style="bold", pad_edge=False)
     left = ("job", "name", "user", "state", "shape")
-    for column in (*left, "batch", "samples/s", "epochs", "accuracy", "resizes", "paused", "JCT", "note"):
-        shown.add_column(column, justify="left" if column in (*left, "note") else "right", overflow="fold")
+    for column in (*left, "batch", "samples/s", "epochs", "accuracy", "resizes", "paused", "JCT"):
+        shown.add_column(column, justify="left" if column in left else "right", no_wrap=True)
     for job in jobs:
         shown.add_row(
             str(job.job_id),
@@ -60,9 +60,14 @@ def table(jobs: list[JobSummary]) -> Table:
             str(job.resizes),
             seconds(job.pause_s) if job.resizes else "–",
             seconds(job.jct_s),
-            safe(job.refusal or job.report_note, 60),
         )
     return shown
+
+
+def notes(jobs: list[JobSummary]) -> list[str]:
+    """What people should know of single jobs, a line each: why one is left alone, what of its reports was odd."""
+    told = [(job.job_id, text) for job in jobs for text in (job.refusal, job.report_note) if text]
+    return [f"job {job_id}: {safe(text, 300)}" for job_id, text in told]
 
 
 @command
@@ -78,5 +83,7 @@ def jobs(
         print_json([as_json(job) for job in found])
     elif found:
         console.print(table(found))
+        for note in notes(found):
+            console.print(note, soft_wrap=True)
     else:
         console.print("No job has opted in yet: see sbatch_templates/ for how one does.")

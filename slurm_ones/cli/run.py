@@ -79,12 +79,13 @@ def run(
         f"cluster {plain(cluster)} through {client.name}, policy {settings.policy}, mode {settings.mode}, "
         f"a tick every {settings.interval_s:.0f} s; Ctrl-C stops",
         markup=False,
+        soft_wrap=True,
     )
     left = ticks
 
     def on_tick(tick: Tick) -> None:
         nonlocal left
-        console.print(_line(tick), markup=False)
+        console.print(_line(tick), markup=False, soft_wrap=True)
         left -= 1
         if ticks and left == 0:
             stop.set()

@@ -84,7 +84,7 @@ def _nodes(entry: Mapping[str, Any], pending: bool) -> int:
 
 
 def _exit_code(value: Any) -> int:
-    """The exit code as a shell gives it, 128 + N after signal N; 22.05 writes a wait status, later releases an object."""
+    """The exit code as a shell gives it, 128 + N after signal N; 22.05 writes a wait status, others an object."""
     if isinstance(value, Mapping):
         signal = value.get("signal")
         killed = number(signal.get("id", signal.get("signal_id"))) if isinstance(signal, Mapping) else 0

@@ -20,9 +20,9 @@ def has_shape(job: Job, shape: Shape) -> bool:
     return right
 
 
-def _fault(job: Job, shape: Shape) -> str:
+def _fault(job: Job, shape: Shape, before: Job) -> str:
     """What is wrong with the job as read back, empty when nothing."""
-    if not has_shape(job, shape):
+    if not has_shape(job, shape) or bool(job.gpus_per_node) != bool(before.gpus_per_node):
         return f"Slurm holds {job.nodes}-{job.max_nodes} nodes with {job.gpus_per_node} GPUs each"
     if 0 < job.tasks < shape.nodes:
         return f"it was submitted with a task count ({job.tasks}), which is less than {shape.nodes} nodes"
@@ -43,6 +43,8 @@ def reshape(read: Callable[[int], Job], update: Callable[[Job, Shape], None], jo
         raise NotResizable(f"job {job_id} was submitted with task counts, which its user cannot change: it keeps them")
     if before.gpus_total and not before.gpus_per_node:
         raise NotResizable(f"job {job_id} asks for GPUs per job (--gpus), and Slurm does not let that form change")
+    if shape.nodes < 1 or (before.gpus_per_node and shape.gpus_per_node < 1):
+        raise NotResizable(f"job {job_id}: {shape} is no shape of a job that runs")
     if has_shape(before, shape):
         return
     old = Shape(before.nodes, before.gpus_per_node)
@@ -54,7 +56,7 @@ def reshape(read: Callable[[int], Job], update: Callable[[Job, Shape], None], jo
     except SlurmError as error:
         refused = error
     after = read(job_id)
-    fault = _fault(after, shape)
+    fault = _fault(after, shape, before)
     if not fault and refused is None:
         return
     if not has_shape(after, old):

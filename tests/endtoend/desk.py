@@ -14,13 +14,13 @@ from typing import Any
 
 from ones_db import Store
 from ones_wrapper.protocol import Hello, Report, decode_report, directory_name, reports_name
-
 from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster import Cluster, paths
 
 TEMPLATE = paths.REPOSITORY / "sbatch_templates/ddp.sbatch"
 WHOLE_NODES = paths.REPOSITORY / "sbatch_templates/ddp-whole-node.sbatch"
+HERE = paths.REPOSITORY / "tests/endtoend"
 TRAIN = paths.REPOSITORY / "tests/wrapper/train.py"
 FOR_EVER = ("--epochs", "100000", "--samples", "64", "--batch", "16", "--step-ms", "50")
 """Arguments of `TRAIN` for a job that is not to end by itself: an epoch takes about 0.2 s."""
@@ -49,6 +49,10 @@ class Desk:
         command = ["sbatch", "--parsable", *options, str(template), *(arguments or (str(TRAIN), *FOR_EVER))]
         env = {"ONES_REPORT_EVERY_S": "0.3", **env}
         return int(self.cluster.run(command, user=user, env=env).stdout)
+
+    def light(self, *options: str, user: str = "alice", **env: str) -> int:
+        """Submit a job that trains nothing (`light.py`)."""
+        return self.submit(str(HERE / "light.py"), user=user, options=options, template=HERE / "light.sbatch", **env)
 
     def rigid(self, *options: str, user: str = "bob") -> int:
         """A job that knows nothing of us."""
@@ -107,16 +111,21 @@ class Desk:
 
     # -- the companion -------------------------------------------------------------------------------------------
 
-    def settings(self, user: str = "alice", **lines: str) -> str:
-        """Write a settings file with quick ticks and a database of its own; returns its path inside."""
+    def settings(self, user: str = "alice", *, resize: str = "", **top: str) -> str:
+        """Write a settings file with quick ticks and a database of its own; returns its path inside.
+
+        `top` are further lines, as TOML; `resize` further ones of that section.
+        """
         folder = self.folder(user)
         inside = f"/scratch/{folder.name}"
-        top = {"database": f'"sqlite:///{inside}/{DATABASE}"', "cluster": '"here"', "tick_s": "0.7"} | lines
-        text = "".join(f"{key} = {value}\n" for key, value in top.items() if "." not in key)
-        text += "[policy_options]\nepochs_before_doubling = 1\nresize_cost_s = 0.1\n"
-        text += "[resize]\ndwell_s = 1\nmax_wait_s = 30\nadvance_s = 0.2\n"
-        text += "".join(f"{key.removeprefix('resize.')} = {value}\n" for key, value in top.items() if "." in key)
-        (folder / "ones.toml").write_text(text)
+        lines = {"database": f'"sqlite:///{inside}/{DATABASE}"', "cluster": '"here"', "tick_s": "0.7"} | top
+        limits = {"dwell_s": "1", "max_wait_s": "30", "advance_s": "0.2"}
+        limits |= dict(line.split(" = ") for line in resize.splitlines())
+        sections = {"policy_options": {"epochs_before_doubling": "1", "resize_cost_s": "0.1"}, "resize": limits}
+        text = [f"{key} = {value}" for key, value in lines.items()]
+        for name, values in sections.items():
+            text += [f"[{name}]", *(f"{key} = {value}" for key, value in values.items())]
+        (folder / "ones.toml").write_text("\n".join(text))
         return f"{inside}/ones.toml"
 
     def companion(self, settings: str, *options: str, user: str = "alice") -> subprocess.Popen[str]:

@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 import pytest
-from ones_wrapper.protocol import Bye, Hello
 
+from ones_wrapper.protocol import Bye, Hello
 from slurm_ones.act.states import State
 from tests.cluster import paths
 from tests.endtoend.desk import TRAIN, Desk
 from tests.wrapper.runs import assert_exactly_once
 
-EPOCHS, SAMPLES = 40, 203
+EPOCHS, SAMPLES = 20, 203
 SHAPES = [(1, 1), (1, 4), (2, 4), (1, 2)]
 STEPS = [[1, 4, 24], [2, 4, 48], [1, 2, 20]]
 

@@ -31,9 +31,10 @@ def client_of(name: str) -> SlurmClient:
 
 
 def _nodes_alone(self: CommandClient, job: Job, shape: Shape) -> None:
-    """An update that Slurm takes only in part: the nodes change and the GPUs do not."""
+    """An update that Slurm takes only in part, the nodes without the GPUs; the way back is taken whole."""
     command = reshape_command(job.job_id, shape, whole_nodes=False)
-    self.run([word for word in command if not word.startswith("Gres=")])
+    back = shape == Shape(job.nodes, job.gpus_per_node)
+    self.run([word for word in command if back or not word.startswith("Gres=")])
 
 
 def plain(value: Any) -> Any:

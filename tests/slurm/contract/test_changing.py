@@ -45,16 +45,13 @@ def test_a_requeued_job_is_held_for_its_owner(site: Site, user: str) -> None:
 
 
 def test_a_requeued_job_is_seen_until_its_processes_are_gone(site: Site) -> None:
-    """While the last run's processes die the job is completing, and its nodes are not free."""
+    """While the last run's processes die it is completing, which 22.05's JSON shows in place of the state."""
     stubborn = "#!/bin/bash\ntrap '' TERM\nwhile :; do sleep 0.2; done\n"
     job_id = site.running("--nodes=1", "--gres=gpu:4", text=stubborn)
-    name = site.owner.job(job_id).node_list[0]
     site.owner.requeue_hold(job_id)
-    seen = site.owner.snapshot()
-    job = seen.jobs[job_id]
-    assert (job.completing, job.running, job.ended, job.held) == (True, False, False, True)
-    assert not seen.nodes[name].idle
-    assert seen.nodes[name].gpus_used == 4
+    for job in (site.owner.job(job_id), site.owner.snapshot().jobs[job_id]):
+        assert (job.completing, job.pending, job.held) == (True, True, True)
+        assert (job.running, job.ended, job.restart) == (False, False, 1)
 
 
 def test_requeueing_a_job_that_has_ended_leaves_it_ended(site: Site) -> None:
@@ -64,6 +61,14 @@ def test_requeueing_a_job_that_has_ended_leaves_it_ended(site: Site) -> None:
     site.wait(job_id, lambda job: job.ended, "ended")
     site.owner.requeue_hold(job_id)
     assert site.owner.job(job_id).state is JobState.CANCELLED
+
+
+def test_requeueing_a_job_that_waits_changes_nothing(site: Site) -> None:
+    """Asking twice, as after a crash, does no harm."""
+    job_id = site.requeued("--nodes=1")
+    before = site.owner.job(job_id)
+    site.owner.requeue_hold(job_id)
+    assert site.owner.job(job_id) == before
 
 
 @both

@@ -39,18 +39,17 @@ def site(request: pytest.FixtureRequest, outage: Cluster) -> Iterator[Site]:
     site.close()
 
 
-def durable(site: Site, *options: str) -> int:
+def durable(site: Site, name: str) -> int:
     """A held job that a crash does not take away: one that Slurm has saved."""
-    job_id = site.held(*options)
+    job_id = site.held("--nodes=1", "--gres=gpu:1", f"--job-name={name}")
     state = site.cluster.root / "var/spool/slurmctld/job_state"
-    submitted = time.time()
-    until(lambda: state.stat().st_mtime > submitted, "a save of Slurm's state")
+    until(lambda: state.exists() and name.encode() in state.read_bytes(), "a save of Slurm's state")
     return job_id
 
 
 def test_a_dead_controller_is_unreachable_and_a_short_outage_is_survived(site: Site) -> None:
     """No call takes silence for an answer (22.05's squeue shows an empty queue); questions are asked again."""
-    job_id = durable(site, "--nodes=1", "--gres=gpu:1")
+    job_id = durable(site, f"durable-{site.client_name}")
     before = site.owner.job(job_id)
     site.cluster.kill_slurmctld()
     try:
@@ -73,6 +72,8 @@ def test_a_dead_controller_is_unreachable_and_a_short_outage_is_survived(site: S
 
 def test_a_long_outage_ends_the_question(site: Site) -> None:
     """A tick is given up rather than waited for, and an outage is never an unknown job or an empty queue."""
+    if not site.is_old:
+        pytest.skip("each question of 26.05 waits several times as long: tests/slurm/test_retry.py stands for it")
     site.cluster.kill_slurmctld()
     try:
         began = time.monotonic()

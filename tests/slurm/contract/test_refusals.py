@@ -53,15 +53,11 @@ def test_a_job_that_never_was(site: Site, call: str) -> None:
         calls[call](site.owner, 999_999)
 
 
-def test_a_wrong_signal_or_a_job_that_waits_already_is_a_plain_error(site: Site) -> None:
+def test_a_wrong_signal_is_a_plain_error(site: Site) -> None:
     """What has no type of its own still says what Slurm answered."""
-    job_id = site.held("--nodes=1")
     with pytest.raises(SlurmError, match="FOO") as wrong:
-        site.owner.signal(job_id, "FOO")
+        site.owner.signal(site.held("--nodes=1"), "FOO")
     assert type(wrong.value) is SlurmError
-    with pytest.raises(SlurmError, match="pending") as waits:
-        site.owner.requeue_hold(job_id)
-    assert type(waits.value) is SlurmError
 
 
 @pytest.mark.parametrize("call", ["version", "config", "snapshot"])

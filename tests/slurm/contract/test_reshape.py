@@ -134,9 +134,10 @@ def test_what_slurm_takes_in_part_is_rolled_back(site: Site, user: str) -> None:
     assert len(job.node_list) == 1
 
 
-def test_what_slurm_refuses_leaves_the_old_shape(site: Site) -> None:
-    """More GPUs a node than Slurm can write down: a typed error, and nothing changed."""
+@pytest.mark.parametrize("wanted", [Shape(2, 0), Shape(0, 2)])
+def test_a_shape_of_nothing_is_refused(site: Site, wanted: Shape) -> None:
+    """22.05 would take a job's GPUs away without a word."""
     job_id = site.held(*ELASTIC)
     with pytest.raises(NotResizable):
-        site.owner.reshape(job_id, Shape(2, 0))
+        site.owner.reshape(job_id, wanted)
     assert shape(site.owner.job(job_id)) == Shape(1, 1)

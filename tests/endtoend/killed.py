@@ -1,0 +1,170 @@
+"""Companions that kill themselves in a resize: run inside a cluster as `python -m tests.endtoend.killed`.
+
+    killed SETTINGS JOB FIRST STRIDE
+
+The job is resized between 1x1 and 1x2, over and over. In the n-th resize the companion sends itself SIGKILL at its
+event FIRST + n * STRIDE: before or after a journal write, an order, or a command that changes something in Slurm. A
+second companion, which begins nothing, then closes what it finds. Each round is one JSON line on stdout; the last is
+that of the resize that had fewer events than that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
+
+from ones_db import Store, migrate
+from slurm_ones.act import resize as resize_module
+from slurm_ones.act.orders import write_order
+from slurm_ones.companion import Tick
+from slurm_ones.config import Settings, load
+from slurm_ones.decide.policy import Allocation
+from slurm_ones.slurm.command import CommandClient
+from slurm_ones.slurm.model import Job, Shape
+from tests.endtoend.scripted import Scripted, companion
+
+SHAPES = (Shape(1, 1), Shape(1, 2))
+BATCHES = (16, 32)
+CHANGES = ("requeuehold", "uhold", "update", "release")
+WRITES = ("begin_resize", "step_resize", "end_resize")
+LIMIT_S = 60.0
+
+
+class Events:
+    """Counts what a resize does, and ends this process at one of them."""
+
+    def __init__(self, fatal: int, told: int) -> None:
+        """`told` is the descriptor to which the fatal event's name goes."""
+        self._fatal = fatal
+        self._told = told
+        self._number = 0
+
+    def __call__(self, name: str) -> None:
+        if self._number == self._fatal:
+            os.write(self._told, name.encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._number += 1
+
+    def around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, between two events."""
+
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            self(f"before {name}")
+            result = call(*arguments, **options)
+            self(f"after {name}")
+            return result
+
+        return wrapped
+
+
+class Client(CommandClient):
+    """The command-line client; each command that changes something stands between two events."""
+
+    events: Events | None = None
+
+    def run(self, argv: Sequence[str], *, directory: Path | None = None) -> str:
+        if self.events is not None and argv[1] in CHANGES:
+            name = argv[3].split("=")[0] if argv[1] == "update" else argv[1]
+            return str(self.events.around(name, super().run)(argv, directory=directory))
+        return super().run(argv, directory=directory)
+
+
+def look_after(settings: Settings, job_id: int, to: Allocation | None, events: Events | None) -> None:
+    """One companion, until the job has that allocation (or at once, with none) and no resize is open."""
+    client, policy, stop = Client(), Scripted({job_id: [to] if to else []}), threading.Event()
+    client.events = events
+    with Store.open(settings.database_url, settings.cluster) as store:
+
+        def on_tick(tick: Tick) -> None:
+            if policy.done and not store.open_resizes():
+                stop.set()
+
+        order = write_order
+        if events is not None:
+            order = events.around("order", write_order)
+            for name in WRITES:
+                setattr(store, name, events.around(name, getattr(store, name)))
+        with mock.patch.object(resize_module, "write_order", order):
+            companion(settings, client, store, policy).run(stop, on_tick)
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Do it in a process of its own; its wait status."""
+    pid = os.fork()
+    if pid == 0:
+        _and_exit(work)
+    return os.waitpid(pid, 0)[1]
+
+
+def _and_exit(work: Callable[[], None]) -> NoReturn:
+    code = 1
+    try:
+        work()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def settled(client: CommandClient, job_id: int) -> Job:
+    """The job once it runs, or as it is after LIMIT_S."""
+    deadline = time.monotonic() + LIMIT_S
+    while not (job := client.job(job_id)).running and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return job
+
+
+def one_round(settings: Settings, job_id: int, fatal: int) -> dict[str, Any]:
+    """One resize with a death in it, its end, and what was found then."""
+    client = CommandClient()
+    before = settled(client, job_id)
+    index = 1 - SHAPES.index(Shape(before.nodes, before.gpus_per_node))
+    told, tell = os.pipe()
+    status = in_child(
+        lambda: look_after(settings, job_id, Allocation(SHAPES[index], BATCHES[index]), Events(fatal, tell))
+    )
+    os.close(tell)
+    event = os.read(told, 1000).decode()
+    os.close(told)
+    ended = in_child(lambda: look_after(settings, job_id, None, None))
+    job = settled(client, job_id)
+    with Store.open(settings.database_url, settings.cluster, read_only=True) as store:
+        resizes = store.resizes(job_id)
+        left = len(store.open_resizes())
+    return {
+        "fatal": fatal,
+        "event": event,
+        "killed": os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL,
+        "statuses": [status, ended],
+        "from": str(Shape(before.nodes, before.gpus_per_node)),
+        "shape": str(Shape(job.nodes, job.gpus_per_node)),
+        "running": job.running,
+        "held": job.held,
+        "restarts": job.restart - before.restart,
+        "open": left,
+        "resize": resizes[-1].state if resizes else None,
+        "outcome": resizes[-1].outcome if resizes else None,
+    }
+
+
+def main(path: str, job: str, first: str, stride: str) -> None:
+    settings = load(Path(path))
+    migrate.upgrade(settings.database_url)
+    fatal = int(first)
+    while True:
+        told = one_round(settings, int(job), fatal)
+        print(json.dumps(told), flush=True)
+        if not told["killed"]:
+            return
+        fatal += int(stride)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

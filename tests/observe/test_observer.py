@@ -1,0 +1,155 @@
+"""A tick's look: what is stored of the queue and of the jobs' reports, and what is left alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ones_db import Store, migrate
+from ones_wrapper.protocol import Epoch, Hello, Report, Spec, Throughput, encode, encode_report
+from slurm_ones.config import Settings
+from slurm_ones.observe.observer import Observer
+from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
+
+ME = os.geteuid()
+SPEC = Spec(32, 256, 64, 1000, 5)
+HELLO = Hello(1, 1, 1, 32, 1.0, 32, 256, 1000, 5, 0, 0, 0, "")
+
+
+def job(job_id: int = 1, **changes: object) -> Job:
+    """A running elastic job of ours on one GPU."""
+    plain = Job(
+        job_id=job_id,
+        name="train",
+        user="me",
+        uid=ME,
+        account="",
+        partition="gpu",
+        state=JobState.RUNNING,
+        flags=frozenset(),
+        reason="None",
+        held=False,
+        admin_held=False,
+        restart=0,
+        requeue=True,
+        nodes=1,
+        max_nodes=0,
+        gpus_per_node=1,
+        gpus_total=1,
+        tasks=1,
+        task_counts=False,
+        node_list=("n1",),
+        submit_time=100.0,
+        start_time=110.0,
+        end_time=0.0,
+        time_limit_s=3600.0,
+        work_dir="/nowhere",
+        comment="ones: gpus=1-4",
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+class Queue:
+    """A client of which a tick asks one thing."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, Job] = {}
+        self.now = 1000.0
+
+    def snapshot(self) -> Snapshot:
+        nodes = {"n1": Node("n1", "MIXED", True, 4, 1, ("gpu",), False)}
+        return Snapshot(self.now, dict(self.jobs), nodes, {"gpu": Partition("gpu", True, ("n1",), 0, 0, False)})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
+    migrate.upgrade(url)
+    with Store.open(url, "here") as opened:
+        yield opened
+
+
+def write(directory: Path, job_id: int, *reports: Report, restart: int = 0, spec: Spec | None = SPEC) -> None:
+    """What a job's wrapper would have written."""
+    folder = directory / f"ones-{job_id}"
+    folder.mkdir(exist_ok=True)
+    if spec is not None:
+        (folder / "spec.json").write_bytes(encode(spec))
+    lines = [encode_report(i + 1, 900.0 + i, report) for i, report in enumerate(reports)]
+    (folder / f"reports-{restart}.jsonl").write_bytes(b"".join(lines))
+
+
+def test_reports_reach_the_database_once(store: Store, tmp_path: Path) -> None:
+    """A companion that starts anew reads on where the last one stopped, and stores nothing twice."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    done = (HELLO, Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0), Epoch(0, 32, 1000, 1.5, 0.5))
+    write(tmp_path, 1, *done[:2])
+    Observer(queue, store, Settings()).look()  # type: ignore[arg-type]
+    write(tmp_path, 1, *done)
+    for _ in range(2):
+        Observer(queue, store, Settings()).look()  # type: ignore[arg-type]
+    history = store.histories([1])[1]
+    assert history.samples == 1000
+    assert [(p.samples_per_s, p.batch) for p in history.throughput] == [(160.0, 32)]
+    assert [(e.epoch, e.accuracy) for e in history.epochs] == [(0, 0.5)]
+    assert history.spec is not None
+    assert history.spec.max_local_batch == 64
+
+
+def test_a_job_that_slurm_forgot_is_closed(store: Store) -> None:
+    """A job that ended while nobody looked does not run for ever in the database."""
+    queue = Queue()
+    queue.jobs[1] = job()
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    observer.look()
+    queue.jobs.clear()
+    queue.now = 5000.0
+    assert not observer.look().elastic
+    record = store.jobs([1])[1]
+    assert (record.state, record.end_time) == ("UNKNOWN", 5000.0)
+    assert "forgotten" in record.report_note
+
+
+def test_a_job_whose_owner_opts_out_is_no_longer_weighed(store: Store) -> None:
+    """Without the comment it is nobody's, but the database still learns how it ended."""
+    queue = Queue()
+    queue.jobs[1] = job()
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    assert 1 in observer.look().elastic
+    queue.jobs[1] = job(comment="mine")
+    assert not observer.look().elastic
+    assert "opts in" in store.jobs([1])[1].refusal
+    queue.jobs[1] = job(comment="mine", state=JobState.COMPLETED, end_time=2000.0)
+    observer.look()
+    assert (store.jobs([1])[1].state, store.jobs([1])[1].end_time) == ("COMPLETED", 2000.0)
+
+
+def test_user_mode_reads_nobody_elses_files(store: Store, tmp_path: Path) -> None:
+    """Another's job is named with the reason why it is left alone; its reports are not opened."""
+    queue = Queue()
+    queue.jobs[1] = job(uid=ME + 1, user="she", work_dir=str(tmp_path))
+    write(tmp_path, 1, HELLO)
+    observer = Observer(queue, store, Settings(scope="own"))  # type: ignore[arg-type]
+    seen = observer.look()
+    assert "belongs to she" in seen.elastic[1].refusal
+    assert store.report_position(1, 0) == (0, 0)
+    assert not store.jobs([1])[1].report_note
+
+
+def test_the_last_complaint_about_reports_stays(store: Store, tmp_path: Path) -> None:
+    """A bad line costs itself alone, and its owner still finds why after the next look."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    write(tmp_path, 1, HELLO)
+    path = tmp_path / "ones-1/reports-0.jsonl"
+    path.write_bytes(b"{nonsense\n" + path.read_bytes())
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    for _ in range(3):
+        observer.look()
+    assert "1 unreadable line" in store.jobs([1])[1].report_note
+    assert store.runs(1)[0].batch == 32
