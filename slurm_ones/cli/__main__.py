@@ -1,0 +1,5 @@
+"""`python -m slurm_ones.cli`: the same as `slurm-ones`."""
+
+from slurm_ones.cli import main
+
+main()
