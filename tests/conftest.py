@@ -21,9 +21,11 @@ def start(request: pytest.FixtureRequest, site: str) -> Cluster:
             cluster = Cluster(site, report=Progress()).start()
         except ClusterError as error:
             pytest.fail(f"no cluster {site!r}: {error}", pytrace=False)
-    # Slurm gathers batch jobs for up to 3 s before it starts them, which tests need not wait for.
+    # Slurm gathers batch jobs for up to 3 s before it starts them, which tests need not wait for. The first of two
+    # values counts.
     conf = cluster.root / "etc/slurm/slurm.conf"
-    conf.write_text(conf.read_text().replace("SchedulerParameters=", "SchedulerParameters=batch_sched_delay=0,"))
+    quick = "SchedulerParameters=batch_sched_delay=0,bf_interval=1,sched_interval=1,"
+    conf.write_text(conf.read_text().replace("SchedulerParameters=", quick))
     cluster.run(["scontrol", "reconfigure"], user="root")
     return cluster
 

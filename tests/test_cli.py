@@ -1,4 +1,4 @@
-"""The commands as people run them: what they print, what they refuse, and how they end."""
+"""The commands as people meet them: on a filled job database, without Slurm, and on real sites."""
 
 from __future__ import annotations
 
@@ -8,153 +8,241 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
-from ones_db import (
-    DecisionJobRecord,
-    DecisionRecord,
-    HelloRecord,
-    JobRecord,
-    ResizeRecord,
-    RunRecord,
-    SpecRecord,
-    Store,
-    migrate,
-)
+from ones_db import Store, migrate
 from slurm_ones.cli import app
 from tests.cluster import Cluster
+from tests.db.make import decision, job, resized_job
 
-RUNNER = CliRunner()
-EVIL = "\x1b[2Jevil[red]"
+HOSTILE = "evil\x1b]0;owned\x07\x1b[2J\n[red]x[/red]"
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    """A database with one resized job, whose user chose its name with care."""
-    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'ones.sqlite'}"
+
+
+@pytest.fixture
+def filled(url: str) -> str:
+    """A database with a job that was resized, one that is refused, and one with a hostile name."""
     migrate.upgrade(url)
-    with Store.open(url, "here") as store:
-        store.see_jobs([JobRecord(7, EVIL, "alice", 100.0, 1, 1, elastic=True, state="RUNNING")])
-        store.set_spec(7, SpecRecord(32, 256, 64, 1000, 10))
-        store.see_runs([RunRecord(7, 0, 1, 1, ("n1",), 110.0)])
-        hello = HelloRecord(1, 111.0, 1, 1, 32, 1.0, 0, 0, 0, note="checkpoint step-9 is damaged, step-8 was loaded")
-        store.add_reports(7, 0, offset=10, number=1, hello=hello)
-        grow = DecisionJobRecord(7, 1, 4, 128, "grows 1 → 4 GPUs", 1, 1, 32, acted=True, outcome="begins")
-        decision = store.add_decision(DecisionRecord(150.0, "ones", "act", 0.1, jobs=(grow,)))
-        resize = store.begin_resize(ResizeRecord(7, 0, 1, 1, 32, 1, 4, 128, "draining", 150.0, decision))
-        store.step_resize(resize.id, "requeuing", time=151.0)
-        store.end_resize(resize.id, "done", "it runs at its new shape", 160.0, pause_s=9.0)
-        store.see_jobs([JobRecord(8, "odd", "bob", 120.0, 1, 1, refusal="'gpu=2': expected gpus=", state="PENDING")])
-    yield url
+    with Store.open(url, "gres") as store:
+        resized_job(store, 7)
+        store.see_jobs([job(8, elastic=False, refusal="it was submitted with task counts", state="PENDING")])
+        store.see_jobs([job(9, name=HOSTILE, user=HOSTILE, comment=HOSTILE, refusal=HOSTILE, report_note=HOSTILE)])
+        store.add_decision(decision(2400.0, 7, 8))
+    return url
 
 
-def told(*arguments: str, code: int = 0) -> str:
-    """What a command prints, on both streams, after it ended with that code."""
-    done = RUNNER.invoke(app, arguments)
-    assert done.exit_code == code, (done.output, done.exception)
-    return done.output
+def call(*arguments: str, home: Path | None = None) -> Result:
+    environment = {"COLUMNS": "200", "HOME": str(home) if home else "/nonexistent"}
+    return CliRunner().invoke(app, list(arguments), env=environment)
 
 
-def test_jobs_says_where_each_job_stands(url: str) -> None:
-    """State, shape, batch and resizes of each job, and why one is left alone."""
-    shown = told("jobs", "--database", url)
-    assert all(word in shown for word in ("alice", "RUNNING", "1x1", "32", "0/10", "'gpu=2'"))
-    listed = json.loads(told("jobs", "--json", "--database", url))
-    assert [(j["job_id"], j["state"], j["shape"], j["resizes"]) for j in listed] == [
-        (7, "RUNNING", "1x1", 1),
-        (8, "PENDING", None, 0),
-    ]
+def printed(*arguments: str) -> Any:
+    done = call(*arguments)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
 
 
-def test_why_tells_decisions_resizes_and_what_the_run_said(url: str) -> None:
-    """The owner of a job finds what was decided, why, how it went, and what was odd."""
-    shown = told("why", "7", "--database", url)
-    for word in ("grows 1 → 4 GPUs", "begins", "requeuing", "it runs at its new shape", "9.0 s", "step-9 is damaged"):
-        assert word in shown
-    assert "expected gpus=" in told("why", "8", "--database", url)
-    as_json = json.loads(told("why", "7", "--json", "--database", url))
-    assert as_json["resizes"][0]["steps"][1]["state"] == "requeuing"
+class TestDatabase:
+    """`db upgrade`."""
+
+    def test_it_creates_and_then_has_nothing_to_do(self, url: str) -> None:
+        """Safe to call at every installation."""
+        first = call("db", "upgrade", "--database", url)
+        assert (first.exit_code, "schema none → " in first.stdout) == (0, True)
+        again = call("db", "upgrade", "--database", url)
+        assert (again.exit_code, "nothing to do" in again.stdout) == (0, True)
+
+    def test_a_path_that_cannot_be(self, tmp_path: Path) -> None:
+        """One line, exit code 2, no traceback."""
+        (tmp_path / "file").write_text("")
+        done = call("db", "upgrade", "--database", f"sqlite:///{tmp_path}/file/ones.sqlite")
+        assert done.exit_code == 2
+        assert done.stderr.startswith("slurm-ones: ")
+        assert "Traceback" not in done.output
 
 
-def test_no_name_steers_the_terminal(url: str) -> None:
-    """Escape characters and markup in a job's name are shown, not obeyed."""
-    for shown in (told("jobs", "--database", url), told("why", "7", "--database", url)):
-        assert "\x1b" not in shown
-        assert "?[2Jevil[red]" in shown
+class TestJobs:
+    """`jobs`."""
+
+    def test_json(self, filled: str) -> None:
+        """What scripts read agrees with what was stored."""
+        jobs = {j["job_id"]: j for j in printed("jobs", "--json", "--database", filled)}
+        assert set(jobs) == {7, 8, 9}
+        assert (jobs[7]["shape"], jobs[7]["batch"], jobs[7]["resizes"], jobs[7]["pause_s"]) == ("1x4", 256, 1, 410.0)
+        assert (jobs[8]["shape"], jobs[8]["elastic"]) == (None, False)
+        assert [j["job_id"] for j in printed("jobs", "8", "--json", "--database", filled)] == [8]
+
+    def test_table(self, filled: str) -> None:
+        """What people read."""
+        done = call("jobs", "7", "8", "--database", filled)
+        assert done.exit_code == 0
+        assert "1x4" in done.stdout
+        assert "job 8: it was submitted with task counts" in done.stdout
+
+    def test_an_empty_database(self, url: str) -> None:
+        """It is said how a job opts in."""
+        migrate.upgrade(url)
+        with Store.open(url, "gres"):
+            pass
+        done = call("jobs", "--database", url)
+        assert (done.exit_code, "sbatch_templates" in done.stdout) == (0, True)
+
+    def test_no_database(self, url: str) -> None:
+        """One line, exit code 2."""
+        done = call("jobs", "--database", url)
+        assert done.exit_code == 2
+        assert "Traceback" not in done.output
+        assert done.stderr.startswith("slurm-ones: ")
+
+    @pytest.mark.parametrize("command", [("jobs",), ("jobs", "--json"), ("why", "9"), ("why", "9", "--json")])
+    def test_terminal_escapes_do_not_reach_the_terminal(self, filled: str, command: tuple[str, ...]) -> None:
+        """A job's name is another user's input: no escape, no new line, no markup of ours."""
+        done = call(*command, "--database", filled)
+        assert done.exit_code == 0
+        assert "evil" in done.stdout
+        assert not [c for c in done.output if not c.isprintable() and c != "\n"]
+        if "--json" not in command:
+            assert "[red]" in done.stdout
 
 
-def test_an_unknown_job_is_said_to_be_unknown(url: str) -> None:
-    """With how a job comes to be known."""
-    assert "ones: gpus=1-16" in told("why", "4711", "--database", url, code=2)
+class TestWhy:
+    """`why JOB`."""
+
+    def test_json(self, filled: str) -> None:
+        """Decisions with their reasons, resizes with their steps."""
+        told = printed("why", "7", "--json", "--database", filled)
+        assert told["job"]["job_id"] == 7
+        (decided,) = told["decisions"]
+        assert (decided["reason"], decided["policy"], decided["nodes"], decided["batch"]) == (
+            "reason 7",
+            "ones",
+            1,
+            256,
+        )
+        (resized,) = told["resizes"]
+        assert (resized["state"], resized["pause_s"], len(resized["steps"]) >= 2) == ("done", 410.0, True)
+
+    def test_words(self, filled: str) -> None:
+        """The same for people, and the refusal."""
+        done = call("why", "7", "--database", filled)
+        assert "reason 7" in done.stdout
+        assert "training stood still for 6 m 50 s" in done.stdout
+        assert "It is left alone: it was submitted with task counts" in call("why", "8", "--database", filled).stdout
+
+    def test_a_job_that_never_opted_in(self, filled: str) -> None:
+        """It is said how, and that exit code is 2."""
+        done = call("why", "999", "--database", filled)
+        assert done.exit_code == 2
+        assert "job 999 is not in the database" in done.stderr
+        assert "--comment" in done.stderr
+
+    def test_a_word_that_is_no_job(self, filled: str) -> None:
+        """typer's own message."""
+        assert call("why", "mine", "--database", filled).exit_code == 2
 
 
-def test_a_missing_database_names_the_command_that_makes_it(tmp_path: Path) -> None:
-    """And that command makes it."""
-    url = f"sqlite:///{tmp_path / 'new.sqlite'}"
-    assert "slurm-ones db upgrade" in told("jobs", "--database", url, code=2)
-    assert "none → 0001" in told("db", "upgrade", "--database", url)
-    assert "nothing to do" in told("db", "upgrade", "--database", url)
+class TestSettings:
+    """Every command that takes settings."""
+
+    def test_a_wrong_key(self, tmp_path: Path) -> None:
+        """Named with its neighbour, exit code 2."""
+        config = tmp_path / "config.toml"
+        config.write_text("tick = 5\n")
+        for command in (("jobs",), ("why", "7"), ("run",), ("doctor",), ("db", "upgrade")):
+            done = call(*command, "--config", str(config))
+            assert done.exit_code == 2
+            assert "unknown key tick (did you mean tick_s?)" in done.stderr
+
+    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+        """A file that was named must exist."""
+        done = call("jobs", "--config", str(tmp_path / "none.toml"))
+        assert done.exit_code == 2
+        assert "none.toml: cannot be read" in done.stderr
 
 
-def test_a_wrong_settings_file_is_refused(tmp_path: Path) -> None:
-    """No command runs on settings that were misunderstood."""
-    path = tmp_path / "ones.toml"
-    path.write_text("tik_s = 3\n")
-    for command in (["run"], ["jobs"], ["doctor"]):
-        assert "did you mean tick_s?" in told(*command, "--config", str(path), code=2)
+class TestWithoutSlurm:
+    """A machine that has none, with real processes."""
+
+    @pytest.mark.parametrize("command", [("run",), ("run", "--act", "--own"), ("doctor",)])
+    def test_it_is_said_in_a_line(self, tmp_path: Path, command: tuple[str, ...]) -> None:
+        """What is missing and where to go, exit code 2, no database left behind."""
+        done = subprocess.run(
+            [Path(sys.executable).with_name("slurm-ones"), *command],
+            env={"PATH": str(tmp_path), "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert "there is no Slurm on this machine" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not list(tmp_path.rglob("*.sqlite"))
 
 
-def _without_slurm(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PATH": str(tmp_path), "HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "slurm_ones.cli", *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-
-
-@pytest.mark.parametrize("command", ["run", "doctor"])
-def test_no_slurm_on_the_machine(tmp_path: Path, command: str) -> None:
-    """Said in one line, with what to do, and no traceback."""
-    done = _without_slurm(tmp_path, command)
-    assert done.returncode == 2
-    assert "there is no Slurm on this machine" in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.fixture(scope="module", params=["gres", "old"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    running: Cluster = request.getfixturevalue(request.param)
+    yield running
 
 
 @pytest.mark.cluster
-def test_a_policy_that_does_not_exist_is_refused(gres: Cluster) -> None:
-    """Before anything is looked at, with the names that exist."""
-    (gres.home("alice") / "wrong.toml").write_text('policy = "best"\n')
-    done = gres.run(["slurm-ones", "run", "-c", "wrong.toml"], check=False)
-    assert done.returncode == 2
-    assert "'best' is none of ones" in done.stderr
+class TestDoctor:
+    """`doctor` on both real sites."""
 
+    def findings(self, cluster: Cluster, user: str, *options: str) -> tuple[int, dict[str, dict[str, str]]]:
+        program = Path(cluster.python).with_name("slurm-ones")
+        home = {"HOME": "/scratch"} if user == "slurm" else {}
+        done = cluster.run([str(program), "doctor", "--json", *options], user=user, env=home, check=False)
+        assert done.stdout, done.stderr
+        return done.returncode, {f["what"]: f for f in json.loads(done.stdout)}
 
-@pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("site", "version", "client"), [("gres", "26.05", "PySlurm"), ("old", "22.05", "command line")]
-)
-def test_doctor_knows_the_site(site: str, version: str, client: str, request: pytest.FixtureRequest) -> None:
-    """Version, client, permission, GRES or whole nodes, requeue delay and directories, each with its verdict."""
-    cluster: Cluster = request.getfixturevalue(site)
-    done = cluster.run(["slurm-ones", "doctor", "--own", "--json"], check=False)
-    found = {entry["what"]: entry for entry in json.loads(done.stdout)}
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert found["Slurm"]["found"] == version
-    assert client in found["client"]["found"] or (site == "gres" and not cluster.pyslurm)
-    assert "own jobs" in found["permission"]["found"]
-    assert "GRES, 4 GPUs" in found["partition gpu"]["found"]
-    assert "whole_node_gpus" in found["partition whole"]["advice"]
-    assert "StartTime=now" in found["requeue delay"]["found"]
+    def test_an_ordinary_user_with_their_own_jobs(self, cluster: Cluster) -> None:
+        """Nothing is bad: alice may start at once."""
+        status, found = self.findings(cluster, "alice", "--own")
+        assert (status, [f for f in found.values() if f["verdict"] == "bad"]) == (0, [])
+        assert found["Slurm"]["found"].startswith("22.05" if cluster.site.name == "old" else "2")
+        assert "PySlurm" in found["client"]["found"] if cluster.pyslurm else "command line" in found["client"]["found"]
+        assert found["permission"]["found"] == "user mode: alice may resize alice's own jobs"
+        assert found["partition gpu"]["found"].startswith("GRES, 4 GPUs a node")
+        assert "whole_node_gpus" in found["partition whole"]["advice"]
+        seconds = "6 s" if not cluster.site.requeue_delay else "0 s"
+        assert found["requeue delay"]["found"].startswith(seconds)
+        assert found["KillWait"]["found"].startswith("5 s")
 
+    def test_an_ordinary_user_with_everybodys_jobs(self, cluster: Cluster) -> None:
+        """It is said what to do, and the exit code says that something is bad."""
+        (cluster.home("alice") / "all.toml").write_text('scope = "all"\n')
+        status, found = self.findings(cluster, "alice", "--config", "/home/alice/all.toml")
+        assert status == 1
+        assert found["permission"]["verdict"] == "bad"
+        assert 'scope = "own"' in found["permission"]["advice"]
+        assert found["spool"]["verdict"] == "bad"
 
-@pytest.mark.cluster
-def test_doctor_says_what_stands_in_the_way(gres: Cluster) -> None:
-    """An ordinary user who means to look after everybody is told that it cannot be, and how it could."""
-    (gres.home("alice") / "all.toml").write_text('scope = "all"\n')
-    done = gres.run(["slurm-ones", "doctor", "-c", "all.toml", "--json"], check=False)
-    found = {entry["what"]: entry for entry in json.loads(done.stdout)}
-    assert done.returncode == 1
-    assert found["permission"]["verdict"] == "bad"
-    assert "adminlevel=operator" in found["permission"]["advice"]
-    assert "ONES_SPOOL" in found["spool"]["advice"]
+    def test_the_operator(self, cluster: Cluster) -> None:
+        """slurm may resize everybody's jobs, and needs a spool for its orders."""
+        status, found = self.findings(cluster, "slurm")
+        assert found["permission"]["found"] == "slurm may resize everybody's jobs"
+        assert (found["spool"]["verdict"], "ONES_SPOOL" in found["spool"]["advice"]) == ("bad", True)
+        assert status == 1
+        spool = cluster.scratch / "spool"
+        spool.mkdir(exist_ok=True)
+        os.chown(spool, *cluster.box.ids("slurm"))
+        (cluster.scratch / "operator.toml").write_text('spool = "/scratch/spool"\n[whole_node_gpus]\nwhole = 4\n')
+        _, found = self.findings(cluster, "slurm", "--config", "/scratch/operator.toml")
+        assert found["spool"]["verdict"] == "ok"
+        assert found["partition whole"]["found"].startswith("whole nodes of 4 GPUs")
+
+    def test_the_table(self, cluster: Cluster) -> None:
+        """For people, on any terminal."""
+        program = Path(cluster.python).with_name("slurm-ones")
+        done = cluster.run([str(program), "doctor", "--own"], user="bob", env={"COLUMNS": "60"}, check=False)
+        assert done.returncode == 0
+        assert "partition whole" in done.stdout.replace("\n", " ")

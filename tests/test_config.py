@@ -1,81 +1,143 @@
-"""Settings: a wrong file says what is wrong, where, and what would be right."""
+"""The settings file: what is wrong with it is said with its name, its key, and what is accepted."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_ones.config import ConfigError, Settings, load, parse
 
 
-def refused(text: str) -> str:
-    """What is said of a settings file that is not accepted."""
-    with pytest.raises(ConfigError) as error:
-        parse(text, "ones.toml")
-    return str(error.value)
+def error(text: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        parse(text, "site.toml")
+    return str(raised.value)
 
 
-def test_defaults_change_nothing() -> None:
-    """Without a word from the admin the companion only advises."""
+def test_an_empty_file_is_the_defaults() -> None:
+    """Defaults only advise: nothing is changed at a site that has not said so."""
     settings = parse("")
-    assert settings.mode == "advise"
-    assert settings.interval_s == 60
-    assert parse('scope = "own"').interval_s == 180
+    assert settings == Settings()
+    assert (settings.mode, settings.scope, settings.client, settings.interval_s) == ("advise", "all", "auto", 60.0)
 
 
-def test_a_wrong_key_is_named_with_the_right_one() -> None:
-    """A misspelt key is no silent default."""
-    said = refused("tick_seconds = 3")
-    assert "ones.toml: unknown key tick_seconds" in said
-    assert "did you mean tick_s?" in said
-    assert "whole_node_gpus" in said
+def test_a_whole_file() -> None:
+    """Each kind of value is read, sections included."""
+    settings = parse(
+        """
+        mode = "act"
+        scope = "own"
+        tick_s = 30
+        spool = "/shared/ones"
+        policy_options = { population = 32, greedy = true }
+        [whole_node_gpus]
+        rtx = 4
+        [resize]
+        dwell_s = 60
+        start_now = false
+        """
+    )
+    assert (settings.mode, settings.scope, settings.interval_s, settings.spool) == (
+        "act",
+        "own",
+        30.0,
+        Path("/shared/ones"),
+    )
+    assert settings.policy_options == {"population": 32, "greedy": True}
+    assert settings.whole_node_gpus == {"rtx": 4}
+    assert (settings.resize.dwell_s, settings.resize.start_now, settings.resize.max_open) == (60.0, False, 4)
 
 
-def test_a_wrong_key_in_a_section_is_named_with_its_own_keys() -> None:
-    """The accepted keys are those of the section, not of the file."""
-    said = refused("[resize]\ndwell = 3")
-    assert "unknown key resize.dwell (did you mean dwell_s?)" in said
-    assert "max_wait_s" in said
-    assert "whole_node_gpus" not in said
+def test_user_mode_polls_less_often() -> None:
+    """Sites ask it of users."""
+    assert parse('scope = "own"').interval_s == 180.0
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('mode = "on"', ["mode", "'advise' or 'act'", "'on'"]),
-        ("tick_s = -1", ["tick_s", "greater than 0", "-1"]),
-        ("[whole_node_gpus]\nrtx = 0", ["whole_node_gpus.rtx", "0 is not a number of GPUs"]),
-        ("[resize]\nmax_open = 0", ["resize.max_open", "greater than or equal to 1"]),
-        ('[whole_node_gpus]\nrtx = "four"', ["whole_node_gpus.rtx", "integer", "four"]),
+        (
+            "clinet = 'auto'",
+            ("site.toml: unknown key clinet (did you mean client?)", "accepted here: client, cluster,"),
+        ),
+        ("zzz = 1", ("unknown key zzz; accepted here:",)),
+        ("[resize]\ndwell = 1", ("unknown key resize.dwell (did you mean dwell_s?)", "accepted here: advance_s,")),
+        ("[resise]\ndwell_s = 1", ("unknown key resise (did you mean resize?)",)),
     ],
 )
-def test_a_wrong_value_is_named_with_what_is_accepted(text: str, words: list[str]) -> None:
-    """Key, value and accepted values stand in one line."""
-    said = refused(text)
-    assert all(word in said for word in words), said
+def test_a_wrong_key_is_named_with_its_neighbour(text: str, words: tuple[str, ...]) -> None:
+    """Nobody hunts for a spelling mistake in silence."""
+    for word in words:
+        assert word in error(text)
 
 
-def test_all_errors_are_said_at_once() -> None:
-    """An admin mends a file in one go."""
-    assert len(refused('mode = "on"\ntick = 3').splitlines()) == 2
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('mode = "go"', "site.toml: mode: Input should be 'advise' or 'act', not 'go'"),
+        ("tick_s = 0", "tick_s: Input should be greater than 0, not 0"),
+        ('tick_s = "often"', "tick_s: "),
+        ("[resize]\nmax_open = 0", "resize.max_open: Input should be greater than or equal to 1, not 0"),
+        ("[resize]\ndwell_s = -1", "resize.dwell_s: "),
+        ("resize = 3", "resize: "),
+        ("[whole_node_gpus]\nrtx = 0", "whole_node_gpus.rtx: 0 is not a number of GPUs"),
+        ("[whole_node_gpus]\nrtx = 'four'", "whole_node_gpus.rtx: "),
+        ("tick_s = nan", "tick_s: "),
+        ("timeout_s = inf", "timeout_s: "),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_accepted(text: str, words: str) -> None:
+    """The key, what was given, what would do."""
+    assert words in error(text)
 
 
-def test_not_toml_and_not_there(tmp_path: Path) -> None:
-    """A broken or missing file names itself."""
-    assert "ones.toml: not TOML" in refused("mode = ")
-    with pytest.raises(ConfigError, match=r"missing.toml: cannot be read"):
-        load(tmp_path / "missing.toml")
-    (tmp_path / "latin.toml").write_bytes(b'cluster = "\xe9"')
-    with pytest.raises(ConfigError, match=r"latin.toml: cannot be read"):
-        load(tmp_path / "latin.toml")
+def test_every_mistake_has_a_line() -> None:
+    """One run of the companion finds them all."""
+    lines = error('mode = "go"\nzzz = 1\ntick_s = -1').splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("site.toml: ") for line in lines)
 
 
-def test_a_file_is_read(tmp_path: Path) -> None:
-    """What is written is what holds."""
-    path = tmp_path / "ones.toml"
-    path.write_text('database = "sqlite:////tmp/x"\n[policy_options]\ngenerations = 5\n[resize]\ndwell_s = 7\n')
-    settings = load(path)
-    assert isinstance(settings, Settings)
-    assert (settings.database_url, settings.resize.dwell_s) == ("sqlite:////tmp/x", 7)
-    assert settings.policy_options == {"generations": 5}
+def test_what_is_not_toml() -> None:
+    """With the line where it stops being TOML."""
+    assert "site.toml: not TOML: " in error("mode = act")
+    assert "line 2" in error('mode = "act"\n[resize\n')
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """No file ends in a traceback."""
+    try:
+        parse(text)
+    except ConfigError as refused:
+        assert str(refused)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """Missing, a directory, not UTF-8: the path is in the message."""
+    (tmp_path / "latin.toml").write_bytes(b'policy = "gr\xfcn"')
+    for name in ("none.toml", ".", "latin.toml"):
+        with pytest.raises(ConfigError, match="cannot be read") as raised:
+            load(tmp_path / name)
+        assert str(tmp_path) in str(raised.value)
+
+
+def test_without_a_file_a_user_looks_after_their_own_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator's daemon looks after everybody's."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("slurm_ones.config.default_path", lambda: tmp_path / "none.toml")
+    for user, scope in (("alice", "own"), ("slurm", "all"), ("root", "all")):
+        monkeypatch.setattr("getpass.getuser", lambda user=user: user)
+        assert load().scope == scope
+
+
+def test_the_users_own_file_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the site's."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    own = tmp_path / ".config/slurm-ones/config.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text("seed = 7")
+    assert load().seed == 7

@@ -165,7 +165,13 @@ class Machine:
         return self._to(resize, State.RELEASING)
 
     def _releasing(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
-        return self._release(resize, job, State.WAITING, State.STARTING)
+        try:
+            return self._release(resize, job, State.WAITING, State.STARTING)
+        except (Unreachable, UnknownJob):
+            raise
+        except SlurmError as error:
+            # Slurm may have taken a shape that it refused; a companion that died then left the job with it.
+            return self._to(resize, State.RESHAPING_BACK, f"Slurm does not release it at this shape: {error}")
 
     def _waiting(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if job.running:

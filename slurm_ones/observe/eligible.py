@@ -48,7 +48,7 @@ def _refusal(job: Job, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: i
     if job.array:
         return "job arrays and heterogeneous jobs are not resized: submit it as a job of its own"
     if not job.batch:
-        return "it is interactive: Slurm requeues batch jobs alone"
+        return "it is interactive, and Slurm requeues batch jobs alone: submit it with sbatch"
     if not job.requeue:
         return "it was submitted without --requeue: submit with --requeue, or run scontrol update JobId=… Requeue=1"
     if job.task_counts:

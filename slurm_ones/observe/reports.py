@@ -88,13 +88,14 @@ def read_reports(job: Job, restart: int, offset: int, after: int, *, now: float)
             number, time, report = decode_report(raw)
             if time > now + 300:
                 raise ProtocolError(f"t: {time:.0f} is in the future")
+            if number <= after:
+                raise ProtocolError(f"n: {number} comes after {after}")
         except ProtocolError as error:
             bad += 1
             first_bad = first_bad or str(error)
             continue
-        if number > after:
-            lines.append(Line(number, time, report))
-            after = number
+        lines.append(Line(number, time, report))
+        after = number
     if bad:
         problems.append(f"{name}: {bad} unreadable line{'s' * (bad > 1)}, the first: {first_bad}")
     return Piece(tuple(lines), offset + end, spec, "; ".join(problems))

@@ -13,6 +13,7 @@ import re
 import subprocess
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,21 @@ def hold_command(job_id: int) -> list[str]:
 
 
 def reshape_command(job_id: int, shape: Shape, *, whole_nodes: bool) -> list[str]:
-    """The pair N-N, since a job submitted with -N1 has a maximum too."""
+    """The pair N-N, since a job submitted with -N1 has a maximum too.
+
+    The CPUs come along: Slurm raises their number with the nodes and leaves it there, so that a job back on one node
+    may ask for more CPUs than that has, and after a node count that was refused can be neither updated nor released.
+    Slurm adds what --cpus-per-gpu and --cpus-per-task ask for.
+    """
     command = ["scontrol", "update", f"JobId={job_id}", f"NumNodes={shape.nodes}-{shape.nodes}"]
+    command += [f"NumCPUs={shape.nodes}"]
     return command if whole_nodes else [*command, f"Gres=gpu:{shape.gpus_per_node}"]
 
 
-def release_commands(job_id: int, *, start_now: bool) -> list[list[str]]:
-    start = [["scontrol", "update", f"JobId={job_id}", "StartTime=now"]] if start_now else []
+def release_commands(job_id: int, *, start_now: bool, settle_s: int = 0) -> list[list[str]]:
+    """`settle_s` is what Slurm needs between a requeue and the next start, see `CommandClient.release`."""
+    when = f"now+{settle_s}" if settle_s else "now"
+    start = [["scontrol", "update", f"JobId={job_id}", f"StartTime={when}"]] if start_now else []
     return [*start, ["scontrol", "release", str(job_id)]]
 
 
@@ -120,6 +129,10 @@ class CommandClient:
     def _ask(self, argv: Sequence[str]) -> str:
         """A question, which may be asked again; a command that changes something is not."""
         return with_retries(lambda: self.run(argv))
+
+    @cached_property
+    def _release(self) -> tuple[int, int]:
+        return self.version()
 
     def version(self) -> tuple[int, int]:
         match = re.search(r"(\d+)\.(\d+)", self.run(["scontrol", "--version"]))
@@ -186,7 +199,10 @@ class CommandClient:
         reshape(self.job, self.update_shape, job_id, shape)
 
     def release(self, job_id: int, *, start_now: bool = True) -> None:
-        for command in release_commands(job_id, start_now=start_now):
+        # Before 25.11, which may requeue without a delay, a run that starts in the second in which the last one was
+        # killed is refused by its node ("Job credential revoked") and the job fails.
+        settle_s = 2 if self._release < (25, 11) else 0
+        for command in release_commands(job_id, start_now=start_now, settle_s=settle_s):
             self.run(command)
 
     def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:

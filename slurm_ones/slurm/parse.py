@@ -121,10 +121,10 @@ def _job(entry: Mapping[str, Any]) -> Job:
         gpus_per_node=gpus(entry.get("tres_per_node")),
         gpus_total=detail or gpus(entry.get("tres_per_job")),
         tasks=tasks,
-        # Without task counts Slurm counts one task a node.
+        # Without task counts Slurm counts one task a node (of the most, where an update was refused half-way).
         task_counts=number(entry.get("tasks_per_node")) > 0
         or "EXACT_TASK_COUNT_REQUESTED" in _texts(entry.get("flags"))
-        or tasks > node_count > 0,
+        or tasks > max(node_count, number(entry.get("max_nodes"))) > 0,
         node_list=nodes,
         submit_time=float(number(entry.get("submit_time"))),
         start_time=float(number(entry.get("start_time"))) if running_or_done else 0.0,

@@ -70,7 +70,7 @@ def _job(raw: Any) -> Job:
         tasks=_count(raw.ntasks),
         # PySlurm does not show the flag of an exact task count: of `#SBATCH --ntasks=1` only reshaping finds out.
         task_counts=_count(raw.ntasks_per_node) > 0
-        or _count(raw.ntasks) > _count(raw.num_nodes) > 0
+        or _count(raw.ntasks) > max(_count(raw.num_nodes), _count(raw.max_nodes)) > 0
         or any(option.startswith(("--ntasks", "-n")) for option in options[:-1]),
         node_list=nodes,
         submit_time=float(raw.submit_time or 0),

@@ -100,6 +100,8 @@ class FakeSlurm:
         """Slurm's words where it does not take a shape."""
         self.takes_part: Callable[[Shape], bool] = lambda shape: False
         """Whether it changes the nodes of a job, then refuses."""
+        self.release_refused: Callable[[Shape], str] = lambda shape: ""
+        """Slurm's words where it does not release a job because of a shape that it took."""
         self.requeue_refused = self.hold_refused = self.start_now_refused = ""
 
     # -- the protocol --------------------------------------------------------------------------------------------
@@ -170,6 +172,8 @@ class FakeSlurm:
             job.eligible_at = job.begin_time = self.clock()
         if job.held_by == "operator":
             raise NotPermitted("Access/permission denied")
+        if words := self.release_refused(job.shape):
+            raise NotResizable(words)
         job.held_by = ""
         self.calls.append(("release", start_now))
         self.fault("after release")

@@ -211,6 +211,18 @@ def test_a_job_that_starts_before_anything_was_done_is_left_alone(make_world: Ma
     assert world.calls == [] and world.job.shape == OLD
 
 
+def test_a_shape_that_slurm_takes_but_does_not_release_is_rolled_back(make_world: Make) -> None:
+    """26.05 refuses a node count, holds it all the same, and does not release the job any more: seen after a crash."""
+    world = make_world()
+    world.slurm.release_refused = lambda shape: (
+        "Requested partition configuration not available" if shape == NEW else ""
+    )
+    world.begin()
+    resize = world.finish()
+    world.check()
+    assert resize.state == State.ROLLED_BACK and world.states[3:5] == ["releasing", "reshaping_back"]
+
+
 @pytest.mark.parametrize("running", [True, False])
 def test_a_refused_hold_or_requeue_leaves_the_job_as_it_is(make_world: Make, running: bool) -> None:
     """A job that Slurm will not requeue trains on with its old batch; one that it will not hold waits on."""

@@ -7,12 +7,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ones_db import Store
+from ones_db import Store, StoreError
 from ones_wrapper.protocol import Hello, Report, decode_report, directory_name, reports_name
 from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.parse import parse_jobs
@@ -128,18 +128,19 @@ class Desk:
         (folder / "ones.toml").write_text("\n".join(text))
         return f"{inside}/ones.toml"
 
-    def companion(self, settings: str, *options: str, user: str = "alice") -> subprocess.Popen[str]:
-        """Start `slurm-ones run`; it ends with the test. Its words are in `words`."""
-        log = (self._host(settings).parent / "companion.log").open("a")
-        command = ["slurm-ones", "run", "--config", settings, "--verbose", *options]
-        process = self.cluster.popen(command, user=user, stdout=log, stderr=subprocess.STDOUT)
+    def start(
+        self, command: list[str], settings: str, *, user: str = "alice", cwd: Path | None = None
+    ) -> subprocess.Popen[str]:
+        """Start a companion; it ends with the test. What it says is in `words`."""
+        with (self._host(settings).parent / "companion.log").open("a") as log:
+            process = self.cluster.popen(command, user=user, cwd=cwd, stdout=log, stderr=subprocess.STDOUT)
         self._processes.append(process)
         return process
 
     @contextmanager
     def running(self, settings: str, *options: str, user: str = "alice") -> Iterator[None]:
         """The companion for the length of a block; fails when it does not end well."""
-        process = self.companion(settings, *options, user=user)
+        process = self.start(["slurm-ones", "run", "--config", settings, "--verbose", *options], settings, user=user)
         try:
             yield
             assert process.poll() is None, self.words(settings)
@@ -158,6 +159,18 @@ class Desk:
         while self.words(settings).count("elastic jobs run") < until:
             assert time.monotonic() < deadline, self.words(settings)
             time.sleep(0.1)
+
+    def resize_ended(self, settings: str, job_id: int) -> None:
+        """Wait until a resize of the job was begun and has ended."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            assert time.monotonic() < deadline, self.words(settings)
+            time.sleep(0.2)
+            if not (self._host(settings).parent / DATABASE).exists():
+                continue
+            with suppress(StoreError), self.store(settings) as store:
+                if any(resize.ended is not None for resize in store.resizes(job_id)):
+                    return
 
     def store(self, settings: str) -> Store:
         """What the companion remembers."""

@@ -1,8 +1,8 @@
 """Companions that kill themselves in a resize: run inside a cluster as `python -m tests.endtoend.killed`.
 
-    killed SETTINGS JOB FIRST STRIDE
+    killed SETTINGS JOB FIRST STRIDE SHAPE
 
-The job is resized between 1x1 and 1x2, over and over. In the n-th resize the companion sends itself SIGKILL at its
+The job is resized from 1x1 to SHAPE, back, and so on. In the n-th resize the companion sends itself SIGKILL at its
 event FIRST + n * STRIDE: before or after a journal write, an order, or a command that changes something in Slurm. A
 second companion, which begins nothing, then closes what it finds. Each round is one JSON line on stdout; the last is
 that of the resize that had fewer events than that.
@@ -31,8 +31,7 @@ from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.model import Job, Shape
 from tests.endtoend.scripted import Scripted, companion
 
-SHAPES = (Shape(1, 1), Shape(1, 2))
-BATCHES = (16, 32)
+SMALL = Shape(1, 1)
 CHANGES = ("requeuehold", "uhold", "update", "release")
 WRITES = ("begin_resize", "step_resize", "end_resize")
 LIMIT_S = 60.0
@@ -78,12 +77,14 @@ class Client(CommandClient):
 
 
 def look_after(settings: Settings, job_id: int, to: Allocation | None, events: Events | None) -> None:
-    """One companion, until the job has that allocation (or at once, with none) and no resize is open."""
+    """One companion, until it has begun that resize (if one is asked for) and none is open."""
     client, policy, stop = Client(), Scripted({job_id: [to] if to else []}), threading.Event()
     client.events = events
     with Store.open(settings.database_url, settings.cluster) as store:
 
         def on_tick(tick: Tick) -> None:
+            if tick.begun:
+                policy.steps.clear()  # one resize, however it ends
             if policy.done and not store.open_resizes():
                 stop.set()
 
@@ -114,22 +115,24 @@ def _and_exit(work: Callable[[], None]) -> NoReturn:
 
 
 def settled(client: CommandClient, job_id: int) -> Job:
-    """The job once it runs, or as it is after LIMIT_S."""
+    """The job once it runs or waits for its own time, or as it is after LIMIT_S."""
     deadline = time.monotonic() + LIMIT_S
-    while not (job := client.job(job_id)).running and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        job = client.job(job_id)
+        if job.running or (job.pending and job.reason == "BeginTime"):
+            break
         time.sleep(0.1)
     return job
 
 
-def one_round(settings: Settings, job_id: int, fatal: int) -> dict[str, Any]:
+def one_round(settings: Settings, job_id: int, fatal: int, big: Shape) -> dict[str, Any]:
     """One resize with a death in it, its end, and what was found then."""
     client = CommandClient()
     before = settled(client, job_id)
-    index = 1 - SHAPES.index(Shape(before.nodes, before.gpus_per_node))
+    small = (before.nodes, before.gpus_per_node) == (SMALL.nodes, SMALL.gpus_per_node)
+    to = Allocation(big, 32) if small else Allocation(SMALL, 16)
     told, tell = os.pipe()
-    status = in_child(
-        lambda: look_after(settings, job_id, Allocation(SHAPES[index], BATCHES[index]), Events(fatal, tell))
-    )
+    status = in_child(lambda: look_after(settings, job_id, to, Events(fatal, tell)))
     os.close(tell)
     event = os.read(told, 1000).decode()
     os.close(told)
@@ -145,7 +148,7 @@ def one_round(settings: Settings, job_id: int, fatal: int) -> dict[str, Any]:
         "statuses": [status, ended],
         "from": str(Shape(before.nodes, before.gpus_per_node)),
         "shape": str(Shape(job.nodes, job.gpus_per_node)),
-        "running": job.running,
+        "state": job.state.value,
         "held": job.held,
         "restarts": job.restart - before.restart,
         "open": left,
@@ -154,12 +157,12 @@ def one_round(settings: Settings, job_id: int, fatal: int) -> dict[str, Any]:
     }
 
 
-def main(path: str, job: str, first: str, stride: str) -> None:
+def main(path: str, job: str, first: str, stride: str, shape: str) -> None:
     settings = load(Path(path))
     migrate.upgrade(settings.database_url)
     fatal = int(first)
     while True:
-        told = one_round(settings, int(job), fatal)
+        told = one_round(settings, int(job), fatal, Shape.parse(shape))
         print(json.dumps(told), flush=True)
         if not told["killed"]:
             return

@@ -1,6 +1,6 @@
 """A companion whose policy does as it is told: run inside a cluster as `python -m tests.endtoend.scripted`.
 
-    scripted SETTINGS '{"7": [[1, 4, 32], [2, 4, 64]]}'
+    scripted SETTINGS '{"7": [[1, 4, 32], [2, 4, 64]]}' [advise]
 
 Job 7 is to get each shape (nodes, GPUs per node) with its global batch in turn. Ends once it had the last one and no
 resize is open. All else is the companion as it is.
@@ -61,14 +61,14 @@ def steps_of(text: str) -> Steps:
     }
 
 
-def companion(settings: Settings, client: SlurmClient, store: Store, policy: Scripted) -> Companion:
+def companion(settings: Settings, client: SlurmClient, store: Store, policy: Scripted, mode: str = "act") -> Companion:
     """The companion with this policy."""
     POLICIES[Scripted.name] = lambda: policy
-    settings = settings.model_copy(update={"mode": "act", "policy": Scripted.name, "policy_options": {}})
-    return Companion(settings, client, store)
+    settings = settings.model_copy(update={"mode": mode, "policy": Scripted.name, "policy_options": {}})
+    return Companion(settings, client, store, say=lambda line: print(line, flush=True))
 
 
-def main(path: str, steps: str) -> None:
+def main(path: str, steps: str, mode: str = "act") -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
     settings, policy, stop = load(Path(path)), Scripted(steps_of(steps)), threading.Event()
@@ -79,7 +79,7 @@ def main(path: str, steps: str) -> None:
             if policy.done and not store.open_resizes():
                 stop.set()
 
-        companion(settings, connect(settings), store, policy).run(stop, on_tick)
+        companion(settings, connect(settings), store, policy, mode).run(stop, on_tick)
 
 
 if __name__ == "__main__":

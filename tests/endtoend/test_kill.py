@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -11,19 +12,22 @@ from slurm_ones.act.states import State
 from tests.cluster import paths
 from tests.endtoend.desk import Desk
 
+pytestmark = pytest.mark.cluster
 JOBS = 4
 """Side by side, each with a companion and a database of its own."""
+WRITES = ("begin_resize", "step_resize", "end_resize")
 
 
-@pytest.mark.cluster
-def test_a_companion_killed_anywhere_is_succeeded(desk: Desk) -> None:
-    """After every death the job runs at its old or its new shape, held by nobody, and the resize is closed."""
-    job_ids = [desk.light() for _ in range(JOBS)]
-    desk.trains(*job_ids)
+def kill_everywhere(desk: Desk, job_ids: list[int], shape: str, steps: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Resize the jobs between 1x1 and this shape with a death at every event; what was found after each.
+
+    The deaths are shared out among the jobs. `steps` are some that must have been among them.
+    """
     processes = []
     for first, job_id in enumerate(job_ids):
         settings = desk.settings(scope='"own"', tick_s="0.3", resize="dwell_s = 0\nadvance_s = 0.1")
-        command = [desk.cluster.python, "-m", "tests.endtoend.killed", settings, str(job_id), str(first), str(JOBS)]
+        arguments = [settings, str(job_id), str(first), str(len(job_ids)), shape]
+        command = [desk.cluster.python, "-m", "tests.endtoend.killed", *arguments]
         pipe = subprocess.PIPE
         processes.append(desk.cluster.popen(command, cwd=paths.REPOSITORY, stdout=pipe, stderr=pipe))
     rounds = []
@@ -32,25 +36,38 @@ def test_a_companion_killed_anywhere_is_succeeded(desk: Desk) -> None:
         assert process.returncode == 0, errors[-4000:]
         rounds += [json.loads(line) for line in output.splitlines()]
     for told in rounds:
-        assert told["running"] and not told["held"], told
-        assert told["open"] == 0, told
-        assert told["shape"] in ("1x1", "1x2") and told["restarts"] in (0, 1), told
-        assert (told["shape"] != told["from"]) == (told["resize"] == State.DONE and told["restarts"] == 1), told
+        assert not told["held"] and told["open"] == 0, told
         assert told["statuses"][1] == 0, told
-    deaths = {told["event"] for told in rounds if told["killed"]}
-    unkilled = [told for told in rounds if not told["killed"]]
-    assert len(unkilled) == JOBS and all(told["resize"] == State.DONE for told in unkilled)
-    # Every number up to the last was tried.
-    assert sorted(told["fatal"] for told in rounds if told["killed"]) == list(range(len(rounds) - JOBS))
-    for name in (
-        "begin_resize",
-        "step_resize",
-        "end_resize",
-        "order",
-        "requeuehold",
-        "NumNodes",
-        "StartTime",
-        "release",
-    ):
-        assert any(event.startswith(f"before {name}") for event in deaths), (name, deaths)
-        assert any(event.startswith(f"after {name}") for event in deaths), (name, deaths)
+    killed = [told for told in rounds if told["killed"]]
+    # Every number was tried up to one that a resize did not reach, and every kind of step was among them.
+    unreached = min(told["fatal"] for told in rounds if not told["killed"])
+    assert set(range(unreached)) <= {told["fatal"] for told in killed}
+    deaths = {told["event"] for told in killed}
+    assert {f"{when} {step}" for step in (*WRITES, *steps) for when in ("before", "after")} <= deaths, rounds
+    return rounds
+
+
+def test_a_companion_killed_anywhere_is_succeeded(desk: Desk) -> None:
+    """After every death the job runs at its old or its new shape, held by nobody, and the resize is closed."""
+    job_ids = [desk.light() for _ in range(JOBS)]
+    desk.trains(*job_ids)
+    steps = ("order", "requeuehold", "NumNodes", "StartTime", "release")
+    for told in kill_everywhere(desk, job_ids, "1x2", steps):
+        assert told["state"] == "RUNNING" and told["shape"] in ("1x1", "1x2"), told
+        changed = told["shape"] != told["from"]
+        assert changed == (told["resize"] == State.DONE) == (told["restarts"] == 1), told
+        assert changed or told["killed"], told
+
+
+@pytest.mark.parametrize("shape", ["2x4", "99x1"])
+def test_killed_anywhere_in_the_resize_of_a_waiting_job(desk: Desk, shape: str) -> None:
+    """It waits on, held by nobody. A shape that Slurm refuses, though it takes it at first, leaves it as it was."""
+    job_ids = [desk.light("--begin=now+1hour") for _ in range(2)]
+    for told in kill_everywhere(desk, job_ids, shape, ("uhold", "NumNodes", "release")):
+        assert told["state"] == "PENDING" and told["restarts"] == 0, told
+        if shape == "99x1":
+            assert told["shape"] == "1x1" and told["resize"] in (None, State.ROLLED_BACK), told
+        else:
+            changed = told["shape"] != told["from"]
+            assert changed == (told["resize"] == State.DONE), told
+            assert changed or told["killed"], told

@@ -74,6 +74,10 @@ class Remote:
             raise ERRORS.get(reply["error"], ProbeFailed)(f"{reply['error']}: {reply['message']}")
         return reply["result"]
 
+    def tell(self, *argv: str) -> str:
+        """What a command says there to this user, be it a failure."""
+        return str(self._call("tell", *argv))
+
     def version(self) -> tuple[int, int]:
         major, minor = self._call("version")
         return major, minor

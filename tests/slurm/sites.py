@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurm_ones.slurm.client import SlurmClient
+from slurm_ones.slurm.client import SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job
 from tests.cluster import Cluster
 from tests.slurm.remote import Remote
@@ -96,8 +96,7 @@ class Site:
 
     def tell(self, *argv: str, user: str = OWNER) -> str:
         """What a command says in the cluster, be it a failure."""
-        done = self.cluster.run(argv, user=user, check=False)
-        return (done.stdout + done.stderr).strip()
+        return self.as_(user).tell(*argv)
 
     def show(self, job_id: int) -> dict[str, str]:
         """The job as `scontrol show job` prints it."""
@@ -108,11 +107,17 @@ class Site:
         """Cancel the test's jobs and wait until their nodes are free."""
         if not self._jobs:
             return
-        ids = ",".join(map(str, self._jobs))
         self.tell("scancel", *map(str, self._jobs), user="root")
-        busy = ("squeue", "-h", "-o", "%i %T", f"--jobs={ids}", "--states=PENDING,RUNNING,COMPLETING")
-        until(lambda: not [x for x in self.tell(*busy).splitlines() if x.split()[0].isdigit()], f"the end of {ids}")
+        for job_id in self._jobs:
+            until(lambda job_id=job_id: self._is_gone(job_id), f"the end of job {job_id}")
         self._jobs.clear()
+
+    def _is_gone(self, job_id: int) -> bool:
+        try:
+            job = self.owner.job(job_id)
+        except UnknownJob:
+            return True
+        return job.ended and not job.completing
 
     def close(self) -> None:
         """End the clients."""

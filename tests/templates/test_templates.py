@@ -1,106 +1,137 @@
-"""The sbatch templates: pinned by what real Slurms make of them.
-
-To renew the golden files after a deliberate change: ``GOLDEN=write pytest tests/templates``.
-"""
+"""The batch scripts that users start from: correct shell, and understood by the real Slurms as they are meant."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from slurm_ones.config import Settings
-from slurm_ones.observe.eligible import look
+from slurm_ones.observe.eligible import Elastic, look
 from slurm_ones.observe.optin import parse_comment
-from slurm_ones.slurm.model import Partition, Snapshot
-from slurm_ones.slurm.parse import parse_jobs
-from tests.cluster import Cluster, paths
+from tests.slurm.sites import Site
 
-TEMPLATES = sorted((paths.REPOSITORY / "sbatch_templates").glob("*.sbatch"))
+REPOSITORY = Path(__file__).resolve().parents[2]
+TEMPLATES = sorted((REPOSITORY / "sbatch_templates").glob("*.sbatch"))
 GOLDEN = Path(__file__).parent / "golden"
-PARTITION = {"ddp.sbatch": "gpu", "ddp-whole-node.sbatch": "whole"}
+PARTITION = {"ddp": "gpu", "ddp-whole-node": "whole"}
+WHOLE = {"whole": 4}
+each = pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
 
 
-def test_each_template_has_its_partition_here() -> None:
-    """A template that is added is tested too."""
-    assert {path.name for path in TEMPLATES} == PARTITION.keys()
+def test_there_are_templates() -> None:
+    """One for sites with GRES, one for sites without; a new one needs a partition to try it on."""
+    assert {path.stem for path in TEMPLATES} == set(PARTITION)
 
 
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
-def test_shellcheck_finds_nothing(template: Path) -> None:
-    """Users copy these lines: they are right in every shell that sbatch may use."""
-    tool = Path(sys.executable).parent / "shellcheck"
-    done = subprocess.run([tool, template], capture_output=True, text=True, check=False)
+@each
+def test_shellcheck(template: Path) -> None:
+    """Users copy them: no warning of any kind."""
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    done = subprocess.run([shellcheck, "--severity=style", template], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
-def test_flags_that_a_resize_needs(template: Path) -> None:
-    """Requeue, an appended log, an opt-in that can be read, and no task counts (facts of the resize)."""
-    options = [line.split()[1] for line in template.read_text().splitlines() if line.startswith("#SBATCH")]
-    assert "--requeue" in options
-    assert "--open-mode=append" in options
-    assert any(option.startswith("--signal=USR1@") for option in options)
-    assert not any(option.startswith(("--ntasks", "-n", "--gpus", "-G", "--cpus-per-task")) for option in options)
-    comment = next(line for line in template.read_text().splitlines() if "--comment=" in line).split('"')[1]
-    optin = parse_comment(comment)
-    assert optin is not None
-    assert optin.resize
+@each
+def test_directives(template: Path) -> None:
+    """What facts of Slurm call for: requeue, append, no task counts, no variables, a comment that is understood."""
+    text = template.read_text()
+    directives = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+    assert {"--requeue", "--open-mode=append"} <= set(directives)
+    assert not [d for d in directives if "--ntasks" in d or "$" in d]
+    (comment,) = [d.removeprefix("--comment=").strip('"') for d in directives if d.startswith("--comment=")]
+    assert parse_comment(comment) is not None
+    assert text.rstrip().endswith('exec ones-run "$@"')
 
 
-def _understood(cluster: Cluster, template: Path, *options: str) -> dict[str, Any]:
-    """What Slurm holds of the template, submitted held."""
-    command = ["sbatch", "--parsable", "--hold", f"--partition={PARTITION[template.name]}", *options, str(template)]
-    job_id = int(cluster.run([*command, "train.py"], user="alice").stdout)
-    data = json.loads(cluster.run(["squeue", "--json", f"--jobs={job_id}"], user="alice").stdout)
-    text = cluster.run(["scontrol", "-o", "show", "job", str(job_id)], user="alice").stdout
-    cluster.run(["scancel", str(job_id)], user="alice")
-    job = parse_jobs(data)[job_id]
-    words = dict(word.split("=", 1) for word in text.split() if "=" in word)
+@pytest.fixture(scope="module", params=["gres-command", "old-command"])
+def door(request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Each Slurm, by its commands."""
+    cluster_name, client = request.param.split("-")
+    site = Site(request.getfixturevalue(cluster_name), client)
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def site(door: Site) -> Iterator[Site]:
+    """Its jobs end with the test."""
+    yield door
+    door.clear()
+
+
+def submit(site: Site, template: Path, *options: str) -> int:
+    """The template as a user submits it, held."""
+    shutil.copy(template, site.cluster.scratch / template.name)
+    arguments = ["--hold", f"--partition={PARTITION[template.stem]}", *options]
+    return site.adopt(site.owner.submit(Path("/scratch", template.name), arguments, directory=Path("/scratch")))
+
+
+def understood(site: Site, job_id: int) -> dict[str, object]:
+    """What Slurm made of it: the client's view, and of what that leaves out, Slurm's own."""
+    job, shown = site.owner.job(job_id), site.show(job_id)
     return {
-        "job": job,
         "name": job.name,
         "nodes": [job.nodes, job.max_nodes],
         "gpus_per_node": job.gpus_per_node,
+        "gpus_per_job": job.gpus_total,
+        "tasks": job.tasks,
         "task_counts": job.task_counts,
+        "tasks_per_node": shown["NtasksPerN:B:S:C"].split(":")[0],
+        "cpus_per_gpu": shown.get("CpusPerTres", ""),
         "requeue": job.requeue,
-        "time_limit_s": job.time_limit_s,
         "comment": job.comment,
-        "batch": job.batch,
-        "output": words["StdOut"].replace(str(job_id), "%j"),
+        "time_limit_s": job.time_limit_s,
+        "output": Path(shown["StdOut"]).name.replace(str(job_id), "JOB"),
     }
 
 
+@each
 @pytest.mark.cluster
-@pytest.mark.parametrize("site", ["gres", "old"])
-@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.name)
-def test_slurm_understands_the_template_as_pinned(site: str, template: Path, request: pytest.FixtureRequest) -> None:
-    """Neither a change of the template nor a new Slurm changes unnoticed what is submitted."""
-    found = _understood(request.getfixturevalue(site), template)
-    del found["job"]
-    path = GOLDEN / f"{template.stem}-{site}.json"
-    if os.environ.get("GOLDEN") == "write":
-        path.write_text(json.dumps(found, indent=1) + "\n")
+def test_what_slurm_understands(site: Site, template: Path) -> None:
+    """Pinned: a changed template or release shows here first. ONES_GOLDEN=write writes the files anew."""
+    found = understood(site, submit(site, template))
+    path = GOLDEN / f"{template.stem}-{site.cluster.site.name}.json"
+    if os.environ.get("ONES_GOLDEN") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
     assert found == json.loads(path.read_text())
 
 
-@pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("option", "word"),
-    [("--no-requeue", "--requeue"), ("--ntasks=2", "task counts"), ("--comment=ones: gpu=2", "gpu=2")],
-)
-@pytest.mark.parametrize("site", ["gres", "old"])
-def test_a_template_spoiled_by_an_option_is_refused_in_words(
-    site: str, option: str, word: str, request: pytest.FixtureRequest
-) -> None:
-    """Who overrides what a resize needs is told what to do, and the job is left alone."""
-    job = _understood(request.getfixturevalue(site), paths.REPOSITORY / "sbatch_templates/ddp.sbatch", option)["job"]
-    partition = Partition("gpu", True, (), 0, 0, False)
-    elastic = look(job, Snapshot(0.0, {}, {}, {"gpu": partition}), Settings().whole_node_gpus | {"gpu": 4}, None)
+def judged(site: Site, job_id: int) -> Elastic:
+    snapshot = site.owner.snapshot()
+    elastic = look(snapshot.jobs[job_id], snapshot, WHOLE, None)
     assert elastic is not None
-    assert word in elastic.refusal
+    return elastic
+
+
+@each
+@pytest.mark.cluster
+def test_it_may_be_resized(site: Site, template: Path) -> None:
+    """As it is, and to where its comment says."""
+    elastic = judged(site, submit(site, template))
+    assert elastic.refusal == ""
+    assert elastic.gpu_range == ((1, 16) if template.stem == "ddp" else (4, 16))
+
+
+@each
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--no-requeue", "--requeue"),
+        ("--ntasks=4", "task counts"),
+        ("--ntasks-per-node=1", "task counts"),
+        ("--array=1-2", "arrays"),
+        ("--comment=ones: gpus=lots", "'gpus=lots'"),
+        ("--comment=ones: gpus=1-4 nodes=1-2", "contradict"),
+    ],
+)
+@pytest.mark.cluster
+def test_what_a_user_adds_is_refused_with_words(site: Site, template: Path, option: str, words: str) -> None:
+    """The template's own directives are overridden on the command line; `why` says what that costs."""
+    assert words in judged(site, submit(site, template, option)).refusal

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from slurm_ones.slurm.client import UnknownJob
 from slurm_ones.slurm.model import JobState, Snapshot
 from tests.slurm.sites import OPERATOR, OWNER, STRANGER, Site, until
 
@@ -110,13 +109,13 @@ def _unusable(seen: Snapshot) -> set[str]:
     return {node.name for node in seen.nodes.values() if not node.usable}
 
 
-@pytest.mark.parametrize("user", [OWNER, STRANGER, OPERATOR])
-def test_everybody_sees_the_same_job(site: Site, user: str) -> None:
+def test_everybody_sees_the_same_job(site: Site) -> None:
     """`job` and `snapshot` agree for owner, operator and stranger."""
     job_id = site.held("--nodes=2", "--gres=gpu:2", "--time=90", "--job-name=grüße", "--comment=ones: gpus=1-8")
-    client = site.as_(user)
-    job = client.job(job_id)
-    assert job == client.snapshot().jobs[job_id]
+    job = site.owner.job(job_id)
+    for user in (OWNER, STRANGER, OPERATOR):
+        assert site.as_(user).job(job_id) == job, user
+        assert site.as_(user).snapshot().jobs[job_id] == job, user
     assert (job.user, job.uid, job.name, job.comment) == (OWNER, 2001, "grüße", "ones: gpus=1-8")
     assert (job.partition, job.time_limit_s, job.work_dir) == ("gpu", 5400.0, "/scratch")
     assert (job.batch, job.requeue, job.array, job.restart) == (True, True, False, 0)
@@ -134,20 +133,20 @@ def test_what_users_write_cannot_pass_for_a_field(site: Site) -> None:
     assert _unusable(seen) == set()
 
 
-@pytest.mark.parametrize(
-    ("text", "state", "code"),
-    [
-        ("exit 0", JobState.COMPLETED, 0),
-        ("exit 7", JobState.FAILED, 7),
-        ("kill -KILL $$", JobState.FAILED, 137),
-    ],
-)
-def test_how_a_job_ended(site: Site, text: str, state: JobState, code: int) -> None:
+ENDS = {
+    "exit 0": (JobState.COMPLETED, 0),
+    "exit 7": (JobState.FAILED, 7),
+    "kill -KILL $$": (JobState.FAILED, 137),
+}
+
+
+def test_how_a_job_ended(site: Site) -> None:
     """The exit code is the script's own, in every release's way to write it."""
-    job_id = site.submit("--nodes=1", text=f"#!/bin/bash\n{text}\n")
-    job = site.wait(job_id, lambda job: job.ended, "ended")
-    assert (job.state, job.exit_code) == (state, code)
-    assert job.end_time >= job.start_time > 0
+    ids = {site.submit("--nodes=1", text=f"#!/bin/bash\n{text}\n"): text for text in ENDS}
+    for job_id, text in ids.items():
+        job = site.wait(job_id, lambda job: job.ended, "ended")
+        assert (job.state, job.exit_code) == ENDS[text], text
+        assert job.end_time >= job.start_time > 0
 
 
 def test_arrays_interactive_and_unrequeueable_jobs_are_told(site: Site) -> None:
@@ -161,10 +160,10 @@ def test_arrays_interactive_and_unrequeueable_jobs_are_told(site: Site) -> None:
     assert not site.owner.job(site.adopt(int(granted[1]))).batch
 
 
-@pytest.mark.parametrize("options", [("--ntasks=4",), ("--ntasks-per-node=1",), ("--nodes=2", "--ntasks-per-node=2")])
-def test_task_counts_are_told(site: Site, options: tuple[str, ...]) -> None:
+def test_task_counts_are_told(site: Site) -> None:
     """Such a job is not resized, so it must be recognised before it is drained."""
-    assert site.owner.job(site.held(*options)).task_counts
+    for options in (["--ntasks=4"], ["--ntasks-per-node=1"], ["--nodes=2", "--ntasks-per-node=2"]):
+        assert site.owner.job(site.held(*options)).task_counts, options
 
 
 def test_task_counts_in_the_script_are_told(site: Site) -> None:
@@ -175,9 +174,3 @@ def test_task_counts_in_the_script_are_told(site: Site) -> None:
 
 
 SCRIPT = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH {}\nsleep 300\n"
-
-
-def test_a_job_that_never_was_is_unknown(site: Site) -> None:
-    """What Slurm has forgotten is told from a Slurm that does not answer."""
-    with pytest.raises(UnknownJob):
-        site.owner.job(999_999)

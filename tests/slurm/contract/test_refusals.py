@@ -25,14 +25,14 @@ CHANGING: dict[str, Call] = {
 }
 
 
-@pytest.mark.parametrize("call", CHANGING)
-def test_a_stranger_changes_nothing_of_a_waiting_job(site: Site, call: str) -> None:
+def test_a_stranger_changes_nothing_of_a_waiting_job(site: Site) -> None:
     """bob's companion cannot touch alice's job."""
     job_id = site.held("--nodes=1", "--gres=gpu:1")
     before = site.owner.job(job_id)
-    with pytest.raises(NotPermitted):
-        CHANGING[call](site.as_(STRANGER), job_id)
-    assert site.owner.job(job_id) == before
+    for name, call in CHANGING.items():
+        with pytest.raises(NotPermitted):
+            call(site.as_(STRANGER), job_id)
+        assert site.owner.job(job_id) == before, name
 
 
 def test_a_stranger_changes_nothing_of_a_running_job(site: Site) -> None:
@@ -45,12 +45,13 @@ def test_a_stranger_changes_nothing_of_a_running_job(site: Site) -> None:
     assert site.owner.job(job_id) == before
 
 
-@pytest.mark.parametrize("call", [*CHANGING, "job"])
-def test_a_job_that_never_was(site: Site, call: str) -> None:
+def test_a_job_that_never_was(site: Site) -> None:
     """Every call says so in the same way."""
-    calls: dict[str, Call] = {**CHANGING, "job": lambda client, job: client.job(job) and None}
+    for call in CHANGING.values():
+        with pytest.raises(UnknownJob):
+            call(site.owner, 999_999)
     with pytest.raises(UnknownJob):
-        calls[call](site.owner, 999_999)
+        site.owner.job(999_999)
 
 
 def test_a_wrong_signal_is_a_plain_error(site: Site) -> None:

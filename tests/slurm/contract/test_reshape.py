@@ -53,13 +53,12 @@ def test_a_job_that_never_ran(site: Site) -> None:
     assert (job.nodes, job.max_nodes, job.gpus_per_node) == (3, 3, 2)
 
 
-@both
-def test_whole_nodes(site: Site, user: str) -> None:
+def test_whole_nodes(site: Site) -> None:
     """Where Slurm knows of no GPUs, a shape is its nodes."""
     job_id = site.requeued("--partition=whole", "--nodes=2")
-    site.as_(user).reshape(job_id, Shape(3, 4))
+    site.owner.reshape(job_id, Shape(3, 4))
     assert site.owner.job(job_id).nodes == 3
-    site.as_(user).reshape(job_id, Shape(1, 4))
+    site.owner.reshape(job_id, Shape(1, 4))
     site.owner.release(job_id)
     job = site.wait(job_id, lambda job: job.running, "RUNNING")
     assert (job.nodes, len(job.node_list)) == (1, 1)
@@ -72,12 +71,12 @@ def test_the_shape_it_has(site: Site) -> None:
     assert shape(site.owner.job(job_id)) == Shape(1, 1)
 
 
-@both
-def test_a_running_job_is_refused(site: Site, user: str) -> None:
+def test_a_running_job_is_refused(site: Site) -> None:
     """Slurm would shrink it and kill what runs on the nodes it leaves."""
     job_id = site.running("--nodes=2", "--gres=gpu:1")
-    with pytest.raises(NotResizable, match="RUNNING"):
-        site.as_(user).reshape(job_id, Shape(1, 1))
+    for user in (OWNER, OPERATOR):
+        with pytest.raises(NotResizable, match="RUNNING"):
+            site.as_(user).reshape(job_id, Shape(1, 1))
     job = site.owner.job(job_id)
     assert (job.running, shape(job), len(job.node_list)) == (True, Shape(2, 1), 2)
 
@@ -117,10 +116,9 @@ def test_a_job_that_asks_for_gpus_per_job_is_refused(site: Site) -> None:
     assert site.owner.job(job_id).nodes == 1
 
 
-@both
-def test_what_slurm_takes_in_part_is_rolled_back(site: Site, user: str) -> None:
+def test_what_slurm_takes_in_part_is_rolled_back(site: Site) -> None:
     """An update is not atomic: nodes without their GPUs are not left in force."""
-    client = site.as_(user)
+    client = site.owner
     job_id = site.requeued(*ELASTIC)
     client.partial = True
     try:

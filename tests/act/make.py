@@ -1,0 +1,67 @@
+"""Jobs as the companion sees them, for plans and decisions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ones_db import JobHistory, JobRecord, SpecRecord
+from slurm_ones.observe.eligible import Elastic
+from slurm_ones.observe.optin import OptIn
+from slurm_ones.slurm.model import Job, JobState, Shape
+
+NOW = 10_000.0
+FULL = 4
+
+
+def elastic(job_id: int, shape: Shape, *nodes: str, refusal: str = "", whole: bool = False, **changes: Any) -> Elastic:
+    """A job that runs on these nodes since long ago, or waits where there are none."""
+    job = Job(
+        job_id=job_id,
+        name="job",
+        user="alice",
+        uid=1000,
+        account="",
+        partition="gpu",
+        state=JobState.RUNNING if nodes else JobState.PENDING,
+        flags=frozenset(),
+        reason="",
+        held=False,
+        admin_held=False,
+        restart=0,
+        requeue=True,
+        nodes=shape.nodes,
+        max_nodes=0,
+        gpus_per_node=0 if whole else shape.gpus_per_node,
+        gpus_total=0,
+        tasks=shape.nodes,
+        task_counts=False,
+        node_list=nodes,
+        submit_time=1.0,
+        start_time=1.0 if nodes else 0.0,
+        end_time=0.0,
+        time_limit_s=0.0,
+        work_dir="/home/alice",
+        comment="ones: gpus=1-16",
+    )
+    return Elastic(replace(job, **changes), OptIn((1, 16), None, None), FULL, whole, refusal)
+
+
+def history(job_id: int, **changes: Any) -> JobHistory:
+    """A job that has said what it can do."""
+    told = JobHistory(
+        job=JobRecord(job_id, "job", "alice", 1.0, 1, 1),
+        spec=SpecRecord(32, 512, 64, 1000, 10),
+        epochs=(),
+        throughput=(),
+        samples=0.0,
+        batch=32,
+        first_start=1.0,
+        ended_runs_s=0.0,
+        running_since=1.0,
+        resizes=0,
+        last_resize_end=None,
+        epochs_since_change=0,
+        first_loss=None,
+    )
+    return replace(told, **changes)

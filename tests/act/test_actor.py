@@ -1,0 +1,232 @@
+"""What the actor does with a schedule: advise or begin, order, write down, and keep its hands off."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ones_db import JobRecord, ResizeRecord, Store
+from ones_wrapper.protocol import ORDERS, Order, decode_order, directory_name, spool_order_name
+from slurm_ones.act.actor import Actor, Decided
+from slurm_ones.act.orders import OrderError, order_path, write_order
+from slurm_ones.act.states import State
+from slurm_ones.config import Settings
+from slurm_ones.decide.policy import Allocation, Schedule
+from slurm_ones.observe.eligible import Elastic
+from slurm_ones.observe.observer import Seen
+from slurm_ones.slurm.client import Unreachable
+from slurm_ones.slurm.model import Node, Partition, Shape, Snapshot
+from tests.act.make import NOW, elastic, history
+
+
+class Machine:
+    """Notes which resizes it was asked to advance; says of some what a broken one would."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.broken: dict[int, Exception] = {}
+
+    def advance(self, resize: ResizeRecord) -> ResizeRecord:
+        self.asked.append(resize.job_id)
+        if resize.job_id in self.broken:
+            raise self.broken[resize.job_id]
+        return resize
+
+
+class Bench:
+    """An actor for one cluster of two nodes, and what it did."""
+
+    def __init__(self, store: Store, folder: Path, **settings: Any) -> None:
+        self.store = store
+        self.said: list[str] = []
+        self.machine = Machine()
+        self.jobs: dict[int, Elastic] = {}
+        self.folder = folder
+        settings = {"mode": "act", "stop_file": folder / "stop"} | settings
+        self.actor = Actor(
+            self.machine,  # type: ignore[arg-type]
+            store,
+            Settings(**settings),
+            clock=lambda: NOW,
+            say=self.said.append,
+        )
+
+    def add(self, job_id: int, shape: Shape, *nodes: str, **changes: Any) -> Elastic:
+        """A job with a directory of this user's."""
+        (self.folder / directory_name(job_id)).mkdir()
+        job = elastic(job_id, shape, *nodes, uid=os.geteuid(), work_dir=str(self.folder), **changes)
+        self.jobs[job_id] = job
+        self.store.see_jobs([JobRecord(job_id, "job", "alice", 1.0, 1, 1)])
+        return job
+
+    def act(self, wanted: dict[int, Allocation]) -> list[int]:
+        """Act on a schedule for all partitions; the ids of the jobs that something was begun for."""
+        nodes = {name: Node(name, "IDLE", True, 4, 1, ("gpu",), False) for name in ("n1", "n2")}
+        partitions = {e.job.partition for e in self.jobs.values()}
+        parts = {name: Partition(name, True, ("n1", "n2"), 0.0, 0, False) for name in partitions}
+        snapshot = Snapshot(NOW, {id_: e.job for id_, e in self.jobs.items()}, nodes, parts)
+        decided = [Decided(name, Schedule(wanted, dict.fromkeys(wanted, "because")), 0.1) for name in sorted(parts)]
+        histories = {id_: history(id_) for id_ in self.jobs}
+        return [change.job_id for change in self.actor.act(Seen(snapshot, dict(self.jobs)), histories, decided)]
+
+    def order(self, job_id: int) -> Any:
+        """The order in force in the job's directory, None where there is none."""
+        path = self.folder / directory_name(job_id) / ORDERS
+        return decode_order(path.read_bytes()) if path.exists() else None
+
+
+_ids = itertools.count(5_000_000)
+
+
+@pytest.fixture
+def ids() -> Iterator[int]:
+    """Job ids that no other test uses."""
+    return _ids
+
+
+def test_a_resize_is_written_down_before_anything_is_done(store: Store, tmp_path: Path, ids: Iterator[int]) -> None:
+    """The record holds both shapes and batches, the order's number and its deadline; then the machine goes on."""
+    bench, job_id = Bench(store, tmp_path), next(ids)
+    bench.add(job_id, Shape(1, 1), "n1", restart=2)
+    assert bench.act({job_id: Allocation(Shape(1, 2), 64)}) == [job_id]
+    (resize,) = store.resizes(job_id)
+    assert (resize.state, resize.restart, resize.old_gpus_per_node, resize.new_gpus_per_node) == ("draining", 2, 1, 2)
+    assert (resize.old_batch, resize.new_batch, resize.order_number) == (32, 64, round(NOW * 1000))
+    assert resize.deadline == NOW + 300 and resize.decision_id is not None
+    assert bench.machine.asked == [job_id] and bench.order(job_id) is None
+    assert store.last_decision(job_id).jobs[0].outcome == "begins"  # type: ignore[union-attr]
+
+
+def test_a_waiting_job_begins_with_its_hold(store: Store, tmp_path: Path, ids: Iterator[int]) -> None:
+    """Its restart is -1: it leaves no run."""
+    bench, job_id = Bench(store, tmp_path), next(ids)
+    bench.add(job_id, Shape(1, 1))
+    bench.act({job_id: Allocation(Shape(1, 2), 64)})
+    (resize,) = store.resizes(job_id)
+    assert (resize.state, resize.restart) == ("holding", -1)
+
+
+def test_advice_is_given_once_and_changes_nothing(store: Store, tmp_path: Path, ids: Iterator[int]) -> None:
+    """The same advice is not repeated each tick; another one is given."""
+    bench, job_id = Bench(store, tmp_path, mode="advise"), next(ids)
+    bench.add(job_id, Shape(1, 1), "n1")
+    for _ in range(2):
+        bench.act({job_id: Allocation(Shape(1, 2), 64)})
+    assert bench.said[0] == f"# job {job_id} (alice): 1x1 → 1x2, batch 64"
+    assert f"scontrol requeuehold Incomplete {job_id}" in bench.said
+    assert sum(line.startswith("# job") for line in bench.said) == 1
+    bench.act({job_id: Allocation(Shape(1, 3), 64)})
+    assert sum(line.startswith("# job") for line in bench.said) == 2
+    assert store.resizes(job_id) == [] and bench.order(job_id) is None and bench.machine.asked == []
+
+
+def test_a_batch_is_ordered_once(store: Store, tmp_path: Path, ids: Iterator[int]) -> None:
+    """At the same shape an order without a drain, not repeated until the batch asked for is another."""
+    bench, job_id = Bench(store, tmp_path), next(ids)
+    bench.add(job_id, Shape(1, 1), "n1")
+    bench.act({job_id: Allocation(Shape(1, 1), 64)})
+    first = bench.order(job_id)
+    assert (first.batch, first.drain, first.restart) == (64, False, 0)
+    bench.act({job_id: Allocation(Shape(1, 1), 64)})
+    assert bench.order(job_id) == first
+    bench.act({job_id: Allocation(Shape(1, 1), 128)})
+    assert bench.order(job_id).batch == 128 and bench.order(job_id).number > first.number
+    assert store.resizes(job_id) == []
+
+
+def test_the_stop_file_stops_everything_that_would_begin(store: Store, tmp_path: Path, ids: Iterator[int]) -> None:
+    """Neither resizes nor batches; the decision says why."""
+    bench, one, two = Bench(store, tmp_path), next(ids), next(ids)
+    (tmp_path / "stop").touch()
+    bench.add(one, Shape(1, 1), "n1")
+    bench.add(two, Shape(1, 1), "n2")
+    assert bench.act({one: Allocation(Shape(1, 2), 64), two: Allocation(Shape(1, 1), 64)}) == []
+    assert store.resizes(one) == [] and bench.order(two) is None
+    outcome = store.last_decision(one).jobs[0].outcome  # type: ignore[union-attr]
+    assert outcome == f"{tmp_path / 'stop'} exists: nothing is begun"
+
+
+def test_decisions_are_stored_where_they_change(store: Store, tmp_path: Path, ids: Iterator[int]) -> None:
+    """With two partitions, too, a decision that says the same as its partition's last is not stored again."""
+    bench, one, two = Bench(store, tmp_path, mode="advise"), next(ids), next(ids)
+    bench.add(one, Shape(1, 1), "n1")
+    bench.add(two, Shape(1, 1), "n2", partition="other")
+    wanted = {one: Allocation(Shape(1, 2), 64), two: Allocation(Shape(1, 1), 32)}
+    for _ in range(3):
+        bench.act(wanted)
+    assert len(store.decisions(one)) == len(store.decisions(two)) == 1
+
+
+def begun(store: Store, job_id: int, state: State) -> ResizeRecord:
+    """A resize that a companion before this one began."""
+    store.see_jobs([JobRecord(job_id, "job", "alice", 1.0, 1, 1)])
+    return store.begin_resize(ResizeRecord(job_id, 0, 1, 1, 32, 1, 2, 64, state.value, NOW))
+
+
+def test_one_broken_resize_does_not_stop_the_others(store: Store, tmp_path: Path, ids: Iterator[int]) -> None:
+    """Somebody else's job may stand in a hold of ours; only a silent controller ends the round."""
+    bench, resizes = Bench(store, tmp_path), [begun(store, next(ids), State.RELEASING) for _ in range(3)]
+    try:
+        first, second, third = (resize.job_id for resize in resizes)
+        bench.machine.broken = {first: RuntimeError("odd")}
+        assert bench.actor.advance() == 3
+        assert bench.machine.asked == [first, second, third]
+        bench.machine.broken = {second: Unreachable("down")}
+        with pytest.raises(Unreachable):
+            bench.actor.advance()
+    finally:
+        for resize in resizes:
+            store.end_resize(resize.id, State.DONE.value, "", NOW)
+
+
+def test_a_companion_that_stops_takes_care_of_held_jobs_alone(store: Store, tmp_path: Path, ids: Iterator[int]) -> None:
+    """Those that only wait or start are the next companion's."""
+    bench = Bench(store, tmp_path)
+    resizes = [begun(store, next(ids), state) for state in (State.RESHAPING, State.WAITING, State.DRAINING)]
+    try:
+        assert bench.actor.advance(held_only=True) == 1
+        assert bench.machine.asked == [resizes[0].job_id]
+    finally:
+        for resize in resizes:
+            store.end_resize(resize.id, State.DONE.value, "", NOW)
+
+
+# -- orders ----------------------------------------------------------------------------------------------------------
+
+
+def test_orders_lie_where_the_companion_may_write(tmp_path: Path) -> None:
+    """In the job's own directory, else in the spool, which only matters for other users' jobs."""
+    job = elastic(7, Shape(1, 1), "n1", uid=os.geteuid(), work_dir=str(tmp_path)).job
+    assert order_path(job, tmp_path / "spool") == tmp_path / directory_name(7) / ORDERS
+    theirs = replace(job, uid=os.geteuid() + 1)
+    in_spool = os.geteuid() != 0  # root may write into anybody's directory
+    expected = tmp_path / "spool" / spool_order_name(7) if in_spool else tmp_path / directory_name(7) / ORDERS
+    assert order_path(theirs, tmp_path / "spool") == expected
+    assert order_path(theirs, None) == tmp_path / directory_name(7) / ORDERS
+
+
+def test_an_order_is_replaced_as_a_whole_and_never_through_a_link(tmp_path: Path) -> None:
+    """A directory that is a link is not followed; what another order left half-written does not stand in the way."""
+    directory = tmp_path / directory_name(7)
+    directory.mkdir()
+    job = elastic(7, Shape(1, 1), "n1", uid=os.geteuid(), work_dir=str(tmp_path)).job
+    (directory / f".{ORDERS}.{os.getpid()}").write_text("half")
+    for number in (1, 2):
+        write_order(job, Order(number, 0, 64), None)
+        assert decode_order((directory / ORDERS).read_bytes()).number == number
+    assert [path.name for path in directory.iterdir()] == [ORDERS]
+    target = tmp_path / "target"
+    directory.rename(target)
+    directory.symlink_to(target)
+    with pytest.raises(OrderError, match="ones-7"):
+        write_order(job, Order(3, 0, 64), None)
+    assert decode_order((target / ORDERS).read_bytes()).number == 2
+    directory.unlink()
+    with pytest.raises(OrderError, match="no such directory"):
+        write_order(job, Order(3, 0, 64), None)

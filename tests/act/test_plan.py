@@ -1,0 +1,173 @@
+"""Which of a schedule's resizes begin now, and what the others' owners are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ones_db import JobHistory, ResizeRecord
+from slurm_ones.act.plan import Plan, plan
+from slurm_ones.act.states import State
+from slurm_ones.config import ResizeSettings
+from slurm_ones.decide.policy import Allocation, Schedule
+from slurm_ones.observe.eligible import Elastic
+from slurm_ones.slurm.model import JobState, Shape
+from tests.act.make import FULL, NOW, elastic, history
+
+
+def resize(job_id: int, old: Shape, new: Shape, state: State = State.DRAINING) -> ResizeRecord:
+    return ResizeRecord(job_id, 0, old.nodes, old.gpus_per_node, 32, new.nodes, new.gpus_per_node, 64, state.value, 1.0)
+
+
+def planned(
+    wanted: dict[int, Shape | Allocation],
+    jobs: list[Elastic],
+    free: dict[str, int],
+    *,
+    histories: dict[int, JobHistory] | None = None,
+    resizes: list[ResizeRecord] | None = None,
+    **settings: Any,
+) -> Plan:
+    """The plan for a schedule in which a bare shape has the batch in force."""
+    allocations = {id_: a if isinstance(a, Allocation) else Allocation(a, 32) for id_, a in wanted.items()}
+    known = {e.job.job_id: history(e.job.job_id) for e in jobs} | (histories or {})
+    by_id = {e.job.job_id: e for e in jobs}
+    limits = ResizeSettings(**({"dwell_s": 300} | settings))
+    return plan(Schedule(allocations), by_id, known, resizes or [], dict(free), limits, NOW)
+
+
+def begun(made: Plan) -> list[int]:
+    return [change.job_id for change in made.begin]
+
+
+def test_a_job_that_fits_begins() -> None:
+    """It may use its own GPUs and the free ones."""
+    made = planned({1: Shape(1, 4)}, [elastic(1, Shape(1, 2), "n1")], {"n1": 2, "n2": 0})
+    (change,) = made.begin
+    assert (change.old, change.new, change.old_batch, change.new_batch) == (Shape(1, 2), Shape(1, 4), 32, 32)
+    assert made.outcomes == {1: "begins"}
+
+
+def test_a_job_that_does_not_fit_waits_for_gpus() -> None:
+    """Enough GPUs in all, but on no single node."""
+    made = planned({1: Shape(1, 4)}, [elastic(1, Shape(1, 1), "n1")], {"n1": 2, "n2": 3})
+    assert made.begin == () and made.outcomes == {1: "waits until 1x4 GPUs are free"}
+
+
+def test_free_gpus_are_given_once() -> None:
+    """Two jobs that each would fit, but not together: the first begins."""
+    jobs = [elastic(1, Shape(1, 1), "n1"), elastic(2, Shape(1, 1), "n2")]
+    made = planned({1: Shape(2, 2), 2: Shape(2, 2)}, jobs, {"n1": 1, "n2": 1, "n3": 2})
+    assert begun(made) == [1] and made.outcomes[2] == "waits until 2x2 GPUs are free"
+
+
+def test_shrinks_come_first_but_what_they_free_is_not_free_yet() -> None:
+    """Who grows into GPUs that another gives up begins once they are given up."""
+    jobs = [elastic(1, Shape(1, 1), "n1"), elastic(2, Shape(1, 3), "n1")]
+    made = planned({1: Shape(1, 3), 2: Shape(1, 1)}, jobs, {"n1": 0})
+    assert begun(made) == [2] and made.outcomes == {1: "waits until 1x3 GPUs are free", 2: "begins"}
+
+
+def test_a_moving_job_may_leave_its_node() -> None:
+    """Its own node is full of others; a shape on other nodes fits all the same."""
+    made = planned({1: Shape(2, 4)}, [elastic(1, Shape(1, 1), "n1")], {"n1": 0, "n2": 4, "n3": 4})
+    assert begun(made) == [1]
+
+
+def test_gpus_for_waiting_jobs_are_not_taken_by_growing_ones() -> None:
+    """A job that the schedule lets start has its GPUs set aside, though Slurm has not started it yet."""
+    jobs = [elastic(1, Shape(1, 1), "n1"), elastic(2, Shape(1, 2))]
+    assert begun(planned({1: Shape(1, 3), 2: Shape(1, 2)}, jobs, {"n1": 2})) == []
+    assert begun(planned({1: Shape(1, 3)}, jobs, {"n1": 2})) == [1]
+
+
+def test_gpus_for_resizes_under_way_are_not_taken() -> None:
+    """A job between its shapes holds nothing in Slurm's eyes."""
+    jobs = [elastic(1, Shape(1, 1), "n1"), elastic(2, Shape(1, 4))]
+    under_way = [resize(2, Shape(1, 1), Shape(1, 4), State.WAITING)]
+    assert begun(planned({1: Shape(1, 4)}, jobs, {"n1": 0, "n2": 4}, resizes=under_way)) == []
+    back = [resize(2, Shape(1, 1), Shape(1, 4), State.WAITING_BACK)]
+    assert begun(planned({1: Shape(1, 3)}, jobs, {"n1": 0, "n2": 4}, resizes=back)) == [1]
+
+
+def test_a_waiting_job_is_reshaped_without_dwell_or_reports() -> None:
+    """Nothing is interrupted by it."""
+    made = planned({1: Shape(1, 2)}, [elastic(1, Shape(1, 1))], {"n1": 2}, histories={1: history(1, spec=None)})
+    assert begun(made) == [1]
+
+
+def test_whole_nodes_count_as_the_shape_that_the_job_has() -> None:
+    """Slurm knows of no GPUs there; the job's shape is its nodes times what the settings say."""
+    jobs = [elastic(1, Shape(1, FULL), "n1", whole=True)]
+    assert planned({1: Shape(1, FULL)}, jobs, {"n2": 4}).begin == ()
+    made = planned({1: Shape(2, FULL)}, jobs, {"n1": 0, "n2": 4})
+    assert made.begin[0].old == Shape(1, FULL) and made.begin[0].new == Shape(2, FULL)
+
+
+@pytest.mark.parametrize(
+    ("job", "told", "words"),
+    [
+        (elastic(1, Shape(1, 1), "n1", start_time=NOW - 100), history(1), "in 200 s (dwell time 300 s)"),
+        (elastic(1, Shape(1, 1), "n1"), history(1, last_resize_end=NOW - 50), "in 250 s (dwell time 300 s)"),
+        (elastic(1, Shape(1, 1), "n1"), history(1, spec=None), "is it started by ones-run?"),
+        (elastic(1, Shape(1, 1), "n1", time_limit_s=NOW + 100), history(1), "near its time limit"),
+        (elastic(1, Shape(1, 1), "n1", refusal="it is interactive"), history(1), "it is interactive"),
+        (elastic(1, Shape(1, 1), held=True), history(1), "held by its owner"),
+        (elastic(1, Shape(1, 1), flags=frozenset({"COMPLETING"}), state=JobState.RUNNING), history(1), "it is running"),
+        (elastic(1, Shape(1, 1), state=JobState.SUSPENDED), history(1), "it is suspended"),
+    ],
+)
+def test_what_stands_against_a_resize(job: Elastic, told: JobHistory, words: str) -> None:
+    """Each hindrance has its words, and the job is not touched."""
+    made = planned({1: Shape(1, 2)}, [job], {"n1": 4}, histories={1: told})
+    assert made.begin == () and words in made.outcomes[1]
+
+
+def test_a_resize_under_way_is_not_begun_again() -> None:
+    """One resize a job."""
+    under_way = [resize(1, Shape(1, 1), Shape(1, 2))]
+    made = planned({1: Shape(1, 2)}, [elastic(1, Shape(1, 1), "n1")], {"n1": 3}, resizes=under_way)
+    assert made.begin == () and made.outcomes == {1: "a resize is under way"}
+
+
+def test_no_more_than_max_open_at_once() -> None:
+    """Those under way count, changes of batch alone do not."""
+    jobs = [elastic(n, Shape(1, 1), f"n{n}") for n in range(1, 6)]
+    wanted: dict[int, Shape | Allocation] = {n: Shape(1, 2) for n in range(1, 5)} | {5: Allocation(Shape(1, 1), 64)}
+    free = {f"n{n}": 3 for n in range(1, 6)}
+    made = planned(wanted, jobs, free, resizes=[resize(1, Shape(1, 1), Shape(1, 2))], max_open=3)
+    assert sorted(begun(made)) == [2, 3, 5]
+    assert made.outcomes[4] == "waits its turn: 3 resizes are under way"
+
+
+def test_shrinking_can_be_switched_off() -> None:
+    """Then running jobs keep what they have; waiting ones may still be made smaller."""
+    running = planned({1: Shape(1, 1)}, [elastic(1, Shape(1, 2), "n1")], {"n1": 2}, shrink=False)
+    assert running.begin == () and running.outcomes == {1: "shrinking is switched off"}
+    assert begun(planned({1: Shape(1, 1)}, [elastic(1, Shape(1, 2))], {"n1": 2}, shrink=False)) == [1]
+
+
+def test_a_batch_alone_changes_without_a_resize() -> None:
+    """At the same shape another batch is ordered; the same one, or one that is not known yet, is not."""
+    jobs = [elastic(1, Shape(1, 1), "n1")]
+    made = planned({1: Allocation(Shape(1, 1), 64)}, jobs, {})
+    assert made.begin[0].old == made.begin[0].new and made.outcomes == {1: "its batch changes"}
+    assert planned({1: Allocation(Shape(1, 1), 32)}, jobs, {}).begin == ()
+    unknown = {1: history(1, batch=None)}
+    assert planned({1: Allocation(Shape(1, 1), 64)}, jobs, {}, histories=unknown).begin == ()
+
+
+def test_no_batch_is_ordered_where_it_would_do_harm() -> None:
+    """Not to a job that is left alone, nor in the middle of a resize, where it would call the drain off."""
+    wanted: dict[int, Shape | Allocation] = {1: Allocation(Shape(1, 1), 64)}
+    assert planned(wanted, [elastic(1, Shape(1, 1), "n1", refusal="resize=off")], {}).begin == ()
+    under_way = [resize(1, Shape(1, 1), Shape(1, 2))]
+    assert planned(wanted, [elastic(1, Shape(1, 1), "n1")], {}, resizes=under_way).begin == ()
+    assert planned(wanted, [elastic(1, Shape(1, 1))], {}).begin == ()
+
+
+def test_jobs_outside_the_schedule_or_the_cluster_are_left_alone() -> None:
+    """A policy that names a job that is gone, or leaves one out, changes nothing."""
+    made = planned({7: Shape(1, 2)}, [elastic(1, Shape(1, 1), "n1")], {"n1": 3})
+    assert made == Plan((), {})

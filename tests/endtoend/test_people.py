@@ -1,0 +1,236 @@
+"""Who may have what done to whose jobs, on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ones_wrapper.protocol import ORDERS, Checkpoint, Hello
+from slurm_ones.act.states import State
+from slurm_ones.slurm.model import Job
+from tests.cluster import paths
+from tests.endtoend.desk import Desk
+
+pytestmark = pytest.mark.cluster
+
+
+def resized(shape: tuple[int, int] | None = None) -> Callable[[Job], bool]:
+    """Whether a job runs at another shape than 1x1, or at this one."""
+    return lambda job: (
+        job.running and ((job.nodes, job.gpus_per_node) == shape if shape else job.nodes * job.gpus_per_node > 1)
+    )
+
+
+def untouched(desk: Desk, *job_ids: int) -> None:
+    """These jobs run as they were submitted, and nothing was ordered."""
+    for job_id in job_ids:
+        job = desk.job(job_id)
+        assert job.running and not job.held and job.restart == 0 and (job.nodes, job.gpus_per_node) == (1, 1)
+        assert not (desk.directory(job_id) / ORDERS).exists()
+
+
+def scripted(
+    desk: Desk, settings: str, steps: dict[int, list[list[int]]], *mode: str, user: str = "alice"
+) -> subprocess.Popen[str]:
+    """Start a companion that is to bring jobs to these shapes."""
+    command = [desk.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(steps), *mode]
+    return desk.start(command, settings, user=user, cwd=paths.REPOSITORY)
+
+
+def outcomes(desk: Desk, settings: str, job_id: int, user: str = "alice") -> str:
+    """What `slurm-ones why` says became of decisions and resizes."""
+    told = desk.why(settings, job_id, user=user)
+    return "; ".join([d["outcome"] for d in told["decisions"]] + [r["outcome"] for r in told["resizes"]])
+
+
+def test_a_user_has_their_own_job_resized(desk: Desk) -> None:
+    """`slurm-ones run --act --own`: alice's job grows by the policy's own decision, bob's is not alice's to touch."""
+    mine, bobs = desk.light(), desk.light(user="bob")
+    desk.trains(mine)
+    settings = desk.settings()
+    with desk.running(settings, "--act", "--own"):
+        desk.wait(mine, resized(), "resized")
+        desk.ticks(settings)
+    bob = desk.job(bobs)
+    assert bob.running and bob.restart == 0
+    assert "belongs to bob" in desk.why(settings, bobs)["job"]["refusal"]
+
+
+def test_bobs_companion_cannot_touch_alices_job(desk: Desk) -> None:
+    """Neither in user mode nor when bob tells his companion that everybody's jobs are his to look after."""
+    job_id = desk.light()
+    desk.trains(job_id)
+    own = desk.settings("bob")
+    with desk.running(own, "--act", "--own", user="bob"):
+        desk.ticks(own)
+    refusal = "it belongs to alice, and this companion looks after its own user's jobs alone"
+    assert desk.why(own, job_id, user="bob")["job"]["refusal"] == refusal
+    untouched(desk, job_id)
+
+    everybody = desk.settings("bob", scope='"all"')
+    process = scripted(desk, everybody, {job_id: [[1, 2, 32]]}, user="bob")
+    desk.resize_ended(everybody, job_id)
+    process.terminate()
+    assert "not writable by this companion" in outcomes(desk, everybody, job_id, user="bob")
+    untouched(desk, job_id)
+
+    # With a spool the order is written, but the job listens to its own site's alone.
+    spool = desk.folder("spool")
+    listening = desk.settings("bob", scope='"all"', spool=f'"/scratch/{spool.name}"', resize="drain_timeout_s = 2")
+    desk.cluster.run(["chown", "bob", f"/scratch/{spool.name}"], user="root")
+    process = scripted(desk, listening, {job_id: [[1, 2, 32]]}, user="bob")
+    desk.resize_ended(listening, job_id)
+    process.terminate()
+    assert list(spool.iterdir()), "no order was written"
+    assert "no checkpoint in time" in outcomes(desk, listening, job_id, user="bob")
+    untouched(desk, job_id)
+
+
+def test_an_operator_resizes_those_who_opted_in(desk: Desk) -> None:
+    """One companion for all: opted-in jobs by orders in the spool; others are measured, or not even looked at."""
+    spool = desk.folder("spool")
+    desk.cluster.run(["chown", "slurm", f"/scratch/{spool.name}"], user="root")
+    spool.chmod(0o755)
+    env = {"ONES_SPOOL": f"/scratch/{spool.name}"}
+    elastic = desk.light(**env)
+    off = desk.light("--comment=ones: gpus=1-16 resize=off", **env)
+    stranger = desk.light("--comment=gpus=1-16, but not for ones", **env)
+    desk.trains(elastic, off, stranger)
+    stop = desk.folder("stop") / "stop"
+    stop.touch()
+    inside = f"/scratch/{stop.parent.name}/stop"
+    settings = desk.settings("slurm", spool=f'"{env["ONES_SPOOL"]}"', stop_file=f'"{inside}"')
+    with desk.running(settings, "--act", user="slurm"):
+        desk.ticks(settings, 5)
+        assert f"{inside} exists: nothing is begun" in outcomes(desk, settings, elastic, user="slurm")
+        untouched(desk, elastic, off, stranger)
+        assert not list(spool.iterdir())
+        stop.unlink()
+        job = desk.wait(elastic, resized(), "resized")
+        desk.trains(elastic, restart=job.restart)
+        desk.ticks(settings)
+    assert not (desk.directory(elastic) / ORDERS).exists()
+    untouched(desk, off, stranger)
+    with desk.store(settings) as store:
+        summaries = {summary.job_id: summary for summary in store.job_summaries()}
+        assert stranger not in summaries
+        assert "resize=off" in summaries[off].refusal
+        assert summaries[off].samples_per_s and summaries[off].epoch
+        assert not store.resizes(off)
+        done = [resize for resize in store.resizes(elastic) if resize.ended is not None]
+    assert done and all(resize.state == State.DONE for resize in done)
+
+
+def test_advice_changes_nothing_and_works_by_hand(desk: Desk) -> None:
+    """Advise mode prints the commands of a resize; the job's owner can carry them out one by one."""
+    job_id = desk.light()
+    desk.trains(job_id)
+    settings = desk.settings()
+    with desk.running(settings, "--own"):
+        _wait_for(lambda: "scontrol release" in desk.words(settings), "advice")
+        desk.ticks(settings)
+    untouched(desk, job_id)
+    with desk.store(settings) as store:
+        assert not store.resizes(job_id)
+    words = desk.words(settings)
+    begin = words.rindex(f"# job {job_id} (alice): 1x1 → ")
+    shape = re.match(r".*→ (\d+)x(\d+)", words[begin:])
+    assert shape is not None
+    lines = [x for x in words[begin:].splitlines()[1:] if x.startswith(("#", "printf", "scontrol"))]
+
+    def by_hand(line: str) -> None:
+        desk.cluster.run(["sh", "-ec", line])
+
+    for line in lines:
+        if line.startswith("# wait until job"):
+            desk.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
+        elif line.startswith("# wait until"):
+            desk.report(job_id, 0, lambda report: isinstance(report, Checkpoint), "checkpoint")
+        else:
+            by_hand(line)
+    job = desk.wait(job_id, lambda job: job.running, "running")
+    assert (job.nodes, job.gpus_per_node) == (int(shape[1]), int(shape[2])) and job.restart == 1
+    hello = desk.report(job_id, 1, lambda report: isinstance(report, Hello), "hello")
+    assert isinstance(hello, Hello) and hello.checkpoint and hello.batch > 16
+
+
+def test_advice_for_a_waiting_job_works_by_hand(desk: Desk) -> None:
+    """A job that waits is held, reshaped and released; a begin time of its own stays."""
+    job_id = desk.light("--begin=now+1hour")
+    settings = desk.settings()
+    process = scripted(desk, settings, {job_id: [[2, 4, 16]]}, "advise")
+    _wait_for(lambda: "scontrol release" in desk.words(settings), "advice")
+    process.terminate()
+    lines = [line for line in desk.words(settings).splitlines() if line.startswith("scontrol")]
+    assert [line.split()[1] for line in lines] == ["uhold", "update", "release"]
+    for line in lines:
+        desk.cluster.run(["sh", "-ec", line])
+    job = desk.job(job_id)
+    assert (job.nodes, job.gpus_per_node, job.pending, job.held) == (2, 4, True, False)
+    time.sleep(2.5)  # two rounds of the scheduler
+    assert desk.job(job_id).pending
+
+
+def test_a_resize_that_would_wait_too_long_goes_back(desk: Desk) -> None:
+    """Others take the GPUs while the job is drained: after max_wait_s it trains on at its old shape and batch."""
+    job_id = desk.light(LIGHT_STEP_S="1.5")  # so that draining takes a moment
+    desk.report(job_id, 0, lambda report: isinstance(report, Hello), "hello")
+    settings = desk.settings(resize="max_wait_s = 3")
+    process = scripted(desk, settings, {job_id: [[4, 4, 64]]})
+    _wait_for((desk.directory(job_id) / ORDERS).exists, "the order to drain")
+    rigid = desk.rigid("--gres=gpu:1")
+    desk.wait(rigid, lambda job: job.running, "running")
+
+    desk.resize_ended(settings, job_id)
+    process.terminate()
+    with desk.store(settings) as store:
+        resize = store.resizes(job_id)[0]
+        states = [step.state for step in store.resize_steps(resize.id)]
+    assert (resize.state, resize.outcome) == (State.ROLLED_BACK, "it runs at its old shape")
+    assert {"waiting", "holding_back", "reshaping_back", "releasing_back"} <= set(states)
+    job = desk.job(job_id)
+    assert job.running and not job.held and (job.nodes, job.gpus_per_node, job.restart) == (1, 1, 1)
+    hello = desk.report(job_id, 1, lambda report: isinstance(report, Hello), "hello")
+    assert isinstance(hello, Hello) and hello.batch == 16 and hello.checkpoint
+    assert desk.job(rigid).running
+
+
+def test_whole_nodes_are_resized_by_their_number(desk: Desk) -> None:
+    """A partition without GRES: nodes are the unit, and their GPUs come from the settings."""
+    options = ("--partition=whole", "--gres=none", "--comment=ones: nodes=1-4 batch=16-64")
+    job_id = desk.light(*options, ONES_GPUS_PER_NODE="4")
+    desk.trains(job_id)
+    settings = desk.settings(whole_node_gpus="{whole = 4}")
+    process = scripted(desk, settings, {job_id: [[3, 4, 64]]})
+    assert process.wait(60) == 0, desk.words(settings)
+    job = desk.job(job_id)
+    assert job.running and job.nodes == 3 and job.restart == 1
+    with desk.store(settings) as store:
+        (resize,) = store.resizes(job_id)
+        assert (resize.state, resize.old_gpus_per_node, resize.new_gpus_per_node) == (State.DONE, 4, 4)
+        assert [(run.nodes, run.gpus_per_node) for run in store.runs(job_id)] == [(1, 4), (3, 4)]
+
+
+def test_slurm_22_05_resizes_too(old_desk: Desk) -> None:
+    """The old site: over the command line alone, up over two nodes and down again."""
+    job_id = old_desk.light()
+    old_desk.trains(job_id)
+    settings = old_desk.settings()
+    process = scripted(old_desk, settings, {job_id: [[2, 2, 64], [1, 2, 32]]})
+    assert process.wait(90) == 0, old_desk.words(settings)
+    job = old_desk.job(job_id)
+    assert job.running and not job.held and (job.nodes, job.gpus_per_node, job.restart) == (1, 2, 2)
+    with old_desk.store(settings) as store:
+        assert [resize.state for resize in store.resizes(job_id)] == [State.DONE] * 2
+
+
+def _wait_for(holds: Callable[[], bool], what: str, timeout_s: float = 40.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
+        time.sleep(0.1)

@@ -1,0 +1,89 @@
+"""The comment that opts a job in: what is understood, and that a wrong word is named."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_ones.observe.optin import MAX_BATCH, MAX_GPUS, BadComment, OptIn, parse_comment
+
+
+@pytest.mark.parametrize(
+    ("comment", "optin"),
+    [
+        ("ones: gpus=1-16 batch=256-4096", OptIn((1, 16), None, (256, 4096))),
+        ("ones: nodes=1-4", OptIn(None, (1, 4), None)),
+        ("ones: gpus=8", OptIn((8, 8), None, None)),
+        ("ones: gpus=1-2 batch=64", OptIn((1, 2), None, (64, 64))),
+        ("ones: gpus=1-2, batch=64, resize=off", OptIn((1, 2), None, (64, 64), resize=False)),
+        ("ones: gpus=1-2 resize=on", OptIn((1, 2), None, None)),
+        ("ones: resize=off", OptIn(None, None, None, resize=False)),
+        ("  ONES:gpus=1-2", OptIn((1, 2), None, None)),
+    ],
+)
+def test_what_is_understood(comment: str, optin: OptIn) -> None:
+    """The forms that the documentation shows."""
+    assert parse_comment(comment) == optin
+
+
+@pytest.mark.parametrize(
+    "comment", ["", "ones", "my ones: gpus=1-4", "once: gpus=1", "http://ones:8080", "eins: gpus=1"]
+)
+def test_other_comments_are_nobodys_business(comment: str) -> None:
+    """A job that did not opt in is never touched, so nothing is guessed."""
+    assert parse_comment(comment) is None
+
+
+@pytest.mark.parametrize(
+    ("comment", "word"),
+    [
+        ("ones: gpu=1-16", "'gpu=1-16': expected gpus="),
+        ("ones: gpus=16-1", "'gpus=16-1': expected 1 <= first <= last"),
+        ("ones: gpus=0-4", "'gpus=0-4'"),
+        ("ones: gpus=-4", "'gpus=-4'"),
+        ("ones: gpus=1-", "'gpus=1-'"),
+        ("ones: gpus=one", "'gpus=one': expected a number or a range"),
+        ("ones: gpus=1.5", "'gpus=1.5'"),
+        ("ones: gpus=٤", "'gpus=٤'"),
+        ("ones: gpus=1–16", "'gpus=1–16'"),
+        ("ones: gpus", "'gpus'"),
+        ("ones: gpus=1-4 batch=", "'batch='"),
+        ("ones: gpus=1-4 resize=yes", "'resize=yes': expected resize=on or resize=off"),
+        ("ones: gpus=1-4 please", "'please'"),
+        ("ones: gpus=1-4 gpus=1-8", "'gpus=1-8': gpus is given twice"),
+        ("ones: gpus=1 resize=on resize=off", "'resize=off': resize is given twice"),
+        ("ones: gpus=1-4 nodes=1-2", "gpus= and nodes= contradict each other"),
+        ("ones:", "neither gpus= nor nodes="),
+        ("ones: batch=64-128", "neither gpus= nor nodes="),
+        (f"ones: gpus=1-{MAX_GPUS + 1}", "expected 1 <= first <= last <= 100000"),
+        (f"ones: gpus=1 batch={MAX_BATCH + 1}", "batch=2147483649"),
+        ("ones: gpus=" + "9" * 4000, "gpus=9999"),
+    ],
+)
+def test_a_wrong_word_is_named(comment: str, word: str) -> None:
+    """Its owner reads the message in `why`, so it must name the word."""
+    with pytest.raises(BadComment) as error:
+        parse_comment(comment)
+    assert word in str(error.value)
+
+
+@given(st.text())
+def test_any_text_is_understood_refused_or_ignored(text: str) -> None:
+    """No comment stops a tick, and no message carries control characters or the whole of a long comment."""
+    for comment in (text, f"ones: {text}", f"ones: gpus=1-4 {text}", f"ones: gpus={text}"):
+        try:
+            optin = parse_comment(comment)
+        except BadComment as error:
+            assert str(error).isprintable()
+            assert len(str(error)) < 200
+        else:
+            assert optin is None or optin.gpus is not None or optin.nodes is not None or not optin.resize
+
+
+@given(st.integers(1, MAX_GPUS), st.integers(1, MAX_GPUS), st.integers(1, MAX_BATCH), st.integers(1, MAX_BATCH))
+def test_ranges_read_back(gpus: int, more: int, batch: int, larger: int) -> None:
+    """Every range that may be written is read as it was written."""
+    ranges = (min(gpus, more), max(gpus, more)), (min(batch, larger), max(batch, larger))
+    comment = "ones: gpus={}-{} batch={}-{}".format(*ranges[0], *ranges[1])
+    assert parse_comment(comment) == OptIn(ranges[0], None, ranges[1])

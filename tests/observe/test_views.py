@@ -1,0 +1,184 @@
+"""What a policy weighs: the nodes it may dispose of, and what each job can take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ones_db import JobHistory, JobRecord, ResizeRecord, SpecRecord
+from slurm_ones.decide.policy import ClusterView, Limits, NodeView
+from slurm_ones.observe.eligible import look
+from slurm_ones.observe.observer import Seen
+from slurm_ones.observe.views import ANY_BATCH, cluster_view, limits
+from slurm_ones.slurm.model import Job, JobState, Node, Partition, Shape, Snapshot
+from tests.slurm.make import job_of
+
+FOUR = ("n1", "n2", "n3", "n4")
+
+
+def running(job_id: int, shape: Shape, *names: str, **other: Any) -> Job:
+    changes: dict[str, Any] = {
+        "job_id": job_id,
+        "state": JobState.RUNNING,
+        "held": False,
+        "reason": "None",
+        "max_nodes": 0,
+        "node_list": names,
+    }
+    return replace(job_of(shape), **(changes | other))
+
+
+def waiting(job_id: int, shape: Shape, **other: Any) -> Job:
+    return replace(job_of(shape), **({"job_id": job_id, "held": False, "reason": "Resources"} | other))
+
+
+def seen(*jobs: Job, used: dict[str, int] | None = None, unusable: tuple[str, ...] = (), up: bool = True) -> Seen:
+    """A partition of 4 × 4 GPUs with these jobs, of which `used` GPUs are used on each node."""
+    nodes = {
+        name: Node(name, "", name not in unusable, 4, (used or {}).get(name, 0), ("gpu",), not (used or {}).get(name))
+        for name in FOUR
+    }
+    queue = {job.job_id: job for job in jobs}
+    snapshot = Snapshot(0.0, queue, nodes, {"gpu": Partition("gpu", up, FOUR, 0.0, 0, False)})
+    found = {job.job_id: look(job, snapshot, {}, None) for job in jobs}
+    return Seen(snapshot, {job_id: elastic for job_id, elastic in found.items() if elastic is not None})
+
+
+def gpus(view: ClusterView) -> dict[str, int]:
+    return {node.name: node.gpus for node in view.nodes}
+
+
+def test_gpus_that_elastic_jobs_hold_are_the_policys_and_rigid_ones_are_not() -> None:
+    """3 on n1 are an elastic job's, 2 on n2 somebody else's."""
+    look_ = seen(running(1, Shape(1, 3), "n1"), running(2, Shape(1, 2), "n2", comment=""), used={"n1": 3, "n2": 2})
+    view = cluster_view(look_, "gpu", {})
+    assert gpus(view) == {"n1": 4, "n2": 2, "n3": 4, "n4": 4}
+    assert (view.gpus_per_node, view.whole_nodes) == (4, False)
+
+
+def test_a_drained_node_keeps_what_runs_on_it_and_offers_no_more() -> None:
+    """A schedule must not put anybody there."""
+    look_ = seen(running(1, Shape(1, 1), "n1"), used={"n1": 1}, unusable=("n1", "n2"))
+    assert gpus(cluster_view(look_, "gpu", {})) == {"n1": 1, "n2": 0, "n3": 4, "n4": 4}
+
+
+def test_while_rigid_jobs_wait_nothing_is_free() -> None:
+    """Growing would be at their cost."""
+    runs = running(1, Shape(1, 2), "n1")
+    rigid = waiting(2, Shape(4, 4), comment="")
+    assert cluster_view(seen(runs, rigid, used={"n1": 2}), "gpu", {}).gpus == 2
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"held": True},
+        {"reason": "Dependency"},
+        {"reason": "BeginTime"},
+        {"partition": "other"},
+        {"comment": "ones: gpus=1"},
+    ],
+)
+def test_jobs_that_do_not_wait_for_these_gpus_take_none(harmless: dict[str, Any]) -> None:
+    """Held, waiting for something else or elsewhere, or elastic themselves."""
+    rigid = waiting(2, Shape(4, 4), **({"comment": ""} | harmless))
+    assert cluster_view(seen(rigid), "gpu", {}).gpus == 16
+
+
+def test_a_partition_that_is_down_or_gone() -> None:
+    """It offers nothing."""
+    assert cluster_view(seen(up=False), "gpu", {}).gpus == 0
+    assert cluster_view(seen(), "gone", {}) == ClusterView(())
+
+
+def test_whole_nodes_are_free_or_not() -> None:
+    """A node that anybody has a part of is nobody else's."""
+    view = cluster_view(seen(running(2, Shape(1, 1), "n2", comment=""), used={"n2": 1}), "gpu", {"gpu": 8})
+    assert (gpus(view), view.whole_nodes, view.gpus_per_node) == ({"n1": 8, "n2": 0, "n3": 8, "n4": 8}, True, 8)
+
+
+def test_what_a_resize_under_way_needs_is_offered_to_nobody() -> None:
+    """A held job is about to start on two nodes."""
+    held = waiting(1, Shape(2, 4), held=True)
+    resize = ResizeRecord(
+        job_id=1,
+        restart=0,
+        old_nodes=1,
+        old_gpus_per_node=1,
+        old_batch=None,
+        new_nodes=2,
+        new_gpus_per_node=4,
+        new_batch=None,
+        state="releasing",
+        started=0.0,
+    )
+    assert cluster_view(seen(held), "gpu", {}, [resize]).gpus == 8
+    assert cluster_view(seen(held), "gpu", {}, [replace(resize, state="releasing_back")]).gpus == 15
+
+
+CLUSTER = ClusterView(tuple(NodeView(name, 4) for name in FOUR), node_gpus=4)
+SPEC = SpecRecord(base_batch=32, max_batch=512, max_local_batch=64, dataset=1000, epochs=5)
+
+
+def history(spec: SpecRecord) -> JobHistory:
+    """A history with nothing in it but what the job can do."""
+    return JobHistory(
+        job=JobRecord(1, "train", "alice", 0.0, 1, 1),
+        spec=spec,
+        epochs=(),
+        throughput=(),
+        samples=0.0,
+        batch=None,
+        first_start=None,
+        ended_runs_s=0.0,
+        running_since=None,
+        resizes=0,
+        last_resize_end=None,
+        epochs_since_change=0,
+        first_loss=None,
+    )
+
+
+def limits_of(comment: str, spec: SpecRecord | None = None, shape: Shape = Shape(1, 1)) -> Limits:
+    job = waiting(1, shape, comment=comment)
+    return limits(seen(job).elastic[1], CLUSTER, None if spec is None else history(spec))
+
+
+@pytest.mark.parametrize(
+    ("comment", "counts"),
+    [
+        ("ones: gpus=1-16", (1, 2, 4, 8, 16)),
+        ("ones: gpus=2-8", (1, 2, 4, 8)),
+        ("ones: gpus=1-1000", (1, 2, 4, 8, 16)),
+        ("ones: nodes=1-2", (1, 4, 8)),
+        ("ones: resize=off", (1,)),
+    ],
+)
+def test_gpu_counts(comment: str, counts: tuple[int, ...]) -> None:
+    """What its owner allows, as shapes of this cluster, and the size that it was submitted with."""
+    assert limits_of(comment).gpus == counts
+
+
+def test_an_odd_size_that_its_owner_asked_for_is_valid() -> None:
+    """It runs there already."""
+    assert limits_of("ones: gpus=1-4", shape=Shape(1, 3)).gpus == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("comment", "spec", "batches"),
+    [
+        ("ones: gpus=1-4 batch=64-256", SPEC, (64, 256, 64)),
+        ("ones: gpus=1-4 batch=64-4096", SPEC, (64, 512, 64)),
+        ("ones: gpus=1-4 batch=1024-4096", SPEC, (1024, 1024, 64)),
+        ("ones: gpus=1-4 batch=128", SPEC, (128, 128, 64)),
+        ("ones: gpus=1-4", SPEC, (32, 32, 64)),
+        ("ones: gpus=1-4 batch=64-256", None, (64, 256, ANY_BATCH)),
+        ("ones: gpus=1-4", None, (1, 1, ANY_BATCH)),
+    ],
+)
+def test_batches(comment: str, spec: SpecRecord | None, batches: tuple[int, int, int]) -> None:
+    """What its owner allows as far as its script can; without batch= the global batch stays."""
+    found = limits_of(comment, spec)
+    assert (found.min_batch, found.max_batch, found.max_local_batch) == batches

@@ -1,0 +1,162 @@
+"""What the command line says, as typed errors, and how often an unreachable controller is asked."""
+
+from __future__ import annotations
+
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_ones.slurm import command
+from slurm_ones.slurm.client import (
+    NotPermitted,
+    NotResizable,
+    SlurmError,
+    SlurmMissing,
+    UnknownJob,
+    Unreachable,
+)
+from slurm_ones.slurm.command import CommandClient, error_of
+from slurm_ones.slurm.model import Shape
+from slurm_ones.slurm.retry import with_retries
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", Unreachable),
+        ("slurm_load_jobs error: Socket timed out on send/recv operation", Unreachable),
+        ("Unexpected message received for job 1", Unreachable),
+        ("slurm_load_jobs error: Zero Bytes were transmitted or received", Unreachable),
+        ("slurm_load_jobs error: Invalid job id specified", UnknownJob),
+        ("Invalid job id specified for job 9", UnknownJob),
+        ("Access/permission denied for job 39", NotPermitted),
+        ("Invalid user id for job 40 slurm_suspend error:Invalid user id", NotPermitted),
+        ("Update of this parameter is not supported: NtasksPerNode=2", NotResizable),
+        ("Node count specification invalid for job 6", NotResizable),
+        ("Requested node configuration is not available for job 6", NotResizable),
+        ("Invalid generic resource (gres) specification for job 6", NotResizable),
+        ("Job is no longer pending execution for job 30", NotResizable),
+        ("Job update not available right now, the DB index is being set, try again in a bit", SlurmError),
+        ("scancel: error: Unknown job signal: FOO", SlurmError),
+        ("", SlurmError),
+    ],
+)
+def test_answers_of_slurm(answer: str, kind: type[SlurmError]) -> None:
+    """The words of 22.05 and 26.05, as seen on both, are typed; what nobody knows is a plain error that quotes it."""
+    error = error_of("scontrol update", answer)
+    assert type(error) is kind
+    assert answer in str(error)
+
+
+def test_commands_keep_to_what_slurm_takes() -> None:
+    """The pair N-N, a user hold, `Incomplete`, and GPUs only where Slurm knows of them."""
+    assert command.reshape_command(7, Shape(2, 4), whole_nodes=False)[3:] == ["NumNodes=2-2", "NumCPUs=2", "Gres=gpu:4"]
+    assert command.reshape_command(7, Shape(2, 4), whole_nodes=True)[3:] == ["NumNodes=2-2", "NumCPUs=2"]
+    assert command.hold_command(7) == ["scontrol", "uhold", "7"]
+    assert command.requeue_command(7) == ["scontrol", "requeuehold", "Incomplete", "7"]
+    assert command.release_commands(7, start_now=False) == [["scontrol", "release", "7"]]
+    assert command.release_commands(7, start_now=True)[0][-1] == "StartTime=now"
+
+
+def fake(directory: Path, name: str, text: str) -> None:
+    """A command that does as the text says."""
+    path = directory / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only directory of the PATH, beside the system's."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def test_no_slurm_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message asks the right question."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SlurmMissing, match="PATH"):
+        CommandClient().version()
+
+
+def test_a_command_that_hangs_is_unreachable(commands: Path) -> None:
+    """A tick does not wait for ever."""
+    fake(commands, "scontrol", "sleep 60")
+    with pytest.raises(Unreachable, match="no answer within"):
+        CommandClient(timeout_s=0.2).version()
+
+
+def test_a_users_own_formats_are_not_used(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQUEUE_FORMAT, SCONTROL_ALL and the like would change what is read."""
+    monkeypatch.setenv("SCONTROL_ALL", "1")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    fake(commands, "scontrol", 'echo "slurm 22.05.8"; test -z "$SCONTROL_ALL" && test "$LC_ALL" = C')
+    assert CommandClient().version() == (22, 5)
+
+
+def test_json_that_is_none(commands: Path) -> None:
+    """A Slurm without its JSON plugin is told what is missing."""
+    fake(commands, "squeue", "echo no serializer")
+    with pytest.raises(SlurmError, match="serializer/json"):
+        CommandClient().job(7)
+
+
+def test_text_that_is_not_utf8_does_not_stop_a_tick(commands: Path) -> None:
+    """A job's name may be of any encoding."""
+    fake(commands, "squeue", """printf '{"jobs":[{"job_id":7,"name":"gr\\374n"}]}'""")
+    assert CommandClient().job(7).name == "gr\N{REPLACEMENT CHARACTER}n"
+
+
+def test_a_silent_controller_is_asked_again(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """22.05's squeue says nothing by its status; the second answer counts."""
+    monkeypatch.setattr(time, "sleep", lambda s: None)
+    fault = '{"errors":[{"description":"Failed while looking for jobs","error":"x"}],"jobs":[]}'
+    fine = '{"errors":[],"jobs":[{"job_id":7}]}'
+    fake(
+        commands,
+        "squeue",
+        f"if test -e {commands}/asked; then echo '{fine}'; else echo '{fault}'; fi; : > {commands}/asked",
+    )
+    assert CommandClient().job(7).job_id == 7
+
+
+class Flaky:
+    """Fails a number of times, then answers."""
+
+    def __init__(self, failures: int, error: SlurmError) -> None:
+        self.calls = 0
+        self._failures = failures
+        self._error = error
+
+    def __call__(self) -> int:
+        self.calls += 1
+        if self.calls <= self._failures:
+            raise self._error
+        return self.calls
+
+
+def test_unreachable_is_asked_again_a_few_times() -> None:
+    """The answer after two failures counts; after the last attempt the error is the caller's."""
+    assert with_retries(Flaky(2, Unreachable("silent")), first_s=0.001) == 3
+    deaf = Flaky(99, Unreachable("silent"))
+    with pytest.raises(Unreachable, match="silent"):
+        with_retries(deaf, attempts=3, first_s=0.001)
+    assert deaf.calls == 3
+
+
+def test_a_slow_controller_is_not_asked_for_ever() -> None:
+    """Slurm's own commands wait, too: nothing is begun again after the limit."""
+    deaf = Flaky(99, Unreachable("silent"))
+    with pytest.raises(Unreachable):
+        with_retries(deaf, attempts=50, first_s=0.02, most_s=0.02, give_up_s=0.05)
+    assert deaf.calls < 50
+
+
+def test_other_errors_are_not_asked_again() -> None:
+    """A refusal stays a refusal."""
+    refused = Flaky(1, NotPermitted("denied"))
+    with pytest.raises(NotPermitted):
+        with_retries(refused)
+    assert refused.calls == 1

@@ -1,0 +1,234 @@
+"""Reading what Slurm prints: every release's way to write a thing, and nonsense."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_ones.slurm import parse
+from slurm_ones.slurm.model import Job, JobState, Shape
+
+DATA = Path(__file__).parent / "data"
+RELEASES = ["22.05", "26.05"]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def captured(release: str) -> dict[str, Job]:
+    """Three jobs as `squeue --json` of that release printed them, by name."""
+    jobs = parse.parse_jobs(json.loads((DATA / f"squeue-{release}.json").read_text()))
+    return {job.name: job for job in jobs.values()}
+
+
+def records(release: str, kind: str) -> str:
+    """Records of nodes, partitions or reservations as `scontrol -o` of that release printed them."""
+    lines = (DATA / f"scontrol-{release}.txt").read_text().splitlines()
+    return "\n".join(line for line in lines if line.startswith(kind))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_requeued_and_reshaped_job_as_captured(release: str) -> None:
+    """It asks for 3 nodes, though 22.05 goes on naming the 2 that it ran on."""
+    job = captured(release)["waits"]
+    assert (job.nodes, job.gpus_per_node, job.tasks, job.task_counts) == (3, 1, 3, False)
+    assert (job.state, job.held, job.admin_held, job.restart) == (JobState.PENDING, True, False, 1)
+    assert (job.user, job.uid, job.comment) == ("alice", 2001, "ones: gpus=1-16 batch=256")
+    assert (job.node_list, job.start_time, job.end_time, job.time_limit_s) == ((), 0.0, 0.0, 86400.0)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_running_job_as_captured(release: str) -> None:
+    """Its nodes and GPUs are what it holds."""
+    job = captured(release)["runs"]
+    assert (job.running, job.nodes, job.gpus_per_node, job.gpus_total) == (True, 2, 3, 6)
+    assert job.node_list == ("n1", "n2")
+    assert job.start_time > 1e9
+    assert (job.batch, job.array, job.requeue, job.exit_code) == (True, False, True, 0)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_failed_job_as_captured(release: str) -> None:
+    """22.05 writes a wait status (1792 for 7), 26.05 an object."""
+    job = captured(release)["fails"]
+    assert (job.state, job.ended, job.exit_code) == (JobState.FAILED, True, 7)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_nodes_partitions_and_reservations_as_captured(release: str) -> None:
+    """GPUs in use, whole nodes, times in seconds."""
+    nodes = parse.parse_nodes(records(release, "NodeName"))
+    assert {n.name: (n.gpus, n.gpus_used, n.idle, n.usable) for n in nodes.values() if n.name != "n3"} == {
+        "n1": (4, 3, False, True),
+        "w1": (0, 0, True, True),
+    }
+    partitions = parse.parse_partitions(records(release, "PartitionName"))
+    assert {p.name: (p.whole_nodes, p.default, p.max_time_s, p.up) for p in partitions.values()} == {
+        "gpu": (False, True, 86400.0, True),
+        "whole": (True, False, 86400.0, True),
+    }
+    (maint,) = parse.parse_reservations(records(release, "ReservationName"))
+    assert (maint.name, maint.node_names, maint.end_time - maint.start_time) == ("maint", ("n3", "n4"), 600.0)
+
+
+def test_a_reserved_node_is_unusable_while_the_reservation_lasts() -> None:
+    """Active means between its start and its end."""
+    (maint,) = parse.parse_reservations(records("26.05", "ReservationName"))
+    nodes = parse.parse_nodes(records("26.05", "NodeName"))
+    nodes["n3"] = replace(nodes["n3"], usable=True)
+
+    def usable(now: float) -> bool:
+        return parse.nodes_of(nodes, {}, [maint], now)["n3"].usable
+
+    assert [usable(maint.start_time + at) for at in (-1, 0, 599, 600)] == [True, False, False, True]
+
+
+def test_the_larger_count_of_used_gpus_is_believed() -> None:
+    """Slurm's own figure of a node and the sum over its jobs may differ; free GPUs must be free by both."""
+    nodes = parse.parse_nodes(records("26.05", "NodeName"))
+    runs = captured("26.05")["runs"]
+    elsewhere = {"n1": replace(nodes["n1"], gpus_used=0), "n2": replace(nodes["n1"], name="n2", gpus_used=4)}
+    found = parse.nodes_of(elsewhere, {runs.job_id: runs}, (), 0.0)
+    assert {name: node.gpus_used for name, node in found.items()} == {"n1": 3, "n2": 4}
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (7, 7),
+        (7.9, 7),
+        ({"set": True, "infinite": False, "number": 7}, 7),
+        ({"set": False, "infinite": False, "number": 7}, -1),
+        ({"set": True, "infinite": True, "number": 7}, -1),
+        ({"number": 7}, 7),
+        (0xFFFFFFFE, -1),
+        (0xFFFFFFFF, -1),
+        (4294901760, 4294901760),
+        ({"set": True, "infinite": False, "number": 0xFFFFFFFE}, -1),
+        (None, -1),
+        ("7", -1),
+        (True, -1),
+        ([], -1),
+    ],
+)
+def test_numbers_in_every_form(value: Any, number: int) -> None:
+    """Plain, as {set, infinite, number}, and Slurm's NO_VAL and INFINITE; priorities near 2**32 are numbers."""
+    assert parse.number(value, -1) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("gpu:4", 4),
+        ("gres:gpu:4", 4),
+        ("gres/gpu:4", 4),
+        ("gres/gpu=4", 4),
+        ("gpu:a100:2", 2),
+        ("gres:gpu:a100:2", 2),
+        ("gres/gpu:a100=2", 2),
+        ("gpu:a100:2(S:0-1)", 2),
+        ("gpu:3(IDX:0-2)", 3),
+        ("gpu:0", 0),
+        ("gpu:a100:2,gpu:v100:1", 3),
+        ("cpu=4,mem=8G,node=1,gres/gpu=2", 2),
+        ("(null)", 0),
+        ("", 0),
+        (None, 0),
+        ("fpga:2", 0),
+    ],
+)
+def test_gpus_in_every_form(text: str | None, gpus: int) -> None:
+    """GRES and TRES, with types, sockets and indices."""
+    assert parse.gpus(text) == gpus
+
+
+@pytest.mark.parametrize(
+    ("names", "held", "state", "flags"),
+    [
+        (["RUNNING"], False, JobState.RUNNING, set()),
+        (["PENDING", "COMPLETING"], True, JobState.PENDING, {"COMPLETING"}),
+        (["COMPLETING"], True, JobState.PENDING, {"COMPLETING"}),
+        (["COMPLETING"], False, JobState.UNKNOWN, {"COMPLETING"}),
+        (["RUNNING", "CONFIGURING"], False, JobState.RUNNING, {"CONFIGURING"}),
+        (["REQUEUE_HOLD"], True, JobState.UNKNOWN, {"REQUEUE_HOLD"}),
+        (["OUT_OF_MEMORY"], False, JobState.OUT_OF_MEMORY, set()),
+        (["FROM_THE_FUTURE"], False, JobState.UNKNOWN, {"FROM_THE_FUTURE"}),
+        ([], False, JobState.UNKNOWN, set()),
+    ],
+)
+def test_states(names: list[str], held: bool, state: JobState, flags: set[str]) -> None:
+    """A held job that completes is being requeued; names nobody knows are flags, not errors."""
+    assert parse.state_of(names, held=held) == (state, frozenset(flags))
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "SPECIAL_EXIT"])
+def test_what_is_not_the_end_of_a_job(state: str) -> None:
+    """Such a job comes back."""
+    entry = {"job_id": 1, "job_state": [state, "FAILED"] if state != "PREEMPTED" else [state]}
+    job = parse.parse_jobs({"jobs": [entry]})[1]
+    assert not job.ended or state == "RESIZING"
+
+
+@pytest.mark.parametrize(
+    ("state", "usable"),
+    [
+        ("IDLE", True),
+        ("MIXED", True),
+        ("ALLOCATED", True),
+        ("IDLE+COMPLETING", True),
+        ("IDLE+PLANNED", True),
+        ("IDLE*", False),
+        ("DOWN", False),
+        ("DOWN*+DRAIN", False),
+        ("IDLE+DRAIN", False),
+        ("MIXED+DRAINING", False),
+        ("IDLE+MAINTENANCE", False),
+        ("IDLE+RESERVED", False),
+        ("IDLE+POWERED_DOWN", False),
+        ("FAIL", False),
+        ("UNKNOWN", False),
+        ("IDLE+INVALID_REG", False),
+        ("IDLE+NOT_RESPONDING", False),
+        ("IDLE+REBOOT_REQUESTED", False),
+    ],
+)
+def test_node_states(state: str, usable: bool) -> None:
+    """No shape may be planned on a node that takes no jobs."""
+    assert parse.usable(state) is usable
+
+
+def test_a_silent_controller_is_no_empty_queue() -> None:
+    """22.05 ends with status 0 and no jobs: only the errors tell."""
+    error = {"description": "Failed while looking for jobs", "error_number": -1, "error": "Unspecified error"}
+    assert "Failed while looking for jobs" in parse.json_fault({"errors": [error], "jobs": []})
+    assert parse.json_fault({"errors": [], "jobs": []}) == ""
+    assert parse.json_fault(None) == ""
+
+
+@given(st.dictionaries(st.sampled_from(sorted(json.loads((DATA / "squeue-26.05.json").read_text())["jobs"][0])), JSON))
+def test_no_job_stops_a_tick(entry: dict[str, Any]) -> None:
+    """Whatever a release writes into a field, the snapshot is read."""
+    for job in parse.parse_jobs({"jobs": [entry, "nonsense"]}).values():
+        assert isinstance(job, Job)
+
+
+@given(st.text())
+def test_no_record_stops_a_tick(text: str) -> None:
+    """Nor does any text that Slurm prints."""
+    parse.parse_nodes(text)
+    parse.parse_partitions(text)
+    parse.parse_reservations(text)
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**6))
+def test_a_shape_reads_back(nodes: int, gpus: int) -> None:
+    """`parse` is the inverse of `str`."""
+    assert Shape.parse(str(Shape(nodes, gpus))) == Shape(nodes, gpus)

@@ -1,0 +1,142 @@
+"""Reshaping believes only what Slurm holds afterwards, against a Slurm that is a dictionary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, UnknownJob, Unreachable
+from slurm_ones.slurm.model import Job, JobState, Shape
+from slurm_ones.slurm.verify import has_shape, reshape
+from tests.slurm.make import job_of
+
+SHAPES = st.builds(Shape, st.integers(1, 8), st.integers(1, 8))
+
+
+class FakeSlurm:
+    """One job, whose updates can be taken in part, refused, or taken and then spoilt."""
+
+    def __init__(self, job: Job, *, takes: tuple[str, ...] = ("nodes", "gpus"), times: int = 10**9) -> None:
+        self.job = job
+        self.takes = takes
+        self.faulty_updates = times
+        self.refusals: list[SlurmError | None] = []
+        self.updates: list[Shape] = []
+        self.spoil: dict[str, Any] = {}
+
+    def read(self, job_id: int) -> Job:
+        return self.job
+
+    def update(self, job: Job, shape: Shape) -> None:
+        self.updates.append(shape)
+        refusal = self.refusals.pop(0) if self.refusals else None
+        takes = self.takes if len(self.updates) <= self.faulty_updates else ("nodes", "gpus")
+        changes: dict[str, Any] = {}
+        if "nodes" in takes:
+            changes |= {"nodes": shape.nodes, "max_nodes": shape.nodes, "tasks": shape.nodes}
+        if "gpus" in takes and self.job.gpus_per_node:
+            changes["gpus_per_node"] = shape.gpus_per_node
+        self.job = replace(self.job, **changes)
+        if len(self.updates) <= self.faulty_updates:
+            self.job = replace(self.job, **self.spoil)
+        if refusal is not None:
+            raise refusal
+
+    def reshape(self, shape: Shape) -> None:
+        reshape(self.read, self.update, self.job.job_id, shape)
+
+
+@given(SHAPES, SHAPES)
+def test_a_whole_update_is_believed(old: Shape, new: Shape) -> None:
+    """One update, or none when the job has the shape already."""
+    slurm = FakeSlurm(job_of(old))
+    slurm.reshape(new)
+    assert has_shape(slurm.job, new)
+    assert slurm.updates == ([] if old == new else [new])
+
+
+@given(SHAPES, SHAPES, st.sampled_from(["nodes", "gpus", ""]), st.booleans())
+def test_a_part_of_an_update_is_undone(old: Shape, new: Shape, part: str, refused: bool) -> None:
+    """Whatever part Slurm took, and whether it said so or not: the new shape is in force whole, or the old one is."""
+    slurm = FakeSlurm(job_of(old), takes=(part,), times=1)
+    slurm.refusals = [NotResizable("Invalid generic resource") if refused else None]
+    try:
+        slurm.reshape(new)
+    except NotResizable:
+        assert has_shape(slurm.job, old)
+    else:
+        assert has_shape(slurm.job, new)
+
+
+def test_a_refusal_that_changed_nothing_is_not_undone() -> None:
+    """A stranger's attempt ends as NotPermitted, not as a failed rollback."""
+    slurm = FakeSlurm(job_of(Shape(1, 1)), takes=())
+    slurm.refusals = [NotPermitted("Access/permission denied")]
+    with pytest.raises(NotPermitted):
+        slurm.reshape(Shape(2, 2))
+    assert slurm.updates == [Shape(2, 2)]
+
+
+def test_a_rollback_that_fails_is_said() -> None:
+    """Then people must look: the message names the shape that could not be put back."""
+    slurm = FakeSlurm(job_of(Shape(1, 2)), takes=("nodes",))
+    with pytest.raises(NotResizable, match="1x2 could not be put back: denied"):
+        slurm.refusals = [None, NotPermitted("denied")]
+        slurm.takes = ("nodes",)
+        slurm.reshape(Shape(3, 4))
+
+
+def test_a_rollback_that_slurm_ignores_is_said() -> None:
+    """Both updates taken in part, neither refused."""
+    slurm = FakeSlurm(replace(job_of(Shape(1, 2)), max_nodes=1))
+    slurm.spoil = {"nodes": 7, "max_nodes": 7}
+    with pytest.raises(NotResizable, match="did not take 1x2 back"):
+        slurm.reshape(Shape(3, 4))
+
+
+@pytest.mark.parametrize("spoil", [{"reason": "BadConstraints"}, {"tasks": 1}, {"max_nodes": 4}, {"gpus_per_node": 0}])
+def test_a_job_that_can_never_start_is_undone(spoil: dict[str, Any]) -> None:
+    """Slurm took the update and left a job that waits for ever, or without its GPUs."""
+    slurm = FakeSlurm(job_of(Shape(1, 1)), times=1)
+    slurm.spoil = spoil
+    with pytest.raises(NotResizable, match="has 1x1 again"):
+        slurm.reshape(Shape(3, 2))
+    assert slurm.updates == [Shape(3, 2), Shape(1, 1)] or spoil == {"gpus_per_node": 0}
+
+
+@pytest.mark.parametrize("error", [UnknownJob("gone"), Unreachable("silent")])
+def test_a_lost_job_or_controller_is_passed_on(error: SlurmError) -> None:
+    """Nothing is undone blindly: the caller looks again when Slurm answers."""
+    slurm = FakeSlurm(job_of(Shape(1, 1)), takes=())
+    slurm.refusals = [error]
+    with pytest.raises(type(error)):
+        slurm.reshape(Shape(2, 2))
+    assert slurm.updates == [Shape(2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"state": JobState.RUNNING}, "RUNNING"),
+        ({"state": JobState.COMPLETED}, "COMPLETED"),
+        ({"task_counts": True}, "task counts"),
+        ({"gpus_per_node": 0, "gpus_total": 2}, "--gpus"),
+    ],
+)
+def test_what_is_not_even_tried(change: dict[str, Any], words: str) -> None:
+    """Updates that Slurm may take and that end badly are never sent."""
+    slurm = FakeSlurm(replace(job_of(Shape(1, 1)), **change))
+    with pytest.raises(NotResizable, match=words):
+        slurm.reshape(Shape(2, 2))
+    assert slurm.updates == []
+
+
+def test_whole_nodes_are_their_nodes() -> None:
+    """Where Slurm knows of no GPUs, any number per node is right."""
+    slurm = FakeSlurm(job_of(Shape(2, 0)))
+    slurm.reshape(Shape(3, 4))
+    assert (slurm.job.nodes, slurm.job.gpus_per_node) == (3, 0)
