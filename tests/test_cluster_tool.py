@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import SITES, Cluster, ClusterError, slurm_conf, unavailable
+from tests.cluster import SITES, Cluster, ClusterError, accounting, slurm_conf, unavailable
 
 WAIT_SECONDS = 20.0
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -146,6 +146,93 @@ class TestSlurm:
             "an answer from slurmctld",
         )
         assert job(cluster, number)["JobState"] == "PENDING"
+
+
+@pytest.fixture
+def kept(gres: Cluster) -> Cluster:
+    """The cluster with accounting, where `ops` is an operator."""
+    if not gres.accounting:
+        pytest.skip(gres.accounting_why)
+    return gres
+
+
+class TestAccounting:
+    """`ops` is a real operator, neither root nor SlurmUser, and jobs are recorded with their GPUs."""
+
+    pytestmark = real
+
+    def test_gpus_are_counted_and_jobs_recorded(self, kept: Cluster) -> None:
+        number = submit(kept, "--nodes=2", "--gres=gpu:3", "--wrap", "sleep 60")
+        until(lambda: job(kept, number)["JobState"] == "RUNNING", "RUNNING")
+        squeue = ["squeue", "-h", "-j", number, "-O", "tres-alloc:200"]
+        assert "gres/gpu=6" in kept.run(squeue).stdout
+        kept.run(["scancel", number])
+        fields = ["sacct", "-XnP", "-j", number, "--format=user,account,state,alloctres"]
+        until(lambda: "CANCELLED" in kept.run(fields).stdout, "the record of the job's end")
+        record = kept.run(fields).stdout
+        assert record.startswith("alice|lab|CANCELLED")
+        assert "gres/gpu=6" in record
+
+    def test_only_the_operator_is_one(self, kept: Cluster) -> None:
+        for user, level in (("ops", "Operator"), ("alice", "None")):
+            asked = ["sacctmgr", "-nP", "show", "user", user, "format=adminlevel"]
+            assert kept.run(asked, user=user).stdout.strip() == level
+        number = submit(kept, "--hold", "--wrap", "true")
+        refused = kept.run(["scontrol", "release", number], user="bob", check=False)
+        assert "Invalid user id" in refused.stderr
+        # An operator of Slurm is nobody special to the file system.
+        secret = kept.home("alice") / "mine"
+        kept.run(["install", "-d", "-m", "700", str(Path("/home/alice", secret.name))])
+        for command in ("ls /home/alice/mine", "touch /home/alice/mine/x", "touch /home/alice/x"):
+            denied = kept.run(["sh", "-c", command], user="ops", check=False)
+            assert "Permission denied" in denied.stderr
+
+    def test_the_operator_resizes_the_job_of_another(self, kept: Cluster) -> None:
+        options = ("--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1")
+        number = submit(kept, *options, "--wrap", "sleep 60")
+        until(lambda: job(kept, number)["JobState"] == "RUNNING", "RUNNING")
+        kept.run(["scontrol", "requeuehold", number], user="ops")
+        until(lambda: job(kept, number)["JobState"] == "PENDING", "PENDING")
+        change = ["scontrol", "update", f"JobId={number}"]
+        kept.run([*change, "NumNodes=2-2", "Gres=gpu:4"], user="ops")
+        kept.run([*change, "StartTime=now"], user="ops")
+        kept.run(["scontrol", "release", number], user="ops")
+        until(lambda: job(kept, number)["JobState"] == "RUNNING", "RUNNING again")
+        resized = job(kept, number)
+        assert "gres/gpu=8" in resized["AllocTRES"]
+        assert (resized["NumNodes"], resized["UserId"]) == ("2", "alice(2001)")
+        kept.run(["scancel", number], user="ops")
+
+    def test_who_may_release_what_the_operator_holds(self, kept: Cluster) -> None:
+        number = submit(kept, "--begin=now+1hour", "--wrap", "true")
+        kept.run(["scontrol", "hold", number], user="ops")
+        assert job(kept, number)["Reason"] == "JobHeldAdmin"
+        refused = kept.run(["scontrol", "release", number], check=False)
+        assert "Access/permission denied" in refused.stderr
+        kept.run(["scontrol", "release", number], user="ops")
+        kept.run(["scontrol", "uhold", number], user="ops")
+        assert job(kept, number)["Reason"] == "JobHeldUser"
+        kept.run(["scontrol", "release", number])
+        assert job(kept, number)["Priority"] != "0"
+        kept.run(["scancel", number])
+
+    def test_the_owner_releases_what_the_operator_requeued(self, kept: Cluster) -> None:
+        number = submit(kept, "--wrap", "sleep 60")
+        until(lambda: job(kept, number)["JobState"] == "RUNNING", "RUNNING")
+        kept.run(["scontrol", "requeuehold", number], user="ops")
+        until(lambda: job(kept, number)["JobState"] == "PENDING", "PENDING")
+        kept.run(["scontrol", "release", number])
+        until(lambda: job(kept, number)["JobState"] == "RUNNING", "RUNNING again")
+        kept.run(["scancel", number])
+
+    def test_without_a_database_the_cluster_comes_up_all_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(accounting, "_database_conf", lambda: "[mariadbd]\ndatadir=/nowhere\n")
+        with Cluster("gres") as without:
+            assert not without.accounting
+            assert "/nowhere" in without.accounting_why
+            assert submit(without, "--gres=gpu:1", "--wrap", "true")
+            for daemon in accounting.DAEMONS:
+                assert without.run(["pgrep", "-x", daemon], check=False).returncode == 1
 
 
 class TestCommands:

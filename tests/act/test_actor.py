@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +42,7 @@ class Bench:
 
     def __init__(self, store: Store, folder: Path, **settings: Any) -> None:
         self.store = store
+        self.now = NOW
         self.said: list[str] = []
         self.machine = Machine()
         self.jobs: dict[int, Elastic] = {}
@@ -53,9 +52,13 @@ class Bench:
             self.machine,  # type: ignore[arg-type]
             store,
             Settings(**settings),
-            clock=lambda: NOW,
+            clock=self.clock,
             say=self.said.append,
         )
+
+    def clock(self) -> float:
+        self.now += 0.001
+        return self.now
 
     def add(self, job_id: int, shape: Shape, *nodes: str, **changes: Any) -> Elastic:
         """A job with a directory of this user's."""
@@ -81,40 +84,32 @@ class Bench:
         return decode_order(path.read_bytes()) if path.exists() else None
 
 
-_ids = itertools.count(5_000_000)
-
-
-@pytest.fixture
-def ids() -> Iterator[int]:
-    """Job ids that no other test uses."""
-    return _ids
-
-
-def test_a_resize_is_written_down_before_anything_is_done(store: Store, tmp_path: Path, ids: Iterator[int]) -> None:
+def test_a_resize_is_written_down_before_anything_is_done(own_store: Store, tmp_path: Path) -> None:
     """The record holds both shapes and batches, the order's number and its deadline; then the machine goes on."""
-    bench, job_id = Bench(store, tmp_path), next(ids)
+    bench, job_id = Bench(own_store, tmp_path), 1
     bench.add(job_id, Shape(1, 1), "n1", restart=2)
     assert bench.act({job_id: Allocation(Shape(1, 2), 64)}) == [job_id]
-    (resize,) = store.resizes(job_id)
+    (resize,) = own_store.resizes(job_id)
     assert (resize.state, resize.restart, resize.old_gpus_per_node, resize.new_gpus_per_node) == ("draining", 2, 1, 2)
-    assert (resize.old_batch, resize.new_batch, resize.order_number) == (32, 64, round(NOW * 1000))
-    assert resize.deadline == NOW + 300 and resize.decision_id is not None
+    assert (resize.old_batch, resize.new_batch) == (32, 64)
+    assert resize.order_number == pytest.approx(NOW * 1000, abs=100)
+    assert resize.deadline == pytest.approx(NOW + 300, abs=1) and resize.decision_id is not None
     assert bench.machine.asked == [job_id] and bench.order(job_id) is None
-    assert store.last_decision(job_id).jobs[0].outcome == "begins"  # type: ignore[union-attr]
+    assert own_store.last_decision(job_id).jobs[0].outcome == "begins"  # type: ignore[union-attr]
 
 
-def test_a_waiting_job_begins_with_its_hold(store: Store, tmp_path: Path, ids: Iterator[int]) -> None:
+def test_a_waiting_job_begins_with_its_hold(own_store: Store, tmp_path: Path) -> None:
     """Its restart is -1: it leaves no run."""
-    bench, job_id = Bench(store, tmp_path), next(ids)
+    bench, job_id = Bench(own_store, tmp_path), 1
     bench.add(job_id, Shape(1, 1))
     bench.act({job_id: Allocation(Shape(1, 2), 64)})
-    (resize,) = store.resizes(job_id)
+    (resize,) = own_store.resizes(job_id)
     assert (resize.state, resize.restart) == ("holding", -1)
 
 
-def test_advice_is_given_once_and_changes_nothing(store: Store, tmp_path: Path, ids: Iterator[int]) -> None:
+def test_advice_is_given_once_and_changes_nothing(own_store: Store, tmp_path: Path) -> None:
     """The same advice is not repeated each tick; another one is given."""
-    bench, job_id = Bench(store, tmp_path, mode="advise"), next(ids)
+    bench, job_id = Bench(own_store, tmp_path, mode="advise"), 1
     bench.add(job_id, Shape(1, 1), "n1")
     for _ in range(2):
         bench.act({job_id: Allocation(Shape(1, 2), 64)})
@@ -123,12 +118,12 @@ def test_advice_is_given_once_and_changes_nothing(store: Store, tmp_path: Path, 
     assert sum(line.startswith("# job") for line in bench.said) == 1
     bench.act({job_id: Allocation(Shape(1, 3), 64)})
     assert sum(line.startswith("# job") for line in bench.said) == 2
-    assert store.resizes(job_id) == [] and bench.order(job_id) is None and bench.machine.asked == []
+    assert own_store.resizes(job_id) == [] and bench.order(job_id) is None and bench.machine.asked == []
 
 
-def test_a_batch_is_ordered_once(store: Store, tmp_path: Path, ids: Iterator[int]) -> None:
+def test_a_batch_is_ordered_once(own_store: Store, tmp_path: Path) -> None:
     """At the same shape an order without a drain, not repeated until the batch asked for is another."""
-    bench, job_id = Bench(store, tmp_path), next(ids)
+    bench, job_id = Bench(own_store, tmp_path), 1
     bench.add(job_id, Shape(1, 1), "n1")
     bench.act({job_id: Allocation(Shape(1, 1), 64)})
     first = bench.order(job_id)
@@ -137,30 +132,30 @@ def test_a_batch_is_ordered_once(store: Store, tmp_path: Path, ids: Iterator[int
     assert bench.order(job_id) == first
     bench.act({job_id: Allocation(Shape(1, 1), 128)})
     assert bench.order(job_id).batch == 128 and bench.order(job_id).number > first.number
-    assert store.resizes(job_id) == []
+    assert own_store.resizes(job_id) == []
 
 
-def test_the_stop_file_stops_everything_that_would_begin(store: Store, tmp_path: Path, ids: Iterator[int]) -> None:
+def test_the_stop_file_stops_everything_that_would_begin(own_store: Store, tmp_path: Path) -> None:
     """Neither resizes nor batches; the decision says why."""
-    bench, one, two = Bench(store, tmp_path), next(ids), next(ids)
+    bench, one, two = Bench(own_store, tmp_path), 1, 2
     (tmp_path / "stop").touch()
     bench.add(one, Shape(1, 1), "n1")
     bench.add(two, Shape(1, 1), "n2")
     assert bench.act({one: Allocation(Shape(1, 2), 64), two: Allocation(Shape(1, 1), 64)}) == []
-    assert store.resizes(one) == [] and bench.order(two) is None
-    outcome = store.last_decision(one).jobs[0].outcome  # type: ignore[union-attr]
+    assert own_store.resizes(one) == [] and bench.order(two) is None
+    outcome = own_store.last_decision(one).jobs[0].outcome  # type: ignore[union-attr]
     assert outcome == f"{tmp_path / 'stop'} exists: nothing is begun"
 
 
-def test_decisions_are_stored_where_they_change(store: Store, tmp_path: Path, ids: Iterator[int]) -> None:
+def test_decisions_are_stored_where_they_change(own_store: Store, tmp_path: Path) -> None:
     """With two partitions, too, a decision that says the same as its partition's last is not stored again."""
-    bench, one, two = Bench(store, tmp_path, mode="advise"), next(ids), next(ids)
+    bench, one, two = Bench(own_store, tmp_path, mode="advise"), 1, 2
     bench.add(one, Shape(1, 1), "n1")
     bench.add(two, Shape(1, 1), "n2", partition="other")
     wanted = {one: Allocation(Shape(1, 2), 64), two: Allocation(Shape(1, 1), 32)}
     for _ in range(3):
         bench.act(wanted)
-    assert len(store.decisions(one)) == len(store.decisions(two)) == 1
+    assert len(own_store.decisions(one)) == len(own_store.decisions(two)) == 1
 
 
 def begun(store: Store, job_id: int, state: State) -> ResizeRecord:
@@ -169,32 +164,24 @@ def begun(store: Store, job_id: int, state: State) -> ResizeRecord:
     return store.begin_resize(ResizeRecord(job_id, 0, 1, 1, 32, 1, 2, 64, state.value, NOW))
 
 
-def test_one_broken_resize_does_not_stop_the_others(store: Store, tmp_path: Path, ids: Iterator[int]) -> None:
+def test_one_broken_resize_does_not_stop_the_others(own_store: Store, tmp_path: Path) -> None:
     """Somebody else's job may stand in a hold of ours; only a silent controller ends the round."""
-    bench, resizes = Bench(store, tmp_path), [begun(store, next(ids), State.RELEASING) for _ in range(3)]
-    try:
-        first, second, third = (resize.job_id for resize in resizes)
-        bench.machine.broken = {first: RuntimeError("odd")}
-        assert bench.actor.advance() == 3
-        assert bench.machine.asked == [first, second, third]
-        bench.machine.broken = {second: Unreachable("down")}
-        with pytest.raises(Unreachable):
-            bench.actor.advance()
-    finally:
-        for resize in resizes:
-            store.end_resize(resize.id, State.DONE.value, "", NOW)
+    bench, resizes = Bench(own_store, tmp_path), [begun(own_store, n, State.RELEASING) for n in (1, 2, 3)]
+    bench.machine.broken = {1: RuntimeError("odd")}
+    assert bench.actor.advance() == len(resizes)
+    assert bench.machine.asked == [1, 2, 3]
+    bench.machine.broken = {2: Unreachable("down")}
+    with pytest.raises(Unreachable):
+        bench.actor.advance()
 
 
-def test_a_companion_that_stops_takes_care_of_held_jobs_alone(store: Store, tmp_path: Path, ids: Iterator[int]) -> None:
+def test_a_companion_that_stops_takes_care_of_held_jobs_alone(own_store: Store, tmp_path: Path) -> None:
     """Those that only wait or start are the next companion's."""
-    bench = Bench(store, tmp_path)
-    resizes = [begun(store, next(ids), state) for state in (State.RESHAPING, State.WAITING, State.DRAINING)]
-    try:
-        assert bench.actor.advance(held_only=True) == 1
-        assert bench.machine.asked == [resizes[0].job_id]
-    finally:
-        for resize in resizes:
-            store.end_resize(resize.id, State.DONE.value, "", NOW)
+    bench = Bench(own_store, tmp_path)
+    for job_id, state in enumerate((State.RESHAPING, State.WAITING, State.DRAINING)):
+        begun(own_store, job_id, state)
+    assert bench.actor.advance(held_only=True) == 1
+    assert bench.machine.asked == [0]
 
 
 # -- orders ----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ console = Console(stderr=True, highlight=False)
 
 SiteArgument = Annotated[str, typer.Argument(help=f"One of: {', '.join(SITES)}.")]
 NameOption = Annotated[str | None, typer.Option("--name", help="The cluster's name; by default the site's.")]
-UserOption = Annotated[str, typer.Option("--user", "-u", help="alice, bob, root or slurm.")]
+UserOption = Annotated[str, typer.Option("--user", "-u", help="alice, bob, ops (an operator), root or slurm.")]
 CwdOption = Annotated[str | None, typer.Option(help="Where to run; by default the user's home.")]
 
 
@@ -104,6 +104,8 @@ def up(
     console.print(f"{cluster.name}: {cluster.site.about}, all nodes idle")
     if not cluster.pyslurm:
         console.print(f"no PySlurm: {cluster.pyslurm_why}", markup=False)
+    if cluster.site.accounting and not cluster.accounting:
+        console.print(f"no accounting: {cluster.accounting_why}", markup=False)
     console.print(f"homes, scratch and logs: {cluster.box.folder}")
     console.print(f"try: python -m tests.cluster exec {cluster.name} -- sinfo")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import interpreter, paths, pyslurm_build, root, slurm_conf
+from . import accounting, interpreter, paths, pyslurm_build, root, slurm_conf
 from .box import Box, File
 from .errors import ClusterError
 from .report import Report, Silent
@@ -67,6 +67,10 @@ class Cluster:
         """Whether `import pyslurm` works inside."""
         self.pyslurm_why = "not started"
         """If not, why."""
+        self.accounting = False
+        """Whether Slurm keeps accounts, and the user `ops` is an operator of it."""
+        self.accounting_why = "not started"
+        """If not, why."""
         self._report = report or Silent()
 
     @classmethod
@@ -80,6 +84,8 @@ class Cluster:
         cluster.python = state["python"]
         cluster.pyslurm = state["pyslurm"]
         cluster.pyslurm_why = state["pyslurm_why"]
+        cluster.accounting = state["accounting"]
+        cluster.accounting_why = state["accounting_why"]
         return cluster
 
     @property
@@ -120,13 +126,7 @@ class Cluster:
         if pyslurm.folder:
             shown.append(Bind(str(pyslurm.folder), pyslurm_build.INSIDE))
         self.pyslurm, self.pyslurm_why = pyslurm.folder is not None, pyslurm.why
-        state = {
-            "site": self.site.name,
-            "python": self.python,
-            "pyslurm": self.pyslurm,
-            "pyslurm_why": self.pyslurm_why,
-        }
-        (self.box.folder / STATE).write_text(json.dumps(state))
+        self._write_state()  # so that even a cluster whose start was cut short can be taken down
         self.box.start(
             root.folder(self.site),
             shown,
@@ -136,6 +136,8 @@ class Cluster:
         )
         try:
             self._configure()
+            self._start_accounting()
+            self._write_state()
             self._start_daemons()
             self._await_nodes()
         except BaseException as why:
@@ -146,6 +148,12 @@ class Cluster:
                 raise ClusterError(f"{self.name}: {why}\n{words}") from why
             raise
         return self
+
+    def _write_state(self) -> None:
+        """Leave for `attach` what cannot be seen from outside."""
+        names = ("python", "pyslurm", "pyslurm_why", "accounting", "accounting_why")
+        state = {"site": self.site.name, **{name: getattr(self, name) for name in names}}
+        (self.box.folder / STATE).write_text(json.dumps(state))
 
     def _folders(self) -> list[Bind]:
         """Make the folders that cluster and host share."""
@@ -165,7 +173,7 @@ class Cluster:
         (etc / "hosts").write_text(slurm_conf.hosts(self.site, self.name))
         (etc / "hostname").write_text(self.name + "\n")
         slurm = etc / "slurm"
-        (slurm / "slurm.conf").write_text(slurm_conf.slurm_conf(self.site, self.name))
+        self._configure_slurm(self.site.accounting)
         (slurm / "gres.conf").write_text(slurm_conf.gres_conf(self.site))
         (slurm / "cgroup.conf").write_text(slurm_conf.cgroup_conf(self.site))
         # Both kinds of key are random bytes that only their daemon may read.
@@ -177,6 +185,10 @@ class Cluster:
         for folder in ("run/slurmctld", slurm_conf.STATE.lstrip("/")):
             self._own_folder(folder, "slurm")
         self._own_folder("run/munge", "munge")
+
+    def _configure_slurm(self, accounting: bool) -> None:
+        text = slurm_conf.slurm_conf(self.site, self.name, accounting)
+        (self.root / "etc/slurm/slurm.conf").write_text(text)
 
     def _secret(self, path: Path, owner: str) -> None:
         path.unlink(missing_ok=True)
@@ -191,6 +203,20 @@ class Cluster:
         folder.chmod(0o755)
         uid, gid = self.box.ids(owner)
         os.chown(folder, uid, gid)
+
+    def _start_accounting(self) -> None:
+        """Start accounting where the site has it; where it does not start, go on without."""
+        self.accounting, self.accounting_why = False, f"the site {self.site.name} has none"
+        if not self.site.accounting:
+            return
+        try:
+            accounting.start(self.box, self.name, self._environment("root"))
+        except ClusterError as why:
+            self.accounting_why = str(why)
+            self._report.note(f"no accounting, and no operator: {why}")
+            self._configure_slurm(accounting=False)
+            return
+        self.accounting, self.accounting_why = True, ""
 
     def _start_daemons(self) -> None:
         if self.site.auth == "munge":
@@ -222,7 +248,10 @@ class Cluster:
 
     def start_slurmctld(self) -> None:
         """Start the controller, which goes on from its saved state."""
-        self.box.run(["slurmctld"], user="slurm", env=self._environment("root"))
+        # With accounting, slurmctld is slow to save what associations have used, and one killed before its first
+        # save would not start again ("fatal: No Assoc usage file"). -i has it go on without.
+        options = ["-i"] if self.accounting else []
+        self.box.run(["slurmctld", *options], user="slurm", env=self._environment("root"))
 
     def kill_slurmctld(self) -> None:
         """Kill the controller as a crash would: no word to anybody, no last save of its state."""

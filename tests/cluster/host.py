@@ -10,8 +10,9 @@ from pathlib import Path
 from .errors import ClusterError
 
 ELSEWHERE = (
-    "Without it there is still `slurm-ones simulate`, and the tests that need no Slurm; "
-    "or run this in a Debian container or virtual machine as root (docker run --privileged)."
+    "What works without it: `make test` (it runs the tests that need no Slurm, and says what it skips) and "
+    "slurm-ones itself on a Slurm that you have (see README.md). Or run this as root in a Debian container or "
+    "virtual machine (docker run --privileged)."
 )
 MIRROR_VARIABLE = "SLURM_ONES_MIRROR"
 APT_QUIET = {"DEBIAN_FRONTEND": "noninteractive"}

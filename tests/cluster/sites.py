@@ -15,8 +15,12 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-USERS: dict[str, int] = {"alice": 2001, "bob": 2002}
+USERS: dict[str, int] = {"alice": 2001, "bob": 2002, "ops": 2003}
 """The ordinary users of every site, with their uid (and gid)."""
+OPERATOR = "ops"
+"""The one of them whom Slurm calls an Operator, where there is accounting."""
+ACCOUNT = "lab"
+"""The account of all of them, where there is accounting."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ PYTHON_LIBRARIES = (
     "libuuid1",
     "zlib1g",
 )
+# MariaDB's server alone: its clients, its Perl and its scripts are for people.
+ACCOUNTING_PACKAGES = ("slurmdbd", "mariadb-server-core")
 TOOLS = ("procps", "iproute2")
 
 
@@ -83,6 +89,9 @@ class Site:
     cgroup_plugin: str
     """What cgroup.conf says so that slurmd starts where there are no cgroups: later releases can
     do without; for older ones v1 is the plugin that does not look whether cgroups are mounted."""
+    accounting: bool = False
+    """Whether there is a slurmdbd: jobs are recorded, GPUs are counted as TRES, users have an account,
+    and OPERATOR is an operator."""
     pyslurm: str | None = None
     """The PySlurm to build for it, or None where only the command line is used."""
     pyslurm_cflags: str = ""
@@ -106,10 +115,11 @@ class Site:
 
 GRES = Site(
     name="gres",
-    about="Slurm 26.05 (Debian forky) with PySlurm",
+    about="Slurm 26.05 (Debian forky) with PySlurm and accounting",
     suite="forky",
     packages=(
         *SLURM_PACKAGES,
+        *ACCOUNTING_PACKAGES,
         *PYTHON_LIBRARIES,
         *TOOLS,
         *("libssl3t64", "libreadline8t64", "libslurm-dev", "gcc", "libc6-dev"),
@@ -117,6 +127,7 @@ GRES = Site(
     auth="slurm",
     requeue_delay=True,
     cgroup_plugin="disabled",
+    accounting=True,
     pyslurm="25.11.2",
     # The first is Slurm's own switch for callers written against an older release; the others
     # give two names that PySlurm uses the meaning they had in 25.11.

@@ -8,7 +8,7 @@ LOGS = "/var/log/slurm"
 STATE = "/var/spool/slurmctld"
 
 
-def slurm_conf(site: Site, cluster: str) -> str:
+def slurm_conf(site: Site, cluster: str, accounting: bool = False) -> str:
     """slurm.conf for a cluster whose host name and cluster name are both `cluster`."""
     # By default a requeued job may not start for two minutes, so that its old credentials have
     # expired. Tests cannot wait that long; 25.11 made the wait a setting of its own.
@@ -33,8 +33,7 @@ def slurm_conf(site: Site, cluster: str) -> str:
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core",
         "GresTypes=gpu",
-        # No slurmdbd, and without it Slurm refuses AccountingStorageTRES=gres/gpu: it gives out GPUs
-        # but no TRES of a job counts them. `scontrol --details show job` does (GRES=gpu:4(IDX:0-3)).
+        *(_accounting(cluster) if accounting else []),
         # Believe the CPUs and the memory written below, not what the machine has.
         "SlurmdParameters=config_overrides",
         "ReturnToService=2",
@@ -46,6 +45,17 @@ def slurm_conf(site: Site, cluster: str) -> str:
     for partition in site.partitions:
         lines += _partition(partition, cluster)
     return "\n".join(lines) + "\n"
+
+
+def _accounting(cluster: str) -> list[str]:
+    # Nothing is enforced: who has no association may submit all the same, as where there is no accounting.
+    # There, Slurm refuses AccountingStorageTRES: it gives out GPUs but no TRES of a job counts them. Only
+    # `scontrol --details show job` does (GRES=gpu:4(IDX:0-3)).
+    return [
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        f"AccountingStorageHost={cluster}",
+        "AccountingStorageTRES=gres/gpu",
+    ]
 
 
 def _authentication(site: Site) -> list[str]:
