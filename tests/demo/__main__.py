@@ -23,7 +23,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
 from tests.demo import results
 from tests.demo.jobs import JOBS
-from tests.demo.scenario import DATABASE, TOP, Outcome, companion, run
+from tests.demo.scenario import DATABASE, TOP, Outcome, companion, operator, run
 
 # Wide enough for the last table where nobody says how wide it is.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
@@ -103,7 +103,8 @@ def _elastic(cluster: Cluster) -> tuple[list[Outcome], list[str]]:
             outcomes = run(cluster, elastic=True, show=watch.show)
         # The companion stores the ends of the last jobs in its next tick, two seconds on.
         time.sleep(4)
-        told = cluster.run(["slurm-ones", "jobs", "--json", "--config", "/scratch/ones.toml"], user="slurm").stdout
+        command = ["slurm-ones", "jobs", "--json", "--config", "/scratch/ones.toml"]
+        told = cluster.run(command, user=operator(cluster)).stdout
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(OUT / "ones.sqlite")) as target:
         source.backup(target)
         # One file to take away, with no log beside it.
@@ -129,7 +130,8 @@ def main() -> int:
     try:
         with Cluster("gres", report=Progress()) as cluster:
             how = "PySlurm" if cluster.pyslurm else f"the command line ({cluster.pyslurm_why})"
-            console.print(f"A real Slurm runs: 4 nodes × 4 GPUs. The companion talks to it through {how}.")
+            who = operator(cluster)
+            console.print(f"A real Slurm runs: 4 nodes × 4 GPUs. The companion talks to it as {who}, through {how}.")
             ones, disagree = _elastic(cluster)
         with Cluster("gres", report=Progress()) as cluster, Watch("Slurm alone", None) as watch:
             slurm = run(cluster, elastic=False, show=watch.show)

@@ -13,6 +13,7 @@ from ones_wrapper.protocol import Epoch, Hello, ProtocolError, Report, decode_re
 from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.parse import parse_jobs
 from tests.cluster.cluster import Cluster
+from tests.cluster.sites import OPERATOR
 from tests.demo.jobs import JOBS, DemoJob, arguments
 
 TOP = Path(__file__).resolve().parents[2]
@@ -100,16 +101,22 @@ def _finish(cluster: Cluster, outcome: Outcome, job: Job) -> None:
                 outcome.accuracy = report.accuracy
 
 
+def operator(cluster: Cluster) -> str:
+    """Who may resize everybody's jobs: an unprivileged operator, or Slurm's own user where nobody accounts."""
+    return OPERATOR if cluster.accounting else "slurm"
+
+
 @contextmanager
 def companion(cluster: Cluster) -> Iterator[None]:
-    """The companion in act mode as Slurm's own user, who may resize everybody's jobs."""
+    """The companion in act mode."""
     folder = cluster.scratch / "ones"
-    cluster.run(["mkdir", "-m", "755", "/scratch/ones"], user="slurm")
+    user = operator(cluster)
+    cluster.run(["mkdir", "-m", "755", "/scratch/ones"], user=user, cwd="/")
     settings = cluster.scratch / "ones.toml"
     settings.write_text(SETTINGS.format(database=DATABASE))
     with (folder / "companion.log").open("w") as log:
         process = cluster.popen(
-            ["slurm-ones", "run", "--config", "/scratch/ones.toml", "--verbose"], user="slurm", stdout=log, stderr=log
+            ["slurm-ones", "run", "--config", "/scratch/ones.toml", "--verbose"], user=user, stdout=log, stderr=log
         )
         try:
             deadline = time.monotonic() + 30

@@ -31,7 +31,8 @@ def running(job_id: int, shape: Shape, *names: str, **other: Any) -> Job:
 
 
 def waiting(job_id: int, shape: Shape, **other: Any) -> Job:
-    return replace(job_of(shape), **({"job_id": job_id, "held": False, "reason": "Resources"} | other))
+    changes: dict[str, Any] = {"job_id": job_id, "held": False, "reason": "Resources"}
+    return replace(job_of(shape), **(changes | other))
 
 
 def seen(*jobs: Job, used: dict[str, int] | None = None, unusable: tuple[str, ...] = (), up: bool = True) -> Seen:

@@ -64,6 +64,7 @@ class Remote:
             "environment": self.environment,
             "partial": self.partial,
         }
+        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from slurm_ones.slurm.client import SlurmClient, UnknownJob
@@ -109,7 +110,7 @@ class Site:
             return
         self.tell("scancel", *map(str, self._jobs), user="root")
         for job_id in self._jobs:
-            until(lambda job_id=job_id: self._is_gone(job_id), f"the end of job {job_id}")
+            until(partial(self._is_gone, job_id), f"the end of job {job_id}")
         self._jobs.clear()
 
     def _is_gone(self, job_id: int) -> bool:

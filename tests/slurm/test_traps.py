@@ -174,7 +174,7 @@ def test_logs_are_truncated_unless_appended(slurm: Site) -> None:
         text = {mode: log.read_text() for mode, log in logs.items() if log.exists()}
         return {mode: [line for line in lines.splitlines() if line.startswith("run")] for mode, lines in text.items()}
 
-    until(lambda: written() == dict.fromkeys(logs, ["run unset"]), "the first runs' lines")
+    until(lambda: written() == {mode: ["run unset"] for mode in logs}, "the first runs' lines")
     for job_id in ids.values():
         slurm.owner.requeue_hold(job_id)
     for job_id in ids.values():
