@@ -29,7 +29,7 @@ def with_retries(
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(Unreachable),
         stop=tenacity.stop_after_attempt(attempts) | tenacity.stop_after_delay(give_up_s),
-        wait=tenacity.wait_exponential_jitter(initial=first_s, max=most_s, jitter=first_s),
+        wait=tenacity.wait_exponential(multiplier=first_s, max=most_s) + tenacity.wait_random(0, first_s),
         before_sleep=_note,
         reraise=True,
     )(call)

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from slurm_ones.slurm.client import SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job
-from tests.cluster import Cluster
+from tests.cluster import Cluster, sites
 from tests.slurm.remote import Remote
 
 WAIT_S = 20.0
 SLEEP = "#!/bin/bash\nexec sleep 300\n"
-OWNER, STRANGER, OPERATOR = "alice", "bob", "slurm"
+OWNER, STRANGER, OPERATOR = "alice", "bob", "operator"
+"""Who asks. The operator is a real one, unprivileged, where the site accounts, and SlurmUser where it does not."""
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
@@ -43,6 +44,8 @@ class Site:
 
     def as_(self, user: str) -> Remote:
         """The client as it works for that user."""
+        if user == OPERATOR:
+            user = sites.OPERATOR if self.cluster.accounting else "slurm"
         if user not in self._remotes:
             self._remotes[user] = Remote(self.cluster, self.client_name, user)
         return self._remotes[user]
