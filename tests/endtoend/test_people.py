@@ -14,6 +14,7 @@ from ones_wrapper.protocol import ORDERS, Checkpoint, Hello
 from slurm_ones.act.states import State
 from slurm_ones.slurm.model import Job
 from tests.cluster import paths
+from tests.cluster.sites import OPERATOR
 from tests.endtoend.desk import Desk
 
 pytestmark = pytest.mark.cluster
@@ -93,8 +94,9 @@ def test_bobs_companion_cannot_touch_alices_job(desk: Desk) -> None:
 
 def test_an_operator_resizes_those_who_opted_in(desk: Desk) -> None:
     """One companion for all: opted-in jobs by orders in the spool; others are measured, or not even looked at."""
+    operator = OPERATOR if desk.cluster.accounting else "slurm"
     spool = desk.folder("spool")
-    desk.cluster.run(["chown", "slurm", f"/scratch/{spool.name}"], user="root")
+    desk.cluster.run(["chown", operator, f"/scratch/{spool.name}"], user="root")
     spool.chmod(0o755)
     env = {"ONES_SPOOL": f"/scratch/{spool.name}"}
     elastic = desk.light(**env)
@@ -104,10 +106,10 @@ def test_an_operator_resizes_those_who_opted_in(desk: Desk) -> None:
     stop = desk.folder("stop") / "stop"
     stop.touch()
     inside = f"/scratch/{stop.parent.name}/stop"
-    settings = desk.settings("slurm", spool=f'"{env["ONES_SPOOL"]}"', stop_file=f'"{inside}"')
-    with desk.running(settings, "--act", user="slurm"):
+    settings = desk.settings(operator, spool=f'"{env["ONES_SPOOL"]}"', stop_file=f'"{inside}"')
+    with desk.running(settings, "--act", user=operator):
         desk.ticks(settings, 5)
-        assert f"{inside} exists: nothing is begun" in outcomes(desk, settings, elastic, user="slurm")
+        assert f"{inside} exists: nothing is begun" in outcomes(desk, settings, elastic, user=operator)
         untouched(desk, elastic, off, stranger)
         assert not list(spool.iterdir())
         stop.unlink()
