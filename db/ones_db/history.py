@@ -47,7 +47,7 @@ def _of(connection: Connection, query: Any, last: int) -> list[JobHistory]:
     throughput = _throughput(connection, keys, last)
     resizes = _resizes(connection, keys)
     return [
-        _history(row, runs[row["id"]], epochs[row["id"]], throughput[row["id"]], resizes.get(row["id"])) for row in jobs
+        _history(row, runs[row["id"]], epochs[row["id"]], throughput[row["id"]], resizes[row["id"]]) for row in jobs
     ]
 
 
@@ -94,14 +94,14 @@ def _throughput(connection: Connection, keys: Sequence[int], last: int) -> dict[
     return _by_job(connection, query)
 
 
-def _resizes(connection: Connection, keys: Sequence[int]) -> dict[int, Row]:
-    done = func.count().filter(RESIZES.c.state == RESIZE_DONE, RESIZES.c.ended.is_not(None))
+def _resizes(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
+    """The resizes of each job that ended, in the order in which they did."""
     query = (
-        select(RESIZES.c.job_id, done.label("done"), func.max(RESIZES.c.ended).label("ended"))
-        .where(among(RESIZES.c.job_id, keys))
-        .group_by(RESIZES.c.job_id)
+        select(RESIZES.c.job_id, RESIZES.c.state, RESIZES.c.ended)
+        .where(among(RESIZES.c.job_id, keys), RESIZES.c.ended.is_not(None))
+        .order_by(RESIZES.c.ended, RESIZES.c.id)
     )
-    return {row["job_id"]: row for row in connection.execute(query).mappings()}
+    return _by_job(connection, query)
 
 
 def _by_job(connection: Connection, query: Any) -> dict[int, list[Row]]:
@@ -112,7 +112,7 @@ def _by_job(connection: Connection, query: Any) -> dict[int, list[Row]]:
 
 
 def _history(
-    row: Row, runs: Sequence[Row], epoch_rows: Sequence[Row], throughput: Sequence[Row], resizes: Row | None
+    row: Row, runs: Sequence[Row], epoch_rows: Sequence[Row], throughput: Sequence[Row], resizes: Sequence[Row]
 ) -> JobHistory:
     job, spec = job_record(row), spec_record(row)
     epoch, cursor = next(((run["epoch"], run["cursor"]) for run in reversed(runs) if run["epoch"] is not None), (0, 0))
@@ -122,7 +122,8 @@ def _history(
         EpochPoint(point["epoch"], point["loss"], point["accuracy"], point["time"], point["restart"])
         for _, point in sorted(latest.items())
     )
-    changed = resizes["ended"] if resizes else None
+    changed = resizes[-1]["ended"] if resizes else None
+    done = [number for number, resize in enumerate(resizes, 1) if resize["state"] == RESIZE_DONE]
     started = [run for run in runs if run["start_time"] is not None]
     return JobHistory(
         job=job,
@@ -134,7 +135,8 @@ def _history(
         first_start=min((run["start_time"] for run in started), default=None),
         ended_runs_s=sum(max(0.0, run["ended"] - run["start_time"]) for run in started if run["ended"] is not None),
         running_since=next((run["start_time"] for run in reversed(started) if run["ended"] is None), None),
-        resizes=resizes["done"] if resizes else 0,
+        resizes=len(done),
+        failures=len(resizes) - (done[-1] if done else 0),
         last_resize_end=changed,
         epochs_since_change=sum(changed is None or point.time > changed for point in epochs),
         first_loss=next((run["first_loss"] for run in runs if run["first_loss"] is not None), None),

@@ -313,6 +313,8 @@ class JobHistory:
     epochs_since_change: int
     """Epochs that ended after the last resize did, or all."""
     first_loss: float | None
+    failures: int = 0
+    """Resizes that did not take effect since the last one that did."""
 
     def running_s(self, now: float) -> float:
         """Seconds it has run in all."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ones_db import JobHistory, ResizeRecord
 from slurm_ones.config import ResizeSettings
 from slurm_ones.decide.policy import Schedule
+from slurm_ones.observe.dwell import rested_at
 from slurm_ones.observe.eligible import Elastic
 from slurm_ones.observe.reserve import holdings, set_aside
 from slurm_ones.slurm.free import take
@@ -98,15 +99,17 @@ def _hindrance(
         return "a resize is under way"
     if change.elastic.refusal:
         return change.elastic.refusal
+    rested = rested_at(job, history, settings.dwell_s)
+    if job.pending and job.held:
+        return "it is held by its owner"
+    if now < rested and (job.pending or job.running):
+        return f"it may be resized in {rested - now:.0f} s (dwell time {settings.dwell_s:.0f} s)"
     if job.pending:
-        return "it is held by its owner" if job.held else None
+        return None
     if not job.running or job.completing:
         return f"it is {job.state.value.lower()}"
     if change.new.gpus < change.old.gpus and not settings.shrink:
         return "shrinking is switched off"
-    last = max(job.start_time, (history.last_resize_end if history else None) or 0.0)
-    if now < last + settings.dwell_s:
-        return f"it may be resized in {last + settings.dwell_s - now:.0f} s (dwell time {settings.dwell_s:.0f} s)"
     if history is None or history.spec is None:
         return "it has not reported what it can do: is it started by ones-run?"
     if job.time_limit_s and job.start_time + job.time_limit_s - now < settings.dwell_s:

@@ -9,6 +9,7 @@ from ones_db import JobHistory, ResizeRecord
 from slurm_ones.decide.policy import ClusterView, JobView, Limits, NodeView
 from slurm_ones.decide.shapes import valid_counts
 from slurm_ones.learn.knowledge import Learner
+from slurm_ones.observe.dwell import rested_at
 from slurm_ones.observe.eligible import Elastic
 from slurm_ones.observe.observer import Seen
 from slurm_ones.observe.reserve import holdings, set_aside
@@ -79,12 +80,10 @@ def _fixed(job: Job, elastic: Elastic, history: JobHistory | None, dwell_s: floa
         return "it is held"
     if job.completing or not (job.running or job.pending):
         return f"it is {'completing' if job.completing else job.state.value.lower()}"
-    if job.running:
-        last = max(job.start_time, (history.last_resize_end if history is not None else None) or 0.0)
-        if now < last + dwell_s:
-            return f"it started or was resized less than {dwell_s:.0f} s ago (dwell time)"
-        if history is None or history.spec is None:
-            return "it has not reported what it can do; was it started by ones-run?"
+    if now < rested_at(job, history, dwell_s):
+        return f"its dwell time is not over for {rested_at(job, history, dwell_s) - now:.0f} s"
+    if job.running and (history is None or history.spec is None):
+        return "it has not reported what it can do; was it started by ones-run?"
     return ""
 
 

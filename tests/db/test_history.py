@@ -128,6 +128,16 @@ def test_a_resize_that_was_rolled_back(store: Store) -> None:
     store.end_resize(number, "rolled_back", "waited too long", 3700.0)
     history = store.histories([7])[7]
     assert (history.resizes, history.last_resize_end, history.epochs_since_change) == (1, 3700.0, 0)
+    assert history.failures == 1
+
+
+def test_failures_are_counted_since_the_last_success(store: Store) -> None:
+    """Protects a job from being tried again and again where Slurm always refuses."""
+    resized_job(store)
+    for number, state in enumerate(("abandoned", "rolled_back", "done", "abandoned", "rolled_back", "rolled_back")):
+        opened = store.begin_resize(resize(7, started=4000.0 + number, restart=1)).id
+        store.end_resize(opened, state, "", 4000.5 + number)
+    assert store.histories([7])[7].failures == 3
 
 
 def test_runs_whose_end_nobody_saw(store: Store) -> None:
