@@ -8,7 +8,8 @@ from typing import Any
 from ones_db import JobHistory, JobRecord, SpecRecord
 from slurm_ones.observe.eligible import Elastic
 from slurm_ones.observe.optin import OptIn
-from slurm_ones.slurm.model import Job, JobState, Shape
+from slurm_ones.slurm.model import JobState, Shape
+from tests.slurm.make import job_of
 
 NOW = 10_000.0
 FULL = 4
@@ -16,33 +17,18 @@ FULL = 4
 
 def elastic(job_id: int, shape: Shape, *nodes: str, refusal: str = "", whole: bool = False, **changes: Any) -> Elastic:
     """A job that runs on these nodes since long ago, or waits where there are none."""
-    job = Job(
+    job = replace(
+        job_of(shape),
         job_id=job_id,
-        name="job",
-        user="alice",
-        uid=1000,
-        account="",
-        partition="gpu",
         state=JobState.RUNNING if nodes else JobState.PENDING,
-        flags=frozenset(),
         reason="",
         held=False,
-        admin_held=False,
         restart=0,
-        requeue=True,
-        nodes=shape.nodes,
         max_nodes=0,
         gpus_per_node=0 if whole else shape.gpus_per_node,
-        gpus_total=0,
-        tasks=shape.nodes,
-        task_counts=False,
         node_list=nodes,
-        submit_time=1.0,
         start_time=1.0 if nodes else 0.0,
-        end_time=0.0,
         time_limit_s=0.0,
-        work_dir="/home/alice",
-        comment="ones: gpus=1-16",
     )
     return Elastic(replace(job, **changes), OptIn((1, 16), None, None), FULL, whole, refusal)
 

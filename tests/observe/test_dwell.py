@@ -4,30 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ones_db import JobHistory, JobRecord
 from slurm_ones.observe.dwell import rested_at
 from slurm_ones.slurm.model import JobState
+from tests.act.make import history
 from tests.observe.test_observer import job
-
-
-def history(failures: int, last_resize_end: float | None) -> JobHistory:
-    """A job whose last resize ended then."""
-    return JobHistory(
-        job=JobRecord(1, "train", "me", 0.0, 1, 1),
-        spec=None,
-        epochs=(),
-        throughput=(),
-        samples=0.0,
-        batch=None,
-        first_start=None,
-        ended_runs_s=0.0,
-        running_since=None,
-        resizes=0,
-        last_resize_end=last_resize_end,
-        epochs_since_change=0,
-        first_loss=None,
-        failures=failures,
-    )
 
 
 @pytest.mark.parametrize(
@@ -36,12 +16,12 @@ def history(failures: int, last_resize_end: float | None) -> JobHistory:
 )
 def test_each_failure_in_a_row_doubles_it(failures: int, last: float | None, expected: float) -> None:
     """A job that Slurm keeps refusing is not restarted for nothing for ever; it started at 110 s here."""
-    assert rested_at(job(), history(failures, last), 60.0) == expected
+    assert rested_at(job(), history(1, failures=failures, last_resize_end=last), 60.0) == expected
 
 
 def test_a_waiting_job_is_free_until_a_resize_of_it_failed() -> None:
     """Nothing of it is interrupted, but holding and releasing it each tick would be no use to anybody."""
     waiting = job(state=JobState.PENDING, node_list=(), start_time=0.0)
-    assert rested_at(waiting, history(0, 200.0), 60.0) == 0.0
-    assert rested_at(waiting, history(2, 200.0), 60.0) == 440.0
+    assert rested_at(waiting, history(1, last_resize_end=200.0), 60.0) == 0.0
+    assert rested_at(waiting, history(1, failures=2, last_resize_end=200.0), 60.0) == 440.0
     assert rested_at(waiting, None, 60.0) == 0.0

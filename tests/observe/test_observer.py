@@ -14,6 +14,7 @@ from ones_wrapper.protocol import Epoch, Hello, Report, Spec, Throughput, encode
 from slurm_ones.config import Settings
 from slurm_ones.observe.observer import Observer
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
+from tests.slurm.make import PENDING
 
 ME = os.geteuid()
 SPEC = Spec(32, 256, 64, 1000, 5)
@@ -22,31 +23,20 @@ HELLO = Hello(1, 1, 1, 32, 1.0, 32, 256, 1000, 5, 0, 0, 0, "")
 
 def job(job_id: int = 1, **changes: object) -> Job:
     """A running elastic job of ours on one GPU."""
-    plain = Job(
+    plain = replace(
+        PENDING,
         job_id=job_id,
-        name="train",
         user="me",
         uid=ME,
-        account="",
-        partition="gpu",
         state=JobState.RUNNING,
-        flags=frozenset(),
         reason="None",
         held=False,
-        admin_held=False,
         restart=0,
-        requeue=True,
-        nodes=1,
         max_nodes=0,
-        gpus_per_node=1,
         gpus_total=1,
-        tasks=1,
-        task_counts=False,
         node_list=("n1",),
         submit_time=100.0,
         start_time=110.0,
-        end_time=0.0,
-        time_limit_s=3600.0,
         work_dir="/nowhere",
         comment="ones: gpus=1-4",
     )

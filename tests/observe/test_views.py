@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from ones_db import JobHistory, JobRecord, ResizeRecord, SpecRecord
+from ones_db import ResizeRecord, SpecRecord
 from slurm_ones.decide.policy import ClusterView, Limits, NodeView
 from slurm_ones.observe.eligible import look
 from slurm_ones.observe.observer import Seen
 from slurm_ones.observe.views import ANY_BATCH, cluster_view, limits
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Shape, Snapshot
+from tests.act.make import history
 from tests.slurm.make import job_of
 
 FOUR = ("n1", "n2", "n3", "n4")
@@ -123,28 +124,9 @@ CLUSTER = ClusterView(tuple(NodeView(name, 4) for name in FOUR), node_gpus=4)
 SPEC = SpecRecord(base_batch=32, max_batch=512, max_local_batch=64, dataset=1000, epochs=5)
 
 
-def history(spec: SpecRecord) -> JobHistory:
-    """A history with nothing in it but what the job can do."""
-    return JobHistory(
-        job=JobRecord(1, "train", "alice", 0.0, 1, 1),
-        spec=spec,
-        epochs=(),
-        throughput=(),
-        samples=0.0,
-        batch=None,
-        first_start=None,
-        ended_runs_s=0.0,
-        running_since=None,
-        resizes=0,
-        last_resize_end=None,
-        epochs_since_change=0,
-        first_loss=None,
-    )
-
-
 def limits_of(comment: str, spec: SpecRecord | None = None, shape: Shape = Shape(1, 1)) -> Limits:
     job = waiting(1, shape, comment=comment)
-    return limits(seen(job).elastic[1], CLUSTER, None if spec is None else history(spec))
+    return limits(seen(job).elastic[1], CLUSTER, None if spec is None else history(1, spec=spec))
 
 
 @pytest.mark.parametrize(
