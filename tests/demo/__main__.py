@@ -138,6 +138,9 @@ def main() -> int:
     except ClusterError as error:
         console.print(f"make demo: {error}", style="red", markup=False)
         return 2
+    except KeyboardInterrupt:
+        console.print("make demo: interrupted; the Slurm it started is gone, with its jobs")
+        return 130
     found = results.result(ones, slurm)
     drawn = results.panels(ones, slurm, found)
     results.write(OUT, found, drawn)
