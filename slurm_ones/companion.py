@@ -119,7 +119,8 @@ class Companion:
     def run(self, stop: threading.Event, on_tick: Callable[[Tick], None] = lambda tick: None) -> None:
         """Tick until `stop` is set; between ticks, take resizes under way further.
 
-        An unreachable controller costs the tick: the next one comes after a wait that doubles up to ten intervals.
+        An unreachable controller costs the tick: the next one comes after a wait that doubles up to ten intervals,
+        or after one while resizes are under way.
         Before it returns it releases the jobs that it holds, for as long as `resize.leave_s`.
         """
         wait = self.settings.interval_s
@@ -130,15 +131,20 @@ class Companion:
                 wait = self.settings.interval_s
                 self._between(stop, time.monotonic() + wait)
             except Unreachable as error:
-                wait = min(wait * 2, 10 * self.settings.interval_s)
+                wait = self._back_off(wait)
                 log.error("%s; trying again in %.0f s", error, wait)
                 stop.wait(wait)
             except Exception:
                 # One odd job must not leave everybody else's resizes unfinished.
-                wait = min(wait * 2, 10 * self.settings.interval_s)
+                wait = self._back_off(wait)
                 log.exception("this tick failed; the next one comes in %.0f s", wait)
                 stop.wait(wait)
         self._leave()
+
+    def _back_off(self, wait: float) -> float:
+        """The wait after one of `wait` seconds was in vain; short while a job may stand in a hold of ours."""
+        most = 1 if self._store.open_resizes() else 10
+        return min(wait * 2, most * self.settings.interval_s)
 
     def _leave(self) -> None:
         """Take the resizes whose jobs stand in a hold of ours past their release."""
