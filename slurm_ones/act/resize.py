@@ -144,14 +144,7 @@ class Machine:
             return self._to(resize, State.RESHAPING)
         if not self.wanted(job):
             return self._end(resize, State.ABANDONED, "resizing was switched off")
-        if self._due(resize):
-            try:
-                self.client.hold(job.job_id)
-            except Unreachable:
-                raise
-            except SlurmError as error:
-                return self._to(resize, State.RELEASING_BACK, f"Slurm did not hold it: {error}")
-        return resize
+        return self._ask_to_hold(resize, job)
 
     def _reshaping(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if not self.wanted(job):
@@ -193,14 +186,7 @@ class Machine:
             return self._to(resize, State.RELEASING)
         if job.held:
             return self._to(resize, State.RESHAPING_BACK)
-        if self._due(resize):
-            try:
-                self.client.hold(job.job_id)
-            except Unreachable:
-                raise
-            except SlurmError as error:
-                return self._to(resize, State.RELEASING_BACK, f"Slurm did not hold it: {error}")
-        return resize
+        return self._ask_to_hold(resize, job)
 
     def _reshaping_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         number = max(round(self.clock() * 1000), (resize.order_number or 0) + 1)
@@ -233,6 +219,16 @@ class Machine:
         return self._greet(resize, job)
 
     # -- shared --------------------------------------------------------------------------------------------------
+
+    def _ask_to_hold(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        if self._due(resize):
+            try:
+                self.client.hold(job.job_id)
+            except Unreachable:
+                raise
+            except SlurmError as error:
+                return self._to(resize, State.RELEASING_BACK, f"Slurm did not hold it: {error}")
+        return resize
 
     def _release(self, resize: ResizeRecord, job: Job, waiting: State, starting: State) -> ResizeRecord:
         if job.held and job.admin_held:

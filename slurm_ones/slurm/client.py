@@ -34,7 +34,7 @@ class SlurmMissing(SlurmError):
 
 
 class SlurmClient(Protocol):
-    """Contract of all clients: PySlurm, the command line, the simulated cluster.
+    """Contract of all clients: PySlurm and the command line.
 
     Calls may be made from one thread at a time. Every call raises the errors above and no others of Slurm's.
     A call that raised `Unreachable` may have taken effect: look before asking again. Nothing is cached:
