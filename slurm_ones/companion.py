@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -26,6 +26,16 @@ from slurm_ones.slurm.client import SlurmClient, Unreachable
 log = logging.getLogger(__name__)
 
 
+class Stop(Protocol):
+    """How `Companion.run` waits, and is told to stop: `threading.Event`, or a simulator's, in whose `wait` its time
+    passes."""
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float) -> bool:
+        """Wait so many seconds, or until it is set."""
+
+
 @dataclass(frozen=True)
 class Tick:
     """What one tick saw and did."""
@@ -41,6 +51,9 @@ class Companion:
 
     All that matters is in the store: a companion that is killed at any moment is succeeded by one that goes on where
     it stopped. Only one may act at a time. Raises `ConfigError` for a policy or option that does not exist.
+
+    `clock` gives the time and `sleep` lets it pass where `Stop.wait` no longer does, after the stop. `make` makes the
+    policy of a partition, where it is not the settings' own.
     """
 
     def __init__(
@@ -50,16 +63,20 @@ class Companion:
         store: Store,
         *,
         clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], object] = time.sleep,
         say: Callable[[str], None] = print,
+        make: Callable[[], Policy] | None = None,
     ) -> None:
         self.settings = settings
         self._store = store
         self._clock = clock
+        self._sleep = sleep
         self._observer = Observer(client, store, settings)
         self._learner = Learner(seed=settings.seed)
         self._policies: dict[str, Policy] = {}
+        self._make = make or (lambda: make_policy(settings.policy, **settings.policy_options))
         try:
-            make_policy(settings.policy, **settings.policy_options)
+            self._make()
         except ValueError as error:
             raise ConfigError(str(error)) from None
         self._rng = np.random.default_rng(settings.seed)
@@ -113,10 +130,10 @@ class Companion:
     def _policy(self, partition: str) -> Policy:
         """Each partition has a search of its own."""
         if partition not in self._policies:
-            self._policies[partition] = make_policy(self.settings.policy, **self.settings.policy_options)
+            self._policies[partition] = self._make()
         return self._policies[partition]
 
-    def run(self, stop: threading.Event, on_tick: Callable[[Tick], None] = lambda tick: None) -> None:
+    def run(self, stop: Stop, on_tick: Callable[[Tick], None] = lambda tick: None) -> None:
         """Tick until `stop` is set; between ticks, take resizes under way further.
 
         An unreachable controller costs the tick: the next one comes after a wait that doubles up to ten intervals,
@@ -129,7 +146,7 @@ class Companion:
                 tick = self.tick()
                 on_tick(tick)
                 wait = self.settings.interval_s
-                self._between(stop, time.monotonic() + wait)
+                self._between(stop, wait)
             except Unreachable as error:
                 wait = self._back_off(wait)
                 log.error("%s; trying again in %.0f s", error, wait)
@@ -148,15 +165,18 @@ class Companion:
 
     def _leave(self) -> None:
         """Take the resizes whose jobs stand in a hold of ours past their release."""
-        until = time.monotonic() + self.settings.resize.leave_s
+        until = self._clock() + self.settings.resize.leave_s
         try:
-            while self._actor.advance(held_only=True) and time.monotonic() < until:
-                time.sleep(min(self.settings.resize.advance_s, 1.0))
+            while self._actor.advance(held_only=True) and self._clock() < until:
+                self._sleep(min(self.settings.resize.advance_s, 1.0))
         except Unreachable as error:
             log.error("%s; the next start finishes what is under way", error)
 
-    def _between(self, stop: threading.Event, until: float) -> None:
-        while not stop.is_set() and (left := until - time.monotonic()) > 0:
+    def _between(self, stop: Stop, seconds: float) -> None:
+        until = self._clock() + seconds
+        while not stop.is_set() and (left := until - self._clock()) > 0:
+            # No longer than this, should the clock have been set back.
+            left = min(left, seconds)
             if self._actor.advance():
                 stop.wait(min(left, self.settings.resize.advance_s))
             else:

@@ -8,7 +8,7 @@ import pytest
 
 from slurm_ones.cli import app
 from slurm_ones.config import ResizeSettings, Settings
-from slurm_ones.decide.ones.search import Options
+from slurm_ones.decide.ones_sc21.search import Options
 
 TOP = Path(__file__).parents[1]
 

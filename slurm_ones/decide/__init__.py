@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from slurm_ones.decide.ones.search import Ones, Options
+from slurm_ones.decide.fifo import Fifo
+from slurm_ones.decide.ones_sc21.search import Ones
 from slurm_ones.decide.policy import Policy
 
-
-def _ones(**options: Any) -> Policy:
-    known = [field.name for field in fields(Options)]
-    for name in options:
-        if name not in known:
-            raise ValueError(f"policy ones has no option {name!r}; it has {', '.join(known)}")
-    return Ones(Options(**options))
-
-
-POLICIES: dict[str, Callable[..., Policy]] = {Ones.name: _ones}
-"""Maker of each policy by name; options are keyword arguments, a wrong one raises ValueError."""
+POLICIES: dict[str, Any] = {policy.name: policy for policy in (Ones, Fifo)}
+"""Each policy's class by name. It takes one argument, of the dataclass `options_type`."""
 
 
 def make_policy(name: str, **options: Any) -> Policy:
     """A fresh policy; raises ValueError naming the accepted policies or options."""
     if name not in POLICIES:
         raise ValueError(f"policy: {name!r} is none of {', '.join(sorted(POLICIES))}")
-    return POLICIES[name](**options)
+    cls = POLICIES[name]
+    known = [field.name for field in fields(cls.options_type)]
+    for option in options:
+        if option not in known:
+            raise ValueError(f"policy {name} has no option {option!r}; it has {', '.join(known) or 'none'}")
+    policy: Policy = cls(cls.options_type(**options))
+    return policy

@@ -39,6 +39,9 @@ class ClusterView:
     node_gpus: int = 0
     """GPUs of a whole node, also of one that others hold in part; 0 where it is as many as the largest view
     has."""
+    uniform: bool = True
+    """Each node of a job gives equally many GPUs, as Slurm must be asked for them. Where this is False, as in
+    published simulators, a job may have any number of GPUs spread in any way, written as the shape 1 × n."""
 
     @property
     def gpus(self) -> int:
@@ -67,8 +70,11 @@ class Limits:
 class ThroughputModel(Protocol):
     """What is known of a job's speed."""
 
-    def throughput(self, gpus: Ints, batches: Ints) -> Floats:
-        """Samples/s at each (GPUs, global batch) pair; both arrays and the result have the same shape."""
+    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        """Samples/s on `gpus` GPUs in all of `nodes` nodes at each global batch; all arrays have one shape."""
+
+    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        """Relative standard deviation of `throughput`: 0 where it is certain; shapes as there."""
 
 
 class EfficiencyModel(Protocol):
@@ -80,7 +86,10 @@ class EfficiencyModel(Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """ρ, the fraction complete, as Beta(alpha, beta) (ONES §3.2)."""
+    """ρ, the fraction complete, as Beta(alpha, beta) (ONES §3.2): α epochs done, β epochs still to come.
+
+    Epochs count progress: a sample used at a batch of efficiency e brings e samples' worth.
+    """
 
     alpha: float
     beta: float
@@ -98,6 +107,8 @@ class JobView:
     submitted: float
     requested: int
     """GPUs asked for at submission."""
+    requested_batch: int
+    """Global batch that its first run began with, or its base batch."""
     shape: Shape | None
     """Its shape where it runs, None where it waits."""
     nodes: Mapping[str, int]
@@ -110,7 +121,7 @@ class JobView:
     efficiency: EfficiencyModel
     progress: Progress
     samples: float
-    """Samples used since the job's first run."""
+    """Progress since the job's first run in samples of the base batch: samples used times their efficiency."""
     dataset: int
     epochs: int
     """Epochs done."""
@@ -119,6 +130,12 @@ class JobView:
     running_s: float
     """Seconds it has run in all."""
     resizes: int = 0
+    resize_s: float = 30.0
+    """Seconds that a resize is expected to interrupt its training."""
+    losses: tuple[tuple[float, float], ...] = ()
+    """(epochs done, loss) at the ends of its epochs, as far as it reports them."""
+    true_remaining_s: float = float("nan")
+    """Seconds still needed at its requested GPUs and batch. Only a simulator can know; NaN elsewhere."""
     fixed: str = ""
     """Why it must keep its shape in this round, in words for its owner; a waiting job then stays waiting. Empty where
     it may change."""
@@ -135,19 +152,27 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Shape and batch of every job that is to run; a job left out waits."""
+    """Shape and batch of every job that is to run.
+
+    A job left out waits for GPUs: it starts at the shape it has asked for whenever Slurm finds room. A running job
+    may be left out only if it is named in `parked`.
+    """
 
     allocations: Mapping[int, Allocation]
     reasons: Mapping[int, str] = field(default_factory=dict)
     """For each job, in words a user understands, why it gets what it gets (or waits)."""
     score: float = float("nan")
+    parked: frozenset[int] = frozenset()
+    """Jobs that must not run now: a running one is checkpointed and requeued, a waiting one kept from starting, until a
+    later schedule no longer names it here."""
 
 
 class Policy(Protocol):
     """Contract of all policies, held by one test suite.
 
-    A schedule never gives a GPU to two jobs, keeps every job's limits, leaves `fixed` jobs as they are, is
-    placeable on the nodes, and is equal for equal inputs, memory and seeds.
+    A schedule never gives a GPU to two jobs, keeps every job's limits, leaves `fixed` jobs as they are, allocates or
+    parks every other running job, is placeable on the nodes with unchanged jobs where they are, and is equal for equal
+    inputs, memory and seeds.
     """
 
     name: str

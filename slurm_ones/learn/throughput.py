@@ -95,7 +95,11 @@ class MeasuredThroughput:
         self._curve = np.array([0.0, *means])
         self._exponent = _exponent(self._sizes, self._curve)
 
-    def throughput(self, gpus: Ints, batches: Ints) -> Floats:
+    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        """Not known yet."""
+        return np.zeros(np.shape(gpus), dtype=np.float64)
+
+    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         """Samples/s at each (GPUs, global batch) pair, finite and not negative; 0 on 0 GPUs."""
         sizes = np.maximum(np.asarray(gpus, dtype=np.float64), 0.0)
         batch = np.maximum(np.asarray(batches, dtype=np.float64), 1.0)

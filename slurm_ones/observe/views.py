@@ -115,6 +115,7 @@ def job_views(
                 requested=(
                     requested.requested_nodes * requested.requested_gpus_per_node if requested else elastic.shape.gpus
                 ),
+                requested_batch=base,
                 shape=elastic.shape if job.running else None,
                 nodes=holdings(elastic),
                 batch=(history.batch if history is not None else None) or base,

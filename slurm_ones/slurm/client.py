@@ -77,5 +77,11 @@ class SlurmClient(Protocol):
     def release(self, job_id: int, *, start_now: bool = True) -> None:
         """Let a held job go; `start_now` skips the delay after a requeue (StartTime=now)."""
 
+    def defer(self, job_id: int, until: float) -> None:
+        """Let a pending job start at `until` (Unix seconds) at the earliest; a time that is past lets it start at once.
+
+        Not a hold: it ends by itself, whatever becomes of the caller. Raises `SlurmError` for a job that is not pending.
+        """
+
     def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
         """Send a signal, such as USR1, to the job's steps, or to its batch script too."""

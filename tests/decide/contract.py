@@ -23,20 +23,35 @@ from slurm_ones.slurm.model import Shape
 
 @dataclass(frozen=True)
 class Power:
-    """Samples/s of n GPUs: per_gpu · n^exponent, or exactly what `table` says."""
+    """Samples/s of n GPUs: per_gpu · n^exponent, `across` of that on several nodes, or exactly what `table` says."""
 
     per_gpu: float = 100.0
     exponent: float = 0.9
     table: Mapping[int, float] = field(default_factory=dict)
+    across: float = 1.0
+    doubt: float = 0.0
+    """Relative standard deviation of all of it."""
 
-    def throughput(self, gpus: Ints, batches: Ints) -> Floats:
-        return np.array([self.table.get(int(n), self.per_gpu * float(n) ** self.exponent) for n in gpus])
+    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        flat = zip(np.ravel(nodes).tolist(), np.ravel(gpus).tolist(), strict=True)
+        return np.array([self._speed(node, n) for node, n in flat]).reshape(np.shape(gpus))
+
+    def _speed(self, nodes: int, gpus: int) -> float:
+        said = self.table.get(gpus)
+        if said is not None:
+            return said
+        return self.per_gpu * float(gpus) ** self.exponent * (self.across if nodes > 1 else 1.0)
+
+    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        return np.full(np.shape(gpus), self.doubt)
 
 
-def cluster(nodes: int = 4, gpus: int = 4, *, whole: bool = False, free: Sequence[int] = ()) -> ClusterView:
+def cluster(
+    nodes: int = 4, gpus: int = 4, *, whole: bool = False, free: Sequence[int] = (), uniform: bool = True
+) -> ClusterView:
     """Nodes n1, n2, … of `gpus` GPUs each; `free` says how many of them are not rigid jobs'."""
     views = [NodeView(f"n{i + 1}", free[i] if i < len(free) else gpus) for i in range(nodes)]
-    return ClusterView(tuple(views), whole, gpus)
+    return ClusterView(tuple(views), whole, gpus, uniform)
 
 
 def job(
@@ -54,7 +69,8 @@ def job(
         job_id=job_id,
         submitted=float(job_id),
         requested=4,
-        shape=Shape(len(held), next(iter(held.values()))) if held else None,
+        requested_batch=64,
+        shape=_shape(held),
         nodes=held,
         batch=64 * max(sum(held.values()), 1),
         base_batch=64,
@@ -71,23 +87,34 @@ def job(
     return replace(made, **values)  # type: ignore[arg-type]
 
 
+def _shape(held: Mapping[str, int]) -> Shape | None:
+    if not held:
+        return None
+    each = set(held.values())
+    return Shape(len(held), each.pop()) if len(each) == 1 else Shape(1, sum(held.values()))
+
+
 def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> None:
     """Raise AssertionError unless the schedule keeps the contract of `Policy`."""
     by_id = {j.job_id: j for j in jobs}
     assert schedule.allocations.keys() <= by_id.keys(), "a schedule names a job that does not exist"
+    assert schedule.parked <= by_id.keys(), "a schedule parks a job that does not exist"
+    assert not schedule.parked & schedule.allocations.keys(), "a job both runs and does not"
     assert schedule.reasons.keys() == by_id.keys(), "each job is told why"
     assert all(schedule.reasons.values())
     for j in jobs:
         got = schedule.allocations.get(j.job_id)
         if j.shape is not None:
-            assert got is not None, f"running job {j.job_id} was taken to zero GPUs"
+            assert got is not None or j.job_id in schedule.parked, f"running job {j.job_id} was forgotten"
         if j.fixed:
             assert (got.shape, got.batch) == (j.shape, j.batch) if got and j.shape else got is None
+            assert j.shape is None or j.job_id not in schedule.parked, f"fixed job {j.job_id} was parked"
         if got is None or got.shape == j.shape:
             continue
         gpus, per_node = got.shape.gpus, view.gpus_per_node
         assert gpus in j.limits.gpus, f"job {j.job_id} cannot take {gpus} GPUs"
         assert got.shape.nodes == 1 or got.shape.gpus_per_node == per_node, "several nodes must be whole"
+        assert got.shape.gpus_per_node <= per_node or not view.uniform, "no node has so many GPUs"
         assert got.shape.gpus_per_node == per_node or not view.whole_nodes, "nodes must be whole here"
         assert j.limits.min_batch <= got.batch <= j.limits.max_batch
         assert got.batch <= j.limits.max_local_batch * gpus
@@ -107,6 +134,8 @@ def placeable(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) ->
         elif got is not None:
             moving.append(got.shape)
     assert min(free.values(), default=0) >= 0
+    if not view.uniform:
+        return sum(shape.gpus for shape in moving) <= sum(free.values())
     parts = sorted((s.gpus_per_node for s in moving if s.nodes == 1), reverse=True)
     whole = [s for s in moving if s.nodes > 1]
     room = sorted(free.values())

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from slurm_ones.decide.ones.search import Ones, Options
-from slurm_ones.decide.ones.space import Space, build
+from slurm_ones.decide.ones_sc21.search import Ones, Options
+from slurm_ones.decide.ones_sc21.space import Space, build
 from slurm_ones.decide.policy import ClusterView, JobView, Limits, Progress
 from slurm_ones.decide.shapes import shape_of, valid_counts
 from tests.decide.contract import Power, cluster, job
@@ -18,14 +18,17 @@ Round = tuple[ClusterView, list[JobView]]
 figures = st.sampled_from([0.0, 1e-9, 1.0, 90.0, 100.0, 1e300, math.nan, math.inf, -5.0])
 
 
+across = st.sampled_from([1.0, 0.6])
+
+
 @st.composite
-def rounds(draw: st.DrawFn, max_jobs: int = 9) -> Round:
+def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool = True) -> Round:
     """A cluster of up to 4 nodes, whole-node or not, rigid jobs on part of it, and jobs in any state."""
-    whole = draw(st.booleans())
+    whole = uniform and draw(st.booleans())
     per_node = draw(st.sampled_from([1, 2, 3, 4, 8]))
     nodes = draw(st.integers(1, 4))
     free = [per_node if whole else draw(st.integers(0, per_node)) for _ in range(nodes)]
-    view = cluster(nodes, per_node, whole=whole, free=free)
+    view = cluster(nodes, per_node, whole=whole, free=free, uniform=uniform)
     left = {node.name: node.gpus for node in view.nodes}
     jobs = []
     for job_id in range(draw(st.integers(0, max_jobs))):
@@ -34,19 +37,22 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9) -> Round:
         runs = bool(counts) and draw(st.booleans())
         shape = shape_of(view, draw(st.sampled_from(counts))) if runs else None
         roomy = [] if shape is None else [name for name in left if left[name] >= shape.gpus_per_node]
-        held = {}
-        if shape is not None and len(roomy) >= shape.nodes:
+        held: dict[str, int] = {}
+        if shape is not None and shape.gpus_per_node > per_node:
+            held = _spread(left, shape.gpus)
+        elif shape is not None and len(roomy) >= shape.nodes:
             held = dict.fromkeys(draw(st.permutations(roomy))[: shape.nodes], shape.gpus_per_node)
         for name, gpus in held.items():
             left[name] -= gpus
         epochs = draw(st.integers(0, 9)) if held else draw(st.sampled_from([0, 0, 3]))
         least = draw(st.sampled_from([1, 64, 100]))
         limits = Limits(counts, least, draw(st.sampled_from([least, 512, 4096])), 256, draw(st.sampled_from([1, 8])))
-        model = Power(table={n: draw(figures) for n in counts}) if draw(st.booleans()) else Power()
+        model = Power(table={n: draw(figures) for n in counts}) if draw(st.booleans()) else Power(across=draw(across))
         jobs.append(
             job(
                 job_id,
                 held,
+                shape=shape if held else None,
                 epochs=epochs,
                 limits=limits,
                 model=model,
@@ -58,6 +64,15 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9) -> Round:
             )
         )
     return view, jobs
+
+
+def _spread(left: dict[str, int], gpus: int) -> dict[str, int]:
+    """GPUs taken wherever they are left; nothing where there are too few."""
+    held: dict[str, int] = {}
+    for name, room in left.items():
+        if taken := min(room, gpus - sum(held.values())):
+            held[name] = taken
+    return held if sum(held.values()) == gpus else {}
 
 
 @st.composite

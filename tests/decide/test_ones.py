@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slurm_ones.decide.ones.limits import SizeLimits
-from slurm_ones.decide.ones.score import net_delay
-from slurm_ones.decide.ones.search import Ones, Options
-from slurm_ones.decide.ones.space import build
+from slurm_ones.decide.ones_sc21.limits import SizeLimits
+from slurm_ones.decide.ones_sc21.score import net_delay
+from slurm_ones.decide.ones_sc21.search import Ones, Options
+from slurm_ones.decide.ones_sc21.space import build
 from slurm_ones.decide.policy import ClusterView, JobView, Schedule
 from slurm_ones.slurm.model import Shape
 from tests.decide.contract import Power, check, cluster, job

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_ones.decide.ones import genome, operators
-from slurm_ones.decide.ones.placement import pack
-from slurm_ones.decide.ones.score import remaining_utilisation, sample_progress
-from slurm_ones.decide.ones.space import Space, build
+from slurm_ones.decide.ones_sc21 import genome, operators
+from slurm_ones.decide.ones_sc21.placement import pack
+from slurm_ones.decide.ones_sc21.score import remaining_utilisation, sample_progress
+from slurm_ones.decide.ones_sc21.space import Space, build
 from slurm_ones.decide.policy import Ints
 from tests.decide.contract import Power, cluster, job
 from tests.decide.strategies import seeded, spaces
@@ -161,7 +161,7 @@ def test_score_is_the_published_one() -> None:
     jobs = [job(1, {"n1": 2}, epochs=4), job(2, {"n2": 4}, epochs=1), job(3)]
     space = build(cluster(), [*jobs[:2], jobs[2]], {})
     rho = np.array([0.5, 0.25, 0.1])
-    x = Power().throughput(np.array([2, 4]), np.array([1, 1]))
+    x = Power().throughput(np.array([1, 1]), np.array([2, 4]), np.array([1, 1]))
     expected = 2 * 4000 * (1 / 0.5 - 1) / x[0] + 4 * 1000 * (1 / 0.25 - 1) / x[1]
     found = remaining_utilisation(space, np.array([[2, 4, 1], [2, 0, 0]]), rho)
     assert np.allclose(found, [expected, 2 * 4000 / x[0]])

@@ -7,19 +7,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.decide.policy import Limits
-from slurm_ones.decide.shapes import scaled_batch, shape_of, valid_counts
+from slurm_ones.decide.shapes import nodes_of, scaled_batch, shape_of, valid_counts
 from slurm_ones.slurm.model import Shape
 from tests.decide.contract import cluster
 
 
-def test_counts_are_powers_of_two_and_whole_nodes() -> None:
+def test_counts_are_powers_of_two_and_then_whole_nodes() -> None:
     """What a job is offered on usual, odd and whole-node clusters."""
-    assert valid_counts(cluster(4, 4)) == (1, 2, 4, 8, 16)
-    assert valid_counts(cluster(6, 4)) == (1, 2, 4, 8, 16, 24)
+    assert valid_counts(cluster(4, 4)) == (1, 2, 4, 8, 12, 16)
+    assert valid_counts(cluster(6, 4)) == (1, 2, 4, 8, 12, 16, 20, 24)
     assert valid_counts(cluster(2, 3)) == (1, 2, 3, 6)
-    assert valid_counts(cluster(4, 4, whole=True)) == (4, 8, 16)
-    assert valid_counts(cluster(4, 1, whole=True), 2, 3) == (2,)
+    assert valid_counts(cluster(4, 4, whole=True)) == (4, 8, 12, 16)
+    assert valid_counts(cluster(4, 1, whole=True), 2, 3) == (2, 3)
     assert valid_counts(cluster(0)) == ()
+
+
+def test_counts_of_large_clusters_grow_by_factors() -> None:
+    """A size table of a thousand nodes stays short, and has every small size and the largest."""
+    nodes = [n // 4 for n in valid_counts(cluster(1000, 4)) if n >= 4]
+    assert nodes[:16] == list(range(1, 17))
+    assert nodes[-1] == 1000
+    assert len(nodes) < 50
+
+
+def test_where_shapes_need_not_be_uniform_every_count_has_one() -> None:
+    """Published simulators spread a job's GPUs in any way."""
+    view = cluster(4, 4, uniform=False)
+    assert valid_counts(view, 2, 7) == (2, 3, 4, 5, 6, 7)
+    assert shape_of(view, 6) == Shape(1, 6)
+    assert shape_of(view, 17) is None
+    assert [nodes_of(view, n) for n in (1, 4, 5, 16)] == [1, 1, 2, 4]
 
 
 def test_counts_do_not_follow_what_is_free() -> None:

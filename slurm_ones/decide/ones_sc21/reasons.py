@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slurm_ones.decide.ones.space import Space
+from slurm_ones.decide.ones_sc21.space import Space
 from slurm_ones.decide.policy import Ints, JobView
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_ones.decide.policy import Allocation, ClusterView, Floats, Ints, JobView
-from slurm_ones.decide.shapes import scaled_batch, shape_of
+from slurm_ones.decide.shapes import nodes_of, scaled_batch, shape_of
 
 Bools = npt.NDArray[np.bool_]
 
@@ -142,7 +142,7 @@ def build(cluster: ClusterView, jobs: Sequence[JobView], pinned: Mapping[int, st
         counts = np.array(list(table), dtype=np.int64)
         at = column[counts]
         batch[j, at] = list(table.values())
-        speed[j, at], goodput[j, at] = _predict(job, counts, batch[j, at])
+        speed[j, at], goodput[j, at] = _predict(cluster, job, counts, batch[j, at])
     allowed = (batch > 0) & (sizes != current[:, None])
 
     start = sizes[(batch > 0).argmax(axis=1)]  # column 0, size 0, where there is none
@@ -151,7 +151,7 @@ def build(cluster: ClusterView, jobs: Sequence[JobView], pinned: Mapping[int, st
         cluster=cluster,
         jobs=mobile,
         pinned=pinned,
-        pinned_ends=np.array([_end(job) for job in staying if job.shape is not None and job.dataset > 0]),
+        pinned_ends=np.array([_end(cluster, job) for job in staying if job.shape is not None and job.dataset > 0]),
         waiting_pinned=sum(job.shape is None for job in staying),
         capacity=capacity,
         home=home,
@@ -193,9 +193,10 @@ def _batches(cluster: ClusterView, job: JobView) -> dict[int, int]:
     return {n: batch for n, batch in found.items() if batch is not None}
 
 
-def _predict(job: JobView, counts: Ints, batches: Ints) -> tuple[Floats, Floats]:
+def _predict(cluster: ClusterView, job: JobView, counts: Ints, batches: Ints) -> tuple[Floats, Floats]:
     """Samples/s and goodput, made finite and positive whatever the models say."""
-    speed = np.asarray(job.model.throughput(counts, batches), dtype=np.float64)
+    nodes = np.array([nodes_of(cluster, int(n)) for n in counts], dtype=np.int64)
+    speed = np.asarray(job.model.throughput(nodes, counts, batches), dtype=np.float64)
     speed = np.clip(np.nan_to_num(speed, nan=0.0, posinf=0.0, neginf=0.0), SLOWEST, FASTEST)
     efficiency = np.asarray(job.efficiency.efficiency(batches), dtype=np.float64)
     efficiency = np.clip(np.nan_to_num(efficiency, nan=1.0, posinf=1.0, neginf=1.0), 1e-3, 1.0)
@@ -210,10 +211,10 @@ def _to_come(job: JobView) -> float:
     return max(job.dataset, 1) * _within(job.progress.beta, 0.01, LARGEST)
 
 
-def _end(job: JobView) -> float:
+def _end(cluster: ClusterView, job: JobView) -> float:
     assert job.shape is not None
     gpus, batch = np.array([max(job.shape.gpus, 1)]), np.array([max(job.batch, 1)])
-    return _to_come(job) / float(_predict(job, gpus, batch)[1][0])
+    return _to_come(job) / float(_predict(cluster, job, gpus, batch)[1][0])
 
 
 def _shelter(home: Ints, current: Ints, floor: Ints, per_node: int) -> Ints:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slurm_ones.decide.ones.space import Space
+from slurm_ones.decide.ones_sc21.space import Space
 from slurm_ones.decide.policy import Floats, Ints
 
 LEAST_PROGRESS = 1e-3

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_ones.decide.ones import operators, score
-from slurm_ones.decide.ones.space import Bools, Space
+from slurm_ones.decide.ones_sc21 import operators, score
+from slurm_ones.decide.ones_sc21.space import Bools, Space
 from slurm_ones.decide.policy import Ints
 
 

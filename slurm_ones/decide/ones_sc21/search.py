@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from slurm_ones.decide.ones import genome, operators, score
-from slurm_ones.decide.ones.deploy import deploy, repaying
-from slurm_ones.decide.ones.limits import SizeLimits
-from slurm_ones.decide.ones.reasons import explain
-from slurm_ones.decide.ones.space import Space, build
+from slurm_ones.decide.ones_sc21 import genome, operators, score
+from slurm_ones.decide.ones_sc21.deploy import deploy, repaying
+from slurm_ones.decide.ones_sc21.limits import SizeLimits
+from slurm_ones.decide.ones_sc21.reasons import explain
+from slurm_ones.decide.ones_sc21.space import Space, build
 from slurm_ones.decide.policy import Allocation, ClusterView, Floats, Ints, JobView, Schedule
 
 _LEAST = {"population": 2, "cap_over_request": 1}
@@ -59,6 +59,7 @@ class Ones:
     """ONES (SC21) on Slurm. It remembers its population and the jobs' limits, both by job id."""
 
     name = "ones"
+    options_type = Options
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()

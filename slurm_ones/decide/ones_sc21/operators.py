@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from slurm_ones.decide.ones.genome import IDLE
-from slurm_ones.decide.ones.placement import pack, seat
-from slurm_ones.decide.ones.space import Bools, Space
+from slurm_ones.decide.ones_sc21.genome import IDLE
+from slurm_ones.decide.ones_sc21.placement import pack, seat
+from slurm_ones.decide.ones_sc21.space import Bools, Space
 from slurm_ones.decide.policy import Floats, Ints
 
 

@@ -1,0 +1,141 @@
+"""What each job could have, as arrays: its sizes, the batch at each, and the speed and goodput there.
+
+Shared by all policies that weigh sizes. J jobs, U sizes; column 0 is size 0, waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_ones.decide.policy import ClusterView, Floats, Ints, JobView
+from slurm_ones.decide.shapes import least_and_most, nodes_of, scaled_batch, shape_of
+
+Bools = npt.NDArray[np.bool_]
+
+BatchRule = Literal["requested", "scaled", "best"]
+"""Global batch at a size: as its user submitted it; in proportion to the GPUs (ONES §3.3); of highest goodput."""
+
+BATCHES = 14
+"""Batches tried at each size for the best."""
+SLOWEST, FASTEST = 1e-6, 1e12
+"""Samples/s between which any prediction is taken."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Sizes and predictions of the jobs that may change or start."""
+
+    jobs: tuple[JobView, ...]
+    sizes: Ints
+    """(U,) every size of any job, ascending from 0."""
+    nodes: Ints
+    """(U,) nodes that each takes."""
+    current: Ints
+    """(J,) column of the size held now; 0 for a waiting job."""
+    allowed: Bools
+    """(J, U) sizes that the job may have, its current one included; 0 is not among them."""
+    batch: Ints
+    """(J, U) global batch there, else 0."""
+    speed: Floats
+    """(J, U) samples/s there, else 0."""
+    goodput: Floats
+    """(J, U) progress/s there in samples of the base batch, else 0."""
+    uncertainty: Floats
+    """(J, U) relative standard deviation of the speed."""
+
+
+def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule = "best") -> Tables:
+    """Tables of the given jobs on this cluster. A running job's current size is allowed whatever its limits say."""
+    counts = [_counts(cluster, job) for job in jobs]
+    sizes = np.array(sorted({0, *(n for found in counts for n in found)}), dtype=np.int64)
+    column = {int(n): u for u, n in enumerate(sizes)}
+    shape = (len(jobs), len(sizes))
+    batch, speed, goodput = np.zeros(shape, dtype=np.int64), np.zeros(shape), np.zeros(shape)
+    uncertainty = np.zeros(shape)
+    for j, job in enumerate(jobs):
+        if not counts[j]:
+            continue
+        gpus = np.array(counts[j], dtype=np.int64)
+        nodes = np.array([_nodes(cluster, job, n) for n in counts[j]], dtype=np.int64)
+        at = [column[n] for n in counts[j]]
+        options = _batches(job, gpus, rule)
+        fast, good = predict(job, nodes, gpus, options)
+        best = good.argmax(axis=1)
+        rows = np.arange(len(gpus))
+        chosen = options[rows, best]
+        batch[j, at], speed[j, at], goodput[j, at] = chosen, fast[rows, best], good[rows, best]
+        known = np.asarray(job.model.uncertainty(nodes, gpus, chosen), dtype=np.float64)
+        uncertainty[j, at] = np.clip(np.nan_to_num(known, nan=1.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
+    current = np.array([column[job.shape.gpus] if job.shape else 0 for job in jobs], dtype=np.int64)
+    nodes_taken = np.array([nodes_of(cluster, int(n)) for n in sizes], dtype=np.int64)
+    return Tables(tuple(jobs), sizes, nodes_taken, current, batch > 0, batch, speed, goodput, uncertainty)
+
+
+def predict(job: JobView, nodes: Ints, gpus: Ints, batches: Ints) -> tuple[Floats, Floats]:
+    """Samples/s and goodput (S, B) at sizes (S,) and batches (S, B); finite and positive whatever the models say."""
+    wide = batches.shape
+    args = (np.repeat(nodes, wide[1]), np.repeat(gpus, wide[1]), batches.ravel())
+    speed = np.asarray(job.model.throughput(*args), dtype=np.float64).reshape(wide)
+    speed = np.clip(np.nan_to_num(speed, nan=0.0, posinf=0.0, neginf=0.0), SLOWEST, FASTEST)
+    worth = np.asarray(job.efficiency.efficiency(batches.ravel()), dtype=np.float64).reshape(wide)
+    worth = np.clip(np.nan_to_num(worth, nan=1.0, posinf=1.0, neginf=1.0), 1e-6, 1.0)
+    return speed, np.maximum(speed * worth, SLOWEST)
+
+
+def _counts(cluster: ClusterView, job: JobView) -> list[int]:
+    """Sizes that the job can have here with some batch, ascending; its current one among them."""
+    found = {n for n in job.limits.gpus if shape_of(cluster, n) is not None and _feasible(job, n)}
+    if job.shape is not None:
+        found.add(job.shape.gpus)
+    return sorted(found)
+
+
+def _feasible(job: JobView, gpus: int) -> bool:
+    least, most = least_and_most(job.limits, gpus)
+    return least <= most
+
+
+def _nodes(cluster: ClusterView, job: JobView, gpus: int) -> int:
+    if job.shape is not None and job.shape.gpus == gpus and cluster.uniform:
+        return job.shape.nodes
+    return nodes_of(cluster, gpus)
+
+
+def _batches(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
+    """(S, B) batches to choose from at each size."""
+    if rule == "requested":
+        return np.array([[_clamped(job, job.requested_batch, int(n))] for n in gpus], dtype=np.int64)
+    if rule == "scaled":
+        smallest = min(job.limits.gpus, default=1)
+        scaled = [scaled_batch(job.limits, job.base_batch, smallest, int(n)) for n in gpus]
+        return np.array([[batch or max(job.batch, 1)] for batch in scaled], dtype=np.int64)
+    bounds = [least_and_most(job.limits, int(n)) for n in gpus]
+    low = np.array([least if least <= most else max(job.batch, 1) for least, most in bounds], dtype=np.float64)
+    high = np.array([most if least <= most else max(job.batch, 1) for least, most in bounds], dtype=np.float64)
+    grid = low[:, None] * (high / low)[:, None] ** np.linspace(0.0, 1.0, BATCHES)
+    # Multiples of the GPUs, so that all have equally much to do.
+    unit = np.lcm(gpus, max(job.limits.quantum, 1))[:, None]
+    even = np.clip(np.round(grid / unit), 1, None) * unit
+    even = np.where(even > high[:, None], np.floor(high[:, None] / unit) * unit, even)
+    even = np.where(even < low[:, None], np.ceil(low[:, None] / unit) * unit, even)
+    fits = (even >= low[:, None]) & (even <= high[:, None])
+    result: Ints = np.where(fits, even, low[:, None]).astype(np.int64)
+    return result
+
+
+def requested_batch(job: JobView) -> int:
+    """The batch that its user chose, within the limits at the size asked for."""
+    return _clamped(job, job.requested_batch, job.requested)
+
+
+def _clamped(job: JobView, batch: int, gpus: int) -> int:
+    least, most = least_and_most(job.limits, gpus)
+    if least > most:
+        return max(job.batch, 1)
+    quantum = max(job.limits.quantum, 1)
+    return min(max(round(batch / quantum) * quantum, least), most)
