@@ -12,6 +12,7 @@ import numpy as np
 
 from ones_db import JobHistory, Store
 from slurm_ones.act.actor import Actor, Decided
+from slurm_ones.act.leases import Leases
 from slurm_ones.act.plan import Change
 from slurm_ones.act.resize import Machine
 from slurm_ones.config import ConfigError, Settings
@@ -80,6 +81,7 @@ class Companion:
         except ValueError as error:
             raise ConfigError(str(error)) from None
         self._rng = np.random.default_rng(settings.seed)
+        leases = Leases(client, store, settings.lease_s, clock)
         machine = Machine(
             client=client,
             journal=store,
@@ -88,8 +90,9 @@ class Companion:
             spool=settings.spool,
             clock=clock,
             wanted=self._observer.may_resize,
+            leases=leases,
         )
-        self._actor = Actor(machine, store, settings, clock=clock, say=say)
+        self._actor = Actor(machine, store, settings, leases, clock=clock, say=say)
 
     def tick(self) -> Tick:
         """One round. Raises `Unreachable` when Slurm does not answer."""
@@ -138,7 +141,8 @@ class Companion:
 
         An unreachable controller costs the tick: the next one comes after a wait that doubles up to ten intervals,
         or after one while resizes are under way.
-        Before it returns it releases the jobs that it holds, for as long as `resize.leave_s`.
+        Before it returns it releases the jobs that it holds, for as long as `resize.leave_s`, and lets those start that
+        it keeps from starting.
         """
         wait = self.settings.interval_s
         while not stop.is_set():
@@ -164,13 +168,14 @@ class Companion:
         return min(wait * 2, most * self.settings.interval_s)
 
     def _leave(self) -> None:
-        """Take the resizes whose jobs stand in a hold of ours past their release."""
+        """Take the resizes whose jobs stand in a hold of ours past their release, and end all deferrals."""
         until = self._clock() + self.settings.resize.leave_s
         try:
             while self._actor.advance(held_only=True) and self._clock() < until:
                 self._sleep(min(self.settings.resize.advance_s, 1.0))
+            self._actor.leave()
         except Unreachable as error:
-            log.error("%s; the next start finishes what is under way", error)
+            log.error("%s; the next start finishes what is under way, and jobs kept from starting do so later", error)
 
     def _between(self, stop: Stop, seconds: float) -> None:
         until = self._clock() + seconds

@@ -39,6 +39,16 @@ class ResizeSettings(_Section):
     advance_s: float = Field(1.0, gt=0, description="how often resizes under way are looked at between ticks")
     leave_s: float = Field(60, ge=0, description="how long a companion that is stopped takes to release jobs it holds")
     shrink: bool = Field(True, description="running jobs may be shrunk for the sake of others")
+    preempt: bool = Field(
+        True,
+        description="running jobs may be taken to zero GPUs where a policy asks for it; the default policy never does",
+    )
+    park_lease_s: float = Field(
+        900,
+        gt=0,
+        description="a job kept from starting starts by itself this long after the companion's last word; "
+        "at least three ticks",
+    )
 
 
 class Settings(_Section):
@@ -79,6 +89,11 @@ class Settings(_Section):
     def interval_s(self) -> float:
         """Seconds between ticks."""
         return self.tick_s if self.tick_s is not None else (180.0 if self.scope == "own" else 60.0)
+
+    @property
+    def lease_s(self) -> float:
+        """Seconds for which a job is kept from starting; a lease is renewed in its second half, at a tick."""
+        return max(self.resize.park_lease_s, 3 * self.interval_s)
 
     @property
     def database_url(self) -> str:

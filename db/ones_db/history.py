@@ -1,54 +1,83 @@
-"""What learning needs of many jobs, in a number of queries that does not depend on how many they are."""
+"""What learning needs of many jobs, in a number of queries that does not depend on how many they are.
+
+Reports are only ever added, and their numbers rise within a run. So what was read of a run stays true, and only
+what came since is read: a tick costs as much in a job's last hour as in its first.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
+from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, func, select
 
 from ones_db.jobs import JOBS, RUNS, among, job_record, newest, run_end, spec_record
-from ones_db.records import RESIZE_DONE, EpochPoint, JobHistory, SpecRecord, ThroughputPoint
+from ones_db.memory import NOISES, SPEEDS, JobMemory, Memory, RunMemory
+from ones_db.records import RESIZE_DONE, EpochPoint, JobHistory, ThroughputPoint
 from ones_db.reports import BATCHES, EPOCHS, THROUGHPUT
 from ones_db.resizes import RESIZES
 
-Row = Mapping[Any, Any]
+Row: TypeAlias = Any
+"""A row of SQLAlchemy, its columns by name."""
+
+PAUSES = 3
+"""Resizes of a job whose mean pause is told."""
+CHUNK = 250
+"""Runs that one query asks for by themselves."""
 
 
-def histories(connection: Connection, cluster: int, job_ids: Sequence[int] | None, last: int) -> dict[int, JobHistory]:
+def histories(
+    connection: Connection, cluster: int, memory: Memory, job_ids: Sequence[int] | None
+) -> dict[int, JobHistory]:
     query = select(JOBS).where(newest(cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
     if job_ids is None:
         query = query.where(JOBS.c.elastic, JOBS.c.end_time.is_(None))
     else:
         query = query.where(among(JOBS.c.job_id, job_ids))
-    return {history.job.job_id: history for history in _of(connection, query, last)}
+    return {history.job.job_id: history for history in _of(connection, memory, query)}
 
 
-def finished_histories(connection: Connection, cluster: int, limit: int, last: int) -> list[JobHistory]:
+def finished_histories(connection: Connection, cluster: int, memory: Memory, limit: int) -> list[JobHistory]:
     trained = select(EPOCHS.c.run_id).join(RUNS, RUNS.c.id == EPOCHS.c.run_id).where(RUNS.c.job_id == JOBS.c.id)
+    # What may still come of a job that ended: its last words, and the pause of its last resize.
+    said = select(func.sum(RUNS.c.report_number)).where(RUNS.c.job_id == JOBS.c.id)
+    resized = select(func.count(RESIZES.c.pause_s)).where(RESIZES.c.job_id == JOBS.c.id)
     query = (
-        select(JOBS)
+        select(JOBS.c.id, said.scalar_subquery(), resized.scalar_subquery())
         .where(JOBS.c.cluster_id == cluster, JOBS.c.end_time.is_not(None), JOBS.c.state == "COMPLETED")
         .where(JOBS.c.elastic, trained.exists())
         .order_by(JOBS.c.end_time.desc(), JOBS.c.id.desc())
         .limit(limit)
     )
-    return _of(connection, query, last)
+    state = [tuple(row) for row in connection.execute(query)]
+    if not state:
+        return []
+    if memory.finished is None or memory.finished[0] != state:
+        keys = [row[0] for row in state]
+        jobs = select(JOBS).where(among(JOBS.c.id, keys)).order_by(JOBS.c.end_time.desc(), JOBS.c.id.desc())
+        memory.finished = state, _of(connection, memory, jobs)
+    return memory.finished[1]
 
 
-def _of(connection: Connection, query: Any, last: int) -> list[JobHistory]:
-    jobs = connection.execute(query).mappings().all()
-    keys = [row["id"] for row in jobs]
+def _of(connection: Connection, memory: Memory, query: Any) -> list[JobHistory]:
+    jobs = connection.execute(query).all()
+    keys = [row.id for row in jobs]
     if not keys:
         return []
     runs = _runs(connection, keys)
-    epochs = _epochs(connection, keys)
-    throughput = _throughput(connection, keys, last)
     resizes = _resizes(connection, keys)
-    return [
-        _history(row, runs[row["id"]], epochs[row["id"]], throughput[row["id"]], resizes[row["id"]]) for row in jobs
-    ]
+    remembered = memory.of(keys)
+    _read_on(connection, [(remembered[key], run) for key in keys for run in runs[key]])
+    found = []
+    for row in jobs:
+        job, mine, ended = remembered[row.id], runs[row.id], resizes[row.id]
+        state = [tuple(row), *map(tuple, mine), *map(tuple, ended)]
+        if job.history is None or job.state != state:
+            job.state, job.history = state, _history(row, mine, job.runs, ended)
+        found.append(job.history)
+    return found
 
 
 def _runs(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
@@ -61,7 +90,11 @@ def _runs(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
         .scalar_subquery()
     )
     query = (
-        select(RUNS, func.coalesce(changed, RUNS.c.batch).label("batch_now"), run_end().label("ended"))
+        select(
+            *(RUNS.c[name] for name in _RUN),
+            func.coalesce(changed, RUNS.c.batch).label("batch_now"),
+            run_end().label("ended"),
+        )
         .join(JOBS, JOBS.c.id == RUNS.c.job_id)
         .where(among(RUNS.c.job_id, keys))
         .order_by(RUNS.c.job_id, RUNS.c.restart)
@@ -69,35 +102,67 @@ def _runs(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
     return _by_job(connection, query)
 
 
-def _epochs(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
-    query = (
-        select(EPOCHS, RUNS.c.job_id, RUNS.c.restart)
-        .join(RUNS, RUNS.c.id == EPOCHS.c.run_id)
-        .where(among(RUNS.c.job_id, keys))
-        .order_by(RUNS.c.job_id, RUNS.c.restart, EPOCHS.c.number)
-    )
-    return _by_job(connection, query)
+_RUN = (
+    "id",
+    "job_id",
+    "restart",
+    "nodes",
+    "gpus_per_node",
+    "start_time",
+    "batch",
+    "epoch",
+    "cursor",
+    "first_loss",
+    "report_number",
+    "noise",
+    "progress",
+)
 
 
-def _throughput(connection: Connection, keys: Sequence[int], last: int) -> dict[int, list[Row]]:
-    """The newest `last` samples of each job, shape and batch, oldest first."""
-    kind = (RUNS.c.job_id, RUNS.c.nodes, RUNS.c.gpus_per_node, THROUGHPUT.c.batch)
-    age = func.row_number().over(partition_by=kind, order_by=(RUNS.c.restart.desc(), THROUGHPUT.c.number.desc()))
-    speed = THROUGHPUT.c.samples / THROUGHPUT.c.seconds
-    ranked = (
-        select(*kind, speed.label("samples_per_s"), THROUGHPUT.c.time, age.label("age"))
-        .join(RUNS, RUNS.c.id == THROUGHPUT.c.run_id)
-        .where(among(RUNS.c.job_id, keys), THROUGHPUT.c.seconds > 0, RUNS.c.nodes * RUNS.c.gpus_per_node > 0)
-        .subquery()
-    )
-    query = select(ranked).where(ranked.c.age <= last).order_by(ranked.c.job_id, ranked.c.time, ranked.c.age.desc())
-    return _by_job(connection, query)
+_SAMPLE = select(*(THROUGHPUT.c[name] for name in ("run_id", "number", "time", "samples", "seconds", "batch", "noise")))
+_EPOCH = select(*(EPOCHS.c[name] for name in ("run_id", "number", "time", "epoch", "samples", "loss", "accuracy")))
+
+_SAMPLES, _EPOCHS = str(_SAMPLE), str(_EPOCH)
+
+
+def _read_on(connection: Connection, runs: Sequence[tuple[JobMemory, Row]]) -> None:
+    """Take what was reported since the last look into what is remembered of each run."""
+    started: dict[int, RunMemory] = {}
+    known: dict[int, RunMemory] = {}
+    for job, row in runs:
+        run = job.runs.setdefault(row.id, RunMemory(row.restart))
+        if run.number < row.report_number:
+            (known if run.number else started)[row.id] = run
+    if started:
+        for sample in connection.execute(_first_samples(started)):
+            started[sample.run_id].add_sample(sample)
+        for epoch in connection.execute(_EPOCH.where(among(EPOCHS.c.run_id, started)).order_by(EPOCHS.c.number)):
+            started[epoch.run_id].add_epoch(epoch)
+    since = [f"(run_id = {key:d} AND number > {run.number:d})" for key, run in known.items()]
+    for first in range(0, len(since), CHUNK):
+        # Written out: SQLAlchemy would take longer to compile so many conditions than the database to meet them.
+        new = " OR ".join(since[first : first + CHUNK])
+        for sample in connection.exec_driver_sql(f"{_SAMPLES} WHERE {new} ORDER BY number"):
+            known[sample.run_id].add_sample(sample)
+        for epoch in connection.exec_driver_sql(f"{_EPOCHS} WHERE {new} ORDER BY number"):
+            known[epoch.run_id].add_epoch(epoch)
+    for job, row in runs:
+        job.runs[row.id].number = row.report_number
+
+
+def _first_samples(runs: Collection[int]) -> Any:
+    """The newest samples of each run and batch, oldest first."""
+    kind = (THROUGHPUT.c.run_id, THROUGHPUT.c.batch)
+    age = func.row_number().over(partition_by=kind, order_by=THROUGHPUT.c.number.desc())
+    ranked = _SAMPLE.add_columns(age.label("age")).where(among(THROUGHPUT.c.run_id, runs), THROUGHPUT.c.seconds > 0)
+    inner = ranked.subquery()
+    return select(inner).where(inner.c.age <= max(SPEEDS, NOISES)).order_by(inner.c.number)
 
 
 def _resizes(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
     """The resizes of each job that ended, in the order in which they did."""
     query = (
-        select(RESIZES.c.job_id, RESIZES.c.state, RESIZES.c.ended)
+        select(*(RESIZES.c[name] for name in ("job_id", "restart", "new_nodes", "state", "ended", "pause_s")))
         .where(among(RESIZES.c.job_id, keys), RESIZES.c.ended.is_not(None))
         .order_by(RESIZES.c.ended, RESIZES.c.id)
     )
@@ -106,44 +171,66 @@ def _resizes(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]
 
 def _by_job(connection: Connection, query: Any) -> dict[int, list[Row]]:
     rows: dict[int, list[Row]] = defaultdict(list)
-    for row in connection.execute(query).mappings():
-        rows[row["job_id"]].append(row)
+    for row in connection.execute(query):
+        rows[row.job_id].append(row)
     return rows
 
 
-def _history(
-    row: Row, runs: Sequence[Row], epoch_rows: Sequence[Row], throughput: Sequence[Row], resizes: Sequence[Row]
-) -> JobHistory:
-    job, spec = job_record(row), spec_record(row)
-    epoch, cursor = next(((run["epoch"], run["cursor"]) for run in reversed(runs) if run["epoch"] is not None), (0, 0))
+def _history(row: Row, runs: Sequence[Row], told: Mapping[int, RunMemory], resizes: Sequence[Row]) -> JobHistory:
+    job, spec = job_record(row._mapping), spec_record(row._mapping)
+    epoch, cursor = next(((run.epoch, run.cursor) for run in reversed(runs) if run.epoch is not None), (0, 0))
     # Later runs come last and overwrite what they did anew; beyond the position, a lost checkpoint undid it.
-    latest = {point["epoch"]: point for point in epoch_rows if point["epoch"] < epoch}
-    epochs = tuple(
-        EpochPoint(point["epoch"], point["loss"], point["accuracy"], point["time"], point["restart"])
-        for _, point in sorted(latest.items())
-    )
-    changed = resizes[-1]["ended"] if resizes else None
-    done = [number for number, resize in enumerate(resizes, 1) if resize["state"] == RESIZE_DONE]
-    started = [run for run in runs if run["start_time"] is not None]
+    latest: dict[int, tuple[EpochPoint, int]] = {}
+    for run in runs:
+        latest.update(told[run.id].epochs)
+    ended = [latest[number] for number in sorted(latest) if number < epoch]
+    epochs = tuple(point for point, _ in ended)
+    samples = epoch * spec.dataset + cursor if spec is not None else sum(used for _, used in ended) + cursor
+    progress = _newest(runs, "progress")
+    noises = [point for run in runs for point in told[run.id].noises]
+    changed = resizes[-1].ended if resizes else None
+    done = [number for number, resize in enumerate(resizes, 1) if resize.state == RESIZE_DONE]
+    started = [run for run in runs if run.start_time is not None]
     return JobHistory(
         job=job,
         spec=spec,
         epochs=epochs,
-        throughput=tuple(ThroughputPoint(*(sample[name] for name in ThroughputPoint._fields)) for sample in throughput),
-        samples=_samples(spec, epoch, cursor, latest),
-        batch=next((run["batch_now"] for run in reversed(runs) if run["batch_now"] is not None), None),
-        first_start=min((run["start_time"] for run in started), default=None),
-        ended_runs_s=sum(max(0.0, run["ended"] - run["start_time"]) for run in started if run["ended"] is not None),
-        running_since=next((run["start_time"] for run in reversed(started) if run["ended"] is None), None),
-        resizes=len(done),
+        throughput=_throughput(runs, told),
+        samples=float(samples),
+        batch=_newest(runs, "batch_now"),
+        first_start=min((run.start_time for run in started), default=None),
+        ended_runs_s=sum(max(0.0, run.ended - run.start_time) for run in started if run.ended is not None),
+        running_since=next((run.start_time for run in reversed(started) if run.ended is None), None),
+        resizes=sum(resizes[number - 1].restart >= 0 for number in done),
         failures=len(resizes) - (done[-1] if done else 0),
         last_resize_end=changed,
         epochs_since_change=sum(changed is None or point.time > changed for point in epochs),
-        first_loss=next((run["first_loss"] for run in runs if run["first_loss"] is not None), None),
+        first_loss=next((run.first_loss for run in runs if run.first_loss is not None), None),
+        first_batch=next((run.batch for run in runs if run.batch is not None), None),
+        noise=tuple(noises[-NOISES:]),
+        progress=None if progress is None else min(progress, float(samples)),
+        pause_s=_pause([resizes[number - 1] for number in done]),
     )
 
 
-def _samples(spec: SpecRecord | None, epoch: int, cursor: int, epochs: Mapping[int, Row]) -> float:
-    if spec is not None:
-        return float(epoch * spec.dataset + cursor)
-    return float(sum(point["samples"] for point in epochs.values()) + cursor)
+def _newest(runs: Sequence[Row], name: str) -> Any:
+    """What the last run that said has said."""
+    return next((value for run in reversed(runs) if (value := getattr(run, name)) is not None), None)
+
+
+def _throughput(runs: Sequence[Row], told: Mapping[int, RunMemory]) -> tuple[ThroughputPoint, ...]:
+    """The newest samples of each shape and batch over all runs, oldest first."""
+    kept: dict[tuple[int, int, int], list[tuple[float, float]]] = defaultdict(list)
+    for run in runs:
+        # Without a shape it teaches nothing.
+        if run.nodes * run.gpus_per_node > 0:
+            for batch, samples in told[run.id].speeds.items():
+                kept[run.nodes, run.gpus_per_node, batch] += samples
+    points = [ThroughputPoint(*kind, *sample) for kind, samples in kept.items() for sample in samples[-SPEEDS:]]
+    return tuple(sorted(points, key=lambda point: point.time))
+
+
+def _pause(done: Sequence[Row]) -> float | None:
+    """The mean of the last few that are known, of resizes that interrupted the job and let it run on."""
+    known = [row.pause_s for row in done if row.pause_s is not None and row.restart >= 0 < row.new_nodes]
+    return fmean(known[-PAUSES:]) if known else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Table, bindparam, case, exists, func, select
 
@@ -14,6 +14,8 @@ from ones_db.upsert import add_or_replace
 
 JOBS: Table = Job.metadata.tables["jobs"]
 RUNS: Table = Run.metadata.tables["runs"]
+
+T = TypeVar("T")
 
 _FIRST = ("submit_time", "requested_nodes", "requested_gpus_per_node")
 """What the first snapshot of a job decides for good."""
@@ -53,7 +55,11 @@ def key_of(connection: Connection, cluster: int, job_id: int) -> int:
 def keys_of(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, int]:
     """The keys of many; raises `UnknownRecord` naming the first that is not there."""
     query = select(JOBS.c.job_id, JOBS.c.id).where(newest(cluster), among(JOBS.c.job_id, job_ids))
-    found: dict[int, int] = {row.job_id: row.id for row in connection.execute(query)}
+    return known({row.job_id: row.id for row in connection.execute(query)}, job_ids)
+
+
+def known(found: dict[int, T], job_ids: Iterable[int]) -> dict[int, T]:
+    """What was found, when all were; raises `UnknownRecord`."""
     for job_id in job_ids:
         if job_id not in found:
             raise UnknownRecord(f"job {job_id} is not in the database; see_jobs stores it first")
@@ -95,9 +101,14 @@ def see_jobs(connection: Connection, cluster: int, records: Iterable[JobRecord])
     add_or_replace(connection, JOBS, ("cluster_id", "job_id", "submit_time"), rows)
 
 
-def set_spec(connection: Connection, cluster: int, job_id: int, spec: SpecRecord) -> None:
+def set_deferral(connection: Connection, cluster: int, job_id: int, until: float | None) -> None:
     key = key_of(connection, cluster, job_id)
-    connection.execute(JOBS.update().where(JOBS.c.id == key).values(**vars(spec)))
+    connection.execute(JOBS.update().where(JOBS.c.id == key).values(deferred_until=until))
+
+
+def deferrals(connection: Connection, cluster: int) -> dict[int, float]:
+    query = select(JOBS.c.job_id, JOBS.c.deferred_until).where(newest(cluster), JOBS.c.deferred_until.is_not(None))
+    return {row.job_id: row.deferred_until for row in connection.execute(query)}
 
 
 def job_record(row: Mapping[Any, Any]) -> JobRecord:
@@ -110,13 +121,15 @@ def spec_record(row: Mapping[Any, Any]) -> SpecRecord | None:
     return None if None in values.values() else SpecRecord(**values)
 
 
-def jobs(connection: Connection, cluster: int, job_ids: Collection[int] | None, *, live: bool) -> dict[int, JobRecord]:
+def jobs(connection: Connection, cluster: int, job_ids: Collection[int] | None) -> dict[int, JobRecord]:
     query = select(JOBS).where(newest(cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
     if job_ids is not None:
         query = query.where(among(JOBS.c.job_id, job_ids))
-    if live:
-        query = query.where(JOBS.c.end_time.is_(None))
     return {row["job_id"]: job_record(row) for row in connection.execute(query).mappings()}
+
+
+def live_jobs(connection: Connection, cluster: int) -> set[int]:
+    return set(connection.scalars(select(JOBS.c.job_id).where(newest(cluster), JOBS.c.end_time.is_(None))))
 
 
 def _told(record: RunRecord) -> dict[str, Any]:
@@ -134,13 +147,14 @@ def _told(record: RunRecord) -> dict[str, Any]:
 def see_runs(connection: Connection, cluster: int, records: Iterable[RunRecord]) -> None:
     given = {(record.job_id, record.restart): record for record in records}
     keys = keys_of(connection, cluster, {job_id for job_id, _ in given})
-    query = select(RUNS).where(among(RUNS.c.job_id, keys.values()))
-    known = {(row["job_id"], row["restart"]): dict(row) for row in connection.execute(query).mappings()}
+    restarts = {restart for _, restart in given}
+    query = select(RUNS).where(among(RUNS.c.job_id, keys.values()), among(RUNS.c.restart, restarts))
+    stored = {(row["job_id"], row["restart"]): dict(row) for row in connection.execute(query).mappings()}
     blank: dict[str, Any] = {column.name: None for column in RUNS.c if column.name != "id"}
     blank |= {"nodes": 0, "gpus_per_node": 0, "report_offset": 0, "report_number": 0}
     rows = []
     for (job_id, restart), record in given.items():
-        before = known.get((keys[job_id], restart), {})
+        before = stored.get((keys[job_id], restart), {})
         after = {**blank, **before, **_told(record), "job_id": keys[job_id]}
         if after != before:
             after.pop("id", None)

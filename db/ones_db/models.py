@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0003"
 """The newest migration. Revisions are numbers of four digits, so that older and newer can be told from the
 name."""
 
@@ -110,6 +110,9 @@ class Job(Base):
     max_local_batch: Mapped[int | None] = _is("most samples per GPU per forward pass")
     dataset: Mapped[int | None] = _is("samples in an epoch")
     epochs: Mapped[int | None] = _is("epochs it means to train; 0 where it does not say")
+    deferred_until: Mapped[float | None] = _is(
+        "until when the companion keeps it from starting, Unix seconds; null where it does not"
+    )
 
 
 class Run(Base):
@@ -144,6 +147,8 @@ class Run(Base):
     report_time: Mapped[float | None] = _is("when its newest report was written, Unix seconds")
     report_offset: Mapped[int] = _is("bytes of its report file that were read")
     report_number: Mapped[int] = _is("number of the last report that was read")
+    noise: Mapped[float | None] = _is("gradient noise scale that it reported last, samples")
+    progress: Mapped[float | None] = _is("progress it has reached since the job's first run, samples of the base batch")
 
 
 class ThroughputSample(Base):
@@ -166,6 +171,8 @@ class ThroughputSample(Base):
     batch: Mapped[int] = _is("global batch, samples")
     lr_factor: Mapped[float] = _is("learning rate over the one set for the base batch")
     loss: Mapped[float | None] = _is("mean training loss over the stretch")
+    noise: Mapped[float | None] = _is("gradient noise scale, samples")
+    progress: Mapped[float | None] = _is("progress since the job's first run, samples of the base batch")
 
 
 class EpochEnd(Base):

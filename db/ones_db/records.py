@@ -6,6 +6,7 @@ guards the terminal. Fields named like those of the reports that jobs write mean
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -91,6 +92,10 @@ class RunRecord:
     """Bytes of its report file that were read."""
     report_number: int = 0
     """Number of the last report that was read."""
+    noise: float | None = None
+    """Gradient noise scale that it reported last, samples."""
+    progress: float | None = None
+    """Progress that it has reached since the job's first run, samples of the base batch."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,8 @@ class HelloRecord:
     launch_s: float = 0.0
     group_s: float = 0.0
     load_s: float = 0.0
+    noise: float | None = None
+    progress: float | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +134,10 @@ class ThroughputRecord:
     batch: int
     lr_factor: float
     loss: float | None = None
+    noise: float | None = None
+    """Gradient noise scale, samples."""
+    progress: float | None = None
+    """Progress since the job's first run, samples of the base batch."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +192,34 @@ class ByeRecord:
     note: str = ""
 
 
+AnyReport = HelloRecord | ThroughputRecord | EpochRecord | CheckpointRecord | BatchRecord | ByeRecord
+
+
+@dataclass(frozen=True)
+class RunReports:
+    """The reports of one run that were read in one look, each kind in the order of its numbers."""
+
+    job_id: int
+    restart: int
+    offset: int
+    """Bytes of the report file that were read with them."""
+    number: int | None
+    """Number of the last report in those bytes; None where they held none."""
+    spec: SpecRecord | None = None
+    """What the job says of itself now, where that was read too; without a report it makes no run."""
+    hello: HelloRecord | None = None
+    throughput: Sequence[ThroughputRecord] = ()
+    epochs: Sequence[EpochRecord] = ()
+    checkpoints: Sequence[CheckpointRecord] = ()
+    batches: Sequence[BatchRecord] = ()
+    bye: ByeRecord | None = None
+
+    def all(self) -> list[AnyReport]:
+        """Every report."""
+        ends = [report for report in (self.hello, self.bye) if report is not None]
+        return [*self.throughput, *self.epochs, *self.checkpoints, *self.batches, *ends]
+
+
 @dataclass(frozen=True)
 class DecisionJobRecord:
     """What a decision gives one job: a shape and batch, or None (it waits)."""
@@ -226,6 +265,7 @@ class ResizeRecord:
     old_gpus_per_node: int
     old_batch: int | None
     new_nodes: int
+    """0 where the job is parked: taken to zero GPUs."""
     new_gpus_per_node: int
     new_batch: int | None
     state: str
@@ -274,6 +314,13 @@ class ThroughputPoint(NamedTuple):
     time: float
 
 
+class NoisePoint(NamedTuple):
+    """One measured gradient noise scale, in samples."""
+
+    noise: float
+    time: float
+
+
 class TimelineRow(NamedTuple):
     """One run, for plots; `end` is None while it runs."""
 
@@ -307,7 +354,7 @@ class JobHistory:
     running_since: float | None
     """Start of the run in progress."""
     resizes: int
-    """Resizes that took effect."""
+    """Resizes that interrupted it and took effect: those of a waiting job do not count, being parked does."""
     last_resize_end: float | None
     """End of the last resize, also of one that was rolled back: it interrupted the job as well."""
     epochs_since_change: int
@@ -315,6 +362,14 @@ class JobHistory:
     first_loss: float | None
     failures: int = 0
     """Resizes that did not take effect since the last one that did."""
+    first_batch: int | None = None
+    """Global batch that its first run began with."""
+    noise: tuple[NoisePoint, ...] = ()
+    """The newest few gradient noise scales, oldest first."""
+    progress: float | None = None
+    """Progress since its first run in samples of the base batch, as it said last; never above `samples`."""
+    pause_s: float | None = None
+    """Mean pause of its last few resizes that took effect, where it is known."""
 
     def running_s(self, now: float) -> float:
         """Seconds it has run in all."""
@@ -345,7 +400,7 @@ class JobSummary:
     cursor: int | None
     dataset: int | None
     resizes: int
-    """Resizes that took effect."""
+    """Resizes that interrupted it and took effect: those of a waiting job do not count, being parked does."""
     resizing: str | None
     """State of the resize that is open."""
     pause_s: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 
 from sqlalchemy import Connection, Engine, select
@@ -12,22 +13,18 @@ from sqlalchemy import Connection, Engine, select
 from ones_db import decisions, history, jobs, reports, resizes, summary
 from ones_db.engine import UPGRADE, database_file, open_engine, transaction
 from ones_db.errors import SchemaError, StoreError
+from ones_db.memory import Memory
 from ones_db.models import Base
 from ones_db.records import (
-    BatchRecord,
-    ByeRecord,
     CheckpointRecord,
     DecisionRecord,
-    EpochRecord,
-    HelloRecord,
     JobHistory,
     JobRecord,
     JobSummary,
     ResizeRecord,
     ResizeStepRecord,
     RunRecord,
-    SpecRecord,
-    ThroughputRecord,
+    RunReports,
     TimelineRow,
 )
 from ones_db.schema import check_revision
@@ -57,6 +54,8 @@ class Store:
         """Use `open`."""
         self._engine = engine
         self._cluster = cluster_key
+        self._memory = Memory()
+        self._remember = Lock()
         self.path = path
         self.cluster = cluster
         self.read_only = read_only
@@ -111,6 +110,15 @@ class Store:
             yield connection
 
     @contextmanager
+    def _remembering(self) -> Iterator[Connection]:
+        with self._remember, self._read() as connection:
+            try:
+                yield connection
+            except BaseException:
+                self._memory.forget()
+                raise
+
+    @contextmanager
     def _write(self) -> Iterator[Connection]:
         if self.read_only:
             raise StoreError(f"{self.path}: opened for reading")
@@ -139,34 +147,15 @@ class Store:
         with self._write() as connection:
             jobs.end_run(connection, self._cluster, job_id, restart, end_time, reason)
 
-    def set_spec(self, job_id: int, spec: SpecRecord) -> None:
-        """Store what a job can do."""
-        with self._write() as connection:
-            jobs.set_spec(connection, self._cluster, job_id, spec)
+    def add_reports(self, told: Sequence[RunReports]) -> None:
+        """Store what runs reported, each run once, and with it how far their files were read.
 
-    def add_reports(
-        self,
-        job_id: int,
-        restart: int,
-        *,
-        offset: int,
-        number: int | None,
-        hello: HelloRecord | None = None,
-        throughput: Sequence[ThroughputRecord] = (),
-        epochs: Sequence[EpochRecord] = (),
-        checkpoints: Sequence[CheckpointRecord] = (),
-        batches: Sequence[BatchRecord] = (),
-        bye: ByeRecord | None = None,
-    ) -> None:
-        """Store what a run reported, and with it how far its file was read: `offset` bytes, report `number` (None where
-        those bytes held none).
-
-        Reports that are stored already stay as they are, and the position never goes back. A run that no
-        snapshot saw is made from its reports.
+        Reports that are stored already stay as they are: those whose number is not above the last one stored are left
+        out, and the position never goes back. A run that no snapshot saw is made from its reports. One transaction
+        for all of them: a tick costs one commit however many jobs reported.
         """
-        told = reports.Reports(hello, throughput, epochs, checkpoints, batches, bye)
         with self._write() as connection:
-            reports.add_reports(connection, self._cluster, job_id, restart, told, offset, number)
+            reports.add_reports(connection, self._cluster, told)
 
     # What was decided and done
 
@@ -213,6 +202,11 @@ class Store:
         with self._write() as connection:
             return resizes.end_resize(connection, self._cluster, resize_id, state, outcome, time, pause_s)
 
+    def set_deferral(self, job_id: int, until: float | None) -> None:
+        """Store until when the companion keeps a waiting job from starting; None where it does not (any more)."""
+        with self._write() as connection:
+            jobs.set_deferral(connection, self._cluster, job_id, until)
+
     def set_pause(self, resize_id: int, pause_s: float) -> None:
         """Store the pause of a resize once the job's reports show it, also after it ended."""
         with self._write() as connection:
@@ -220,21 +214,28 @@ class Store:
 
     # Reading
 
-    def jobs(self, job_ids: Sequence[int] | None = None, *, live: bool = False) -> dict[int, JobRecord]:
-        """Jobs by id, in the order of their submission: those named, or all. `live` leaves out those that
-        ended."""
+    def jobs(self, job_ids: Sequence[int] | None = None) -> dict[int, JobRecord]:
+        """Jobs by id, in the order of their submission: those named, or all."""
         with self._read() as connection:
-            return jobs.jobs(connection, self._cluster, job_ids, live=live)
+            return jobs.jobs(connection, self._cluster, job_ids)
+
+    def live_jobs(self) -> set[int]:
+        """The jobs that have not ended, by id."""
+        with self._read() as connection:
+            return jobs.live_jobs(connection, self._cluster)
 
     def runs(self, job_id: int) -> list[RunRecord]:
         """The runs of a job, first to last."""
         with self._read() as connection:
             return jobs.runs(connection, self._cluster, job_id)
 
-    def report_position(self, job_id: int, restart: int) -> tuple[int, int]:
-        """Bytes read of a run's report file, and the number of the last report; (0, 0) for an unknown run."""
+    def report_positions(self, job_ids: Sequence[int]) -> dict[tuple[int, int], tuple[int, int]]:
+        """Bytes read of report files, and the number of the last report, by (job id, restart).
+
+        Of each job's last two runs, by the restart that it was last seen with; runs never read are left out.
+        """
         with self._read() as connection:
-            return reports.report_position(connection, self._cluster, job_id, restart)
+            return reports.report_positions(connection, self._cluster, job_ids)
 
     def checkpoint_for_order(self, job_id: int, restart: int, order: int) -> CheckpointRecord | None:
         """The checkpoint that a run reported in answer to an order, None while there is none."""
@@ -252,6 +253,11 @@ class Store:
         back."""
         with self._read() as connection:
             return resizes.open_resizes(connection, self._cluster)
+
+    def deferrals(self) -> dict[int, float]:
+        """For each job that the companion keeps from starting, until when."""
+        with self._read() as connection:
+            return jobs.deferrals(connection, self._cluster)
 
     def resizes(self, job_id: int | None = None) -> list[ResizeRecord]:
         """The resizes of a job, or of all, oldest first."""
@@ -277,18 +283,23 @@ class Store:
         with self._read() as connection:
             return decisions.recent_decisions(connection, self._cluster, limit)
 
-    def histories(self, job_ids: Sequence[int] | None = None, last: int = 5) -> dict[int, JobHistory]:
-        """What each job has shown so far, with the newest `last` throughput samples of each shape and batch.
+    def histories(self, job_ids: Sequence[int] | None = None) -> dict[int, JobHistory]:
+        """What each job has shown so far.
 
-        None stands for all elastic jobs that have not ended. The number of queries is constant.
+        None stands for all elastic jobs that have not ended. The number of queries is constant up to hundreds of jobs,
+        and only what was reported since the last call is read. A job that has shown nothing new gets the very same
+        object again.
         """
-        with self._read() as connection:
-            return history.histories(connection, self._cluster, job_ids, last)
+        with self._remembering() as connection:
+            return history.histories(connection, self._cluster, self._memory, job_ids)
 
-    def finished_histories(self, limit: int = 200, last: int = 5) -> list[JobHistory]:
-        """The elastic jobs that completed last and ended at least one epoch, newest first."""
-        with self._read() as connection:
-            return history.finished_histories(connection, self._cluster, limit, last)
+    def finished_histories(self, limit: int = 200) -> list[JobHistory]:
+        """The elastic jobs that completed last and ended at least one epoch, newest first.
+
+        The very same list again while there is nothing new.
+        """
+        with self._remembering() as connection:
+            return history.finished_histories(connection, self._cluster, self._memory, limit)
 
     def job_summaries(self, job_ids: Sequence[int] | None = None) -> list[JobSummary]:
         """One line a job, in the order of their submission: those named, or all."""

@@ -22,7 +22,10 @@ def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] |
     batch = _newest(BATCHES, BATCHES.c.batch, now)
     speed = _newest(THROUGHPUT, THROUGHPUT.c.samples / THROUGHPUT.c.seconds, at, THROUGHPUT.c.seconds > 0)
     resizes = select(func.count()).where(
-        RESIZES.c.job_id == JOBS.c.id, RESIZES.c.state == RESIZE_DONE, RESIZES.c.ended.is_not(None)
+        RESIZES.c.job_id == JOBS.c.id,
+        RESIZES.c.state == RESIZE_DONE,
+        RESIZES.c.ended.is_not(None),
+        RESIZES.c.restart >= 0,
     )
     resizing = select(RESIZES.c.state).where(RESIZES.c.job_id == JOBS.c.id, RESIZES.c.ended.is_(None)).limit(1)
     pause = select(func.coalesce(func.sum(RESIZES.c.pause_s), 0.0)).where(RESIZES.c.job_id == JOBS.c.id)

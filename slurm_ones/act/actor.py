@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 from ones_db import DecisionJobRecord, DecisionRecord, JobHistory, ResizeRecord, Store
 from ones_wrapper.protocol import Order
-from slurm_ones.act.advice import commands
+from slurm_ones.act.advice import commands, waiting_commands
+from slurm_ones.act.leases import Leases
 from slurm_ones.act.orders import OrderError, write_order
-from slurm_ones.act.plan import Change, Plan, plan
+from slurm_ones.act.plan import DEFERRED, Change, Plan, plan
 from slurm_ones.act.resize import Machine
 from slurm_ones.act.states import HOLDS_JOB, State
 from slurm_ones.config import Settings
@@ -42,16 +43,19 @@ class Actor:
         machine: Machine,
         store: Store,
         settings: Settings,
+        leases: Leases,
         *,
         clock: Callable[[], float] = time.time,
         say: Callable[[str], None] = print,
     ) -> None:
         self._machine = machine
+        self._leases = leases
         self._store = store
         self._settings = settings
         self._clock = clock
         self._say = say
         self._ordered: dict[int, int | None] = {}
+        self._advised: dict[int, Hashable] = {}
         self._written: dict[str, tuple[object, ...]] = {}
         self._number = 0
 
@@ -81,8 +85,13 @@ class Actor:
         return left
 
     def act(self, seen: Seen, histories: Mapping[int, JobHistory], decided: list[Decided]) -> list[Change]:
-        """Begin what the schedules ask for and limits allow; returns the changes begun (or advised)."""
+        """Begin what the schedules ask for and limits allow; returns the changes begun (or advised).
+
+        Then the jobs that must wait are kept from starting, and all others let go. Raises `Unreachable`.
+        """
         begun: list[Change] = []
+        deferred: set[int] = set()
+        queued: set[int] = set()
         for one in decided:
             elastic = {id_: e for id_, e in seen.elastic.items() if e.job.partition.split(",")[0] == one.partition}
             free = free_gpus(seen.snapshot, one.partition, self._settings.whole_node_gpus)
@@ -96,16 +105,41 @@ class Actor:
             for change in made.begin:
                 self._begin(change, decision)
             begun += made.begin
+            deferred |= made.deferred
+            queued |= made.queued
+        self._keep(deferred, queued, seen)
         return begun
+
+    def leave(self) -> None:
+        """Let go the jobs that are kept from starting. Raises `Unreachable`."""
+        self._leases.end()
+
+    def _keep(self, deferred: set[int], queued: set[int], seen: Seen) -> None:
+        if not self.acting:
+            for job_id in sorted(deferred):
+                job = seen.elastic[job_id].job
+                lines = [f"# job {job_id} ({job.user}): must wait", *waiting_commands(job_id, self._settings.lease_s)]
+                self._advise(job_id, DEFERRED, lines)
+            deferred = queued = set()
+        jobs = seen.snapshot.jobs
+        deferred |= {job_id for job_id in queued if self._leases.ours(jobs[job_id])}
+        # Also in advise mode: what an acting companion kept from starting must not wait for its lease to end.
+        self._leases.keep(deferred, jobs, {resize.job_id for resize in self._store.open_resizes()})
+
+    def _advise(self, job_id: int, advice: Hashable, lines: list[str]) -> None:
+        """Say the lines, once as long as the job is advised the same."""
+        if self._advised.get(job_id) != advice:
+            self._advised[job_id] = advice
+            for line in lines:
+                self._say(line)
 
     def _begin(self, change: Change, decision: int | None) -> None:
         job = change.elastic.job
         if not self.acting:
-            if self._ordered.get(job.job_id) != hash(change):
-                self._ordered[job.job_id] = hash(change)
-                self._say(f"# job {job.job_id} ({job.user}): {change.old} → {change.new}, batch {change.new_batch}")
-                for line in commands(change, self._order_number(), self._settings.spool):
-                    self._say(line)
+            batch = f", batch {change.new_batch}" if change.new_batch is not None else ""
+            told = [f"# job {job.job_id} ({job.user}): {change}{batch}"]
+            told += commands(change, self._order_number(), self._settings.spool, self._settings.lease_s)
+            self._advise(job.job_id, hash(change), told)
             return
         if change.old == change.new:
             self._order_batch(job, change.new_batch)
@@ -176,6 +210,6 @@ def _record(
         from_nodes=elastic.shape.nodes if running else None,
         from_gpus_per_node=elastic.shape.gpus_per_node if running else None,
         from_batch=history.batch if running and history else None,
-        acted=any(change.job_id == job_id for change in made.begin),
+        acted=job_id in made.deferred or any(change.job_id == job_id for change in made.begin),
         outcome=made.outcomes.get(job_id, ""),
     )

@@ -9,10 +9,18 @@ from pathlib import Path
 from ones_wrapper.protocol import Order, encode
 from slurm_ones.act.orders import order_path
 from slurm_ones.act.plan import Change
-from slurm_ones.slurm.command import hold_command, release_commands, requeue_command, reshape_command
+from slurm_ones.slurm.command import defer_command, hold_command, release_commands, requeue_command, reshape_command
 
 
-def commands(change: Change, number: int, spool: Path | None, *, start_now: bool = True) -> list[str]:
+def waiting_commands(job_id: int, lease_s: float) -> list[str]:
+    """Shell lines that keep a waiting job from starting."""
+    return [
+        f"# it starts by itself after {lease_s:.0f} s, unless this is repeated:",
+        shlex.join(defer_command(job_id, f"now+{lease_s:.0f}")),
+    ]
+
+
+def commands(change: Change, number: int, spool: Path | None, lease_s: float, *, start_now: bool = True) -> list[str]:
     """Shell lines that carry the change out by hand, in order; comments say what to wait for."""
     job, path = change.elastic.job, order_path(change.elastic.job, spool)
 
@@ -23,11 +31,12 @@ def commands(change: Change, number: int, spool: Path | None, *, start_now: bool
 
     if change.old == change.new:
         return [order(drain=False)]
-    whole = change.elastic.whole_nodes
-    end = [
-        shlex.join(reshape_command(job.job_id, change.new, whole_nodes=whole)),
-        *(shlex.join(command) for command in release_commands(job.job_id, start_now=start_now and not job.pending)),
-    ]
+    if change.parks:
+        end = [*waiting_commands(job.job_id, lease_s), *map(shlex.join, release_commands(job.job_id))]
+    else:
+        reshape = reshape_command(job.job_id, change.new, whole_nodes=change.elastic.whole_nodes)
+        start = "now" if start_now and not job.pending else ""
+        end = [shlex.join(reshape), *map(shlex.join, release_commands(job.job_id, start=start))]
     if job.pending:
         return [shlex.join(hold_command(job.job_id)), *end]
     return [

@@ -11,27 +11,38 @@ from dataclasses import dataclass
 
 from ones_db import JobHistory, ResizeRecord
 from slurm_ones.config import ResizeSettings
-from slurm_ones.decide.policy import Schedule
+from slurm_ones.decide.policy import Allocation, Schedule
 from slurm_ones.observe.dwell import rested_at
 from slurm_ones.observe.eligible import Elastic
 from slurm_ones.observe.reserve import holdings, set_aside
 from slurm_ones.slurm.free import take
-from slurm_ones.slurm.model import Shape
+from slurm_ones.slurm.model import PARKED, Shape
+
+DEFERRED = "it is kept from starting"
+"""Outcome of a waiting job that the schedule parks."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A resize, or where the shapes are equal a change of batch alone."""
+    """A resize; where the shapes are equal a change of batch alone, and where the new one is `PARKED` a stop."""
 
     elastic: Elastic
     old: Shape
     new: Shape
     old_batch: int | None
     new_batch: int | None
+    """None leaves the job's own."""
 
     @property
     def job_id(self) -> int:
         return self.elastic.job.job_id
+
+    @property
+    def parks(self) -> bool:
+        return self.new == PARKED
+
+    def __str__(self) -> str:
+        return f"{self.old} → {'parked' if self.parks else self.new}"
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,10 @@ class Plan:
 
     begin: tuple[Change, ...]
     outcomes: Mapping[int, str]
+    deferred: frozenset[int] = frozenset()
+    """Waiting jobs that must not start now."""
+    queued: frozenset[int] = frozenset()
+    """Waiting jobs whose resize waits its turn: those that were deferred stay so until it begins."""
 
 
 def plan(
@@ -54,22 +69,24 @@ def plan(
     """The resizes to begin now. `free` is what Slurm could hand out (`free_gpus`) and is used up."""
     under_way = {r.job_id: r for r in open_resizes}
     set_aside(under_way.values(), elastic, free)
-    waiting = {id_: a for id_, a in schedule.allocations.items() if id_ in elastic and elastic[id_].job.pending}
-    for job_id, allocation in sorted(waiting.items()):
-        if job_id not in under_way:
-            take(allocation.shape, free)
+    outcomes = {id_: _wait(elastic[id_], id_ in under_way) for id_ in schedule.parked if _waits(elastic.get(id_))}
+    deferred = frozenset(id_ for id_, outcome in outcomes.items() if outcome == DEFERRED)
+    changes = sorted(
+        (
+            _change(elastic[id_], histories.get(id_), schedule.allocations.get(id_))
+            for id_ in {*schedule.allocations, *schedule.parked} & elastic.keys() - outcomes.keys()
+        ),
+        # Shrinks and stops first: what they free is what growing waits for.
+        key=lambda change: (change.new.gpus - change.old.gpus, change.job_id),
+    )
+    for change in sorted(changes, key=lambda change: change.job_id):
+        if _waits(change.elastic) and change.job_id not in under_way:
+            take(change.new, free)
 
     begin: list[Change] = []
-    outcomes: dict[int, str] = {}
-    # Shrinks first: what they free is what growing waits for.
-    order = sorted(
-        (id_ for id_ in schedule.allocations if id_ in elastic),
-        key=lambda id_: (schedule.allocations[id_].shape.gpus - elastic[id_].shape.gpus, id_),
-    )
-    for job_id in order:
-        job, allocation = elastic[job_id], schedule.allocations[job_id]
-        history = histories.get(job_id)
-        change = Change(job, job.shape, allocation.shape, history.batch if history else None, allocation.batch)
+    queued: set[int] = set()
+    for change in changes:
+        job, job_id = change.elastic, change.job_id
         if change.old == change.new:
             # An order in the middle of a resize would call its drain off.
             free_to_change = job.job.running and not job.refusal and job_id not in under_way
@@ -77,17 +94,43 @@ def plan(
                 begin.append(change)
                 outcomes[job_id] = "its batch changes"
             continue
-        outcomes[job_id] = _hindrance(change, history, job_id in under_way, settings, now) or ""
+        outcomes[job_id] = _hindrance(change, histories.get(job_id), job_id in under_way, settings, now) or ""
         if outcomes[job_id]:
             continue
         if len(under_way) + sum(c.old != c.new for c in begin) >= settings.max_open:
             outcomes[job_id] = f"waits its turn: {settings.max_open} resizes are under way"
+            queued |= {job_id} if _waits(job) else set()
         elif job.job.running and not take(change.new, free, holdings(job)):
             outcomes[job_id] = f"waits until {change.new} GPUs are free"
         else:
             begin.append(change)
             outcomes[job_id] = "begins"
-    return Plan(tuple(begin), outcomes)
+    return Plan(tuple(begin), outcomes, deferred, frozenset(queued))
+
+
+def _waits(job: Elastic | None) -> bool:
+    return job is not None and job.job.pending
+
+
+def _change(job: Elastic, history: JobHistory | None, allocation: Allocation | None) -> Change:
+    """From what the job has to its allocation, or to nothing where it has none: it is parked."""
+    batch = history.batch if history else None
+    if allocation is None:
+        return Change(job, job.shape, PARKED, batch, None)
+    return Change(job, job.shape, allocation.shape, batch, allocation.batch)
+
+
+def _wait(job: Elastic, under_way: bool) -> str:
+    """What becomes of a waiting job that must not start."""
+    if under_way:
+        return "a resize is under way"
+    if job.refusal:
+        return job.refusal
+    if job.job.held:
+        return "it is held by its owner"
+    if job.job.completing:
+        return "it is completing"
+    return DEFERRED
 
 
 def _hindrance(
@@ -108,6 +151,8 @@ def _hindrance(
         return None
     if not job.running or job.completing:
         return f"it is {job.state.value.lower()}"
+    if change.parks and not settings.preempt:
+        return "it runs on: pre-empting is switched off"
     if change.new.gpus < change.old.gpus and not settings.shrink:
         return "shrinking is switched off"
     if history is None or history.spec is None:

@@ -2,6 +2,7 @@
 
 ::
 
+    to be parked  draining → requeuing → parking → done
     running job   draining → requeuing ─┐
     waiting job             holding  ───┴→ reshaping → releasing → waiting → starting → done
                                                │                      │
@@ -12,6 +13,7 @@
                                          waiting_back → starting_back → rolled_back
 
 A state is written to the database before its action is taken, so it reads "this is about to happen, or has".
+A parking that Slurm or its owner does not let happen goes on at `releasing_back`, and the job starts at its old shape.
 `abandoned` means that the job was left as it was, `ended` that it finished or was cancelled meanwhile.
 """
 
@@ -25,6 +27,7 @@ class State(str, Enum):
 
     DRAINING = "draining"
     REQUEUING = "requeuing"
+    PARKING = "parking"
     HOLDING = "holding"
     RESHAPING = "reshaping"
     RELEASING = "releasing"
@@ -50,6 +53,7 @@ FINAL = frozenset({State.DONE, State.ROLLED_BACK, State.ABANDONED, State.ENDED})
 HOLDS_JOB = frozenset(
     {
         State.REQUEUING,
+        State.PARKING,
         State.HOLDING,
         State.RESHAPING,
         State.RELEASING,

@@ -16,6 +16,7 @@ from rich.console import Console
 from ones_db import SchemaError, Store, StoreError
 from slurm_ones.config import ConfigError, Settings, load
 from slurm_ones.report.text import plain
+from slurm_ones.simulate.errors import BadInput
 from slurm_ones.slurm.client import SlurmError
 
 P = ParamSpec("P")
@@ -40,7 +41,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
-        except (ConfigError, SlurmError, StoreError, SchemaError) as error:
+        except (BadInput, ConfigError, SlurmError, StoreError, SchemaError) as error:
             for line in str(error).splitlines():
                 errors.print(f"slurm-ones: {plain(line, 2000)}", markup=False, soft_wrap=True)
             raise typer.Exit(2) from None

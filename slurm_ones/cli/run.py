@@ -33,7 +33,7 @@ def _log(verbose: bool) -> None:
 def _line(tick: Tick) -> str:
     jobs = tick.seen.elastic.values()
     running = [e for e in jobs if e.job.running]
-    begun = ", ".join(f"job {c.job_id} {c.old} → {c.new}" for c in tick.begun)
+    begun = ", ".join(f"job {c.job_id} {c}" for c in tick.begun)
     return (
         f"{len(running)} elastic jobs run on {sum(e.shape.gpus for e in running)} GPUs, {len(jobs) - len(running)} wait"
         f" ({tick.seconds:.2f} s)" + (f"; begun: {begun}" if begun else "")

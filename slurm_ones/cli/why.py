@@ -20,7 +20,9 @@ from slurm_ones.cli.common import (
     settings_of,
 )
 from slurm_ones.cli.jobs import as_json, progress, shape
-from slurm_ones.report.text import safe, seconds
+from slurm_ones.report.text import resized, safe, seconds
+
+_SHAPES = ("old_nodes", "old_gpus_per_node", "new_nodes", "new_gpus_per_node")
 
 
 def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
@@ -94,8 +96,7 @@ def why(
         console.print("  Nothing was decided for it yet.")
     for r in told["resizes"]:
         console.print(
-            f"  {_clock(r['started'])} resize {r['old_nodes']}x{r['old_gpus_per_node']} → "
-            f"{r['new_nodes']}x{r['new_gpus_per_node']}: {r['state']}"
+            f"  {_clock(r['started'])} resize {resized(*(r[name] for name in _SHAPES))}: {r['state']}"
             + (f", {safe(r['outcome'], 300)}" if r["outcome"] else "")
             + (f", training stood still for {seconds(r['pause_s'])}" if r["pause_s"] is not None else ""),
             soft_wrap=True,

@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from slurm_ones.decide.ees import Ees
 from slurm_ones.decide.fifo import Fifo
-from slurm_ones.decide.ones_sc21.search import Ones
+from slurm_ones.decide.ones.search import Ones
+from slurm_ones.decide.ones_sc21.search import OnesSc21
+from slurm_ones.decide.optimus import Optimus
 from slurm_ones.decide.policy import Policy
+from slurm_ones.decide.pollux import Pollux
+from slurm_ones.decide.sia import Sia
+from slurm_ones.decide.srtf import Srsf, Srtf
+from slurm_ones.decide.tiresias import Tiresias
 
-POLICIES: dict[str, Any] = {policy.name: policy for policy in (Ones, Fifo)}
+POLICIES: dict[str, Any] = {
+    policy.name: policy for policy in (Ones, OnesSc21, Fifo, Srtf, Srsf, Tiresias, Optimus, Pollux, Sia, Ees)
+}
 """Each policy's class by name. It takes one argument, of the dataclass `options_type`."""
 
 

@@ -1,4 +1,8 @@
-"""First in, first out, with or without backfill: what Slurm itself does with rigid jobs."""
+"""First in, first out, with or without backfill: what Slurm itself does with rigid jobs.
+
+Backfill is Slurm's without time limits (`sched/backfill` where every job may run for ever): a later job starts
+wherever it fits, and nothing is reserved for the first in the queue. That keeps GPUs busy and lets large jobs wait.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slurm_ones.decide.pinned import pinned
 from slurm_ones.decide.policy import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.decide.room import Room
-from slurm_ones.decide.shapes import shape_of
-from slurm_ones.decide.tables import requested_batch
+from slurm_ones.decide.tables import asked
+from slurm_ones.decide.turns import FITS_NOWHERE, gpus_of
 
 
 @dataclass(frozen=True)
@@ -18,14 +23,11 @@ class Options:
     """What can be set."""
 
     backfill: bool = True
+    """Later jobs may start while an earlier one does not fit."""
 
 
 class Fifo:
-    """Every job at the size and batch it asked for, in the order of submission; none is ever interrupted.
-
-    Without backfill a job that does not fit makes all later ones wait. With it they may start where they fit, as long
-    as no reservation for the first is kept: times are not known, so this is Slurm's backfill without time limits.
-    """
+    """Every job at the size and batch it asked for, in the order of submission; none is ever interrupted."""
 
     name = "fifo"
 
@@ -36,19 +38,27 @@ class Fifo:
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.decide.policy.Policy`."""
-        allocations = {j.job_id: Allocation(j.shape, j.batch) for j in jobs if j.shape is not None}
+        stays = pinned(cluster, jobs)
+        allocations, reasons, parked = {}, {}, set()
+        for job in jobs:
+            if job.shape is not None:
+                allocations[job.job_id] = Allocation(job.shape, job.batch)
+                reasons[job.job_id] = f"keeps {gpus_of(job.shape)}: {stays.get(job.job_id, 'nothing interrupts it')}"
         room = Room(cluster, [job for job in jobs if job.shape is not None])
-        reasons = {}
-        parked = set()
         blocked = False
         for job in sorted((j for j in jobs if j.shape is None), key=lambda j: (j.submitted, j.job_id)):
-            shape = shape_of(cluster, job.requested)
-            if not job.fixed and not blocked and shape is not None and room.take(shape):
-                allocations[job.job_id] = Allocation(shape, requested_batch(job))
-                reasons[job.job_id] = "its turn has come"
+            if job.job_id in stays:
+                reasons[job.job_id] = f"waits: {stays[job.job_id]}"
                 continue
-            blocked = blocked or not self.options.backfill
-            reasons[job.job_id] = job.fixed or "it waits for the GPUs it asked for"
-            if not job.fixed:
-                parked.add(job.job_id)
+            wanted = asked(cluster, job)
+            if wanted is not None and not blocked and room.take(wanted.shape):
+                allocations[job.job_id] = wanted
+                reasons[job.job_id] = f"starts on {gpus_of(wanted.shape)}: its turn has come"
+                continue
+            parked.add(job.job_id)
+            if wanted is None:
+                reasons[job.job_id] = FITS_NOWHERE
+            else:
+                reasons[job.job_id] = f"waits: no room for {gpus_of(wanted.shape)} at its turn"
+                blocked = not self.options.backfill
         return Schedule(allocations, reasons, parked=frozenset(parked))

@@ -7,12 +7,15 @@ of ONES) from one call to the next, since that is an answer improved upon and no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import betaincinv
 
 from slurm_ones.slurm.model import Shape
 
@@ -43,11 +46,12 @@ class ClusterView:
     """Each node of a job gives equally many GPUs, as Slurm must be asked for them. Where this is False, as in
     published simulators, a job may have any number of GPUs spread in any way, written as the shape 1 × n."""
 
-    @property
+    @cached_property
     def gpus(self) -> int:
+        """GPUs in all."""
         return sum(node.gpus for node in self.nodes)
 
-    @property
+    @cached_property
     def gpus_per_node(self) -> int:
         """GPUs of a whole node, which shapes of several nodes are made of."""
         return self.node_gpus or max((node.gpus for node in self.nodes), default=0)
@@ -93,10 +97,19 @@ class Progress:
 
     alpha: float
     beta: float
+    concentration: float = 1.0
+    """Factor on α and β that makes the width of ρ's distribution honest; it leaves the mean as it is."""
+    most: float = math.inf
+    """Epochs that may still come at most, by the job's own word."""
 
     @property
     def mean(self) -> float:
         return self.alpha / (self.alpha + self.beta)
+
+    def to_come(self, level: float) -> float:
+        """Epochs still to come that are not exceeded with probability `level`: the quantile of α · (1/ρ - 1)."""
+        rho = float(betaincinv(self.concentration * self.alpha, self.concentration * self.beta, 1.0 - level))
+        return min(self.alpha * (1.0 / max(rho, 1e-12) - 1.0), self.most)
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,9 @@ def settle(
     for job_id, gpus in sorted(admitted, key=lambda pair: -pair[1]):
         sizes = [gpus]
         if shrink:
-            sizes += [n for n in sorted(by_id[job_id].limits.gpus, reverse=True) if n < gpus]
+            held = by_id[job_id].shape  # its own GPUs were not kept for it: at its old size it would not move
+            old = held.gpus if held is not None else 0
+            sizes += [n for n in sorted(by_id[job_id].limits.gpus, reverse=True) if n < gpus and n != old]
         for size in sizes:
             shape = shape_of(cluster, size)
             if shape is not None and room.take(shape):

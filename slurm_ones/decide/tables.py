@@ -5,14 +5,14 @@ Shared by all policies that weigh sizes. J jobs, U sizes; column 0 is size 0, wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from slurm_ones.decide.policy import ClusterView, Floats, Ints, JobView
+from slurm_ones.decide.policy import Allocation, ClusterView, Floats, Ints, JobView, Limits
 from slurm_ones.decide.shapes import least_and_most, nodes_of, scaled_batch, shape_of
 
 Bools = npt.NDArray[np.bool_]
@@ -51,7 +51,8 @@ class Tables:
 
 def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule = "best") -> Tables:
     """Tables of the given jobs on this cluster. A running job's current size is allowed whatever its limits say."""
-    counts = [_counts(cluster, job) for job in jobs]
+    placeable = {n for n in {n for job in jobs for n in job.limits.gpus} if shape_of(cluster, n) is not None}
+    counts = [_counts(placeable, job) for job in jobs]
     sizes = np.array(sorted({0, *(n for found in counts for n in found)}), dtype=np.int64)
     column = {int(n): u for u, n in enumerate(sizes)}
     shape = (len(jobs), len(sizes))
@@ -61,9 +62,9 @@ def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule 
         if not counts[j]:
             continue
         gpus = np.array(counts[j], dtype=np.int64)
-        nodes = np.array([_nodes(cluster, job, n) for n in counts[j]], dtype=np.int64)
+        nodes = _nodes(cluster, job, gpus)
         at = [column[n] for n in counts[j]]
-        options = _batches(job, gpus, rule)
+        options = batch_options(job, gpus, rule)
         fast, good = predict(job, nodes, gpus, options)
         best = good.argmax(axis=1)
         rows = np.arange(len(gpus))
@@ -87,36 +88,45 @@ def predict(job: JobView, nodes: Ints, gpus: Ints, batches: Ints) -> tuple[Float
     return speed, np.maximum(speed * worth, SLOWEST)
 
 
-def _counts(cluster: ClusterView, job: JobView) -> list[int]:
+def _counts(placeable: Set[int], job: JobView) -> list[int]:
     """Sizes that the job can have here with some batch, ascending; its current one among them."""
-    found = {n for n in job.limits.gpus if shape_of(cluster, n) is not None and _feasible(job, n)}
+    sizes = np.array([n for n in job.limits.gpus if n in placeable], dtype=np.int64)
+    least, most = _bounds(job.limits, sizes)
+    found = set(sizes[least <= most].tolist())
     if job.shape is not None:
         found.add(job.shape.gpus)
     return sorted(found)
 
 
-def _feasible(job: JobView, gpus: int) -> bool:
-    least, most = least_and_most(job.limits, gpus)
-    return least <= most
+def _nodes(cluster: ClusterView, job: JobView, gpus: Ints) -> Ints:
+    """(S,) nodes that the job takes at sizes (S,)."""
+    nodes = -(-gpus // max(cluster.gpus_per_node, 1))
+    if job.shape is not None and cluster.uniform:
+        nodes[gpus == job.shape.gpus] = job.shape.nodes
+    return nodes
 
 
-def _nodes(cluster: ClusterView, job: JobView, gpus: int) -> int:
-    if job.shape is not None and job.shape.gpus == gpus and cluster.uniform:
-        return job.shape.nodes
-    return nodes_of(cluster, gpus)
+def _bounds(limits: Limits, gpus: Ints) -> tuple[Ints, Ints]:
+    """`least_and_most` at many sizes (S,)."""
+    most = np.minimum(limits.max_batch, limits.max_local_batch * gpus)
+    least = np.maximum(limits.min_batch, gpus)
+    if limits.min_batch == limits.max_batch:
+        return np.maximum(least, limits.max_batch), most
+    quantum = max(limits.quantum, 1)
+    return -(-least // quantum) * quantum, most // quantum * quantum
 
 
-def _batches(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
-    """(S, B) batches to choose from at each size."""
+def batch_options(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
+    """(S, B) global batches to choose from at sizes (S,)."""
     if rule == "requested":
-        return np.array([[_clamped(job, job.requested_batch, int(n))] for n in gpus], dtype=np.int64)
+        return _clamped(job, job.requested_batch, gpus)[:, None]
     if rule == "scaled":
         smallest = min(job.limits.gpus, default=1)
         scaled = [scaled_batch(job.limits, job.base_batch, smallest, int(n)) for n in gpus]
         return np.array([[batch or max(job.batch, 1)] for batch in scaled], dtype=np.int64)
-    bounds = [least_and_most(job.limits, int(n)) for n in gpus]
-    low = np.array([least if least <= most else max(job.batch, 1) for least, most in bounds], dtype=np.float64)
-    high = np.array([most if least <= most else max(job.batch, 1) for least, most in bounds], dtype=np.float64)
+    least, most = _bounds(job.limits, gpus)
+    low = np.where(least <= most, least, max(job.batch, 1)).astype(np.float64)
+    high = np.where(least <= most, most, max(job.batch, 1)).astype(np.float64)
     grid = low[:, None] * (high / low)[:, None] ** np.linspace(0.0, 1.0, BATCHES)
     # Multiples of the GPUs, so that all have equally much to do.
     unit = np.lcm(gpus, max(job.limits.quantum, 1))[:, None]
@@ -128,14 +138,23 @@ def _batches(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
     return result
 
 
-def requested_batch(job: JobView) -> int:
-    """The batch that its user chose, within the limits at the size asked for."""
-    return _clamped(job, job.requested_batch, job.requested)
+def asked(cluster: ClusterView, job: JobView) -> Allocation | None:
+    """What its user asked for, as far as it can be had here: the nearest valid size below, or else the smallest.
+
+    None where the job can have no size on this cluster.
+    """
+    below = sorted((n for n in job.limits.gpus if n <= job.requested), reverse=True)
+    for gpus in [*below, *sorted(n for n in job.limits.gpus if n > job.requested)]:
+        shape = shape_of(cluster, gpus)
+        least, most = least_and_most(job.limits, gpus)
+        if shape is not None and least <= most:
+            return Allocation(shape, int(_clamped(job, job.requested_batch, np.array([gpus]))[0]))
+    return None
 
 
-def _clamped(job: JobView, batch: int, gpus: int) -> int:
-    least, most = least_and_most(job.limits, gpus)
-    if least > most:
-        return max(job.batch, 1)
+def _clamped(job: JobView, batch: int, gpus: Ints) -> Ints:
+    """(S,) the batch as near as the limits allow at sizes (S,); the job's own where they allow none."""
+    least, most = _bounds(job.limits, gpus)
     quantum = max(job.limits.quantum, 1)
-    return min(max(round(batch / quantum) * quantum, least), most)
+    near = np.minimum(np.maximum(round(batch / quantum) * quantum, least), most)
+    return np.where(least <= most, near, max(job.batch, 1))

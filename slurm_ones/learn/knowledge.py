@@ -2,32 +2,203 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ones_db import JobHistory
+from ones_db import JobHistory, SpecRecord
 from slurm_ones.decide.policy import EfficiencyModel, Progress, ThroughputModel
-from slurm_ones.learn.efficiency import ConstantEfficiency
+from slurm_ones.learn.efficiency import CAUTIOUS as CAUTIOUS_NOISE
+from slurm_ones.learn.efficiency import NoiseEfficiency, noise_ratio
+from slurm_ones.learn.fit import CAUTIOUS, Fit, Points, Prior, fit_all, pool
 from slurm_ones.learn.progress import BetaProgress, FinishedJob, Training
-from slurm_ones.learn.throughput import PRIOR_PER_GPU, MeasuredThroughput, Measurement
+from slurm_ones.learn.step import SPEED
+from slurm_ones.learn.throughput import ANY_LOCAL, MeasuredThroughput, points_of, reference_of
+
+TYPICAL_DEVIATION = 1.5
+"""Standard deviation of the log speeds of jobs that have nothing to do with each other."""
+STRANGERS, KIN = 2.0, 1.0
+"""How many jobs a prior counts for, beside the jobs of the site and beside those that ran the same script."""
+RESIZE_S = 30.0
+"""Seconds that a resize is expected to interrupt training, before any did."""
+
+REMEMBERED = 2_000
+"""Jobs whose models are kept; those that reported last."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """The models of one job."""
+    """What is known of one job."""
 
     throughput: ThroughputModel
     efficiency: EfficiencyModel
     progress: Progress
+    samples: float
+    """Progress since its first run, in samples of the base batch."""
+    losses: tuple[tuple[float, float], ...]
+    """(epochs done, loss) at the ends of its epochs."""
+    resize_s: float
+    """Seconds that a resize is expected to interrupt its training."""
 
 
-def _measurements(history: JobHistory) -> list[Measurement]:
-    return [Measurement(p.nodes, p.gpus_per_node, p.batch, p.samples_per_s, p.time) for p in history.throughput]
+@dataclass(frozen=True)
+class _Learned:
+    """The throughput model of a job, and what it follows from."""
+
+    history: JobHistory
+    prior: Prior
+    model: MeasuredThroughput
+
+
+class Learner:
+    """Turns histories into models.
+
+    What finished jobs teach is fitted anew when one finishes; a running job's models, when it has reported something
+    new. Jobs that tell the same spec (base batch, local batch, dataset, epochs) are taken to run the same script: what
+    one of them measured is the other's prior.
+    """
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self._seed = seed
+        self._finished: Sequence[JobHistory] = ()
+        self._past: dict[int, tuple[JobHistory, Fit]] = {}
+        self._progress = BetaProgress(seed=seed)
+        self._prior = CAUTIOUS
+        self._priors: dict[SpecRecord, Prior] = {}
+        self._noise = CAUTIOUS_NOISE
+        self._noises: dict[SpecRecord, float] = {}
+        self._resize_s = RESIZE_S
+        self._learned: dict[int, _Learned] = {}
+
+    def finished(self, histories: Sequence[JobHistory]) -> None:
+        """Learn from the jobs that ended by themselves, newest first; free when they are the same as before."""
+        if histories is self._finished:
+            return
+        self._finished = histories
+        self._progress = BetaProgress([_log(history) for history in reversed(histories)], seed=self._seed)
+        self._learn_step_times(histories)
+        self._learn_noise(histories)
+        pauses = [history.pause_s for history in histories if history.pause_s is not None]
+        self._resize_s = statistics.median(pauses) if pauses else RESIZE_S
+
+    def _learn_step_times(self, histories: Sequence[JobHistory]) -> None:
+        new = [history for history in histories if id(history) not in self._past]
+        fits = fit_all([(*_points(history), CAUTIOUS) for history in new])
+        fresh = {id(history): (history, fit) for history, fit in zip(new, fits, strict=True)}
+        # Those that are kept hold their history, so that no other object gets its identity.
+        self._past = {key: fresh.get(key) or self._past[key] for key in map(id, histories)}
+        measured = [(history, fit) for history, fit in self._past.values() if len(fit.misfit)]
+        self._prior = _site([fit for _, fit in measured])
+        kin: dict[SpecRecord, list[Fit]] = defaultdict(list)
+        for history, fit in measured:
+            if history.spec is not None:
+                kin[history.spec].append(fit)
+        self._priors = {spec: pool(self._prior, fits, KIN) for spec, fits in kin.items()}
+
+    def _learn_noise(self, histories: Sequence[JobHistory]) -> None:
+        kin: dict[SpecRecord, list[float]] = defaultdict(list)
+        for history in histories:
+            ratio = _noise(history)
+            if history.spec is not None and ratio is not None:
+                kin[history.spec].append(ratio)
+        every = [ratio for ratios in kin.values() for ratio in ratios]
+        self._noise = statistics.median(every) if every else CAUTIOUS_NOISE
+        self._noises = {spec: statistics.median(ratios) for spec, ratios in kin.items()}
+
+    def look(self, histories: Iterable[JobHistory]) -> None:
+        """Bring the models of these jobs up to date, all in one fit; free for those with nothing new."""
+        self._fit(histories)
+        while len(self._learned) > REMEMBERED:
+            del self._learned[next(iter(self._learned))]
+
+    def _fit(self, histories: Iterable[JobHistory]) -> None:
+        stale = [history for history in histories if not self._current(history)]
+        priors = [self._prior_of(history) for history in stale]
+        jobs = [(*_points(history), prior) for history, prior in zip(stale, priors, strict=True)]
+        for history, prior, fit in zip(stale, priors, fit_all(jobs), strict=True):
+            self._learned.pop(history.job.job_id, None)
+            self._learned[history.job.job_id] = _Learned(history, prior, MeasuredThroughput(fit, _max_local(history)))
+
+    def _current(self, history: JobHistory) -> bool:
+        known = self._learned.get(history.job.job_id)
+        if known is None or known.prior is not self._prior_of(history):
+            return False
+        return known.history is history or (
+            known.history.throughput == history.throughput and known.history.spec == history.spec
+        )
+
+    def _prior_of(self, history: JobHistory) -> Prior:
+        return self._priors.get(history.spec, self._prior) if history.spec is not None else self._prior
+
+    def about(self, history: JobHistory | None) -> Known:
+        """What is known of a job; of one without a history, what is typical."""
+        if history is None:
+            nothing = self._progress.progress(Training(dataset=0, epochs=0.0))
+            typical = MeasuredThroughput.of((), self._prior)
+            return Known(typical, NoiseEfficiency(1.0, self._noise), nothing, 0.0, (), self._resize_s)
+        self._fit([history])
+        declared = float(history.spec.epochs) if history.spec is not None else 0.0
+        epochs = _epochs(history)
+        return Known(
+            self._learned[history.job.job_id].model,
+            self._efficiency(history),
+            self._progress.progress(_training(history, epochs, len(history.epochs)), declared),
+            _progress(history),
+            tuple((float(point.epoch + 1), point.loss) for point in history.epochs if point.loss is not None),
+            history.pause_s if history.pause_s is not None else self._resize_s,
+        )
+
+    def _efficiency(self, history: JobHistory) -> NoiseEfficiency:
+        if history.spec is None:
+            return NoiseEfficiency(1.0, math.inf)  # without a base batch there is nothing to be worth less than
+        ratio = _noise(history) or self._noises.get(history.spec, self._noise)
+        return NoiseEfficiency(history.spec.base_batch, ratio * max(history.spec.base_batch, 1))
+
+
+def _max_local(history: JobHistory) -> float:
+    return max(float(history.spec.max_local_batch), 1.0) if history.spec is not None else ANY_LOCAL
+
+
+def _points(history: JobHistory) -> tuple[Points, float]:
+    """What the job measured, and the local batch that its speed is told at."""
+    most = _max_local(history)
+    base = history.spec.base_batch if history.spec is not None else None
+    reference = reference_of(history.throughput, base, most)
+    return points_of(history.throughput, reference, most), reference
+
+
+def _site(fits: Sequence[Fit]) -> Prior:
+    """What all jobs of the site teach about one that has nothing to do with any of them."""
+    if not fits:
+        return CAUTIOUS
+    prior = pool(CAUTIOUS, fits, STRANGERS)
+    prior.mean[SPEED] = statistics.median(float(fit.figures[SPEED]) for fit in fits)
+    prior.deviation[SPEED] = TYPICAL_DEVIATION
+    return prior
+
+
+def _noise(history: JobHistory) -> float | None:
+    """The job's own gradient noise scale in base batches."""
+    if history.spec is None:
+        return None
+    return noise_ratio(history.spec.base_batch, (point.noise for point in history.noise))
+
+
+def _progress(history: JobHistory) -> float:
+    """Progress in samples of the base batch: as reported, or else every sample used counts whole."""
+    return history.progress if history.progress is not None else history.samples
+
+
+def _epochs(history: JobHistory) -> float:
+    """Epochs of progress done."""
+    dataset = history.spec.dataset if history.spec is not None else 0
+    return _progress(history) / dataset if dataset else float(len(history.epochs))
 
 
 def _training(history: JobHistory, epochs: float, upto: int) -> Training:
-    """The job's training after `epochs` epochs, the last of `history.epochs` that counts being `upto` - 1."""
+    """The job's training after `epochs` epochs of progress, the last end of an epoch that counts being `upto` - 1."""
     last = history.epochs[upto - 1] if upto else None
     return Training(
         dataset=history.spec.dataset if history.spec is not None else 0,
@@ -39,45 +210,9 @@ def _training(history: JobHistory, epochs: float, upto: int) -> Training:
 
 
 def _log(history: JobHistory) -> FinishedJob:
-    points = [_training(history, float(point.epoch + 1), i + 1) for i, point in enumerate(history.epochs)]
-    return FinishedJob(points, float(len(history.epochs)))
-
-
-class Learner:
-    """Turns histories into models; what it has learned from finished jobs is fitted anew when one finishes."""
-
-    def __init__(self, *, seed: int = 0) -> None:
-        self._seed = seed
-        self._finished: tuple[int, ...] = ()
-        self._progress = BetaProgress(seed=seed)
-        self._prior_per_gpu = PRIOR_PER_GPU
-
-    def finished(self, histories: Sequence[JobHistory]) -> None:
-        """Learn from the jobs that ended by themselves; free when they are the same as before."""
-        ended = tuple(sorted(history.job.job_id for history in histories))
-        if ended == self._finished:
-            return
-        self._finished = ended
-        self._progress = BetaProgress([_log(history) for history in histories], seed=self._seed)
-        self._prior_per_gpu = self._typical(histories)
-
-    @staticmethod
-    def _typical(histories: Iterable[JobHistory]) -> float:
-        speeds = [m.samples_per_s / m.gpus for h in histories for m in _measurements(h) if m.believable]
-        return statistics.median(speeds) if speeds else PRIOR_PER_GPU
-
-    def about(self, history: JobHistory | None) -> Known:
-        """The models of a job; of one without a history, what is typical."""
-        if history is None:
-            nothing = Training(dataset=0, epochs=0.0)
-            return Known(
-                MeasuredThroughput((), self._prior_per_gpu), ConstantEfficiency(), self._progress.progress(nothing)
-            )
-        dataset = history.spec.dataset if history.spec is not None else 0
-        epochs = history.samples / dataset if dataset else float(len(history.epochs))
-        declared = float(history.spec.epochs) if history.spec is not None else 0.0
-        return Known(
-            MeasuredThroughput(_measurements(history), self._prior_per_gpu),
-            ConstantEfficiency(),
-            self._progress.progress(_training(history, epochs, len(history.epochs)), declared),
-        )
+    """The log of a finished job. What progress it had made at an epoch's end is not stored: it is taken to have come
+    evenly."""
+    total = _epochs(history) if history.progress is not None else float(len(history.epochs))
+    each = total / max(len(history.epochs), 1)
+    points = [_training(history, (point.epoch + 1) * each, i + 1) for i, point in enumerate(history.epochs)]
+    return FinishedJob(points, total, float(history.spec.epochs) if history.spec is not None else 0.0)

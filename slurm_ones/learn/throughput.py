@@ -1,141 +1,125 @@
-"""Throughput of one job at each size and batch, from what it measured (ONES §3.2).
+"""Throughput of one job at each size, placement and batch, from what it and others measured.
 
-Per GPU count the mean of the last five measurements, linear between sizes, anchored at (0, 0). Two things are
-ours:
-
-**Other batches.** A step takes a + b · local batch: a fixed overhead and a time per sample, both not
-negative, fitted to the job's measurements over all sizes. So the speed-up curve is kept per GPU at equal
-local batch, and a batch not yet tried at a measured size gets the ratio of the two step times. With one local
-batch measured nothing is known of the overhead, and samples/s are taken not to depend on the local batch.
-
-**Larger sizes.** Beyond the largest measured size the paper's method says nothing useful. Here the curve goes
-on as n^e, bounded by linear: e = 0.8 while one size is known (each doubling is expected to bring ×1.74, so a
-size not yet tried is worth trying), and the exponent that the two largest sizes showed once there are two,
-between 0 and 0.95. One measurement at the new size then replaces the guess.
+ONES (§3.2) keeps the mean of the last five measurements of each size and draws lines between them. Here they are
+points of a model of the step time (`step`, after Pollux), fitted to all of a job's sizes and batches together (`fit`):
+so that a size not yet tried is predicted from those that were, with the doubt that this deserves, and a size that was
+measured is predicted as measured.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
+from ones_db import ThroughputPoint
 from slurm_ones.decide.policy import Floats, Ints
+from slurm_ones.learn.fit import CAUTIOUS, MISFIT, Fit, Points, Prior, correlated, fit_all
+from slurm_ones.learn.step import Sizes, log_step, log_step_and_slopes, sizes
 
 LAST = 5
-"""Measurements kept per GPU count (ONES)."""
-UNTRIED_EXPONENT = 0.8
-MAX_EXPONENT = 0.95
-MAX_LOCAL_GROWTH = 4.0
-"""A local batch beyond this multiple of the largest measured one is not believed to be faster still."""
-PRIOR_PER_GPU = 1.0
-"""Samples/s of one GPU where nothing was measured: low, so that an unknown job is taken for a long one."""
+"""Measurements kept of each shape and batch (ONES)."""
+MOST_POINTS = 16
+"""Shapes and batches that a fit takes in: those measured last."""
+ODD = math.log(2.0)
+"""A measurement this far from the median of its size, in logs, is not counted: a stall, or a clock that jumped."""
 ABSURD = 1e12
 """No job trains more samples/s or has a larger batch than this."""
+LONGEST = 27.0
+"""Log of the longest and shortest step in seconds that are believed."""
+MOST_DOUBT = 2.0
+"""Standard deviation of log throughput beyond which doubt is not told apart."""
+ANY_LOCAL = 2.0**31
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """One measured stretch of a run."""
+def believable(point: ThroughputPoint) -> bool:
+    """Whether every figure is finite, positive and within reason."""
+    counts = (point.nodes, point.gpus_per_node, point.batch)
+    return (
+        math.isfinite(point.time)
+        and all(1 <= count < ABSURD for count in counts)
+        and 1.0 / ABSURD < point.samples_per_s < ABSURD
+    )
 
-    nodes: int
-    gpus_per_node: int
-    batch: int
-    """Global batch in samples."""
-    samples_per_s: float
-    """Over all ranks."""
-    time: float
-    """When it was measured, in seconds of any one clock."""
 
-    @property
-    def gpus(self) -> int:
-        return self.nodes * self.gpus_per_node
+def reference_of(measured: Iterable[ThroughputPoint], base_batch: int | None, max_local: float) -> float:
+    """The local batch in which a job's speed is told: its base batch on one GPU, as far as it fits; where the job has
+    not said, what it measured at."""
+    if base_batch is not None and base_batch >= 1:
+        return max(min(float(base_batch), max_local), 1.0)
+    locals_ = [point.batch / (point.nodes * point.gpus_per_node) for point in measured if believable(point)]
+    return max(math.exp(float(np.mean(np.log(locals_)))), 1.0) if locals_ else 32.0
 
-    @property
-    def believable(self) -> bool:
-        """Whether every figure is finite, positive and within reason."""
-        counts = (self.nodes, self.gpus_per_node, self.batch)
-        return (
-            math.isfinite(self.time)
-            and all(1 <= count < ABSURD for count in counts)
-            and 1.0 / ABSURD < self.samples_per_s < ABSURD
-        )
+
+def points_of(measured: Iterable[ThroughputPoint], reference: float, max_local: float = ANY_LOCAL) -> Points:
+    """What a job measured, summed up; measurements that make no sense are left out."""
+    kinds: dict[tuple[int, int, int], list[float]] = {}
+    for point in sorted(filter(believable, measured), key=lambda point: point.time):
+        kind = (point.nodes, point.nodes * point.gpus_per_node, point.batch)
+        # Taken out and put in again, so that the kinds are in the order of their last measurement.
+        logs = kinds.pop(kind, [])
+        kinds[kind] = [*logs[1 - LAST :], math.log(point.batch / point.samples_per_s)]
+    kept = list(kinds.items())[-MOST_POINTS:]
+    logs_and_counts = [_typical(logs) for _, logs in kept]
+    nodes, gpus, batches = np.array([kind for kind, _ in kept], dtype=np.float64).reshape(-1, 3).T
+    return Points(
+        sizes(nodes, gpus, batches, reference, max_local),
+        np.array([log for log, _ in logs_and_counts]),
+        np.array([count for _, count in logs_and_counts], dtype=np.float64),
+    )
+
+
+def _typical(logs: list[float]) -> tuple[float, int]:
+    """Mean of the measurements that are near their median, and how many they are."""
+    middle = sorted(logs)[len(logs) // 2]
+    near = [log for log in logs if abs(log - middle) <= ODD]
+    return sum(near) / len(near), len(near)
 
 
 class MeasuredThroughput:
-    """A `ThroughputModel` over the measurements of one job.
+    """A `ThroughputModel` of one job. Always finite, whatever was measured."""
 
-    Measurements that make no sense are dropped. With none left the model is a guess: `prior_per_gpu`
-    samples/s on one GPU (pass the median of other jobs where there are some) and n^0.8 of it on n.
-    """
+    def __init__(self, fit: Fit, max_local: float = ANY_LOCAL) -> None:
+        self.fit = fit
+        self._max_local = max_local
 
-    def __init__(self, measurements: Iterable[Measurement], prior_per_gpu: float = PRIOR_PER_GPU) -> None:
-        by_gpus: dict[int, list[Measurement]] = {}
-        for measurement in sorted((m for m in measurements if m.believable), key=lambda m: m.time):
-            by_gpus.setdefault(measurement.gpus, []).append(measurement)
-        kept = [m for gpus in sorted(by_gpus) for m in by_gpus[gpus][-LAST:]]
-
-        self.measured: tuple[int, ...] = tuple(sorted(by_gpus))
-        """GPU counts that were measured, ascending."""
-        local = np.array([m.batch / m.gpus for m in kept])
-        speed = np.array([m.samples_per_s for m in kept])
-        gpus = np.array([m.gpus for m in kept])
-        self._overhead, self._per_sample = _step_time(local, local * gpus / speed)
-        self._max_local = MAX_LOCAL_GROWTH * local.max(initial=0.0)
-        if self.measured:
-            at_unit = speed / self._at_local(local)
-            means = [float(at_unit[gpus == n].mean()) for n in self.measured]
-        else:
-            prior = prior_per_gpu if math.isfinite(prior_per_gpu) and prior_per_gpu > 0 else PRIOR_PER_GPU
-            means = [prior]
-        self._sizes = np.array([0, *(self.measured or (1,))], dtype=np.float64)
-        self._curve = np.array([0.0, *means])
-        self._exponent = _exponent(self._sizes, self._curve)
-
-    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Not known yet."""
-        return np.zeros(np.shape(gpus), dtype=np.float64)
+    @classmethod
+    def of(cls, measured: Iterable[ThroughputPoint] = (), prior: Prior = CAUTIOUS) -> MeasuredThroughput:
+        """The model of a job of which nothing else is known."""
+        measured = list(measured)
+        reference = reference_of(measured, None, ANY_LOCAL)
+        return cls(fit_all([(points_of(measured, reference), reference, prior)])[0])
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Samples/s at each (GPUs, global batch) pair, finite and not negative; 0 on 0 GPUs."""
-        sizes = np.maximum(np.asarray(gpus, dtype=np.float64), 0.0)
-        batch = np.maximum(np.asarray(batches, dtype=np.float64), 1.0)
-        largest = self._sizes[-1]
-        curve = np.interp(sizes, self._sizes, self._curve)
-        curve = curve * np.maximum(sizes / largest, 1.0) ** self._exponent
-        result: Floats = curve * self._at_local(batch / np.maximum(sizes, 1.0))
+        """Samples/s at each size and global batch, finite and not negative; 0 on 0 GPUs."""
+        fit = self.fit
+        at = self._at(nodes, gpus, batches)
+        step = log_step(fit.figures, at, np.float64(fit.reference))
+        if len(fit.misfit):
+            step = step + correlated(at, fit.points.at) @ fit.misfit
+        speed = np.exp(np.log(at.gpus) + at.local + math.log(fit.reference) - np.clip(step, -LONGEST, LONGEST))
+        result: Floats = np.where(np.ravel(gpus) > 0, speed, 0.0).reshape(np.shape(gpus))
         return result
 
-    def _at_local(self, local: Floats) -> Floats:
-        """Relative speed at a local batch: samples per step over time per step of one GPU."""
-        if self._overhead <= 0.0:
-            return np.ones_like(local)
-        local = np.minimum(local, self._max_local)
-        result: Floats = local / (self._overhead + self._per_sample * local)
+    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        """Relative standard deviation of `throughput`: of the figures and of the misfit, as far as the points leave
+        them open."""
+        fit = self.fit
+        at = self._at(nodes, gpus, batches)
+        slopes = log_step_and_slopes(fit.figures, at, np.float64(fit.reference))[1]
+        variance = np.full(len(at.gpus), MISFIT**2)
+        if len(fit.misfit):
+            near = correlated(at, fit.points.at)
+            weighed = near @ fit.weights
+            slopes = slopes - weighed @ fit.slopes
+            variance -= (weighed * near).sum(axis=1)
+        variance += ((slopes @ fit.covariance) * slopes).sum(axis=1)
+        doubt = np.sqrt(np.expm1(np.clip(np.nan_to_num(variance, nan=np.inf), 0.0, MOST_DOUBT**2)))
+        result: Floats = doubt.reshape(np.shape(gpus))
         return result
 
-
-def _step_time(local: Floats, seconds: Floats) -> tuple[float, float]:
-    """Overhead a and time per sample b of a step, by nonnegative least squares on relative errors.
-
-    Both scaled so that the mean measured step takes 1. (0, 1) where only one local batch was measured.
-    """
-    if len(local) < 2 or local.max() < 1.05 * local.min():
-        return 0.0, 1.0
-    scale = local.mean()
-    rows = np.stack([1.0 / seconds, local / scale / seconds], axis=1) * seconds.mean()
-    (overhead, per_sample), _ = nnls(rows, np.ones(len(local)))
-    if not (math.isfinite(overhead) and math.isfinite(per_sample)) or overhead + per_sample <= 0.0:
-        return 0.0, 1.0
-    return float(overhead), float(per_sample / scale)
-
-
-def _exponent(sizes: Floats, curve: Floats) -> float:
-    """How the curve goes on beyond its last size."""
-    if len(sizes) < 3:
-        return UNTRIED_EXPONENT
-    shown = math.log(curve[-1] / curve[-2]) / math.log(sizes[-1] / sizes[-2])
-    return min(max(shown, 0.0), MAX_EXPONENT)
+    def _at(self, nodes: Ints, gpus: Ints, batches: Ints) -> Sizes:
+        """In one dimension, and no larger than logarithms and ratios stand."""
+        flat = (np.clip(np.ravel(array).astype(np.float64), 0.0, ABSURD) for array in (nodes, gpus, batches))
+        return sizes(next(flat), next(flat), next(flat), self.fit.reference, self._max_local)

@@ -19,7 +19,7 @@ class Mail:
 
     def drained(self, job: Job, restart: int, order: int) -> float | None:
         """When the checkpoint that answers the order was reported, if it was and stands."""
-        self._observer.collect(job, now=self._clock())
+        self._observer.collect([job], now=self._clock())
         found = self._store.checkpoint_for_order(job.job_id, restart, order)
         if found is None or not self._observer.checkpoint_stands(job, found.name):
             return None
@@ -28,5 +28,5 @@ class Mail:
 
     def greeted(self, job: Job, after_restart: int) -> float | None:
         """Seconds from the last step before the drain to the new run's hello."""
-        self._observer.collect(job, now=self._clock())
+        self._observer.collect([job], now=self._clock())
         return self._store.pause_after(job.job_id, after_restart)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Collection
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ones_db import (
@@ -17,6 +17,7 @@ from ones_db import (
     HelloRecord,
     JobRecord,
     RunRecord,
+    RunReports,
     SpecRecord,
     Store,
     ThroughputRecord,
@@ -81,6 +82,8 @@ class Observer:
         self._own_uid = os.geteuid() if settings.scope == "own" else None
         self._finished: set[tuple[int, int]] = set()
         self._notes: dict[int, str] = {}
+        self._specs: dict[tuple[int, int], SpecRecord] = {}
+        """What each run was last stored to say of its job."""
 
     def look(self) -> Seen:
         """One tick's look. Raises `Unreachable`."""
@@ -93,44 +96,60 @@ class Observer:
         self._store.see_jobs([job_record(e, self._notes.get(id_, "")) for id_, e in seen.items()])
         self._store.see_runs([_run(e) for e in seen.values() if e.job.start_time and not e.job.pending])
         self._close_forgotten(snapshot, seen.keys())
-        for elastic in seen.values():
-            if self._own_uid in (None, elastic.job.uid):
-                self.collect(elastic.job, now=snapshot.time)
+        mine = [elastic.job for elastic in seen.values() if self._own_uid in (None, elastic.job.uid)]
+        self.collect(mine, now=snapshot.time)
+        self._specs = {key: spec for key, spec in self._specs.items() if key[0] in seen}
         ended = {(id_, e.job.restart) for id_, e in seen.items() if e.job.ended}
         self._finished = {key for key in self._finished if key[0] in snapshot.jobs} | ended
         return Seen(snapshot, {id_: e for id_, e in seen.items() if not e.job.ended})
 
-    def _close_forgotten(self, snapshot: Snapshot, seen: Collection[int]) -> None:
+    def _close_forgotten(self, snapshot: Snapshot, seen: Set[int]) -> None:
         """Bring up to date the jobs that are open in the database and that this look did not find.
 
         Slurm forgets a job MinJobAge after its end; and an owner may have taken the opt-in out of the comment.
         """
+        lost = self._store.live_jobs() - seen
+        if not lost:
+            return
         records = []
-        for job_id, record in self._store.jobs(live=True).items():
+        for job_id, record in self._store.jobs(list(lost)).items():
             job = snapshot.jobs.get(job_id)
             if job is None:
                 note = "it ended while no companion looked, and Slurm has forgotten how"
                 unknown = JobState.UNKNOWN.value
                 records.append(replace(record, state=unknown, end_time=snapshot.time, report_note=note))
-            elif job_id not in seen:
+            else:
                 end, refusal = (job.end_time if job.ended else None), "its comment no longer opts in"
                 records.append(replace(record, state=job.state.value, end_time=end, elastic=False, refusal=refusal))
         self._store.see_jobs(records)
 
-    def collect(self, job: Job, *, now: float) -> None:
-        """Store what the job's newest runs have reported since the last look."""
+    def collect(self, jobs: Sequence[Job], *, now: float) -> None:
+        """Store what the jobs' newest runs have reported since the last look, in one transaction."""
+        positions = self._store.report_positions([job.job_id for job in jobs])
         # The run before may have said its last words after its requeue was seen.
-        for restart in range(max(0, job.restart - 1), job.restart + 1):
-            offset, number = self._store.report_position(job.job_id, restart)
-            piece = read_reports(job, restart, offset, number, now=now)
-            if piece.problem and piece.problem != self._notes.get(job.job_id):
-                # The last complaint stays, so that the job's owner finds it.
-                self._notes[job.job_id] = piece.problem
-                log.warning("job %d: %s", job.job_id, piece.problem)
-            if piece.spec is not None:
-                self._store.set_spec(job.job_id, SpecRecord(**vars(piece.spec)))
-            if piece.offset != offset:
-                _store(self._store, job.job_id, restart, piece, number)
+        told = [
+            reports
+            for job in jobs
+            for restart in range(max(0, job.restart - 1), job.restart + 1)
+            if (reports := self._read(job, restart, *positions.get((job.job_id, restart), (0, 0)), now)) is not None
+        ]
+        if told:
+            self._store.add_reports(told)
+            self._specs.update({(r.job_id, r.restart): r.spec for r in told if r.spec is not None})
+
+    def _read(self, job: Job, restart: int, offset: int, number: int, now: float) -> RunReports | None:
+        """What a run has said since the last look; None where that is nothing new."""
+        piece = read_reports(job, restart, offset, number, now=now)
+        if piece.problem and piece.problem != self._notes.get(job.job_id):
+            # The last complaint stays, so that the job's owner finds it.
+            self._notes[job.job_id] = piece.problem
+            log.warning("job %d: %s", job.job_id, piece.problem)
+        spec = SpecRecord(**vars(piece.spec)) if piece.spec is not None and restart == job.restart else None
+        if spec is not None and self._specs.get((job.job_id, restart)) == spec:
+            spec = None
+        if piece.offset == offset and spec is None:
+            return None
+        return _told(job.job_id, restart, piece, number, spec)
 
     def may_resize(self, job: Job) -> bool:
         """Whether the job's owner still opts in and nobody stopped the companion's hand."""
@@ -174,11 +193,11 @@ def _run(elastic: Elastic) -> RunRecord:
 def _as(record: type[R], line: Line, **renamed: object) -> R:
     """A report as the store's record of it: the fields that both have, and those that have another name there."""
     values: dict[str, Any] = {"number": line.number, "time": line.time, **vars(line.report), **renamed}
-    return record(**{field.name: values[field.name] for field in fields(record) if field.name in values})
+    return record(**{name: values[name] for name in record.__dataclass_fields__ if name in values})
 
 
-def _store(store: Store, job_id: int, restart: int, piece: Piece, number: int) -> None:
-    """Store what one look found, in one transaction; `number` is that of the last report stored before."""
+def _told(job_id: int, restart: int, piece: Piece, number: int, spec: SpecRecord | None) -> RunReports:
+    """What one look found, for the store; `number` is that of the last report stored before."""
     found: dict[type, list[Any]] = defaultdict(list)
     for line in piece.lines:
         match line.report:
@@ -194,15 +213,16 @@ def _store(store: Store, job_id: int, restart: int, piece: Piece, number: int) -
                 found[BatchRecord].append(_as(BatchRecord, line, order_number=order))
             case protocol.Bye():
                 found[ByeRecord].append(_as(ByeRecord, line))
-    store.add_reports(
+    return RunReports(
         job_id,
         restart,
+        offset=piece.offset,
+        number=piece.lines[-1].number if piece.lines else number,
+        spec=spec,
         hello=found[HelloRecord][-1] if found[HelloRecord] else None,
         throughput=found[ThroughputRecord],
         epochs=found[EpochRecord],
         checkpoints=found[CheckpointRecord],
         batches=found[BatchRecord],
         bye=found[ByeRecord][-1] if found[ByeRecord] else None,
-        offset=piece.offset,
-        number=piece.lines[-1].number if piece.lines else number,
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
 
 from ones_db import JobHistory, ResizeRecord
 from slurm_ones.decide.policy import ClusterView, JobView, Limits, NodeView
 from slurm_ones.decide.shapes import valid_counts
-from slurm_ones.learn.knowledge import Learner
+from slurm_ones.learn.knowledge import Known, Learner
 from slurm_ones.observe.dwell import rested_at
 from slurm_ones.observe.eligible import Elastic
 from slurm_ones.observe.observer import Seen
@@ -98,39 +99,59 @@ def job_views(
     now: float,
 ) -> list[JobView]:
     """The elastic jobs of a partition as its policy sees them."""
+    mine = [
+        elastic
+        for _, elastic in sorted(seen.elastic.items())
+        if elastic.weighed and elastic.job.partition.split(",")[0] == partition
+    ]
+    learner.look([history for e in mine if (history := histories.get(e.job.job_id)) is not None])
     views = []
-    for job_id, elastic in sorted(seen.elastic.items()):
-        job = elastic.job
-        if job.partition.split(",")[0] != partition or not elastic.weighed:
-            continue
-        history = histories.get(job_id)
-        bounds = limits(elastic, cluster, history)
-        known = learner.about(history)
-        base = history.spec.base_batch if history is not None and history.spec is not None else bounds.min_batch
-        requested = history.job if history is not None else None
-        views.append(
-            JobView(
-                job_id=job_id,
-                submitted=requested.submit_time if requested else job.submit_time,
-                requested=(
-                    requested.requested_nodes * requested.requested_gpus_per_node if requested else elastic.shape.gpus
-                ),
-                requested_batch=base,
-                shape=elastic.shape if job.running else None,
-                nodes=holdings(elastic),
-                batch=(history.batch if history is not None else None) or base,
-                base_batch=base,
-                limits=bounds,
-                model=known.throughput,
-                efficiency=known.efficiency,
-                progress=known.progress,
-                samples=history.samples if history is not None else 0.0,
-                dataset=history.spec.dataset if history is not None and history.spec is not None else 0,
-                epochs=len(history.epochs) if history is not None else 0,
-                epochs_since_change=history.epochs_since_change if history is not None else 0,
-                running_s=history.running_s(now) if history is not None else 0.0,
-                resizes=history.resizes if history is not None else 0,
-                fixed="a resize is under way" if job_id in open_jobs else _fixed(job, elastic, history, dwell_s, now),
-            )
-        )
+    for elastic in mine:
+        history = histories.get(elastic.job.job_id)
+        fixed = _fixed(elastic.job, elastic, history, dwell_s, now)
+        if elastic.job.job_id in open_jobs:
+            fixed = "a resize is under way"
+        views.append(_view(elastic, limits(elastic, cluster, history), history, learner.about(history), fixed, now))
     return views
+
+
+def _view(
+    elastic: Elastic, bounds: Limits, history: JobHistory | None, known: Known, fixed: str, now: float
+) -> JobView:
+    job, spec = elastic.job, history.spec if history is not None else None
+    base = spec.base_batch if spec is not None else bounds.min_batch
+    view = JobView(
+        job_id=job.job_id,
+        submitted=job.submit_time,
+        requested=elastic.shape.gpus,
+        requested_batch=base,
+        shape=elastic.shape if job.running else None,
+        nodes=holdings(elastic),
+        batch=base,
+        base_batch=base,
+        limits=bounds,
+        model=known.throughput,
+        efficiency=known.efficiency,
+        progress=known.progress,
+        samples=known.samples,
+        dataset=spec.dataset if spec is not None else 0,
+        epochs=0,
+        epochs_since_change=0,
+        running_s=0.0,
+        resize_s=known.resize_s,
+        losses=known.losses,
+        fixed=fixed,
+    )
+    if history is None:
+        return view
+    return replace(
+        view,
+        submitted=history.job.submit_time,
+        requested=history.job.requested_nodes * history.job.requested_gpus_per_node,
+        requested_batch=history.first_batch or base,
+        batch=history.batch or base,
+        epochs=len(history.epochs),
+        epochs_since_change=history.epochs_since_change,
+        running_s=history.running_s(now),
+        resizes=history.resizes,
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 from ones_db import Store
 from slurm_ones.report.gpus import Panel, draw
-from slurm_ones.report.text import plain, seconds
+from slurm_ones.report.text import plain, resized, seconds
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def _acted(store: Store) -> list[Acted]:
     found = []
     for resize in store.resizes():
         steps = ", ".join(f"{s.state} {s.time - resize.started:.1f} s" for s in store.resize_steps(resize.id))
-        shapes = f"{resize.old_nodes}x{resize.old_gpus_per_node} → {resize.new_nodes}x{resize.new_gpus_per_node}"
+        shapes = resized(resize.old_nodes, resize.old_gpus_per_node, resize.new_nodes, resize.new_gpus_per_node)
         pause = f"; paused {seconds(resize.pause_s)}" if resize.pause_s is not None else ""
         found.append(
             Acted(

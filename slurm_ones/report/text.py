@@ -1,4 +1,7 @@
-"""Showing what users wrote without letting it do anything: no terminal escapes, no markup, no endless lines."""
+"""Showing what users wrote without letting it do anything: no terminal escapes, no markup, no endless lines.
+
+And figures as people read them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,11 @@ def plain(text: str, width: int = 200) -> str:
 def safe(text: str, width: int = 200) -> str:
     """`plain`, and no rich markup either."""
     return escape(plain(text, width))
+
+
+def resized(old_nodes: int, old_gpus: int, new_nodes: int, new_gpus: int) -> str:
+    """A resize by its nodes and GPUs per node: `1x2 → 2x4`, or `1x2 → parked` where the job was taken to zero GPUs."""
+    return f"{old_nodes}x{old_gpus} → {f'{new_nodes}x{new_gpus}' if new_nodes else 'parked'}"
 
 
 def seconds(value: float | None) -> str:

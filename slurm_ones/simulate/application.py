@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from slurm_ones.decide.policy import Floats, Ints
+
+PLACES = 1_000_000
+"""More GPUs than any job has."""
 
 
 class Speed(Protocol):
@@ -20,6 +24,14 @@ class Speed(Protocol):
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
         """(step, of it gradient exchange) in seconds at each local batch, without accumulation."""
+
+
+@runtime_checkable
+class PlacedSpeed(Speed, Protocol):
+    """A speed that knows how much the exact placement matters."""
+
+    def placed(self, placement: tuple[int, ...], local: Floats) -> tuple[Floats, Floats]:
+        """As `step`, on nodes that give the job that many GPUs each."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,7 @@ class Application:
     max_local_batch: int
     """Largest batch that one GPU takes in a pass; beyond, gradients are accumulated."""
     max_gpus: int
+    """GPUs beyond which it cannot be run."""
     ends: Floats
     """(E,) progress at the end of each epoch."""
     batches: Ints
@@ -52,8 +65,16 @@ class Application:
     """What the published studies take a resize of this application to cost; `--resize-cost` overrides it."""
     target: float = math.nan
     """Metric at which its user is content; NaN where every job that trained its epochs is."""
-    _cache: dict[tuple[int, int], tuple[Floats, Floats, Floats]] = field(default_factory=dict, repr=False)
-    _to_end: dict[tuple[int, int, float], tuple[Floats, Floats]] = field(default_factory=dict, repr=False)
+    patience: int = 0
+    """Epochs over the data without improvement after which its training gives up (`patience.Patience`); 0 where it
+    trains to its last epoch. Its last epoch is where that happens at efficiency 1: never later at any other."""
+    least_gain: float = 0.0
+    """Rise of the metric that counts as an improvement over `patience` epochs."""
+    passes_alone: int = 1
+    """Passes that one GPU makes at least in a step beyond the base batch."""
+    _curves: dict[int, Floats] = field(default_factory=dict, repr=False)
+    _placed: dict[tuple[tuple[int, ...], float], float] = field(default_factory=dict, repr=False)
+    _efficiencies: dict[float, Floats] = field(default_factory=dict, repr=False)
     _single: dict[int, float] = field(default_factory=dict, repr=False)
 
     @property
@@ -71,30 +92,63 @@ class Application:
         return min(int(np.searchsorted(self.ends, progress, side="right")), len(self.ends) - 1)
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """True samples/s; shapes as in `decide.policy.ThroughputModel`."""
+        """True samples/s; shapes as in `decide.policy.ThroughputModel`. 0 on more GPUs than it can be run on."""
+        gpus, batch = np.asarray(gpus), np.asarray(batches, dtype=np.float64)
+        runs = (gpus >= 1) & (gpus <= self.max_gpus)
         result = np.zeros(np.shape(gpus))
-        places = np.asarray(nodes) * (2 * self.max_gpus) + np.asarray(gpus)
-        for place in np.unique(places[np.asarray(gpus) <= self.max_gpus]):
-            here = np.flatnonzero(places == place)
-            batch = np.asarray(batches)[here].astype(np.float64)
-            result[here] = batch / self.step_seconds(int(nodes[here[0]]), int(gpus[here[0]]), batch)
+        result[runs] = batch[runs] / self._seconds(np.asarray(nodes)[runs], gpus[runs], batch[runs])
         return result
 
     def step_seconds(self, nodes: int, gpus: int, batches: Floats) -> Floats:
-        """Seconds that an optimizer step of each global batch takes, accumulation included."""
-        locals_, steps, syncs = self._curve(nodes, gpus)
-        passes = np.maximum(np.ceil(batches / gpus / self.max_local_batch), 1.0)
-        local = np.ceil(batches / gpus / passes)
-        step, sync = np.interp(local, locals_, steps), np.interp(local, locals_, syncs)
+        """Seconds that an optimizer step of each global batch takes, accumulation included; nodes filled up."""
+        return self._seconds(np.full(len(batches), nodes), np.full(len(batches), gpus), batches)
+
+    def placed_speed(self, placement: tuple[int, ...], batch: float) -> float:
+        """Samples/s on nodes that give the job that many GPUs each, as far as the profile tells them apart."""
+        key = (placement, batch)
+        if key not in self._placed:
+            gpus, batches = sum(placement), np.array([batch])
+            passes, local = self._passes(np.array([gpus]), batches)
+            if isinstance(self.speed, PlacedSpeed):
+                step, sync = self.speed.placed(placement, local)
+            else:
+                step, sync = self.speed.step(len(placement), gpus, local)
+            self._placed[key] = batch / float((step + (passes - 1.0) * np.maximum(step - sync, 0.0))[0])
+        return self._placed[key]
+
+    def _seconds(self, nodes: Ints, gpus: Ints, batches: Floats) -> Floats:
+        """Seconds of a step: passes that accumulate gradients exchange none. All arrays of one dimension."""
+        passes, local = self._passes(gpus, batches)
+        places, row = np.unique(nodes * PLACES + gpus, return_inverse=True)
+        curves = np.array([self._curve(place) for place in places.tolist()]).reshape(len(places), 2, -1)
+        row = row.ravel()
+        # Linear between the local batches of the curves.
+        left = np.clip(np.searchsorted(self._locals, local, side="right") - 1, 0, max(len(self._locals) - 2, 0))
+        right = np.minimum(left + 1, len(self._locals) - 1)
+        gap = np.maximum(self._locals[right] - self._locals[left], 1.0)
+        share = np.clip((local - self._locals[left]) / gap, 0.0, 1.0)
+        step, sync = ((1.0 - share) * curves[row, i, left] + share * curves[row, i, right] for i in (0, 1))
         result: Floats = step + (passes - 1.0) * np.maximum(step - sync, 0.0)
         return result
 
-    def _curve(self, nodes: int, gpus: int) -> tuple[Floats, Floats, Floats]:
-        key = (nodes, gpus)
-        if key not in self._cache:
-            locals_ = np.unique(np.round(np.geomspace(1, self.max_local_batch, 64)))
-            self._cache[key] = (locals_, *self.speed.step(nodes, gpus, locals_))
-        return self._cache[key]
+    def _passes(self, gpus: Ints, batches: Floats) -> tuple[Floats, Floats]:
+        """Passes of a step and the local batch of each."""
+        passes = np.maximum(np.ceil(batches / gpus / self.max_local_batch), 1.0)
+        alone = (gpus == 1) & (batches > self.base_batch)
+        passes = np.where(alone, np.maximum(passes, self.passes_alone), passes)
+        return passes, np.ceil(batches / gpus / passes)
+
+    @cached_property
+    def _locals(self) -> Floats:
+        """(L,) local batches at which curves are kept."""
+        result: Floats = np.unique(np.round(np.geomspace(1, self.max_local_batch, 64)))
+        return result
+
+    def _curve(self, place: int) -> Floats:
+        """(2, L) step and gradient exchange on `nodes * PLACES + gpus`."""
+        if place not in self._curves:
+            self._curves[place] = np.array(self.speed.step(place // PLACES, place % PLACES, self._locals))
+        return self._curves[place]
 
     def gradient(self, progress: float, batch: float) -> tuple[float, float]:
         """(squared norm, variance) of the gradient at that point of the training, linear between batches."""
@@ -111,10 +165,22 @@ class Application:
         """True progress per sample at each global batch."""
         return self._efficiency(self.epoch(progress), np.asarray(batches, dtype=np.float64))
 
+    def efficiencies(self, batch: float) -> Floats:
+        """(E,) true progress per sample at one global batch in each epoch."""
+        if batch not in self._efficiencies:
+            sqr = np.array([np.interp(batch, self.batches, row) for row in self.sqr])
+            var = np.array([np.interp(batch, self.batches, row) for row in self.var])
+            self._efficiencies[batch] = self._worth(sqr, var, batch / self.base_batch)
+        return self._efficiencies[batch]
+
     def _efficiency(self, row: int, batches: Floats) -> Floats:
         sqr = np.interp(batches, self.batches, self.sqr[row])
         var = np.interp(batches, self.batches, self.var[row])
-        scale = batches / self.base_batch
+        return self._worth(sqr, var, batches / self.base_batch)
+
+    @staticmethod
+    def _worth(sqr: Floats, var: Floats, scale: Floats | float) -> Floats:
+        """Progress per sample at `scale` times the base batch (Pollux, OSDI 2021, §3.1)."""
         result: Floats = np.clip((var + sqr) / np.maximum(var + scale * sqr, 1e-12), 1e-6, 1.0)
         return result
 
@@ -135,14 +201,16 @@ class Application:
         row = int(np.searchsorted(self.ends, progress * (1 + 1e-9), side="right")) - 1
         return float(np.interp(batch, self.batches, self.metric[max(row, 0)]))
 
-    def seconds(self, nodes: int, gpus: int, batch: float, progress: float) -> float:
-        """Seconds from `progress` to the end at one size and batch."""
-        key = (nodes, gpus, batch)
-        if key not in self._to_end:
-            rate = batch / float(self.step_seconds(nodes, gpus, np.array([batch]))[0])
-            rates = rate * np.array([self._efficiency(e, np.array([batch]))[0] for e in range(len(self.ends))])
-            each = np.diff(self.ends, prepend=0.0) / rates
-            self._to_end[key] = (rates, np.append(np.cumsum(each[::-1])[::-1], 0.0))
-        rates, to_end = self._to_end[key]
-        row = self.epoch(progress)
-        return float(max(self.ends[row] - progress, 0.0) / rates[row] + to_end[row + 1])
+    def gained(self, before: float, now: float) -> float:
+        """Rise of the metric between two points of progress at the base batch."""
+        ends, metric = np.append(0.0, self.ends), np.append(0.0, self.metric[:, 0])
+        low, high = np.interp([before, now], ends, metric)
+        return float(high - low)
+
+    def seconds(self, nodes: int, gpus: int, batch: float, progress: float, until: float | None = None) -> float:
+        """Seconds from `progress` to `until` (the end) at one size and batch."""
+        until = self.total if until is None else until
+        rate = batch / float(self.step_seconds(nodes, gpus, np.array([batch]))[0])
+        starts = np.concatenate([[0.0], self.ends[:-1]])
+        still = np.clip(np.minimum(self.ends, until) - np.maximum(starts, progress), 0.0, None)
+        return float((still / self.efficiencies(batch)).sum() / rate)

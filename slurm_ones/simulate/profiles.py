@@ -10,27 +10,30 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
+from scipy.spatial import QhullError
 
 from slurm_ones.decide.policy import Floats
 from slurm_ones.simulate.application import Application
+from slurm_ones.simulate.errors import BadInput as BadInput
 
 MAX_LOCAL = {"yolov3": 8}
 """Largest local batch where it is not the largest measured."""
 FIXED_BATCH = {"ncf": 32768}
 """Applications whose authors fix the batch."""
+MOST_GPUS = {"ncf": 1}
+"""Applications whose authors never run them on more."""
+PASSES_ALONE = 2
+"""One GPU accumulates at least once beyond the base batch, since its authors measure the gradient's noise so."""
 RESIZE_S = {"ncf": 15.0, "deepspeech2": 25.0, "cifar10": 50.0, "yolov3": 80.0, "bert": 120.0, "imagenet": 250.0}
 """What a resize of each took on real machines (Sia, SOSP 2023)."""
 FALLING = {"deepspeech2"}
 """Applications whose metric falls as they learn."""
 MAX_NODES = 16
-
-
-class BadInput(Exception):
-    """A workload or profile that cannot be used; the message names file, line and column."""
 
 
 def read_table(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -> list[dict[str, str | float]]:
@@ -74,68 +77,106 @@ def _row(
 
 @dataclass(frozen=True)
 class MeasuredSpeed:
-    """Step times as measured: linear in the local batch within a placement, else over (nodes, GPUs, local batch)."""
+    """Step times as measured: linear in the local batch within a placement, else over (nodes, GPUs, local batch).
+
+    A local batch beyond those measured takes what the nearest measured one takes; so do GPUs, nodes and local batch
+    outside all that was measured together.
+    """
 
     placements: Mapping[tuple[int, ...], Floats]
-    """Rows (local batch, step, sync) of each placement, its GPUs per node sorted."""
+    """Rows (local batch, step, sync) of each placement: GPUs on each node, in its smallest rotation."""
     points: Floats
-    """(P, 3) nodes, GPUs and local batch of every measurement."""
+    """(P, 3) nodes, GPUs and local batch of every measurement, each once."""
     values: Floats
     """(P, 2) step and sync there."""
 
     def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
         """See `application.Speed`."""
-        per_node = max(max(key) for key in self.placements)
-        rows = self.placements.get(_packed(nodes, gpus, per_node))
+        return self.placed(_packed(nodes, gpus, max(max(key) for key in self.placements)), local)
+
+    def placed(self, placement: tuple[int, ...], local: Floats) -> tuple[Floats, Floats]:
+        """See `application.PlacedSpeed`."""
+        rows = self.placements.get(smallest_rotation(placement))
         if rows is not None:
             return np.interp(local, rows[:, 0], rows[:, 1]), np.interp(local, rows[:, 0], rows[:, 2])
-        near = self.points[:, 0] >= 2
-        wanted = np.stack([np.full(len(local), nodes), np.full(len(local), gpus), local], axis=1)
-        scale = np.array([MAX_NODES, MAX_NODES * per_node, max(float(self.points[:, 2].max()), 1.0)])
-        inside = LinearNDInterpolator(self.points[near] / scale, self.values[near])(wanted / scale)
-        outside = NearestNDInterpolator(self.points[near] / scale, self.values[near])(wanted / scale)
-        found = np.where(np.isfinite(inside), inside, outside)
+        nodes = min(len(placement), MAX_NODES)
+        local = np.clip(local, self.points[:, 2].min(), self.points[:, 2].max())
+        wanted = np.stack([np.full(len(local), nodes), np.full(len(local), sum(placement)), local], axis=1)
+        found = self.inside(wanted)
+        outside = ~np.isfinite(found[:, 0])
+        if outside.any():
+            found[outside] = self.nearest(wanted[outside] / self.scale)
         return found[:, 0], found[:, 1]
+
+    def enough(self) -> bool:
+        """Whether the measurements span nodes, GPUs and local batches, so that others lie between them."""
+        try:
+            return self.inside is not None
+        except (QhullError, ValueError):
+            return False
+
+    @cached_property
+    def inside(self) -> LinearNDInterpolator:
+        """(step, sync) at rows (nodes, GPUs, local batch); not a number outside what was measured together."""
+        return LinearNDInterpolator(self.points, self.values)
+
+    @cached_property
+    def nearest(self) -> NearestNDInterpolator:
+        """The same anywhere, at rows divided by `scale`."""
+        return NearestNDInterpolator(self.points / self.scale, self.values)
+
+    @cached_property
+    def scale(self) -> Floats:
+        """(3,) the largest nodes, GPUs and local batch measured."""
+        result: Floats = self.points.max(axis=0)
+        return result
+
+
+def smallest_rotation(placement: tuple[int, ...]) -> tuple[int, ...]:
+    """One name for placements that differ in which node comes first."""
+    return min(placement[i:] + placement[:i] for i in range(len(placement)))
 
 
 def _packed(nodes: int, gpus: int, per_node: int) -> tuple[int, ...]:
-    """GPUs on each node when as many nodes as possible are full, ascending."""
+    """GPUs on each node when as many nodes as possible are full."""
     counts = [1] * nodes
     left = gpus - nodes
     for i in range(nodes):
         more = min(left, per_node - 1)
         counts[i] += more
         left -= more
-    return tuple(sorted(counts))
+    return tuple(counts)
 
 
 def read_profile(folder: Path) -> Application:
     """The application measured in a folder; raises `BadInput`."""
     path = folder / "placements.csv"
     rows: dict[tuple[int, ...], list[tuple[float, float, float]]] = defaultdict(list)
-    points, values = [], []
+    points: dict[tuple[int, int, float], list[tuple[float, float]]] = defaultdict(list)
     for number, row in enumerate(
         read_table(path, ("placement", "local_bsz", "step_time", "sync_time"), text=("placement",)), 2
     ):
         digits = str(row["placement"])
         if not digits.isdigit() or "0" in digits:
             raise BadInput(f"{path}: line {number}, column placement: {digits!r:.40} is not GPUs per node as digits")
-        key = tuple(sorted(int(digit) for digit in digits))
+        key = smallest_rotation(tuple(int(digit) for digit in digits))
         found = (float(row["local_bsz"]), float(row["step_time"]), float(row["sync_time"]))
         if found[1] <= 0 or found[0] < 1:
             raise BadInput(f"{path}: line {number}: local_bsz {found[0]:g} and step_time {found[1]:g} must be above 0")
         rows[key].append(found)
-        points.append((len(key), sum(key), found[0]))
-        values.append(found[1:])
+        points[len(key), sum(key), found[0]].append(found[1:])
     if (1,) not in rows or len(rows[(1,)]) < 2:
         raise BadInput(f"{path}: too few points: placement 1 needs two local batches at least")
     scale = folder / "scalability.csv"
     if scale.exists():
         names = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
         for row in read_table(scale, names):
-            points.append((int(row["num_nodes"]), int(row["num_replicas"]), float(row["local_bsz"])))
-            values.append((float(row["step_time"]), float(row["sync_time"])))
-    speed = MeasuredSpeed({key: _merged(found) for key, found in rows.items()}, np.array(points), np.array(values))
+            at = (int(row["num_nodes"]), int(row["num_replicas"]), float(row["local_bsz"]))
+            points[at].append((float(row["step_time"]), float(row["sync_time"])))
+    means = np.array([np.mean(found, axis=0) for found in points.values()])
+    speed = MeasuredSpeed({key: _merged(found) for key, found in rows.items()}, np.array(list(points), float), means)
+    if not speed.enough():
+        raise BadInput(f"{path}: too few points: several nodes, GPUs and local batches must have been measured")
     batches, progress, metric, sqr, var = _validation(folder)
     fixed = FIXED_BATCH.get(folder.name, 0)
     local = MAX_LOCAL.get(folder.name, int(max(found[0] for found in rows[(1,)])))
@@ -146,7 +187,8 @@ def read_profile(folder: Path) -> Application:
         min_batch=fixed or batches[0],
         max_batch=fixed or batches[-1],
         max_local_batch=local,
-        max_gpus=max(int(p[1]) for p in points),
+        max_gpus=MOST_GPUS.get(folder.name, max(point[1] for point in points)),
+        passes_alone=PASSES_ALONE,
         ends=progress.min(axis=1) * batches[0],
         batches=np.array(batches),
         sqr=sqr,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_ones.simulate.application import Application
-from slurm_ones.simulate.profiles import BadInput, read_table
+from slurm_ones.simulate.errors import BadInput
+from slurm_ones.simulate.profiles import read_table
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 

@@ -80,7 +80,8 @@ class SlurmClient(Protocol):
     def defer(self, job_id: int, until: float) -> None:
         """Let a pending job start at `until` (Unix seconds) at the earliest; a time that is past lets it start at once.
 
-        Not a hold: it ends by itself, whatever becomes of the caller. Raises `SlurmError` for a job that is not pending.
+        Not a hold: it ends by itself, whatever becomes of the caller, and outlives a hold and its release. The job's
+        `eligible_time` shows it, to the whole second after `until`. Raises `SlurmError` for a job that is not pending.
         """
 
     def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:

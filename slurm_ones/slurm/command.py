@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import subprocess
@@ -85,11 +86,14 @@ def reshape_command(job_id: int, shape: Shape, *, whole_nodes: bool) -> list[str
     return command if whole_nodes else [*command, f"Gres=gpu:{shape.gpus_per_node}"]
 
 
-def release_commands(job_id: int, *, start_now: bool, settle_s: int = 0) -> list[list[str]]:
-    """`settle_s` is what Slurm needs between a requeue and the next start, see `CommandClient.release`."""
-    when = f"now+{settle_s}" if settle_s else "now"
-    start = [["scontrol", "update", f"JobId={job_id}", f"StartTime={when}"]] if start_now else []
-    return [*start, ["scontrol", "release", str(job_id)]]
+def defer_command(job_id: int, when: str) -> list[str]:
+    """`when` is the earliest start as scontrol takes it: `now`, `now+SECONDS` or `utsSECONDS`."""
+    return ["scontrol", "update", f"JobId={job_id}", f"StartTime={when}"]
+
+
+def release_commands(job_id: int, *, start: str = "") -> list[list[str]]:
+    """`start` is a new earliest start, as `defer_command` takes it; without it the job's own stays."""
+    return [*([defer_command(job_id, start)] if start else []), ["scontrol", "release", str(job_id)]]
 
 
 class CommandClient:
@@ -198,12 +202,19 @@ class CommandClient:
     def reshape(self, job_id: int, shape: Shape) -> None:
         reshape(self.job, self.update_shape, job_id, shape)
 
-    def release(self, job_id: int, *, start_now: bool = True) -> None:
+    @property
+    def _now(self) -> str:
         # Before 25.11, which may requeue without a delay, a run that starts in the second in which the last one was
         # killed is refused by its node ("Job credential revoked") and the job fails.
-        settle_s = 2 if self._release < (25, 11) else 0
-        for command in release_commands(job_id, start_now=start_now, settle_s=settle_s):
+        return "now+2" if self._release < (25, 11) else "now"
+
+    def release(self, job_id: int, *, start_now: bool = True) -> None:
+        for command in release_commands(job_id, start=self._now if start_now else ""):
             self.run(command)
+
+    def defer(self, job_id: int, until: float) -> None:
+        # Seconds since 1970 mean the same in every time zone, and in the night when the clocks change.
+        self.run(defer_command(job_id, f"uts{math.ceil(until)}" if until > time.time() else self._now))
 
     def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
         # Without a look first, scancel says nothing of a job that is not there.

@@ -29,6 +29,10 @@ class Shape:
         return cls(int(nodes), int(gpus))
 
 
+PARKED = Shape(0, 0)
+"""What a job is resized to that is taken to zero GPUs: it waits, at the shape that Slurm has of it."""
+
+
 class JobState(str, Enum):
     """A job's base state, as Slurm names it."""
 
@@ -111,6 +115,8 @@ class Job:
     batch: bool = True
     """Has a batch script; an interactive job has none and cannot be requeued."""
     exit_code: int = 0
+    eligible_time: float = 0.0
+    """Its earliest start, by `--begin`, the delay after a requeue or `SlurmClient.defer`; 0 where there is none."""
 
     @property
     def pending(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -33,7 +34,7 @@ def number(value: Any, default: int = 0) -> int:
     """A number as any release writes it: plain, or as {set, infinite, number}."""
     if isinstance(value, Mapping):
         value = value.get("number") if value.get("set", True) and not value.get("infinite") else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return default
     # 22.05 writes Slurm's NO_VAL and INFINITE as they are.
     return default if value >= 0xFFFFFFF0 and value < 2**33 else int(value)
@@ -132,6 +133,7 @@ def _job(entry: Mapping[str, Any]) -> Job:
         time_limit_s=60.0 * number(entry.get("time_limit")),
         work_dir=str(entry.get("current_working_directory") or ""),
         comment=str(entry.get("comment") or ""),
+        eligible_time=float(number(entry.get("eligible_time"))),
         priority=number(entry.get("priority")),
         array=bool(number(entry.get("array_job_id")) or number(entry.get("het_job_id"))),
         batch=bool(entry.get("batch_flag", True)),

@@ -9,6 +9,7 @@ What PySlurm cannot do goes through the command line: shapes (`Job.modify` never
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,7 @@ def _job(raw: Any) -> Job:
         time_limit_s=60.0 * _count(raw.time_limit),
         work_dir=raw.working_directory or "",
         comment=raw.comment or "",
+        eligible_time=float(raw.eligible_time or 0),
         priority=_count(raw.priority),
         array=bool(raw.array_id or raw.heterogeneous_id),
         batch=bool(raw.is_batch_job),
@@ -159,6 +161,11 @@ class PySlurmClient:
             if start_now:
                 pyslurm.Job(job_id).modify(pyslurm.JobSubmitDescription(begin_time="now"))
             pyslurm.Job(job_id).release()
+
+    def defer(self, job_id: int, until: float) -> None:
+        when = math.ceil(until) if until > time.time() else "now"
+        with _errors(f"defer job {job_id}"):
+            pyslurm.Job(job_id).modify(pyslurm.JobSubmitDescription(begin_time=when))
 
     def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
         self._command.signal(job_id, signal, batch=batch)

@@ -7,6 +7,7 @@ be carried out in part.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -102,7 +103,7 @@ class FakeSlurm:
         """Whether it changes the nodes of a job, then refuses."""
         self.release_refused: Callable[[Shape], str] = lambda shape: ""
         """Slurm's words where it does not release a job because of a shape that it took."""
-        self.requeue_refused = self.hold_refused = self.start_now_refused = ""
+        self.requeue_refused = self.hold_refused = self.start_now_refused = self.defer_refused = ""
 
     # -- the protocol --------------------------------------------------------------------------------------------
 
@@ -177,6 +178,15 @@ class FakeSlurm:
         job.held_by = ""
         self.calls.append(("release", start_now))
         self.fault("after release")
+
+    def defer(self, job_id: int, until: float) -> None:
+        self.fault("before defer")
+        job = self._get(job_id)
+        if job.state is not JobState.PENDING or self.defer_refused:
+            raise NotResizable(self.defer_refused or "Job is no longer pending execution")
+        job.eligible_at = job.begin_time = math.ceil(max(until, self.clock()))
+        self.calls.append(("defer", job.begin_time))
+        self.fault("after defer")
 
     def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
         raise SlurmError("signal: not part of a resize")
@@ -313,6 +323,7 @@ class FakeSlurm:
             time_limit_s=0.0,
             work_dir=str(job.directory),
             comment=job.comment,
+            eligible_time=float(max(job.eligible_at, job.begin_time)),
         )
 
 

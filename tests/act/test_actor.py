@@ -5,83 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ones_db import JobRecord, ResizeRecord, Store
 from ones_wrapper.protocol import ORDERS, Order, decode_order, directory_name, spool_order_name
-from slurm_ones.act.actor import Actor, Decided
 from slurm_ones.act.orders import OrderError, order_path, write_order
 from slurm_ones.act.states import State
-from slurm_ones.config import Settings
-from slurm_ones.decide.policy import Allocation, Schedule
-from slurm_ones.observe.eligible import Elastic
-from slurm_ones.observe.observer import Seen
+from slurm_ones.decide.policy import Allocation
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.model import Node, Partition, Shape, Snapshot
-from tests.act.make import NOW, elastic, history
-
-
-class Machine:
-    """Notes which resizes it was asked to advance; says of some what a broken one would."""
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-        self.broken: dict[int, Exception] = {}
-
-    def advance(self, resize: ResizeRecord) -> ResizeRecord:
-        self.asked.append(resize.job_id)
-        if resize.job_id in self.broken:
-            raise self.broken[resize.job_id]
-        return resize
-
-
-class Bench:
-    """An actor for one cluster of two nodes, and what it did."""
-
-    def __init__(self, store: Store, folder: Path, **settings: Any) -> None:
-        self.store = store
-        self.now = NOW
-        self.said: list[str] = []
-        self.machine = Machine()
-        self.jobs: dict[int, Elastic] = {}
-        self.folder = folder
-        settings = {"mode": "act", "stop_file": folder / "stop"} | settings
-        self.actor = Actor(
-            self.machine,  # type: ignore[arg-type]
-            store,
-            Settings(**settings),
-            clock=self.clock,
-            say=self.said.append,
-        )
-
-    def clock(self) -> float:
-        self.now += 0.001
-        return self.now
-
-    def add(self, job_id: int, shape: Shape, *nodes: str, **changes: Any) -> Elastic:
-        """A job with a directory of this user's."""
-        (self.folder / directory_name(job_id)).mkdir()
-        job = elastic(job_id, shape, *nodes, uid=os.geteuid(), work_dir=str(self.folder), **changes)
-        self.jobs[job_id] = job
-        self.store.see_jobs([JobRecord(job_id, "job", "alice", 1.0, 1, 1)])
-        return job
-
-    def act(self, wanted: dict[int, Allocation]) -> list[int]:
-        """Act on a schedule for all partitions; the ids of the jobs that something was begun for."""
-        nodes = {name: Node(name, "IDLE", True, 4, 1, ("gpu",), False) for name in ("n1", "n2")}
-        partitions = {e.job.partition for e in self.jobs.values()}
-        parts = {name: Partition(name, True, ("n1", "n2"), 0.0, 0, False) for name in partitions}
-        snapshot = Snapshot(NOW, {id_: e.job for id_, e in self.jobs.items()}, nodes, parts)
-        decided = [Decided(name, Schedule(wanted, dict.fromkeys(wanted, "because")), 0.1) for name in sorted(parts)]
-        histories = {id_: history(id_) for id_ in self.jobs}
-        return [change.job_id for change in self.actor.act(Seen(snapshot, dict(self.jobs)), histories, decided)]
-
-    def order(self, job_id: int) -> Any:
-        """The order in force in the job's directory, None where there is none."""
-        path = self.folder / directory_name(job_id) / ORDERS
-        return decode_order(path.read_bytes()) if path.exists() else None
+from slurm_ones.slurm.model import Shape
+from tests.act.bench import Bench
+from tests.act.make import NOW, elastic
 
 
 def test_a_resize_is_written_down_before_anything_is_done(own_store: Store, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from slurm_ones.act.states import State
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState, Shape
 from tests.act.fake import FakeJob
-from tests.act.world import NEW, Crash, World
+from tests.act.world import LEASE_S, NEW, Crash, World
 
 
 def _nothing(world: World) -> None:
@@ -37,6 +37,10 @@ def _crowded(world: World) -> None:
     world.slurm.add(rigid)
 
 
+def _not_deferred(world: World) -> None:
+    world.slurm.defer_refused = "Access/permission denied"
+
+
 def _slow(world: World) -> None:
     world.job.drain_s = 1000.0
 
@@ -48,6 +52,7 @@ class Road:
     name: str
     end: State
     running: bool = True
+    parks: bool = False
     prepare: Callable[[World], None] = _nothing
     late: bool = False
     """The job waits for its own --begin, as a pending job that could start would."""
@@ -59,13 +64,16 @@ ROADS = [
     Road("in-part", State.ROLLED_BACK, prepare=_in_part),
     Road("waits-too-long", State.ROLLED_BACK, prepare=_crowded),
     Road("no-checkpoint", State.ABANDONED, prepare=_slow),
+    Road("parked", State.DONE, parks=True),
+    Road("park-refused", State.ROLLED_BACK, parks=True, prepare=_not_deferred),
+    Road("park-no-checkpoint", State.ABANDONED, parks=True, prepare=_slow),
     Road("waiting", State.DONE, running=False, late=True),
     Road("waiting-refused", State.ROLLED_BACK, running=False, prepare=_refused, late=True),
 ]
 
 
 def world_of(road: Road, store: Store, folder: Path, *, counts_early: bool) -> World:
-    world = World(store, folder, running=road.running, counts_early=counts_early)
+    world = World(store, folder, running=road.running, parks=road.parks, counts_early=counts_early)
     if road.late:
         world.job.begin_time = world.clock() + 500
     road.prepare(world)
@@ -108,10 +116,15 @@ def test_an_interruption_between_any_two_steps(
 
 
 @pytest.mark.parametrize("away_s", [5, 45, 55, 70, 1000])
-def test_a_companion_that_stays_away(store: Store, tmp_path: Path, away_s: int) -> None:
+@pytest.mark.parametrize(
+    "road", [road for road in ROADS if road.name in ("there", "parked")], ids=lambda road: road.name
+)
+def test_a_companion_that_stays_away(store: Store, tmp_path: Path, road: Road, away_s: int) -> None:
     """Killed anywhere and started again only after a while: the job is held no longer than that."""
-    for stop in range(steps_of(ROADS[0], store, tmp_path)):
-        with World(store, tmp_path) as world:
+    # A parked job whose lease ended meanwhile runs again.
+    ends = {State.DONE, State.ABANDONED} | ({State.ROLLED_BACK} if road.parks and away_s > LEASE_S else set())
+    for stop in range(steps_of(road, store, tmp_path)):
+        with world_of(road, store, tmp_path, counts_early=False) as world:
 
             def interrupt(number: int, event: str, world: World = world, stop: int = stop) -> None:
                 if number == stop:
@@ -127,7 +140,7 @@ def test_a_companion_that_stays_away(store: Store, tmp_path: Path, away_s: int) 
                     break
             for _ in range(away_s // 5):
                 world.slurm.pass_time(5.0)
-            assert world.finish().state in (State.DONE, State.ABANDONED)
+            assert world.finish().state in ends
             world.check()
 
 
@@ -143,6 +156,7 @@ ACTIONS: dict[str, Callable[[World], None]] = {
     "fill": lambda world: setattr(world.slurm, "gpus", 4),
     "empty": lambda world: setattr(world.slurm, "gpus", 16),
     "refuse": _refused,
+    "refuse to defer": _not_deferred,
     "take in part": _in_part,
     "take": lambda world: world.slurm.__dict__.update(refuses=lambda shape: "", takes_part=lambda shape: False),
 }
@@ -152,6 +166,7 @@ HAPPENINGS = st.dictionaries(st.integers(0, 60), st.sampled_from(sorted(ACTIONS)
 JOBS = st.fixed_dictionaries(
     {
         "running": st.booleans(),
+        "parks": st.booleans(),
         "counts_early": st.booleans(),
         "drain_s": st.sampled_from([0.0, 2.0, 30.0, 60.0]),
         "completing_s": st.sampled_from([0.0, 2.0, 20.0]),
@@ -163,7 +178,7 @@ JOBS = st.fixed_dictionaries(
 @settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(job=JOBS, faults=FAULTS, happenings=HAPPENINGS, away=st.sampled_from([0, 0, 3, 65]))
 @example(
-    job={"running": True, "counts_early": False, "drain_s": 2.0, "completing_s": 2.0, "hello_s": 3.0},
+    job={"running": True, "parks": False, "counts_early": False, "drain_s": 2.0, "completing_s": 2.0, "hello_s": 3.0},
     faults={0: "crash", 7: "crash", 8: "unreachable"},
     happenings={4: "opt out", 5: "preempt"},
     away=65,
@@ -172,6 +187,7 @@ def test_whatever_happens(
     store: Store, job: dict[str, object], faults: dict[int, str], happenings: dict[int, str], away: int
 ) -> None:
     """Any mixture of crashes, silence and other people's doings leaves the job as it may be left."""
+    job = job | {"parks": job["parks"] and job["running"]}  # a waiting job is parked without a resize
     with tempfile.TemporaryDirectory() as folder, World(store, Path(folder), **job) as world:  # type: ignore[arg-type]
 
         def interrupt(number: int, event: str) -> None:
@@ -193,6 +209,7 @@ def test_whatever_happens(
             if not world._wanted(world.slurm._seen(world.job)):
                 done = world.slurm.calls[asked:]
                 assert ("reshape", NEW) not in done and ("requeue_hold", world.job_id) not in done
+                assert all(call != "defer" or until <= world.clock() for call, until in done)  # type: ignore[operator]
             if world.machine is not machine:
                 for _ in range(away):
                     world.slurm.pass_time(1.0)

@@ -12,7 +12,7 @@ from slurm_ones.act.states import State
 from slurm_ones.config import ResizeSettings
 from slurm_ones.decide.policy import Allocation, Schedule
 from slurm_ones.observe.eligible import Elastic
-from slurm_ones.slurm.model import JobState, Shape
+from slurm_ones.slurm.model import PARKED, JobState, Shape
 from tests.act.make import FULL, NOW, elastic, history
 
 
@@ -171,3 +171,79 @@ def test_jobs_outside_the_schedule_or_the_cluster_are_left_alone() -> None:
     """A policy that names a job that is gone, or leaves one out, changes nothing."""
     made = planned({7: Shape(1, 2)}, [elastic(1, Shape(1, 1), "n1")], {"n1": 3})
     assert made == Plan((), {})
+
+
+def parking(jobs: list[Elastic], *parked: int, wanted: dict[int, Shape] | None = None, **options: Any) -> Plan:
+    """The plan for a schedule that parks these jobs."""
+    allocations = {id_: Allocation(shape, 32) for id_, shape in (wanted or {}).items()}
+    by_id = {e.job.job_id: e for e in jobs}
+    histories = options.pop("histories", None) or {id_: history(id_) for id_ in by_id}
+    limits = ResizeSettings(**({"dwell_s": 300} | options.pop("settings", {})))
+    schedule = Schedule(allocations, parked=frozenset(parked))
+    return plan(schedule, by_id, histories, options.pop("resizes", []), options.pop("free", {}), limits, NOW)
+
+
+def test_running_jobs_are_parked_first_and_waiting_ones_deferred() -> None:
+    """What a parked job gives up is not free until it is gone."""
+    jobs = [elastic(1, Shape(1, 1), "n1"), elastic(2, Shape(1, 3), "n1"), elastic(3, Shape(1, 2))]
+    made = parking(jobs, 2, 3, wanted={1: Shape(1, 4)}, free={"n1": 0})
+    (change,) = made.begin
+    assert (change.job_id, change.old, change.new, change.new_batch, change.parks) == (
+        2,
+        Shape(1, 3),
+        PARKED,
+        None,
+        True,
+    )
+    assert str(change) == "1x3 → parked"
+    assert made.deferred == {3}
+    assert made.outcomes == {1: "waits until 1x4 GPUs are free", 2: "begins", 3: "it is kept from starting"}
+
+
+@pytest.mark.parametrize(
+    ("job", "told", "settings", "words"),
+    [
+        (elastic(1, Shape(1, 1), "n1", start_time=NOW - 100), history(1), {}, "in 200 s (dwell time 300 s)"),
+        (elastic(1, Shape(1, 1), "n1", refusal="it is interactive"), history(1), {}, "it is interactive"),
+        (elastic(1, Shape(1, 1), "n1", time_limit_s=NOW + 100), history(1), {}, "near its time limit"),
+        (elastic(1, Shape(1, 1), "n1"), history(1, spec=None), {}, "is it started by ones-run?"),
+        (elastic(1, Shape(1, 1), "n1"), history(1), {"preempt": False}, "it runs on: pre-empting is switched off"),
+        (elastic(1, Shape(1, 1), "n1"), history(1), {"shrink": False}, "shrinking is switched off"),
+        (elastic(1, Shape(1, 1), held=True), history(1), {}, "held by its owner"),
+        (elastic(1, Shape(1, 1), refusal="resize=off"), history(1), {}, "resize=off"),
+        (elastic(1, Shape(1, 1), flags=frozenset({"COMPLETING"})), history(1), {}, "it is completing"),
+    ],
+)
+def test_what_stands_against_parking(job: Elastic, told: JobHistory, settings: dict[str, Any], words: str) -> None:
+    """What protects a job from a resize protects it from being parked or deferred."""
+    made = parking([job], 1, histories={1: told}, settings=settings)
+    assert made.begin == () and not made.deferred and words in made.outcomes[1]
+
+
+def test_parking_waits_its_turn_and_is_not_begun_twice() -> None:
+    """It is a resize like any other."""
+    jobs = [elastic(n, Shape(1, 1), f"n{n}") for n in (1, 2, 3)]
+    under_way = [resize(1, Shape(1, 1), PARKED)]
+    made = parking(jobs, 1, 2, 3, resizes=under_way, settings={"max_open": 2})
+    assert begun(made) == [2]
+    assert made.outcomes[1] == "a resize is under way" and made.outcomes[3].startswith("waits its turn")
+    assert (
+        parking([elastic(1, Shape(1, 1))], 1, resizes=[resize(1, Shape(1, 1), PARKED, State.PARKING)]).deferred == set()
+    )
+
+
+def test_a_resize_to_nothing_takes_no_gpus() -> None:
+    """Nor does it give any back before Slurm says so."""
+    jobs = [elastic(1, Shape(1, 1), "n1"), elastic(2, Shape(1, 2), "n2")]
+    under_way = [resize(2, Shape(1, 2), PARKED)]
+    assert begun(parking(jobs, 2, wanted={1: Shape(1, 4)}, resizes=under_way, free={"n1": 3})) == [1]
+    assert begun(parking(jobs, 2, wanted={1: Shape(1, 4)}, resizes=under_way, free={"n1": 2, "n2": 2})) == []
+
+
+def test_a_waiting_resize_that_waits_its_turn_is_named() -> None:
+    """Its job, where it was deferred, must not start at its old shape meanwhile; running ones run on."""
+    jobs = [elastic(1, Shape(1, 1)), elastic(2, Shape(1, 1), "n2"), elastic(3, Shape(1, 1), "n3")]
+    under_way = [resize(3, Shape(1, 1), Shape(1, 2))]
+    wanted = {1: Shape(1, 2), 2: Shape(1, 2)}
+    made = parking(jobs, wanted=wanted, resizes=under_way, free={"n1": 4, "n2": 3}, settings={"max_open": 1})
+    assert made.begin == () and made.queued == {1}

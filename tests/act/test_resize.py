@@ -420,6 +420,8 @@ def reach(world: World, state: State) -> None:
         world.interrupt = lambda number, event: fill(world, 10) and None if event == "before reshape" else None
     if state in (State.HOLDING, State.HOLDING_BACK):
         world.slurm.hold_refused = ""
+    if state is State.PARKING:
+        world.parks = True
     stop = f"after journal {state.value}"
 
     class _Reached(BaseException):

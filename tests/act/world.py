@@ -8,20 +8,22 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import slurm_ones.act.resize as resize_module
+import slurm_ones.act.steps as steps_module
 from ones_db import JobRecord, ResizeRecord, Store
 from ones_wrapper.protocol import Order
+from slurm_ones.act.leases import Leases
 from slurm_ones.act.orders import write_order
 from slurm_ones.act.resize import Machine
 from slurm_ones.act.states import State
 from slurm_ones.config import ResizeSettings
 from slurm_ones.observe.optin import parse_comment
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import PARKED, Job, Shape
 from tests.act.fake import Clock, FakeJob, FakeReports, FakeSlurm
 
 OLD, NEW = Shape(1, 1), Shape(2, 4)
 OLD_BATCH, NEW_BATCH = 32, 128
+LEASE_S = 900.0
 LONGEST_S = 3000
 """Virtual seconds after which a resize counts as stuck."""
 
@@ -36,12 +38,22 @@ class World:
     """One job, one resize, one companion that may crash and be started again."""
 
     def __init__(
-        self, store: Store, folder: Path, *, running: bool = True, settings: dict[str, Any] | None = None, **job: Any
+        self,
+        store: Store,
+        folder: Path,
+        *,
+        running: bool = True,
+        parks: bool = False,
+        settings: dict[str, Any] | None = None,
+        **job: Any,
     ) -> None:
+        """`parks` takes the job to zero GPUs rather than to NEW."""
         self.clock = Clock()
         self.slurm = FakeSlurm(self.clock)
         self.store = store
         self.settings = ResizeSettings(**({"max_wait_s": 30, "drain_timeout_s": 40} | (settings or {})))
+        self.parks = parks
+        self.leases = Leases(self.slurm, _Ledger(self), LEASE_S, self.clock)
         self.stopped = False
         """The stop file is there."""
         self.events: list[str] = []
@@ -57,7 +69,7 @@ class World:
         self.slurm.fault = self._event
 
     def __enter__(self) -> World:
-        self._patch = mock.patch.object(resize_module, "write_order", self._order)
+        self._patch = mock.patch.object(steps_module, "write_order", self._order)
         self._patch.start()
         return self
 
@@ -74,11 +86,13 @@ class World:
             spool=None,
             clock=self.clock,
             wanted=self._wanted,
+            leases=self.leases,
         )
 
     def begin(self) -> ResizeRecord:
         """Write the resize down, as the actor does."""
         running = self.job.runs != []
+        new = PARKED if self.parks else NEW
         self.resize = self.store.begin_resize(
             ResizeRecord(
                 job_id=self.job_id,
@@ -86,9 +100,9 @@ class World:
                 old_nodes=OLD.nodes,
                 old_gpus_per_node=OLD.gpus_per_node,
                 old_batch=OLD_BATCH,
-                new_nodes=NEW.nodes,
-                new_gpus_per_node=NEW.gpus_per_node,
-                new_batch=NEW_BATCH,
+                new_nodes=new.nodes,
+                new_gpus_per_node=new.gpus_per_node,
+                new_batch=None if self.parks else NEW_BATCH,
                 state=(State.DRAINING if running else State.HOLDING).value,
                 started=self.clock(),
                 order_number=round(self.clock() * 1000),
@@ -174,11 +188,26 @@ class World:
             return
         assert job.shape in (OLD, NEW)
         if resize.state == State.DONE:
-            assert job.shape == NEW
+            assert job.shape == (OLD if self.parks else NEW)
         elif resize.state in (State.ROLLED_BACK, State.ABANDONED):
             assert job.shape == OLD
             if job.trainer is not None and job.trainer.hello is not None:
                 assert job.trainer.batch == OLD_BATCH, f"trains with the new batch after {self.states}"
+
+
+class _Ledger:
+    """The store, between two events a write."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def set_deferral(self, job_id: int, until: float | None) -> None:
+        self._world._event("before journal deferral")
+        self._world.store.set_deferral(job_id, until)
+        self._world._event("after journal deferral")
+
+    def deferrals(self) -> dict[int, float]:
+        return {id_: until for id_, until in self._world.store.deferrals().items() if id_ == self._world.job_id}
 
 
 class _Journal:

@@ -12,6 +12,7 @@ from ones_db import (
     JobRecord,
     ResizeRecord,
     RunRecord,
+    RunReports,
     SpecRecord,
     Store,
     ThroughputRecord,
@@ -79,6 +80,11 @@ def epoch(number: int, which: int, **other: Any) -> EpochRecord:
     return EpochRecord(number=number, **(values | other))
 
 
+def told(store: Store, job_id: int, restart: int, **reports: Any) -> None:
+    """Store what one run reported."""
+    store.add_reports([RunReports(job_id, restart, **reports)])
+
+
 def resize(job_id: int, **other: Any) -> ResizeRecord:
     values: dict[str, Any] = {
         "restart": 0,
@@ -103,11 +109,12 @@ def decision(time: float, *job_ids: int, **other: Any) -> DecisionRecord:
 def resized_job(store: Store, job_id: int = 7, user: str = "alice") -> None:
     """A job that trained two epochs on one GPU, was resized to four, and completed its third epoch there."""
     store.see_jobs([job(job_id, user=user)])
-    store.set_spec(job_id, SPEC)
     store.see_runs([run(job_id, 0, 1, 1)])
-    store.add_reports(
+    told(
+        store,
         job_id,
         0,
+        spec=SPEC,
         hello=hello(),
         throughput=[throughput(n, epoch=(n - 2) // 10) for n in range(2, 22)],
         epochs=[epoch(30, 0, accuracy=0.3), epoch(31, 1, accuracy=0.4, loss=0.9)],
@@ -119,7 +126,8 @@ def resized_job(store: Store, job_id: int = 7, user: str = "alice") -> None:
     store.end_run(job_id, 0, 2900.0, "REQUEUED")
     store.see_jobs([job(job_id, user=user, restart=1, submit_time=2901.0)])
     store.see_runs([run(job_id, 1, 1, 4, start_time=3000.0)])
-    store.add_reports(
+    told(
+        store,
         job_id,
         1,
         hello=hello(time=3010.0, gpus_per_node=4, batch=256, lr_factor=4.0, epoch=2, step=21, launch_s=2.0),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from sqlalchemy import event
 
-from ones_db import EpochPoint, Store, ThroughputPoint, TimelineRow
-from tests.db.make import SPEC, epoch, hello, job, resize, resized_job, run, throughput
+from ones_db import EpochPoint, NoisePoint, Store, ThroughputPoint, TimelineRow
+from tests.db.make import SPEC, epoch, hello, job, resize, resized_job, run, throughput, told
 
 
 def test_history_of_a_resized_job(store: Store) -> None:
@@ -73,15 +75,15 @@ def test_a_job_that_has_shown_nothing(store: Store) -> None:
 def test_work_lost_with_a_checkpoint_counts_once(store: Store) -> None:
     """Protects progress from being counted twice when a run goes back to an older checkpoint."""
     store.see_jobs([job(1)])
-    store.set_spec(1, SPEC)
-    store.add_reports(1, 0, hello=hello(), epochs=[epoch(2, 0, loss=5.0), epoch(3, 1), epoch(4, 2)], offset=1, number=4)
+    told(store, 1, 0, spec=SPEC, offset=0, number=None)
+    told(store, 1, 0, hello=hello(), epochs=[epoch(2, 0, loss=5.0), epoch(3, 1), epoch(4, 2)], offset=1, number=4)
     assert store.histories()[1].samples == 3000
     back = hello(epoch=1, cursor=500, time=4000.0)
-    store.add_reports(1, 1, hello=back, offset=1, number=1)
+    told(store, 1, 1, hello=back, offset=1, number=1)
     history = store.histories()[1]
     assert history.samples == 1500
     assert [(point.epoch, point.restart) for point in history.epochs] == [(0, 0)]
-    store.add_reports(1, 1, epochs=[epoch(2, 1, accuracy=0.7)], offset=2, number=2)
+    told(store, 1, 1, epochs=[epoch(2, 1, accuracy=0.7)], offset=2, number=2)
     history = store.histories()[1]
     assert history.samples == 2000
     assert [(point.epoch, point.restart, point.accuracy) for point in history.epochs] == [
@@ -94,7 +96,7 @@ def test_samples_without_a_spec(store: Store) -> None:
     """Protects progress of a job whose spec could not be believed: the epochs say how long they were."""
     store.see_jobs([job(1)])
     samples, ends = [throughput(4, epoch=2, cursor=128)], [epoch(2, 0), epoch(3, 1)]
-    store.add_reports(1, 0, hello=hello(), throughput=samples, epochs=ends, offset=1, number=4)
+    told(store, 1, 0, hello=hello(), throughput=samples, epochs=ends, offset=1, number=4)
     assert store.histories()[1].samples == 2128
 
 
@@ -109,13 +111,13 @@ def test_only_the_newest_samples_of_each_shape_and_batch(store: Store) -> None:
         ]
         empty = throughput(10, time=1000.0 * restart + 10, seconds=0.0)
         other = throughput(11, time=1000.0 * restart + 11, batch=128, samples=7, seconds=1.0)
-        store.add_reports(1, restart, throughput=[*samples, empty, other], offset=1, number=11)
+        told(store, 1, restart, throughput=[*samples, empty, other], offset=1, number=11)
     found: dict[tuple[int, int, int], list[float]] = {}
-    for point in store.histories(last=3)[1].throughput:
+    for point in store.histories()[1].throughput:
         found.setdefault((point.nodes, point.gpus_per_node, point.batch), []).append(point.samples_per_s)
     assert found == {
-        (1, 2, 64): [207.0, 208.0, 209.0],
-        (2, 4, 64): [107.0, 108.0, 109.0],
+        (1, 2, 64): [205.0, 206.0, 207.0, 208.0, 209.0],
+        (2, 4, 64): [105.0, 106.0, 107.0, 108.0, 109.0],
         (1, 2, 128): [7.0, 7.0],
         (2, 4, 128): [7.0],
     }
@@ -131,6 +133,16 @@ def test_a_resize_that_was_rolled_back(store: Store) -> None:
     assert history.failures == 1
 
 
+def test_only_resizes_that_interrupted_the_job_count(store: Store) -> None:
+    """Protects the number of restarts: being parked is one, and the reshape of the job that waits is none."""
+    resized_job(store)
+    parked = store.begin_resize(resize(7, started=3600.0, restart=1, new_nodes=0, new_gpus_per_node=0)).id
+    store.end_resize(parked, "done", "it is parked", 3610.0)
+    again = store.begin_resize(resize(7, started=3700.0, restart=-1)).id
+    store.end_resize(again, "done", "it waits at its new shape", 3701.0)
+    assert store.histories([7])[7].resizes == store.job_summaries([7])[0].resizes == 2
+
+
 def test_failures_are_counted_since_the_last_success(store: Store) -> None:
     """Protects a job from being tried again and again where Slurm always refuses."""
     resized_job(store)
@@ -144,7 +156,7 @@ def test_runs_whose_end_nobody_saw(store: Store) -> None:
     """Protects run times: of a requeued run Slurm does not tell the end, and a job in the queue does not run."""
     store.see_jobs([job(1)])
     store.see_runs([run(1, 0, start_time=1000.0)])
-    store.add_reports(1, 0, hello=hello(time=1010.0), epochs=[epoch(2, 0, time=1400.0)], offset=1, number=2)
+    told(store, 1, 0, hello=hello(time=1010.0), epochs=[epoch(2, 0, time=1400.0)], offset=1, number=2)
     history = store.histories()[1]
     assert (history.ended_runs_s, history.running_since) == (0.0, 1000.0)
     store.see_jobs([job(1, restart=1, state="PENDING")])
@@ -209,7 +221,7 @@ def test_the_number_of_statements_does_not_depend_on_the_number_of_jobs(
         store.see_jobs([job(number) for number in numbers])
         store.see_runs([run(number) for number in numbers])
         for number in numbers[:10]:
-            store.add_reports(number, 0, hello=hello(), throughput=[throughput(2)], offset=1, number=2)
+            told(store, number, 0, hello=hello(), throughput=[throughput(2)], offset=1, number=2)
 
     counts = []
     for first, last in ((1, 11), (11, 201)):
@@ -218,3 +230,87 @@ def test_the_number_of_statements_does_not_depend_on_the_number_of_jobs(
         read(store)
         counts.append(len(statements))
     assert counts[0] == counts[1] <= 7
+
+
+def test_what_is_remembered_is_what_is_there(store: Store, url: str) -> None:
+    """Protects from a memory that lies: after every write, by whichever process, a fresh store reads the same."""
+    rng = random.Random(0)
+    store.see_jobs([job(n) for n in (1, 2, 3)])
+    told(store, 1, 0, spec=SPEC, offset=0, number=None)
+    numbers: Counter[tuple[int, int]] = Counter()
+    with Store.open(url, "gres") as other:
+        for step in range(80):
+            which, restart = rng.choice((1, 2, 3)), rng.choice((0, 1, 2))
+            writer = rng.choice((store, other))
+            n = numbers[which, restart] = numbers[which, restart] + 3
+            noise = rng.choice((None, float(step)))
+            samples = [throughput(n, time=float(step), batch=rng.choice((64, 128)), noise=noise, progress=noise)]
+            ends = [epoch(n + 1, rng.randrange(4), time=float(step))]
+            first = hello(epoch=rng.randrange(3), gpus_per_node=restart + 1) if n == 3 else None
+            told(writer, which, restart, hello=first, throughput=samples, epochs=ends, offset=n, number=n + 2)
+            if step % 20 == 19:
+                writer.see_jobs([job(which, state="COMPLETED", end_time=float(step))])
+            with Store.open(url, "gres", read_only=True) as fresh:
+                assert store.histories([1, 2, 3]) == fresh.histories([1, 2, 3])
+                assert store.finished_histories() == fresh.finished_histories()
+
+
+def test_nothing_new_is_the_same_object(store: Store) -> None:
+    """Protects a tick from learning again what it has learned: identity says that nothing changed."""
+    resized_job(store)
+    resized_job(store, 8)
+    store.see_jobs([job(8, restart=1, state="COMPLETED", end_time=4000.0)])
+    before, finished = store.histories([7])[7], store.finished_histories()
+    assert store.histories([7])[7] is before
+    assert store.finished_histories() is finished
+    told(store, 7, 1, throughput=[throughput(9, batch=256)], offset=60, number=9)
+    assert store.histories([7])[7] is not before
+    assert store.finished_histories() is finished
+
+
+def test_only_new_reports_are_read(store: Store) -> None:
+    """Protects a tick in a long job's last hour: it reads the rows that came since, not all of them."""
+    store.see_jobs([job(1)])
+    samples = [throughput(n) for n in range(2, 3000)]
+    told(store, 1, 0, hello=hello(), throughput=samples, offset=1, number=2999)
+    store.histories()
+    told(store, 1, 0, throughput=[throughput(3000, samples=128)], offset=2, number=3000)
+    rows: list[int] = []
+
+    def steps() -> int:
+        rows.append(1)
+        return 0
+
+    with store._engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        driver.set_progress_handler(steps, 100)
+    assert store.histories()[1].throughput[-1].samples_per_s == 256.0
+    assert len(rows) < 30, "a scan of 3000 samples takes SQLite tens of thousands of steps"
+
+
+def test_noise_and_progress(store: Store) -> None:
+    """Protects statistical efficiency and progress: the newest figures over all runs, and none above what was used."""
+    store.see_jobs([job(1)])
+    noisy = [throughput(n, noise=float(n), progress=60.0 * n) for n in range(2, 12)]
+    told(store, 1, 0, spec=SPEC, hello=hello(), throughput=noisy, offset=1, number=11)
+    history = store.histories()[1]
+    assert history.noise == tuple(NoisePoint(float(n), 2000.0 + n) for n in range(4, 12))
+    assert (history.samples, history.progress, history.first_batch) == (704.0, 660.0, 64)
+    back = hello(time=4000.0, batch=128, cursor=100, progress=90.0)
+    told(store, 1, 1, hello=back, offset=1, number=1)
+    history = store.histories()[1]
+    assert (history.samples, history.progress, history.first_batch, history.batch) == (100.0, 90.0, 64, 128)
+    told(store, 1, 1, throughput=[throughput(2, cursor=300, progress=1e9)], offset=2, number=2)
+    assert store.histories()[1].progress == 300.0
+
+
+def test_the_pause_of_a_jobs_own_resizes(store: Store) -> None:
+    """Protects what a resize is expected to cost: the last few that took effect, not parks nor starts."""
+    resized_job(store)
+    assert store.histories([7])[7].pause_s == 410.0
+    kinds = (("done", 1, 1, 20.0), ("done", 1, 0, 999.0), ("done", -1, 1, 999.0), ("rolled_back", 1, 1, 999.0))
+    for number, (state, restart, nodes, pause) in enumerate((*kinds, ("done", 1, 1, 30.0), ("done", 1, 1, 40.0))):
+        opened = store.begin_resize(resize(7, started=4000.0 + number, restart=restart, new_nodes=nodes)).id
+        store.end_resize(opened, state, "", 4000.5 + number, pause_s=pause)
+    assert store.histories([7])[7].pause_s == 30.0

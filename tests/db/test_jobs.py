@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ones_db import Store, StoreError, UnknownRecord
-from tests.db.make import SPEC, hello, job, run
+from tests.db.make import SPEC, hello, job, run, told
 
 
 def test_jobs_come_back_as_they_went_in(store: Store) -> None:
@@ -27,7 +27,7 @@ def test_jobs_come_back_as_they_went_in(store: Store) -> None:
     )
     store.see_jobs([odd, job(2)])
     assert store.jobs() == {1: odd, 2: job(2)}
-    assert store.jobs(live=True) == {2: job(2)}
+    assert store.live_jobs() == {2}
     assert store.jobs([1, 99]) == {1: odd}
 
 
@@ -41,7 +41,7 @@ def test_one_odd_name_does_not_keep_a_snapshot_out(store: Store) -> None:
 def test_seeing_a_job_again_updates_it(store: Store) -> None:
     """Protects the newest state, and what counts from the first: submission and request."""
     store.see_jobs([job(1, state="PENDING")])
-    store.set_spec(1, SPEC)
+    told(store, 1, 0, spec=SPEC, offset=0, number=None)
     store.see_jobs([job(1, requested_gpus_per_node=4, comment="new")])
     assert store.jobs()[1] == job(1, comment="new")
     assert store.histories([1])[1].spec == SPEC
@@ -83,7 +83,7 @@ def test_runs_keep_what_a_later_record_does_not_know(store: Store) -> None:
     store.see_jobs([job(1)])
     full = run(1, 0, 2, 4, end_time=2500.0, node_list=("n1", "n2"), end_reason="TIMEOUT", launch_s=1.5)
     store.see_runs([full])
-    store.add_reports(1, 0, offset=10, number=2)
+    told(store, 1, 0, offset=10, number=2)
     store.see_runs([run(1, 0, 0, 0, start_time=None, node_list=())])
     assert store.runs(1) == [replace(full, report_offset=10, report_number=2)]
 
@@ -107,7 +107,7 @@ def test_unknown_jobs_and_runs_are_named(store: Store) -> None:
     with pytest.raises(UnknownRecord, match="run 3 of job 1"):
         store.end_run(1, 3, 1.0)
     with pytest.raises(UnknownRecord, match="job 9"):
-        store.add_reports(9, 0, hello=hello(), offset=1, number=1)
+        told(store, 9, 0, hello=hello(), offset=1, number=1)
 
 
 def test_clusters_do_not_mix(url: str, store: Store) -> None:
@@ -136,3 +136,23 @@ def test_thousands_of_jobs_in_one_call(store: Store) -> None:
     many = [job(number) for number in range(1, 40_001)]
     store.see_jobs(many)
     assert len(store.jobs([record.job_id for record in many])) == len(many)
+
+
+def test_a_deferral_is_kept_until_it_is_taken_back(store: Store) -> None:
+    """Protects what a companion that starts must know: which waiting jobs it keeps from starting, snapshots or not."""
+    store.see_jobs([job(1), job(2)])
+    store.set_deferral(1, 5000.0)
+    store.see_jobs([job(1, comment="new"), job(2)])
+    assert store.deferrals() == {1: 5000.0}
+    store.set_deferral(1, None)
+    assert store.deferrals() == {}
+    with pytest.raises(UnknownRecord, match="job 9"):
+        store.set_deferral(9, 5000.0)
+
+
+def test_a_deferral_does_not_pass_to_the_next_job_with_that_id(store: Store) -> None:
+    """Protects a new job from what an old one with its id had."""
+    store.see_jobs([job(1)])
+    store.set_deferral(1, 5000.0)
+    store.see_jobs([job(1, submit_time=4000.0)])
+    assert store.deferrals() == {}

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from ones_db import CheckpointRecord, Store
-from tests.db.make import job, resized_job, run
+from tests.db.make import job, resized_job, run, told
 
 QUERIES = Path(__file__).parents[2] / "db" / "queries"
 
@@ -34,7 +34,7 @@ def test_resize_cost(store: Store) -> None:
     for."""
     resized_job(store)
     asked = CheckpointRecord(32, 2610.0, "step-21", 2, 0, 21, 1000, 1.25, order_number=9)
-    store.add_reports(7, 0, checkpoints=[asked], offset=200, number=32)
+    told(store, 7, 0, checkpoints=[asked], offset=200, number=32)
     (line,) = ask(store, "resize_cost.sql")
     assert (line["old_gpus"], line["new_gpus"], line["pause_s"], line["total_s"]) == (1, 4, 410.0, 510.0)
     assert (line["checkpoint_s"], line["launch_s"]) == (1.25, 2.0)

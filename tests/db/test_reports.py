@@ -5,9 +5,11 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import replace
 
-from ones_db import BatchRecord, ByeRecord, CheckpointRecord, Store
+import pytest
+
+from ones_db import BatchRecord, ByeRecord, CheckpointRecord, RunReports, Store, UnknownRecord
 from ones_db.engine import database_file
-from tests.db.make import SPEC, epoch, hello, job, run, throughput
+from tests.db.make import SPEC, epoch, hello, job, run, throughput, told
 
 CHECKPOINT = CheckpointRecord(5, 2005.0, "step-5", 0, 320, 5, 2**40, 0.25, order_number=1_700_000_000_000)
 BATCH = BatchRecord(6, 2006.0, 6, 128, 2.0, order_number=1_700_000_000_000)
@@ -22,7 +24,8 @@ def contents(url: str) -> dict[str, list[tuple[object, ...]]]:
 
 def tell(store: Store) -> None:
     """Two looks at the report file of one run."""
-    store.add_reports(
+    told(
+        store,
         1,
         0,
         hello=hello(note="a checkpoint was damaged", launch_s=1.5, group_s=0.5, load_s=0.25),
@@ -30,7 +33,8 @@ def tell(store: Store) -> None:
         offset=300,
         number=3,
     )
-    store.add_reports(
+    told(
+        store,
         1,
         0,
         throughput=[throughput(4), throughput(7, batch=128)],
@@ -69,7 +73,7 @@ def test_reports_of_a_run(store: Store) -> None:
             report_number=9,
         )
     ]
-    assert store.report_position(1, 0) == (900, 9)
+    assert store.report_positions([1]) == {(1, 0): (900, 9)}
     history = store.histories([1])[1]
     assert (history.first_loss, history.batch) == (2.0, 128)
 
@@ -77,7 +81,7 @@ def test_reports_of_a_run(store: Store) -> None:
 def test_telling_it_again_changes_nothing(store: Store, url: str) -> None:
     """Protects from doubled samples when the companion died between reading a file and remembering it."""
     store.see_jobs([job(1)])
-    store.set_spec(1, SPEC)
+    told(store, 1, 0, spec=SPEC, offset=0, number=None)
     store.see_runs([run(1)])
     tell(store)
     before = contents(url)
@@ -91,18 +95,18 @@ def test_telling_it_again_changes_nothing(store: Store, url: str) -> None:
 def test_another_value_under_a_stored_number_is_not_believed(store: Store, url: str) -> None:
     """Protects stored history from a report file that was rewritten."""
     store.see_jobs([job(1)])
-    store.add_reports(1, 0, hello=hello(), throughput=[throughput(2)], offset=100, number=2)
+    told(store, 1, 0, hello=hello(), throughput=[throughput(2)], offset=100, number=2)
     before = contents(url)["throughput"]
-    store.add_reports(1, 0, throughput=[throughput(2, samples=10**9)], offset=50, number=2)
+    told(store, 1, 0, throughput=[throughput(2, samples=10**9)], offset=50, number=2)
     assert contents(url)["throughput"] == before
-    assert store.report_position(1, 0) == (100, 2)
+    assert store.report_positions([1]) == {(1, 0): (100, 2)}
 
 
 def test_a_run_that_no_snapshot_saw(store: Store) -> None:
     """Protects the reports of a run that began and ended between two snapshots."""
     store.see_jobs([job(1)])
-    assert store.report_position(1, 3) == (0, 0)
-    store.add_reports(1, 3, hello=hello(nodes=2, gpus_per_node=4), offset=10, number=1)
+    assert store.report_positions([1]) == {}
+    told(store, 1, 3, hello=hello(nodes=2, gpus_per_node=4), offset=10, number=1)
     (made,) = store.runs(1)
     assert (made.restart, made.nodes, made.gpus_per_node, made.start_time) == (3, 2, 4, 2001.0)
     store.see_runs([run(1, 3, 2, 4, start_time=1999.0)])
@@ -114,7 +118,7 @@ def test_reports_without_their_hello(store: Store) -> None:
     """Protects the rest of a file whose first line was unreadable; without a shape it teaches no
     throughput."""
     store.see_jobs([job(1)])
-    store.add_reports(1, 0, throughput=[throughput(2)], epochs=[epoch(3, 0)], offset=10, number=3)
+    told(store, 1, 0, throughput=[throughput(2)], epochs=[epoch(3, 0)], offset=10, number=3)
     history = store.histories([1])[1]
     assert history.throughput == ()
     assert [point.epoch for point in history.epochs] == [0]
@@ -124,14 +128,14 @@ def test_slurms_word_on_the_shape_comes_first(store: Store) -> None:
     """Protects learning from a job that tells another shape than it has."""
     store.see_jobs([job(1)])
     store.see_runs([run(1, 0, 1, 2)])
-    store.add_reports(1, 0, hello=hello(nodes=64, gpus_per_node=8), offset=10, number=1)
+    told(store, 1, 0, hello=hello(nodes=64, gpus_per_node=8), offset=10, number=1)
     assert (store.runs(1)[0].nodes, store.runs(1)[0].gpus_per_node) == (1, 2)
 
 
 def test_the_checkpoint_that_answers_an_order(store: Store) -> None:
     """Protects the requeue, which must not come before the checkpoint of this very order and run."""
     store.see_jobs([job(1)])
-    store.add_reports(1, 0, hello=hello(), checkpoints=[CHECKPOINT], offset=1, number=5)
+    told(store, 1, 0, hello=hello(), checkpoints=[CHECKPOINT], offset=1, number=5)
     order = CHECKPOINT.order_number or 0
     assert store.checkpoint_for_order(1, 0, order) == CHECKPOINT
     assert store.checkpoint_for_order(1, 0, order + 1) is None
@@ -144,11 +148,11 @@ def test_the_pause_of_a_resize(store: Store) -> None:
     asked = replace(CHECKPOINT, time=2100.0, seconds=2.5)
     samples = [throughput(2, time=2050.0)]
     bye = replace(BYE, time=2160.0)
-    store.add_reports(1, 0, hello=hello(), throughput=samples, checkpoints=[asked], bye=bye, offset=1, number=8)
+    told(store, 1, 0, hello=hello(), throughput=samples, checkpoints=[asked], bye=bye, offset=1, number=8)
     assert store.pause_after(1, 0) is None
     store.see_runs([run(1, 1, start_time=2170.0)])
     assert store.pause_after(1, 0) is None
-    store.add_reports(1, 1, hello=hello(time=2180.0), offset=1, number=1)
+    told(store, 1, 1, hello=hello(time=2180.0), offset=1, number=1)
     assert store.pause_after(1, 0) == 2180.0 - 2097.5
     assert store.pause_after(1, -1) == 0.0
     assert store.pause_after(1, 1) is None
@@ -157,6 +161,44 @@ def test_the_pause_of_a_resize(store: Store) -> None:
 def test_bytes_without_a_report(store: Store) -> None:
     """Protects from reading the same unreadable bytes for ever."""
     store.see_jobs([job(1)])
-    store.add_reports(1, 0, hello=hello(), offset=10, number=1)
-    store.add_reports(1, 0, offset=500, number=None)
-    assert store.report_position(1, 0) == (500, 1)
+    told(store, 1, 0, hello=hello(), offset=10, number=1)
+    told(store, 1, 0, offset=500, number=None)
+    assert store.report_positions([1]) == {(1, 0): (500, 1)}
+
+
+def test_a_spec_alone_makes_no_run(store: Store) -> None:
+    """Protects a job that waits after its requeue from a run that never was."""
+    store.see_jobs([job(1)])
+    told(store, 1, 1, spec=SPEC, offset=0, number=None)
+    assert store.runs(1) == []
+    assert store.histories([1])[1].spec == SPEC
+
+
+def test_many_runs_in_one_call_or_none(store: Store) -> None:
+    """Protects a tick: all jobs' reports are one transaction, and one that cannot be stored leaves nothing of it."""
+    store.see_jobs([job(1), job(2)])
+    looks = [RunReports(n, r, 10 * n, 2, SPEC, hello(), [throughput(2)]) for n, r in ((1, 0), (1, 1), (2, 0))]
+    store.add_reports(looks)
+    assert store.report_positions([1, 2]) == {(1, 0): (10, 2), (1, 1): (10, 2), (2, 0): (20, 2)}
+    more = [RunReports(n, 0, 90, 3, throughput=[throughput(3)]) for n in (1, 2, 9)]
+    with pytest.raises(UnknownRecord, match="job 9"):
+        store.add_reports(more)
+    assert store.report_positions([1, 2]) == {(1, 0): (10, 2), (1, 1): (10, 2), (2, 0): (20, 2)}
+
+
+def test_a_report_that_comes_late_is_not_believed(store: Store, url: str) -> None:
+    """Protects what was read already, and remembered, from a file into whose middle something was written."""
+    store.see_jobs([job(1)])
+    told(store, 1, 0, hello=hello(), throughput=[throughput(2), throughput(5)], offset=10, number=5)
+    told(store, 1, 0, throughput=[throughput(4), throughput(6)], offset=20, number=6)
+    assert [row[1] for row in contents(url)["throughput"]] == [2, 5, 6]
+
+
+def test_noise_and_progress_are_the_newest(store: Store) -> None:
+    """Protects progress of a run: what its hello took up, then what its last stretch said."""
+    store.see_jobs([job(1)])
+    told(store, 1, 0, hello=hello(noise=50.0, progress=10.0), offset=1, number=1)
+    assert (store.runs(1)[0].noise, store.runs(1)[0].progress) == (50.0, 10.0)
+    samples = [throughput(2, noise=60.0, progress=40.0), throughput(3, progress=70.0), throughput(4)]
+    told(store, 1, 0, throughput=samples, offset=2, number=4)
+    assert (store.runs(1)[0].noise, store.runs(1)[0].progress) == (60.0, 70.0)

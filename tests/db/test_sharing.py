@@ -14,17 +14,17 @@ import pytest
 
 from ones_db import Store, StoreBusy, StoreError
 from ones_db.engine import database_file
-from tests.db.make import job, resized_job, throughput
+from tests.db.make import job, resized_job, throughput, told
 
 WRITER = """
 import sys
-from ones_db import ResizeRecord, Store, ThroughputRecord
+from ones_db import ResizeRecord, RunReports, Store, ThroughputRecord
 
 store = Store.open(sys.argv[1], "gres")
 number = store.begin_resize(ResizeRecord(1, 0, 1, 1, 64, 1, 4, 256, "ordered", 0.0)).id
 for n in range(2, 10**9):
     samples = [ThroughputRecord(10 * n + k, 1.0, 0, n, 0, 64, 1.0, 64, 1.0) for k in range(10)]
-    store.add_reports(1, 0, throughput=samples, offset=100 * n, number=10 * n + 9)
+    store.add_reports([RunReports(1, 0, 100 * n, 10 * n + 9, throughput=samples)])
     print("reports", n, flush=True)
     store.step_resize(number, f"state {n}", time=float(n), order_number=n)
     print("step", n, flush=True)
@@ -37,19 +37,19 @@ def test_a_killed_writer_loses_nothing_that_returned(store: Store, url: str) -> 
     store.see_jobs([job(1)])
     writer = subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
-    told = [writer.stdout.readline() for _ in range(41)]
+    said = [writer.stdout.readline() for _ in range(41)]
     os.kill(writer.pid, signal.SIGKILL)
-    told += writer.stdout.read().splitlines(keepends=True)
+    said += writer.stdout.read().splitlines(keepends=True)
     writer.stdout.close()
     writer.wait()
     acknowledged = {"reports": 0, "step": 0}
-    for line in told:
+    for line in said:
         if line.endswith("\n"):
             kind, count = line.split()
             acknowledged[kind] = int(count)
     assert acknowledged["reports"] >= 20
     with Store.open(url, "gres") as again:
-        offset, number = again.report_position(1, 0)
+        offset, number = again.report_positions([1])[1, 0]
         last = offset // 100
         assert acknowledged["reports"] <= last <= acknowledged["reports"] + 1
         assert number == 10 * last + 9
@@ -102,7 +102,7 @@ def test_two_writers_take_turns(store: Store, url: str) -> None:
         try:
             with Store.open(url, "gres") as mine:
                 for n in range(2, 32):
-                    mine.add_reports(number, 0, throughput=[throughput(n)], offset=n, number=n)
+                    told(mine, number, 0, throughput=[throughput(n)], offset=n, number=n)
         except Exception as error:  # shown by the assertion below
             errors.append(error)
 
@@ -112,7 +112,7 @@ def test_two_writers_take_turns(store: Store, url: str) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
-    assert [store.report_position(number, 0) for number in (1, 2)] == [(31, 31), (31, 31)]
+    assert store.report_positions([1, 2]) == {(1, 0): (31, 31), (2, 0): (31, 31)}
 
 
 def test_a_lock_that_is_not_let_go(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

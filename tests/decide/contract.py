@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from slurm_ones.decide.policy import (
+    Allocation,
     ClusterView,
     Floats,
     Ints,
@@ -17,7 +19,8 @@ from slurm_ones.decide.policy import (
     Progress,
     Schedule,
 )
-from slurm_ones.learn.efficiency import ConstantEfficiency
+from slurm_ones.decide.shapes import least_and_most
+from slurm_ones.learn.efficiency import NoiseEfficiency
 from slurm_ones.slurm.model import Shape
 
 
@@ -76,7 +79,7 @@ def job(
         base_batch=64,
         limits=Limits(gpus, 64, 1024, 256),
         model=Power(),
-        efficiency=ConstantEfficiency(),
+        efficiency=NoiseEfficiency(64, math.inf),
         progress=Progress(max(epochs, 0.5), to_come),
         samples=1000.0 * epochs,
         dataset=1000,
@@ -109,17 +112,27 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
         if j.fixed:
             assert (got.shape, got.batch) == (j.shape, j.batch) if got and j.shape else got is None
             assert j.shape is None or j.job_id not in schedule.parked, f"fixed job {j.job_id} was parked"
-        if got is None or got.shape == j.shape:
+        if got is None:
+            continue
+        if not unchanged(view, j, got) or got.batch != j.batch:
+            least, most = least_and_most(j.limits, got.shape.gpus)
+            assert least <= got.batch <= most, f"job {j.job_id} cannot take batch {got.batch}"
+            assert got.batch % j.limits.quantum == 0 or j.limits.min_batch == j.limits.max_batch
+        if unchanged(view, j, got):
             continue
         gpus, per_node = got.shape.gpus, view.gpus_per_node
         assert gpus in j.limits.gpus, f"job {j.job_id} cannot take {gpus} GPUs"
         assert got.shape.nodes == 1 or got.shape.gpus_per_node == per_node, "several nodes must be whole"
         assert got.shape.gpus_per_node <= per_node or not view.uniform, "no node has so many GPUs"
         assert got.shape.gpus_per_node == per_node or not view.whole_nodes, "nodes must be whole here"
-        assert j.limits.min_batch <= got.batch <= j.limits.max_batch
-        assert got.batch <= j.limits.max_local_batch * gpus
-        assert got.batch % j.limits.quantum == 0 or j.limits.min_batch == j.limits.max_batch
     assert placeable(view, jobs, schedule), f"not placeable: {schedule.allocations}"
+
+
+def unchanged(view: ClusterView, j: JobView, got: Allocation) -> bool:
+    """Whether the job stays where it is. Where shapes may be spread, a size is all that there is to change."""
+    if view.uniform or j.shape is None:
+        return got.shape == j.shape
+    return got.shape.gpus == j.shape.gpus
 
 
 def placeable(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> bool:
@@ -128,7 +141,7 @@ def placeable(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) ->
     moving: list[Shape] = []
     for j in jobs:
         got = schedule.allocations.get(j.job_id)
-        if got is not None and got.shape == j.shape:
+        if got is not None and unchanged(view, j, got):
             for name, gpus in j.nodes.items():
                 free[name] = free.get(name, gpus) - gpus
         elif got is not None:

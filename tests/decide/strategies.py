@@ -7,7 +7,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from slurm_ones.decide.ones_sc21.search import Ones, Options
+from slurm_ones.decide.ones_sc21.search import OnesSc21, Options
 from slurm_ones.decide.ones_sc21.space import Space, build
 from slurm_ones.decide.policy import ClusterView, JobView, Limits, Progress
 from slurm_ones.decide.shapes import shape_of, valid_counts
@@ -15,15 +15,20 @@ from tests.decide.contract import Power, cluster, job
 
 Round = tuple[ClusterView, list[JobView]]
 
-figures = st.sampled_from([0.0, 1e-9, 1.0, 90.0, 100.0, 1e300, math.nan, math.inf, -5.0])
+figures = st.sampled_from([0.0, 1e-9, 1.0, 90.0, 100.0, 1e300, math.nan, math.inf, -math.inf, -5.0])
 
 
 across = st.sampled_from([1.0, 0.6])
 
 
 @st.composite
-def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool = True) -> Round:
-    """A cluster of up to 4 nodes, whole-node or not, rigid jobs on part of it, and jobs in any state."""
+def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> Round:
+    """A cluster of up to 4 nodes, whole-node or not, rigid jobs on part of it, and jobs in any state.
+
+    Shapes are `uniform` or not as drawn, unless it is given. Measurements, losses and forecasts may be absurd.
+    """
+    if uniform is None:
+        uniform = draw(st.booleans())
     whole = uniform and draw(st.booleans())
     per_node = draw(st.sampled_from([1, 2, 3, 4, 8]))
     nodes = draw(st.integers(1, 4))
@@ -56,10 +61,15 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool = True) -> Round:
                 epochs=epochs,
                 limits=limits,
                 model=model,
-                requested=draw(st.integers(0, 8)),
+                requested=draw(st.sampled_from([0, 1, 2, 3, 4, 5, 8, 64])),
+                requested_batch=draw(st.sampled_from([0, 1, 64, 100, 512, 10**9])),
+                true_remaining_s=draw(figures),
+                running_s=draw(st.one_of(figures, st.just(10.0 * epochs))),
+                losses=tuple((float(k), draw(figures)) for k in range(draw(st.sampled_from([0, 0, 3, 9])))),
                 submitted=float(draw(st.integers(0, 3))),
                 epochs_since_change=draw(st.integers(0, epochs)),
                 progress=Progress(max(epochs, 0.5), draw(st.sampled_from([1.0, 20.0, math.nan, math.inf, 0.0]))),
+                resize_s=draw(st.sampled_from([30.0, 0.0, math.nan])),
                 fixed=draw(st.sampled_from(["", "", "", "", "", "held"])),
             )
         )
@@ -78,7 +88,7 @@ def _spread(left: dict[str, int], gpus: int) -> dict[str, int]:
 @st.composite
 def spaces(draw: st.DrawFn) -> Space:
     """What a decision would search over in such a round."""
-    view, jobs = draw(rounds())
+    view, jobs = draw(rounds(uniform=True))
     return build(view, jobs, {j.job_id: "fixed" for j in jobs if j.fixed})
 
 
@@ -86,6 +96,6 @@ def seeded(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def quick(**options: object) -> Ones:
+def quick(**options: object) -> OnesSc21:
     """ONES with few generations."""
-    return Ones(Options(**{"generations": 4, "population": 6, **options}))  # type: ignore[arg-type]
+    return OnesSc21(Options(**{"generations": 4, "population": 6, **options}))  # type: ignore[arg-type]

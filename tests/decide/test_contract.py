@@ -32,7 +32,7 @@ def test_schedules_can_be_had(name: str, history: list[Round], seed: int) -> Non
 
 
 @every_policy
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rounds(), st.integers(0, 9))
 def test_equal_seeds_give_equal_schedules(name: str, drawn: Round, seed: int) -> None:
     """Two policies fed alike agree on allocations, words and score, so that a decision can be replayed."""
@@ -68,7 +68,7 @@ def test_absurd_figures_never_crash(name: str, figure: float) -> None:
         samples=figure,
         running_s=figure,
     )
-    jobs = [absurd, job(2, {"n2": 1}, epochs=3), job(3)]
+    jobs = [absurd, job(2, {"n2": 1}, epochs=3), job(3, requested=1)]
     policy = make_policy(name)
     for _ in range(2):
         schedule = policy.decide(view, jobs, 0.0, seeded())

@@ -1,16 +1,21 @@
-"""The genetic operators: whatever they do, every candidate stays a schedule that Slurm can carry out."""
+"""The genetic operators of ONES as published: whatever they do, every candidate stays a schedule that Slurm can carry out."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_ones.decide.ones_sc21 import genome, operators
-from slurm_ones.decide.ones_sc21.placement import pack
+from slurm_ones.decide.ones_sc21.placement import free_nodes, place
 from slurm_ones.decide.ones_sc21.score import remaining_utilisation, sample_progress
 from slurm_ones.decide.ones_sc21.space import Space, build
-from slurm_ones.decide.policy import Ints
+from slurm_ones.decide.policy import Ints, NodeView
+from slurm_ones.decide.room import Room
+from slurm_ones.decide.shapes import shape_of
+from slurm_ones.slurm.model import Shape
 from tests.decide.contract import Power, cluster, job
 from tests.decide.strategies import seeded, spaces
 
@@ -18,60 +23,74 @@ some = settings(max_examples=80, deadline=None, suppress_health_check=[HealthChe
 K = 6
 
 
-def sound(space: Space, grid: Ints) -> None:
-    """No GPU given twice, allowed shapes only, no running job lost, unchanged jobs in place."""
-    assert (grid >= 0).all()
-    assert (grid.sum(axis=1) <= space.capacity).all(), "a node's GPUs were given twice"
-    per_node = space.cluster.gpus_per_node
-    for candidate in grid:
-        for j, row in enumerate(candidate):
-            count, held = int(row.sum()), row[row > 0]
-            assert count >= space.floor[j], "a running job was lost"
-            if count == space.current[j]:
-                assert (row == space.home[j]).all(), "Slurm does not move an unchanged job"
-            elif count:
-                assert space.allowed[j, space.column[count]]
-                assert len(held) == 1 or (held == per_node).all(), "several nodes must be whole"
+def sound(space: Space, counts: Ints) -> None:
+    """Sizes that the jobs can have, and room for all of them with unchanged jobs in place."""
+    assert (counts == space.largest(counts)).all(), "a size that the job cannot have"
+    assert (counts.sum(axis=1) <= len(space.slots)).all(), "a GPU was given twice"
+    for of_job in counts:
+        room = Room(space.cluster)
+        free = space.capacity - sum(
+            (space.home[j] for j, n in enumerate(of_job) if n == space.current[j]), np.zeros(len(space.capacity))
+        )
+        assert (free >= 0).all()
+        room = Room(replace(space.cluster, nodes=[NodeView(f"x{i}", int(n)) for i, n in enumerate(free)]))
+        moving = [int(n) for j, n in enumerate(of_job) if n != space.current[j] and n]
+        for gpus in sorted(moving, reverse=True):
+            shape = shape_of(space.cluster, gpus)
+            assert shape is not None
+            assert room.take(shape), "not placeable"
 
 
 def some_limit(space: Space, seed: int) -> Ints:
-    """Limits as they may be: anything from below the current size to the whole cluster."""
-    drawn = seeded(seed).integers(0, space.cluster.gpus + 1, len(space.jobs))
-    return np.maximum(drawn, space.floor)
+    """Limits as they may be: anything from nothing to the whole cluster."""
+    return seeded(seed).integers(0, space.cluster.gpus + 1, len(space.jobs))
+
+
+def some_order(space: Space, seed: int) -> Ints:
+    order = operators.fill_order(space, sample_progress(space, seeded(seed)))
+    assert sorted(order) == list(range(len(space.jobs)))
+    return order
 
 
 def population(space: Space, limit: Ints, seed: int) -> Ints:
+    """Candidates as a generation leaves them."""
     wanted = seeded(seed).integers(0, space.cluster.gpus + 1, (K, len(space.jobs)))
-    return operators.reorder(space, operators.refresh(space, wanted, limit))
+    wanted[0] = space.current
+    return operators.settle(space, operators.refresh(space, wanted, limit), limit, some_order(space, seed))
 
 
 @some
 @given(spaces(), st.integers(0, 99))
-def test_refresh_and_reorder(space: Space, seed: int) -> None:
+def test_refresh_and_settle(space: Space, seed: int) -> None:
     """Any wanted counts become placeable candidates within the limits."""
     limit = some_limit(space, seed)
-    wanted = operators.refresh(space, seeded(seed).integers(0, 5, (K, len(space.jobs))), limit)
-    assert (wanted >= space.floor).all()
-    grid = operators.reorder(space, wanted)
-    sound(space, grid)
-    assert (grid.sum(axis=2) <= limit).all()
+    wanted = operators.refresh(space, seeded(seed).integers(0, 9, (K, len(space.jobs))), limit)
+    assert (wanted <= limit).all()
+    counts = population(space, limit, seed)
+    sound(space, counts)
+    assert (counts <= np.maximum(limit, space.current)).all()
 
 
 @some
 @given(spaces(), st.integers(0, 99))
-def test_packing_with_shelter_loses_nobody(space: Space, seed: int) -> None:
-    """The second attempt keeps every running job, so that reordering need not fall back to the current
-    allocation.
-    """
-    wanted = seeded(seed).integers(0, space.cluster.gpus + 1, (K, len(space.jobs)))
-    wanted = space.snap(wanted, np.maximum(some_limit(space, seed), space.floor))
-    sound(space, pack(space, wanted, shelter=True))
+def test_placing(space: Space, seed: int) -> None:
+    """What can be placed is placed as it is; nobody gets more than was wanted, but that those who run and cannot grow
+    stay as they are; and the free nodes that are told add up."""
+    drawn = seeded(seed).integers(0, space.cluster.gpus + 1, (K, len(space.jobs)))
+    wanted = operators.refresh(space, drawn, np.full(len(space.jobs), space.cluster.gpus))
+    counts, free = place(space, wanted)
+    sound(space, counts)
+    assert (counts <= wanted).all()
+    assert ((counts >= space.current) | (wanted <= space.current)).all(), "a job lost GPUs by growing"
+    assert (free >= 0).all()
+    assert (free.sum(axis=1) == len(space.capacity)).all()
+    assert (free @ np.arange(free.shape[1]) == len(space.slots) - counts.sum(axis=1)).all()
 
 
 @some
 @given(spaces(), st.integers(0, 99))
 def test_crossover_and_mutation_repair(space: Space, seed: int) -> None:
-    """Children and mutants name only jobs that exist, and become sound again by snap and reorder."""
+    """Children and mutants name only jobs that exist, and become sound again when they are settled."""
     limit, rng = some_limit(space, seed), seeded(seed)
     parents = genome.genes(space, population(space, limit, seed))
     removable = rng.random(len(space.jobs)) < 0.5
@@ -79,40 +98,57 @@ def test_crossover_and_mutation_repair(space: Space, seed: int) -> None:
     mutants = operators.mutate(parents, removable, 0.5, rng)
     assert children.shape == mutants.shape == parents.shape
     young = np.concatenate([children, mutants])
-    assert ((young >= genome.IDLE) & (young < len(space.jobs))).all()
-    grid = operators.reorder(space, space.snap(genome.counts(space, young), limit))
-    sound(space, grid)
-    assert (grid.sum(axis=2) <= limit).all()
+    assert ((young >= 0) & (young <= len(space.jobs))).all()
+    counts = operators.settle(space, genome.counts(space, young), limit, some_order(space, seed))
+    sound(space, counts)
 
 
 @some
 @given(spaces(), st.integers(0, 99))
-def test_fill(space: Space, seed: int) -> None:
-    """Filling takes nothing from anybody, keeps the limits, and leaves no GPU idle that a job may have."""
-    limit = some_limit(space, seed)
-    grid = population(space, limit, seed)
-    order = operators.fill_order(space, sample_progress(space, seeded(seed)))
-    assert sorted(order) == list(range(len(space.jobs)))
-    filled = operators.fill(space, grid, limit, order)
-    sound(space, filled)
-    before, after = grid.sum(axis=2), filled.sum(axis=2)
+def test_filling(space: Space, seed: int) -> None:
+    """Filling takes nothing from anybody, keeps the limits, and leaves no GPUs idle that a job may have."""
+    limit, order = some_limit(space, seed), some_order(space, seed)
+    drawn = seeded(seed).integers(0, space.cluster.gpus + 1, (K, len(space.jobs)))
+    before = operators.refresh(space, drawn, limit)
+    after = operators.fill(space, before, limit, order)
     assert (after >= before).all()
     assert (after <= limit).all()
-    free = space.capacity - filled.sum(axis=1)
-    for k, j in np.argwhere(after == 0):
-        assert not (0 < space.start[j] <= min(limit[j], free[k].max(initial=0))), "it could have started"
+    assert (after == space.largest(after)).all()
+    idle = (len(space.slots) - after.sum(axis=1))[:, None]
+    assert (idle >= 0).all()
+    assert (space.largest(np.minimum(limit, after + idle)) <= after).all(), "somebody could have grown"
+
+
+@some
+@given(spaces(), st.integers(0, 99))
+def test_nobody_waits_beside_room(space: Space, seed: int) -> None:
+    """Where a job that waits finds a place for its smallest size within its limit, it has got one."""
+    limit = some_limit(space, seed)
+    counts = population(space, limit, seed)
+    for of_job in counts:
+        free = space.capacity - sum(
+            (space.home[j] for j, n in enumerate(of_job) if n == space.current[j]), np.zeros(len(space.capacity))
+        )
+        room = Room(replace(space.cluster, nodes=[NodeView(f"x{i}", int(n)) for i, n in enumerate(free)]))
+        for gpus in sorted((int(n) for j, n in enumerate(of_job) if n and n != space.current[j]), reverse=True):
+            room.take(shape_of(space.cluster, gpus) or Shape(1, 1))
+        for j in np.flatnonzero((of_job == 0) & (space.start > 0) & (space.start <= limit) & ~space.running):
+            shape = shape_of(space.cluster, int(space.start[j]))
+            assert shape is not None
+            assert not room.fits(shape)
 
 
 @some
 @given(spaces(), st.integers(0, 99))
 def test_genes_and_counts_say_the_same(space: Space, seed: int) -> None:
-    """A candidate's genes hold each job as often as its grid has GPUs for it, and there are as many as
-    GPUs.
-    """
-    grid = population(space, some_limit(space, seed), seed)
-    genes = genome.genes(space, grid)
+    """A candidate's genes hold each job as often as it has GPUs, there are as many as GPUs, and a job keeps the ones it
+    holds as far as it keeps its count."""
+    counts = population(space, some_limit(space, seed), seed)
+    genes = genome.genes(space, counts)
     assert genes.shape == (K, space.capacity.sum())
-    assert (genome.counts(space, genes) == grid.sum(axis=2)).all()
+    assert (genome.counts(space, genes) == counts).all()
+    kept = np.array([[(row[space.slots == j] == j).sum() for j in range(len(space.jobs))] for row in genes])
+    assert (kept.reshape(counts.shape) == np.minimum(counts, space.current)).all()
 
 
 def test_crossover_swaps_genes() -> None:
@@ -127,9 +163,9 @@ def test_crossover_swaps_genes() -> None:
 
 def test_mutation_removes_jobs_whole_and_only_those_it_may() -> None:
     """With chance 1 every removable job leaves all its slots, and no other job any."""
-    parents = np.array([[0, 0, 1, 2, -1], [1, 1, 2, 2, 2]])
+    parents = np.array([[0, 0, 1, 2, 3], [1, 1, 2, 2, 2]])  # 3 is idle
     mutants = operators.mutate(parents, np.array([True, False, True]), 1.0, seeded())
-    assert mutants.tolist() == [[-1, -1, 1, -1, -1], [1, 1, -1, -1, -1]]
+    assert mutants.tolist() == [[3, 3, 1, 3, 3], [1, 1, 3, 3, 3]]
 
 
 def test_fill_order_is_new_jobs_then_shortest() -> None:
@@ -145,15 +181,21 @@ def test_fill_order_is_new_jobs_then_shortest() -> None:
     assert [space.jobs[j].job_id for j in order] == [3, 4, 2, 1]
 
 
-def test_reorder_packs_large_jobs_around_those_in_place() -> None:
-    """An unchanged job keeps its node; a job that grows to two nodes finds the two that the others can
-    leave.
-    """
+def test_placing_around_those_in_place() -> None:
+    """An unchanged job keeps its node; a job that grows to two nodes finds two that the others can leave, or stays as
+    it is."""
     jobs = [job(1, {"n1": 4}, epochs=3), job(2, {"n2": 1}, epochs=3), job(3, {"n3": 1}, epochs=3)]
     space = build(cluster(3), jobs, {})
-    grid = operators.reorder(space, np.array([[8, 1, 2], [8, 1, 1]]))
-    assert grid[0].sum(axis=1).tolist() == [8, 1, 2], "job 3 makes room by changing"
-    assert grid[1].sum(axis=1).tolist() == [4, 1, 1], "unchanged jobs do not"
+    counts, free = place(space, np.array([[8, 1, 2], [8, 1, 1]]))
+    assert counts.tolist() == [[8, 1, 2], [4, 1, 1]]
+    assert free.tolist() == [[2, 1, 0, 0, 0], [1, 0, 0, 2, 0]]
+
+
+def test_free_nodes_count_nodes_by_what_they_have() -> None:
+    """Two nodes of four: one with a job of one GPU on it, one with a job of two that is to change."""
+    jobs = [job(1, {"n1": 1}, epochs=3), job(2, {"n2": 2}, epochs=3)]
+    space = build(cluster(2), jobs, {})
+    assert free_nodes(space, np.array([[True, False]])).tolist() == [[0, 0, 0, 1, 1]]
 
 
 def test_score_is_the_published_one() -> None:

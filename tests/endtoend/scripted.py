@@ -2,8 +2,8 @@
 
     scripted SETTINGS '{"7": [[1, 4, 32], [2, 4, 64]]}' [advise]
 
-Job 7 is to get each shape (nodes, GPUs per node) with its global batch in turn. Ends once it had the last one and no
-resize is open. All else is the companion as it is.
+Job 7 is to get each shape (nodes, GPUs per node) with its global batch in turn; [0, 0, N] parks it until it has been
+seen waiting N times. Ends once it had the last one and no resize is open. All else is the companion as it is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,11 +21,10 @@ import numpy as np
 from ones_db import Store, migrate
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import Settings, load
-from slurm_ones.decide import POLICIES
 from slurm_ones.decide.policy import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.connect import connect
-from slurm_ones.slurm.model import Shape
+from slurm_ones.slurm.model import PARKED, Shape
 
 Steps = dict[int, list[Allocation]]
 
@@ -36,16 +36,26 @@ class Scripted:
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
+        self._waited: Counter[int] = Counter()
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        allocations = {}
+        allocations, parked = {}, set()
         for job in jobs:
             left = self.steps.get(job.job_id, [])
-            if left and job.shape == left[0].shape and not job.fixed:
+            if left and not job.fixed and self._has(job, left[0]):
                 left.pop(0)
-            if left:
+            if left and left[0].shape == PARKED:
+                parked.add(job.job_id)
+            elif left:
                 allocations[job.job_id] = left[0]
-        return Schedule(allocations, dict.fromkeys(allocations, "the script says so"))
+        reasons = dict.fromkeys({*allocations, *parked}, "the script says so")
+        return Schedule(allocations, reasons, parked=frozenset(parked))
+
+    def _has(self, job: JobView, step: Allocation) -> bool:
+        if step.shape != PARKED:
+            return job.shape == step.shape
+        self._waited[job.job_id] += job.shape is None
+        return self._waited[job.job_id] > step.batch
 
     @property
     def done(self) -> bool:
@@ -63,9 +73,8 @@ def steps_of(text: str) -> Steps:
 
 def companion(settings: Settings, client: SlurmClient, store: Store, policy: Scripted, mode: str = "act") -> Companion:
     """The companion with this policy."""
-    POLICIES[Scripted.name] = lambda: policy
     settings = settings.model_copy(update={"mode": mode, "policy": Scripted.name, "policy_options": {}})
-    return Companion(settings, client, store, say=lambda line: print(line, flush=True))
+    return Companion(settings, client, store, say=lambda line: print(line, flush=True), make=lambda: policy)
 
 
 def main(path: str, steps: str, mode: str = "act") -> None:

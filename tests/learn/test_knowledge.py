@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
-from ones_db import EpochPoint, JobHistory, JobRecord, SpecRecord, ThroughputPoint
-from slurm_ones.learn.knowledge import Learner
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ones_db import EpochPoint, JobHistory, JobRecord, NoisePoint, SpecRecord, ThroughputPoint
+from slurm_ones.learn.knowledge import Known, Learner
 
 
 def history(job_id: int, epochs: int, *, declared: int = 10, speed: float = 100.0) -> JobHistory:
@@ -27,20 +32,55 @@ def history(job_id: int, epochs: int, *, declared: int = 10, speed: float = 100.
     )
 
 
+def speed_of(known: Known, gpus: int = 1) -> float:
+    where = np.array([1]), np.array([gpus]), np.array([32 * gpus])
+    return float(known.throughput.throughput(*where)[0])
+
+
+def doubt_of(known: Known) -> float:
+    one = np.array([1])
+    return float(known.throughput.uncertainty(one, one, np.array([32]))[0])
+
+
+def worth_of(known: Known, batch: int) -> float:
+    return float(known.efficiency.efficiency(np.array([batch]))[0])
+
+
 def test_models_say_what_was_measured() -> None:
     """Throughput is the measured one where it was measured, and progress counts the epochs done."""
     known = Learner().about(history(1, 4))
-    assert np.isclose(known.throughput.throughput(np.array([1]), np.array([32]))[0], 100.0)
-    assert np.isclose(known.progress.mean, 0.4)
+    assert speed_of(known) == pytest.approx(100.0, rel=0.02)
+    assert known.progress.mean == pytest.approx(0.4)
+    assert known.samples == 4000.0
+    assert known.losses == ((1.0, 2.0), (2.0, 1.0), (3.0, 2.0 / 3), (4.0, 0.5))
 
 
 def test_an_unknown_job_is_taken_for_a_typical_one() -> None:
     """Without a measurement of its own, a job is expected to be as fast as those that finished."""
     learner = Learner()
-    learner.finished([history(i, 10, speed=speed) for i, speed in enumerate((50.0, 80.0, 500.0))])
+    others = [(i, speed, SpecRecord(32, 256, 64, 2000 + i, 10)) for i, speed in enumerate((50.0, 80.0, 500.0))]
+    learner.finished([replace(history(i, 10, speed=speed), spec=spec) for i, speed, spec in others])
     fresh = learner.about(history(9, 0, speed=0.0))
-    assert np.isclose(fresh.throughput.throughput(np.array([1]), np.array([32]))[0], 80.0)
+    assert speed_of(fresh) == pytest.approx(80.0, rel=0.05)
+    assert doubt_of(fresh) > 1.0
     assert learner.about(None).progress.mean < 0.5
+
+
+def test_a_job_that_ran_before_is_known_from_its_start() -> None:
+    """A job with the spec of three that finished runs their script: their speed, with little doubt, and their noise."""
+    learner = Learner()
+    noisy = (NoisePoint(320.0, 1.0),)
+    mine = [replace(history(i, 10, speed=500.0), noise=noisy) for i in range(3)]
+    others = [replace(history(i, 10, speed=5.0), spec=SpecRecord(32, 256, 64, 777 + i, 10)) for i in range(3, 8)]
+    learner.finished([*mine, *others])
+    known, stranger = (
+        learner.about(replace(history(n, 0, speed=0.0), spec=SpecRecord(32, 256, 64, dataset, 10)))
+        for n, dataset in ((20, 1000), (21, 55))
+    )
+    assert speed_of(known) == pytest.approx(500.0, rel=0.4)
+    assert speed_of(stranger) < 50.0
+    assert doubt_of(known) < 0.7 * doubt_of(stranger)
+    assert worth_of(known, 320) == pytest.approx((320 + 32) / (320 + 320))
 
 
 def test_progress_is_refitted_when_a_job_finishes() -> None:
@@ -51,3 +91,75 @@ def test_progress_is_refitted_when_a_job_finishes() -> None:
     after = learner.about(history(99, 3, declared=100)).progress.mean
     assert before < 0.05
     assert after > 0.3
+
+
+def test_reported_progress_counts_instead_of_samples() -> None:
+    """A job that used 4000 samples in large batches has made the progress it says: what is to come is longer."""
+    plain, told = (Learner().about(replace(history(1, 4), progress=p)) for p in (None, 2500.0))
+    assert (plain.samples, told.samples) == (4000.0, 2500.0)
+    assert told.progress.alpha == pytest.approx(2.5)
+    assert told.progress.beta == pytest.approx(7.5)
+
+
+def test_noise_its_own_or_typical_or_cautious() -> None:
+    """What a job measured comes first, then what its like did, then others, then caution."""
+    learner = Learner()
+    own = replace(history(1, 1), noise=(NoisePoint(96.0, 1.0), NoisePoint(96.0, 2.0), NoisePoint(1e9, 3.0)))
+    assert worth_of(learner.about(own), 128) == pytest.approx((96 + 32) / (96 + 128))
+    assert worth_of(learner.about(history(2, 1)), 128) == pytest.approx((4 * 32 + 32) / (4 * 32 + 128))
+    learner.finished([replace(history(3, 9), spec=SpecRecord(10, 99, 99, 99, 99), noise=(NoisePoint(10.0, 1.0),))])
+    assert worth_of(learner.about(history(2, 1)), 128) == pytest.approx((32 + 32) / (32 + 128))
+    assert worth_of(learner.about(replace(history(4, 1), spec=None)), 10**6) == 1.0
+
+
+def test_what_a_resize_costs() -> None:
+    """A job's own pauses, else the site's, else half a minute."""
+    learner = Learner()
+    assert learner.about(None).resize_s == learner.about(history(1, 1)).resize_s == 30.0
+    learner.finished([replace(history(i, 3), pause_s=pause) for i, pause in enumerate((10.0, None, 12.0, 99.0))])
+    assert learner.about(history(9, 1)).resize_s == 12.0
+    assert learner.about(replace(history(9, 1), pause_s=77.0)).resize_s == 77.0
+
+
+def test_a_job_with_nothing_new_is_not_learned_again() -> None:
+    """A tick costs what changed: the same measurements give the very same model, new ones or new finished jobs
+    another."""
+    learner = Learner()
+    now = history(1, 3)
+    learner.look([now, history(2, 3)])
+    first = learner.about(now).throughput
+    assert learner.about(replace(now, samples=3500.0)).throughput is first
+    faster = replace(now, throughput=(*now.throughput, ThroughputPoint(1, 2, 64, 190.0, 9.0)))
+    learner.look([faster])
+    assert speed_of(learner.about(faster), 2) == pytest.approx(190.0, rel=0.05)
+    again = learner.about(now).throughput
+    learner.finished([history(7, 5)])
+    assert learner.about(now).throughput is not again
+
+
+figures = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(figures, figures, figures), max_size=6), figures, st.integers(0, 3))
+def test_nonsense_in_a_history_breaks_nothing(
+    noises: list[tuple[float, float, float]], progress: float, dataset: int
+) -> None:
+    """All models stay usable numbers, whatever a job told of itself, also for the jobs that learn from it."""
+    told = replace(
+        history(1, 4),
+        spec=SpecRecord(0, 0, 0, dataset, dataset),
+        noise=tuple(NoisePoint(noise, time) for noise, time, _ in noises),
+        throughput=tuple(ThroughputPoint(1, 1, 32, speed, time) for _, time, speed in noises),
+        epochs=tuple(EpochPoint(e, loss, noise, 0.0, 0) for e, (noise, _, loss) in enumerate(noises)),
+        progress=progress,
+    )
+    learner = Learner()
+    learner.finished([replace(told, job=replace(told.job, job_id=n)) for n in range(10, 17)])
+    for known in (learner.about(told), learner.about(history(3, 2)), learner.about(None)):
+        assert 0 < speed_of(known) < np.inf
+        assert 0 <= doubt_of(known) < np.inf
+        assert 0 < worth_of(known, 999) <= 1
+        assert 0 < known.progress.alpha < np.inf
+        assert 0 < known.progress.beta < np.inf
+        assert 0 <= known.progress.to_come(0.9) < np.inf

@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import check_grad
 
 from slurm_ones.decide.policy import Floats
-from slurm_ones.learn import progress
+from slurm_ones.learn import network
 from slurm_ones.learn.progress import ENOUGH, BetaProgress, FinishedJob, Training
 
 
@@ -64,7 +64,7 @@ def test_before_enough_jobs_the_declaration_counts() -> None:
     model = BetaProgress([finished(np.random.default_rng(0)) for _ in range(ENOUGH - 1)])
     assert not model.fitted
     assert model.progress(Training(1000, 6), declared_epochs=24).mean == pytest.approx(0.25)
-    assert model.progress(Training(1000, 30), declared_epochs=24).beta == 1.0
+    assert model.progress(Training(1000, 30), declared_epochs=24).beta == pytest.approx(0.24)
 
 
 def test_without_a_declaration_a_convention() -> None:
@@ -98,12 +98,13 @@ def test_gradient() -> None:
     """The hand-written gradient is that of the likelihood."""
     rng = np.random.default_rng(0)
     inputs, alpha, rho = rng.normal(size=(20, 5)), rng.uniform(1, 5, 20), rng.uniform(0.1, 0.9, 20)
-    weights = rng.normal(size=5 * progress.HIDDEN + 2 * progress.HIDDEN + 1)
+    guess = rng.uniform(0.5, 50.0, 20)
+    weights = 0.3 * rng.normal(size=5 * network.HIDDEN + 2 * network.HIDDEN + 1)
 
     def value(w: Floats) -> float:
-        return progress._loss(w, inputs, alpha, rho)[0]
+        return network._loss(w, inputs, alpha, rho, guess)[0]
 
     def gradient(w: Floats) -> Floats:
-        return progress._loss(w, inputs, alpha, rho)[1]
+        return network._loss(w, inputs, alpha, rho, guess)[1]
 
-    assert check_grad(value, gradient, weights) < 1e-5
+    assert check_grad(value, gradient, weights) < 1e-4

@@ -127,7 +127,7 @@ def test_user_mode_reads_nobody_elses_files(store: Store, tmp_path: Path) -> Non
     observer = Observer(queue, store, Settings(scope="own"))  # type: ignore[arg-type]
     seen = observer.look()
     assert "belongs to she" in seen.elastic[1].refusal
-    assert store.report_position(1, 0) == (0, 0)
+    assert store.report_positions([1]) == {}
     assert not store.jobs([1])[1].report_note
 
 

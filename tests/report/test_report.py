@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ones_db import JobRecord, ResizeRecord, Store, migrate
 from slurm_ones.report.gpus import Bar, Panel, draw, steps
 from slurm_ones.report.page import write_page
-from slurm_ones.report.text import plain, safe, seconds
+from slurm_ones.report.text import plain, resized, safe, seconds
 
 
 @given(st.text(max_size=400), st.integers(1, 100))
@@ -34,6 +34,11 @@ def test_safe_text_is_no_markup() -> None:
 def test_seconds_are_readable(value: float | None, shown: str) -> None:
     """Times are shown in units that fit them."""
     assert seconds(value) == shown
+
+
+def test_a_parked_job_is_called_so() -> None:
+    """A resize to no GPUs has words, not 0x0."""
+    assert (resized(1, 2, 2, 4), resized(1, 2, 0, 0)) == ("1x2 → 2x4", "1x2 → parked")
 
 
 def test_steps_hold_what_the_runs_held() -> None:

@@ -108,5 +108,8 @@ class Remote:
     def release(self, job_id: int, *, start_now: bool = True) -> None:
         self._call("release", job_id, start_now=start_now)
 
+    def defer(self, job_id: int, until: float) -> None:
+        self._call("defer", job_id, until)
+
     def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
         self._call("signal", job_id, signal, batch=batch)

@@ -56,8 +56,8 @@ def test_commands_keep_to_what_slurm_takes() -> None:
     assert command.reshape_command(7, Shape(2, 4), whole_nodes=True)[3:] == ["NumNodes=2-2", "NumCPUs=2"]
     assert command.hold_command(7) == ["scontrol", "uhold", "7"]
     assert command.requeue_command(7) == ["scontrol", "requeuehold", "Incomplete", "7"]
-    assert command.release_commands(7, start_now=False) == [["scontrol", "release", "7"]]
-    assert command.release_commands(7, start_now=True)[0][-1] == "StartTime=now"
+    assert command.release_commands(7) == [["scontrol", "release", "7"]]
+    assert command.release_commands(7, start="now")[0][-1] == "StartTime=now"
 
 
 def fake(directory: Path, name: str, text: str) -> None:

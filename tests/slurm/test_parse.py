@@ -116,6 +116,8 @@ def test_the_larger_count_of_used_gpus_is_believed() -> None:
         (None, -1),
         ("7", -1),
         (True, -1),
+        (float("nan"), -1),
+        (float("inf"), -1),
         ([], -1),
     ],
 )

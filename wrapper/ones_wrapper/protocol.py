@@ -115,6 +115,12 @@ class Hello:
     """To build the process group."""
     load_s: float = 0.0
     """To load the checkpoint."""
+    noise: float | None = None
+    """Gradient noise scale in samples, tr(Σ)/|G|² (McCandlish et al. 2018): a sample at batch M is worth
+    (noise + M0)/(noise + M) samples at the base batch M0."""
+    progress: float | None = None
+    """Progress since the job's first run in samples of the base batch: each sample counted with its worth. Readers
+    believe no progress above the samples used."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,10 @@ class Throughput:
     batch: int
     lr_factor: float
     loss: float | None = None
+    noise: float | None = None
+    """As in `Hello`, newly measured."""
+    progress: float | None = None
+    """As in `Hello`, at the end of the stretch."""
 
 
 @dataclass(frozen=True)
@@ -220,12 +230,17 @@ def _value(name: str, kind: Any, value: Any) -> Any:
     return kind(value)
 
 
-def _build(cls: type[T], data: Mapping[str, Any]) -> T:
+def _types(cls: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(cls)
-    values = {}
-    for field in fields(cls):
-        if field.name in data:
-            values[field.name] = _value(field.name, hints[field.name], data[field.name])
+    return {field.name: hints[field.name] for field in fields(cls)}
+
+
+# Looked up once: reading reports is what a busy companion does most.
+_TYPES = {cls: _types(cls) for cls in (Spec, Order, *REPORTS.values())}
+
+
+def _build(cls: type[T], data: Mapping[str, Any]) -> T:
+    values = {name: _value(name, kind, data[name]) for name, kind in _TYPES[cls].items() if name in data}
     try:
         return cls(**values)
     except TypeError:
@@ -248,9 +263,11 @@ def _object(text: bytes | str) -> dict[str, Any]:
 def encode_report(number: int, time: float, report: Report) -> bytes:
     """One line of a report file. `number` counts lines from 1 in each run, `time` is the Unix time in seconds.
 
-    Numbers that JSON cannot carry (an infinite loss, say) are left out rather than written.
+    What is None, and numbers that JSON cannot carry (an infinite loss, say), are left out rather than written.
     """
-    body = {k: v for k, v in asdict(report).items() if not (isinstance(v, float) and not math.isfinite(v))}
+    body = {
+        k: v for k, v in asdict(report).items() if v is not None and not (isinstance(v, float) and not math.isfinite(v))
+    }
     line = {"n": number, "t": round(time, 3), "kind": report.kind, **body}
     return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 

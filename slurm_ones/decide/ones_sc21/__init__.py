@@ -1,20 +1,24 @@
-"""ONES: an online evolutionary search over the GPUs and the batch of every job (SC21, arXiv 2108.03645).
+"""ONES as published: an online evolutionary search over the GPUs and the batch of every job (SC21, arXiv 2108.03645).
 
-search.py is the policy and reads from the top; space.py is what one decision searches over, genome.py a
-candidate, operators.py and placement.py a generation's steps, score.py what is minimised, limits.py how large
-a job may become, deploy.py what of the search is put in
-force, reasons.py the words. What differs from the paper because this is a real Slurm, and where:
+The baseline, which must not be improved. search.py is the policy and reads from the top; space.py is what one decision
+searches over, genome.py a candidate, operators.py and placement.py a generation's steps, score.py what is minimised,
+limits.py how large a job may become, deploy.py what of the search is put in force, reasons.py the words. What differs
+from the paper is what a real Slurm forces, and no more:
 
-1. Shapes are uniform, part of a node or whole nodes (`decide.shapes`), and a candidate counts only if it can
-   be placed: unchanged jobs stay on their nodes, as Slurm does not move them (`placement`).
-2. A running job is never taken to zero GPUs, which would be a held job: removing it means its smallest size.
-3. Waiting jobs start at their smallest size, first come first served.
-4. Jobs that must keep their shape take no part: their GPUs are not in the space (`space`).
-5. A resize is a requeue and costs something: `Options.resize_cost_s` weighs it (`score.net_delay`); 0 turns
-   this off.
-6. Jobs that may not change yet are held in place during the search: `Options.hold_unsettled`; False turns
-   this off.
-7. Filling comes after reordering, since a free GPU is of use only where a whole shape fits (`operators`).
+1. A size is one that Slurm can be asked for, part of a node or whole nodes (`decide.shapes`), and a candidate counts
+   only if it can be placed: unchanged jobs stay on their nodes, as Slurm does not move them (`placement`). Where shapes
+   need not be uniform any count will do, as in the paper.
+2. A new job's first limit is the paper's 1 GPU, or its smallest size where it takes no single one.
+3. Jobs that must keep their shape take no part: their GPUs are not in the space (`space`).
+4. While the best candidate may not be deployed, nobody who runs is changed, but idle GPUs go to waiting jobs by the
+   paper's order of filling: Slurm would start them there anyhow.
+5. The samples that a job has used are known as its progress, samples of its base batch (`JobView.samples`).
 
-The defaults of 5 and 6 are ours; with both off the deployed candidate is the paper's.
+Going to zero GPUs is a checkpoint, as in the paper: jobs that the deployed candidate leaves out are parked.
 """
+
+from __future__ import annotations
+
+from slurm_ones.decide.ones_sc21.search import OnesSc21, Options
+
+__all__ = ["OnesSc21", "Options"]

@@ -1,7 +1,7 @@
-"""A candidate: one gene per GPU slot, in node order; a gene holds a job's index, or -1 (ONES §3.1).
+"""A candidate: one gene per GPU, in node order; a gene holds a job's index, or J where the GPU is idle (ONES §3.1).
 
-A population is (K, slots). For placing, the same candidates are seen as a grid (K, J, N): GPUs of each job on
-each node; slots of one node are alike, so both say the same.
+A population is (K, GPUs). What counts of a candidate are the GPUs of each job, (K, J): nodes are alike for jobs that
+are not placed yet.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ import numpy as np
 from slurm_ones.decide.ones_sc21.space import Space
 from slurm_ones.decide.policy import Ints
 
-IDLE = -1
 
-
-def genes(space: Space, grid: Ints) -> Ints:
-    """(K, slots) from (K, J, N): each node's slots in job order, idle ones last."""
-    candidates, jobs, nodes = grid.shape
-    per_node = grid.transpose(0, 2, 1)
-    idle = space.capacity[None, :, None] - per_node.sum(axis=2, keepdims=True)
-    lengths = np.concatenate([per_node, idle], axis=2)
-    values = np.tile(np.append(np.arange(jobs), IDLE), candidates * nodes)
-    return np.repeat(values, lengths.ravel()).reshape(candidates, -1)
+def genes(space: Space, counts: Ints) -> Ints:
+    """(K, GPUs) from (K, J), with as few occupied GPUs changed as possible: a job keeps those it holds now as far as it
+    keeps its count, and its others lie together on those that are left."""
+    candidates, jobs = counts.shape
+    bound = np.concatenate([counts, np.zeros((candidates, 1), dtype=np.int64)], axis=1)
+    kept = space.place < bound[:, space.slots]
+    more = np.maximum(counts - space.current, 0)
+    idle = len(space.slots) - counts.sum(axis=1, keepdims=True)
+    values = np.tile(np.arange(jobs + 1), candidates)
+    result = np.where(kept, space.slots, jobs)
+    result[~kept] = np.repeat(values, np.concatenate([more, idle], axis=1).ravel())
+    return result
 
 
 def counts(space: Space, population: Ints) -> Ints:
-    """(K, J) slots that each candidate gives each job."""
-    candidates, jobs = len(population), len(space.jobs)
-    flat = population + 1 + (jobs + 1) * np.arange(candidates)[:, None]
-    filled = np.bincount(flat.ravel(), minlength=candidates * (jobs + 1)).reshape(candidates, jobs + 1)
-    result: Ints = filled[:, 1:]
+    """(K, J) GPUs that each candidate gives each job."""
+    candidates, wide = len(population), len(space.jobs) + 1
+    flat = population + wide * np.arange(candidates)[:, None]
+    result: Ints = np.bincount(flat.ravel(), minlength=candidates * wide).reshape(candidates, wide)[:, :-1]
     return result

@@ -1,9 +1,7 @@
-"""R, the most GPUs that a job may have now (ONES §3.3): jobs earn larger sizes by running at the ones they
-have.
+"""R, the most GPUs that a job may have now (ONES §3.3): jobs earn larger sizes by running at the ones they have.
 
-On a real Slurm a new job's first limit is its smallest valid size where the paper says 1 GPU, doubling goes
-at least to the next valid size, and the scale-down of the largest job waits until somebody wants the GPUs,
-since it is a requeue.
+Where sizes are those that Slurm can be asked for, a new job's first limit is its smallest one if that is not the
+paper's 1 GPU, and doubling goes at least to the next one.
 """
 
 from __future__ import annotations
@@ -45,25 +43,21 @@ class SizeLimits:
         cap = int(min(total, max(self.cap_over_request * job.requested, start)))
         limit = max(self._remembered.get(job.job_id, 0), current, start)
         if current and current >= limit and job.epochs_since_change >= self.epochs_before_doubling:
-            larger = space.sizes[space.allowed[j] & (space.sizes > current)]
+            larger = space.tables.sizes[space.tables.allowed[j] & (space.tables.sizes > current)]
             limit = max(2 * current, int(larger[0]) if len(larger) else 0)
         return max(min(limit, cap), current if current else start)
 
     @staticmethod
     def _scale_down(space: Space, limit: Ints, jobs: Sequence[JobView], total: int) -> None:
-        """Cut the largest job to int(2n/(T/median + 1)).
-
-        It must hold half the cluster or more, have run longer than the median, and somebody must want GPUs.
-        """
+        """Cut the largest job to int(2n/(T/median + 1)): it must hold half the cluster or more, and have run longer
+        than the median."""
         if not space.running.any():
             return
         j = int(np.argmax(space.current))
         gpus, ran = int(space.current[j]), space.jobs[j].running_s
         median = float(np.median([job.running_s for job in jobs if job.shape is not None]))
-        others = np.arange(len(limit)) != j
-        wanted = bool((others & (limit > space.current)).any())
-        if 2 * gpus >= total and ran > median > 0.0 and wanted:
-            limit[j] = max(int(2 * gpus / (ran / median + 1.0)), int(space.floor[j]))
+        if 2 * gpus >= total and ran > median > 0.0:
+            limit[j] = max(int(2 * gpus / (ran / median + 1.0)), int(space.start[j]))
 
 
 def stopped(job: JobView) -> bool:

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from slurm_ones.decide.ones_sc21.space import Space
 from slurm_ones.decide.policy import Ints, JobView
 
 
-def explain(
-    space: Space,
-    jobs: Sequence[JobView],
-    chosen: Ints,
-    best: Ints,
-    limit: Ints,
-    note: str,
-    resize_cost_s: float,
-) -> dict[int, str]:
+def explain(space: Space, jobs: Sequence[JobView], chosen: Ints, best: Ints, note: str) -> dict[int, str]:
     """A sentence for each job, by job id.
 
-    `chosen` and `best` (J,) are the sizes in force and those of the best candidate, `limit` (J,) the job's
-    limits before the cost of a resize was weighed, `note` why the best was not deployed where it was not.
+    `chosen` and `best` (J,) are the sizes in force and those of the best candidate, `note` why the best was not
+    deployed where it was not.
     """
     reasons = {job.job_id: _pinned(job, space.pinned[job.job_id]) for job in jobs if job.job_id in space.pinned}
     left_out = [j for j in range(len(space.jobs)) if not space.current[j] and not chosen[j]]
@@ -32,12 +22,13 @@ def explain(
         if not before and not after:
             reasons[job.job_id] = _waits(space, j, left_out.index(j) + 1, waiting)
         elif not before:
-            reasons[job.job_id] = f"starts on {_gpus(after)}: {_start_size(space, j, after)}"
+            why = "its smallest size" if after == space.start[j] else f"{_speed(space, j, after)} predicted"
+            reasons[job.job_id] = f"starts on {_gpus(after)}: {why}"
         elif after == before:
-            reasons[job.job_id] = (
-                f"keeps {_gpus(before)}: {_speed(space, j, before)}, {_done(job)}"
-                f"{_why_not(space, j, int(best[j]), int(limit[j]), note, resize_cost_s)}"
-            )
+            weighed = f"; {before} → {int(best[j])} was weighed: {note}" if best[j] != before else ""
+            reasons[job.job_id] = f"keeps {_gpus(before)}: {_speed(space, j, before)}, {_done(job)}{weighed}"
+        elif not after:
+            reasons[job.job_id] = f"stops at a checkpoint, {_done(job)}: others' GPUs bring more now"
         else:
             verb, tail = ("grows", "") if after > before else ("shrinks", ", which makes room for other jobs")
             reasons[job.job_id] = (
@@ -58,33 +49,13 @@ def _waits(space: Space, j: int, place: int, waiting: int) -> str:
     return f"waits: no room for its {_gpus(int(space.start[j]))}; {_ordinal(place)} of {waiting} waiting"
 
 
-def _why_not(space: Space, j: int, best: int, limit: int, note: str, resize_cost_s: float) -> str:
-    """Why a job that might have changed keeps its size."""
-    current = int(space.current[j])
-    if best != current:
-        return f"; {current} → {best} was weighed: {note}"
-    larger = space.allowed[j] & (space.sizes > current) & (space.sizes <= limit)
-    if not larger.any():
-        return ""
-    ends = space.to_come[j] / np.where(larger, space.goodput[j], np.nan)
-    size = int(space.sizes[np.nanargmin(ends)])
-    saved = float(space.seconds(space.current)[j] - np.nanmin(ends))
-    if resize_cost_s > 0 and saved <= resize_cost_s:
-        return f"; {size} GPUs would save {max(saved, 0.0):.0f} s and a resize costs {resize_cost_s:.0f} s"
-    return f"; no room for {_gpus(size)}"
-
-
-def _start_size(space: Space, j: int, gpus: int) -> str:
-    return "its smallest size" if gpus == space.start[j] else f"{_speed(space, j, gpus)} predicted"
-
-
 def _speed(space: Space, j: int, gpus: int) -> str:
-    speed = float(space.speed[j, space.column[gpus]])
+    speed = float(space.tables.speed[j, space.column[gpus]])
     return f"{speed:.0f} samples/s" if speed >= 10 else f"{speed:.2g} samples/s"
 
 
 def _done(job: JobView) -> str:
-    mean = job.progress.mean
+    mean = job.progress.mean if job.progress.alpha + job.progress.beta > 0 else float("nan")
     return f"{100 * mean:.0f} % complete" if 0 <= mean <= 1 else "progress unknown"
 
 

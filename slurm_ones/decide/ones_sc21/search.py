@@ -9,18 +9,19 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from slurm_ones.decide.ones_sc21 import genome, operators, score
-from slurm_ones.decide.ones_sc21.deploy import deploy, repaying
+from slurm_ones.decide.ones_sc21.deploy import deploy
 from slurm_ones.decide.ones_sc21.limits import SizeLimits
 from slurm_ones.decide.ones_sc21.reasons import explain
 from slurm_ones.decide.ones_sc21.space import Space, build
-from slurm_ones.decide.policy import Allocation, ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.decide.pinned import pinned
+from slurm_ones.decide.policy import Allocation, ClusterView, Ints, JobView, Schedule
 
 _LEAST = {"population": 2, "cap_over_request": 1}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Settings of the search. The defaults are the paper's, except for the last two, which are ours."""
+    """Settings of the search; the defaults are the paper's."""
 
     population: int = 16
     """Candidates kept (K)."""
@@ -36,13 +37,6 @@ class Options:
     """A job never gets more than this multiple of the GPUs it asked for."""
     min_epochs_since_change: int = 1
     """A schedule is deployed when every job it changes has done so many epochs since its last change."""
-    resize_cost_s: float = 30.0
-    """Seconds of training that one resize costs a job. A job grows only where that saves it more, and a
-    schedule is deployed only where it saves more in sum than keeping the current one (see deploy.py). 0
-    switches both off, as published."""
-    hold_unsettled: bool = True
-    """Leave jobs that may not change yet (`min_epochs_since_change`) out of the search. As published (False)
-    one such job in the best candidate holds back everybody else's change, and waiting jobs with it."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -55,10 +49,10 @@ class Options:
             raise ValueError(f"mutation: {self.mutation!r} must be a chance between 0 and 1")
 
 
-class Ones:
-    """ONES (SC21) on Slurm. It remembers its population and the jobs' limits, both by job id."""
+class OnesSc21:
+    """ONES as published. It remembers its population and the jobs' limits, both by job id."""
 
-    name = "ones"
+    name = "ones-sc21"
     options_type = Options
 
     def __init__(self, options: Options | None = None) -> None:
@@ -69,13 +63,11 @@ class Ones:
         """(K, jobs of the last decision) GPUs of each job; `_known` has their columns."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.decide.policy.Policy`. About generations × jobs × 0.1 ms at 64 GPUs."""
-        space = build(cluster, jobs, self._pinned(jobs))
+        """See `slurm_ones.decide.policy.Policy`."""
+        space = build(cluster, jobs, pinned(cluster, jobs))
         limit = self._limits.update(space, jobs)
-        options = self.options
-        useful = repaying(space, limit, options.resize_cost_s)
-        best, cost = self._search(space, useful, rng)
-        deployed = deploy(space, useful, best, options.resize_cost_s, options.min_epochs_since_change)
+        best, cost = self._search(space, limit, rng)
+        deployed = deploy(space, limit, best, self.options.min_epochs_since_change)
         chosen = deployed.counts
 
         allocations = {
@@ -86,42 +78,30 @@ class Ones:
         for j, job in enumerate(space.jobs):
             if chosen[j]:
                 allocations[job.job_id] = space.allocation(j, int(chosen[j]))
-        self._limits.passed_over(space, {job.job_id for job in jobs} - allocations.keys())
-        reasons = explain(space, jobs, chosen, best, limit, deployed.note, options.resize_cost_s)
-        return Schedule(allocations, reasons, cost)
-
-    def _pinned(self, jobs: Sequence[JobView]) -> dict[int, str]:
-        """Jobs that take no part in this round, and why."""
-        pinned = {job.job_id: job.fixed for job in jobs if job.fixed}
-        least = self.options.min_epochs_since_change
-        if self.options.hold_unsettled:
-            for job in jobs:
-                if job.shape is not None and job.epochs_since_change < least:
-                    done = f"{job.epochs_since_change} of {least} epochs done since its start or last change"
-                    pinned.setdefault(job.job_id, done)
-        return pinned
+        parked = frozenset(job.job_id for j, job in enumerate(space.jobs) if not chosen[j] and space.start[j])
+        self._limits.passed_over(space, parked)
+        return Schedule(allocations, explain(space, jobs, chosen, best, deployed.note), cost, parked)
 
     def _search(self, space: Space, limit: Ints, rng: np.random.Generator) -> tuple[Ints, float]:
         """Counts (J,) of the best candidate after all generations, and its score."""
         options = self.options
         done = [job.epochs >= options.epochs_before_removal for job in space.jobs]
         removable = np.array(done, dtype=np.bool_)
-        wanted = operators.refresh(space, self._recalled(space), limit)
         rho = score.sample_progress(space, rng)
-        grid = _settle(space, wanted, limit, rho)
-        population, counts = genome.genes(space, grid), grid.sum(axis=2)
+        counts = operators.refresh(space, self._recalled(space), limit)
+        counts = operators.settle(space, counts, limit, operators.fill_order(space, rho))
         costs = score.remaining_utilisation(space, counts, rho)
         for _ in range(options.generations if space.jobs else 0):
             rho = score.sample_progress(space, rng)
-            children = operators.crossover(population, rng)
-            mutants = operators.mutate(population, removable, options.mutation, rng)
-            wanted = space.snap(genome.counts(space, np.concatenate([children, mutants])), limit)
-            grid = _settle(space, wanted, limit, rho)
-            population = np.concatenate([population, genome.genes(space, grid)])
-            counts = np.concatenate([counts, grid.sum(axis=2)])
+            parents = genome.genes(space, counts)
+            children = operators.crossover(parents, rng)
+            mutants = operators.mutate(parents, removable, options.mutation, rng)
+            young = genome.counts(space, np.concatenate([children, mutants]))
+            young = operators.settle(space, young, limit, operators.fill_order(space, rho))
+            counts = np.concatenate([counts, young])
             costs = score.remaining_utilisation(space, counts, rho)
             keep = np.argsort(costs, kind="stable")[: options.population]
-            population, counts, costs = population[keep], counts[keep], costs[keep]
+            counts, costs = counts[keep], costs[keep]
         self._population = counts
         self._known = {job.job_id: j for j, job in enumerate(space.jobs)}
         best = int(np.argmin(costs))
@@ -134,8 +114,3 @@ class Ones:
             if job.job_id in self._known:
                 recalled[1:, j] = self._population[1:, self._known[job.job_id]]
         return recalled
-
-
-def _settle(space: Space, wanted: Ints, limit: Ints, rho: Floats) -> Ints:
-    """Reordered and filled: a grid (K, J, N) from wanted counts (K, J)."""
-    return operators.fill(space, operators.reorder(space, wanted), limit, operators.fill_order(space, rho))

@@ -1,0 +1,212 @@
+"""`slurm-ones simulate`: policies compared on the same work, in virtual time."""
+
+from __future__ import annotations
+
+import importlib.util
+import json as json_format
+import math
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from slurm_ones.cli.common import command, console, errors
+from slurm_ones.report.text import plain, safe, seconds
+from slurm_ones.simulate.errors import BadInput
+
+# What simulates is imported by the command itself: no other command is to wait for it.
+if TYPE_CHECKING:
+    from slurm_ones.simulate.study import Contender, Plan, Run, Standing
+
+QUICK_MIX = "ones-sc21"
+"""Its jobs last minutes, so that decisions every minute would come too seldom."""
+QUICK_S, USUAL_S = 10.0, 60.0
+MOST_ACROSS = 4
+"""Contenders beyond which a terminal's table no longer shows intervals."""
+_CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})")
+
+
+def parse_cluster(text: str) -> tuple[int, int]:
+    """Nodes and GPUs of each, from `16x4`. Raises `BadInput`."""
+    found = _CLUSTER.fullmatch(text)
+    if found is None or not int(found[1]) or not int(found[2]):
+        raise BadInput(f"--cluster: {text!r:.40} is not NODESxGPUS, such as 16x4")
+    return int(found[1]), int(found[2])
+
+
+def parse_value(text: str) -> bool | int | float | str:
+    """What an option's value is: true or false, a number, or itself."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def parse_pairs(where: str, texts: Sequence[str]) -> dict[str, Any]:
+    """`key=value` each; raises `BadInput`."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key.strip() or not equals:
+            raise BadInput(f"{where}: {text!r:.60} is not key=value")
+        found[key.strip()] = parse_value(value.strip())
+    return found
+
+
+def parse_policy(text: str) -> Contender:
+    """A policy and its options, from `name` or `name:option=value,…`. Raises `BadInput`."""
+    from slurm_ones.simulate.study import Contender
+
+    name, _, options = text.partition(":")
+    return Contender(text, name, parse_pairs(f"--policy {name}", options.split(",") if options else ()))
+
+
+def parse_resize_cost(text: str) -> float | None:
+    """Seconds; None for what the published studies measured of each application. Raises `BadInput`."""
+    if text == "measured":
+        return None
+    value = parse_value(text)
+    if isinstance(value, bool | str) or not 0 <= value < 86400:
+        raise BadInput(f"--resize-cost: {text!r:.40} is neither seconds nor the word measured")
+    return float(value)
+
+
+@command
+def simulate(
+    workload: Annotated[
+        str,
+        typer.Option(help="CSV file (name,time,application,num_replicas,batch_size), ones-sc21, philly or uniform."),
+    ] = "philly",
+    profiles: Annotated[
+        Path | None, typer.Option(help="Folder of measured profiles, for a workload from a file.")
+    ] = None,
+    cluster: Annotated[str, typer.Option(help="NODESxGPUS.")] = "16x4",
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Repeatable. With options as NAME:option=value,…  [default: ones]")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many; each is a workload of its own.")] = 1,
+    first_seed: Annotated[int, typer.Option(min=0)] = 0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="How many; else as many as the workload's study has.")] = None,
+    load: Annotated[float, typer.Option(help="Multiplies the rate of arrival.")] = 1.0,
+    arrivals: Annotated[str | None, typer.Option(help="poisson, uniform or diurnal; else as in the study.")] = None,
+    hours: Annotated[
+        float | None, typer.Option(help="Time in which jobs are submitted; else follows from load.")
+    ] = None,
+    rigid: Annotated[float, typer.Option(help="Share of the jobs that never opted in.")] = 0.0,
+    interval: Annotated[
+        float | None, typer.Option(help="Seconds between decisions; else 60, and 10 for ones-sc21.")
+    ] = None,
+    resize_cost: Annotated[str, typer.Option(help="Seconds that a resize stops a job, or: measured.")] = "30",
+    plain_engine: Annotated[
+        bool, typer.Option("--plain", help="The published studies' assumptions: no Slurm, no companion, no noise.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="Write all figures and jobs to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this file.")] = None,
+    processes: Annotated[int, typer.Option(min=0, help="How many run at once; 0 for one a core.")] = 0,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Repeatable. A setting of the companion, such as resize.dwell_s=60."),
+    ] = None,
+) -> None:
+    """Compare policies in a simulated cluster: the companion that drives the real Slurm, in virtual time."""
+    from slurm_ones.simulate.present import as_json, page
+    from slurm_ones.simulate.study import Plan, Source, standings
+
+    nodes, gpus_per_node = parse_cluster(cluster)
+    if interval is None:
+        interval = QUICK_S if workload == QUICK_MIX else USUAL_S
+    if not (math.isfinite(interval) and interval > 0):
+        raise BadInput(f"--interval: {interval} is not above 0")
+    if plain_engine and settings:
+        raise BadInput("--set: the settings are the companion's, and --plain does without it")
+    plan = Plan(
+        source=Source(workload, profiles, jobs, load, arrivals, hours, rigid),  # type: ignore[arg-type]
+        contenders=tuple(parse_policy(text) for text in policy or ["ones"]),
+        seeds=tuple(range(first_seed, first_seed + seeds)),
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        interval_s=interval,
+        resize_s=parse_resize_cost(resize_cost),
+        plain=plain_engine,
+        settings=parse_pairs("--set", settings or ()),
+    )
+    _check_outputs(json, html)
+    plan.check()
+    console.print(plain(_headline(plan), 400), markup=False, soft_wrap=True)
+    runs = _run(plan, processes or os.cpu_count() or 1)
+    found = standings(plan, runs)
+    _print(found)
+    if json is not None:
+        json.write_text(json_format.dumps(as_json(plan, found, runs), indent=1, allow_nan=False), encoding="utf-8")
+    if html is not None:
+        from slurm_ones.report.study import write_study
+
+        write_study(html, *page(plan, found, runs))
+    failed = [f"{standing.label}: {error}" for standing in found for error in standing.errors]
+    for line in failed:
+        errors.print(f"slurm-ones: {plain(line, 1000)}", markup=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _check_outputs(json: Path | None, html: Path | None) -> None:
+    """Raises `BadInput` where what is found could not be written; better before an hour's work than after it."""
+    for option, path in (("--json", json), ("--html", html)):
+        if path is not None and (path.is_dir() or not os.access(path.resolve().parent, os.W_OK)):
+            raise BadInput(f"{option}: {path} cannot be written")
+    missing = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
+    if html is not None and missing:
+        raise BadInput(f"--html needs {' and '.join(missing)}: pip install 'slurm-ones[web]'")
+
+
+def _headline(plan: Plan) -> str:
+    seeds = f"seeds {plan.seeds[0]}–{plan.seeds[-1]}" if len(plan.seeds) > 1 else f"seed {plan.seeds[0]}"
+    cost = "as measured of each application" if plan.resize_s is None else seconds(plan.resize_s)
+    jobs = len(plan.workload(plan.seeds[0]).submissions)
+    engine = "the published studies' assumptions" if plan.plain else "the companion on a simulated Slurm"
+    return (
+        f"{plan.source.workload}: {jobs} jobs, {plan.nodes} nodes × {plan.gpus_per_node} GPUs, {seeds}; a decision "
+        f"every {seconds(plan.interval_s)}, a resize costs {cost}; {engine}"
+    )
+
+
+def _run(plan: Plan, processes: int) -> list[Run]:
+    """All runs, with a bar that fills as their jobs end."""
+    from slurm_ones.simulate.study import run_all
+
+    shares: dict[tuple[str, int], float] = {}
+    runs = len(plan.contenders) * len(plan.seeds)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[last]}"),
+        TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task(f"{runs} runs", total=float(runs), last="")
+
+        def on_progress(label: str, seed: int, share: float) -> None:
+            shares[label, seed] = max(share, shares.get((label, seed), 0.0))
+            bar.update(task, completed=sum(shares.values()), last=f"{safe(label, 40)}, seed {seed}")
+
+        return run_all(plan, min(processes, runs), on_progress)
+
+
+def _print(found: Sequence[Standing]) -> None:
+    from slurm_ones.simulate.present import rows
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for standing in found:
+        table.add_column(escape(plain(standing.label, 60)), justify="right")
+    for title, cells in rows(found, intervals=len(found) <= MOST_ACROSS):
+        table.add_row(escape(title), *cells)
+    console.print(table)

@@ -1,0 +1,31 @@
+"""Who fares worse than alone on a fair share of the cluster (finish-time fairness, Themis, NSDI 2020 §3)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slurm_ones.decide.policy import Floats, Ints
+
+STEEPNESS = 2.0
+HEAVIEST = 16.0
+
+
+def weights(
+    goodput: Floats, sizes: Ints, current: Ints, done: Floats, remaining: Floats, age_s: Floats, gpus: int, bound: float
+) -> Floats:
+    """(J,) what a second of each job's waiting counts: 1, and more from `bound` times its fair JCT on.
+
+    The fair JCT is that of all its work alone on 1/J of the GPUs; the predicted one its age plus what is left at its
+    `current` column (J,), on a fair share where it waits. So a job that was passed over for long rises until it is
+    served, whatever its length.
+    """
+    if bound <= 0 or not len(goodput):
+        return np.ones(len(goodput))
+    share = max(gpus // len(goodput), 1)
+    can = goodput > 0
+    within = can & (sizes <= np.maximum(share, np.where(can, sizes, np.iinfo(np.int64).max).min(axis=1))[:, None])
+    rate = np.maximum(np.where(within, goodput, 0.0).max(axis=1), 1e-300)
+    fair = np.maximum((done + remaining) / rate, 1.0)
+    now = goodput[np.arange(len(goodput)), current]
+    late = (age_s + remaining / np.where(now > 0, now, rate)) / fair / bound
+    return np.clip(late, 1.0, HEAVIEST ** (1 / STEEPNESS)) ** STEEPNESS

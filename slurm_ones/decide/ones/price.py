@@ -1,0 +1,70 @@
+"""What a unit of each job's progress is worth to everybody: the co-states of minimising the sum of JCTs.
+
+Let λ(t) be the price of a GPU: the seconds of waiting, summed over all jobs, that one GPU more would save in each
+second. A job that holds n GPUs in its last moments costs 1 + λn a second (its own waiting, and the GPUs it keeps from
+others) and progresses by g(n). By Pontryagin's principle the worth v of a unit of its remaining work is the same all
+its life, and at its end, where the Hamiltonian vanishes, v = min over n of (1 + λ(C) n) / g(n), with C its completion.
+At each moment a job should have the n that maximises v g(n) − λ(t) n, and λ(t) is such that the GPUs suffice.
+
+When the k-th but last job ends, only the jobs that end after it are left. So prices follow from the last end
+backwards: the last job is alone, and each earlier one adds its demand to those after it. For speed-ups n^p this is
+heSRPT (Berg, Vesilo, Harchol-Balter, Performance Evaluation 2020), which it extends to any curves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_ones.decide.policy import Floats, Ints
+
+Bools = npt.NDArray[np.bool_]
+
+PRICES: Floats = np.concatenate([[0.0], np.geomspace(1e-4, 1e3, 112)])
+"""Prices that are told apart, in seconds of waiting per GPU-second."""
+
+
+def worth_of_progress(
+    goodput: Floats, sizes: Ints, remaining: Floats, weight: Floats, gpus: int, *, recursive: bool = True
+) -> tuple[Floats, Floats]:
+    """(v, C): worth (J,) of a unit of progress in weighted seconds, and predicted seconds (J,) to each job's end.
+
+    `goodput` (J, U) is progress/s at each of the `sizes` (U,), 0 where the job cannot be; `remaining` (J,) progress to
+    come; `weight` (J,) what a second of a job's waiting counts. Without `recursive` today's price holds for all. Jobs
+    without any size are worth 0. Costs jobs × prices × sizes.
+    """
+    jobs = len(goodput)
+    possible = (goodput > 0).any(axis=1)
+    worth = np.zeros((jobs, len(PRICES)))
+    demand = np.zeros((jobs, len(PRICES)))
+    at = np.zeros((jobs, len(PRICES)), dtype=np.int64)
+    with np.errstate(divide="ignore"):
+        slowness = np.where(goodput > 0, 1.0 / goodput, np.inf)
+    for j in np.flatnonzero(possible):
+        can = np.flatnonzero(goodput[j] > 0)
+        cost = (weight[j] + PRICES[:, None] * sizes[can]) * slowness[j, can]
+        best = cost.argmin(axis=1)
+        at[j], worth[j], demand[j] = can[best], cost[np.arange(len(PRICES)), best], sizes[can[best]]
+    today = _clearing(demand.sum(axis=0), gpus)
+    rate = np.maximum(goodput[np.arange(jobs), at[:, today]], 1e-300)
+    ends = np.where(possible, remaining / rate, np.inf)
+    if not recursive:
+        return worth[:, today], ends
+    found = np.zeros(jobs)
+    taken = np.zeros(len(PRICES))
+    for j in np.argsort(-ends, kind="stable"):
+        if not possible[j]:
+            continue
+        price = _clearing(taken + demand[j], gpus)
+        found[j] = worth[j, price]
+        can = np.flatnonzero(goodput[j] > 0)
+        gain = found[j] * goodput[j, can] - PRICES[:, None] * sizes[can]
+        best = gain.argmax(axis=1)
+        taken += np.where(gain[np.arange(len(PRICES)), best] > 0, sizes[can[best]], 0)
+    return found, ends
+
+
+def _clearing(demand: Floats, gpus: int) -> int:
+    """The lowest price at which the GPUs suffice for the demand (P,); the highest where they never do."""
+    enough = demand <= gpus
+    return int(np.argmax(enough)) if enough.any() else len(demand) - 1

@@ -1,0 +1,206 @@
+"""The policy: what each size is worth, then generations of candidates, then the best that finds room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from slurm_ones.decide.ones import explain, fairness, operators
+from slurm_ones.decide.ones.greedy import fill, greedy
+from slurm_ones.decide.ones.options import Options
+from slurm_ones.decide.ones.placement import Nodes
+from slurm_ones.decide.ones.price import worth_of_progress
+from slurm_ones.decide.ones.worth import Choices, repaid
+from slurm_ones.decide.pinned import pinned
+from slurm_ones.decide.policy import Allocation, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
+from slurm_ones.decide.room import settle
+from slurm_ones.decide.tables import Tables, build_tables, predict
+from slurm_ones.slurm.model import Shape
+
+LARGEST = 1e15
+"""Samples that no job exceeds."""
+STEADY = 0.97
+"""A batch in force that reaches this share of the best goodput stays."""
+ROUNDS = 6
+"""Of local search for each candidate."""
+
+
+class Ones:
+    """ONES made better. It remembers its population, and the most GPUs that each job has had, by job id."""
+
+    name = "ones"
+    options_type = Options
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or Options()
+        self._population: list[dict[int, int]] = []
+        """GPUs of each job in each candidate of the last decision."""
+        self._most: dict[int, int] = {}
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `slurm_ones.decide.policy.Policy`."""
+        jobs = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
+        staying = pinned(cluster, jobs)
+        self._remember(jobs)
+        mobile = [job for job in jobs if job.job_id not in staying]
+        taken = [job for job in jobs if job.job_id in staying and job.shape is not None]
+        tables = self._tables(cluster, mobile)
+        nodes = Nodes(cluster, mobile, taken, tables.sizes)
+        choices = self._choices(tables, nodes.gpus, now, rng)
+        columns = self._search(choices, mobile, nodes, rng)
+
+        wanted = {job.job_id: job.shape.gpus for job in taken if job.shape is not None}
+        wanted |= {job.job_id: int(tables.sizes[u]) for job, u in zip(mobile, columns, strict=True)}
+        worth = choices.value(columns[None])[0] if mobile else np.zeros(0)
+        shapes = _placed(cluster, taken, [mobile[j] for j in np.argsort(-worth, kind="stable")], wanted)
+        allocations = {job.job_id: Allocation(job.shape, job.batch) for job in taken if job.shape is not None}
+        column = {int(size): u for u, size in enumerate(tables.sizes)}
+        for j, job in enumerate(mobile):
+            if job.job_id in shapes:
+                shape = shapes[job.job_id]
+                allocations[job.job_id] = Allocation(shape, int(tables.batch[j, column[shape.gpus]]))
+        parked = frozenset(job.job_id for job in mobile if job.shape is not None and job.job_id not in allocations)
+        reasons = explain.reasons(jobs, staying, tables, allocations)
+        return Schedule(allocations, reasons, -float(worth.sum()), parked)
+
+    def _remember(self, jobs: Sequence[JobView]) -> None:
+        self._most = {job.job_id: max(self._most.get(job.job_id, 0), _gpus(job)) for job in jobs}
+
+    def _within(self, job: JobView) -> JobView:
+        """The job with the sizes that it may grow to from what it has had, its smallest at least."""
+        base = self._most[job.job_id] or max(job.requested, 1)
+        counts = sorted(job.limits.gpus)
+        near = tuple(n for n in counts if n <= max(self.options.leap * base, counts[0])) if counts else ()
+        return replace(job, limits=replace(job.limits, gpus=near))
+
+    def _tables(self, cluster: ClusterView, mobile: Sequence[JobView]) -> Tables:
+        views = [self._within(job) for job in mobile]
+        if not self.options.placement:
+            views = [replace(job, model=_OneNode(job.model)) for job in views]
+        tables = build_tables(cluster, views, "best" if self.options.own_batch else "scaled")
+        return _steady(cluster, tables)
+
+    def _choices(self, tables: Tables, gpus: int, now: float, rng: np.random.Generator) -> Choices:
+        """What each size is worth in this decision."""
+        options, jobs = self.options, tables.jobs
+        speed = tables.goodput if options.goodput else tables.speed
+        sure = speed * np.clip(1.0 - options.caution * tables.uncertainty, 0.05, 1.0)
+        running = tables.current > 0
+        remaining = np.array([self._remaining(job, rng) for job in jobs])
+        done = np.array([_within(job.samples, 0.0, LARGEST) for job in jobs])
+        age = np.array([max(now - job.submitted, 0.0) for job in jobs])
+        weight = fairness.weights(sure, tables.sizes, tables.current, done, remaining, age, gpus, options.fair_bound)
+        worth, ends = worth_of_progress(
+            sure, tables.sizes, remaining, weight, gpus, recursive=options.completion_prices
+        )
+        value = worth[:, None] * sure
+        if options.resize_cost:
+            pause = np.array([_within(job.resize_s, 0.0, LARGEST) for job in jobs])
+            lasts = np.minimum(options.horizon_s, options.horizon_share * ends)
+            value = value * repaid(tables.current, len(tables.sizes), running, pause, lasts)
+        may = tables.allowed.copy()
+        may[:, 0] = ~running | options.preempt
+        return Choices(tables.sizes, np.where(may, value, -np.inf), tables.current, gpus)
+
+    def _remaining(self, job: JobView, rng: np.random.Generator) -> float:
+        """Progress still to come, in samples of the base batch."""
+        epochs = _within(job.progress.beta, 0.01, LARGEST)
+        if not self.options.expect:
+            alpha = _within(job.progress.alpha, 0.01, LARGEST)
+            epochs = alpha * (1.0 / max(float(rng.beta(alpha, epochs)), 1e-4) - 1.0)
+        return max(job.dataset, 1) * max(epochs, 0.01)
+
+    def _search(self, choices: Choices, jobs: Sequence[JobView], nodes: Nodes, rng: np.random.Generator) -> Ints:
+        """Columns (J,) of the best candidate after all generations."""
+        options = self.options
+        kept = fill(choices, choices.current)
+        least = greedy(choices)
+        seeds = [kept, least] if options.greedy else [kept]
+        population = np.concatenate([np.array(seeds), self._recalled(choices, jobs)])
+        population = operators.repair(choices, population, kept, rng)
+        dear = 2.0 * float(choices.value(least[None]).sum()) / max(choices.gpus, 1)
+
+        def score(candidates: Ints) -> Floats:
+            found: Floats = choices.value(candidates).sum(axis=1) - dear * nodes.unplaced(candidates, choices.current)
+            return found
+
+        population, scores = operators.best_of(population, score(population), options.population)
+        for _ in range(options.generations if len(jobs) else 0):
+            parents = population[np.arange(options.population) % len(population)]
+            children = operators.crossover(parents, rng)
+            mutants = operators.mutate(choices, parents, options.mutation, rng)
+            young = operators.repair(choices, np.concatenate([children, mutants]), least, rng)
+            young = operators.improve(choices, young, ROUNDS if options.local_search else 0)
+            population = np.concatenate([population, young])
+            scores = np.concatenate([scores, score(young)])
+            population, scores = operators.best_of(population, scores, options.population)
+        gpus = choices.sizes[population]
+        self._population = [dict(zip((job.job_id for job in jobs), row.tolist(), strict=True)) for row in gpus]
+        return population[0]
+
+    def _recalled(self, choices: Choices, jobs: Sequence[JobView]) -> Ints:
+        """The remembered population (K, J) for today's jobs and sizes: cut to what each may have now."""
+        if not self._population or not jobs:
+            return np.zeros((0, len(jobs)), dtype=np.int64)
+        now = choices.sizes[choices.current]
+        gpus = np.array([[old.get(job.job_id, now[j]) for j, job in enumerate(jobs)] for old in self._population])
+        columns = np.maximum(np.searchsorted(choices.sizes, gpus, side="right") - 1, 0)
+        rows = np.arange(len(jobs))
+        return np.where(np.isfinite(choices.worth[rows, columns]), columns, choices.current)
+
+
+class _OneNode:
+    """A model of throughput asked as if every size were in one node."""
+
+    def __init__(self, model: ThroughputModel) -> None:
+        self._model = model
+
+    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        return self._model.throughput(np.ones_like(nodes), gpus, batches)
+
+    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        return self._model.uncertainty(np.ones_like(nodes), gpus, batches)
+
+
+def _steady(cluster: ClusterView, tables: Tables) -> Tables:
+    """The tables with the batch in force at a running job's size, where that is nearly as good as the best: a batch
+    that follows every new figure would never settle."""
+    batch, speed, goodput = tables.batch.copy(), tables.speed.copy(), tables.goodput.copy()
+    for j in np.flatnonzero(tables.current):
+        job, u = tables.jobs[j], int(tables.current[j])
+        if job.batch == batch[j, u] or not job.limits.min_batch <= job.batch <= job.limits.max_batch:
+            continue
+        assert job.shape is not None
+        at = np.array([job.shape.nodes if cluster.uniform else tables.nodes[u]])
+        fast, good = predict(job, at, tables.sizes[u : u + 1], np.array([[job.batch]]))
+        if good[0, 0] >= STEADY * goodput[j, u]:
+            batch[j, u], speed[j, u], goodput[j, u] = job.batch, fast[0, 0], good[0, 0]
+    return replace(tables, batch=batch, speed=speed, goodput=goodput)
+
+
+def _placed(
+    cluster: ClusterView, taken: Sequence[JobView], mobile: Sequence[JobView], wanted: Mapping[int, int]
+) -> dict[int, Shape]:
+    """Shapes for `wanted` GPUs, `mobile` jobs in order of precedence. A running job for which nodes are too fragmented
+    stays as it is; with every running job as it is there is always room."""
+    sizes = dict(wanted)
+    while True:
+        shapes = settle(cluster, [*taken, *mobile], sizes)
+        lost = [
+            job
+            for job in mobile
+            if job.shape is not None and sizes[job.job_id] not in (0, job.shape.gpus) and job.job_id not in shapes
+        ]
+        if not lost:
+            return shapes
+        sizes |= {job.job_id: job.shape.gpus for job in lost if job.shape is not None}
+
+
+def _gpus(job: JobView) -> int:
+    return job.shape.gpus if job.shape else 0
+
+
+def _within(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high) if value == value else low

@@ -1,0 +1,181 @@
+"""Optimus: GPUs one by one to the job whose remaining time they shorten most (Peng et al., EuroSys 2018, §3-4.1).
+
+Every job gets one worker in order of arrival; then each further GPU goes where the predicted completion time falls
+most, until none falls any more or no GPUs are left. The remaining epochs come from the loss curve (§3.1, `losscurve`)
+once enough losses were reported, before that from the progress model; the speed at each size from the caller's
+throughput model in place of the paper's parameter-server one (§3.2). Each job keeps the batch it asked for.
+
+Jobs are re-allocated every `interval_s`, ten minutes as its authors did (§6), since each change is a restart. In
+between running jobs stay and waiting ones start on their smallest size where GPUs are free. Pollux's study (OSDI
+2021, §5) re-allocates every minute and tells the true remaining steps: `interval_s=0, told=True`. Not taken: the
+placement of parameter servers (§4.2). On Slurm a step is from one valid size to the next, weighed per GPU.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from slurm_ones.decide.losscurve import LossCurve, Losses, fit
+from slurm_ones.decide.pinned import pinned
+from slurm_ones.decide.policy import Allocation, ClusterView, Floats, JobView, Schedule
+from slurm_ones.decide.remaining import LONGEST, to_come
+from slurm_ones.decide.room import Room, settle
+from slurm_ones.decide.tables import Tables, build_tables
+from slurm_ones.decide.turns import FITS_NOWHERE, gpus_of
+
+
+@dataclass(frozen=True)
+class Options:
+    """What can be set."""
+
+    interval_s: float = 600.0
+    """Seconds between two re-allocations."""
+    converged: float = 0.01
+    """A job is taken to end when an epoch lowers its loss by less than this fraction of the largest."""
+    told: bool = False
+    """Believe the true remaining time where a simulator tells it."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.interval_s) and self.interval_s >= 0):
+            raise ValueError(f"interval_s must be a number of seconds from 0 on, not {self.interval_s}")
+        if not 0 < self.converged < 1:
+            raise ValueError(f"converged must be between 0 and 1, not {self.converged}")
+
+
+class Optimus:
+    """Greedy by marginal gain."""
+
+    name = "optimus"
+
+    options_type = Options
+
+    def __init__(self, options: Options = Options()) -> None:
+        self.options = options
+        self._last = -math.inf
+        self._fits: dict[int, tuple[Losses, LossCurve | None]] = {}
+        """The last fit to each job's losses, good until it reports another."""
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `slurm_ones.decide.policy.Policy`."""
+        stays = pinned(cluster, jobs)
+        self._fits = {job.job_id: self._fits[job.job_id] for job in jobs if job.job_id in self._fits}
+        between = self._last <= now < self._last + self.options.interval_s
+        if between:
+            stays = {job.job_id: "sizes change every few minutes" for job in jobs if job.shape is not None} | stays
+        else:
+            self._last = now
+        queue = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
+        moving = [job for job in queue if job.job_id not in stays]
+        table = build_tables(cluster, moving, "requested")
+        free = Room(cluster, [job for job in jobs if job.job_id in stays]).gpus
+        columns = _greedy(table, np.inf if between else self._seconds(table), free)
+        wanted = {j.job_id: int(table.sizes[u]) for j, u in zip(moving, columns, strict=True) if u}
+        wanted |= {job.job_id: job.shape.gpus for job in jobs if job.job_id in stays and job.shape is not None}
+        return _schedule(cluster, queue, stays, table, wanted)
+
+    def _seconds(self, table: Tables) -> Floats:
+        """(J, U) seconds to the end at each size, infinite at those not allowed."""
+        work = np.array([self._work(job, table, j) for j, job in enumerate(table.jobs)])
+        result: Floats = np.where(table.allowed, work[:, None] / np.where(table.allowed, table.goodput, 1.0), np.inf)
+        return result
+
+    def _work(self, job: JobView, table: Tables, j: int) -> float:
+        """Progress still to come, in samples of the base batch: whole epochs, so that plans change when one ends."""
+        epoch = max(job.dataset, 1)
+        at = np.flatnonzero(table.allowed[j])
+        if self.options.told and not math.isnan(job.true_remaining_s) and len(at):
+            asked = at[max(int(np.searchsorted(table.sizes[at], job.requested, side="right")) - 1, 0)]
+            work = min(max(job.true_remaining_s, 0.0), LONGEST) * float(table.goodput[j, asked])
+        elif (curve := self._curve(job)) is not None:
+            work = (curve.converged(self.options.converged) - max(epochs for epochs, _ in job.losses)) * epoch
+        else:
+            work = to_come(job)
+        return max(math.ceil(min(work / epoch, 1e9) - 1e-9), 1) * epoch
+
+    def _curve(self, job: JobView) -> LossCurve | None:
+        known = self._fits.get(job.job_id)
+        if known is None or known[0] != job.losses:
+            known = (job.losses, fit(job.losses))
+        self._fits[job.job_id] = known
+        return known[1]
+
+
+def _greedy(table: Tables, seconds: Floats | float, gpus: int) -> list[int]:
+    """Column of each job's size, 0 for those left out: smallest first, then by marginal gain per GPU.
+
+    `table.jobs` in order of arrival. Infinite `seconds` leave everybody at the smallest size.
+    """
+    sizes = table.sizes.tolist()
+    chains = [np.flatnonzero(row).tolist() for row in table.allowed]
+    place = [-1] * len(chains)
+    for j, chain in enumerate(chains):
+        if chain and sizes[chain[0]] <= gpus:
+            place[j] = 0
+            gpus -= sizes[chain[0]]
+    if isinstance(seconds, np.ndarray):
+        gains = [_gains(row[chain], table.sizes[chain]) for row, chain in zip(seconds, chains, strict=True)]
+        heap = [(-gains[j][0], j) for j, at in enumerate(place) if at == 0 and gains[j]]
+        heapq.heapify(heap)
+        while heap and gpus > 0 and heap[0][0] < 0:
+            _, j = heapq.heappop(heap)
+            at, chain = place[j], chains[j]
+            more = sizes[chain[at + 1]] - sizes[chain[at]]
+            if more > gpus:
+                continue
+            gpus -= more
+            place[j] = at + 1
+            if at + 1 < len(gains[j]):
+                heapq.heappush(heap, (-gains[j][at + 1], j))
+    return [chain[at] if at >= 0 else 0 for chain, at in zip(chains, place, strict=True)]
+
+
+def _gains(seconds: Floats, sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[float]:
+    """Seconds that each further GPU saves on the way from one size to the next."""
+    found: list[float] = (-np.diff(seconds) / np.diff(sizes)).tolist()
+    return found
+
+
+def _schedule(
+    cluster: ClusterView, queue: Sequence[JobView], stays: dict[int, str], table: Tables, wanted: dict[int, int]
+) -> Schedule:
+    """Placeable shapes for the sizes wanted, small ones first; who finds no room is parked."""
+    row = {job.job_id: j for j, job in enumerate(table.jobs)}
+    column = {int(n): u for u, n in enumerate(table.sizes)}
+    views = []
+    for job in queue:
+        if job.job_id in stays:
+            views.append(replace(job, fixed=stays[job.job_id]))
+        else:
+            sizes = tuple(int(n) for n in table.sizes[table.allowed[row[job.job_id]]])
+            views.append(replace(job, limits=replace(job.limits, gpus=sizes)))
+    shapes = settle(cluster, views, wanted)
+    allocations, reasons, parked = {}, {}, set()
+    for job in sorted(queue, key=lambda job: shapes[job.job_id].gpus if job.job_id in shapes else 0):
+        shape, why = shapes.get(job.job_id), stays.get(job.job_id)
+        if shape is None:
+            if why is None:
+                parked.add(job.job_id)
+            nowhere = why is None and not table.allowed[row[job.job_id]].any()
+            reasons[job.job_id] = FITS_NOWHERE if nowhere else f"waits: {why or 'no GPU is left for it'}"
+            continue
+        stay = job.shape is not None and (why is not None or shape.gpus == job.shape.gpus)
+        batch = job.batch if stay else int(table.batch[row[job.job_id], column[shape.gpus]])
+        allocations[job.job_id] = Allocation(job.shape if stay and job.shape is not None else shape, batch)
+        reasons[job.job_id] = _words(job, shape.gpus, why)
+    return Schedule(allocations, reasons, parked=frozenset(parked))
+
+
+def _words(job: JobView, gpus: int, why: str | None) -> str:
+    if job.shape is None:
+        return f"starts on {gpus} GPUs: there they shorten remaining times most"
+    if why is not None:
+        return f"keeps {gpus_of(job.shape)}: {why}"
+    if job.shape.gpus == gpus:
+        return f"keeps {gpus_of(job.shape)}: they shorten remaining times most here"
+    verb = "grows" if gpus > job.shape.gpus else "shrinks"
+    return f"{verb} {job.shape.gpus} → {gpus} GPUs: so they shorten remaining times most"

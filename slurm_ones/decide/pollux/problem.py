@@ -1,0 +1,156 @@
+"""One decision of Pollux as arrays, and what a candidate is worth.
+
+J jobs in order of attained service, N nodes, K candidates, U sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_ones.decide.history import History, bounded, restart_factor
+from slurm_ones.decide.policy import ClusterView, Floats, Ints, JobView
+from slurm_ones.decide.pollux.rows import Rows, make_rows
+from slurm_ones.decide.standing import left_over
+from slurm_ones.decide.tables import Tables, batch_options, build_tables, predict
+
+Bools = npt.NDArray[np.bool_]
+
+LEAST_SPEEDUP = 1e-3
+"""Added to every speed-up, so that one job without GPUs does not make the power mean 0."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The jobs that may change, the GPUs left for them, and the speed-up of each job at each size."""
+
+    cluster: ClusterView
+    tables: Tables
+    """Of the jobs, their limits cut to the sizes they may have now."""
+    capacity: Ints
+    """(N,) GPUs that staying jobs leave."""
+    crossed: Bools
+    """(N,) nodes that a staying job of several nodes uses: no other such job goes there."""
+    home: Rows
+    """(J rows) what each job holds now."""
+    held: Ints
+    """(J,) GPUs in it."""
+    snap: Ints
+    """(J, G + 1) the largest size up to each number of GPUs that the job may have, else 0."""
+    column: Ints
+    """(G + 1,) column of a size in the tables; only those of sizes mean anything."""
+    together: Floats
+    apart: Floats
+    """(J, U) speed-up over the fair share on as few nodes as possible, and on several."""
+    factor: Floats
+    """(J,) what a re-allocation leaves of the speed-up: (T - R·δ) / (T + δ)."""
+    power: float
+    """Exponent of the mean over jobs."""
+
+    @property
+    def jobs(self) -> tuple[JobView, ...]:
+        return self.tables.jobs
+
+    def evaluate(self, rows: Rows) -> tuple[Floats, Floats]:
+        """Fitness and use of the cluster (K,) of candidates (K · J rows), both better the larger.
+
+        Fitness: the power mean over jobs of speed-ups, each times its factor where the job changes (§4.2.1 and 4.2.2).
+        Use: speed-ups over the GPUs of the nodes in use (§4.2.3 uses it to size a cloud; here it keeps candidates
+        various, as in the authors' search).
+        """
+        jobs = len(self.jobs)
+        column = self.column[rows.totals].reshape(-1, jobs)
+        several = (rows.counts > 1).reshape(-1, jobs)
+        at = np.arange(jobs)
+        speedup = np.where(several, self.apart[at, column], self.together[at, column])
+        changed = rows.digest.reshape(-1, jobs) != self.home.digest
+        damped = np.where(changed, speedup * self.factor, speedup) + LEAST_SPEEDUP
+        fitness = np.mean(damped**self.power, axis=1) ** (1.0 / self.power)
+        return fitness, speedup.sum(axis=1) / np.maximum(self._in_use(rows, len(column)), 1)
+
+    def _in_use(self, rows: Rows, candidates: int) -> Ints:
+        """(K,) GPUs of the nodes that a candidate uses."""
+        used = np.zeros(candidates * len(self.capacity), dtype=np.bool_)
+        used[rows.row // len(self.jobs) * len(self.capacity) + rows.node] = True
+        total: Ints = used.reshape(candidates, -1) @ self.capacity
+        return total
+
+
+def build(
+    cluster: ClusterView,
+    jobs: Sequence[JobView],
+    staying: Mapping[int, str],
+    history: History,
+    now: float,
+    power: float,
+) -> Problem:
+    """The problem of one decision; jobs named in `staying` keep what they have."""
+    mobile = sorted(
+        (job for job in jobs if job.job_id not in staying),
+        key=lambda job: (history.service(job), job.submitted, job.job_id),
+    )
+    index = {node.name: n for n, node in enumerate(cluster.nodes)}
+    capacity = left_over(cluster, jobs, staying)
+    spread = {name for job in jobs if job.job_id in staying and len(job.nodes) > 1 for name in job.nodes}
+    crossed = np.array([node.name in spread for node in cluster.nodes], dtype=np.bool_)
+    held = [(j, index[name], gpus) for j, job in enumerate(mobile) for name, gpus in job.nodes.items() if gpus]
+    elements = np.array(held, dtype=np.int64).reshape(-1, 3)
+    home = make_rows(len(mobile), elements[:, 0], elements[:, 1], elements[:, 2])
+
+    fair = -(-cluster.gpus // max(len(jobs), 1))
+    bounds = [bounded(cluster, job, history.bound(job)) for job in mobile]
+    wider = [replace(job, limits=replace(job.limits, gpus=_with(job, bounds[j], fair))) for j, job in enumerate(mobile)]
+    tables = build_tables(cluster, wider, "best")
+    most = max(int(tables.sizes[-1]), cluster.gpus_per_node * len(capacity), int(home.totals.max(initial=0)))
+    column = np.zeros(most + 1, dtype=np.int64)
+    column[tables.sizes] = np.arange(len(tables.sizes))
+    explored = tables.sizes <= np.array([max(found, default=0) for found in bounds]).reshape(-1, 1)
+    allowed = tables.allowed & (explored | (tables.sizes == home.totals[:, None]))
+    sizes = np.zeros((len(mobile), most + 1), dtype=np.int64)
+    sizes[:, tables.sizes] = np.where(allowed, tables.sizes, 0)
+    base = _fair_goodput(tables, fair)[:, None] * cluster.gpus_per_node
+    limited = tuple(replace(job, limits=replace(job.limits, gpus=bounds[j])) for j, job in enumerate(mobile))
+    return Problem(
+        cluster=cluster,
+        tables=replace(tables, jobs=limited, allowed=allowed),
+        capacity=capacity,
+        crossed=crossed,
+        home=home,
+        held=home.totals,
+        snap=np.maximum.accumulate(sizes, axis=1),
+        column=column,
+        together=tables.goodput / base,
+        apart=_goodput_apart(cluster, tables) / base,
+        factor=np.array([restart_factor(job, now) for job in mobile]),
+        power=power,
+    )
+
+
+def _with(job: JobView, sizes: tuple[int, ...], fair: int) -> tuple[int, ...]:
+    """The sizes and that of its fair share."""
+    below = [n for n in job.limits.gpus if n <= fair]
+    return tuple(sorted({*sizes, *([max(below)] if below else [])}))
+
+
+def _fair_goodput(tables: Tables, fair: int) -> Floats:
+    """(J,) goodput at the largest size within the fair share, else at the smallest."""
+    share = np.where(tables.allowed & (tables.sizes <= fair), tables.sizes, 0).argmax(axis=1)
+    column = np.where(share > 0, share, tables.allowed.argmax(axis=1))
+    found = tables.goodput[np.arange(len(column)), column]
+    return np.where(found > 0, found, 1.0)
+
+
+def _goodput_apart(cluster: ClusterView, tables: Tables) -> Floats:
+    """(J, U) goodput where a job that one node could take is spread over two; elsewhere as in the tables."""
+    apart = tables.goodput.copy()
+    if cluster.uniform:
+        return apart
+    for j, job in enumerate(tables.jobs):
+        at = np.flatnonzero(tables.allowed[j] & (tables.sizes > 1) & (tables.sizes <= cluster.gpus_per_node))
+        if len(at):
+            gpus = tables.sizes[at]
+            apart[j, at] = predict(job, np.full_like(gpus, 2), gpus, batch_options(job, gpus, "best"))[1].max(axis=1)
+    return apart

@@ -1,0 +1,200 @@
+"""The page of a study: policies compared, in one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_ones.report.gpus import Bar
+from slurm_ones.report.text import plain, seconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = npt.NDArray[np.float64]
+
+MOST_POINTS = 600
+"""Points of a line beyond which neighbours are averaged: a page is to stay small."""
+MOST_NAMED = 20
+"""Colours that can be told apart."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One policy's part of the page. Times in seconds after the start."""
+
+    label: str
+    jct_s: Sequence[float]
+    """Of all jobs of all seeds."""
+    bars: Sequence[Bar]
+    """Who held how many GPUs when, with one seed."""
+    goodput: Sequence[tuple[float, float]]
+    """(time, share of the cluster put to good use), with the same seed."""
+    capacity: int
+    """GPUs of the cluster."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """What the page says."""
+
+    title: str
+    run: Sequence[tuple[str, str]]
+    """What was run: a name and a value each."""
+    rows: Sequence[tuple[str, Sequence[str]]]
+    """The table: a title, and a cell for each lane."""
+    meanings: Sequence[tuple[str, str]]
+    errors: Sequence[str] = ()
+
+
+def write_study(path: Path, text: Text, lanes: Sequence[Lane], groups: dict[str, str]) -> None:
+    """Write the page. `groups` gives each job's kind, by its name: jobs of a kind have a colour in common.
+
+    All text is escaped by the template engine.
+    """
+    from jinja2 import Environment, PackageLoader
+    from markupsafe import Markup
+
+    pictures = {"jct": _distribution(lanes), "gpus": _gpus(lanes, groups), "goodput": _goodput(lanes)}
+    environment = Environment(loader=PackageLoader("slurm_ones.report", ""), autoescape=True)
+    environment.filters["plain"] = plain
+    environment.filters["seconds"] = seconds
+    html = environment.get_template("study.html").render(
+        text=text,
+        lanes=lanes,
+        pictures={name: Markup(svg) for name, svg in pictures.items()},
+        written=time.strftime("%Y-%m-%d %H:%M"),
+    )
+    path.write_text(html, encoding="utf-8")
+
+
+def held(bars: Sequence[Bar], jobs: Sequence[str]) -> tuple[Floats, Floats]:
+    """(M,) moments at which something changes, and (J, M) GPUs that each job holds from each to the next."""
+    moments = np.unique(np.array([at for bar in bars for at in (bar.start, bar.end)] or [0.0]))
+    row = {job: j for j, job in enumerate(jobs)}
+    change = np.zeros((len(jobs), len(moments)))
+    for bar in bars:
+        change[row[bar.job], np.searchsorted(moments, bar.start)] += bar.gpus
+        change[row[bar.job], np.searchsorted(moments, bar.end)] -= bar.gpus
+    return moments, change.cumsum(axis=1)
+
+
+def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> tuple[Floats, Floats]:
+    """At most so many points: equal stretches of time, each with its mean value; empty stretches are left out."""
+    if not points:
+        return np.zeros(0), np.zeros(0)
+    times, values = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
+    if len(times) <= most:
+        return times, values
+    edges = np.linspace(times[0], times[-1], most + 1)
+    at = np.clip(np.searchsorted(edges, times, side="right") - 1, 0, most - 1)
+    count = np.bincount(at, minlength=most)
+    full = count > 0
+    sums = np.bincount(at, weights=values, minlength=most)
+    return edges[:-1][full], sums[full] / count[full]
+
+
+def _figure(rows: int, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"font.size": 9}):
+        figure = Figure(figsize=(10.5, height), layout="constrained")
+        axes = figure.subplots(rows, 1, squeeze=False, **options)[:, 0]
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes)
+
+
+def _svg(figure: Figure, name: str) -> str:
+    """The figure as an element of a page; ids in it begin anew with each name."""
+    from matplotlib import rc_context
+
+    file = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(file, format="svg", dpi=130, metadata={"Date": None})
+    whole = file.getvalue()
+    return whole[whole.index("<svg") :]
+
+
+def _colours(count: int) -> list[Any]:
+    from matplotlib import colormaps
+
+    found = colormaps["tab10" if count <= 10 else "tab20"]
+    return [found(i % found.N) for i in range(count)]
+
+
+def _distribution(lanes: Sequence[Lane]) -> str:
+    figure, (axis,) = _figure(1, 3.6)
+    for lane, colour in zip(lanes, _colours(len(lanes)), strict=True):
+        jct = np.sort(np.array([t for t in lane.jct_s if t > 0]))
+        if len(jct):
+            axis.step(jct / 3600.0, np.arange(1, len(jct) + 1) / len(jct), where="post", label=lane.label, color=colour)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set_xlabel("job completion time, hours")
+    axis.set_ylabel("share of jobs")
+    axis.set_ylim(0, 1.02)
+    axis.grid(alpha=0.3)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(frameon=False, loc="lower right")
+    return _svg(figure, "jct")
+
+
+def _gpus(lanes: Sequence[Lane], groups: dict[str, str]) -> str:
+    figure, axes = _figure(max(len(lanes), 1), 2.1 * max(len(lanes), 1) + 1.0, sharex=True)
+    kinds = sorted(set(groups.values()))
+    colour = dict(zip(kinds, _colours(len(kinds)), strict=True))
+    for axis, lane in zip(axes, lanes, strict=False):
+        # Jobs of a kind lie beside each other.
+        jobs = sorted({bar.job for bar in lane.bars}, key=lambda job: (groups.get(job, ""), job))
+        moments, holding = held(lane.bars, jobs)
+        tops = holding.cumsum(axis=0)
+        for job, top, own in zip(jobs, tops, holding, strict=True):
+            # Drawn as pixels: as shapes, a day of many jobs makes a page of many megabytes.
+            axis.fill_between(
+                moments / 3600.0,
+                top - own,
+                top,
+                step="post",
+                color=colour[groups.get(job, kinds[0])],
+                edgecolor="white",
+                linewidth=0.15,
+                rasterized=True,
+            )
+        axis.axhline(lane.capacity, color="black", linewidth=0.8, linestyle=":")
+        axis.set_title(lane.label, loc="left", fontsize=9)
+        axis.set_ylabel("GPUs")
+        axis.set_ylim(0, lane.capacity * 1.05)
+        axis.set_xlim(left=0)
+    axes[-1].set_xlabel("hours since the start")
+    if 0 < len(kinds) <= MOST_NAMED:
+        from matplotlib.patches import Patch
+
+        handles = [Patch(color=colour[kind], label=kind) for kind in kinds]
+        figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    return _svg(figure, "gpus")
+
+
+def _goodput(lanes: Sequence[Lane]) -> str:
+    figure, (axis,) = _figure(1, 3.2)
+    for lane, colour in zip(lanes, _colours(len(lanes)), strict=True):
+        times, values = thinned(lane.goodput)
+        if len(times):
+            axis.plot(times / 3600.0, values * 100.0, label=lane.label, color=colour, linewidth=1.1)
+    axis.set_xlabel("hours since the start")
+    axis.set_ylabel("goodput, % of the cluster")
+    axis.set_xlim(left=0)
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(frameon=False)
+    return _svg(figure, "goodput")

@@ -1,0 +1,320 @@
+"""Policies compared on the same work: every policy on every seed's workload, in parallel processes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import os
+import queue
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from slurm_ones.decide import make_policy
+from slurm_ones.simulate.arrivals import Arrivals
+from slurm_ones.simulate.asking import undisturbed_s
+from slurm_ones.simulate.errors import BadInput
+from slurm_ones.simulate.generate import MIXES, generate
+from slurm_ones.simulate.metrics import completion_times, figures
+from slurm_ones.simulate.plain import plain_cluster, run_plain
+from slurm_ones.simulate.profiles import read_profiles
+from slurm_ones.simulate.result import Outcome
+from slurm_ones.simulate.statistics import Comparison, Estimate, compare, estimate
+from slurm_ones.simulate.workload import Workload, check_fits, read_workload
+
+POLL_S = 0.2
+"""Seconds between two looks at how far the processes have come."""
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""What keeps a numerical library from taking more cores than the process is meant to have."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A policy with its options, under the name by which it is shown."""
+
+    label: str
+    policy: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the work comes from: one of the `MIXES`, or a file with a folder of profiles."""
+
+    workload: str
+    profiles: Path | None = None
+    jobs: int | None = None
+    """As many as the study has; of a file, its first ones."""
+    load: float = 1.0
+    arrivals: Arrivals | None = None
+    hours: float | None = None
+    rigid: float = 0.0
+
+    def load_workload(self, seed: int, gpus: int, per_node: int) -> Workload:
+        """The work of one seed; a file's is the same for all. Raises `BadInput`."""
+        if self.workload in MIXES:
+            return generate(
+                self.workload,
+                jobs=self.jobs,
+                seed=seed,
+                load=self.load,
+                gpus=gpus,
+                gpus_per_node=per_node,
+                arrivals=self.arrivals,
+                hours=self.hours,
+                rigid=self.rigid,
+            )
+        path = Path(self.workload)
+        if not path.exists():
+            raise BadInput(f"workload: {self.workload!r:.200} is neither a file nor one of {', '.join(MIXES)}")
+        if self.profiles is None:
+            raise BadInput(f"{path}: the profiles of its applications are needed (--profiles DIR)")
+        if self.arrivals is not None or self.hours is not None or self.rigid:
+            raise BadInput(
+                f"{path}: when its jobs arrive and which are rigid is in the file; only generated ones are told"
+            )
+        if not 0 < self.load < math.inf or (self.jobs is not None and self.jobs < 1):
+            raise BadInput(f"{path}: load {self.load} and jobs {self.jobs} must be above 0")
+        found = read_workload(path, read_profiles(self.profiles))
+        first = found.submissions[: self.jobs]
+        return replace(found, submissions=tuple(replace(s, time=s.time / self.load) for s in first))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run. Plain data, so that it reaches a process of its own."""
+
+    source: Source
+    contenders: tuple[Contender, ...]
+    seeds: tuple[int, ...]
+    nodes: int = 16
+    gpus_per_node: int = 4
+    interval_s: float = 60.0
+    resize_s: float | None = 30.0
+    """None for what the published studies measured for each application."""
+    plain: bool = False
+    """The published studies' assumptions in place of the companion on a simulated Slurm."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The companion's, in place of the simulation's defaults."""
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    def workload(self, seed: int) -> Workload:
+        """The work of one seed; raises `BadInput`, also for a job that does not fit the cluster."""
+        found = self.source.load_workload(seed, self.gpus, self.gpus_per_node)
+        check_fits(found, self.gpus)
+        return found
+
+    def check(self) -> None:
+        """Raises `BadInput` for whatever can be known to be wrong before anything is run."""
+        labels = [contender.label for contender in self.contenders]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise BadInput(f"policy: {label!r:.80} is given twice")
+        for contender in self.contenders:
+            try:
+                make_policy(contender.policy, **contender.options)
+            except (TypeError, ValueError) as error:
+                raise BadInput(str(error)) from None
+        for seed in self.seeds:
+            self.workload(seed)
+        if self.settings:
+            from slurm_ones.simulate.engine import ClusterSpec, companion_settings
+
+            try:
+                companion_settings(ClusterSpec(self.nodes, self.gpus_per_node), Path(), self.settings)
+            except ValidationError as error:
+                wrong = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()]
+                raise BadInput(f"--set: {'; '.join(wrong)}") from None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One contender on one seed, and what became of it."""
+
+    contender: str
+    seed: int
+    outcome: Outcome | None = None
+    error: str = ""
+    """Why there is none."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One contender over all seeds."""
+
+    label: str
+    seeds: tuple[int, ...]
+    """Those that it came through."""
+    metrics: Mapping[str, Estimate]
+    against_first: Comparison | None
+    """None for the first contender, and where the two have no seed in common."""
+    errors: tuple[str, ...] = ()
+
+
+OnProgress = Callable[[str, int, float], None]
+"""Contender, seed, and the share of its jobs that have ended."""
+
+
+def simulate(plan: Plan, contender: Contender, seed: int, on_share: Callable[[float], None]) -> Outcome:
+    """One contender on one seed, in this process."""
+    workload = plan.workload(seed)
+    jobs = len(workload.submissions)
+
+    def on_time(_: float, ended: int) -> None:
+        on_share(ended / jobs)
+
+    if plan.plain:
+        return run_plain(
+            make_policy(contender.policy, **contender.options),
+            workload,
+            plain_cluster(plan.nodes, plan.gpus_per_node),
+            interval_s=plan.interval_s,
+            resize_s=plan.resize_s,
+            seed=seed,
+            on_time=on_time,
+        )
+    # The companion and its database are needed for this one alone.
+    from slurm_ones.simulate.engine import ClusterSpec, run
+
+    return run(
+        contender.policy,
+        contender.options,
+        workload,
+        ClusterSpec(plan.nodes, plan.gpus_per_node),
+        interval_s=plan.interval_s,
+        resize_s=plan.resize_s,
+        seed=seed,
+        settings=plan.settings,
+        on_time=on_time,
+    )
+
+
+def run_all(plan: Plan, processes: int, on_progress: OnProgress = lambda label, seed, share: None) -> list[Run]:
+    """Every contender on every seed, in that many processes. A contender that crashes costs itself that seed alone.
+
+    Only the first seed's outcomes keep what is drawn: who held what when, and the goodput.
+    """
+    tasks = [(contender, seed) for seed in plan.seeds for contender in plan.contenders]
+    if processes <= 1:
+        return [_attempt(plan, c, seed, partial(on_progress, c.label, seed)) for c, seed in tasks]
+    context = multiprocessing.get_context("spawn")
+    heard = context.Queue()
+    with (
+        _one_thread_each(),
+        ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(heard,)) as pool,
+    ):
+        futures = {pool.submit(_work, plan, contender, seed): (contender, seed) for contender, seed in tasks}
+        try:
+            left: set[Future[Run]] = set(futures)
+            while left:
+                ended, left = wait(left, timeout=POLL_S)
+                _listen(heard, on_progress)
+                for future in ended:
+                    on_progress(futures[future][0].label, futures[future][1], 1.0)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        return [_result(future, contender, seed) for future, (contender, seed) in futures.items()]
+
+
+def _attempt(plan: Plan, contender: Contender, seed: int, on_share: Callable[[float], None]) -> Run:
+    try:
+        outcome = simulate(plan, contender, seed, on_share)
+    except BadInput:
+        raise
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(where.filename).name}:{where.lineno}"
+        return Run(contender.label, seed, error=f"{type(error).__name__}: {error} ({place})")
+    if seed != plan.seeds[0]:
+        outcome = replace(outcome, segments=(), goodput=())
+    return Run(contender.label, seed, outcome)
+
+
+_heard: multiprocessing.Queue[tuple[str, int, float]] | None = None
+"""Of a worker process: where it says how far it has come."""
+
+
+def _begin(heard: multiprocessing.Queue[tuple[str, int, float]]) -> None:
+    global _heard
+    _heard = heard
+
+
+def _work(plan: Plan, contender: Contender, seed: int) -> Run:
+    said = 0.0
+
+    def on_share(share: float) -> None:
+        # Seldom, so that what is not yet heard when it ends is little.
+        nonlocal said
+        now = time.monotonic()
+        if _heard is not None and now - said > POLL_S:
+            said = now
+            _heard.put((contender.label, seed, share))
+
+    return _attempt(plan, contender, seed, on_share)
+
+
+def _listen(heard: multiprocessing.Queue[tuple[str, int, float]], on_progress: OnProgress) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            on_progress(*heard.get_nowait())
+
+
+def _result(future: Future[Run], contender: Contender, seed: int) -> Run:
+    error = future.exception()
+    if isinstance(error, BadInput):
+        raise error
+    if error is not None:
+        return Run(contender.label, seed, error=f"its process died: {error}")
+    return future.result()
+
+
+@contextlib.contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes that are started meanwhile compute in one thread, unless told otherwise."""
+    ours = [name for name in THREADS if name not in os.environ]
+    os.environ.update(dict.fromkeys(ours, "1"))
+    try:
+        yield
+    finally:
+        for name in ours:
+            del os.environ[name]
+
+
+def standings(plan: Plan, runs: Sequence[Run]) -> list[Standing]:
+    """Each contender over the seeds that it came through, and against the first on those that both did."""
+    done = {(run.contender, run.seed): run.outcome for run in runs if run.outcome is not None}
+    work = {seed: _work_of(plan.workload(seed), plan.gpus_per_node) for seed in plan.seeds}
+    first = plan.contenders[0].label
+    found = []
+    for contender in plan.contenders:
+        label = contender.label
+        seeds = tuple(seed for seed in plan.seeds if (label, seed) in done)
+        each = [figures(done[label, seed], work[seed]) for seed in seeds]
+        both = [seed for seed in seeds if (first, seed) in done]
+        against = None
+        if label != first and both:
+            against = compare(
+                [completion_times(done[label, seed]) for seed in both],
+                [completion_times(done[first, seed]) for seed in both],
+            )
+        metrics = {key: estimate([one[key] for one in each]) for key in (each[0] if each else ())}
+        errors = tuple(f"seed {run.seed}: {run.error}" for run in runs if run.contender == label and run.error)
+        found.append(Standing(label, seeds, metrics, against, errors))
+    return found
+
+
+def _work_of(workload: Workload, per_node: int) -> dict[str, float]:
+    """How much each job has to do: its seconds at the size and batch that its user asks for."""
+    return {s.name: undisturbed_s(workload.applications[s.application], s, per_node) for s in workload.submissions}

@@ -1,0 +1,394 @@
+"""A simulated training job: launches, trains, reports, checkpoints, and obeys orders, as the wrapper does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+
+from ones_wrapper.protocol import DRAIN_WAIT_S, Batch, Bye, Checkpoint, Epoch, Hello, Order, Report, Spec, Throughput
+from slurm_ones.simulate.application import Application
+from slurm_ones.simulate.files import JobFiles
+from slurm_ones.simulate.progress import Course, Position
+from slurm_ones.simulate.settings import ClusterSettings
+from slurm_ones.simulate.timeline import Event, Timeline
+from slurm_ones.simulate.workload import Submission
+
+HEARD_S = 0.1
+"""A drained job looks this often for a newer order."""
+TERMINATED = 128 + 15
+"""Exit code of a run that ended on SIGTERM."""
+
+
+class Phase(str, Enum):
+    """What a run is doing."""
+
+    GONE = "gone"
+    LAUNCHING = "launching"
+    TRAINING = "training"
+    SAVING = "saving"
+    DRAINED = "drained"
+
+
+@dataclass
+class Stretch:
+    """Steps at one size and batch, from a position on."""
+
+    begun: float
+    at: Position
+    batch: int
+    rate: float
+    """Samples/s."""
+
+    def samples(self, now: float, most: int) -> int:
+        """Samples of the whole steps until now, `most` to the end of the pass."""
+        steps = math.floor((now - self.begun) * self.rate / self.batch + 1e-6)
+        return min(steps * self.batch, most)
+
+    def boundary(self, time: float, most: int) -> int:
+        """Samples used at the first step boundary from `time` on."""
+        if (time - self.begun) * self.rate >= most:
+            return most
+        steps = max(math.ceil((time - self.begun) * self.rate / self.batch - 1e-6), 1)
+        return min(steps * self.batch, most)
+
+
+class Training:
+    """One job over all its runs. `exited` hears the exit code when a run ends by itself.
+
+    Without `files` it is a job whose owner knows nothing of us: it neither reports, nor checkpoints, nor obeys.
+    """
+
+    def __init__(
+        self,
+        submission: Submission,
+        application: Application,
+        files: JobFiles | None,
+        timeline: Timeline,
+        settings: ClusterSettings,
+        resize_s: float,
+        rng: np.random.Generator,
+    ) -> None:
+        self.submission = submission
+        self.application = application
+        self.files = files
+        self.course = Course(application, submission.epochs)
+        self.finished = False
+        self.trained_s = 0.0
+        """GPU-seconds in which it trained."""
+        self.lost_samples = 0
+        """Samples used whose work no checkpoint holds."""
+        self.phase = Phase.GONE
+        self.batch = 0
+        """Global batch in force."""
+        self.exited: Callable[[int], None] = lambda code: None
+        self._timeline = timeline
+        self._settings = settings
+        self._resize_s = resize_s
+        self._rng = rng
+        wanted = min(max(submission.batch, application.min_batch or application.base_batch), application.max_batch)
+        self.durable = Position(wanted=wanted)
+        """What the newest checkpoint holds."""
+        self._position = self.durable
+        self._restart = 0
+        self._placement: tuple[int, ...] = ()
+        self._event: Event | None = None
+        self._stretch = Stretch(0.0, self.durable, 1, 1.0)
+        self._heard = 0
+        self._meter_from = 0
+        self._metered = 0.0
+        self._report_at = self._checkpoint_at = math.inf
+        self._order_due = False
+
+    # -- what Slurm does with it ---------------------------------------------------------------------------------
+
+    def start(self, restart: int, gpus: Mapping[str, int]) -> None:
+        """Its run begins on so many GPUs of each node."""
+        self._restart, self._placement = restart, tuple(gpus.values())
+        self._position = self.durable
+        self._heard = 0
+        self.phase = Phase.LAUNCHING
+        self._then(self._timeline.now + self._launch_s + self._load_s, self._hello)
+
+    def stop(self) -> float:
+        """Its processes are killed; returns the seconds until the last is gone."""
+        if self.phase is Phase.TRAINING:
+            self._reckon(self._stretch.samples(self._timeline.now, self._left))
+        if self.phase is Phase.DRAINED:
+            self._report(Bye("drained", self._position.step, TERMINATED))
+        self.lost_samples += self._used(self._position) - self._used(self.durable)
+        self._gone()
+        return self._settings.stop * self._resize_s
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> Position:
+        """Where it is now, whole steps counted."""
+        if self.phase is not Phase.TRAINING:
+            return self._position if self.phase is not Phase.GONE else self.durable
+        return self._after(self._stretch.samples(self._timeline.now, self._left))
+
+    @property
+    def goodput(self) -> float:
+        """Progress/s now; 0 unless it trains."""
+        if self.phase is not Phase.TRAINING:
+            return 0.0
+        app = self.application
+        return self._stretch.rate * float(app.efficiencies(self.batch)[app.epoch(self._position.progress)])
+
+    @property
+    def gpus(self) -> int:
+        """World size."""
+        return sum(self._placement)
+
+    @property
+    def _launch_s(self) -> float:
+        return self._settings.launch * self._resize_s
+
+    @property
+    def _load_s(self) -> float:
+        """Seconds to load the checkpoint, where there is one."""
+        return self._settings.load * self._resize_s if self.durable.step else 0.0
+
+    @property
+    def _left(self) -> int:
+        """Samples from the stretch's beginning to the end of the pass."""
+        return self.course.dataset - self._stretch.at.cursor
+
+    def _used(self, at: Position) -> int:
+        return at.epoch * self.course.dataset + at.cursor
+
+    def _then(self, time: float, action: Callable[[], None]) -> None:
+        if self._event is not None:
+            self._event.cancel()
+        self._event = self._timeline.at(time, action)
+
+    def _gone(self) -> None:
+        if self._event is not None:
+            self._event.cancel()
+        self.phase = Phase.GONE
+
+    def _report(self, report: Report) -> None:
+        if self.files is not None:
+            self.files.report(self._timeline.now, report)
+
+    def _lr_factor(self) -> float:
+        return self.batch / self.application.base_batch
+
+    def _in_force(self, wanted: int) -> int:
+        app = self.application
+        return max(1, min(wanted, app.max_batch))
+
+    def _hello(self) -> None:
+        """Everything is loaded: say so, and train. An order that waits sets the batch; a drain waits for a boundary."""
+        app, now = self.application, self._timeline.now
+        self._order_due = False
+        if self.files is not None:
+            self.files.open(self._restart, self._spec)
+            self.files.newer_order()
+            order = self.files.order
+            if order is not None and order.restart <= self._restart:
+                if order.batch is not None:
+                    self._position = replace(self._position, wanted=order.batch)
+                self._order_due = order.drain and order.restart == self._restart
+                self._heard = order.number - self._order_due
+        at = self._position
+        self.batch = self._in_force(at.wanted)
+        self._report(
+            Hello(
+                nodes=len(self._placement),
+                gpus_per_node=self._placement[0],
+                world=self.gpus,
+                batch=self.batch,
+                lr_factor=self._lr_factor(),
+                base_batch=app.base_batch,
+                max_batch=app.max_batch,
+                dataset=self.course.dataset,
+                epochs=self._spec.epochs,
+                epoch=at.epoch,
+                cursor=at.cursor,
+                step=at.step,
+                checkpoint=f"step-{at.step:09d}" if at.step else "",
+                launch_s=0.8 * self._launch_s,
+                group_s=0.2 * self._launch_s,
+                load_s=self._load_s,
+                noise=self._noise() if at.step else None,
+                progress=at.progress,
+            )
+        )
+        self._timeline.stirred = True
+        self._meter_from, self._metered = self._used(at), 0.0
+        if self.files is not None:
+            self._report_at = now + self._settings.first_report_s
+            self._checkpoint_at = now + self._settings.checkpoint_s
+        self._train()
+
+    @cached_property
+    def _spec(self) -> Spec:
+        app = self.application
+        epochs = max(1, math.ceil(len(app.ends) * self.submission.epochs - 1e-9))
+        # Gradients are accumulated where a batch does not fit at once, so one GPU takes all of it.
+        return Spec(app.base_batch, app.max_batch, app.max_batch, self.course.dataset, epochs)
+
+    def _noise(self) -> float:
+        noise = self.application.noise(self._position.progress, self.batch)
+        return noise * math.exp(self._rng.normal(0.0, self._settings.gradient_noise))
+
+    # -- training ------------------------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        """Train on from here."""
+        self.phase = Phase.TRAINING
+        rate = self.application.placed_speed(self._placement, float(self.batch))
+        self._stretch = Stretch(self._timeline.now, self._position, self.batch, rate)
+        self._aim()
+
+    def _aim(self) -> None:
+        """Let the next thing happen that is due, at its step boundary."""
+        stretch, left = self._stretch, self._left
+        due = [self._report_at, self._checkpoint_at]
+        if self._order_due:
+            due.append(self._timeline.now)
+        samples = stretch.boundary(min(due), left)
+        to_end = self.course.samples_left(stretch.at, self.batch)
+        samples = min(samples, max(math.ceil(to_end / self.batch - 1e-9), 1) * self.batch, left)
+        self._then(stretch.begun + samples / stretch.rate, lambda: self._boundary(samples))
+
+    def _after(self, samples: int) -> Position:
+        return self.course.use(self._stretch.at, samples, self.batch, math.ceil(samples / self.batch))
+
+    def _reckon(self, samples: int) -> None:
+        """Count what was trained since the stretch began, and begin another at this boundary."""
+        now = self._timeline.now
+        self._position = self._after(samples)
+        self.trained_s += (now - self._stretch.begun) * self.gpus
+        self._metered += now - self._stretch.begun
+        self._stretch = Stretch(now, self._position, self.batch, self._stretch.rate)
+
+    def _boundary(self, samples: int) -> None:
+        """A step ended at which something is due."""
+        now = self._timeline.now
+        self._reckon(samples)
+        gives_up = False
+        if self._position.cursor >= self.course.dataset:
+            gives_up = self._end_epoch()
+        if gives_up or self.course.over(self._position):
+            self._finish()
+            return
+        if self._order_due:
+            self._order_due = False
+            if self._obey():
+                return
+        if now >= self._checkpoint_at - 1e-6:
+            self._save(self._settings.stall_s, None)
+            return
+        if now >= self._report_at - 1e-6:
+            self._measure()
+        self._train()
+
+    def _end_epoch(self) -> bool:
+        """Report the pass and go on to the next; whether patience is at its end."""
+        ended = self._position
+        self._position, gives_up = self.course.next_pass(ended)
+        loss, accuracy = self.course.loss(ended), self.course.accuracy(ended, self.batch)
+        self._report(Epoch(ended.epoch, ended.step, ended.cursor, loss, accuracy))
+        return gives_up
+
+    def _measure(self) -> None:
+        """Report the throughput of the stretch so far."""
+        if self.files is None:
+            return
+        now, at = self._timeline.now, self._position
+        samples = self._used(at) - self._meter_from
+        seconds = self._metered * math.exp(self._rng.normal(0.0, self._settings.speed_noise))
+        if samples > 0 and seconds > 0:
+            self._report(
+                Throughput(
+                    epoch=at.epoch,
+                    step=at.step,
+                    cursor=at.cursor,
+                    samples=samples,
+                    seconds=seconds,
+                    batch=self.batch,
+                    lr_factor=self._lr_factor(),
+                    loss=self.course.loss(at),
+                    noise=self._noise(),
+                    progress=at.progress,
+                )
+            )
+        self._meter_from, self._metered = self._used(at), 0.0
+        self._report_at = now + self._settings.report_s
+
+    def _finish(self) -> None:
+        self._measure()
+        self._report(Bye("finished", self._position.step))
+        self.durable = self._position
+        self.finished = True
+        self._gone()
+        self.exited(0)
+
+    # -- orders and checkpoints ----------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Look for an order that came while nothing happened here; called before time goes on."""
+        if self.files is None or self.phase in (Phase.GONE, Phase.LAUNCHING) or not self.files.newer_order():
+            return
+        if self.phase is Phase.TRAINING:
+            self._order_due = True
+            self._aim()
+        elif self.phase is Phase.DRAINED:
+            self._then(self._timeline.now + HEARD_S, self._carry_on)
+
+    def _unheard(self) -> Order | None:
+        """The order in force, if it has not been obeyed."""
+        order = self.files.order if self.files is not None else None
+        unheard = order is not None and order.restart <= self._restart and order.number > self._heard
+        return order if unheard else None
+
+    def _carry_on(self) -> None:
+        """A newer order came, or no requeue: train on, and obey at the next boundary."""
+        self._order_due = self._unheard() is not None
+        self._train()
+
+    def _obey(self) -> bool:
+        """Do what the order in force says; True where training stops for it."""
+        order = self._unheard()
+        if order is None:
+            return False
+        self._heard = order.number
+        if order.batch is not None:
+            self._change_batch(order.batch, order.number)
+        if order.drain and order.restart == self._restart:
+            self._save(self._settings.save * self._resize_s, order.number)
+            return True
+        return False
+
+    def _change_batch(self, wanted: int, number: int) -> None:
+        self._measure()
+        self._position = replace(self._position, wanted=wanted)
+        self.batch = self._in_force(wanted)
+        self._report(Batch(self._position.step, self.batch, self._lr_factor(), number))
+
+    def _save(self, seconds: float, order: int | None) -> None:
+        self._measure()
+        self.phase = Phase.SAVING
+        self._then(self._timeline.now + seconds, lambda: self._saved(seconds, order))
+
+    def _saved(self, seconds: float, order: int | None) -> None:
+        assert self.files is not None
+        now, at = self._timeline.now, self._position
+        self.durable = at
+        name = self.files.checkpoint(at.step)
+        self._report(Checkpoint(name, at.epoch, at.cursor, at.step, 0, seconds, order))
+        self._checkpoint_at = now + self._settings.checkpoint_s
+        if order is None:
+            self._carry_on()
+            return
+        self._timeline.stirred = True
+        self.phase = Phase.DRAINED
+        self._then(now + (DRAIN_WAIT_S if self._unheard() is None else HEARD_S), self._carry_on)

@@ -1,0 +1,158 @@
+"""`slurm-ones simulate` from its command line to its files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from slurm_ones.cli import app
+from slurm_ones.cli.simulate import parse_cluster, parse_pairs, parse_policy, parse_resize_cost
+from slurm_ones.simulate.errors import BadInput
+
+HEADER = "name,time,application,num_replicas,batch_size\n"
+
+
+def call(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of `slurm-ones simulate …`."""
+    found = CliRunner().invoke(app, ["simulate", *arguments])
+    return found.exit_code, found.stdout, found.stderr
+
+
+@pytest.fixture
+def profiles(tmp_path: Path) -> Path:
+    """A folder with one application's profile, in the common layout: ten epochs of a minute on one GPU."""
+    folder = tmp_path / "profiles" / "tiny"
+    folder.mkdir(parents=True)
+    rows = ["placement,local_bsz,step_time,sync_time"]
+    for placement, factor in (("1", 1.0), ("2", 1.1), ("4", 1.2), ("44", 1.4)):
+        rows += [f"{placement},{size},{0.1 * size / 32 * factor},{0.01 * (factor - 1)}" for size in (32, 64, 128)]
+    (folder / "placements.csv").write_text("\n".join(rows) + "\n")
+    for batch in (32, 64, 128):
+        lines = ["progress,iteration,metric,grad_sqr,grad_var"]
+        lines += [f"{600 * e},{600 * e},{0.9 - 0.5 / e},1.0,8.0" for e in range(1, 11)]
+        (folder / f"validation-{batch}.csv").write_text("\n".join(lines) + "\n")
+    return folder.parent
+
+
+def test_plain_study_end_to_end(tmp_path: Path) -> None:
+    """A table on the terminal, all figures as JSON, and a page."""
+    code, out, _ = call(
+        "--plain", "--jobs", "8", "--cluster", "4x4", "--policy", "fifo", "--policy", "fifo:backfill=false",
+        "--seeds", "2", "--first-seed", "5", "--load", "2", "--processes", "1",
+        "--json", str(tmp_path / "s.json"), "--html", str(tmp_path / "s.html"),
+    )  # fmt: skip
+    assert code == 0
+    assert "philly: 8 jobs, 4 nodes × 4 GPUs, seeds 5–6" in out and "Wilcoxon" in out
+    found = json.loads((tmp_path / "s.json").read_text())
+    assert set(found["policies"]) == {"fifo", "fifo:backfill=false"}
+    assert found["policies"]["fifo"]["mean_jct_s"] > 0
+    assert {job["seed"] for job in found["jobs"]} == {5, 6}
+    assert found["run"]["load"] == 2.0 and found["run"]["cluster"] == "4x4"
+    assert (tmp_path / "s.html").read_text().count("<svg") == 3
+
+
+def test_the_companion_on_a_simulated_slurm(tmp_path: Path) -> None:
+    """Without --plain the same command drives the companion; every job ends."""
+    path = tmp_path / "s.json"
+    code, out, err = call(
+        "--workload", "ones-sc21", "--jobs", "3", "--cluster", "4x4", "--policy", "fifo", "--processes", "1",
+        "--set", "resize.max_open=2", "--json", str(path),
+    )  # fmt: skip
+    assert code == 0, err
+    assert "a decision every 10 s" in out
+    found = json.loads(path.read_text())
+    assert found["policies"]["fifo"]["unfinished"] == 0
+    assert all(job["ended"] is not None for job in found["jobs"])
+    assert found["run"]["settings"] == {"resize.max_open": 2}
+
+
+def test_a_workload_from_a_file(tmp_path: Path, profiles: Path) -> None:
+    """Researchers' files work as they are; a job alone takes what its profile says."""
+    work = tmp_path / "work.csv"
+    work.write_text(HEADER + "a,0,tiny,1,32\nb,20000,tiny,4,128\n")
+    path = tmp_path / "s.json"
+    code, _, err = call(
+        "--workload", str(work), "--profiles", str(profiles), "--cluster", "1x4", "--policy", "fifo", "--plain",
+        "--processes", "1", "--json", str(path), "--resize-cost", "0",
+    )  # fmt: skip
+    assert code == 0, err
+    first, second = json.loads(path.read_text())["jobs"]
+    assert first["jct_s"] == pytest.approx(600.0, rel=1e-6)
+    assert second["jct_s"] < 600.0 / 2
+    assert first["metric"] == pytest.approx(0.85)
+
+
+@pytest.mark.parametrize(
+    ("line", "where"),
+    [
+        ("a,0,huge,1,32", "line 2, column application: 'huge' has no profile; there are tiny"),
+        ("a,-5,tiny,1,32", "line 2, column time: '-5' is negative"),
+        ("a,nan,tiny,1,32", "line 2, column time: 'nan' is not finite"),
+        ("a,0,tiny,1.5,32", "line 2, column num_replicas: 1.5"),
+        ("a,0,tiny,1,", "line 2, column batch_size: '' is not a number"),
+        ("a,0,tiny,1,32\na,1,tiny,1,32", "line 3, column name: 'a' is there twice"),
+        ("", "no job in it"),
+    ],
+)
+def test_a_bad_workload_is_located(tmp_path: Path, profiles: Path, line: str, where: str) -> None:
+    """Exit code 2, and one line with file, line and column."""
+    work = tmp_path / "work.csv"
+    work.write_text(HEADER + line + "\n")
+    code, _, err = call("--workload", str(work), "--profiles", str(profiles), "--policy", "fifo", "--plain")
+    assert code == 2
+    assert f"{work}: {where}" in err and "Traceback" not in err
+
+
+def test_a_profile_with_too_few_points_is_located(tmp_path: Path, profiles: Path) -> None:
+    """So is a bad profile."""
+    path = profiles / "tiny" / "placements.csv"
+    path.write_text("placement,local_bsz,step_time,sync_time\n1,32,0.1,0.0\n")
+    work = tmp_path / "work.csv"
+    work.write_text(HEADER + "a,0,tiny,1,32\n")
+    code, _, err = call("--workload", str(work), "--profiles", str(profiles), "--policy", "fifo", "--plain")
+    assert code == 2
+    assert f"{path}: too few points" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--workload", "no.csv"], "neither a file nor one of ones-sc21, philly, uniform"),
+        (["--workload", "setup.cfg"], "--profiles"),
+        (["--policy", "best"], "'best' is none of"),
+        (["--policy", "fifo:speed=1"], "no option 'speed'"),
+        (["--policy", "fifo:speed"], "'speed' is not key=value"),
+        (["--cluster", "16"], "16x4"),
+        (["--cluster", "0x4"], "16x4"),
+        (["--resize-cost", "dear"], "neither seconds nor the word measured"),
+        (["--arrivals", "never"], "poisson, uniform, diurnal"),
+        (["--load", "0"], "load: 0.0"),
+        (["--interval", "0"], "--interval: 0.0"),
+        (["--html", "/nowhere/page.html"], "--html: /nowhere/page.html cannot be written"),
+        (["--set", "resize.dwel_s=1"], "resize.dwel_s"),
+        (["--plain", "--set", "resize.dwell_s=1"], "--plain does without"),
+    ],
+)
+def test_bad_options_end_in_a_line(arguments: list[str], named: str) -> None:
+    """Exit code 2 and what is accepted, before anything is run."""
+    chosen = [] if "--policy" in arguments else ["--policy", "fifo"]
+    code, _, err = call(*chosen, *arguments)
+    assert code == 2
+    assert named in err and "Traceback" not in err
+
+
+def test_values_are_what_they_look_like() -> None:
+    """Options reach a policy as truth values, whole numbers, numbers or words."""
+    assert parse_pairs("", ["a=1", "b=2.5", "c=true", "d=x", "e=1e3"]) == {
+        "a": 1, "b": 2.5, "c": True, "d": "x", "e": 1000.0,
+    }  # fmt: skip
+    found = parse_policy("ones:population=8,goodput=false")
+    assert (found.policy, found.options) == ("ones", {"population": 8, "goodput": False})
+    assert parse_cluster("16x4") == (16, 4)
+    assert parse_resize_cost("measured") is None and parse_resize_cost("15") == 15.0
+    for cost in ("-1", "nan", "inf", "true"):
+        with pytest.raises(BadInput):
+            parse_resize_cost(cost)

@@ -1,0 +1,188 @@
+"""Studies: policies on the same work, in parallel or not, paired by seed; one that crashes costs itself alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slurm_ones.decide import POLICIES
+from slurm_ones.decide.policy import ClusterView, JobView, Schedule
+from slurm_ones.report.gpus import Bar
+from slurm_ones.report.study import Lane, Text, held, thinned, write_study
+from slurm_ones.simulate.errors import BadInput
+from slurm_ones.simulate.present import as_json, page, rows
+from slurm_ones.simulate.result import Outcome
+from slurm_ones.simulate.study import Contender, Plan, Run, Source, run_all, standings
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Nothing to choose."""
+
+
+class Crashing:
+    """A policy with a fault."""
+
+    name = "crashing"
+    options_type = NoOptions
+
+    def __init__(self, options: NoOptions) -> None:
+        pass
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """Fail once there is some work."""
+        raise ZeroDivisionError("a fault of its own")
+
+
+@pytest.fixture
+def crashing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Contender]:
+    """The faulty policy, registered."""
+    monkeypatch.setitem(POLICIES, Crashing.name, Crashing)
+    yield Contender("crashing", "crashing")
+
+
+FIFO, STRICT = Contender("fifo", "fifo"), Contender("fifo:backfill=false", "fifo", {"backfill": False})
+PLAN = Plan(Source("philly", jobs=12), (FIFO, STRICT), seeds=(0, 1), nodes=4, plain=True)
+
+
+def unclocked(run: Run) -> Run:
+    """Without what depends on the machine."""
+    assert run.outcome is not None
+    return replace(run, outcome=replace(run.outcome, wall_s=0.0, decision_s=()))
+
+
+def test_processes_change_nothing() -> None:
+    """Two processes find what one finds, in the same order, and say when each run is done."""
+    heard: dict[tuple[str, int], float] = {}
+    apart = run_all(PLAN, 2, lambda label, seed, share: heard.update({(label, seed): share}))
+    assert [unclocked(run) for run in run_all(PLAN, 1)] == [unclocked(run) for run in apart]
+    assert heard == {(label, seed): 1.0 for label in ("fifo", "fifo:backfill=false") for seed in (0, 1)}
+
+
+def test_all_contenders_get_the_same_work() -> None:
+    """Comparisons are paired: a seed's jobs are submitted to every policy alike, and differ between seeds."""
+    names = {
+        (run.contender, run.seed): [(job.name, job.submitted) for job in run.outcome.jobs]
+        for run in run_all(PLAN, 1)
+        if run.outcome is not None
+    }
+    assert names["fifo", 0] == names["fifo:backfill=false", 0]
+    assert names["fifo", 0] != names["fifo", 1]
+
+
+def test_only_the_first_seed_keeps_what_is_drawn() -> None:
+    """A study of many seeds fits in memory."""
+    kept = {run.seed: bool(run.outcome and run.outcome.segments and run.outcome.goodput) for run in run_all(PLAN, 1)}
+    assert kept == {0: True, 1: False}
+
+
+def test_a_crash_costs_its_policy_alone(crashing: Contender) -> None:
+    """The others' figures stand, and the error says what went wrong and where."""
+    plan = replace(PLAN, contenders=(FIFO, crashing), seeds=(0,))
+    good, bad = standings(plan, run_all(plan, 1))
+    assert good.metrics["mean_jct_s"].mean > 0 and not good.errors
+    assert not bad.metrics and bad.against_first is None
+    assert "ZeroDivisionError: a fault of its own" in bad.errors[0] and "test_study.py" in bad.errors[0]
+    cells = dict(rows([good, bad]))
+    assert cells["mean JCT, s"][1] == "–"
+
+
+def test_seeds_that_one_lost_are_not_compared() -> None:
+    """Where a policy came through one seed of two, it is held against the first on that seed alone."""
+    runs = run_all(PLAN, 1)
+    runs = [
+        Run(run.contender, run.seed, error="lost") if (run.contender, run.seed) == (STRICT.label, 0) else run
+        for run in runs
+    ]
+    first, second = standings(PLAN, runs)
+    by_seed = {run.seed: run.outcome for run in runs if run.contender == "fifo" and run.outcome}
+    jct = np.mean([job.jct_s for job in by_seed[1].jobs])
+    assert second.seeds == (1,)
+    assert second.against_first is not None
+    assert second.metrics["mean_jct_s"].mean - jct == pytest.approx(second.against_first.difference.mean)
+    assert first.against_first is None and second.errors == ("seed 0: lost",)
+
+
+def test_json_has_what_was_promised() -> None:
+    """Every metric under its name, every job, what was run; nothing that JSON does not know."""
+    runs = run_all(PLAN, 1)
+    found = as_json(PLAN, standings(PLAN, runs), runs)
+    assert {
+        "mean_jct_s", "median_jct_s", "p90_jct_s", "p99_jct_s", "makespan_s", "gpu_use", "resizes_per_job",
+        "missed_accuracy", "decision_s", "intervals", "against_first",
+    } <= set(found["policies"]["fifo"])  # fmt: skip
+    assert len(found["jobs"]) == 2 * 2 * 12
+    assert {"policy", "seed", "name", "jct_s", "missed"} <= set(found["jobs"][0])
+    assert found["run"]["workload"] == "philly" and found["run"]["engine"] == "plain"
+
+
+@pytest.mark.parametrize(
+    ("plan", "named"),
+    [
+        (replace(PLAN, contenders=(FIFO, FIFO)), "'fifo' is given twice"),
+        (replace(PLAN, contenders=(Contender("x", "none"),)), "fifo"),
+        (replace(PLAN, contenders=(Contender("x", "fifo", {"speed": 1}),)), "backfill"),
+        (replace(PLAN, source=Source("missing.csv")), "missing.csv"),
+        (replace(PLAN, settings={"resize.dwel_s": 1}), "resize.dwel_s"),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_run(plan: Plan, named: str) -> None:
+    """Nobody waits an hour to hear of a spelling mistake."""
+    with pytest.raises(BadInput, match=named):
+        plan.check()
+
+
+def test_held_adds_up() -> None:
+    """The stripes' areas are the GPU-seconds held, and what ends when another begins leaves no gap."""
+    bars = [Bar("a", 0, 10, 1), Bar("a", 12, 20, 4), Bar("b", 5, 12, 2), Bar("a", 10, 12, 3)]
+    moments, holding = held(bars, ["a", "b"])
+    assert list(moments) == [0, 5, 10, 12, 20]
+    assert holding.tolist() == [[1, 1, 3, 4, 0], [0, 2, 2, 0, 0]]
+    assert (holding[:, :-1] * np.diff(moments)).sum() == sum(b.gpus * (b.end - b.start) for b in bars)
+
+
+def test_thinned_lines_keep_their_mean() -> None:
+    """A long run's line is short, over the same time, about the same values."""
+    points = [(float(t), float(t % 7)) for t in range(10_000)]
+    times, values = thinned(points, 100)
+    assert len(times) == 100 and times[0] == 0
+    assert values.mean() == pytest.approx(3.0, abs=0.05)
+    assert thinned([], 5)[0].size == 0
+    assert thinned([(1.0, 2.0)], 5)[1].tolist() == [2.0]
+
+
+def test_page_escapes_and_holds_all_pictures(tmp_path: Path) -> None:
+    """One file with three pictures that needs nothing else, and no job's or policy's name acts on it."""
+    evil = "<script>alert(1)</script>"
+    lane = Lane(evil, [60.0, 3600.0], [Bar(evil, 0, 100, 2)], [(0.0, 0.5), (60.0, 0.7)], 4)
+    empty = Lane("crashed", [], [], [], 4)
+    text = Text(evil, [("work", evil)], [("mean JCT, s", ["60", "–"])], [("mean JCT", "…")], [evil])
+    write_study(tmp_path / "page.html", text, [lane, empty], {evil: evil})
+    html = (tmp_path / "page.html").read_text()
+    assert "<script" not in html
+    assert html.count("<svg") == html.count("</svg>") == 3
+    assert 'src="http' not in html and "<link" not in html
+
+
+def test_page_of_a_study(tmp_path: Path, crashing: Contender) -> None:
+    """What a study found becomes a page, a crashed policy's empty lane included."""
+    plan = replace(PLAN, contenders=(FIFO, crashing), seeds=(0,))
+    runs = run_all(plan, 1)
+    write_study(tmp_path / "page.html", *page(plan, standings(plan, runs), runs))
+    html = (tmp_path / "page.html").read_text()
+    assert "Policies compared: philly" in html and "a fault of its own" in html
+    assert "resnet18-cifar10" in html
+
+
+def test_outcomes_reach_the_page_by_seed() -> None:
+    """The pictures are of the first seed, the distribution of all."""
+    runs = run_all(PLAN, 1)
+    _, lanes, groups = page(PLAN, standings(PLAN, runs), runs)
+    first = next(run.outcome for run in runs if (run.contender, run.seed) == ("fifo", 0))
+    assert isinstance(first, Outcome)
+    assert {bar.job for bar in lanes[0].bars} == {job.name for job in first.jobs} == set(groups)
+    assert len(lanes[0].jct_s) == 24
