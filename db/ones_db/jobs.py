@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Table, bindparam, case, exists, func, select
@@ -15,6 +16,9 @@ from ones_db.upsert import add_or_replace
 JOBS: Table = Job.metadata.tables["jobs"]
 RUNS: Table = Run.metadata.tables["runs"]
 
+# Made once: an alias copies every column.
+_LATER = JOBS.alias("later")
+
 T = TypeVar("T")
 
 _FIRST = ("submit_time", "requested_nodes", "requested_gpus_per_node")
@@ -26,14 +30,14 @@ def among(column: ColumnElement[Any], values: Collection[int]) -> ColumnElement[
     return column.in_(bindparam(None, list(map(int, values)), expanding=True, literal_execute=True, unique=True))
 
 
+@cache
 def newest(cluster: int) -> ColumnElement[bool]:
     """The condition that a row of jobs belongs to the cluster and is the newest submission with its job
     id."""
-    later = JOBS.alias("later")
     return (JOBS.c.cluster_id == cluster) & ~exists().where(
-        later.c.cluster_id == cluster,
-        later.c.job_id == JOBS.c.job_id,
-        later.c.submit_time > JOBS.c.submit_time,
+        _LATER.c.cluster_id == cluster,
+        _LATER.c.job_id == JOBS.c.job_id,
+        _LATER.c.submit_time > JOBS.c.submit_time,
     )
 
 

@@ -22,7 +22,8 @@ from slurm_ones.simulate.errors import BadInput
 
 # What simulates is imported by the command itself: no other command is to wait for it.
 if TYPE_CHECKING:
-    from slurm_ones.simulate.study import Contender, Plan, Run, Standing
+    from slurm_ones.simulate.plan import Contender, Plan
+    from slurm_ones.simulate.study import Run, Standing
 
 QUICK_MIX = "ones-sc21"
 """Its jobs last minutes, so that decisions every minute would come too seldom."""
@@ -65,7 +66,7 @@ def parse_pairs(where: str, texts: Sequence[str]) -> dict[str, Any]:
 
 def parse_policy(text: str) -> Contender:
     """A policy and its options, from `name` or `name:option=value,…`. Raises `BadInput`."""
-    from slurm_ones.simulate.study import Contender
+    from slurm_ones.simulate.plan import Contender
 
     name, _, options = text.partition(":")
     return Contender(text, name, parse_pairs(f"--policy {name}", options.split(",") if options else ()))
@@ -92,7 +93,7 @@ def simulate(
     ] = None,
     cluster: Annotated[str, typer.Option(help="NODESxGPUS.")] = "16x4",
     policy: Annotated[
-        list[str] | None, typer.Option(help="Repeatable. With options as NAME:option=value,…  [default: ones]")
+        list[str] | None, typer.Option(help="Repeatable. Else ones. With options as NAME:option=value,…")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many; each is a workload of its own.")] = 1,
     first_seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -119,8 +120,9 @@ def simulate(
     ] = None,
 ) -> None:
     """Compare policies in a simulated cluster: the companion that drives the real Slurm, in virtual time."""
+    from slurm_ones.simulate.plan import Plan, Source
     from slurm_ones.simulate.present import as_json, page
-    from slurm_ones.simulate.study import Plan, Source, standings
+    from slurm_ones.simulate.study import standings
 
     nodes, gpus_per_node = parse_cluster(cluster)
     if interval is None:

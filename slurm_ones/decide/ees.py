@@ -5,12 +5,12 @@ Saxena et al., "Effective Elastic Scaling of Deep Learning Workloads", MASCOTS 2
 - A job's best batch at each number of GPUs, and its scaling factor: its rate there over its rate on the least GPUs.
 - The optimizer: the sum of scaling factors, each job of the round having at least its least GPUs, by dynamic
   programming over jobs and GPUs: best(j, G) = max over k of best(j - 1, G - k) + factor(j, k).
-- The autoscaler: jobs that run are never stopped; a job that arrives takes part if all can still be had, and else waits.
-  It rescales at intervals (`interval_s`); between them jobs that wait get what GPUs are free, by the same program.
+- The autoscaler: jobs that run are never stopped; a job that arrives takes part if all can still be had, and else
+  waits. It rescales at intervals (`interval_s`). Between them jobs that wait get free GPUs by the same program.
 
 Where we differ: there the user's range of batches is taken to keep the accuracy whatever the batch, and the rate is the
-throughput. Here the rate is the goodput, so that a larger batch is worth what its statistical efficiency says: without that
-the policy would be worse. A job that keeps its size stays on its nodes.
+throughput. Here the rate is the goodput, so that a larger batch is worth what its statistical efficiency says: without
+that the policy would be worse. A job that keeps its size stays on its nodes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slurm_ones.decide.pinned import pinned
 from slurm_ones.decide.policy import ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.decide.standing import conclude, left_over, pinned
+from slurm_ones.decide.standing import conclude, left_over
 from slurm_ones.decide.tables import Tables, build_tables
 
 STICKINESS = 1e-9
@@ -33,8 +34,8 @@ class Options:
     """Settings."""
 
     interval_s: float = 0.0
-    """Least seconds between two rescalings of running jobs; 0 for every decision. Its authors wait for minutes, which makes
-    fewer resizes; where one costs half a minute the mean completion time is better without."""
+    """Least seconds between two rescalings of running jobs; 0 for every decision. Its authors wait for minutes, which
+    makes fewer resizes; where one costs half a minute the mean completion time is better without."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.interval_s < float("inf"):
@@ -84,8 +85,9 @@ def scaling_factors(tables: Tables) -> Floats:
 def allot(sizes: Ints, factors: Floats, free: int) -> tuple[Ints, float]:
     """(J,) the column of each job's size such that the sum of factors is largest, and that sum.
 
-    `sizes` (U,), `factors` (J, U), -inf for what a job cannot have. Jobs come in the order in which they are admitted: one
-    whose least size no longer fits beside the least sizes of those before gets column 0. O(J·U·`free`), vectorised over GPUs.
+    `sizes` (U,), `factors` (J, U), -inf for what a job cannot have. Jobs come in the order in which they are admitted:
+    one whose least size no longer fits beside the least sizes of those before gets column 0. O(J·U·`free`), vectorised
+    over GPUs.
     """
     columns = np.zeros(len(factors), dtype=np.int64)
     admitted, needed = [], 0

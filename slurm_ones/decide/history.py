@@ -1,4 +1,4 @@
-"""What policies that explore sizes step by step remember of a job: the most GPUs it has had, the GPU-seconds it used."""
+"""What policies that explore sizes step by step remember of a job: the most GPUs and the GPU-seconds it has had."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Sia: one configuration for each job by an integer program over goodput.
 
-Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling", SOSP 2023. Taken from there:
+Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling", SOSP 2023. Taken from
+there:
 
 - Configurations are powers of two of the GPUs of one node, and whole nodes (§3.3).
 - A job's goodputs are divided by its least one; those of configurations other than its current one are multiplied by
@@ -11,8 +12,8 @@ Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-clust
 
 Where we differ, because this is Slurm: there is one kind of GPU. A job that keeps its size stays on its nodes, so
 fragments may be in the way of what the program wants: then a growing job stays as it is and a starting one gets less.
-Whole nodes are a second constraint, since rigid jobs may hold parts of some. HiGHS solves it, not CBC. A job that takes none
-of these configurations (a rigid count) is offered its own.
+Whole nodes are a second constraint, since rigid jobs may hold parts of some. HiGHS solves it, not CBC. A job that takes
+none of these configurations (a rigid count) is offered its own.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from slurm_ones.decide.history import History, bounded, restart_factor
+from slurm_ones.decide.pinned import pinned
 from slurm_ones.decide.policy import ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.decide.standing import conclude, left_over, pinned
+from slurm_ones.decide.standing import conclude, left_over
 from slurm_ones.decide.tables import Tables, build_tables
 
 SCALE = 1000.0
-"""Costs are multiplied by it in the program: near 1, HiGHS solves some of them twice and writes to standard output that it
-does (a line left over in its 1.12)."""
+"""Costs are multiplied by it in the program. Near 1, HiGHS solves more of them twice, and its 1.12 writes a line to
+standard output whenever it does."""
 LARGEST_COST = 3000.0
 """No configuration costs more in the program; its authors' value."""
 
@@ -89,7 +91,7 @@ class Sia:
 def _limited(cluster: ClusterView, job: JobView, bound: int) -> JobView:
     """With the configurations that it may have now."""
     per_node = cluster.gpus_per_node
-    sizes = tuple(n for n in job.limits.gpus if n > 0 and (_power_of_two(n) and n < per_node or n % per_node == 0))
+    sizes = tuple(n for n in job.limits.gpus if n > 0 and ((_power_of_two(n) and n < per_node) or n % per_node == 0))
     offered = replace(job, limits=replace(job.limits, gpus=sizes or job.limits.gpus)) if per_node else job
     return replace(offered, limits=replace(offered.limits, gpus=bounded(cluster, offered, bound)))
 
@@ -134,18 +136,21 @@ def solve(tables: Tables, costs: Floats, free: int, whole: int, per_node: int, o
     nodes = np.where(sizes % max(per_node, 1) == 0, sizes // max(per_node, 1), 0)
     index = np.arange(count)
     one = csr_array((np.ones(count), (row, index)), shape=(jobs, count))
-    total = csr_array(np.stack([sizes, nodes]).astype(np.float64))
+    needs, there = [sizes, nodes], [free, whole]
+    if whole * per_node >= free:  # then the GPUs say it all
+        needs, there = [sizes], [free]
+    total = csr_array(np.stack(needs).astype(np.float64))
     found = milp(
         (costs[row, column] - options.left_out) * SCALE,
-        integrality=np.ones(count),
+        integrality=np.ones(count, dtype=np.int64),
         bounds=Bounds(0, 1),
-        constraints=[LinearConstraint(one, -np.inf, 1), LinearConstraint(total, -np.inf, [free, whole])],
+        constraints=[LinearConstraint(one, -np.inf, 1), LinearConstraint(total, -np.inf, there)],
         options={"time_limit": options.time_limit_s, "mip_rel_gap": options.gap},
     )
     result = np.zeros(jobs, dtype=np.int64)
     if found.x is None:
-        held = tables.current.copy()
-        return Solved(held, float("nan"), f"the integer program has no answer ({found.message}), so nothing changes")
+        why = str(found.message).partition(" (")[0]
+        return Solved(tables.current, float("nan"), f"the integer program has no answer ({why}), so nothing changes")
     chosen = np.flatnonzero(found.x > 0.5)
     result[row[chosen]] = column[chosen]
     note = "" if found.status == 0 else f"the integer program stopped at {100 * found.mip_gap:.2g} % from the best"

@@ -1,4 +1,4 @@
-"""Jobs that a round may not change, and the schedule that follows from the sizes a policy wants for the others."""
+"""What jobs that keep their place leave to the others, and the schedule that follows from the sizes a policy wants."""
 
 from __future__ import annotations
 
@@ -10,25 +10,6 @@ from slurm_ones.decide.policy import Allocation, ClusterView, Ints, JobView, Sch
 from slurm_ones.decide.room import settle
 from slurm_ones.decide.tables import Tables
 from slurm_ones.slurm.model import Shape
-
-
-def pinned(cluster: ClusterView, jobs: Sequence[JobView]) -> dict[int, str]:
-    """Why a job keeps its place or its wait, by job id.
-
-    Besides the fixed jobs these are running jobs whose GPUs do not add up on the cluster's nodes: a drained node, or a
-    snapshot taken in mid-change.
-    """
-    held: dict[str, int] = {}
-    for job in jobs:
-        for name, gpus in job.nodes.items():
-            held[name] = held.get(name, 0) + gpus
-    sound = {node.name for node in cluster.nodes if held.get(node.name, 0) <= node.gpus}
-    why = {
-        job.job_id: "some of its nodes are not available to others now"
-        for job in jobs
-        if (job.shape.gpus if job.shape else 0) != sum(job.nodes.values()) or not sound.issuperset(job.nodes)
-    }
-    return {**why, **{job.job_id: job.fixed for job in jobs if job.fixed}}
 
 
 def left_over(cluster: ClusterView, jobs: Sequence[JobView], staying: Collection[int]) -> Ints:
@@ -52,8 +33,8 @@ def conclude(
 ) -> Schedule:
     """The schedule for the GPU counts `wanted`, in order of precedence.
 
-    `jobs` are all of the round, those named in `staying` (see `pinned`) included; `tables` cover the others, and the
-    limits of their views say which sizes they may fall back on where fragments have no room. A job that was to grow
+    `jobs` are all of the round, those named in `staying` (see `pinned.pinned`) included; `tables` cover the others, and
+    the limits of their views say which sizes they may fall back on where fragments have no room. A job that was to grow
     and finds none stays as it is. `why` says in words what the sizes serve.
     """
     limited = {job.job_id: job for job in tables.jobs}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -82,6 +82,8 @@ class Observer:
         self._own_uid = os.geteuid() if settings.scope == "own" else None
         self._finished: set[tuple[int, int]] = set()
         self._notes: dict[int, str] = {}
+        self._jobs: dict[int, JobRecord] = {}
+        self._runs: dict[int, RunRecord] = {}
         self._specs: dict[tuple[int, int], SpecRecord] = {}
         """What each run was last stored to say of its job."""
 
@@ -93,8 +95,7 @@ class Observer:
             elastic = look(job, snapshot, self._settings.whole_node_gpus, self._own_uid)
             if elastic is not None and (job.job_id, job.restart) not in self._finished:
                 seen[job.job_id] = elastic
-        self._store.see_jobs([job_record(e, self._notes.get(id_, "")) for id_, e in seen.items()])
-        self._store.see_runs([_run(e) for e in seen.values() if e.job.start_time and not e.job.pending])
+        self._see(seen)
         self._close_forgotten(snapshot, seen.keys())
         mine = [elastic.job for elastic in seen.values() if self._own_uid in (None, elastic.job.uid)]
         self.collect(mine, now=snapshot.time)
@@ -102,6 +103,16 @@ class Observer:
         ended = {(id_, e.job.restart) for id_, e in seen.items() if e.job.ended}
         self._finished = {key for key in self._finished if key[0] in snapshot.jobs} | ended
         return Seen(snapshot, {id_: e for id_, e in seen.items() if not e.job.ended})
+
+    def _see(self, seen: Mapping[int, Elastic]) -> None:
+        """Store the jobs and runs that are not as they were at the last look."""
+        jobs = {id_: job_record(elastic, self._notes.get(id_, "")) for id_, elastic in seen.items()}
+        runs = {id_: _run(e) for id_, e in seen.items() if e.job.start_time and not e.job.pending}
+        if changed := [job for id_, job in jobs.items() if self._jobs.get(id_) != job]:
+            self._store.see_jobs(changed)
+        if begun := [run for id_, run in runs.items() if self._runs.get(id_) != run]:
+            self._store.see_runs(begun)
+        self._jobs, self._runs = jobs, runs
 
     def _close_forgotten(self, snapshot: Snapshot, seen: Set[int]) -> None:
         """Bring up to date the jobs that are open in the database and that this look did not find.

@@ -95,7 +95,7 @@ def _order_of_samples(training: Training, job: SimulatedJob) -> Iterator[str]:
             elif isinstance(report, Throughput):
                 before, at = at, (report.epoch, report.cursor)
                 used = (at[0] - measured[0]) * dataset + at[1] - measured[1]
-                if at < before or report.samples != used:
+                if at[0] != before[0] or at < before or report.samples != used:
                     yield f"run {restart} reports {report.samples} samples from {measured} to {at}"
                 measured = at
             elif isinstance(report, Checkpoint):

@@ -167,7 +167,7 @@ class SimulatedJob:
             array=request.array,
             batch=request.batch,
             exit_code=self.exit_code,
-            eligible_time=float(math.ceil(self.begin)) if self.begin else self.submit_time,
+            eligible_time=self._eligible(),
         )
 
     def _reason(self) -> str:
@@ -176,3 +176,9 @@ class SimulatedJob:
         if self.held_by:
             return "JobHeldAdmin" if self.held_by == "admin" else "JobHeldUser"
         return self.reason
+
+    def _eligible(self) -> float:
+        """Its earliest start, to the second; one that never was free to start has none."""
+        if self.begin:
+            return float(math.ceil(self.begin))
+        return 0.0 if self.held_by else self.submit_time

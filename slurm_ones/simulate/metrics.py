@@ -17,14 +17,13 @@ UNFAIR = 1.05
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure: how it is called in JSON and in tables, and whether less of it is better."""
+    """One figure, and how it is called in JSON and in tables."""
 
     key: str
     title: str
     unit: str
     """`s`, `share`, `ms` or nothing."""
     meaning: str
-    less_is_better: bool = True
 
 
 METRICS: tuple[Metric, ...] = (
@@ -36,7 +35,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("makespan_s", "makespan", "s", "first submission to last end"),
     Metric("mean_queueing_s", "queueing", "s", "mean time without GPUs, between resizes too"),
     Metric("mean_running_s", "running", "s", "mean time holding GPUs"),
-    Metric("gpu_use", "GPU use", "share", "GPU-seconds held over those there were until the last end", False),
+    Metric("gpu_use", "GPU use", "share", "GPU-seconds held over those there were until the last end"),
     Metric("gpu_seconds_lost", "GPU-s lost", "s", "GPU-seconds held without training: starts, stops, resizes"),
     Metric("resizes_per_job", "resizes a job", "", "interruptions after its first start"),
     Metric(

@@ -12,8 +12,9 @@ from slurm_ones.report.gpus import Bar
 from slurm_ones.report.study import Lane, Text
 from slurm_ones.simulate.generate import MIXES
 from slurm_ones.simulate.metrics import METRICS, completion_times
+from slurm_ones.simulate.plan import Plan
 from slurm_ones.simulate.statistics import Estimate
-from slurm_ones.simulate.study import Plan, Run, Standing
+from slurm_ones.simulate.study import Run, Standing
 
 VARIANT = re.compile(r"-[a-h]$")
 """What sets generated applications of one kind apart."""

@@ -35,6 +35,8 @@ class Course:
     def __init__(self, application: Application, share: float) -> None:
         self.application = application
         self.dataset = application.dataset
+        self.epochs = max(1, math.ceil(len(application.ends) * share - 1e-9))
+        """Passes at the base batch."""
         # Half a sample an epoch may be lost to rounding the dataset's length.
         self.total = application.total * share - 0.5 * len(application.ends)
         metric = application.metric[:, 0]
@@ -54,6 +56,10 @@ class Course:
         ends, used = self._bend(float(batch))
         progress = float(np.interp(np.interp(at.progress, ends, used) + samples, used, ends))
         return replace(at, cursor=at.cursor + samples, step=at.step + steps, progress=progress)
+
+    def used(self, at: Position) -> int:
+        """Samples used until there."""
+        return at.epoch * self.dataset + at.cursor
 
     def samples_left(self, at: Position, batch: int) -> float:
         """Samples from there to the end at that batch."""

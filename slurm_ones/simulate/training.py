@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cached_property
 
 import numpy as np
 
-from ones_wrapper.protocol import DRAIN_WAIT_S, Batch, Bye, Checkpoint, Epoch, Hello, Order, Report, Spec, Throughput
+from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from slurm_ones.simulate.application import Application
 from slurm_ones.simulate.files import JobFiles
 from slurm_ones.simulate.progress import Course, Position
+from slurm_ones.simulate.reporter import Reporter
 from slurm_ones.simulate.settings import ClusterSettings
 from slurm_ones.simulate.timeline import Event, Timeline
 from slurm_ones.simulate.workload import Submission
@@ -89,7 +89,7 @@ class Training:
         self._timeline = timeline
         self._settings = settings
         self._resize_s = resize_s
-        self._rng = rng
+        self._say = Reporter(self.course, files, timeline, settings, rng)
         wanted = min(max(submission.batch, application.min_batch or application.base_batch), application.max_batch)
         self.durable = Position(wanted=wanted)
         """What the newest checkpoint holds."""
@@ -99,9 +99,7 @@ class Training:
         self._event: Event | None = None
         self._stretch = Stretch(0.0, self.durable, 1, 1.0)
         self._heard = 0
-        self._meter_from = 0
-        self._metered = 0.0
-        self._report_at = self._checkpoint_at = math.inf
+        self._checkpoint_at = math.inf
         self._order_due = False
 
     # -- what Slurm does with it ---------------------------------------------------------------------------------
@@ -119,8 +117,8 @@ class Training:
         if self.phase is Phase.TRAINING:
             self._reckon(self._stretch.samples(self._timeline.now, self._left))
         if self.phase is Phase.DRAINED:
-            self._report(Bye("drained", self._position.step, TERMINATED))
-        self.lost_samples += self._used(self._position) - self._used(self.durable)
+            self._say.bye(self._position, "drained", TERMINATED)
+        self.lost_samples += self.course.used(self._position) - self.course.used(self.durable)
         self._gone()
         return self._settings.stop * self._resize_s
 
@@ -160,9 +158,6 @@ class Training:
         """Samples from the stretch's beginning to the end of the pass."""
         return self.course.dataset - self._stretch.at.cursor
 
-    def _used(self, at: Position) -> int:
-        return at.epoch * self.course.dataset + at.cursor
-
     def _then(self, time: float, action: Callable[[], None]) -> None:
         if self._event is not None:
             self._event.cancel()
@@ -173,23 +168,13 @@ class Training:
             self._event.cancel()
         self.phase = Phase.GONE
 
-    def _report(self, report: Report) -> None:
-        if self.files is not None:
-            self.files.report(self._timeline.now, report)
-
-    def _lr_factor(self) -> float:
-        return self.batch / self.application.base_batch
-
     def _in_force(self, wanted: int) -> int:
-        app = self.application
-        return max(1, min(wanted, app.max_batch))
+        return max(1, min(wanted, self.application.max_batch))
 
     def _hello(self) -> None:
         """Everything is loaded: say so, and train. An order that waits sets the batch; a drain waits for a boundary."""
-        app, now = self.application, self._timeline.now
         self._order_due = False
         if self.files is not None:
-            self.files.open(self._restart, self._spec)
             self.files.newer_order()
             order = self.files.order
             if order is not None and order.restart <= self._restart:
@@ -197,47 +182,11 @@ class Training:
                     self._position = replace(self._position, wanted=order.batch)
                 self._order_due = order.drain and order.restart == self._restart
                 self._heard = order.number - self._order_due
-        at = self._position
-        self.batch = self._in_force(at.wanted)
-        self._report(
-            Hello(
-                nodes=len(self._placement),
-                gpus_per_node=self._placement[0],
-                world=self.gpus,
-                batch=self.batch,
-                lr_factor=self._lr_factor(),
-                base_batch=app.base_batch,
-                max_batch=app.max_batch,
-                dataset=self.course.dataset,
-                epochs=self._spec.epochs,
-                epoch=at.epoch,
-                cursor=at.cursor,
-                step=at.step,
-                checkpoint=f"step-{at.step:09d}" if at.step else "",
-                launch_s=0.8 * self._launch_s,
-                group_s=0.2 * self._launch_s,
-                load_s=self._load_s,
-                noise=self._noise() if at.step else None,
-                progress=at.progress,
-            )
-        )
+        self.batch = self._in_force(self._position.wanted)
+        self._say.hello(self._position, self.batch, self._placement, self._launch_s, self._load_s, self._restart)
         self._timeline.stirred = True
-        self._meter_from, self._metered = self._used(at), 0.0
-        if self.files is not None:
-            self._report_at = now + self._settings.first_report_s
-            self._checkpoint_at = now + self._settings.checkpoint_s
+        self._checkpoint_at = self._timeline.now + self._settings.checkpoint_s if self.files is not None else math.inf
         self._train()
-
-    @cached_property
-    def _spec(self) -> Spec:
-        app = self.application
-        epochs = max(1, math.ceil(len(app.ends) * self.submission.epochs - 1e-9))
-        # Gradients are accumulated where a batch does not fit at once, so one GPU takes all of it.
-        return Spec(app.base_batch, app.max_batch, app.max_batch, self.course.dataset, epochs)
-
-    def _noise(self) -> float:
-        noise = self.application.noise(self._position.progress, self.batch)
-        return noise * math.exp(self._rng.normal(0.0, self._settings.gradient_noise))
 
     # -- training ------------------------------------------------------------------------------------------------
 
@@ -251,7 +200,7 @@ class Training:
     def _aim(self) -> None:
         """Let the next thing happen that is due, at its step boundary."""
         stretch, left = self._stretch, self._left
-        due = [self._report_at, self._checkpoint_at]
+        due = [self._say.due, self._checkpoint_at]
         if self._order_due:
             due.append(self._timeline.now)
         samples = stretch.boundary(min(due), left)
@@ -267,7 +216,7 @@ class Training:
         now = self._timeline.now
         self._position = self._after(samples)
         self.trained_s += (now - self._stretch.begun) * self.gpus
-        self._metered += now - self._stretch.begun
+        self._say.ran(now - self._stretch.begun)
         self._stretch = Stretch(now, self._position, self.batch, self._stretch.rate)
 
     def _boundary(self, samples: int) -> None:
@@ -287,46 +236,20 @@ class Training:
         if now >= self._checkpoint_at - 1e-6:
             self._save(self._settings.stall_s, None)
             return
-        if now >= self._report_at - 1e-6:
-            self._measure()
+        if now >= self._say.due - 1e-6:
+            self._say.throughput(self._position, self.batch)
         self._train()
 
     def _end_epoch(self) -> bool:
         """Report the pass and go on to the next; whether patience is at its end."""
         ended = self._position
         self._position, gives_up = self.course.next_pass(ended)
-        loss, accuracy = self.course.loss(ended), self.course.accuracy(ended, self.batch)
-        self._report(Epoch(ended.epoch, ended.step, ended.cursor, loss, accuracy))
+        self._say.epoch(ended, self.batch)
         return gives_up
 
-    def _measure(self) -> None:
-        """Report the throughput of the stretch so far."""
-        if self.files is None:
-            return
-        now, at = self._timeline.now, self._position
-        samples = self._used(at) - self._meter_from
-        seconds = self._metered * math.exp(self._rng.normal(0.0, self._settings.speed_noise))
-        if samples > 0 and seconds > 0:
-            self._report(
-                Throughput(
-                    epoch=at.epoch,
-                    step=at.step,
-                    cursor=at.cursor,
-                    samples=samples,
-                    seconds=seconds,
-                    batch=self.batch,
-                    lr_factor=self._lr_factor(),
-                    loss=self.course.loss(at),
-                    noise=self._noise(),
-                    progress=at.progress,
-                )
-            )
-        self._meter_from, self._metered = self._used(at), 0.0
-        self._report_at = now + self._settings.report_s
-
     def _finish(self) -> None:
-        self._measure()
-        self._report(Bye("finished", self._position.step))
+        self._say.throughput(self._position, self.batch)
+        self._say.bye(self._position, "finished")
         self.durable = self._position
         self.finished = True
         self._gone()
@@ -369,13 +292,13 @@ class Training:
         return False
 
     def _change_batch(self, wanted: int, number: int) -> None:
-        self._measure()
+        self._say.throughput(self._position, self.batch)
         self._position = replace(self._position, wanted=wanted)
         self.batch = self._in_force(wanted)
-        self._report(Batch(self._position.step, self.batch, self._lr_factor(), number))
+        self._say.batch(self._position, self.batch, number)
 
     def _save(self, seconds: float, order: int | None) -> None:
-        self._measure()
+        self._say.throughput(self._position, self.batch)
         self.phase = Phase.SAVING
         self._then(self._timeline.now + seconds, lambda: self._saved(seconds, order))
 
@@ -383,8 +306,7 @@ class Training:
         assert self.files is not None
         now, at = self._timeline.now, self._position
         self.durable = at
-        name = self.files.checkpoint(at.step)
-        self._report(Checkpoint(name, at.epoch, at.cursor, at.step, 0, seconds, order))
+        self._say.checkpoint(at, self.files.checkpoint(at.step), seconds, order)
         self._checkpoint_at = now + self._settings.checkpoint_s
         if order is None:
             self._carry_on()

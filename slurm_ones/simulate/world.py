@@ -79,6 +79,7 @@ class World:
         self._to_come = sorted((s.time for s in workload.submissions), reverse=True)
         for submission in workload.submissions:
             self.timeline.at(EPOCH + submission.time, lambda s=submission: self._submit(s))  # type: ignore[misc]
+        self.pass_time(0.0)
 
     @property
     def seconds(self) -> float:

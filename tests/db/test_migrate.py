@@ -10,10 +10,19 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from ones_db import SCHEMA_REVISION, SchemaError, Store, StoreError, migrate
+from ones_db import (
+    SCHEMA_REVISION,
+    NoisePoint,
+    RunReports,
+    SchemaError,
+    Store,
+    StoreError,
+    ThroughputPoint,
+    migrate,
+)
 from ones_db.engine import database_file, open_engine, transaction
 from ones_db.models import Base
-from tests.db.make import job
+from tests.db.make import job, throughput
 
 
 def test_migrations_and_models_agree(url: str) -> None:
@@ -97,11 +106,16 @@ def test_the_first_schema_is_upgraded_with_all_that_it_holds(tmp_path: Path) -> 
         marks = ", ".join("?" for _ in columns)
         rows.execute(f"INSERT INTO jobs ({', '.join(columns)}) VALUES ({marks})", values)
         columns = ("id", "job_id", "restart", "nodes", "gpus_per_node", "report_offset", "report_number")
-        rows.execute(f"INSERT INTO runs ({', '.join(columns)}) VALUES (1, 1, 0, 2, 4, 0, 0)")
+        rows.execute(f"INSERT INTO runs ({', '.join(columns)}) VALUES (1, 1, 0, 2, 4, 9, 2)")
+        rows.execute("INSERT INTO throughput VALUES (1, 2, 5.0, 0, 1, 64, 64, 0.5, 64, 1.0, NULL)")
     assert migrate.upgrade(url) == ("0001", SCHEMA_REVISION)
     with Store.open(url, "gres") as store:
         assert store.jobs()[1].comment == "comment" and store.runs(1)[0].nodes == 2
         assert store.deferrals() == {}
+        assert store.runs(1)[0].progress is None
+        assert store.histories([1])[1].throughput == (ThroughputPoint(2, 4, 64, 128.0, 5.0),)
+        store.add_reports([RunReports(1, 0, 10, 3, throughput=[throughput(3, noise=7.0, progress=60.0)])])
+        assert store.histories([1])[1].noise == (NoisePoint(7.0, 2003.0),)
 
 
 def test_newer_schema_is_refused(url: str) -> None:

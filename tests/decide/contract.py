@@ -43,7 +43,7 @@ class Power:
         said = self.table.get(gpus)
         if said is not None:
             return said
-        return self.per_gpu * float(gpus) ** self.exponent * (self.across if nodes > 1 else 1.0)
+        return self.per_gpu * math.pow(gpus, self.exponent) * (self.across if nodes > 1 else 1.0)
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         return np.full(np.shape(gpus), self.doubt)

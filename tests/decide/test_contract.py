@@ -21,14 +21,14 @@ quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 @every_policy
 @quick
-@given(st.lists(rounds(), min_size=1, max_size=2), st.integers(0, 3))
-def test_schedules_can_be_had(name: str, history: list[Round], seed: int) -> None:
+@given(st.lists(rounds(), min_size=1, max_size=2), st.integers(0, 3), st.sampled_from([0.0, 60.0, 3600.0, -60.0]))
+def test_schedules_can_be_had(name: str, history: list[Round], seed: int, later: float) -> None:
     """Also with a memory of another round, no schedule breaks limits, shapes, fixed jobs, running jobs or
     nodes.
     """
     policy, rng = make_policy(name), seeded(seed)
-    for view, jobs in history:
-        check(view, jobs, policy.decide(view, jobs, 0.0, rng))
+    for number, (view, jobs) in enumerate(history):
+        check(view, jobs, policy.decide(view, jobs, number * later, rng))
 
 
 @every_policy

@@ -118,10 +118,12 @@ class Desk:
         """
         folder = self.folder(user)
         inside = f"/scratch/{folder.name}"
-        lines = {"database": f'"sqlite:///{inside}/{DATABASE}"', "cluster": '"here"', "tick_s": "0.7"} | top
+        lines = {"database": f'"sqlite:///{inside}/{DATABASE}"', "cluster": '"here"', "tick_s": "0.7"}
+        # ONES as published gives free GPUs away without asking what a change costs.
+        lines |= {"policy": '"ones-sc21"'} | top
         limits = {"dwell_s": "1", "max_wait_s": "30", "advance_s": "0.2"}
         limits |= dict(line.split(" = ") for line in resize.splitlines())
-        sections = {"policy_options": {"epochs_before_doubling": "1", "resize_cost_s": "0.1"}, "resize": limits}
+        sections = {"policy_options": {"epochs_before_doubling": "1"}, "resize": limits}
         text = [f"{key} = {value}" for key, value in lines.items()]
         for name, values in sections.items():
             text += [f"[{name}]", *(f"{key} = {value}" for key, value in values.items())]

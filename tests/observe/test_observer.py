@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 from ones_db import Store, migrate
 from ones_wrapper.protocol import Epoch, Hello, Report, Spec, Throughput, encode, encode_report
@@ -119,6 +120,16 @@ def test_a_job_whose_owner_opts_out_is_no_longer_weighed(store: Store) -> None:
     assert (store.jobs([1])[1].state, store.jobs([1])[1].end_time) == ("COMPLETED", 2000.0)
 
 
+def test_a_job_whose_owner_opts_in_again_is_weighed_again(store: Store) -> None:
+    """What the database holds is what was seen last, also where that is what was seen before."""
+    queue = Queue()
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    for comment, elastic in (("ones: gpus=1-4", True), ("mine", False), ("ones: gpus=1-4", True)):
+        queue.jobs[1] = job(comment=comment)
+        observer.look()
+        assert store.jobs([1])[1].elastic is elastic
+
+
 def test_user_mode_reads_nobody_elses_files(store: Store, tmp_path: Path) -> None:
     """Another's job is named with the reason why it is left alone; its reports are not opened."""
     queue = Queue()
@@ -143,3 +154,46 @@ def test_the_last_complaint_about_reports_stays(store: Store, tmp_path: Path) ->
         observer.look()
     assert "1 unreadable line" in store.jobs([1])[1].report_note
     assert store.runs(1)[0].batch == 32
+
+
+def test_noise_and_progress_reach_the_database(store: Store, tmp_path: Path) -> None:
+    """What a job says of its gradient is stored; progress above the samples it used is not believed."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    stretch = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0, noise=64.0, progress=300.0)
+    liar = replace(stretch, cursor=640, progress=9999.0)
+    write(tmp_path, 1, HELLO, stretch, liar)
+    Observer(queue, store, Settings()).look()  # type: ignore[arg-type]
+    history = store.histories([1])[1]
+    assert [point.noise for point in history.noise] == [64.0, 64.0]
+    assert (history.samples, history.progress) == (640.0, 640.0)
+
+
+def test_a_tick_writes_all_reports_at_once(store: Store, tmp_path: Path) -> None:
+    """Protects a busy cluster's tick: as many transactions with fifty jobs as with one."""
+    commits: list[object] = []
+    event.listen(store._engine, "commit", commits.append)
+    counts, queue = [], Queue()
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    for number in (1, 50):
+        queue.jobs |= {n: job(n, work_dir=str(tmp_path)) for n in range(100 * number, 100 * number + number)}
+        for job_id in queue.jobs:
+            write(tmp_path, job_id, HELLO, Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0))
+        commits.clear()
+        observer.look()
+        counts.append(len(commits))
+        assert all(store.histories(list(queue.jobs)).values())
+    assert counts[0] == counts[1]
+
+
+def test_a_spec_that_changes_is_stored_again(store: Store, tmp_path: Path) -> None:
+    """A script may learn its dataset late; what it says last counts, also after a requeue."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    for spec in (SPEC, replace(SPEC, dataset=5000)):
+        write(tmp_path, 1, HELLO, spec=spec)
+        observer.look()
+        told = store.histories([1])[1].spec
+        assert told is not None
+        assert told.dataset == spec.dataset

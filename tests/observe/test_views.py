@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from ones_db import ResizeRecord, SpecRecord
-from slurm_ones.decide.policy import ClusterView, Limits, NodeView
+from ones_db import EpochPoint, JobHistory, NoisePoint, ResizeRecord, SpecRecord, ThroughputPoint
+from slurm_ones.decide.policy import ClusterView, JobView, Limits, NodeView
+from slurm_ones.learn.knowledge import Learner
 from slurm_ones.observe.eligible import look
 from slurm_ones.observe.observer import Seen
-from slurm_ones.observe.views import ANY_BATCH, cluster_view, limits
+from slurm_ones.observe.views import ANY_BATCH, cluster_view, job_views, limits
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Shape, Snapshot
 from tests.act.make import history
 from tests.slurm.make import job_of
@@ -132,9 +135,9 @@ def limits_of(comment: str, spec: SpecRecord | None = None, shape: Shape = Shape
 @pytest.mark.parametrize(
     ("comment", "counts"),
     [
-        ("ones: gpus=1-16", (1, 2, 4, 8, 16)),
+        ("ones: gpus=1-16", (1, 2, 4, 8, 12, 16)),
         ("ones: gpus=2-8", (1, 2, 4, 8)),
-        ("ones: gpus=1-1000", (1, 2, 4, 8, 16)),
+        ("ones: gpus=1-1000", (1, 2, 4, 8, 12, 16)),
         ("ones: nodes=1-2", (1, 4, 8)),
         ("ones: resize=off", (1,)),
     ],
@@ -165,3 +168,45 @@ def test_batches(comment: str, spec: SpecRecord | None, batches: tuple[int, int,
     """What its owner allows as far as its script can; without batch= the global batch stays."""
     found = limits_of(comment, spec)
     assert (found.min_batch, found.max_batch, found.max_local_batch) == batches
+
+
+def view_of(told: JobHistory | None, job: Job) -> JobView:
+    look_ = seen(job)
+    histories = {} if told is None else {1: told}
+    (view,) = job_views(look_, "gpu", CLUSTER, histories, Learner(), set(), 0.0, 100.0)
+    return view
+
+
+def test_what_a_policy_is_told_of_a_job() -> None:
+    """Progress rather than samples, the batch it first asked for, its losses, what its resizes cost; no oracle."""
+    points = tuple(EpochPoint(e, loss, None, 10.0 * e, 0) for e, loss in enumerate((2.0, None, 1.5)))
+    told = history(
+        1,
+        spec=SPEC,
+        epochs=points,
+        samples=3000.0,
+        progress=2000.0,
+        batch=128,
+        first_batch=48,
+        noise=(NoisePoint(96.0, 1.0),),
+        pause_s=17.0,
+        throughput=(ThroughputPoint(1, 2, 128, 900.0, 5.0),),
+    )
+    view = view_of(told, running(1, Shape(1, 2), "n1"))
+    assert (view.requested_batch, view.batch, view.base_batch) == (48, 128, 32)
+    assert (view.samples, view.progress.alpha, view.progress.beta) == (2000.0, 2.0, 3.0)
+    assert view.losses == ((1.0, 2.0), (3.0, 1.5))
+    assert view.resize_s == 17.0
+    assert math.isnan(view.true_remaining_s)
+    where = np.array([1]), np.array([2]), np.array([128])
+    assert view.model.throughput(*where)[0] == pytest.approx(900.0, rel=0.02)
+    assert view.efficiency.efficiency(np.array([128]))[0] == pytest.approx((96 + 32) / (96 + 128))
+
+
+def test_what_a_policy_is_told_of_a_job_that_has_said_nothing() -> None:
+    """Everything is there, and says that nothing is known."""
+    for told in (None, history(1, spec=None, batch=None)):
+        view = view_of(told, waiting(1, Shape(1, 2), comment="ones: gpus=1-4 batch=64-256"))
+        assert (view.requested_batch, view.batch, view.base_batch, view.samples) == (64, 64, 64, 0.0)
+        assert (view.losses, view.resize_s, view.resizes) == ((), 30.0, 0)
+        assert view.model.uncertainty(np.array([1]), np.array([1]), np.array([64]))[0] > 1.0

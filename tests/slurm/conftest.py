@@ -1,4 +1,5 @@
-"""The door to Slurm as every client opens it: PySlurm and the command line on 26.05, the command line on 22.05."""
+"""The door to Slurm as every client opens it: the simulated one, PySlurm and the command line on 26.05, the command
+line on 22.05."""
 
 from __future__ import annotations
 
@@ -6,10 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.slurm.simulated import SimulatedSite
 from tests.slurm.sites import Site
+
+REAL = [pytest.param(name, marks=pytest.mark.cluster) for name in ("gres-pyslurm", "gres-command", "old-command")]
 
 
 def _site(request: pytest.FixtureRequest, name: str) -> Site:
+    if name == "simulated":
+        return SimulatedSite()
     cluster_name, client = name.split("-")
     cluster = request.getfixturevalue(cluster_name)
     if client == "pyslurm" and not cluster.pyslurm:
@@ -17,7 +23,7 @@ def _site(request: pytest.FixtureRequest, name: str) -> Site:
     return Site(cluster, client)
 
 
-@pytest.fixture(scope="session", params=["gres-pyslurm", "gres-command", "old-command"])
+@pytest.fixture(scope="session", params=["simulated", *REAL])
 def door(request: pytest.FixtureRequest) -> Iterator[Site]:
     """One cluster and one kind of client, for the session."""
     site = _site(request, request.param)

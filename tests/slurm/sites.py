@@ -1,4 +1,4 @@
-"""Jobs on a real cluster, for tests: submitted, watched, and gone at the end of the test."""
+"""Jobs on a cluster, for tests: submitted, watched, and gone at the end of the test."""
 
 from __future__ import annotations
 
@@ -50,6 +50,18 @@ class Site:
             self._remotes[user] = Remote(self.cluster, self.client_name, user)
         return self._remotes[user]
 
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Wait until it holds."""
+        until(holds, what)
+
+    def now(self) -> float:
+        """The time there."""
+        return time.time()
+
+    def pass_time(self, seconds: float) -> None:
+        """Wait so long."""
+        time.sleep(seconds)
+
     def adopt_client(self, remote: Remote) -> None:
         """Use this client for its user."""
         self._remotes[remote.user] = remote
@@ -95,7 +107,7 @@ class Site:
     def wait(self, job_id: int, holds: Callable[[Job], bool], what: str) -> Job:
         """The job, once that holds."""
         client = self.owner
-        until(lambda: holds(client.job(job_id)), f"job {job_id} {what}: {client.job(job_id)}")
+        self.until(lambda: holds(client.job(job_id)), f"job {job_id} {what}: {client.job(job_id)}")
         return client.job(job_id)
 
     def tell(self, *argv: str, user: str = OWNER) -> str:
@@ -113,7 +125,7 @@ class Site:
             return
         self.tell("scancel", *map(str, self._jobs), user="root")
         for job_id in self._jobs:
-            until(partial(self._is_gone, job_id), f"the end of job {job_id}")
+            self.until(partial(self._is_gone, job_id), f"the end of job {job_id}")
         self._jobs.clear()
 
     def _is_gone(self, job_id: int) -> bool:

@@ -75,7 +75,7 @@ class Trained:
     """What trained it."""
     seed: int
     curve: Floats
-    """(E, 3) of the training: seconds, updates, mean JCT over that of equal shares on the workloads of the
+    """(E, 3) of the training: processor seconds, updates, mean JCT over that of equal shares on the workloads of the
     validation."""
 
 

@@ -15,7 +15,6 @@ from slurm_ones.decide.policy import ClusterView, Ints, JobView, Schedule
 from slurm_ones.decide.room import Room
 from slurm_ones.decide.standing import conclude
 
-
 WHY = "the trained network's best"
 
 

@@ -15,6 +15,8 @@ from slurm_ones.decide.policy import ClusterView, Floats, Ints, JobView
 from slurm_ones.decide.tables import Tables, build_tables
 
 FEATURES = 21
+ASKED_LEFT = 11
+"""Of them the one that says how long the job would still take at the size asked for."""
 CONTEXT = 4
 """Figures that the void action is weighed by."""
 LOG_SECONDS = 12.0
@@ -60,9 +62,9 @@ def _stepwise(cluster: ClusterView, job: JobView) -> JobView:
     the one it has."""
     sizes = job.limits.gpus[: bisect_right(job.limits.gpus, cluster.gpus)]
     steps = {job.requested, job.shape.gpus if job.shape is not None else 0} & set(sizes)
-    steps |= {sizes[bisect_right(sizes, 2**p) - 1] for p in range(cluster.gpus.bit_length()) if sizes[:1] <= (2**p,)}
-    if sizes:
-        steps.add(sizes[-1])
+    for power in range(cluster.gpus.bit_length() + 1):
+        up_to = bisect_right(sizes, 2**power)
+        steps.update(sizes[up_to - 1 : up_to])
     return replace(job, limits=replace(job.limits, gpus=tuple(sorted(steps))))
 
 

@@ -91,7 +91,7 @@ class Ones:
         remaining = np.array([self._remaining(job, rng) for job in jobs])
         done = np.array([_within(job.samples, 0.0, LARGEST) for job in jobs])
         age = np.array([max(now - job.submitted, 0.0) for job in jobs])
-        weight = fairness.weights(sure, tables.sizes, tables.current, done, remaining, age, gpus, options.fair_bound)
+        weight = fairness.weights(sure, tables.sizes, done, remaining, age, gpus, options.fair_bound)
         worth, ends = worth_of_progress(
             sure, tables.sizes, remaining, weight, gpus, recursive=options.completion_prices
         )
@@ -148,7 +148,8 @@ class Ones:
         gpus = np.array([[old.get(job.job_id, now[j]) for j, job in enumerate(jobs)] for old in self._population])
         columns = np.maximum(np.searchsorted(choices.sizes, gpus, side="right") - 1, 0)
         rows = np.arange(len(jobs))
-        return np.where(np.isfinite(choices.worth[rows, columns]), columns, choices.current)
+        found: Ints = np.where(np.isfinite(choices.worth[rows, columns]), columns, choices.current)
+        return found
 
 
 class _OneNode:

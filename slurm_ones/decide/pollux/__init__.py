@@ -9,8 +9,8 @@ Qiao et al., "Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep 
 - At most twice the most GPUs that the job has had (§4.1), one GPU at first.
 - The genetic search over allocation matrices, jobs × nodes, of 100 candidates and 100 generations that begins with the
   last decision's population; tournament, one-point crossover over jobs, three mutations, repair. Rates, the order of
-  jobs (least attained service first) and the second aim that keeps candidates various (NSGA-II) are those of its authors'
-  public simulator, which their figures come from.
+  jobs (least attained service first) and the second aim that keeps candidates various (NSGA-II) are those of its
+  authors' public simulator, which their figures come from.
 
 Where we differ, because this is Slurm:
 
@@ -19,7 +19,7 @@ Where we differ, because this is Slurm:
 - Where shapes must be uniform, a candidate's job has a valid size of one node or whole nodes.
 - A first start is weighed like a re-allocation, as there, but where this makes two candidates equal the one that uses
   more of the cluster is taken, so that a job of age 0 may start.
-- The elements of the matrices are kept sparse (rows.py), so that a decision costs a fraction of the authors' 1.5 to 3 s.
+- The matrices are kept sparse (rows.py), so that a decision costs a fraction of the authors' 1.5 to 3 s.
 - Throughput and efficiency come from whatever models the caller has, not from Pollux's own fit.
 """
 

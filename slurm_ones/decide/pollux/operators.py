@@ -102,7 +102,7 @@ def _uncross(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
     several = np.repeat(rows.counts > 1, rows.counts)[order]
     free = np.where(problem.crossed, 0, 1)[rows.node[order]]
     left = within(node, several.astype(np.int64), free)
-    gpus = rows.gpus.copy()
+    gpus: Ints = rows.gpus.copy()
     gpus[order[several & (left == 0)]] = 0
     return gpus
 
@@ -122,6 +122,6 @@ def _shrink(problem: Problem, rows: Rows, rng: np.random.Generator) -> Ints:
     over = np.flatnonzero(np.repeat(target < totals, rows.counts))
     row = rows.row[over]
     order = np.argsort(row + rng.random(len(over)))
-    gpus = rows.gpus.copy()
+    gpus: Ints = rows.gpus.copy()
     gpus[over[order]] = within(row[order], rows.gpus[over[order]], target[row[order]])
     return gpus

@@ -48,4 +48,5 @@ def tournament(rank: Ints, gap: Floats, count: int, rng: np.random.Generator) ->
     """(count,) winners of pairs drawn by chance: the better front, then the less crowded."""
     one, other = rng.integers(len(rank), size=(2, count))
     wins = (rank[one] < rank[other]) | ((rank[one] == rank[other]) & (gap[one] >= gap[other]))
-    return np.where(wins, one, other)
+    winners: Ints = np.where(wins, one, other)
+    return winners

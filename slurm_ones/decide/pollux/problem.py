@@ -140,12 +140,13 @@ def _fair_goodput(tables: Tables, fair: int) -> Floats:
     share = np.where(tables.allowed & (tables.sizes <= fair), tables.sizes, 0).argmax(axis=1)
     column = np.where(share > 0, share, tables.allowed.argmax(axis=1))
     found = tables.goodput[np.arange(len(column)), column]
-    return np.where(found > 0, found, 1.0)
+    result: Floats = np.where(found > 0, found, 1.0)
+    return result
 
 
 def _goodput_apart(cluster: ClusterView, tables: Tables) -> Floats:
     """(J, U) goodput where a job that one node could take is spread over two; elsewhere as in the tables."""
-    apart = tables.goodput.copy()
+    apart: Floats = tables.goodput.copy()
     if cluster.uniform:
         return apart
     for j, job in enumerate(tables.jobs):

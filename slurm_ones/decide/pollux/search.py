@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from slurm_ones.decide.history import History
+from slurm_ones.decide.pinned import pinned
 from slurm_ones.decide.policy import ClusterView, Floats, Ints, JobView, Schedule
 from slurm_ones.decide.pollux import operators, pareto
 from slurm_ones.decide.pollux.problem import Problem, build
 from slurm_ones.decide.pollux.rows import Rows, make_rows
-from slurm_ones.decide.standing import conclude, pinned
+from slurm_ones.decide.standing import conclude
 
 
 @dataclass(frozen=True)

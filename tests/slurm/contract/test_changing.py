@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from slurm_ones.slurm.client import NotPermitted, SlurmError
 from slurm_ones.slurm.model import JobState, Shape
 from tests.slurm.sites import OPERATOR, OWNER, STRANGER, Site, until
 
-pytestmark = pytest.mark.cluster
 both = pytest.mark.parametrize("user", [OWNER, OPERATOR])
 
 
@@ -122,11 +120,11 @@ def test_a_signal_reaches_the_steps_and_the_script_on_demand(site: Site) -> None
 def test_a_snapshot_is_of_this_moment(site: Site) -> None:
     """Nothing is cached: what was done a moment ago is seen."""
     job_id = site.held("--nodes=1")
-    before = time.time()
+    before = site.now()
     site.owner.release(job_id)
     seen = site.owner.snapshot()
     assert not seen.jobs[job_id].held
-    assert before - 1 <= seen.time <= time.time() + 1
+    assert before - 1 <= seen.time <= site.now() + 1
 
 
 @both
@@ -134,10 +132,10 @@ def test_a_deferred_job_waits_for_its_time_though_there_is_room(site: Site, user
     """It is held by nobody, shows its time to the second, and starts by itself; a past time lets it start at once."""
     job_id = site.held("--nodes=1", "--gres=gpu:1")
     assert site.owner.job(job_id).eligible_time == 0
-    later = time.time() + 1000.5
+    later = site.now() + 1000.5
     site.as_(user).defer(job_id, later)
     site.as_(user).release(job_id, start_now=False)
-    soon = time.time() + 4.0
+    soon = site.now() + 4.0
     for job in (site.owner.job(job_id), site.owner.snapshot().jobs[job_id]):
         assert (job.pending, job.held, job.eligible_time) == (True, False, math.ceil(later))
     site.as_(user).defer(job_id, soon)
@@ -145,16 +143,16 @@ def test_a_deferred_job_waits_for_its_time_though_there_is_room(site: Site, user
     assert soon - 1 <= job.start_time
 
     waiting = site.submit("--nodes=1", "--gres=gpu:1", "--begin=now+1hour")
-    time.sleep(2.5)  # two rounds of the scheduler
+    site.pass_time(2.5)  # two rounds of the scheduler
     assert site.owner.job(waiting).pending
-    site.as_(user).defer(waiting, time.time() - 100.0)
+    site.as_(user).defer(waiting, site.now() - 100.0)
     site.wait(waiting, lambda job: job.running, "RUNNING")
 
 
 def test_a_deferral_outlives_a_hold_and_a_reshape(site: Site) -> None:
     """So that a job is deferred before it is let go, and known by its time when it is to be reshaped."""
     job_id = site.requeued("--nodes=1", "--gres=gpu:1")
-    later = math.ceil(time.time() + 1000)
+    later = math.ceil(site.now() + 1000)
     site.owner.defer(job_id, later)
     site.owner.release(job_id, start_now=False)
     site.owner.hold(job_id)
@@ -171,10 +169,10 @@ def test_only_the_pending_jobs_of_ones_own_can_be_deferred(site: Site) -> None:
     """A running job, one that has ended, and somebody else's."""
     job_id = site.running("--nodes=1")
     with pytest.raises(SlurmError, match="no longer pending"):
-        site.owner.defer(job_id, time.time() + 100)
+        site.owner.defer(job_id, site.now() + 100)
     site.tell("scancel", str(job_id))
     site.wait(job_id, lambda job: job.ended, "ended")
     with pytest.raises(SlurmError):
-        site.owner.defer(job_id, time.time() + 100)
+        site.owner.defer(job_id, site.now() + 100)
     with pytest.raises(NotPermitted):
-        site.as_(STRANGER).defer(site.held("--nodes=1"), time.time() + 100)
+        site.as_(STRANGER).defer(site.held("--nodes=1"), site.now() + 100)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from slurm_ones.slurm.model import JobState, Snapshot
 from tests.slurm.sites import OPERATOR, OWNER, STRANGER, Site, until
-
-pytestmark = pytest.mark.cluster
 
 
 def test_version_and_config(site: Site) -> None:

@@ -11,8 +11,6 @@ from slurm_ones.slurm.model import Shape
 from tests.slurm.remote import Remote
 from tests.slurm.sites import STRANGER, Site
 
-pytestmark = pytest.mark.cluster
-
 Call = Callable[[Remote, int], None]
 CHANGING: dict[str, Call] = {
     "requeue_hold": lambda client, job: client.requeue_hold(job),

@@ -8,7 +8,6 @@ from slurm_ones.slurm.client import NotResizable
 from slurm_ones.slurm.model import Job, Shape
 from tests.slurm.sites import OPERATOR, OWNER, Site
 
-pytestmark = pytest.mark.cluster
 both = pytest.mark.parametrize("user", [OWNER, OPERATOR])
 ELASTIC = ("--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1")
 

@@ -1,0 +1,234 @@
+"""The unchanged companion on the simulated cluster: whole workloads, and what must never happen in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slurm_ones.decide.fifo import Fifo
+from slurm_ones.decide.policy import ClusterView, JobView, Schedule
+from slurm_ones.simulate.catalogue import KINDS, build
+from slurm_ones.simulate.engine import SimulationFailed, run
+from slurm_ones.simulate.profiles import BadInput
+from slurm_ones.simulate.result import Outcome
+from slurm_ones.simulate.settings import ClusterSettings
+from slurm_ones.simulate.workload import Submission, Workload
+from slurm_ones.simulate.world import ClusterSpec, asked_shape
+from slurm_ones.slurm.model import Shape
+from tests.simulate.scripted import Restless
+
+APPLICATIONS = {
+    "cnn": build(replace(KINDS["resnet18-cifar10"], epochs=16), name="cnn"),
+    "nlp": build(KINDS["bert-glue"], name="nlp", length=0.3),
+}
+SMALL = ClusterSpec(2, 4)
+
+
+def workload(jobs: int = 6, *, rigid: Sequence[int] = (), every_s: float = 40.0) -> Workload:
+    """Jobs of two kinds that ask for one to four GPUs, some of them rigid."""
+    kinds = ["cnn", "nlp"]
+    return Workload(
+        "small",
+        tuple(
+            Submission(
+                f"job-{i}",
+                i * every_s,
+                kinds[i % 2],
+                (1, 2, 4)[i % 3],
+                APPLICATIONS[kinds[i % 2]].base_batch,
+                elastic=i not in rigid,
+            )
+            for i in range(jobs)
+        ),
+        APPLICATIONS,
+    )
+
+
+def restless(work: Workload, cluster_settings: ClusterSettings = ClusterSettings(), **other: Any) -> Outcome:
+    """Every job resized at every tick. Invariants are checked by the engine, which raises where one does not hold."""
+    options: dict[str, Any] = {"interval_s": 60.0, "make": Restless, **other}
+    spec = options.pop("spec", SMALL)
+    return run("fifo", {}, work, spec, cluster_settings=cluster_settings, **options)
+
+
+def test_a_whole_workload_in_the_order_of_its_submission() -> None:
+    """Every job ends, starts once, holds what it asked for, and trains for as long as its application takes."""
+    work = workload()
+    told: list[tuple[float, int]] = []
+    outcome = run("fifo", {}, work, SMALL, on_time=lambda now, ended: told.append((now, ended)))
+    assert [job.name for job in outcome.jobs] == [s.name for s in work.submissions]
+    for job, asked in zip(outcome.jobs, work.submissions, strict=True):
+        app = work.applications[asked.application]
+        alone = app.seconds(1, asked.gpus, float(asked.batch), 0.0)
+        assert job.ended is not None and job.started is not None
+        assert job.resizes == 0
+        # The launch is half of a resize, an end takes a second.
+        assert job.running_s == pytest.approx(alone + 15 + 1, abs=2.0)
+        assert job.gpu_s == pytest.approx(job.running_s * asked.gpus)
+        assert job.lost_gpu_s == pytest.approx(16 * asked.gpus, abs=1.0)
+        assert not job.missed
+    assert told[0] == (0.0, 0)
+    assert told[-1][1] == len(work.submissions)
+    assert outcome.gpus == 8
+    assert len(outcome.decision_s) > 5
+    assert max(value for _, value in outcome.goodput) <= 1.0
+    assert outcome.notes == ()
+
+
+def test_every_job_resized_at_every_tick_does_its_exact_work() -> None:
+    """No job lost or left held, no sample skipped or repeated: the engine raises otherwise."""
+    outcome = restless(workload())
+    assert sum(job.resizes for job in outcome.jobs) > 10
+    assert all(job.ended is not None for job in outcome.jobs)
+    assert outcome.notes == ()
+
+
+def test_resizes_cost_what_they_are_said_to_cost() -> None:
+    """From the last step to the next one; what the companion's looks add comes on top, some seconds."""
+    for cost in (20.0, 60.0):
+        outcome = restless(workload(3), resize_s=cost)
+        resizes = sum(job.resizes for job in outcome.jobs)
+        runs = {s.job: [t for t in outcome.segments if t.job == s.job] for s in outcome.segments}
+        first = sum(0.5 * cost * segments[0].gpus for segments in runs.values())
+        weight = sum(t.gpus for segments in runs.values() for t in segments[1:])
+        lost = sum(job.lost_gpu_s for job in outcome.jobs) - first
+        assert resizes > 3
+        assert 0.6 * cost < lost / weight < 1.2 * cost
+
+
+def test_equal_seeds_give_equal_outcomes() -> None:
+    faults = ClusterSettings(refused=0.1, partial=0.1, preempt_mtbf_s=900.0)
+
+    def gist(seed: int) -> tuple[object, ...]:
+        outcome = restless(workload(3), faults, seed=seed)
+        return outcome.jobs, outcome.segments, outcome.goodput
+
+    first = gist(1)
+    assert gist(1) == first
+    assert gist(2) != first
+
+
+FAULTS = {
+    "refused and partial updates": ClusterSettings(refused=0.2, partial=0.2),
+    "refused requeues": ClusterSettings(requeue_refused=0.4),
+    "nodes that fail": ClusterSettings(node_mtbf_s=900.0, node_repair_s=300.0),
+    "preemption": ClusterSettings(preempt_mtbf_s=300.0),
+    "a controller that often does not answer": ClusterSettings(unreachable=0.03),
+    "all of it": ClusterSettings(
+        refused=0.1,
+        partial=0.1,
+        requeue_refused=0.1,
+        node_mtbf_s=3000.0,
+        node_repair_s=300.0,
+        preempt_mtbf_s=1500.0,
+        unreachable=0.01,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def calm() -> Outcome:
+    """What becomes of the jobs where nothing fails."""
+    return restless(workload(4), seed=3)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_lose_no_job(fault: str, calm: Outcome) -> None:
+    """Whatever fails, every job ends by itself, is not left held, and only work without a checkpoint is repeated."""
+    outcome = restless(workload(4), FAULTS[fault], seed=3)
+    assert all(job.ended is not None for job in outcome.jobs)
+    assert outcome.jobs != calm.jobs
+
+
+def test_rigid_jobs_are_never_touched() -> None:
+    """They run at what they asked for, once, whatever the policy does to the others; and Slurm backfills."""
+    work = workload(6, rigid=(1, 4))
+    outcome = restless(work)
+    for i in (1, 4):
+        runs = [segment for segment in outcome.segments if segment.job == f"job-{i}"]
+        assert [(run.gpus, run.nodes) for run in runs] == [(work.submissions[i].gpus, 1)]
+        assert not outcome.jobs[i].elastic
+
+
+def test_whole_nodes() -> None:
+    """Where Slurm knows of no GPUs, jobs take nodes, and the companion counts their GPUs from its settings."""
+    outcome = restless(workload(4), spec=ClusterSpec(3, 4, whole_nodes=True))
+    assert {segment.gpus % 4 for segment in outcome.segments} == {0}
+    assert len({segment.nodes for segment in outcome.segments}) > 1
+
+
+def test_a_time_limit_ends_a_job_that_takes_longer() -> None:
+    """It is no job that the companion lost; its user's work is not done."""
+    work = workload(2)
+    outcome = run("fifo", {}, work, SMALL, cluster_settings=ClusterSettings(time_limit_s=120.0))
+    assert any(job.ended is None and job.missed for job in outcome.jobs)
+
+
+class Curious(Fifo):
+    """Remembers what it was told."""
+
+    told: list[float]
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        Curious.told += [job.true_remaining_s for job in jobs if job.shape is None]
+        return super().decide(cluster, jobs, now, rng)
+
+
+@pytest.mark.parametrize(("policy", "knows"), [("srtf", True), ("fifo", False)])
+def test_only_oracles_are_told_the_truth(policy: str, knows: bool) -> None:
+    """What a job still needs nobody else may know."""
+    Curious.told = []
+    work = workload(2)
+    run(policy, {}, work, SMALL, make=Curious)
+    app = work.applications["cnn"]
+    if knows:
+        assert Curious.told[0] == pytest.approx(app.seconds(1, 1, 128.0, 0.0))
+    else:
+        assert Curious.told and all(math.isnan(seconds) for seconds in Curious.told)
+
+
+class Broken:
+    """A policy that fails."""
+
+    name = "broken"
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        raise ZeroDivisionError("nobody knows why")
+
+
+def test_a_policy_that_fails_is_said_to() -> None:
+    """The daemon would go on; a simulation of it would only be wrong."""
+    with pytest.raises(SimulationFailed, match="ZeroDivisionError: nobody knows why"):
+        run("fifo", {}, workload(2), SMALL, make=Broken)
+
+
+def test_what_cannot_be_run_is_said_before_it_is() -> None:
+    work = workload(2, rigid=(1,))
+    large = replace(work, submissions=(*work.submissions, Submission("large", 0.0, "cnn", 64, 128, elastic=False)))
+    with pytest.raises(BadInput, match="large asks for 64 GPUs, the cluster has 8"):
+        run("fifo", {}, large, SMALL)
+    with pytest.raises(ValueError, match="none of"):
+        run("best", {}, work, SMALL)
+    with pytest.raises(ValueError, match="dwell"):
+        run("fifo", {}, work, SMALL, settings={"resize.dwell": 3})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shape"), [(1, "1x1"), (3, "1x3"), (4, "1x4"), (6, "2x3"), (7, "2x4"), (24, "6x4"), (500, "16x4")]
+)
+def test_a_request_becomes_a_uniform_shape(gpus: int, shape: str) -> None:
+    """Equally many GPUs on each node, as Slurm must be asked for them, and no fewer than asked for."""
+    assert asked_shape(gpus, ClusterSpec(16, 4)) == Shape.parse(shape)
+
+
+def test_a_job_whose_size_is_no_part_of_a_node_runs() -> None:
+    """Six GPUs on nodes of four, as published workloads ask for."""
+    work = workload(1)
+    six = replace(work, submissions=(Submission("six", 0.0, "cnn", 6, 128),))
+    outcome = run("fifo", {}, six, SMALL, most_s=7200.0)
+    assert outcome.jobs[0].ended is not None

@@ -1,0 +1,149 @@
+"""The simulated Slurm as a site of the contract: what holds of a real one holds of it."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_ones.simulate.client import SimulatedClient
+from slurm_ones.simulate.cluster import SimulatedCluster
+from slurm_ones.simulate.jobs import Program
+from slurm_ones.simulate.nodes import PartitionSpec
+from slurm_ones.simulate.settings import ClusterSettings
+from slurm_ones.simulate.timeline import Timeline
+from slurm_ones.slurm.client import SlurmError
+from slurm_ones.slurm.model import Job, Shape
+from tests.simulate.desk import Sleep
+from tests.slurm.sites import OPERATOR, OWNER, STRANGER, WAIT_S, Site
+
+UIDS = {OWNER: 2001, STRANGER: 2002, OPERATOR: 0}
+PARTITIONS = [
+    PartitionSpec("gpu", tuple(f"n{i}" for i in range(1, 5)), 4, max_time_s=86400.0),
+    PartitionSpec("whole", tuple(f"w{i}" for i in range(1, 5)), 4, True, default=False),
+]
+
+
+class Client(SimulatedClient):
+    """With what the contract breaks in a client to see what becomes of it."""
+
+    partial = False
+    """Whether updates of a shape are taken only in part; the way back is taken whole."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {}
+
+    @environment.setter
+    def environment(self, value: dict[str, str]) -> None:
+        pytest.skip("a simulated Slurm has no commands, and so no PATH")
+
+    def _update_shape(self, job: Job, shape: Shape) -> None:
+        if self.partial and shape != Shape(job.nodes, job.gpus_per_node):
+            self._cluster.shape(job.job_id, shape, nodes_alone=True)
+        else:
+            super()._update_shape(job, shape)
+
+
+class Commands:
+    """What the contract asks of a cluster beside its clients."""
+
+    name = "simulated"
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def scratch(self) -> Path:
+        """Where scripts would write."""
+        return pytest.skip("a simulated Slurm runs no scripts")
+
+    def run(self, argv: list[str], *, user: str) -> None:
+        """An operator's command."""
+        match argv:
+            case ["scontrol", "hold", job_id]:
+                self._cluster.hold(int(job_id), "admin")
+            case ["scontrol", "update", node, *_, state] if node.startswith("NodeName="):
+                name = node.removeprefix("NodeName=")
+                {
+                    "State=DRAIN": self._cluster.drain,
+                    "State=DOWN": self._cluster.fail,
+                    "State=RESUME": self._cluster.resume,
+                }[state](name)
+            case _:
+                pytest.skip(f"a simulated Slurm has no {' '.join(argv[1:3])}")
+
+
+class SimulatedSite(Site):
+    """Time passes in it where a real site is waited for."""
+
+    is_old = False
+
+    def __init__(self) -> None:
+        self.timeline = Timeline(float(round(time.time())))
+        settings = ClusterSettings(schedule_s=0.5)
+        self._simulated = SimulatedCluster(PARTITIONS, settings, self.timeline)
+        super().__init__(Commands(self._simulated), "simulated")  # type: ignore[arg-type]
+        self._clients: dict[str, Client] = {}
+        self._folder = tempfile.TemporaryDirectory()
+
+    def as_(self, user: str) -> Client:  # type: ignore[override]
+        """The client as it works for that user."""
+        if user not in self._clients:
+            self._clients[user] = Client(
+                self._simulated, uid=UIDS[user], user=user, operator=user == OPERATOR, programs=self._program
+            )
+        return self._clients[user]
+
+    def _program(self, text: str) -> Callable[[int], Program]:
+        """What a job of this script does: sleep, or exit at once."""
+        code = re.search(r"^exit (\d+)$", text, re.MULTILINE)
+        killed = "kill -KILL $$" in text
+        ends = code is not None or killed or text.rstrip().endswith("true")
+        status = 137 if killed else int(code[1]) if code else 0
+        stubborn = re.search(r"trap 'sleep ([\d.]+)", text)
+
+        def program(job_id: int) -> Program:
+            return Sleep(
+                lambda _: self._simulated.exited(job_id, status),
+                self.timeline,
+                0.1 if ends else 1e9,
+                float(stubborn[1]) if stubborn else 0.2,
+            )
+
+        return program
+
+    def script(self, text: str) -> Path:
+        self._scripts += 1
+        path = Path(self._folder.name, f"{self._scripts}.sh")
+        path.write_text(text)
+        return path
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = self.now() + WAIT_S
+        while not holds():
+            assert self.now() < deadline, f"not within {WAIT_S:.0f} s: {what}"
+            self.pass_time(0.25)
+
+    def now(self) -> float:
+        return self.timeline.now
+
+    def pass_time(self, seconds: float) -> None:
+        self.timeline.run(self.timeline.now + seconds)
+
+    def tell(self, *argv: str, user: str = OWNER) -> str:
+        if argv[0] != "scancel":
+            pytest.skip(f"a simulated Slurm has no {argv[0]}")
+        for job_id in argv[1:]:
+            try:
+                self._simulated.cancel(int(job_id))
+            except SlurmError as error:
+                return str(error)
+        return ""
+
+    def close(self) -> None:
+        self._folder.cleanup()
