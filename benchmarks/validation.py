@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from slurm_ones.decide import make_policy
 from slurm_ones.simulate.plain import plain_cluster, run_plain
@@ -110,7 +109,7 @@ def cells(figure: Figure) -> tuple[str, ...]:
 
 
 def markdown(figures: list[Figure]) -> str:
-    """The same table for a page."""
+    """The table, for a terminal and for a page."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "| --- | --- |" + " ---: |" * (len(COLUMNS) - 2)]
     return "\n".join([*lines, *("| " + " | ".join(cells(figure)) + " |" for figure in figures)]) + "\n"
 
@@ -132,10 +131,7 @@ def main() -> None:
         raise SystemExit(f"error: {error}") from None
     todo = [(case, workload, number) for case in CASES for number, workload in enumerate(workloads)]
     figures = [run(*each) for each in track(todo, "simulating", console=Console(stderr=True), transient=True)]
-    table = Table(*COLUMNS)
-    for figure in figures:
-        table.add_row(*cells(figure))
-    Console().print(table)
+    print(markdown(figures))
     if options.json:
         options.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1) + "\n", encoding="utf-8")
     if options.markdown:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from slurm_ones.decide.drl import Drl
 from slurm_ones.decide.ees import Ees
 from slurm_ones.decide.fifo import Fifo
 from slurm_ones.decide.ones.search import Ones
@@ -17,7 +18,7 @@ from slurm_ones.decide.srtf import Srsf, Srtf
 from slurm_ones.decide.tiresias import Tiresias
 
 POLICIES: dict[str, Any] = {
-    policy.name: policy for policy in (Ones, OnesSc21, Fifo, Srtf, Srsf, Tiresias, Optimus, Pollux, Sia, Ees)
+    policy.name: policy for policy in (Ones, OnesSc21, Fifo, Srtf, Srsf, Tiresias, Optimus, Pollux, Sia, Ees, Drl)
 }
 """Each policy's class by name. It takes one argument, of the dataclass `options_type`."""
 

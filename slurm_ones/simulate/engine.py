@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,10 @@ ORACLES = frozenset({"srtf", "srsf"})
 
 MOST_S = 60 * 86400.0
 """Simulated time after which jobs that have not ended are given up."""
+
+MEMORY = Path("/dev/shm")
+ROOM = 256 << 20
+"""Bytes that several simulations side by side take with ease: each some 20 MB."""
 
 DEFAULTS: dict[str, Any] = {
     "cluster": "simulated",
@@ -193,8 +198,9 @@ def run(
 
 
 def _memory() -> str | None:
-    """A directory in memory, where there is one: files there cost little, and are not meant to stay."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    """A directory in memory, where there is one with room: files there cost little, and are not meant to stay."""
+    roomy = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM
+    return str(MEMORY) if roomy else None
 
 
 def _notes(world: World, heard: Complaints) -> tuple[str, ...]:

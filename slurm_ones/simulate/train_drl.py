@@ -1,4 +1,4 @@
-"""Train the policy-gradient rival: `python -m slurm_ones.simulate.train_drl --seed 0 --minutes 12 --out weights.npz`.
+"""Train the policy-gradient rival: `python -m slurm_ones.simulate.train_drl --seed 0 --minutes 6 --out weights.npz`.
 
 REINFORCE with a baseline (DeepRM, HotNets 2016, §3.3), by Adam, in the plain simulator on generated workloads alone:
 several rollouts of one workload an update; reward minus the jobs in the system, so mean JCT; the baseline is linear in
@@ -12,6 +12,7 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -32,7 +33,7 @@ ROLLOUTS = 4
 """Of one workload in each update."""
 DISCOUNT = 0.985
 """Of the jobs in the system an interval later: what an action does shows within a hundred of them."""
-MOST = 200
+MOST = 150
 """Intervals of a rollout; what the last long jobs do alone teaches nothing."""
 ENTROPY = (0.01, 0.001)
 """Weight of the entropy of the actions, at the beginning and at the end."""
@@ -64,18 +65,28 @@ class Round:
     """Work left: sum over the jobs of ln seconds at the size asked for, and of GPUs asked for over the cluster."""
 
 
+class Enough(Exception):
+    """A rollout is long enough."""
+
+
 class Sampling:
-    """The network's policy with its actions drawn as their probabilities say, and remembered."""
+    """The network's policy with its actions drawn as their probabilities say, and remembered.
+
+    Raises `Enough` instead of the decision after `most`: what became of the workload is not asked.
+    """
 
     name = "drl"
 
-    def __init__(self, network: Network, interval_s: float) -> None:
-        self.network, self.interval_s = network, interval_s
+    def __init__(self, network: Network, interval_s: float, most: int = MOST) -> None:
+        self.network, self.interval_s, self.most = network, interval_s, most
         self.rounds: list[Round] = []
         self._models: dict[int, Remembered] = {}
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.decide.policy.Policy`."""
+        at = round(now / self.interval_s)
+        if self.rounds and at >= self.rounds[0].at + self.most:
+            raise Enough
         models = self._models
         known = [replace(j, model=models.setdefault(j.job_id, Remembered(j.model))) for j in jobs]
         game = Game(cluster, known, now)
@@ -85,7 +96,7 @@ class Sampling:
         asked = sum(min(job.requested, game.total) for job in jobs) / game.total
         self.rounds.append(
             Round(
-                round(now / self.interval_s),
+                at,
                 game.steps.features[there],
                 draw.choice[there],
                 draw.entropy[there],
@@ -333,9 +344,8 @@ def train(seed: int, minutes: float, *, every_s: float = 120.0, report: bool = T
         task, rollouts = training_task(updates, seed), []
         for _ in range(ROLLOUTS):
             policy, luck = Sampling(network, task.interval_s), int(rng.integers(2**31))
-            first = task.workload.submissions[0].time
-            end = first + MOST * task.interval_s
-            run_plain(policy, task.workload, task.cluster, interval_s=task.interval_s, seed=luck, most_s=end)
+            with suppress(Enough):
+                run_plain(policy, task.workload, task.cluster, interval_s=task.interval_s, seed=luck)
             rollouts.append(policy.rounds)
         part = min(spent / (60.0 * minutes), 1.0)
         slope = gradient(network, rollouts, ENTROPY[0] * (ENTROPY[1] / ENTROPY[0]) ** part)
@@ -346,7 +356,7 @@ def train(seed: int, minutes: float, *, every_s: float = 120.0, report: bool = T
 def main(
     out: Annotated[Path, typer.Option(help="where the weights go")],
     seed: Annotated[int, typer.Option(help="of the network and of the workloads")] = 0,
-    minutes: Annotated[float, typer.Option(help="of training, as its processor counts them")] = 12.0,
+    minutes: Annotated[float, typer.Option(help="of training, as its processor counts them")] = 6.0,
 ) -> None:
     """Train, then show how the best network does on workloads that it has never met."""
     network, curve = train(seed, minutes)

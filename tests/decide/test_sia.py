@@ -79,8 +79,8 @@ def test_a_job_restarted_all_its_life_is_left_alone() -> None:
     assert sorted(costs[1:].tolist())[1:] == [LARGEST_COST] * 4
 
 
-def test_all_get_some_before_any_gets_much() -> None:
-    """Eight jobs on eight GPUs get one each, since a job left out costs more than any speed-up brings."""
+def test_new_jobs_start_on_one_gpu_each() -> None:
+    """Eight on eight GPUs: none may have more yet, and a job left out costs more than one that runs."""
     jobs = [job(j, submitted=-9000.0) for j in range(8)]
     schedule = Sia().decide(cluster(2, 4), jobs, 0.0, seeded())
     assert [a.shape.gpus for a in schedule.allocations.values()] == [1] * 8

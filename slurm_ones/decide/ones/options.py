@@ -37,11 +37,14 @@ class Options:
     caution: float = 0.3
     """A doubtful size counts as slower by this many standard deviations of its predicted speed."""
     leap: float = 4.0
-    """A job gets at most this multiple of the most GPUs it has had, or asked for if it has not run."""
+    """A job gets at most this multiple of the most GPUs it has had, and what it asked for if it has not run."""
     horizon_s: float = 450.0
     """Seconds that a change is expected to last: what it gains in them must exceed what its interruption costs."""
     horizon_share: float = 0.5
     """It must repay within this share of the job's predicted remaining time as well."""
+    tenure: float = 1.0
+    """And within this multiple of the time that the job has kept its sizes on average: who was changed often is soon
+    changed again."""
     fair_bound: float = 1.5
     """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
     preempt: bool = False

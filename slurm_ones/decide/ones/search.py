@@ -70,9 +70,10 @@ class Ones:
 
     def _within(self, job: JobView) -> JobView:
         """The job with the sizes that it may grow to from what it has had, its smallest at least."""
-        base = self._most[job.job_id] or max(job.requested, 1)
+        most = self._most[job.job_id]
+        bound = self.options.leap * most if most else max(job.requested, 1)
         counts = sorted(job.limits.gpus)
-        near = tuple(n for n in counts if n <= max(self.options.leap * base, counts[0])) if counts else ()
+        near = tuple(n for n in counts if n <= max(bound, counts[0])) if counts else ()
         return replace(job, limits=replace(job.limits, gpus=near))
 
     def _tables(self, cluster: ClusterView, mobile: Sequence[JobView]) -> Tables:
@@ -98,7 +99,8 @@ class Ones:
         value = worth[:, None] * sure
         if options.resize_cost:
             pause = np.array([_within(job.resize_s, 0.0, LARGEST) for job in jobs])
-            lasts = np.minimum(options.horizon_s, options.horizon_share * ends)
+            tenure = np.array([_tenure(job) for job in jobs])
+            lasts = np.minimum(np.minimum(options.horizon_s, options.horizon_share * ends), options.tenure * tenure)
             value = value * repaid(tables.current, len(tables.sizes), running, pause, lasts)
         may = tables.allowed.copy()
         may[:, 0] = ~running | options.preempt
@@ -197,6 +199,11 @@ def _placed(
         if not lost:
             return shapes
         sizes |= {job.job_id: job.shape.gpus for job in lost if job.shape is not None}
+
+
+def _tenure(job: JobView) -> float:
+    """Seconds that the job has kept its sizes on average, also as the last one may end now."""
+    return _within(job.running_s, 0.0, LARGEST) / max(job.resizes, 1)
 
 
 def _gpus(job: JobView) -> int:

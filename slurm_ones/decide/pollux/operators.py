@@ -120,6 +120,8 @@ def _shrink(problem: Problem, rows: Rows, rng: np.random.Generator) -> Ints:
     job = np.arange(len(totals)) % len(problem.jobs)
     target = problem.snap[job, np.minimum(totals, problem.snap.shape[1] - 1)]
     over = np.flatnonzero(np.repeat(target < totals, rows.counts))
+    if not len(over):
+        return rows.gpus
     row = rows.row[over]
     order = np.argsort(row + rng.random(len(over)))
     gpus: Ints = rows.gpus.copy()
