@@ -36,9 +36,9 @@ class Options:
     """Improve candidates by small moves after crossover and mutation."""
     caution: float = 0.3
     """A doubtful size counts as slower by this many standard deviations of its predicted speed."""
-    leap: float = 4.0
+    leap: float = 16.0
     """A job gets at most this multiple of the most GPUs it has had, and what it asked for if it has not run."""
-    horizon_s: float = 450.0
+    horizon_s: float = 200.0
     """Seconds that a change is expected to last: what it gains in them must exceed what its interruption costs."""
     horizon_share: float = 0.5
     """It must repay within this share of the job's predicted remaining time as well."""

@@ -23,6 +23,10 @@ LARGEST = 1e15
 """Samples that no job exceeds."""
 STEADY = 0.97
 """A batch in force that reaches this share of the best goodput stays."""
+UNKNOWN = 0.95
+"""Relative deviation from which on a speed is no more than a guess."""
+UNKNOWN_S = 600.0
+"""Seconds that a job of which nothing is known is taken to need."""
 ROUNDS = 6
 """Of local search for each candidate."""
 
@@ -90,6 +94,9 @@ class Ones:
         sure = speed * np.clip(1.0 - options.caution * tables.uncertainty, 0.05, 1.0)
         running = tables.current > 0
         remaining = np.array([self._remaining(job, rng) for job in jobs])
+        # A job of which nothing is known is taken for a short one, as most are: a guess at its speed may be far off.
+        strange = ~(tables.allowed & (tables.uncertainty < UNKNOWN)).any(axis=1)
+        remaining = np.where(strange, UNKNOWN_S * sure.max(axis=1, initial=0.0), remaining)
         done = np.array([_within(job.samples, 0.0, LARGEST) for job in jobs])
         age = np.array([max(now - job.submitted, 0.0) for job in jobs])
         weight = fairness.weights(sure, tables.sizes, done, remaining, age, gpus, options.fair_bound)
