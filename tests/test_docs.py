@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from slurm_ones.cli import app
 from slurm_ones.config import ResizeSettings, Settings
-from slurm_ones.decide.ones_sc21.search import Options
+from slurm_ones.decide import POLICIES
 
 TOP = Path(__file__).parents[1]
 
@@ -23,10 +25,20 @@ def test_every_setting_is_documented_as_it_is(model: type[Settings] | type[Resiz
             assert str(field.description) in text
 
 
-def test_policy_options_are_documented() -> None:
-    """An admin finds each option of the search."""
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_and_their_options_are_documented(name: str) -> None:
+    """An admin finds each policy, and each of its options with the default that it has."""
     text = (TOP / "docs/configuration.md").read_text()
-    assert all(f"`{name}`" in text for name in Options.__dataclass_fields__)
+    assert f"`{name}`" in text
+    for field in fields(POLICIES[name].options_type):
+        told = json.dumps(field.default)
+        assert f"| `{field.name}` | `{told}` |" in text or f"`{field.name}` {told}" in text
+
+
+def test_policies_are_named_where_people_choose() -> None:
+    """A researcher finds each policy in the README."""
+    text = (TOP / "README.md").read_text()
+    assert all(f"`{name}`" in text for name in POLICIES)
 
 
 def test_readme_names_what_exists() -> None:

@@ -22,6 +22,7 @@ BatchRule = Literal["requested", "scaled", "best"]
 
 BATCHES = 14
 """Batches tried at each size for the best."""
+STEPS: Floats = np.linspace(0.0, 1.0, BATCHES)
 SLOWEST, FASTEST = 1e-6, 1e12
 """Samples/s between which any prediction is taken."""
 
@@ -58,20 +59,24 @@ def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule 
     shape = (len(jobs), len(sizes))
     batch, speed, goodput = np.zeros(shape, dtype=np.int64), np.zeros(shape), np.zeros(shape)
     uncertainty = np.zeros(shape)
+    alike: dict[tuple[Limits, int | None, int, int, int], tuple[Ints, Ints, Ints]] = {}
     for j, job in enumerate(jobs):
         if not counts[j]:
             continue
-        gpus = np.array(counts[j], dtype=np.int64)
+        # Jobs of one kind have the same choice.
+        kind = (job.limits, job.shape.gpus if job.shape else None, job.batch, job.base_batch, job.requested_batch)
+        if kind not in alike:
+            gpus = np.array(counts[j], dtype=np.int64)
+            alike[kind] = gpus, np.array([column[n] for n in counts[j]]), batch_options(job, gpus, rule)
+        gpus, at, options = alike[kind]
         nodes = _nodes(cluster, job, gpus)
-        at = [column[n] for n in counts[j]]
-        options = batch_options(job, gpus, rule)
         fast, good = predict(job, nodes, gpus, options)
         best = good.argmax(axis=1)
         rows = np.arange(len(gpus))
         chosen = options[rows, best]
         batch[j, at], speed[j, at], goodput[j, at] = chosen, fast[rows, best], good[rows, best]
-        known = np.asarray(job.model.uncertainty(nodes, gpus, chosen), dtype=np.float64)
-        uncertainty[j, at] = np.clip(np.nan_to_num(known, nan=1.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
+        known = _finite(job.model.uncertainty(nodes, gpus, chosen), nan=1.0, infinite=1.0)
+        uncertainty[j, at] = np.minimum(np.maximum(known, 0.0), 1.0)
     current = np.array([column[job.shape.gpus] if job.shape else 0 for job in jobs], dtype=np.int64)
     nodes_taken = np.array([nodes_of(cluster, int(n)) for n in sizes], dtype=np.int64)
     return Tables(tuple(jobs), sizes, nodes_taken, current, batch > 0, batch, speed, goodput, uncertainty)
@@ -81,11 +86,19 @@ def predict(job: JobView, nodes: Ints, gpus: Ints, batches: Ints) -> tuple[Float
     """Samples/s and goodput (S, B) at sizes (S,) and batches (S, B); finite and positive whatever the models say."""
     wide = batches.shape
     args = (np.repeat(nodes, wide[1]), np.repeat(gpus, wide[1]), batches.ravel())
-    speed = np.asarray(job.model.throughput(*args), dtype=np.float64).reshape(wide)
-    speed = np.clip(np.nan_to_num(speed, nan=0.0, posinf=0.0, neginf=0.0), SLOWEST, FASTEST)
-    worth = np.asarray(job.efficiency.efficiency(batches.ravel()), dtype=np.float64).reshape(wide)
-    worth = np.clip(np.nan_to_num(worth, nan=1.0, posinf=1.0, neginf=1.0), 1e-6, 1.0)
+    speed = _finite(job.model.throughput(*args), nan=0.0, infinite=0.0).reshape(wide)
+    speed = np.minimum(np.maximum(speed, SLOWEST), FASTEST)
+    worth = _finite(job.efficiency.efficiency(args[2]), nan=1.0, infinite=1.0).reshape(wide)
+    worth = np.minimum(np.maximum(worth, 1e-6), 1.0)
     return speed, np.maximum(speed * worth, SLOWEST)
+
+
+def _finite(said: Floats, *, nan: float, infinite: float) -> Floats:
+    """What a model said, with something in place of what is no number."""
+    values = np.asarray(said, dtype=np.float64)
+    if np.isfinite(values).all():
+        return values
+    return np.where(np.isfinite(values), values, np.where(np.isnan(values), nan, infinite))
 
 
 def _counts(placeable: Set[int], job: JobView) -> list[int]:
@@ -127,10 +140,10 @@ def batch_options(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
     least, most = _bounds(job.limits, gpus)
     low = np.where(least <= most, least, max(job.batch, 1)).astype(np.float64)
     high = np.where(least <= most, most, max(job.batch, 1)).astype(np.float64)
-    grid = low[:, None] * (high / low)[:, None] ** np.linspace(0.0, 1.0, BATCHES)
+    grid = low[:, None] * (high / low)[:, None] ** STEPS
     # Multiples of the GPUs, so that all have equally much to do.
     unit = np.lcm(gpus, max(job.limits.quantum, 1))[:, None]
-    even = np.clip(np.round(grid / unit), 1, None) * unit
+    even = np.maximum(np.round(grid / unit), 1) * unit
     even = np.where(even > high[:, None], np.floor(high[:, None] / unit) * unit, even)
     even = np.where(even < low[:, None], np.ceil(low[:, None] / unit) * unit, even)
     fits = (even >= low[:, None]) & (even <= high[:, None])

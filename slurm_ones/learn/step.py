@@ -51,7 +51,7 @@ def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float, max_lo
 
 def log_step(figures: Floats, at: Sizes, reference: Floats) -> Floats:
     """Log seconds of a step. `figures` (…, 7) and `reference` (…) broadcast with the arrays of `at` (…, P)."""
-    compute, sync, gamma = _parts(figures, at)
+    compute, sync, gamma, _, _ = _parts(figures, at)
     total = np.maximum(compute, sync) + np.log1p(np.exp(-gamma * np.abs(compute - sync))) / gamma
     result: Floats = np.log(reference) - figures[..., SPEED, None] + total
     return result
@@ -59,12 +59,11 @@ def log_step(figures: Floats, at: Sizes, reference: Floats) -> Floats:
 
 def log_step_and_slopes(figures: Floats, at: Sizes, reference: Floats) -> tuple[Floats, Floats]:
     """`log_step` (…, P) and its derivatives by each figure (…, P, 7)."""
-    compute, sync, gamma = _parts(figures, at)
+    compute, sync, gamma, share, beyond = _parts(figures, at)
     total = np.maximum(compute, sync) + np.log1p(np.exp(-gamma * np.abs(compute - sync))) / gamma
-    of_compute = 1.0 / (1.0 + np.exp(np.clip(gamma * (sync - compute), -50.0, 50.0)))
+    of_compute = 1.0 / (1.0 + np.exp(np.minimum(np.maximum(gamma * (sync - compute), -50.0), 50.0)))
     of_sync = np.where(at.gpus > 1, 1.0 - of_compute, 0.0)
-    share = 1.0 / (1.0 + np.exp(-figures[..., OVERHEAD, None]))
-    each = _beyond(figures, at) / (1.0 + _beyond(figures, at))
+    each = beyond / (1.0 + beyond)
     slopes = np.empty((*total.shape, FIGURES))
     slopes[..., SPEED] = -1.0
     slopes[..., OVERHEAD] = of_compute * share * (1.0 - share) * (at.passes - np.exp(at.local)) / np.exp(compute)
@@ -76,17 +75,13 @@ def log_step_and_slopes(figures: Floats, at: Sizes, reference: Floats) -> tuple[
     return np.log(reference) - figures[..., SPEED, None] + total, slopes
 
 
-def _parts(figures: Floats, at: Sizes) -> tuple[Floats, Floats, Floats]:
-    """Logs of compute and sync, relative to the reference step, and γ."""
+def _parts(figures: Floats, at: Sizes) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """Logs of compute and sync, relative to the reference step; γ; the overhead's share of a step; and what the GPUs
+    beyond the second add to sync, relative to its first part."""
     share = 1.0 / (1.0 + np.exp(-figures[..., OVERHEAD, None]))
     compute = np.log(share * at.passes + (1.0 - share) * np.exp(at.local))
     first = figures[..., INSIDE, None] + at.across * figures[..., ACROSS, None]
-    sync = np.where(at.gpus > 1, first + np.log1p(_beyond(figures, at)), NO_SYNC)
-    return compute, sync, 1.0 + np.exp(figures[..., OVERLAP, None])
-
-
-def _beyond(figures: Floats, at: Sizes) -> Floats:
-    """What the GPUs beyond the second add to sync, relative to its first part."""
-    each = np.where(at.across > 0, figures[..., ACROSS_EACH, None], figures[..., INSIDE_EACH, None])
-    result: Floats = np.exp(each) * np.maximum(at.gpus - 2.0, 0.0)
-    return result
+    each = np.where(at.across > 0, np.exp(figures[..., ACROSS_EACH, None]), np.exp(figures[..., INSIDE_EACH, None]))
+    beyond = each * np.maximum(at.gpus - 2.0, 0.0)
+    sync = np.where(at.gpus > 1, first + np.log1p(beyond), NO_SYNC)
+    return compute, sync, 1.0 + np.exp(figures[..., OVERLAP, None]), share, beyond

@@ -98,7 +98,8 @@ class MeasuredThroughput:
         step = log_step(fit.figures, at, np.float64(fit.reference))
         if len(fit.misfit):
             step = step + correlated(at, fit.points.at) @ fit.misfit
-        speed = np.exp(np.log(at.gpus) + at.local + math.log(fit.reference) - np.clip(step, -LONGEST, LONGEST))
+        step = np.minimum(np.maximum(step, -LONGEST), LONGEST)
+        speed = np.exp(np.log(at.gpus) + at.local + math.log(fit.reference) - step)
         result: Floats = np.where(np.ravel(gpus) > 0, speed, 0.0).reshape(np.shape(gpus))
         return result
 
@@ -115,11 +116,13 @@ class MeasuredThroughput:
             slopes = slopes - weighed @ fit.slopes
             variance -= (weighed * near).sum(axis=1)
         variance += ((slopes @ fit.covariance) * slopes).sum(axis=1)
-        doubt = np.sqrt(np.expm1(np.clip(np.nan_to_num(variance, nan=np.inf), 0.0, MOST_DOUBT**2)))
+        variance = np.where(np.isnan(variance), MOST_DOUBT**2, np.minimum(np.maximum(variance, 0.0), MOST_DOUBT**2))
+        doubt = np.sqrt(np.expm1(variance))
         result: Floats = doubt.reshape(np.shape(gpus))
         return result
 
     def _at(self, nodes: Ints, gpus: Ints, batches: Ints) -> Sizes:
         """In one dimension, and no larger than logarithms and ratios stand."""
-        flat = (np.clip(np.ravel(array).astype(np.float64), 0.0, ABSURD) for array in (nodes, gpus, batches))
-        return sizes(next(flat), next(flat), next(flat), self.fit.reference, self._max_local)
+        flat = np.array([np.ravel(nodes), np.ravel(gpus), np.ravel(batches)], dtype=np.float64)
+        flat = np.minimum(np.maximum(flat, 0.0), ABSURD)
+        return sizes(flat[0], flat[1], flat[2], self.fit.reference, self._max_local)

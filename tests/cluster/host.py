@@ -10,9 +10,9 @@ from pathlib import Path
 from .errors import ClusterError
 
 ELSEWHERE = (
-    "What works without it: `make test` (it runs the tests that need no Slurm, and says what it skips) and "
-    "slurm-ones itself on a Slurm that you have (see README.md). Or run this as root in a Debian container or "
-    "virtual machine (docker run --privileged)."
+    "What works without it: `slurm-ones simulate` (a simulated Slurm), `make test` (it runs the tests that need no "
+    "Slurm, and says what it skips) and slurm-ones itself on a Slurm that you have (see README.md). Or run this as "
+    "root in a Debian container or virtual machine (docker run --privileged)."
 )
 MIRROR_VARIABLE = "SLURM_ONES_MIRROR"
 APT_QUIET = {"DEBIAN_FRONTEND": "noninteractive"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from slurm_ones.decide.ones_sc21.limits import SizeLimits
 from slurm_ones.decide.ones_sc21.search import OnesSc21, Options
@@ -13,7 +12,7 @@ from slurm_ones.decide.ones_sc21.space import build
 from slurm_ones.decide.pinned import pinned
 from slurm_ones.decide.policy import ClusterView, Floats, Ints, JobView, Limits, Schedule
 from slurm_ones.slurm.model import Shape
-from tests.decide.contract import Power, check, cluster, job
+from tests.decide.contract import check, cluster, job
 from tests.decide.strategies import quick, seeded
 
 
@@ -82,7 +81,7 @@ def test_the_largest_is_scaled_down() -> None:
 
 
 def test_running_jobs_may_be_taken_to_zero() -> None:
-    """The score prefers schedules without those who have much to do: such a job is stopped for newcomers, and parked."""
+    """The score prefers schedules without those who have much to do: one is stopped for newcomers, and parked."""
     view = cluster(1, 2)
     long = job(1, {"n1": 2}, epochs=3, to_come=1000.0, running_s=0.0)
     schedule = decide(OnesSc21(), view, [long, job(2), job(3)])

@@ -1,4 +1,4 @@
-"""The genetic operators of ONES as published: whatever they do, every candidate stays a schedule that Slurm can carry out."""
+"""The genetic operators of ONES as published: every candidate stays a schedule that Slurm can carry out."""
 
 from __future__ import annotations
 

@@ -27,9 +27,10 @@ mode = "act"
 spool = "/scratch/ones"
 tick_s = 2
 [policy_options]
-epochs_before_doubling = 1
-resize_cost_s = 7
-cap_over_request = 8
+# A resize of jobs this short takes 6 s, and is taken for 30 s until some are known. With the defaults, which are meant
+# for jobs of hours, none would be repaid.
+horizon_share = 2.0
+tenure = 10.0
 [resize]
 dwell_s = 5
 max_wait_s = 30

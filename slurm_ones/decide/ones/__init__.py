@@ -1,9 +1,8 @@
 """Our policy: the search of ONES (SC21) over GPUs and batch of every job, with what it lacks.
 
 search.py is the policy and reads from the top. It searches for the sizes of highest worth: price.py says what a
-second of each job's progress is worth, worth.py what each size is worth to it, greedy.py the seed, population.py and
-operators.py the generations, placement.py what finds room on the nodes, fairness.py who has waited too long, explain.py
-the words.
+second of each job's progress is worth, worth.py what each size is worth to it, greedy.py the seed, operators.py
+the generations, placement.py what finds room on the nodes, fairness.py who has waited too long, explain.py the words.
 
 From ONES it has the genome (what each job gets), the population that lives on from decision to decision, refreshed,
 crossed uniformly, mutated, filled and cut to the best. What differs, and the option that takes each away again:
@@ -14,7 +13,8 @@ crossed uniformly, mutated, filled and cut to the best. What differs, and the op
 3. ρ enters through the mean of its distribution, not by one draw a generation (`expect`).
 4. Speeds know nodes, and doubtful sizes are taken for slower (`placement`, `caution`); a job grows beyond what it has
    tried by `leap` at most.
-5. A change must repay its interruption within a horizon (`resize_cost`, `horizon_s`, `horizon_share`).
+5. A change must repay its interruption within a horizon (`resize_cost`, `horizon_s`, `horizon_share`,
+   `tenure`).
 6. Greedy solutions seed the population (`greedy`).
 7. Local search follows crossover and mutation (`local_search`).
 8. A job that fares worse than on its fair share weighs more (`fair_bound`).

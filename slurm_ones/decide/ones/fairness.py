@@ -24,7 +24,8 @@ def weights(
     share = max(gpus // len(goodput), 1)
     can = goodput > 0
     within = can & (sizes <= np.maximum(share, np.where(can, sizes, np.iinfo(np.int64).max).min(axis=1))[:, None])
-    rate = np.maximum(np.where(within, goodput, 0.0).max(axis=1), 1e-300)
+    rate = np.where(within, goodput, 0.0).max(axis=1)
+    rate[rate == 0] = np.inf  # a job that can have no size waits, whatever its weight
     fair = np.maximum((done + remaining) / rate, 1.0)
     late = (age_s + remaining / rate) / fair / bound
     result: Floats = np.clip(late, 1.0, HEAVIEST ** (1 / STEEPNESS)) ** STEEPNESS

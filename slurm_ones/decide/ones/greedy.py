@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from slurm_ones.decide.ones.worth import Choices
-from slurm_ones.decide.policy import Ints
+from slurm_ones.decide.policy import Floats, Ints
 
 HALVINGS = 40
 FILLS = 64
@@ -52,18 +52,24 @@ def fill(choices: Choices, columns: Ints) -> Ints:
     columns = columns.copy()
     rows = np.arange(len(columns))
     left = choices.gpus - _gpus(choices, columns)
+    if left <= 0 or not len(columns):
+        return columns
+    more, rate = _growth(choices, rows, columns)
     for _ in range(FILLS):
-        if left <= 0 or not len(columns):
-            break
-        more = choices.sizes - choices.sizes[columns][:, None]
-        held = choices.worth[rows, columns]
-        gain = choices.worth - np.where(np.isfinite(held), held, 0.0)[:, None]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rate = np.where((more > 0) & (more <= left) & (gain > 0), gain / more, -np.inf)
+        rate[more > left] = -np.inf
         best = int(rate.argmax())
         if not np.isfinite(rate.flat[best]):
             break
-        j, u = divmod(best, len(choices.sizes))
-        left -= int(more[j, u])
-        columns[j] = u
+        j, columns[j] = divmod(best, len(choices.sizes))
+        left -= int(more[j, columns[j]])
+        more[j : j + 1], rate[j : j + 1] = _growth(choices, rows[j : j + 1], columns[j : j + 1])
     return columns
+
+
+def _growth(choices: Choices, rows: Ints, columns: Ints) -> tuple[Ints, Floats]:
+    """(R, U) GPUs more than those jobs have in `columns` (R,), and the worth each of them brings; -inf where none."""
+    more = choices.sizes - choices.sizes[columns][:, None]
+    held = choices.worth[rows, columns]
+    gain = choices.worth[rows] - np.where(np.isfinite(held), held, 0.0)[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return more, np.where((more > 0) & (gain > 0), gain / more, -np.inf)

@@ -53,37 +53,40 @@ def improve(choices: Choices, candidates: Ints, rounds: int) -> Ints:
     """Candidates (K, J) after local search: in each round one job grows by a size where GPUs are left for it, or else
     where another gives up a size, if that gains."""
     candidates = candidates.copy()
+    if not candidates.size:
+        return candidates
     rows, every = np.arange(candidates.shape[1]), np.arange(len(candidates))
-    for _ in range(rounds if candidates.size else 0):
-        up, down = choices.up[rows, candidates], choices.down[rows, candidates]
-        held = choices.value(candidates)
-        more = choices.sizes[up] - choices.sizes[candidates]
-        less = choices.sizes[candidates] - choices.sizes[down]
-        gain = np.where(more > 0, choices.value(up) - held, -np.inf)
-        loss = np.where(less > 0, held - choices.value(down), np.inf)
-        left = choices.gpus - choices.sizes[candidates].sum(axis=1)
+    tables = choices.more, choices.less, choices.gain, choices.loss
+    more, less, gain, loss = now = [table[rows, candidates] for table in tables]
+    left = choices.gpus - choices.sizes[candidates].sum(axis=1)
+    for _ in range(rounds):
         with np.errstate(invalid="ignore", divide="ignore"):
             growth = np.where((more <= left[:, None]) & (gain > 0), gain / more, -np.inf)
         grows = growth.argmax(axis=1)
         free = np.isfinite(growth[every, grows])
         giver = (loss / np.maximum(less, 1)).argmin(axis=1)
         freed = left + less[every, giver]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            traded = np.where((more <= freed[:, None]) & (more > 0), gain, -np.inf)
+        traded = np.where(more <= freed[:, None], gain, -np.inf)
         traded[every, giver] = -np.inf
         taker = traded.argmax(axis=1)
         trade = ~free & (traded[every, taker] > loss[every, giver] + 1e-12)
         if not (free | trade).any():
             break
-        candidates[every[free], grows[free]] = up[every[free], grows[free]]
-        candidates[every[trade], giver[trade]] = down[every[trade], giver[trade]]
-        candidates[every[trade], taker[trade]] = up[every[trade], taker[trade]]
+        up = np.where(free, grows, taker)
+        at = [(every[free | trade], up[free | trade], choices.up), (every[trade], giver[trade], choices.down)]
+        for k, j, step in at:
+            candidates[k, j] = step[j, candidates[k, j]]
+            for table, shown in zip(tables, now, strict=True):
+                shown[k, j] = table[j, candidates[k, j]]
+        left = choices.gpus - choices.sizes[candidates].sum(axis=1)
     return candidates
 
 
 def best_of(candidates: Ints, score: Floats, count: int) -> tuple[Ints, Floats]:
     """The `count` different candidates of highest score, best first; equal ones count once."""
-    order = np.argsort(-score, kind="stable")
-    _, first = np.unique(candidates[order], axis=0, return_index=True)
-    kept = order[np.sort(first)[:count]]
-    return candidates[kept], score[kept]
+    kept: dict[bytes, int] = {}
+    for k in np.argsort(-score, kind="stable"):
+        if len(kept) < count:
+            kept.setdefault(candidates[k].tobytes(), int(k))
+    chosen = list(kept.values())
+    return candidates[chosen], score[chosen]

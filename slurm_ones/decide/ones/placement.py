@@ -29,8 +29,10 @@ class Nodes:
         self._held = np.array(held, dtype=np.int64).reshape(-1, 3)
         self._per_node = cluster.gpus_per_node
         shapes = [shape_of(cluster, int(n)) if n else None for n in sizes]
-        self._nodes = np.array([shape.nodes if shape else 0 for shape in shapes], dtype=np.int64)
-        self._each = np.array([shape.gpus_per_node if shape else 0 for shape in shapes], dtype=np.int64)
+        self._takes = np.zeros((len(sizes), self._per_node + 1), dtype=np.int64)
+        for u, shape in enumerate(shapes):
+            if shape is not None and shape.gpus_per_node <= self._per_node:
+                self._takes[u, shape.gpus_per_node] = shape.nodes
         self._uniform = cluster.uniform
 
     @property
@@ -51,11 +53,12 @@ class Nodes:
         kinds = self._per_node + 1
         room = np.bincount((np.arange(count)[:, None] * kinds + left).ravel(), minlength=count * kinds)
         room = room.reshape(count, kinds)
-        wanted = np.where(stays, 0, candidates)
+        columns = len(self._takes)
+        moving = (np.arange(count)[:, None] * columns + np.where(stays, 0, candidates)).ravel()
+        wanted = np.bincount(moving, minlength=count * columns).reshape(count, columns) @ self._takes
         missing = np.zeros(count)
         for each in range(self._per_node, 0, -1):
-            at = np.flatnonzero(self._each == each)
-            shapes = (self._nodes[wanted] * np.isin(wanted, at)).sum(axis=1)
+            shapes = wanted[:, each]
             for kind in range(each, kinds):
                 taken = np.minimum(shapes, room[:, kind])
                 room[:, kind] -= taken

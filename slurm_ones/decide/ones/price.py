@@ -22,6 +22,8 @@ Bools = npt.NDArray[np.bool_]
 
 PRICES: Floats = np.concatenate([[0.0], np.geomspace(1e-4, 1e3, 112)])
 """Prices that are told apart, in seconds of waiting per GPU-second."""
+CELLS = 1 << 18
+"""Costs that are weighed at once."""
 
 
 def worth_of_progress(
@@ -29,25 +31,27 @@ def worth_of_progress(
 ) -> tuple[Floats, Floats]:
     """(v, C): worth (J,) of a unit of progress in weighted seconds, and predicted seconds (J,) to each job's end.
 
-    `goodput` (J, U) is progress/s at each of the `sizes` (U,), 0 where the job cannot be; `remaining` (J,) progress to
-    come; `weight` (J,) what a second of a job's waiting counts. Without `recursive` today's price holds for all. Jobs
-    without any size are worth 0. Costs jobs × prices × sizes.
+    `goodput` (J, U) is progress/s at each of the `sizes` (U,), ascending from 0; it is 0 where the job cannot be, and
+    in the first column. `remaining` (J,) is progress to come; `weight` (J,) what a second of a job's waiting counts.
+    Without `recursive` today's price holds for all. Jobs without any size are worth 0. Costs jobs × prices × sizes.
     """
     jobs = len(goodput)
-    possible = (goodput > 0).any(axis=1)
+    possible: Bools = np.asarray((goodput > 0).any(axis=1))
     worth = np.zeros((jobs, len(PRICES)))
     demand = np.zeros((jobs, len(PRICES)))
     at = np.zeros((jobs, len(PRICES)), dtype=np.int64)
     with np.errstate(divide="ignore"):
         slowness = np.where(goodput > 0, 1.0 / goodput, np.inf)
-    for j in np.flatnonzero(possible):
-        can = np.flatnonzero(goodput[j] > 0)
-        cost = (weight[j] + PRICES[:, None] * sizes[can]) * slowness[j, can]
-        best = cost.argmin(axis=1)
-        at[j], worth[j], demand[j] = can[best], cost[np.arange(len(PRICES)), best], sizes[can[best]]
+    bill = PRICES[:, None] * sizes
+    each = max(CELLS // bill.size, 1)
+    for some in np.split(np.flatnonzero(possible), range(each, jobs, each)):
+        cost = (weight[some, None, None] + bill) * slowness[some, None, :]
+        at[some] = best = cost.argmin(axis=2)
+        worth[some] = np.take_along_axis(cost, best[:, :, None], axis=2)[:, :, 0]
+        demand[some] = sizes[best]
     today = _clearing(demand.sum(axis=0), gpus)
-    rate = np.maximum(goodput[np.arange(jobs), at[:, today]], 1e-300)
-    ends = np.where(possible, remaining / rate, np.inf)
+    ends = np.full(jobs, np.inf)
+    ends[possible] = remaining[possible] / goodput[possible, at[possible, today]]
     if not recursive:
         return worth[:, today], ends
     found = np.zeros(jobs)
@@ -57,10 +61,8 @@ def worth_of_progress(
             continue
         price = _clearing(taken + demand[j], gpus)
         found[j] = worth[j, price]
-        can = np.flatnonzero(goodput[j] > 0)
-        gain = found[j] * goodput[j, can] - PRICES[:, None] * sizes[can]
-        best = gain.argmax(axis=1)
-        taken += np.where(gain[np.arange(len(PRICES)), best] > 0, sizes[can[best]], 0)
+        # Waiting, the first column, gains nothing.
+        taken += sizes[(found[j] * goodput[j] - bill).argmax(axis=1)]
     return found, ends
 
 

@@ -39,8 +39,10 @@ class Ones:
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()
-        self._population: list[dict[int, int]] = []
-        """GPUs of each job in each candidate of the last decision."""
+        self._population = np.zeros((0, 0), dtype=np.int64)
+        """(K, J) GPUs of each job in each candidate of the last decision."""
+        self._places: dict[int, int] = {}
+        """Column there, by job id."""
         self._most: dict[int, int] = {}
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
@@ -76,8 +78,10 @@ class Ones:
         """The job with the sizes that it may grow to from what it has had, its smallest at least."""
         most = self._most[job.job_id]
         bound = self.options.leap * most if most else max(job.requested, 1)
-        counts = sorted(job.limits.gpus)
-        near = tuple(n for n in counts if n <= max(bound, counts[0])) if counts else ()
+        counts = job.limits.gpus
+        if not counts or counts[-1] <= bound:
+            return job
+        near = tuple(n for n in counts if n <= max(bound, counts[0]))
         return replace(job, limits=replace(job.limits, gpus=near))
 
     def _tables(self, cluster: ClusterView, mobile: Sequence[JobView]) -> Tables:
@@ -98,7 +102,7 @@ class Ones:
         strange = ~(tables.allowed & (tables.uncertainty < UNKNOWN)).any(axis=1)
         remaining = np.where(strange, UNKNOWN_S * sure.max(axis=1, initial=0.0), remaining)
         done = np.array([_within(job.samples, 0.0, LARGEST) for job in jobs])
-        age = np.array([max(now - job.submitted, 0.0) for job in jobs])
+        age = np.array([_within(now - job.submitted, 0.0, LARGEST) for job in jobs])
         weight = fairness.weights(sure, tables.sizes, done, remaining, age, gpus, options.fair_bound)
         worth, ends = worth_of_progress(
             sure, tables.sizes, remaining, weight, gpus, recursive=options.completion_prices
@@ -145,16 +149,17 @@ class Ones:
             population = np.concatenate([population, young])
             scores = np.concatenate([scores, score(young)])
             population, scores = operators.best_of(population, scores, options.population)
-        gpus = choices.sizes[population]
-        self._population = [dict(zip((job.job_id for job in jobs), row.tolist(), strict=True)) for row in gpus]
-        return population[0]
+        self._population = choices.sizes[population]
+        self._places = {job.job_id: j for j, job in enumerate(jobs)}
+        best: Ints = population[0]
+        return best
 
     def _recalled(self, choices: Choices, jobs: Sequence[JobView]) -> Ints:
         """The remembered population (K, J) for today's jobs and sizes: cut to what each may have now."""
-        if not self._population or not jobs:
+        if not self._population.size or not jobs:
             return np.zeros((0, len(jobs)), dtype=np.int64)
-        now = choices.sizes[choices.current]
-        gpus = np.array([[old.get(job.job_id, now[j]) for j, job in enumerate(jobs)] for old in self._population])
+        places = np.array([self._places.get(job.job_id, -1) for job in jobs])
+        gpus = np.where(places >= 0, self._population[:, places], choices.sizes[choices.current])
         columns = np.maximum(np.searchsorted(choices.sizes, gpus, side="right") - 1, 0)
         rows = np.arange(len(jobs))
         found: Ints = np.where(np.isfinite(choices.worth[rows, columns]), columns, choices.current)

@@ -25,6 +25,12 @@ class Choices:
     up: Ints = field(init=False)
     down: Ints = field(init=False)
     """(J, U) the next larger and smaller column that the job may have; itself where there is none."""
+    more: Ints = field(init=False)
+    less: Ints = field(init=False)
+    """(J, U) GPUs that a step up takes, and that a step down frees."""
+    gain: Floats = field(init=False)
+    loss: Floats = field(init=False)
+    """(J, U) worth that a step up brings (-inf where there is none), and that a step down costs (inf)."""
 
     def __post_init__(self) -> None:
         may = np.isfinite(self.worth)
@@ -36,6 +42,13 @@ class Choices:
         below = np.maximum.accumulate(np.where(may, columns, -1), axis=1)
         down = np.concatenate([np.full((len(may), 1), -1), below[:, :-1]], axis=1)
         object.__setattr__(self, "down", np.where(down >= 0, down, columns))
+        rows = np.arange(len(may))[:, None]
+        more, less = self.sizes[self.up] - self.sizes, self.sizes - self.sizes[self.down]
+        with np.errstate(invalid="ignore"):
+            gain = np.where(more > 0, self.worth[rows, self.up] - self.worth, -np.inf)
+            loss = np.where(less > 0, self.worth - self.worth[rows, self.down], np.inf)
+        for name, table in (("more", more), ("less", less), ("gain", gain), ("loss", loss)):
+            object.__setattr__(self, name, table)
 
     def value(self, candidates: Ints) -> Floats:
         """(K, J) worth of what each candidate (K, J) of columns gives each job."""
