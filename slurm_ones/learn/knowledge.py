@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ones_db import JobHistory, SpecRecord
+from ones_db import JobHistory, JobRecord, SpecRecord
 from slurm_ones.decide.policy import EfficiencyModel, Progress, ThroughputModel
 from slurm_ones.learn.efficiency import CAUTIOUS as CAUTIOUS_NOISE
 from slurm_ones.learn.efficiency import NoiseEfficiency, noise_ratio
@@ -32,6 +33,8 @@ REMEMBERED = 2_000
 class Known:
     """What is known of one job."""
 
+    spec: SpecRecord | None
+    """What it can do, as it told, or as jobs of the same script did before it; None where neither has."""
     throughput: ThroughputModel
     efficiency: EfficiencyModel
     progress: Progress
@@ -57,7 +60,8 @@ class Learner:
 
     What finished jobs teach is fitted anew when one finishes; a running job's models, when it has reported something
     new. Jobs that tell the same spec (base batch, local batch, dataset, epochs) are taken to run the same script: what
-    one of them measured is the other's prior.
+    one of them measured is the other's prior. A job that has not run yet has told nothing: it is taken for what jobs
+    of the same user and name told last, where the name may differ in a number at its end.
     """
 
     def __init__(self, *, seed: int = 0) -> None:
@@ -71,17 +75,22 @@ class Learner:
         self._noises: dict[SpecRecord, float] = {}
         self._resize_s = RESIZE_S
         self._learned: dict[int, _Learned] = {}
+        self._scripts: dict[tuple[str, str], SpecRecord] = {}
 
     def finished(self, histories: Sequence[JobHistory]) -> None:
         """Learn from the jobs that ended by themselves, newest first; free when they are the same as before."""
         if histories is self._finished:
             return
         self._finished = histories
+        self._learn_scripts(reversed(histories))
         self._progress = BetaProgress([_log(history) for history in reversed(histories)], seed=self._seed)
         self._learn_step_times(histories)
         self._learn_noise(histories)
         pauses = [history.pause_s for history in histories if history.pause_s is not None]
         self._resize_s = statistics.median(pauses) if pauses else RESIZE_S
+
+    def _learn_scripts(self, histories: Iterable[JobHistory]) -> None:
+        self._scripts.update((_script(history.job), history.spec) for history in histories if history.spec is not None)
 
     def _learn_step_times(self, histories: Sequence[JobHistory]) -> None:
         new = [history for history in histories if id(history) not in self._past]
@@ -109,7 +118,9 @@ class Learner:
 
     def look(self, histories: Iterable[JobHistory]) -> None:
         """Bring the models of these jobs up to date, all in one fit; free for those with nothing new."""
-        self._fit(histories)
+        histories = list(histories)
+        self._learn_scripts(histories)
+        self._fit(map(self._as_told, histories))
         while len(self._learned) > REMEMBERED:
             del self._learned[next(iter(self._learned))]
 
@@ -137,11 +148,13 @@ class Learner:
         if history is None:
             nothing = self._progress.progress(Training(dataset=0, epochs=0.0))
             typical = MeasuredThroughput.of((), self._prior)
-            return Known(typical, NoiseEfficiency(1.0, self._noise), nothing, 0.0, (), self._resize_s)
+            return Known(None, typical, NoiseEfficiency(1.0, self._noise), nothing, 0.0, (), self._resize_s)
+        history = self._as_told(history)
         self._fit([history])
         declared = float(history.spec.epochs) if history.spec is not None else 0.0
         epochs = _epochs(history)
         return Known(
+            history.spec,
             self._learned[history.job.job_id].model,
             self._efficiency(history),
             self._progress.progress(_training(history, epochs, len(history.epochs)), declared),
@@ -150,11 +163,21 @@ class Learner:
             history.pause_s if history.pause_s is not None else self._resize_s,
         )
 
+    def _as_told(self, history: JobHistory) -> JobHistory:
+        """The history with the spec that is expected of the job, where it has told none."""
+        expected = self._scripts.get(_script(history.job)) if history.spec is None else None
+        return history if expected is None else replace(history, spec=expected)
+
     def _efficiency(self, history: JobHistory) -> NoiseEfficiency:
         if history.spec is None:
             return NoiseEfficiency(1.0, math.inf)  # without a base batch there is nothing to be worth less than
         ratio = _noise(history) or self._noises.get(history.spec, self._noise)
         return NoiseEfficiency(history.spec.base_batch, ratio * max(history.spec.base_batch, 1))
+
+
+def _script(job: JobRecord) -> tuple[str, str]:
+    """User, and name without a number at its end: jobs in which they are the same mostly run the same script."""
+    return job.user, re.sub(r"[-_.]?\d+$", "", job.name) or job.name
 
 
 def _max_local(history: JobHistory) -> float:

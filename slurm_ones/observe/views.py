@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 
-from ones_db import JobHistory, ResizeRecord
+from ones_db import JobHistory, ResizeRecord, SpecRecord
 from slurm_ones.decide.policy import ClusterView, JobView, Limits, NodeView
 from slurm_ones.decide.shapes import valid_counts
 from slurm_ones.learn.knowledge import Known, Learner
@@ -55,9 +55,8 @@ def cluster_view(
     return ClusterView(nodes, whole, full)
 
 
-def limits(elastic: Elastic, cluster: ClusterView, history: JobHistory | None) -> Limits:
+def limits(elastic: Elastic, cluster: ClusterView, spec: SpecRecord | None) -> Limits:
     """What the job can take: what its owner allows, as far as its script can."""
-    spec = history.spec if history is not None else None
     low, high = elastic.gpu_range
     counts = valid_counts(cluster, low, high)
     if elastic.shape.gpus and elastic.shape.gpus not in counts:
@@ -111,14 +110,15 @@ def job_views(
         fixed = _fixed(elastic.job, elastic, history, dwell_s, now)
         if elastic.job.job_id in open_jobs:
             fixed = "a resize is under way"
-        views.append(_view(elastic, limits(elastic, cluster, history), history, learner.about(history), fixed, now))
+        known = learner.about(history)
+        views.append(_view(elastic, limits(elastic, cluster, known.spec), history, known, fixed, now))
     return views
 
 
 def _view(
     elastic: Elastic, bounds: Limits, history: JobHistory | None, known: Known, fixed: str, now: float
 ) -> JobView:
-    job, spec = elastic.job, history.spec if history is not None else None
+    job, spec = elastic.job, known.spec
     base = spec.base_batch if spec is not None else bounds.min_batch
     view = JobView(
         job_id=job.job_id,

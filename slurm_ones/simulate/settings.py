@@ -22,8 +22,8 @@ class ClusterSettings:
     time_limit_s: float = 0.0
     """Limit of every job; 0 for none. Slurm plans with a year where there is none."""
 
-    report_s: float = 300.0
-    """Between two throughput reports of a job."""
+    report_s: float = 30.0
+    """Between two throughput reports of a job. The wrapper's are 2 s apart, of which the companion sees one a tick."""
     first_report_s: float = 30.0
     """From a run's first step to its first throughput report."""
     checkpoint_s: float = 600.0
