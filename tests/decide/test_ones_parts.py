@@ -58,7 +58,6 @@ def test_worth_is_about_that_of_hesrpt(jobs: int, exponent: float) -> None:
     assert gap(jobs, exponent) < 0.1
 
 
-@pytest.mark.xfail(strict=True, reason="a job's GPUs are charged at the margin, not for what others lose of them all")
 def test_worth_is_that_of_hesrpt() -> None:
     """To a fiftieth of the cluster, which is what prices on a grid allow."""
     assert max(gap(jobs, exponent) for jobs in (2, 4, 16) for exponent in (0.5, 0.8)) < 0.02

@@ -56,13 +56,16 @@ class Nodes:
         columns = len(self._takes)
         moving = (np.arange(count)[:, None] * columns + np.where(stays, 0, candidates)).ravel()
         wanted = np.bincount(moving, minlength=count * columns).reshape(count, columns) @ self._takes
-        missing = np.zeros(count)
+        missing, every = np.zeros(count), np.arange(count)
         for each in range(self._per_node, 0, -1):
             shapes = wanted[:, each]
             for kind in range(each, kinds):
-                taken = np.minimum(shapes, room[:, kind])
-                room[:, kind] -= taken
-                room[:, kind - each] += taken
+                most = kind // each
+                taken = np.minimum(shapes, room[:, kind] * most)
+                full, rest = np.divmod(taken, most)
+                room[:, kind] -= full + (rest > 0)
+                room[:, kind - most * each] += full
+                room[every, kind - rest * each] += rest > 0
                 shapes = shapes - taken
             missing += shapes * each
         return missing

@@ -1,14 +1,13 @@
 """What a unit of each job's progress is worth to everybody: the co-states of minimising the sum of JCTs.
 
-Let λ(t) be the price of a GPU: the seconds of waiting, summed over all jobs, that one GPU more would save in each
-second. A job that holds n GPUs in its last moments costs 1 + λn a second (its own waiting, and the GPUs it keeps from
-others) and progresses by g(n). By Pontryagin's principle the worth v of a unit of its remaining work is the same all
-its life, and at its end, where the Hamiltonian vanishes, v = min over n of (1 + λ(C) n) / g(n), with C its completion.
-At each moment a job should have the n that maximises v g(n) − λ(t) n, and λ(t) is such that the GPUs suffice.
+Each second costs Σ w, one for every job that has not ended, and saves Σ v g(n), with v the worth of a unit of a job's
+progress and g(n) its speed on n GPUs. By Pontryagin's principle v stays the same all the job's life, the GPUs go where
+Σ v g(n) is highest, and there the two are equal at every moment. With λ as the price of a GPU, and N GPUs, this reads
+Σ w = min over λ of [Σ max over n of (v g(n) − λ n) + λ N].
 
-When the k-th but last job ends, only the jobs that end after it are left. So prices follow from the last end
-backwards: the last job is alone, and each earlier one adds its demand to those after it. For speed-ups n^p this is
-heSRPT (Berg, Vesilo, Harchol-Balter, Performance Evaluation 2020), which it extends to any curves.
+After the k-th but last job ends, only the jobs that end after it are left. So the equation gives one v after another,
+from the last end backwards. For speed-ups n^p this is heSRPT (Berg, Vesilo, Harchol-Balter, Performance Evaluation
+2020), which it extends to any curves.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ def worth_of_progress(
     """
     jobs = len(goodput)
     possible: Bools = np.asarray((goodput > 0).any(axis=1))
-    worth = np.zeros((jobs, len(PRICES)))
-    demand = np.zeros((jobs, len(PRICES)))
+    worth, demand = np.zeros((jobs, len(PRICES))), np.zeros((jobs, len(PRICES)))
     at = np.zeros((jobs, len(PRICES)), dtype=np.int64)
     with np.errstate(divide="ignore"):
         slowness = np.where(goodput > 0, 1.0 / goodput, np.inf)
@@ -55,14 +53,16 @@ def worth_of_progress(
     if not recursive:
         return worth[:, today], ends
     found = np.zeros(jobs)
-    taken = np.zeros(len(PRICES))
+    owed = -PRICES * gpus
+    """What is left of Σ w, at each price, for the next job to save."""
     for j in np.argsort(-ends, kind="stable"):
         if not possible[j]:
             continue
-        price = _clearing(taken + demand[j], gpus)
-        found[j] = worth[j, price]
-        # Waiting, the first column, gains nothing.
-        taken += sizes[(found[j] * goodput[j] - bill).argmax(axis=1)]
+        can = goodput[j] > 0
+        owed += weight[j]
+        found[j] = max(float(((owed[:, None] + bill[:, can]) * slowness[j, can]).min(axis=1).max()), 0.0)
+        # Waiting, the first column, saves nothing.
+        owed -= (found[j] * goodput[j] - bill).max(axis=1)
     return found, ends
 
 

@@ -130,7 +130,7 @@ class Ones:
         options = self.options
         kept = fill(choices, choices.current)
         least = greedy(choices)
-        seeds = [kept, least] if options.greedy else [kept]
+        seeds = [kept, least, choices.current] if options.greedy else [kept, choices.current]
         population = np.concatenate([np.array(seeds), self._recalled(choices, jobs)])
         population = operators.repair(choices, population, kept, rng)
         dear = 2.0 * float(choices.value(least[None]).sum()) / max(choices.gpus, 1)
@@ -198,15 +198,17 @@ def _steady(cluster: ClusterView, tables: Tables) -> Tables:
 def _placed(
     cluster: ClusterView, taken: Sequence[JobView], mobile: Sequence[JobView], wanted: Mapping[int, int]
 ) -> dict[int, Shape]:
-    """Shapes for `wanted` GPUs, `mobile` jobs in order of precedence. A running job for which nodes are too fragmented
-    stays as it is; with every running job as it is there is always room."""
+    """Shapes for `wanted` GPUs, `mobile` jobs in order of precedence. A running job that would grow or
+    shrink where nodes are too fragmented stays as it is; with every running job as it is there is always room."""
     sizes = dict(wanted)
     while True:
         shapes = settle(cluster, [*taken, *mobile], sizes)
         lost = [
             job
             for job in mobile
-            if job.shape is not None and sizes[job.job_id] not in (0, job.shape.gpus) and job.job_id not in shapes
+            if job.shape is not None
+            and sizes[job.job_id] not in (0, job.shape.gpus)
+            and (job.job_id not in shapes or shapes[job.job_id].gpus < min(sizes[job.job_id], job.shape.gpus))
         ]
         if not lost:
             return shapes
