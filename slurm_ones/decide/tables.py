@@ -52,19 +52,21 @@ class Tables:
 
 def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule = "best") -> Tables:
     """Tables of the given jobs on this cluster. A running job's current size is allowed whatever its limits say."""
-    placeable = {n for n in {n for job in jobs for n in job.limits.gpus} if shape_of(cluster, n) is not None}
-    counts = [_counts(placeable, job) for job in jobs]
+    placeable = {n for n in set().union(*{job.limits.gpus for job in jobs}) if shape_of(cluster, n) is not None}
+    # Jobs of one kind have the same choice.
+    kinds = [(job.limits, job.shape.gpus if job.shape else 0) for job in jobs]
+    choice = {kind: _counts(placeable, *kind) for kind in set(kinds)}
+    counts = [choice[kind] for kind in kinds]
     sizes = np.array(sorted({0, *(n for found in counts for n in found)}), dtype=np.int64)
     column = {int(n): u for u, n in enumerate(sizes)}
     shape = (len(jobs), len(sizes))
     batch, speed, goodput = np.zeros(shape, dtype=np.int64), np.zeros(shape), np.zeros(shape)
     uncertainty = np.zeros(shape)
-    alike: dict[tuple[Limits, int | None, int, int, int], tuple[Ints, Ints, Ints]] = {}
+    alike: dict[tuple[Limits, int, int, int, int], tuple[Ints, Ints, Ints]] = {}
     for j, job in enumerate(jobs):
         if not counts[j]:
             continue
-        # Jobs of one kind have the same choice.
-        kind = (job.limits, job.shape.gpus if job.shape else None, job.batch, job.base_batch, job.requested_batch)
+        kind = (*kinds[j], job.batch, job.base_batch, job.requested_batch)
         if kind not in alike:
             gpus = np.array(counts[j], dtype=np.int64)
             alike[kind] = gpus, np.array([column[n] for n in counts[j]]), batch_options(job, gpus, rule)
@@ -101,14 +103,12 @@ def _finite(said: Floats, *, nan: float, infinite: float) -> Floats:
     return np.where(np.isfinite(values), values, np.where(np.isnan(values), nan, infinite))
 
 
-def _counts(placeable: Set[int], job: JobView) -> list[int]:
-    """Sizes that the job can have here with some batch, ascending; its current one among them."""
-    sizes = np.array([n for n in job.limits.gpus if n in placeable], dtype=np.int64)
-    least, most = _bounds(job.limits, sizes)
+def _counts(placeable: Set[int], limits: Limits, held: int) -> list[int]:
+    """Sizes that a job can have here with some batch, ascending; what it holds among them."""
+    sizes = np.array([n for n in limits.gpus if n in placeable], dtype=np.int64)
+    least, most = _bounds(limits, sizes)
     found = set(sizes[least <= most].tolist())
-    if job.shape is not None:
-        found.add(job.shape.gpus)
-    return sorted(found)
+    return sorted(found | {held} if held else found)
 
 
 def _nodes(cluster: ClusterView, job: JobView, gpus: Ints) -> Ints:

@@ -142,6 +142,10 @@ _heard: multiprocessing.Queue[tuple[str, int, float]] | None = None
 def _begin(heard: multiprocessing.Queue[tuple[str, int, float]]) -> None:
     global _heard
     _heard = heard
+    # What native libraries print (HiGHS does) would appear in the midst of the progress bar.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def _work(plan: Plan, contender: Contender, seed: int) -> Run:

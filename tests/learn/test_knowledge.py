@@ -109,7 +109,28 @@ def test_noise_its_own_or_typical_or_cautious() -> None:
     assert worth_of(learner.about(history(2, 1)), 128) == pytest.approx((4 * 32 + 32) / (4 * 32 + 128))
     learner.finished([replace(history(3, 9), spec=SpecRecord(10, 99, 99, 99, 99), noise=(NoisePoint(10.0, 1.0),))])
     assert worth_of(learner.about(history(2, 1)), 128) == pytest.approx((32 + 32) / (32 + 128))
-    assert worth_of(learner.about(replace(history(4, 1), spec=None)), 10**6) == 1.0
+    unknown = replace(history(4, 1), spec=None, job=replace(history(4, 1).job, name="other"))
+    assert worth_of(learner.about(unknown), 10**6) == 1.0
+
+
+def test_a_job_that_has_not_run_is_taken_for_its_namesakes() -> None:
+    """What it can do and how fast it is follows from its user's jobs of that name, a number at the end set aside; never
+    from another user's, and what it tells itself comes first."""
+    learner = Learner()
+
+    def job(number: int, name: str, user: str = "alice", spec: SpecRecord | None = None) -> JobHistory:
+        told = history(number, 0, speed=0.0)
+        return replace(told, spec=spec, job=replace(told.job, name=name, user=user))
+
+    learner.finished([replace(history(i, 10, speed=500.0), job=job(i, f"sweep-{i}").job) for i in range(3)])
+    new = learner.about(job(9, "sweep-17"))
+    assert new.spec == history(1, 1).spec
+    assert speed_of(new) == pytest.approx(500.0, rel=0.4)
+    assert new.progress.beta == pytest.approx(10.0)
+    for stranger in (job(9, "sweep-17", "mallory"), job(9, "sweep"), job(9, "17")):
+        assert (learner.about(stranger).spec is None) == (stranger.job.name != "sweep")
+    own = SpecRecord(7, 7, 7, 7, 7)
+    assert learner.about(job(9, "sweep-17", spec=own)).spec == own
 
 
 def test_what_a_resize_costs() -> None:

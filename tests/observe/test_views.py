@@ -129,7 +129,7 @@ SPEC = SpecRecord(base_batch=32, max_batch=512, max_local_batch=64, dataset=1000
 
 def limits_of(comment: str, spec: SpecRecord | None = None, shape: Shape = Shape(1, 1)) -> Limits:
     job = waiting(1, shape, comment=comment)
-    return limits(seen(job).elastic[1], CLUSTER, None if spec is None else history(1, spec=spec))
+    return limits(seen(job).elastic[1], CLUSTER, spec)
 
 
 @pytest.mark.parametrize(
