@@ -122,7 +122,6 @@ class MeasuredThroughput:
         return result
 
     def _at(self, nodes: Ints, gpus: Ints, batches: Ints) -> Sizes:
-        """In one dimension, and no larger than logarithms and ratios stand."""
-        flat = np.array([np.ravel(nodes), np.ravel(gpus), np.ravel(batches)], dtype=np.float64)
-        flat = np.minimum(np.maximum(flat, 0.0), ABSURD)
-        return sizes(flat[0], flat[1], flat[2], self.fit.reference, self._max_local)
+        """In one dimension."""
+        flat = (np.ravel(array).astype(np.float64) for array in (nodes, gpus, batches))
+        return sizes(next(flat), next(flat), next(flat), self.fit.reference, self._max_local)

@@ -14,7 +14,7 @@ class Options:
 
     population: int = 16
     """Candidates kept (K of ONES)."""
-    generations: int = 8
+    generations: int = 6
     """Per decision; the population lives on."""
     mutation: float = 0.3
     """Chance of a candidate's job to be tried at another size, for a few jobs of each candidate."""
