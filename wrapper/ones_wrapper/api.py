@@ -24,6 +24,7 @@ from ones_wrapper.batch import RULES, lr_factor
 from ones_wrapper.checkpoint import Progress, State, Stateful
 from ones_wrapper.data import Feed, Share, local_indices
 from ones_wrapper.group import average, join
+from ones_wrapper.noise import NoiseScale
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run import Run
 
@@ -37,6 +38,7 @@ def init(
     lr_rule: str = "linear",
     lr_cap: float = 8.0,
     checkpoint_every_s: float = 600.0,
+    noise_scale: bool = True,
     backend: str | None = None,
 ) -> Job:
     """Join the run: build the process group, listen to signals and orders.
@@ -45,7 +47,9 @@ def init(
     largest that it takes (default: `batch`, so only the GPUs change); `max_local_batch` the most samples per
     GPU per forward pass (default: `max_batch`). `epochs` is how many it means to train, 0 when it does not
     say. The learning rate follows the batch by `lr_rule` (linear, sqrt or none) up to `lr_cap` times.
-    `backend` overrides the choice between nccl (every rank has a GPU) and gloo.
+    `noise_scale` measures the gradient noise scale on the way, by which the companion knows what larger
+    batches are worth; on one GPU this keeps a copy of the gradients. `backend` overrides the choice between
+    nccl (every rank has a GPU) and gloo.
 
     Call it once, before anything that needs the device. Raises ValueError for numbers that contradict each
     other.
@@ -66,6 +70,8 @@ def init(
     group = join(backend)
     spec = Spec(batch, max_batch, max_local_batch, 0, epochs)
     run = Run(group, spec, lambda b: lr_factor(b, batch, lr_rule, lr_cap), checkpoint_every_s, started)
+    if noise_scale:
+        run.noise = NoiseScale(group)
     return Job(run)
 
 
@@ -116,10 +122,15 @@ class Job:
         ids = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(model, device_ids=ids, **options)
         # A lambda, since DDP judges a function's annotations and takes no strings.
-        wrapped.register_comm_hook(
-            self, lambda job, bucket: average(bucket.buffer(), job._share.samples, job._share.total)
-        )
+        wrapped.register_comm_hook(self, lambda job, bucket: job._average(bucket.index(), bucket.buffer()))
         return wrapped
+
+    def _average(self, bucket: int, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        (_, _, total), samples, noise = self._share, self._share.samples, self._run.noise
+        if noise is None:
+            return average(gradient, samples, total)
+        noise.local(bucket, gradient, samples, total)
+        return average(gradient, samples, total, lambda summed: noise.whole(summed, total))
 
     def register(
         self,

@@ -31,6 +31,8 @@ class Agreement:
     wanted: int
     """Global batch that it asks for, 0 for none."""
     drain: bool
+    measure: bool
+    """Sum up what the gradients tell."""
 
 
 class Boundary:
@@ -54,20 +56,20 @@ class Boundary:
         """The order that was there before the first step: its batch counts, a drain waits for the first
         boundary.
         """
-        return self._agree(int(self._flags.checkpoint), 1)
+        return self._agree(int(self._flags.checkpoint), 1, False)
 
-    def meet(self, step_s: float, due: bool) -> Agreement | None:
+    def meet(self, step_s: float, due: bool, measure: bool) -> Agreement | None:
         """Called at every step boundary by all ranks; None at those that are skipped.
 
-        `step_s` is the length of a step in seconds, `due` whether it is time for a checkpoint (rank 0
-        decides).
+        `step_s` is the length of a step in seconds, `due` whether it is time for a checkpoint, and
+        `measure` whether it is time to sum up what the gradients tell (rank 0 decides both).
         """
         if self._skip > 0:
             self._skip -= 1
             return None
         first = self._group.rank == 0
         asked, self._flags.checkpoint = self._flags.checkpoint, False
-        agreed = self._agree(int(asked or (first and due)), self._interval(step_s))
+        agreed = self._agree(int(asked or (first and due)), self._interval(step_s), first and measure)
         if agreed.drain:
             self._answered = agreed.number
         return agreed
@@ -77,7 +79,7 @@ class Boundary:
             return 1
         return max(1, min(round(self._cost_s / (SHARE * step_s)), int(LONGEST_S / step_s)))
 
-    def _agree(self, checkpoint: int, interval: int) -> Agreement:
+    def _agree(self, checkpoint: int, interval: int, measure: bool) -> Agreement:
         order = self._order()
         number = order.number if order else 0
         drains = order is not None and order.drain and order.restart == self._restart
@@ -88,14 +90,15 @@ class Boundary:
             (order.batch or 0) if order else 0,
             int(drains and number > self._answered),
             interval if self._group.rank == 0 else 0,
+            int(measure),
         ]
         started = time.perf_counter()
-        stop, checkpoint, number, wanted, drain, interval = self._group.maximum(said)
+        stop, checkpoint, number, wanted, drain, interval, look = self._group.maximum(said)
         cost = time.perf_counter() - started
         # The shortest of late: what exceeds it is waiting for a slower rank, which the step would do anyway.
         self._cost_s = min(self._cost_s * 1.1, cost) if self._cost_s else cost
         self._skip = interval - 1
-        return Agreement(bool(stop), bool(checkpoint), number, wanted, bool(drain))
+        return Agreement(bool(stop), bool(checkpoint), number, wanted, bool(drain), bool(look))
 
     def wait(self, number: int, over: bool) -> tuple[bool, bool]:
         """(stop, carry on): called again and again while drained by order `number`.

@@ -60,6 +60,10 @@ class Progress:
     """Global batch last wished for, before it is cut to what the GPUs hold; 0 for the script's own."""
     dataset: int = 0
     """Length of an epoch; 0 before the data is known."""
+    useful: float = 0.0
+    """Progress in samples of the base batch: each sample counts with its batch's statistical efficiency."""
+    noise: float = 0.0
+    """Gradient noise scale last measured, in samples; 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +268,8 @@ class Checkpoints:
                 raise KeyError(f"{path.name} holds no {key!r}; it has {', '.join(sorted(extras)) or 'nothing'}")
             extra.load_state_dict(extras[key])
         progress = json.loads((path / MANIFEST).read_text())["progress"]
-        return Progress(**{f.name: int(progress[f.name]) for f in fields(Progress)})
+        kinds = {"int": int, "float": float}
+        return Progress(**{f.name: kinds[str(f.type)](progress[f.name]) for f in fields(Progress)})
 
 
 def _first_failure(error: CheckpointException) -> str:

@@ -100,9 +100,11 @@ def join(backend: str | None = None) -> Group:
     return Group(rank, world, local_rank, max(1, world // local_world), local_world, device, control)
 
 
-def average(gradient: torch.Tensor, samples: int, total: int) -> torch.futures.Future[torch.Tensor]:
+def average(
+    gradient: torch.Tensor, samples: int, total: int, seen: Callable[[torch.Tensor], None] = lambda gradient: None
+) -> torch.futures.Future[torch.Tensor]:
     """The gradient of the mean over a step's `total` samples, of which this rank had `samples`; summed in
-    place.
+    place, and shown to `seen` once it is whole.
 
     For DDP's communication hook, in the place of the plain mean over ranks, which is wrong for unequal
     shares.
@@ -113,9 +115,16 @@ def average(gradient: torch.Tensor, samples: int, total: int) -> torch.futures.F
         gradient.zero_()  # a sample borrowed for the exchange may give NaN, and NaN times 0 is NaN
     if dist.get_world_size() == 1:
         alone: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        seen(gradient)
         alone.set_result(gradient)
         return alone
     work = dist.all_reduce(gradient, async_op=True)
     assert work is not None
-    done: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda future: future.value()[0])
+
+    def whole(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        summed = future.value()[0]
+        seen(summed)
+        return summed
+
+    done: torch.futures.Future[torch.Tensor] = work.get_future().then(whole)
     return done

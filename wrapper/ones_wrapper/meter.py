@@ -49,7 +49,15 @@ class Meter:
         self._samples += samples
         self._seconds += seconds
         self._latest = Throughput(
-            progress.epoch, progress.step, progress.cursor, self._samples, self._seconds, batch, lr_factor
+            progress.epoch,
+            progress.step,
+            progress.cursor,
+            self._samples,
+            self._seconds,
+            batch,
+            lr_factor,
+            noise=progress.noise or None,
+            progress=progress.useful,
         )
         return self.flush() if self._seconds >= self._every_s else None
 

@@ -17,6 +17,7 @@ from ones_wrapper.group import Group, RankError
 from ones_wrapper.launch import job_directory, make_job_directory
 from ones_wrapper.mailbox import Inbox, Outbox, say, write_spec
 from ones_wrapper.meter import Meter
+from ones_wrapper.noise import NoiseScale, efficiency
 from ones_wrapper.protocol import (
     DRAIN_WAIT_S,
     MAX_TEXT,
@@ -50,7 +51,10 @@ class Run:
         self.state: State | None = None
         self.feed: Feed | None = None
         self.scale: LrScale | None = None
-        self.meter = Meter(float(env.get("ONES_REPORT_EVERY_S") or 2.0))
+        self.noise: NoiseScale | None = None
+        self._report_every_s = float(env.get("ONES_REPORT_EVERY_S") or 2.0)
+        self.meter = Meter(self._report_every_s)
+        self._measured_at = time.monotonic()
         self._factor = factor
         self._restart = int(env.get("SLURM_RESTART_COUNT") or 0)
         job_id = int(env.get("SLURM_JOB_ID") or 0)
@@ -92,6 +96,8 @@ class Run:
         self._load_s = time.monotonic() - started
         self._loaded, self._note, self.progress = loaded.name, loaded.note, loaded.progress
         self._saved = replace(loaded.progress) if loaded.name else None
+        if self.noise is not None:
+            self.noise.known = loaded.progress.noise
         self.scale = LrScale(state.optimizer)
 
     def begin(self) -> None:
@@ -140,6 +146,8 @@ class Run:
             launch_s=self._launch_s,
             group_s=self._group_s,
             load_s=self._load_s,
+            noise=progress.noise or None,
+            progress=progress.useful,
         )
 
     def commit(self, share: Share, used: list[int]) -> None:
@@ -149,15 +157,23 @@ class Run:
             self.trace.step(progress.epoch, progress.step, used)
         progress.cursor += share.total
         progress.samples += share.total
+        progress.useful += share.total * efficiency(self.batch, self.spec.base_batch, progress.noise or None)
+        if self.noise is not None:
+            self.noise.step(share.total)
         progress.step += 1
         self._send(self.meter.stop(progress, share.total, self.batch, self.lr_factor))
 
     def act(self) -> None:
         """Do what orders and signals ask for: all ranks the same, at the same step boundary."""
         due = time.monotonic() - self._saved_at >= self._checkpoint_every_s
-        agreed = self._boundary.meet(self.meter.step_s, due)
+        measure = self.noise is not None and time.monotonic() - self._measured_at >= self._report_every_s
+        agreed = self._boundary.meet(self.meter.step_s, due, measure)
         if agreed is None:
             return
+        if agreed.measure and self.noise is not None:
+            self.noise.exchange()
+            self.progress.noise = self.noise.samples or 0.0
+            self._measured_at = time.monotonic()
         if agreed.wanted and agreed.number != self._boundary.applied:
             self._boundary.applied = agreed.number
             self._change_batch(agreed.wanted, agreed.number)

@@ -1,0 +1,115 @@
+"""Gradient noise scale, from the norms of gradients that are exchanged anyway (McCandlish et al. 2018, App. A.1).
+
+A rank's gradient is the mean over its n_i samples, the exchanged one over all n. So E|g_i|² = |G|² + tr(Σ)/n_i and
+E|g|² = |G|² + tr(Σ)/n. The norms of the k ranks that had samples, weighed with n_i/n, have the mean
+|G|² + k tr(Σ)/n. Hence tr(Σ) = n (small − large)/(k − 1) and |G|² = large − tr(Σ)/n, both unbiased; the noise scale is
+the ratio of their running means.
+
+A rank alone compares each step's gradient a with the last one's b: tr(Σ) = n |a − b|²/2 and |G|² = a·b, also unbiased
+as far as the model stays the same meanwhile. That takes one copy of the gradients.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ones_wrapper.group import Group
+
+SPAN = 100
+"""Steps over which the running means forget."""
+MOST = 1e4
+"""Batches beyond which a noise scale is not told apart: there the signal is lost in the noise."""
+
+
+class NoiseScale:
+    """Watches the gradients of one run. Nothing waits for the GPU before `exchange`."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.known = 0.0
+        """The noise scale, in samples, that an earlier run ended with; 0 for none."""
+        self._alone: dict[int, torch.Tensor] = {}
+        """Last gradient of each bucket, where there is one rank."""
+        self._alone_samples = 0
+        self._step: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Of each bucket of the step: what tells tr(Σ), and what tells |G|²; this rank's part of either."""
+        self._window: list[torch.Tensor | float] = [0.0, 0.0]
+        self._steps = 0
+        self._batch = 0
+        self._trace = self._square = self._weight = 0.0
+
+    def local(self, bucket: int, gradient: torch.Tensor, samples: int, total: int) -> None:
+        """A bucket of this rank's own gradient, the mean over its `samples` of the step's `total`."""
+        ranks = min(self._group.world, total)
+        if self._group.world == 1:
+            self._compare(bucket, gradient, samples)
+        elif samples and ranks > 1:
+            square = _square(gradient)
+            self._step.append((square * (samples / (ranks - 1)), square * (-samples / total / (ranks - 1))))
+
+    def whole(self, gradient: torch.Tensor, total: int) -> None:
+        """The same bucket after the exchange: the mean over all samples. Rank 0 counts it for all."""
+        ranks = min(self._group.world, total)
+        if self._group.rank == 0 and ranks > 1:
+            square = _square(gradient)
+            self._step.append((square * (-total / (ranks - 1)), square * (ranks / (ranks - 1))))
+
+    def _compare(self, bucket: int, gradient: torch.Tensor, samples: int) -> None:
+        last = self._alone.get(bucket)
+        if last is not None and last.shape == gradient.shape and self._alone_samples == samples:
+            self._step.append((_square(gradient - last) * (samples / 2), _dot(gradient, last)))
+        if last is not None and last.shape == gradient.shape:
+            last.copy_(gradient)
+        else:
+            self._alone[bucket] = gradient.detach().clone()
+
+    def step(self, total: int) -> None:
+        """The step of `total` samples is over."""
+        self._alone_samples = total
+        found, self._step = self._step, []
+        if found if self._group.world == 1 else total > 1:
+            for i in (0, 1):
+                self._window[i] = self._window[i] + sum(pair[i] for pair in found)
+            self._steps += 1
+            self._batch = total
+
+    def exchange(self) -> None:
+        """Sum up what all ranks saw since the last time. Collective."""
+        steps, window = self._steps, [float(value) for value in self._window]
+        self._window, self._steps = [0.0, 0.0], 0
+        trace, square = self._group.total(window)
+        # A step whose gradients overflowed tells nothing.
+        if steps and math.isfinite(trace) and math.isfinite(square):
+            keep = math.exp(-steps / SPAN)
+            self._trace = keep * self._trace + (1.0 - keep) * trace / steps
+            self._square = keep * self._square + (1.0 - keep) * square / steps
+            self._weight = keep * self._weight + 1.0 - keep
+
+    @property
+    def samples(self) -> float | None:
+        """The noise scale in samples; None before anything was measured."""
+        if not self._weight:
+            return self.known or None
+        if self._trace <= 0:
+            return 0.0
+        most = MOST * max(self._batch, 1)
+        return min(self._trace / self._square, most) if self._square > 0 else most
+
+
+def efficiency(batch: int, base_batch: int, noise: float | None) -> float:
+    """Progress that a sample at this global batch brings, over one at the base batch (Pollux, OSDI 2021, §3.1)."""
+    if noise is None or batch <= base_batch:
+        return 1.0
+    return (noise + base_batch) / (noise + batch)
+
+
+def _square(gradient: torch.Tensor) -> torch.Tensor:
+    return _dot(gradient, gradient)
+
+
+def _dot(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    if one.dtype in (torch.float32, torch.float64):
+        return torch.dot(one.ravel(), other.ravel())
+    return torch.dot(one.ravel().float(), other.ravel().float())
