@@ -25,7 +25,7 @@ class DemoJob:
     model: str
     at: float
     gpus: int
-    """GPUs that its user asks plain Slurm for; under slurm-ones it starts on one."""
+    """GPUs that its user asks for, with slurm-ones and without."""
     epochs: int
 
 
@@ -47,10 +47,10 @@ JOBS = (
 def arguments(job: DemoJob, top: Path, *, elastic: bool) -> list[str]:
     """sbatch's arguments: the user's options, the template, the script and its own.
 
-    Plain Slurm keeps the batch of the first run, so its user scales batch and learning rate to the GPUs asked for,
-    by the same linear rule that the wrapper applies at each size.
+    Its user scales batch and learning rate to the GPUs asked for, by the same linear rule that the wrapper applies at
+    each size. Both ways the job is the same but for the comment, by which it opts in.
     """
-    gpus = 1 if elastic else job.gpus
+    gpus = job.gpus
     nodes, per_node = (1, gpus) if gpus <= 4 else (gpus // 4, 4)
     comment = f"ones: gpus=1-{MOST_GPUS} batch={BASE_BATCH}-{BASE_BATCH * MOST_GPUS}" if elastic else ""
     script = top / EXAMPLES / f"{job.model}.py"
