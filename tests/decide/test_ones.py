@@ -144,6 +144,16 @@ def test_a_batch_that_is_nearly_best_stays() -> None:
         assert (found.shape, found.batch) == (settled.shape, chosen)
 
 
+def test_a_quiet_cluster_lets_small_gains_repay() -> None:
+    """The last long job takes what is idle, though it gains little by it, once nobody has come for a while; and not
+    while jobs come and go."""
+    alone = job(1, {"n1": 4}, epochs=1, model=Power(exponent=0.1), to_come=1e7, running_s=1e5)
+    policy = ones(greedy=True)
+    held = [gpus(policy.decide(cluster(), [alone], now, seeded()))[1] for now in (1e5, 1e5 + 60.0, 1e5 + 9000.0)]
+    assert held[:2] == [4, 4]
+    assert held[2] > 4
+
+
 def test_the_population_survives_the_end_of_a_job() -> None:
     """Jobs come and go at every tick: what was found of the others is remembered, by job and not by place. Without
     search of its own, only the memory says that a job which scales badly should give GPUs to one that does not."""

@@ -39,7 +39,8 @@ class Options:
     leap: float = 16.0
     """A job gets at most this multiple of the most GPUs it has had, and what it asked for if it has not run."""
     horizon_s: float = 200.0
-    """Seconds that a change is expected to last: what it gains in them must exceed what its interruption costs."""
+    """Seconds that a change is expected to last, or else as long as no job has come or gone, where that is longer: what
+    it gains in them must exceed what its interruption costs."""
     horizon_share: float = 0.5
     """It must repay within this share of the job's predicted remaining time as well."""
     tenure: float = 1.0

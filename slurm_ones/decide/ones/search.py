@@ -44,12 +44,14 @@ class Ones:
         self._places: dict[int, int] = {}
         """Column there, by job id."""
         self._most: dict[int, int] = {}
+        self._stirred = 0.0
+        """When a job last came or went."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.decide.policy.Policy`."""
         jobs = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
         staying = pinned(cluster, jobs)
-        self._remember(jobs)
+        self._remember(jobs, now)
         mobile = [job for job in jobs if job.job_id not in staying]
         taken = [job for job in jobs if job.job_id in staying and job.shape is not None]
         tables = self._tables(cluster, mobile)
@@ -71,7 +73,9 @@ class Ones:
         reasons = explain.reasons(jobs, staying, tables, allocations)
         return Schedule(allocations, reasons, -float(worth.sum()), parked)
 
-    def _remember(self, jobs: Sequence[JobView]) -> None:
+    def _remember(self, jobs: Sequence[JobView], now: float) -> None:
+        if {job.job_id for job in jobs} != self._most.keys():
+            self._stirred = now
         self._most = {job.job_id: max(self._most.get(job.job_id, 0), _gpus(job)) for job in jobs}
 
     def _within(self, job: JobView) -> JobView:
@@ -111,7 +115,9 @@ class Ones:
         if options.resize_cost:
             pause = np.array([_within(job.resize_s, 0.0, LARGEST) for job in jobs])
             tenure = np.array([_tenure(job) for job in jobs])
-            lasts = np.minimum(np.minimum(options.horizon_s, options.horizon_share * ends), options.tenure * tenure)
+            # Where no job came or went for long, none is expected for as long again.
+            horizon = max(options.horizon_s, now - self._stirred)
+            lasts = np.minimum(np.minimum(horizon, options.horizon_share * ends), options.tenure * tenure)
             value = value * repaid(tables.current, len(tables.sizes), running, pause, lasts)
         may = tables.allowed.copy()
         may[:, 0] = ~running | options.preempt
