@@ -63,11 +63,13 @@ class Spec:
     max_batch: int
     """Largest global batch the job takes."""
     max_local_batch: int
-    """Most samples per GPU per forward pass."""
+    """Most samples per GPU per forward pass; the job lowers it where its GPUs turned out to hold less."""
     dataset: int
-    """Samples in an epoch."""
+    """Samples in an epoch; 0 where that is not known."""
     epochs: int
     """Epochs that the script means to train; 0 when it does not say."""
+    max_passes: int = 1
+    """Most forward passes per optimizer step. The largest global batch is this × `max_local_batch` × world size."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,12 @@ class Hello:
     """Name of the checkpoint loaded, or empty."""
     note: str = ""
     """Something people should know, such as a damaged checkpoint that was passed over."""
+    queue_s: float = 0.0
+    """From the last report of the run before to the batch script's `ones-run`; 0 in a first run."""
     launch_s: float = 0.0
     """From the batch script's `ones-run` to the ranks' first line, imports included."""
+    import_s: float = 0.0
+    """What imports took of `launch_s`."""
     group_s: float = 0.0
     """To build the process group."""
     load_s: float = 0.0
@@ -121,6 +127,20 @@ class Hello:
     progress: float | None = None
     """Progress since the job's first run in samples of the base batch: each sample counted with its worth. Readers
     believe no progress above the samples used."""
+    resizes: int = 0
+    """Runs of this job so far that began at another world size than the run before ended with."""
+    attempt: int = 0
+    """How often the ranks were started within this run before, after one of them died or hung."""
+
+
+@dataclass(frozen=True)
+class First:
+    """The first step of a run ended."""
+
+    kind: ClassVar[str] = "first"
+    step: int
+    seconds: float
+    """From the hello to the end of the step."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +163,8 @@ class Throughput:
     """As in `Hello`, newly measured."""
     progress: float | None = None
     """As in `Hello`, at the end of the stretch."""
+    nonfinite: int = 0
+    """Steps of the stretch with a loss that is not a finite number; they are not in `loss`."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +179,8 @@ class Epoch:
     """Samples used in it: the dataset's length, unless something is wrong."""
     loss: float | None = None
     accuracy: float | None = None
+    nonfinite: int = 0
+    """As in `Throughput`, over the epoch."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +194,9 @@ class Checkpoint:
     step: int
     bytes: int
     seconds: float
+    """From its beginning until it was durable."""
+    stall_s: float | None = None
+    """How long training stood still for it; less than `seconds` where it was written behind the training."""
     order: int | None = None
     """Number of the order that asked for it; with a drain, the job now waits for its requeue."""
 
@@ -182,7 +209,12 @@ class Batch:
     step: int
     batch: int
     lr_factor: float
+    """Where the learning rate goes; `Throughput` has what is in force on the way there."""
     order: int | None = None
+    passes: int = 1
+    """Forward passes per step from now on."""
+    ramp: int = 0
+    """Steps over which the learning rate goes there."""
 
 
 @dataclass(frozen=True)
@@ -191,16 +223,16 @@ class Bye:
 
     kind: ClassVar[str] = "bye"
     reason: str
-    """finished, drained, signal, stopped or error."""
+    """finished, drained, signal (or a time limit), stopped (by its owner, or the script left by itself) or error."""
     step: int
     exit_code: int = 0
     note: str = ""
 
 
-Report = Hello | Throughput | Epoch | Checkpoint | Batch | Bye
+Report = Hello | First | Throughput | Epoch | Checkpoint | Batch | Bye
 REPORTS: dict[str, type[Report]] = {cls.kind: cls for cls in get_args(Report)}
 
-T = TypeVar("T", Spec, Order, Hello, Throughput, Epoch, Checkpoint, Batch, Bye)
+T = TypeVar("T", Spec, Order, Hello, First, Throughput, Epoch, Checkpoint, Batch, Bye)
 
 _OPTIONAL = {int | None: int, float | None: float}
 
