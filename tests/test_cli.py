@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from typer.testing import CliRunner, Result
 from ones_db import Store, migrate
 from slurm_ones.cli import app
 from tests.cluster import Cluster
-from tests.db.make import decision, job, resized_job
+from tests.db.make import SPEC, decision, hello, job, resized_job, throughput, told
 
 HOSTILE = "evil\x1b]0;owned\x07\x1b[2J\n[red]x[/red]"
 
@@ -134,7 +135,26 @@ class TestWhy:
         done = call("why", "7", "--database", filled)
         assert "reason 7" in done.stdout
         assert "training stood still for 6 m 50 s" in done.stdout
+        phases = "queue 1 m 45 s, launch 2.0 s (imports 1.5 s), process group 0.2 s, load 0.8 s, first step 0.5 s"
+        assert f"the start after it: {phases}" in done.stdout
         assert "It is left alone: it was submitted with task counts" in call("why", "8", "--database", filled).stdout
+
+    def test_what_its_owner_should_hear(self, filled: str) -> None:
+        """A training that went wrong is said loudly, and how often its ranks died."""
+        assert "Look at it" not in call("why", "7", "--database", filled).stdout
+        with Store.open(filled, "gres") as store:
+            odd = throughput(21, step=40, loss=None, nonfinite=12)
+            told(store, 7, 1, hello=hello(20, attempt=2, batch=256, note="rank 3 died"), offset=90, number=20)
+            told(store, 7, 1, spec=replace(SPEC, max_local_batch=32, max_passes=2), offset=90, number=20)
+            told(store, 7, 1, throughput=[odd], offset=99, number=21)
+        done = call("why", "7", "--database", filled)
+        assert "not a finite number (NaN or infinite) in 12 steps, last near step 40" in done.stdout
+        assert "Run 1 started its ranks 3 times." in done.stdout
+        assert "batch 256 (2 × 32 per GPU)" in done.stdout
+        listed = call("jobs", "7", "--database", filled)
+        assert "2 × 32" in listed.stdout and "job 7: the loss was not a finite number" in listed.stdout
+        (found,) = printed("jobs", "7", "--json", "--database", filled)
+        assert (found["passes"], found["local_batch"], found["nonfinite"], found["attempts"]) == (2, 32, 12, 2)
 
     def test_a_job_that_never_opted_in(self, filled: str) -> None:
         """It is said how, and that exit code is 2."""

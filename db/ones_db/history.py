@@ -84,7 +84,7 @@ def _runs(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
     """The runs of each job in order, each with its end and with the global batch last in force."""
     changed = (
         select(BATCHES.c.batch)
-        .where(BATCHES.c.run_id == RUNS.c.id)
+        .where(BATCHES.c.run_id == RUNS.c.id, BATCHES.c.number > func.coalesce(RUNS.c.hello_number, 0))
         .order_by(BATCHES.c.number.desc())
         .limit(1)
         .scalar_subquery()
@@ -185,7 +185,9 @@ def _history(row: Row, runs: Sequence[Row], told: Mapping[int, RunMemory], resiz
         latest.update(told[run.id].epochs)
     ended = [latest[number] for number in sorted(latest) if number < epoch]
     epochs = tuple(point for point, _ in ended)
-    samples = epoch * spec.dataset + cursor if spec is not None else sum(used for _, used in ended) + cursor
+    used = sum(used for _, used in ended)
+    # Where the job does not know its dataset's length, its epochs tell it as they end.
+    samples = cursor + (epoch * spec.dataset if spec is not None and spec.dataset else used)
     progress = _newest(runs, "progress")
     noises = [point for run in runs for point in told[run.id].noises]
     changed = resizes[-1].ended if resizes else None
@@ -210,6 +212,7 @@ def _history(row: Row, runs: Sequence[Row], told: Mapping[int, RunMemory], resiz
         noise=tuple(noises[-NOISES:]),
         progress=None if progress is None else min(progress, float(samples)),
         pause_s=_pause([resizes[number - 1] for number in done]),
+        epoch_samples=used / len(ended) if used else None,
     )
 
 

@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_REVISION = "0003"
+SCHEMA_REVISION = "0004"
 """The newest migration. Revisions are numbers of four digits, so that older and newer can be told from the
 name."""
 
@@ -108,11 +108,12 @@ class Job(Base):
     base_batch: Mapped[int | None] = _is("global batch its learning rate was chosen for, samples")
     max_batch: Mapped[int | None] = _is("largest global batch it takes, samples")
     max_local_batch: Mapped[int | None] = _is("most samples per GPU per forward pass")
-    dataset: Mapped[int | None] = _is("samples in an epoch")
+    dataset: Mapped[int | None] = _is("samples in an epoch; 0 where it does not know")
     epochs: Mapped[int | None] = _is("epochs it means to train; 0 where it does not say")
     deferred_until: Mapped[float | None] = _is(
         "until when the companion keeps it from starting, Unix seconds; null where it does not"
     )
+    max_passes: Mapped[int | None] = _is("most forward passes per optimizer step")
 
 
 class Run(Base):
@@ -143,12 +144,20 @@ class Run(Base):
     cursor: Mapped[int | None] = _is("samples of that epoch already used")
     step: Mapped[int | None] = _is("optimizer steps since the job's first run")
     first_loss: Mapped[float | None] = _is("first training loss that it reported")
-    hello_time: Mapped[float | None] = _is("when its first report was written, Unix seconds")
+    hello_time: Mapped[float | None] = _is("when its first hello was written, Unix seconds")
     report_time: Mapped[float | None] = _is("when its newest report was written, Unix seconds")
     report_offset: Mapped[int] = _is("bytes of its report file that were read")
     report_number: Mapped[int] = _is("number of the last report that was read")
     noise: Mapped[float | None] = _is("gradient noise scale that it reported last, samples")
     progress: Mapped[float | None] = _is("progress it has reached since the job's first run, samples of the base batch")
+    queue_s: Mapped[float | None] = _is("from the last report of the run before to the batch script, seconds")
+    import_s: Mapped[float | None] = _is("what imports took of launch_s, seconds")
+    first_step_s: Mapped[float | None] = _is("from the hello to the end of the first step, seconds")
+    resizes: Mapped[int | None] = _is("runs so far that began at another world size, by the job's own count")
+    attempts: Mapped[int | None] = _is("how often its ranks were started again within it")
+    hello_number: Mapped[int | None] = _is("number of the hello of its last start of the ranks")
+    nonfinite: Mapped[int | None] = _is("steps with a loss that is not a finite number")
+    nonfinite_step: Mapped[int | None] = _is("step of the last report that had such a loss; null for none")
 
 
 class ThroughputSample(Base):
@@ -173,6 +182,7 @@ class ThroughputSample(Base):
     loss: Mapped[float | None] = _is("mean training loss over the stretch")
     noise: Mapped[float | None] = _is("gradient noise scale, samples")
     progress: Mapped[float | None] = _is("progress since the job's first run, samples of the base batch")
+    nonfinite: Mapped[int | None] = _is("steps with a loss that is not a finite number; they are not in the mean")
 
 
 class EpochEnd(Base):
@@ -187,6 +197,7 @@ class EpochEnd(Base):
     samples: Mapped[int] = _is("samples used in it")
     loss: Mapped[float | None] = _is("loss that the script reports for it")
     accuracy: Mapped[float | None] = _is("accuracy that the script reports for it, as a fraction")
+    nonfinite: Mapped[int | None] = _is("steps with a loss that is not a finite number")
 
 
 class Checkpoint(Base):
@@ -203,6 +214,7 @@ class Checkpoint(Base):
     bytes: Mapped[int] = _is("size, bytes")
     seconds: Mapped[float] = _is("to write it, seconds")
     order_number: Mapped[int | None] = _is("order that asked for it")
+    stall_s: Mapped[float | None] = _is("how long training stood still for it, seconds")
 
 
 class BatchChange(Base):
@@ -214,8 +226,10 @@ class BatchChange(Base):
     time: Mapped[float] = _is("when, Unix seconds")
     step: Mapped[int] = _is("optimizer steps since the job's first run")
     batch: Mapped[int] = _is("global batch from then on, samples")
-    lr_factor: Mapped[float] = _is("learning rate over the one set for the base batch")
+    lr_factor: Mapped[float] = _is("learning rate over the one set for the base batch, where it goes")
     order_number: Mapped[int | None] = _is("order that asked for it")
+    passes: Mapped[int | None] = _is("forward passes per step from then on")
+    ramp: Mapped[int | None] = _is("steps over which the learning rate goes there")
 
 
 class Decision(Base):

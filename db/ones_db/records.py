@@ -51,9 +51,11 @@ class SpecRecord:
     max_batch: int
     max_local_batch: int
     dataset: int
-    """Samples in an epoch."""
+    """Samples in an epoch; 0 when it does not know."""
     epochs: int
     """0 when the script does not say."""
+    max_passes: int = 1
+    """Most forward passes, of `max_local_batch` samples per GPU each, in an optimizer step."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class RunRecord:
     """Samples of that epoch already used."""
     step: int | None = None
     hello_time: float | None = None
-    """When its first report was written."""
+    """When its first hello was written; all else that a hello says is as its last start of the ranks said it."""
     report_time: float | None = None
     """When its newest report was written."""
     report_offset: int = 0
@@ -96,11 +98,23 @@ class RunRecord:
     """Gradient noise scale that it reported last, samples."""
     progress: float | None = None
     """Progress that it has reached since the job's first run, samples of the base batch."""
+    queue_s: float | None = None
+    import_s: float | None = None
+    first_step_s: float | None = None
+    """From the hello to the end of the first step."""
+    resizes: int | None = None
+    """The job's own count of its runs at another world size, this one included."""
+    attempts: int | None = None
+    """How often its ranks were started again within it."""
+    nonfinite: int | None = None
+    """Steps with a loss that is not a finite number."""
+    nonfinite_step: int | None = None
+    """Step of the last report that had such a loss."""
 
 
 @dataclass(frozen=True)
 class HelloRecord:
-    """First report of a run."""
+    """First report of a run, and of each later start of its ranks within it."""
 
     number: int
     time: float
@@ -118,6 +132,20 @@ class HelloRecord:
     load_s: float = 0.0
     noise: float | None = None
     progress: float | None = None
+    queue_s: float = 0.0
+    import_s: float = 0.0
+    resizes: int = 0
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class FirstRecord:
+    """The first step of a run ended."""
+
+    number: int
+    time: float
+    step: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -138,6 +166,7 @@ class ThroughputRecord:
     """Gradient noise scale, samples."""
     progress: float | None = None
     """Progress since the job's first run, samples of the base batch."""
+    nonfinite: int = 0
 
 
 @dataclass(frozen=True)
@@ -151,6 +180,7 @@ class EpochRecord:
     samples: int
     loss: float | None = None
     accuracy: float | None = None
+    nonfinite: int = 0
 
 
 @dataclass(frozen=True)
@@ -166,6 +196,7 @@ class CheckpointRecord:
     bytes: int
     seconds: float
     order_number: int | None = None
+    stall_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +209,8 @@ class BatchRecord:
     batch: int
     lr_factor: float
     order_number: int | None = None
+    passes: int = 1
+    ramp: int = 0
 
 
 @dataclass(frozen=True)
@@ -192,7 +225,7 @@ class ByeRecord:
     note: str = ""
 
 
-AnyReport = HelloRecord | ThroughputRecord | EpochRecord | CheckpointRecord | BatchRecord | ByeRecord
+AnyReport = HelloRecord | FirstRecord | ThroughputRecord | EpochRecord | CheckpointRecord | BatchRecord | ByeRecord
 
 
 @dataclass(frozen=True)
@@ -208,15 +241,25 @@ class RunReports:
     spec: SpecRecord | None = None
     """What the job says of itself now, where that was read too; without a report it makes no run."""
     hello: HelloRecord | None = None
+    """The last one, where the run's ranks were started several times in this look."""
+    begun: float | None = None
+    """When the first of those was written."""
+    first: FirstRecord | None = None
     throughput: Sequence[ThroughputRecord] = ()
     epochs: Sequence[EpochRecord] = ()
     checkpoints: Sequence[CheckpointRecord] = ()
     batches: Sequence[BatchRecord] = ()
     bye: ByeRecord | None = None
 
+    def last(self) -> list[AnyReport]:
+        """The last report of each kind."""
+        kinds = (self.throughput, self.epochs, self.checkpoints, self.batches)
+        ends = [report for report in (self.hello, self.first, self.bye) if report is not None]
+        return [*(kind[-1] for kind in kinds if kind), *ends]
+
     def all(self) -> list[AnyReport]:
         """Every report."""
-        ends = [report for report in (self.hello, self.bye) if report is not None]
+        ends = [report for report in (self.hello, self.first, self.bye) if report is not None]
         return [*self.throughput, *self.epochs, *self.checkpoints, *self.batches, *ends]
 
 
@@ -370,6 +413,8 @@ class JobHistory:
     """Progress since its first run in samples of the base batch, as it said last; never above `samples`."""
     pause_s: float | None = None
     """Mean pause of its last few resizes that took effect, where it is known."""
+    epoch_samples: float | None = None
+    """Mean samples of its epochs that ended; what an epoch is for a job that does not know its dataset's length."""
 
     def running_s(self, now: float) -> float:
         """Seconds it has run in all."""
@@ -411,6 +456,22 @@ class JobSummary:
     start_time: float | None
     end_time: float | None
     report_note: str
+    passes: int | None = None
+    """Forward passes per optimizer step; None where the batch, its shape or its spec is not known."""
+    attempts: int = 0
+    """How often ranks were started again within a run, over all runs."""
+    nonfinite: int = 0
+    """Steps with a loss that is not a finite number, over all runs."""
+    nonfinite_step: int | None = None
+    """Step of the last report that had such a loss."""
+
+    @property
+    def local_batch(self) -> int | None:
+        """Samples per GPU and forward pass (the most of any GPU); None where it is not known."""
+        gpus = (self.nodes or 0) * (self.gpus_per_node or 0)
+        if self.batch is None or not self.passes or not gpus:
+            return None
+        return -(-self.batch // (gpus * self.passes))
 
     @property
     def jct_s(self) -> float | None:

@@ -3,16 +3,19 @@ nothing."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, Table, bindparam, func, select
 
 from ones_db.jobs import JOBS, RUNS, among, key_of, known, newest
 from ones_db.models import Base
-from ones_db.records import CheckpointRecord, RunReports, SpecRecord
-from ones_db.upsert import add_new
+from ones_db.records import CheckpointRecord, EpochRecord, HelloRecord, RunReports, SpecRecord, ThroughputRecord
+from ones_db.upsert import add_new, add_numbers
 
 THROUGHPUT: Table = Base.metadata.tables["throughput"]
 EPOCHS: Table = Base.metadata.tables["epochs"]
@@ -21,31 +24,30 @@ BATCHES: Table = Base.metadata.tables["batch_changes"]
 
 Row = Mapping[Any, Any]
 
+_sample, _epoch = (attrgetter(*(c.name for c in table.columns if c.name != "run_id")) for table in (THROUGHPUT, EPOCHS))
+"""The columns of a report in their tables' order, but the first."""
+
+MOST = 2**53
+"""No count grows beyond this, whatever a job says."""
+MAX_NOTE = 4_000
+"""Characters kept of what a run says in words; the newest."""
+
 _SPEC = tuple(SpecRecord.__dataclass_fields__)
-_TOLD = (
-    "nodes",
-    "gpus_per_node",
+_HELLO = (
     "batch",
     "lr_factor",
     "checkpoint",
+    "queue_s",
     "launch_s",
+    "import_s",
     "group_s",
     "load_s",
-    "end_reason",
-    "exit_code",
-    "note",
-    "epoch",
-    "cursor",
-    "step",
-    "first_loss",
-    "hello_time",
-    "report_time",
-    "report_offset",
-    "report_number",
-    "noise",
-    "progress",
+    "resizes",
 )
-"""Columns of a run that its reports decide."""
+"""Columns of a run that each hello says anew."""
+_MANY = ("throughput", "epochs", "checkpoints", "batches")
+_ONCE = ("hello", "first", "bye")
+"""Reports that are stored in the run's row alone."""
 
 
 def add_reports(connection: Connection, cluster: int, told: Sequence[RunReports]) -> None:
@@ -54,25 +56,37 @@ def add_reports(connection: Connection, cluster: int, told: Sequence[RunReports]
     # A spec alone does not make a run: the job may be waiting.
     told = [reports for reports in told if reports.offset > 0 or reports.all()]
     runs = _runs(connection, jobs, told)
-    tables: dict[str, list[dict[str, Any]]] = {"throughput": [], "epochs": [], "checkpoints": [], "batches": []}
-    changed = []
+    samples: list[tuple[Any, ...]] = []
+    epochs: list[tuple[Any, ...]] = []
+    checkpoints: list[dict[str, Any]] = []
+    batches: list[dict[str, Any]] = []
+    changed: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for reports in told:
         run = runs[jobs[reports.job_id]["id"], reports.restart]
-        # Numbers rise within a run: what is not above the last one is stored already, or not believed.
-        new: dict[str, Any] = {
-            name: [r for r in getattr(reports, name) if r.number > run["report_number"]] for name in tables
-        }
-        for name, records in new.items():
-            tables[name] += [{**vars(record), "run_id": run["id"]} for record in records]
-        after = _after(run, replace(reports, **new))
-        if any(run[name] != value for name, value in after.items()):
-            changed.append({**{name: run[name] for name in _TOLD}, **after, "key": run["id"]})
-    for table, name in ((THROUGHPUT, "throughput"), (EPOCHS, "epochs"), (CHECKPOINTS, "checkpoints")):
-        add_new(connection, table, tables[name])
-    add_new(connection, BATCHES, tables["batches"])
-    if changed:
-        update = RUNS.update().where(RUNS.c.id == bindparam("key"))
-        connection.execute(update.values({name: bindparam(name) for name in _TOLD}), changed)
+        new, key = _new(reports, run["report_number"]), run["id"]
+        samples += [(key, *_sample(record)) for record in new.throughput]
+        epochs += [(key, *_epoch(record)) for record in new.epochs]
+        checkpoints += [{**vars(record), "run_id": key} for record in new.checkpoints]
+        batches += [{**vars(record), "run_id": key} for record in new.batches]
+        after = {name: value for name, value in _after(run, new).items() if run[name] != value}
+        changed[tuple(after)].append({**after, "key": key})
+    add_numbers(connection, THROUGHPUT, samples)
+    add_numbers(connection, EPOCHS, epochs)
+    add_new(connection, CHECKPOINTS, checkpoints)
+    add_new(connection, BATCHES, batches)
+    for names, rows in changed.items():
+        if names:
+            update = RUNS.update().where(RUNS.c.id == bindparam("key"))
+            connection.execute(update.values({name: bindparam(name) for name in names}), rows)
+
+
+def _new(reports: RunReports, seen: int) -> RunReports:
+    """Numbers rise within a run: what is not above the last one is stored already, or not believed."""
+    found: dict[str, Any] = {name: [r for r in getattr(reports, name) if r.number > seen] for name in _MANY}
+    for name in _ONCE:
+        report = getattr(reports, name)
+        found[name] = report if report is not None and report.number > seen else None
+    return replace(reports, **found)
 
 
 def _jobs(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, Row]:
@@ -125,56 +139,84 @@ def _runs(connection: Connection, jobs: Mapping[int, Row], told: Sequence[RunRep
 
 
 def _after(run: Row, reports: RunReports) -> dict[str, Any]:
-    """What the run's row says once the reports are stored."""
-    numbers = [report.number for report in reports.all()]
+    """What the run's row says once these reports, all of them new, are stored."""
+    numbers = [report.number for report in reports.last()]
     return {
         "report_offset": max(run["report_offset"], reports.offset),
         "report_number": max([run["report_number"], reports.number or 0, *numbers]),
         **_reached(run, reports),
+        **_measured(run, reports),
         **_words(run, reports),
     }
 
 
 def _reached(run: Row, reports: RunReports) -> dict[str, Any]:
-    """How far the run has come. Within a run the position only grows; the next may begin further back."""
+    """How far the run has come. The position only grows, so that the last report of each kind tells it; but a start of
+    the ranks goes on where its checkpoint was taken."""
     after: dict[str, Any] = {}
-    places = [(report.epoch, report.cursor) for report in reports.throughput]
-    places += [(report.epoch, report.cursor) for report in reports.checkpoints]
-    places += [(report.epoch + 1, 0) for report in reports.epochs]
-    if reports.hello is not None:
-        places.append((reports.hello.epoch, reports.hello.cursor))
+    begun = reports.hello
+    last = [report for report in reports.last() if begun is None or report.number >= begun.number]
+    places = []
+    for report in last:
+        if isinstance(report, EpochRecord):
+            places.append((report.epoch + 1, 0))
+        elif isinstance(report, (HelloRecord, ThroughputRecord, CheckpointRecord)):
+            places.append((report.epoch, report.cursor))
     if places:
-        after["epoch"], after["cursor"] = max([(run["epoch"] or 0, run["cursor"] or 0), *places])
-    times = [report.time for report in reports.all()]
-    if times:
-        after["report_time"] = max([run["report_time"] or 0.0, *times])
-    steps = [report.step for report in reports.all()]
-    if steps:
-        after["step"] = max([run["step"] or 0, *steps])
-    losses = [report.loss for report in reports.throughput] + [report.loss for report in reports.epochs]
+        before = [] if begun is not None else [(run["epoch"] or 0, run["cursor"] or 0)]
+        after["epoch"], after["cursor"] = max([*before, *places])
+    if last:
+        after["report_time"] = max([run["report_time"] or 0.0, *(report.time for report in last)])
+        after["step"] = max([0 if begun is not None else run["step"] or 0, *(report.step for report in last)])
+    return after
+
+
+def _measured(run: Row, reports: RunReports) -> dict[str, Any]:
+    """What the run found of its losses and gradients."""
+    after: dict[str, Any] = {}
     if run["first_loss"] is None:
+        losses = chain((r.loss for r in reports.throughput), (r.loss for r in reports.epochs))
         after["first_loss"] = next((loss for loss in losses if loss is not None), None)
-    hello = () if reports.hello is None or reports.hello.number <= run["report_number"] else (reports.hello,)
-    for report in (*hello, *reports.throughput):
-        after |= {name: value for name in ("noise", "progress") if (value := getattr(report, name)) is not None}
+    said: Sequence[HelloRecord | ThroughputRecord] = reports.throughput
+    if reports.hello is not None:
+        said = sorted([*said, reports.hello], key=lambda report: report.number)
+    for name in ("noise", "progress"):
+        newest = next((value for report in reversed(said) if (value := getattr(report, name)) is not None), None)
+        if newest is not None:
+            after[name] = newest
+    odd = [report for report in reports.throughput if report.nonfinite]
+    if odd:
+        after["nonfinite"] = min((run["nonfinite"] or 0) + sum(report.nonfinite for report in odd), MOST)
+        after["nonfinite_step"] = odd[-1].step
     return after
 
 
 def _words(run: Row, reports: RunReports) -> dict[str, Any]:
-    """What the run said of itself in its first and last report."""
+    """What the run said of itself at its starts and its end."""
     after: dict[str, Any] = {}
-    hello, bye = reports.hello, reports.bye
+    hello, first, bye = reports.hello, reports.first, reports.bye
+    if (hello, first, bye) == (None, None, None):
+        return after
+    since = hello.number if hello is not None else 0
     if hello is not None:
-        names = ("batch", "lr_factor", "checkpoint", "launch_s", "group_s", "load_s")
-        after |= {name: getattr(hello, name) for name in names} | {"hello_time": hello.time}
+        after |= {name: getattr(hello, name) for name in _HELLO}
+        after |= {"hello_number": hello.number, "first_step_s": None}
+        if run["hello_time"] is None:
+            after["hello_time"] = hello.time if reports.begun is None else reports.begun
+        after["attempts"] = max(run["attempts"] or 0, hello.attempt)
         # Slurm's word on the shape comes first.
         after |= {name: run[name] or getattr(hello, name) for name in ("nodes", "gpus_per_node")}
-    if bye is not None:
+        if run["end_time"] is None:
+            # The ranks ended before, and were started again.
+            after |= {"end_reason": None, "exit_code": None}
+    if first is not None and first.number > since:
+        after["first_step_s"] = first.seconds
+    if bye is not None and bye.number > since:
         after |= {"end_reason": bye.reason, "exit_code": bye.exit_code}
     note = run["note"] or ""
     for report in (hello, bye):
         if report is not None and report.note not in note:
-            note = f"{note}; {report.note}" if note else report.note
+            note = f"{note}; {report.note}"[-MAX_NOTE:] if note else report.note
     return after | {"note": note or None}
 
 

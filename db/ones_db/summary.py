@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, and_, func, select
@@ -19,7 +19,7 @@ def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] |
     # loading.
     last = select(func.max(of_job.c.restart)).where(of_job.c.job_id == JOBS.c.id)
     now, at = RUNS.alias("now"), RUNS.alias("at")
-    batch = _newest(BATCHES, BATCHES.c.batch, now)
+    batch, passes = (_newest(BATCHES, BATCHES.c[name], now, _since_hello(now)) for name in ("batch", "passes"))
     speed = _newest(THROUGHPUT, THROUGHPUT.c.samples / THROUGHPUT.c.seconds, at, THROUGHPUT.c.seconds > 0)
     resizes = select(func.count()).where(
         RESIZES.c.job_id == JOBS.c.id,
@@ -47,6 +47,10 @@ def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] |
             _newest_epoch("loss").label("loss"),
             _newest_epoch("accuracy").label("accuracy"),
             start.scalar_subquery().label("start_time"),
+            passes.label("passes"),
+            JOBS.c.max_local_batch.label("max_local"),
+            *(_over_runs(name).label(name) for name in ("attempts", "nonfinite")),
+            _newest_nonfinite().label("nonfinite_step"),
         )
         .select_from(JOBS)
         .outerjoin(now, and_(now.c.job_id == JOBS.c.id, now.c.restart == last.scalar_subquery()))
@@ -62,7 +66,17 @@ def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] |
     )
     if job_ids is not None:
         query = query.where(among(JOBS.c.job_id, job_ids))
-    return [JobSummary(**{**row, "running": bool(row["running"])}) for row in connection.execute(query).mappings()]
+    return [_summary(row) for row in connection.execute(query).mappings()]
+
+
+def _summary(row: Mapping[Any, Any]) -> JobSummary:
+    values = {**row, "running": bool(row["running"])}
+    gpus, most = (row["nodes"] or 0) * (row["gpus_per_node"] or 0), values.pop("max_local")
+    if row["passes"] is None and row["batch"] is not None and gpus and most:
+        # Said when it changes; until then, as many as the samples of a GPU take. Of whole numbers ⌈a / b⌉ = -(-a // b).
+        local = -(-row["batch"] // gpus)
+        values["passes"] = max(-(-local // most), 1)
+    return JobSummary(**values)
 
 
 _JOB = (
@@ -84,6 +98,25 @@ def _newest(table: Any, value: Any, run: Any, *conditions: Any) -> Any:
     """The value in the newest report of the run, by its key alone however many there are."""
     query = select(value).where(table.c.run_id == run.c.id, *conditions)
     return query.order_by(table.c.number.desc()).limit(1).scalar_subquery()
+
+
+def _since_hello(run: Any) -> Any:
+    """Of changes of the batch: those since the ranks of the run were last started."""
+    return BATCHES.c.number > func.coalesce(run.c.hello_number, 0)
+
+
+def _over_runs(name: str) -> Any:
+    """The sum of a count over all runs of the job."""
+    of_run = RUNS.alias(f"of_{name}")
+    query = select(func.coalesce(func.sum(of_run.c[name]), 0)).where(of_run.c.job_id == JOBS.c.id)
+    return query.scalar_subquery()
+
+
+def _newest_nonfinite() -> Any:
+    """The step of the last report of the job with a loss that is no finite number."""
+    of_run = RUNS.alias("of_nonfinite_step")
+    query = select(of_run.c.nonfinite_step).where(of_run.c.job_id == JOBS.c.id, of_run.c.nonfinite_step.is_not(None))
+    return query.order_by(of_run.c.restart.desc()).limit(1).scalar_subquery()
 
 
 def _newest_epoch(name: str) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, Dialect, Table
 from sqlalchemy.dialects.sqlite import insert
 
 
@@ -14,6 +15,20 @@ def add_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, An
     number."""
     if rows:
         connection.execute(insert(table).on_conflict_do_nothing(), rows)
+
+
+def add_numbers(connection: Connection, table: Table, rows: Sequence[tuple[float | None, ...]]) -> None:
+    """`add_new` for many rows of numbers, each with a value for every column of the table in its order.
+
+    The driver gets them as they are: binding each value by its name would cost more than storing it.
+    """
+    if rows:
+        connection.exec_driver_sql(_insertion(table, connection.dialect), list(rows))
+
+
+@cache
+def _insertion(table: Table, dialect: Dialect) -> str:
+    return str(insert(table).on_conflict_do_nothing().compile(dialect=dialect))
 
 
 def add_or_replace(connection: Connection, table: Table, key: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:

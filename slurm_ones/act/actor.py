@@ -11,7 +11,7 @@ from ones_db import DecisionJobRecord, DecisionRecord, JobHistory, ResizeRecord,
 from ones_wrapper.protocol import Order
 from slurm_ones.act.advice import commands, waiting_commands
 from slurm_ones.act.leases import Leases
-from slurm_ones.act.orders import OrderError, write_order
+from slurm_ones.act.orders import OrderError, clear_spool, write_order
 from slurm_ones.act.plan import DEFERRED, Change, Plan, plan
 from slurm_ones.act.resize import Machine
 from slurm_ones.act.states import HOLDS_JOB, State
@@ -108,7 +108,17 @@ class Actor:
             deferred |= made.deferred
             queued |= made.queued
         self._keep(deferred, queued, seen)
+        self._forget(seen)
         return begun
+
+    def _forget(self, seen: Seen) -> None:
+        """Leave nothing behind of jobs that have ended. Their leases and resizes end by themselves."""
+        alive = {job_id for job_id, job in seen.snapshot.jobs.items() if not job.ended}
+        for remembered in (self._ordered, self._advised):
+            for job_id in remembered.keys() - alive:
+                del remembered[job_id]
+        if self._settings.spool is not None and self.acting:
+            clear_spool(self._settings.spool, alive)
 
     def leave(self) -> None:
         """Let go the jobs that are kept from starting. Raises `Unreachable`."""

@@ -6,13 +6,17 @@ spool, a directory of the companion's that every user can read.
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Container
 from pathlib import Path
 
 from ones_wrapper.protocol import ORDERS, Order, encode, spool_order_name
 from slurm_ones.observe.files import NotBelieved, directory_of
 from slurm_ones.observe.reports import job_directory
 from slurm_ones.slurm.model import Job
+
+log = logging.getLogger(__name__)
 
 
 class OrderError(Exception):
@@ -60,3 +64,15 @@ def write_order(job: Job, order: Order, spool: Path | None) -> None:
         ) from None
     except (NotBelieved, OSError) as error:
         raise OrderError(f"{path}: {error}") from None
+
+
+def clear_spool(spool: Path, alive: Container[int]) -> None:
+    """Remove the spool's orders to jobs that are not alive any more: Slurm will give their ids to other jobs, which
+    would obey. What cannot be removed stays until the next time."""
+    try:
+        for path in spool.iterdir():
+            number = path.stem.rpartition("-")[2]
+            if number.isdecimal() and path.name == spool_order_name(int(number)) and int(number) not in alive:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s: orders to jobs that ended could not be removed: %s", spool, error)

@@ -19,12 +19,12 @@ from slurm_ones.cli.common import (
     reading_store,
     settings_of,
 )
-from slurm_ones.report.text import safe, seconds
+from slurm_ones.report.text import per_gpu, safe, seconds, troubles
 
 
 def as_json(job: JobSummary) -> dict[str, Any]:
     """A job as `--json` prints it."""
-    return {**asdict(job), "shape": shape(job), "jct_s": job.jct_s}
+    return {**asdict(job), "shape": shape(job), "local_batch": job.local_batch, "jct_s": job.jct_s}
 
 
 def shape(job: JobSummary) -> str | None:
@@ -44,7 +44,7 @@ def table(jobs: list[JobSummary]) -> Table:
     """The table that people read."""
     shown = Table(box=None, header_style="bold", pad_edge=False)
     left = ("job", "name", "user", "state", "shape")
-    for column in (*left, "batch", "samples/s", "epochs", "accuracy", "resizes", "paused", "JCT"):
+    for column in (*left, "batch", "per GPU", "samples/s", "epochs", "accuracy", "resizes", "paused", "JCT"):
         shown.add_column(column, justify="left" if column in left else "right", no_wrap=True)
     for job in jobs:
         shown.add_row(
@@ -54,6 +54,7 @@ def table(jobs: list[JobSummary]) -> Table:
             job.state + (f" ({job.resizing})" if job.resizing else ""),
             shape(job) or "–",
             str(job.batch or "–"),
+            per_gpu(job),
             f"{job.samples_per_s:.1f}" if job.samples_per_s else "–",
             progress(job),
             f"{job.accuracy:.3f}" if job.accuracy is not None else "–",
@@ -65,8 +66,9 @@ def table(jobs: list[JobSummary]) -> Table:
 
 
 def notes(jobs: list[JobSummary]) -> list[str]:
-    """What people should know of single jobs, a line each: why one is left alone, what of its reports was odd."""
-    told = [(job.job_id, text) for job in jobs for text in (job.refusal, job.report_note) if text]
+    """What people should know of single jobs, a line each: why one is left alone, what of its reports was odd, what
+    is wrong with its training."""
+    told = [(job.job_id, text) for job in jobs for text in (job.refusal, job.report_note, *troubles(job)) if text]
     return [f"job {job_id}: {safe(text, 300)}" for job_id, text in told]
 
 

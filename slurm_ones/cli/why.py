@@ -20,7 +20,7 @@ from slurm_ones.cli.common import (
     settings_of,
 )
 from slurm_ones.cli.jobs import as_json, progress, shape
-from slurm_ones.report.text import resized, safe, seconds
+from slurm_ones.report.text import per_gpu, resized, safe, seconds, starts, troubles
 
 _SHAPES = ("old_nodes", "old_gpus_per_node", "new_nodes", "new_gpus_per_node")
 
@@ -77,15 +77,23 @@ def why(
     summary = store.job_summaries([job])[0]
     console.print(
         f"[bold]job {job}[/] {safe(summary.name)} of {safe(summary.user)}: {summary.state}, "
-        f"shape {shape(summary) or 'none'}, batch {summary.batch or 'unknown'}, epochs {progress(summary)}"
+        f"shape {shape(summary) or 'none'}, batch {summary.batch or 'unknown'} ({per_gpu(summary)} per GPU), "
+        f"epochs {progress(summary)}",
+        soft_wrap=True,
     )
     if summary.refusal:
         console.print(f"  It is left alone: {safe(summary.refusal, 500)}", soft_wrap=True)
     if summary.report_note:
         console.print(f"  Of its reports was not believed: {safe(summary.report_note, 500)}", soft_wrap=True)
-    for run in told["runs"]:
-        if run["note"]:
-            console.print(f"  Run {run['restart']} said: {safe(run['note'], 500)}", soft_wrap=True)
+    for trouble in troubles(summary):
+        console.print(f"  [bold red]Look at it[/]: {trouble}.", soft_wrap=True)
+    runs = store.runs(job)
+    begun = starts(store.resizes(job), {(job, run.restart): run for run in runs})
+    for run in runs:
+        if run.note:
+            console.print(f"  Run {run.restart} said: {safe(run.note, 500)}", soft_wrap=True)
+        if run.attempts:
+            console.print(f"  Run {run.restart} started its ranks {run.attempts + 1} times.")
     for d in told["decisions"]:
         outcome = f" [dim]({safe(d['outcome'], 300)})[/]" if d["outcome"] else ""
         console.print(
@@ -105,3 +113,5 @@ def why(
             console.print(
                 f"      {step['time'] - r['started']:7.1f} s  {step['state']}  [dim]{safe(step['detail'], 300)}[/]"
             )
+        if r["id"] in begun:
+            console.print(f"      the start after it: {begun[r['id']]}", soft_wrap=True)

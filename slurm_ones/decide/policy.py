@@ -66,7 +66,7 @@ class Limits:
     min_batch: int
     max_batch: int
     max_local_batch: int
-    """Most samples per GPU per step (accumulation comes later)."""
+    """Most samples per GPU per step, over all its forward passes."""
     quantum: int = 1
     """Global batches are multiples of this."""
 

@@ -44,6 +44,8 @@ class Known:
     """(epochs done, loss) at the ends of its epochs."""
     resize_s: float
     """Seconds that a resize is expected to interrupt its training."""
+    dataset: int = 0
+    """Samples in an epoch, as told, or else as the epochs that ended had; 0 where neither is known."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,7 @@ class Learner:
             _progress(history),
             tuple((float(point.epoch + 1), point.loss) for point in history.epochs if point.loss is not None),
             history.pause_s if history.pause_s is not None else self._resize_s,
+            _dataset(history),
         )
 
     def _as_told(self, history: JobHistory) -> JobHistory:
@@ -181,6 +184,7 @@ def _script(job: JobRecord) -> tuple[str, str]:
 
 
 def _max_local(history: JobHistory) -> float:
+    """Samples that a GPU takes at once: a step of more takes several passes, whose overhead the model counts."""
     return max(float(history.spec.max_local_batch), 1.0) if history.spec is not None else ANY_LOCAL
 
 
@@ -216,15 +220,22 @@ def _progress(history: JobHistory) -> float:
 
 def _epochs(history: JobHistory) -> float:
     """Epochs of progress done."""
-    dataset = history.spec.dataset if history.spec is not None else 0
+    dataset = _dataset(history)
     return _progress(history) / dataset if dataset else float(len(history.epochs))
+
+
+def _dataset(history: JobHistory) -> int:
+    """Samples in an epoch. A stream's length is not known before its first epoch has ended: 0 until then."""
+    if history.spec is not None and history.spec.dataset:
+        return history.spec.dataset
+    return round(history.epoch_samples or 0.0)
 
 
 def _training(history: JobHistory, epochs: float, upto: int) -> Training:
     """The job's training after `epochs` epochs of progress, the last end of an epoch that counts being `upto` - 1."""
     last = history.epochs[upto - 1] if upto else None
     return Training(
-        dataset=history.spec.dataset if history.spec is not None else 0,
+        dataset=_dataset(history),
         epochs=epochs,
         initial_loss=history.first_loss,
         loss=last.loss if last is not None else None,

@@ -14,6 +14,7 @@ from ones_db import (
     ByeRecord,
     CheckpointRecord,
     EpochRecord,
+    FirstRecord,
     HelloRecord,
     JobRecord,
     RunRecord,
@@ -33,7 +34,8 @@ from slurm_ones.slurm.model import Job, JobState, Snapshot
 
 log = logging.getLogger(__name__)
 
-R = TypeVar("R", HelloRecord, ThroughputRecord, EpochRecord, CheckpointRecord, BatchRecord, ByeRecord)
+R = TypeVar("R", HelloRecord, FirstRecord, ThroughputRecord, EpochRecord, CheckpointRecord, BatchRecord, ByeRecord)
+N = TypeVar("N", HelloRecord, ByeRecord)
 
 
 @dataclass(frozen=True)
@@ -214,6 +216,8 @@ def _told(job_id: int, restart: int, piece: Piece, number: int, spec: SpecRecord
         match line.report:
             case protocol.Hello():
                 found[HelloRecord].append(_as(HelloRecord, line))
+            case protocol.First():
+                found[FirstRecord].append(_as(FirstRecord, line))
             case protocol.Throughput():
                 found[ThroughputRecord].append(_as(ThroughputRecord, line))
             case protocol.Epoch():
@@ -230,10 +234,20 @@ def _told(job_id: int, restart: int, piece: Piece, number: int, spec: SpecRecord
         offset=piece.offset,
         number=piece.lines[-1].number if piece.lines else number,
         spec=spec,
-        hello=found[HelloRecord][-1] if found[HelloRecord] else None,
+        hello=_last(found[HelloRecord]),
+        begun=found[HelloRecord][0].time if found[HelloRecord] else None,
+        first=found[FirstRecord][-1] if found[FirstRecord] else None,
         throughput=found[ThroughputRecord],
         epochs=found[EpochRecord],
         checkpoints=found[CheckpointRecord],
         batches=found[BatchRecord],
-        bye=found[ByeRecord][-1] if found[ByeRecord] else None,
+        bye=_last(found[ByeRecord]),
     )
+
+
+def _last(said: Sequence[N]) -> N | None:
+    """The last of a run's hellos, or byes, with the notes of all: its ranks may have been started several times."""
+    if not said:
+        return None
+    notes = dict.fromkeys(report.note for report in said if report.note)
+    return replace(said[-1], note="; ".join(notes)[-protocol.MAX_TEXT :])

@@ -18,7 +18,7 @@ from slurm_ones.slurm.free import free_gpus, partition_gpus
 from slurm_ones.slurm.model import Job, Snapshot
 
 ANY_BATCH = 2**31
-"""Largest local batch of a job that has not said."""
+"""Largest batch of a GPU, of a job that has not said; and none that says more is believed."""
 
 
 def _rigid_waiting(snapshot: Snapshot, partition: str, elastic: Mapping[int, Elastic]) -> bool:
@@ -69,7 +69,14 @@ def limits(elastic: Elastic, cluster: ClusterView, spec: SpecRecord | None) -> L
             most = max(least, min(most, spec.max_batch))
     else:
         least = most = base
-    return Limits(counts, least, most, spec.max_local_batch if spec is not None else ANY_BATCH)
+    return Limits(counts, least, most, _most_per_gpu(spec))
+
+
+def _most_per_gpu(spec: SpecRecord | None) -> int:
+    """Most samples per GPU and step, which accumulates gradients over as many passes as its wrapper is allowed."""
+    if spec is None:
+        return ANY_BATCH
+    return max(1, min(spec.max_local_batch * spec.max_passes, ANY_BATCH))
 
 
 def _fixed(job: Job, elastic: Elastic, history: JobHistory | None, dwell_s: float, now: float) -> str:
@@ -134,7 +141,8 @@ def _view(
         efficiency=known.efficiency,
         progress=known.progress,
         samples=known.samples,
-        dataset=spec.dataset if spec is not None else 0,
+        # Of an epoch whose length nobody knows, as much as was seen of it.
+        dataset=known.dataset or (int(history.samples) if history is not None else 0),
         epochs=0,
         epochs_since_change=0,
         running_s=0.0,

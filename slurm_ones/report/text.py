@@ -5,7 +5,11 @@ And figures as people read them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from rich.markup import escape
+
+from ones_db import JobSummary, ResizeRecord, RunRecord
 
 
 def plain(text: str, width: int = 200) -> str:
@@ -36,3 +40,48 @@ def seconds(value: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} m"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def phases(run: RunRecord) -> str:
+    """Where the time of a run's start went: `queue 3.1 s, launch 4.0 s (imports 2.5 s), …`; empty where it told
+    nothing."""
+    if run.launch_s is None:
+        return ""
+    imports = f" (imports {seconds(run.import_s)})" if run.import_s else ""
+    told = [f"queue {seconds(run.queue_s)}"] if run.queue_s else []
+    told += [f"launch {seconds(run.launch_s)}{imports}", f"process group {seconds(run.group_s)}"]
+    told += [f"load {seconds(run.load_s)}"] if run.checkpoint else []
+    told += [f"first step {seconds(run.first_step_s)}"] if run.first_step_s is not None else []
+    return ", ".join(told)
+
+
+def starts(resizes: Sequence[ResizeRecord], runs: Mapping[tuple[int, int], RunRecord]) -> dict[int, str]:
+    """Where the time of the start went that each resize led to, by the resize's id; `runs` are by job id and restart.
+
+    Of several resizes of one run the last is meant: the others were rolled back before the run ended.
+    """
+    led = {(resize.job_id, resize.restart): resize.id for resize in resizes if resize.restart >= 0}
+    found = {id_: runs.get((job_id, restart + 1)) for (job_id, restart), id_ in led.items()}
+    return {id_: text for id_, run in found.items() if run is not None and (text := phases(run))}
+
+
+def per_gpu(job: JobSummary) -> str:
+    """Samples per GPU and forward pass, times the passes of a step where there are several: `64` or `2 × 32`."""
+    if job.local_batch is None or job.passes is None:
+        return "–"
+    return f"{job.passes} × {job.local_batch}" if job.passes > 1 else str(job.local_batch)
+
+
+def troubles(job: JobSummary) -> list[str]:
+    """What its owner should hear of a job's training, a sentence each."""
+    told = []
+    if job.nonfinite:
+        steps = f"{job.nonfinite} step{'s' * (job.nonfinite != 1)}"
+        told.append(
+            f"the loss was not a finite number (NaN or infinite) in {steps}, last near step {job.nonfinite_step}; "
+            "what it has learned since may be worth nothing: look at its learning rate and data"
+        )
+    if job.attempts:
+        times = "once" if job.attempts == 1 else f"{job.attempts} times"
+        told.append(f"its ranks were started again {times} within a run, after one died or hung")
+    return told

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ones_wrapper.protocol import Batch, Bye, Checkpoint, Epoch, Hello, Report, Spec, Throughput
+from ones_wrapper.protocol import Batch, Bye, Checkpoint, Epoch, First, Hello, Report, Spec, Throughput
 from slurm_ones.simulate.files import JobFiles
 from slurm_ones.simulate.progress import Course, Position
 from slurm_ones.simulate.settings import ClusterSettings
 from slurm_ones.simulate.timeline import Timeline
+
+GROUP, IMPORTS = 0.2, 0.6
+"""Shares of a launch: building the process group, and importing torch and the script."""
 
 
 class Reporter:
@@ -37,6 +40,11 @@ class Reporter:
         self._rng = rng
         self._from = 0
         self._seconds = 0.0
+        self._first: tuple[float, int] | None = None
+        """Time and step of the hello, until the run's first step is told."""
+        self._last: tuple[float, int] | None = None
+        """When anything was said last, and the world size then."""
+        self._resizes = 0
 
     def hello(
         self, at: Position, batch: int, placement: Sequence[int], launch_s: float, load_s: float, restart: int
@@ -44,13 +52,15 @@ class Reporter:
         """A run begins; its steps are measured from here."""
         if self._files is None:
             return
-        spec = self.spec
+        spec, world, now = self.spec, sum(placement), self._timeline.now
         self._files.open(restart, spec)
+        before = self._last
+        self._resizes += before is not None and before[1] != world
         self._say(
             Hello(
                 nodes=len(placement),
                 gpus_per_node=placement[0],
-                world=sum(placement),
+                world=world,
                 batch=batch,
                 lr_factor=batch / spec.base_batch,
                 base_batch=spec.base_batch,
@@ -61,25 +71,38 @@ class Reporter:
                 cursor=at.cursor,
                 step=at.step,
                 checkpoint=f"step-{at.step:09d}" if at.step else "",
-                launch_s=0.8 * launch_s,
-                group_s=0.2 * launch_s,
+                queue_s=max(now - launch_s - load_s - before[0], 0.0) if before is not None else 0.0,
+                launch_s=(1.0 - GROUP) * launch_s,
+                import_s=IMPORTS * launch_s,
+                group_s=GROUP * launch_s,
                 load_s=load_s,
                 noise=self._noise(at, batch) if at.step else None,
                 progress=at.progress,
+                resizes=self._resizes,
             )
         )
+        self._first, self._last = (now, at.step), (now, world)
         self._from, self._seconds = self._course.used(at), 0.0
-        self.due = self._timeline.now + self._settings.first_report_s
+        self.due = now + self._settings.first_report_s
 
     def ran(self, seconds: float) -> None:
         """Steps took that long."""
         self._seconds += seconds
+
+    def _first_step(self, at: Position) -> None:
+        """Tell the run's first step, before the first report of any: as long as the mean of those so far, and at the
+        time when it ended."""
+        if self._first is not None and at.step > self._first[1]:
+            (begun, step), self._first = self._first, None
+            seconds = self._seconds / (at.step - step)
+            self._say(First(step + 1, seconds), begun + seconds)
 
     def throughput(self, at: Position, batch: int) -> None:
         """Of the steps since the last report, if there were any; the next is due after the usual time."""
         if self._files is None:
             return
         samples = self._course.used(at) - self._from
+        self._first_step(at)
         seconds = self._seconds * math.exp(self._rng.normal(0.0, self._settings.speed_noise))
         if samples > 0:
             self._say(
@@ -101,6 +124,7 @@ class Reporter:
 
     def epoch(self, at: Position, batch: int) -> None:
         """A pass ended there."""
+        self._first_step(at)
         self._say(Epoch(at.epoch, at.step, at.cursor, self._course.loss(at), self._course.accuracy(at, batch)))
 
     def batch(self, at: Position, batch: int, order: int) -> None:
@@ -109,15 +133,19 @@ class Reporter:
 
     def checkpoint(self, at: Position, name: str, seconds: float, order: int | None) -> None:
         """A checkpoint is durable."""
-        self._say(Checkpoint(name, at.epoch, at.cursor, at.step, 0, seconds, order))
+        self._say(Checkpoint(name, at.epoch, at.cursor, at.step, 0, seconds, stall_s=seconds, order=order))
 
     def bye(self, at: Position, reason: str, code: int = 0) -> None:
         """The run's last words."""
         self._say(Bye(reason, at.step, code))
 
-    def _say(self, report: Report) -> None:
-        if self._files is not None:
-            self._files.report(self._timeline.now, report)
+    def _say(self, report: Report, time: float | None = None) -> None:
+        if self._files is None:
+            return
+        time = self._timeline.now if time is None else time
+        self._files.report(time, report)
+        if self._last is not None:
+            self._last = time, self._last[1]
 
     def _noise(self, at: Position, batch: int) -> float:
         noise = self._course.application.noise(at.progress, batch)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ones_db import JobRecord, ResizeRecord, Store
-from ones_wrapper.protocol import ORDERS, Order, decode_order, directory_name, spool_order_name
+from ones_db import ByeRecord, JobRecord, ResizeRecord, RunReports, Store
+from ones_wrapper.protocol import ORDERS, Order, decode_order, directory_name, encode, spool_order_name
 from slurm_ones.act.orders import OrderError, order_path, write_order
 from slurm_ones.act.states import State
 from slurm_ones.decide.policy import Allocation
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.model import Shape
+from slurm_ones.slurm.model import JobState, Shape
 from tests.act.bench import Bench
 from tests.act.make import NOW, elastic
 
@@ -152,3 +152,38 @@ def test_an_order_is_replaced_as_a_whole_and_never_through_a_link(tmp_path: Path
     directory.unlink()
     with pytest.raises(OrderError, match="no such directory"):
         write_order(job, Order(3, 0, 64), None)
+
+
+@pytest.mark.parametrize("way", ["stopped by its owner", "completed", "forgotten by Slurm"])
+def test_nothing_is_left_of_a_job_that_ended(own_store: Store, tmp_path: Path, way: str) -> None:
+    """No lease, no order in the spool that the next job with its id would obey; others keep theirs."""
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    bench = Bench(own_store, tmp_path, spool=spool)
+    bench.add(1, Shape(1, 1), "n1")
+    bench.add(2, Shape(1, 1), "n1")
+    bench.add(3, Shape(1, 1), eligible_time=NOW - 100)
+    bench.act({1: Allocation(Shape(1, 1), 64), 2: Allocation(Shape(1, 1), 64)}, 3)
+    for job_id in (1, 2, 3):
+        (spool / spool_order_name(job_id)).write_bytes(encode(Order(5, 0, 64)))
+    (spool / "orders-mine.json").write_bytes(b"somebody's")
+    assert set(own_store.deferrals()) == {3}
+    told = RunReports(1, 0, 10, 2, bye=ByeRecord(2, NOW, "stopped", 7, 0))
+    own_store.add_reports([told])
+    for job_id in (1, 3):
+        if way == "forgotten by Slurm":
+            del bench.jobs[job_id]
+        else:
+            state = JobState.COMPLETED if way == "completed" else JobState.FAILED
+            bench.change(job_id, state=state, end_time=NOW + 1)
+    bench.act_on({}, {id_: e.job for id_, e in bench.jobs.items()}, {2: bench.jobs[2]})
+    assert own_store.deferrals() == {} and own_store.open_resizes() == []
+    assert {path.name for path in spool.iterdir()} == {spool_order_name(2), "orders-mine.json"}
+    assert bench.actor._ordered == {2: 64} and bench.slurm.deferred == [(3, 901)]
+
+
+def test_a_spool_that_is_gone_is_no_reason_to_stop(own_store: Store, tmp_path: Path) -> None:
+    """The other jobs are looked after."""
+    bench = Bench(own_store, tmp_path, spool=tmp_path / "none")
+    bench.add(1, Shape(1, 1), "n1")
+    assert bench.act({1: Allocation(Shape(1, 2), 64)}) == [1]

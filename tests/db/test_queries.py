@@ -33,11 +33,13 @@ def test_resize_cost(store: Store) -> None:
     """Protects where the time of a resize went: the run after it, and the checkpoint that its order asked
     for."""
     resized_job(store)
-    asked = CheckpointRecord(32, 2610.0, "step-21", 2, 0, 21, 1000, 1.25, order_number=9)
+    asked = CheckpointRecord(32, 2610.0, "step-21", 2, 0, 21, 1000, 1.25, order_number=9, stall_s=0.5)
     told(store, 7, 0, checkpoints=[asked], offset=200, number=32)
     (line,) = ask(store, "resize_cost.sql")
     assert (line["old_gpus"], line["new_gpus"], line["pause_s"], line["total_s"]) == (1, 4, 410.0, 510.0)
-    assert (line["checkpoint_s"], line["launch_s"]) == (1.25, 2.0)
+    assert (line["checkpoint_s"], line["stall_s"]) == (1.25, 0.5)
+    phases = ("queue_s", "launch_s", "import_s", "group_s", "load_s", "first_step_s", "attempts")
+    assert [line[phase] for phase in phases] == [105.0, 2.0, 1.5, 0.25, 0.75, 0.5, 0]
 
 
 def test_gpu_hours_by_user(store: Store) -> None:

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from ones_db import BatchRecord, ByeRecord, CheckpointRecord, RunReports, Store, UnknownRecord
+from ones_db import BatchRecord, ByeRecord, CheckpointRecord, FirstRecord, RunReports, Store, UnknownRecord
 from ones_db.engine import database_file
 from tests.db.make import SPEC, epoch, hello, job, run, throughput, told
 
-CHECKPOINT = CheckpointRecord(5, 2005.0, "step-5", 0, 320, 5, 2**40, 0.25, order_number=1_700_000_000_000)
-BATCH = BatchRecord(6, 2006.0, 6, 128, 2.0, order_number=1_700_000_000_000)
+CHECKPOINT = CheckpointRecord(5, 2005.0, "step-5", 0, 320, 5, 2**40, 0.25, order_number=1_700_000_000_000, stall_s=0.1)
+BATCH = BatchRecord(6, 2006.0, 6, 128, 2.0, order_number=1_700_000_000_000, passes=2, ramp=100)
+START = {"queue_s": 4.0, "launch_s": 1.5, "import_s": 1.25, "group_s": 0.5, "load_s": 0.25}
 BYE = ByeRecord(8, 2008.0, "drained", 7, exit_code=0, note="waited a minute")
 TABLES = ("clusters", "jobs", "runs", "throughput", "epochs", "checkpoints", "batch_changes")
 
@@ -28,8 +29,9 @@ def tell(store: Store) -> None:
         store,
         1,
         0,
-        hello=hello(note="a checkpoint was damaged", launch_s=1.5, group_s=0.5, load_s=0.25),
-        throughput=[throughput(2, loss=None), throughput(3)],
+        hello=hello(note="a checkpoint was damaged", resizes=3, **START),
+        first=FirstRecord(2, 2001.75, 1, 0.75),
+        throughput=[throughput(3, loss=None, nonfinite=1)],
         offset=300,
         number=3,
     )
@@ -37,8 +39,8 @@ def tell(store: Store) -> None:
         store,
         1,
         0,
-        throughput=[throughput(4), throughput(7, batch=128)],
-        epochs=[epoch(9, 0)],
+        throughput=[throughput(4), throughput(7, batch=128, nonfinite=4)],
+        epochs=[epoch(9, 0, nonfinite=5)],
         checkpoints=[CHECKPOINT],
         batches=[BATCH],
         bye=BYE,
@@ -71,6 +73,13 @@ def test_reports_of_a_run(store: Store) -> None:
             report_time=2009.0,
             report_offset=900,
             report_number=9,
+            queue_s=4.0,
+            import_s=1.25,
+            first_step_s=0.75,
+            resizes=3,
+            attempts=0,
+            nonfinite=5,
+            nonfinite_step=7,
         )
     ]
     assert store.report_positions([1]) == {(1, 0): (900, 9)}
@@ -85,7 +94,7 @@ def test_telling_it_again_changes_nothing(store: Store, url: str) -> None:
     store.see_runs([run(1)])
     tell(store)
     before = contents(url)
-    assert [len(before[table]) for table in TABLES[3:]] == [4, 1, 1, 1]
+    assert [len(before[table]) for table in TABLES[3:]] == [3, 1, 1, 1]
     tell(store)
     store.see_jobs([job(1)])
     store.see_runs([run(1)])
@@ -100,6 +109,86 @@ def test_another_value_under_a_stored_number_is_not_believed(store: Store, url: 
     told(store, 1, 0, throughput=[throughput(2, samples=10**9)], offset=50, number=2)
     assert contents(url)["throughput"] == before
     assert store.report_positions([1]) == {(1, 0): (100, 2)}
+
+
+def test_what_reports_hold_is_in_their_tables(store: Store, url: str) -> None:
+    """Protects each figure on its way into the columns that queries read."""
+    store.see_jobs([job(1)])
+    told(store, 1, 0, spec=replace(SPEC, max_passes=4), offset=0, number=None)
+    store.see_runs([run(1)])
+    tell(store)
+    asked = {
+        "batch_changes": ("passes, ramp", [(2, 100)]),
+        "checkpoints": ("stall_s", [(0.1,)]),
+        "throughput": ("nonfinite", [(1,), (0,), (4,)]),
+        "epochs": ("nonfinite", [(5,)]),
+        "jobs": ("max_passes", [(4,)]),
+    }
+    with sqlite3.connect(database_file(url)) as connection:
+        for table, (columns, expected) in asked.items():
+            assert connection.execute(f"SELECT {columns} FROM {table}").fetchall() == expected, table
+    history = store.histories([1])[1]
+    assert history.spec is not None and history.spec.max_passes == 4
+
+
+AGAIN = hello(20, time=2100.0, epoch=0, cursor=128, step=2, batch=32, attempt=1, launch_s=7.0, progress=100.0)
+
+
+def test_ranks_that_were_started_again_within_a_run(store: Store) -> None:
+    """Protects from a position, batch or end that the run lost when a rank died: its last hello counts."""
+    store.see_jobs([job(1)])
+    store.see_runs([run(1)])
+    tell(store)
+    assert store.histories([1])[1].samples == 1000
+    told(store, 1, 0, hello=AGAIN, first=FirstRecord(21, 2101.0, 3, 2.5), offset=990, number=21)
+    (now,) = store.runs(1)
+    assert (now.epoch, now.cursor, now.step, now.progress) == (0, 128, 2 + 1, 100.0)
+    assert (now.batch, now.launch_s, now.first_step_s, now.attempts) == (32, 7.0, 2.5, 1)
+    assert (now.end_reason, now.exit_code, now.hello_time) == (None, None, 2001.0)
+    history = store.histories([1])[1]
+    assert (history.samples, history.batch, history.epochs) == (128, 32, ())
+    assert (store.job_summaries([1])[0].attempts, store.job_summaries([1])[0].batch) == (1, 32)
+    told(store, 1, 0, epochs=[epoch(22, 0, time=2200.0)], offset=1100, number=22)
+    assert [point.time for point in store.histories([1])[1].epochs] == [2200.0]
+
+
+def test_several_starts_told_in_any_pieces_come_to_the_same(store: Store, url: str) -> None:
+    """Protects from an earlier start's words when a file is read again, or all at once after an outage."""
+    store.see_jobs([job(1), job(2)])
+    first, last = hello(1, launch_s=1.0), hello(6, cursor=64, step=1, attempt=2, launch_s=3.0)
+    early, late = FirstRecord(2, 2002.0, 1, 0.5), FirstRecord(7, 2007.0, 2, 0.6)
+    stretches = [throughput(3, cursor=192, step=3, progress=190.0), throughput(8, cursor=128, step=2)]
+    bye = ByeRecord(4, 2004.0, "error", 3, 1, "a rank died")
+    told(store, 1, 0, hello=first, first=early, throughput=stretches[:1], bye=bye, offset=50, number=4)
+    told(store, 1, 0, hello=last, first=late, throughput=stretches[1:], offset=90, number=8)
+    whole = {
+        "hello": last,
+        "begun": first.time,
+        "first": late,
+        "throughput": stretches,
+        "bye": bye,
+        "offset": 90,
+        "number": 8,
+    }
+    told(store, 2, 0, **whole)
+    one, other = (store.runs(n)[0] for n in (1, 2))
+    assert replace(other, job_id=1, note=one.note) == one
+    assert one.hello_time == first.time
+    assert (one.attempts, one.cursor, one.step, one.first_step_s, one.end_reason) == (2, 128, 2, 0.6, None)
+    before = contents(url)
+    for job_id in (1, 2):
+        told(store, job_id, 0, hello=first, first=early, throughput=stretches[:1], bye=bye, offset=50, number=4)
+        told(store, job_id, 0, **whole)
+    assert contents(url) == before
+
+
+def test_a_late_hello_leaves_slurms_word_on_the_end(store: Store) -> None:
+    """Protects how a run ended from a hello that is read after Slurm said it was over."""
+    store.see_jobs([job(1)])
+    store.see_runs([run(1)])
+    store.end_run(1, 0, 2900.0, "NODE_FAIL")
+    told(store, 1, 0, hello=AGAIN, offset=10, number=20)
+    assert (store.runs(1)[0].end_reason, store.runs(1)[0].end_time) == ("NODE_FAIL", 2900.0)
 
 
 def test_a_run_that_no_snapshot_saw(store: Store) -> None:
@@ -177,7 +266,9 @@ def test_a_spec_alone_makes_no_run(store: Store) -> None:
 def test_many_runs_in_one_call_or_none(store: Store) -> None:
     """Protects a tick: all jobs' reports are one transaction, and one that cannot be stored leaves nothing of it."""
     store.see_jobs([job(1), job(2)])
-    looks = [RunReports(n, r, 10 * n, 2, SPEC, hello(), [throughput(2)]) for n, r in ((1, 0), (1, 1), (2, 0))]
+    looks = [
+        RunReports(n, r, 10 * n, 2, SPEC, hello(), throughput=[throughput(2)]) for n, r in ((1, 0), (1, 1), (2, 0))
+    ]
     store.add_reports(looks)
     assert store.report_positions([1, 2]) == {(1, 0): (10, 2), (1, 1): (10, 2), (2, 0): (20, 2)}
     more = [RunReports(n, 0, 90, 3, throughput=[throughput(3)]) for n in (1, 2, 9)]

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import event
 
 from ones_db import Store, migrate
-from ones_wrapper.protocol import Epoch, Hello, Report, Spec, Throughput, encode, encode_report
+from ones_wrapper.protocol import Batch, Epoch, First, Hello, Report, Spec, Throughput, encode, encode_report
 from slurm_ones.config import Settings
 from slurm_ones.observe.observer import Observer
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
@@ -167,6 +167,51 @@ def test_noise_and_progress_reach_the_database(store: Store, tmp_path: Path) -> 
     history = store.histories([1])[1]
     assert [point.noise for point in history.noise] == [64.0, 64.0]
     assert (history.samples, history.progress) == (640.0, 640.0)
+
+
+def test_a_job_that_does_not_know_its_datasets_length(store: Store, tmp_path: Path) -> None:
+    """Samples add up over the epochs that ended, each of its own length; progress up to that is believed."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    hello = replace(HELLO, dataset=0)
+    done = [
+        Throughput(0, 15, 480, 480, 2.0, 32, 1.0, 2.0, progress=470.0),
+        Epoch(0, 16, 500, 1.5),
+        Throughput(1, 30, 440, 460, 2.0, 32, 1.0, 2.0, progress=900.0),
+        Epoch(1, 32, 520, 1.2),
+        Throughput(2, 34, 64, 144, 2.0, 32, 1.0, 2.0, progress=1050.0),
+    ]
+    spec = replace(SPEC, dataset=0)
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    expected = [(480.0, None), (500.0, 500.0), (940.0, 500.0), (1020.0, 510.0), (1084.0, 510.0)]
+    for number, (samples, length) in enumerate(expected, 1):
+        write(tmp_path, 1, hello, *done[:number], spec=spec)
+        observer.look()
+        history = store.histories([1])[1]
+        assert (history.samples, history.epoch_samples) == (samples, length)
+        assert history.progress is not None and history.progress <= samples
+    assert history.progress == 1050.0
+
+
+def test_what_a_job_says_of_its_starts_reaches_the_database(store: Store, tmp_path: Path) -> None:
+    """How the start went, how often the ranks were started again, passes, and losses that are no numbers."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    hello = replace(HELLO, queue_s=9.0, launch_s=5.0, import_s=4.0, group_s=0.5, load_s=0.25, resizes=2, note="slow")
+    again = replace(hello, attempt=1, launch_s=3.0, import_s=2.0, note="a rank died")
+    odd = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, None, nonfinite=10)
+    changed = Batch(11, 128, 4.0, passes=2, ramp=50)
+    write(tmp_path, 1, hello, First(1, 0.5), again, First(1, 0.75), odd, changed, spec=replace(SPEC, max_passes=3))
+    Observer(queue, store, Settings()).look()  # type: ignore[arg-type]
+    (run,) = store.runs(1)
+    assert (run.queue_s, run.launch_s, run.import_s, run.first_step_s) == (9.0, 3.0, 2.0, 0.75)
+    assert (run.resizes, run.attempts, run.note, run.hello_time) == (2, 1, "slow; a rank died", 900.0)
+    assert (run.nonfinite, run.nonfinite_step) == (10, 10)
+    spec = store.histories([1])[1].spec
+    assert spec is not None and spec.max_passes == 3
+    (summary,) = store.job_summaries()
+    assert (summary.batch, summary.passes, summary.local_batch) == (128, 2, 64)
+    assert (summary.attempts, summary.nonfinite, summary.nonfinite_step) == (1, 10, 10)
 
 
 def test_a_tick_writes_all_reports_at_once(store: Store, tmp_path: Path) -> None:

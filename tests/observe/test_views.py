@@ -170,6 +170,19 @@ def test_batches(comment: str, spec: SpecRecord | None, batches: tuple[int, int,
     assert (found.min_batch, found.max_batch, found.max_local_batch) == batches
 
 
+@pytest.mark.parametrize(
+    ("local", "passes", "most"),
+    [(64, 1, 64), (64, 4, 256), (64, 2**53, ANY_BATCH), (2**53, 2**53, ANY_BATCH), (64, 0, 1), (0, 4, 1)],
+)
+def test_a_gpu_takes_all_passes_of_a_step(local: int, passes: int, most: int) -> None:
+    """Accumulation lets few GPUs train a large batch; what no GPU could take is not believed."""
+    spec = replace(SPEC, max_local_batch=local, max_passes=passes)
+    found = limits_of("ones: gpus=1-16 batch=64-256", spec)
+    assert found.max_local_batch == most
+    # The tables of all policies multiply it with GPUs.
+    assert np.array([found.max_local_batch]) * np.array([16]) == most * 16
+
+
 def view_of(told: JobHistory | None, job: Job) -> JobView:
     look_ = seen(job)
     histories = {} if told is None else {1: told}
@@ -201,6 +214,23 @@ def test_what_a_policy_is_told_of_a_job() -> None:
     where = np.array([1]), np.array([2]), np.array([128])
     assert view.model.throughput(*where)[0] == pytest.approx(900.0, rel=0.02)
     assert view.efficiency.efficiency(np.array([128]))[0] == pytest.approx((96 + 32) / (96 + 128))
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 3])
+def test_a_stream_of_unknown_length(epochs: int) -> None:
+    """Progress is counted in epochs as they end; until then nothing is divided by a length of 0."""
+    points = tuple(EpochPoint(e, 1.0, None, 10.0 * e, 0) for e in range(epochs))
+    stream = replace(SPEC, dataset=0, epochs=4)
+    length = 500.0 if epochs else None
+    used = 500.0 * epochs + 100.0
+    told = history(1, spec=stream, epochs=points, samples=used, progress=used, batch=32, epoch_samples=length)
+    view = view_of(told, running(1, Shape(1, 2), "n1"))
+    assert view.dataset == (500 if epochs else 100)
+    assert view.progress.alpha == (pytest.approx(epochs + 0.2) if epochs else 0.5)
+    assert view.progress.beta == pytest.approx(3.8 - epochs if epochs else 4.0)
+    assert (view.epochs, view.samples) == (epochs, used)
+    fresh = view_of(history(1, spec=stream, batch=32), running(1, Shape(1, 2), "n1"))
+    assert (fresh.dataset, fresh.progress.alpha, fresh.progress.beta) == (0, 0.5, 4.0)
 
 
 def test_what_a_policy_is_told_of_a_job_that_has_said_nothing() -> None:

@@ -12,6 +12,7 @@ from ones_db import JobRecord, ResizeRecord, Store, migrate
 from slurm_ones.report.gpus import Bar, Panel, draw, steps
 from slurm_ones.report.page import write_page
 from slurm_ones.report.text import plain, resized, safe, seconds
+from tests.db.make import resized_job, throughput, told
 
 
 @given(st.text(max_size=400), st.integers(1, 100))
@@ -59,6 +60,25 @@ def test_draw_leaves_a_picture(tmp_path: Path) -> None:
     """A PNG of some size is written, also for a cluster on which nothing ran."""
     draw([Panel("one", [Bar("a", 0, 10, 1)], 4), Panel("none", [], 4)], tmp_path / "gpus.png")
     assert (tmp_path / "gpus.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_page_tells_what_went_wrong_and_where_the_time_went(tmp_path: Path) -> None:
+    """A training on numbers that are none is named above the resizes, and each of those says how the start after it
+    went."""
+    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
+    migrate.upgrade(url)
+    job = {"name": "job7", "user": "alice", "jct_s": 2.0, "accuracy": None, "shapes": [], "batches": [], "resizes": 1}
+    job |= {"pauses_s": [410.0]}
+    found = {"ones": {"jobs": [job], "mean_jct_s": 2.0}, "slurm": {"jobs": [job], "mean_jct_s": 3.0}}
+    with Store.open(url, "gres") as store:
+        resized_job(store)
+        told(store, 7, 1, throughput=[throughput(9, step=40, nonfinite=3)], offset=99, number=9)
+        write_page(tmp_path / "page.html", store, [Panel("p", [Bar("a", 0, 1, 1)], 4)], found, "note")
+    html = (tmp_path / "page.html").read_text()
+    assert "job7: the loss was not a finite number (NaN or infinite) in 3 steps, last near step 40" in html
+    assert "the start after it: queue 1 m 45 s, launch 2.0 s (imports 1.5 s)" in html
+    # The batch of 256 that the last run began with, on its 4 GPUs.
+    assert '<td class="n">64\n' in html
 
 
 def test_page_escapes_what_users_wrote(tmp_path: Path) -> None:

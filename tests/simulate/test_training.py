@@ -20,6 +20,7 @@ from ones_wrapper.protocol import (
     Bye,
     Checkpoint,
     Epoch,
+    First,
     Hello,
     Order,
     Report,
@@ -114,6 +115,24 @@ def test_a_first_start_costs_its_launch_and_then_says_what_it_is(bench: Bench) -
     spec = decode_spec((bench.files.directory / SPEC).read_bytes())
     assert (spec.base_batch, spec.max_batch, spec.max_local_batch) == (128, 16384, 16384)
     assert (spec.dataset, spec.epochs) == (50_000, 90)
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_a_start_is_told_by_phase(tmp_path: Path, gpus: int) -> None:
+    """As a real run tells it: launch with imports, process group, and the first step before all that comes of it."""
+    bench = Bench(tmp_path)
+    bench.start(gpus)
+    bench.wait(200)
+    (time, hello), (first_time, first), _ = bench.reports()[:3]
+    assert isinstance(hello, Hello) and isinstance(first, First)
+    assert hello.launch_s + hello.group_s == RESIZE_S * 0.5
+    assert 0 < hello.import_s < hello.launch_s
+    assert (hello.queue_s, hello.resizes, hello.attempt) == (0.0, 0, 0)
+    assert first.step == 1
+    # The last step of an epoch has fewer samples.
+    assert first.seconds == pytest.approx(128 / CIFAR.placed_speed((gpus,), 128.0), rel=0.01)
+    assert first_time == pytest.approx(time + first.seconds, abs=0.002)
+    assert len(bench.of(First)) == 1
 
 
 def test_it_trains_as_fast_as_its_application_and_says_so(tmp_path: Path) -> None:
@@ -246,6 +265,7 @@ def test_a_drained_run_is_followed_by_one_that_repeats_nothing(bench: Bench) -> 
     assert (hello.epoch, hello.cursor, hello.step) == (at.epoch, at.cursor, at.step)
     assert (hello.world, hello.batch, hello.checkpoint) == (8, 1024, f"step-{at.step:09d}")
     assert hello.load_s == RESIZE_S * 0.3
+    assert (hello.resizes, hello.queue_s) == (1, pytest.approx(30, abs=0.01))
     assert bench.training.lost_samples == 0
 
 

@@ -1,0 +1,171 @@
+"""How fast reports go into the job database, beside a bare executemany of the same rows.
+
+Ticks of a busy cluster: in each, so many running jobs have reported so many stretches of throughput. The store takes
+each tick as the companion gives it, as one call and one transaction, with the positions and summaries of the runs; the
+bare one inserts the same rows into the same table, empty, of a second database with the same settings, as one
+transaction a tick. Both take turns in each tick, and the ratio is the median of the ticks' own, so that a busy machine
+costs both the same; `of_processor` is that ratio in seconds of the processor, without the waits for the disk.
+`rows_per_s` are of the ticks' median speeds; `again` is the price of telling the store the same ticks a second time,
+which stores nothing; `from_lines` also reads and checks each report's JSON first.
+
+This version stores in SQLite alone: the figure for PostgreSQL is null.
+
+    python benchmarks/ingest.py --json ingest.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import fields
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from ones_db import HelloRecord, JobRecord, RunReports, Store, ThroughputRecord, migrate
+from ones_wrapper.protocol import Throughput, decode_report, encode_report
+
+COLUMNS = tuple(ThroughputRecord.__dataclass_fields__)
+_values = attrgetter(*COLUMNS)
+
+
+def ticks(jobs: int, each: int, count: int) -> list[list[RunReports]]:
+    """What the companion hands to the store in `count` ticks of 30 s."""
+    told = []
+    for tick in range(count):
+        looks = []
+        for job in range(1, jobs + 1):
+            first = 2 + tick * each
+            samples = [
+                ThroughputRecord(
+                    number=number,
+                    time=1.7e9 + 30.0 * tick + 2.0 * (number - first),
+                    epoch=number // 400,
+                    step=10 * number,
+                    cursor=640 * (number % 400),
+                    samples=640,
+                    seconds=2.0 + 0.001 * (number % 7),
+                    batch=64,
+                    lr_factor=1.0,
+                    loss=2.0 / number,
+                    noise=300.0,
+                    progress=600.0 * number,
+                )
+                for number in range(first, first + each)
+            ]
+            last = samples[-1].number
+            looks.append(RunReports(job, 0, 200 * last, last, throughput=samples))
+        told.append(looks)
+    return told
+
+
+def timed(action: Callable[[], object]) -> tuple[float, float]:
+    """Seconds by the clock, and of the processor."""
+    began, busy = time.perf_counter(), time.process_time()
+    action()
+    return time.perf_counter() - began, time.process_time() - busy
+
+
+def lines_of(looks: Sequence[RunReports]) -> list[bytes]:
+    """The lines that jobs had written for these."""
+    names = [field.name for field in fields(Throughput)]
+    return [
+        encode_report(sample.number, sample.time, Throughput(**{name: getattr(sample, name) for name in names}))
+        for look in looks
+        for sample in look.throughput
+    ]
+
+
+class Bare:
+    """The same table of the same schema, and nothing but an executemany between it and the rows."""
+
+    def __init__(self, path: Path, jobs: int) -> None:
+        migrate.upgrade(f"sqlite:///{path}")
+        with Store.open(f"sqlite:///{path}", "bench") as store:
+            prepare(store, jobs)
+        self.connection = sqlite3.connect(path, isolation_level=None)
+        for pragma in ("foreign_keys = ON", "journal_mode = WAL", "synchronous = FULL"):
+            self.connection.execute(f"PRAGMA {pragma}")
+        self.keys = dict(
+            self.connection.execute("SELECT jobs.job_id, runs.id FROM runs JOIN jobs ON jobs.id = runs.job_id")
+        )
+        marks = ", ".join("?" for _ in range(len(COLUMNS) + 1))
+        self.statement = f"INSERT INTO throughput (run_id, {', '.join(COLUMNS)}) VALUES ({marks})"
+
+    def rows(self, looks: Sequence[RunReports]) -> list[tuple[Any, ...]]:
+        """Ready to be inserted; making them is not the bare insert's."""
+        return [(self.keys[look.job_id], *_values(sample)) for look in looks for sample in look.throughput]
+
+    def insert(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        self.connection.execute("BEGIN IMMEDIATE")
+        self.connection.executemany(self.statement, rows)
+        self.connection.execute("COMMIT")
+
+
+def prepare(store: Store, jobs: int) -> None:
+    """Jobs that run and have said hello."""
+    store.see_jobs([JobRecord(n, f"job{n}", "alice", 1.7e9, 1, 1, elastic=True) for n in range(1, jobs + 1)])
+    store.add_reports(
+        [RunReports(n, 0, 1, 1, hello=HelloRecord(1, 1.7e9, 1, 1, 64, 1.0, 0, 0, 0)) for n in range(1, jobs + 1)]
+    )
+
+
+def sqlite(folder: Path, jobs: int, each: int, count: int) -> dict[str, list[tuple[float, float]]]:
+    """Rows a second of each tick, by the clock and of the processor, by way."""
+    told, rows = ticks(jobs, each, count), jobs * each
+    url = f"sqlite:///{folder / 'ones.sqlite'}"
+    migrate.upgrade(url)
+    seconds: dict[str, list[tuple[float, float]]] = {"store": [], "executemany": [], "again": [], "from_lines": []}
+    with Store.open(url, "bench") as store:
+        prepare(store, jobs)
+        bare = Bare(folder / "bare.sqlite", jobs)
+        with closing(bare.connection):
+            for looks in told:
+                ready = bare.rows(looks)
+                lines = lines_of(looks)
+                ours = timed(lambda looks=looks: store.add_reports(looks))  # type: ignore[misc]
+                seconds["store"].append(ours)
+                seconds["executemany"].append(timed(lambda ready=ready: bare.insert(ready)))  # type: ignore[misc]
+                seconds["again"].append(timed(lambda looks=looks: store.add_reports(looks)))  # type: ignore[misc]
+                read = timed(lambda lines=lines: [decode_report(line) for line in lines])  # type: ignore[misc]
+                seconds["from_lines"].append((ours[0] + read[0], ours[1] + read[1]))
+            stored = bare.connection.execute("SELECT COUNT(*), SUM(samples) FROM throughput").fetchone()
+        with closing(sqlite3.connect(folder / "ones.sqlite")) as connection:
+            assert connection.execute("SELECT COUNT(*), SUM(samples) FROM throughput").fetchone() == stored
+    return {way: [(rows / clock, rows / busy) for clock, busy in times] for way, times in seconds.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=200, help="jobs that report in a tick")
+    parser.add_argument("--each", type=int, default=15, help="reports of each in a tick")
+    parser.add_argument("--ticks", type=int, default=40)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        speeds = sqlite(Path(folder), asked.jobs, asked.each, asked.ticks)
+    clock, processor = (
+        statistics.median(ours[i] / bare[i] for ours, bare in zip(speeds["store"], speeds["executemany"], strict=True))
+        for i in range(2)
+    )
+    found = {
+        "sqlite_over_executemany": round(clock, 3),
+        "of_processor": round(processor, 3),
+        "postgres_over_copy": None,
+        "rows_per_s": {way: round(statistics.median(clock for clock, _ in speed)) for way, speed in speeds.items()},
+        "rows_per_tick": asked.jobs * asked.each,
+    }
+    text = json.dumps(found, indent=1)
+    print(text)
+    if asked.json is not None:
+        asked.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The lines and files between job and companion: whatever is written is read back, and nothing else is believed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ones_wrapper.protocol import (
+    MAX_INT,
+    MAX_LINE,
+    MAX_TEXT,
+    REPORTS,
+    Order,
+    ProtocolError,
+    Report,
+    Spec,
+    Throughput,
+    decode_order,
+    decode_report,
+    decode_spec,
+    encode,
+    encode_report,
+)
+
+PRINTABLE = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), max_size=40)
+COUNTS = st.integers(0, MAX_INT)
+MEASURED = st.floats(0, MAX_INT, allow_nan=False)
+SIGNED = ("loss", "exit_code")
+VALUES: dict[Any, st.SearchStrategy[Any]] = {int: COUNTS, float: MEASURED, str: PRINTABLE, bool: st.booleans()}
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def _field(name: str, kind: Any) -> st.SearchStrategy[Any]:
+    """Every value that the protocol allows in a field."""
+    if name == "batch" and kind == int | None:
+        return st.none() | st.integers(1, MAX_INT)
+    for plain in VALUES:
+        if kind in (plain, plain | None):
+            values = VALUES[plain]
+            if name in SIGNED:
+                values = values | values.map(lambda value: -value)
+            return values if kind is plain else st.none() | values
+    raise AssertionError(f"{name}: {kind} is new to this test")
+
+
+def built(cls: type[Any]) -> st.SearchStrategy[Any]:
+    hints = get_type_hints(cls)
+    return st.builds(cls, **{field.name: _field(field.name, hints[field.name]) for field in fields(cls)})
+
+
+ANY_REPORT: st.SearchStrategy[Report] = st.one_of([built(cls) for cls in REPORTS.values()])
+
+
+@given(COUNTS, st.floats(0, 1e11), ANY_REPORT)
+def test_every_report_is_read_as_it_was_written(number: int, time: float, report: Report) -> None:
+    """All that one side says reaches the other; one line, and the time to a millisecond."""
+    line = encode_report(number, time, report)
+    assert line.endswith(b"\n") and line.count(b"\n") == 1 and len(line) <= MAX_LINE
+    assert decode_report(line) == (number, round(time, 3), report)
+
+
+@given(built(Spec), built(Order))
+def test_spec_and_order_are_read_as_they_were_written(spec: Spec, order: Order) -> None:
+    """The same for the two files that are replaced as a whole."""
+    assert decode_spec(encode(spec)) == spec
+    assert decode_order(encode(order)) == order
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_is_left_out(odd: float) -> None:
+    """A training that went wrong still reports its throughput, and the steps that had no loss."""
+    report = Throughput(0, 1, 64, 64, 0.5, 64, 1.0, loss=odd, nonfinite=1)
+    _, _, told = decode_report(encode_report(1, 1.0, report))
+    assert isinstance(told, Throughput)
+    assert (told.loss, told.nonfinite, told.samples) == (None, 1, 64)
+
+
+def _no_errors_but_ours(read: Callable[[bytes], object], text: bytes) -> None:
+    try:
+        read(text)
+    except ProtocolError as error:
+        assert len(str(error)) < MAX_TEXT
+
+
+READERS = st.sampled_from([decode_report, decode_spec, decode_order])
+
+
+@given(READERS, st.binary(max_size=200))
+def test_bytes_of_any_kind(read: Callable[[bytes], object], text: bytes) -> None:
+    """A file full of anything costs an error that the companion expects."""
+    _no_errors_but_ours(read, text)
+
+
+@given(READERS, ANY_JSON)
+def test_json_of_any_kind(read: Callable[[bytes], object], value: Any) -> None:
+    """Also where it is JSON, NaN and numbers beyond 64 bits included."""
+    _no_errors_but_ours(read, json.dumps(value).encode())
+
+
+@given(ANY_REPORT, st.data())
+def test_a_report_with_a_wrong_field(report: Report, data: st.DataObject) -> None:
+    """What comes out of a line with one field replaced by anything has the types that readers count on."""
+    body = json.loads(encode_report(1, 1.0, report))
+    name = data.draw(st.sampled_from([*sorted(body), *(field.name for field in fields(report))]))
+    body[name] = data.draw(ANY_JSON)
+    try:
+        _, _, told = decode_report(json.dumps(body).encode())
+    except ProtocolError:
+        return
+    hints = get_type_hints(type(told))
+    for field in fields(told):
+        value = getattr(told, field.name)
+        assert isinstance(value, hints[field.name])
+        if isinstance(value, (int, float)):
+            assert abs(value) <= MAX_INT
+            assert value >= 0 or field.name in SIGNED
+        if isinstance(value, str):
+            assert value.isprintable() and len(value) <= MAX_TEXT
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b"[" * 10_000,
+        b'{"n":1,"t":1,"kind":"hello"}',
+        b'{"n":1,"t":1,"kind":["first"]}',
+        b'{"n":1,"t":1,"kind":"first","step":true,"seconds":1}',
+        b'{"n":1,"t":1,"kind":"first","step":1,"seconds":-1}',
+        b'{"n":1,"t":1,"kind":"first","step":1,"seconds":1e999}',
+        b'{"n":1,"t":NaN,"kind":"first","step":1,"seconds":1}',
+        b'{"n":-1,"t":1,"kind":"first","step":1,"seconds":1}',
+        b'{"n":1,"t":1,"kind":"first","step":1e3,"seconds":1}',
+        b'{"n":1,"t":1,"kind":"first","step":' + b"9" * 5_000 + b',"seconds":1}',
+        b'{"n":1,"t":1,"kind":"first","step":1,"seconds":1,"x":"' + b"y" * MAX_LINE + b'"}',
+        b"\xff\xfe{}",
+    ],
+)
+def test_lines_that_are_not_believed(line: bytes) -> None:
+    """Each costs a `ProtocolError`."""
+    with pytest.raises(ProtocolError):
+        decode_report(line)
+
+
+def test_what_a_newer_job_adds_is_passed_over() -> None:
+    """A field of a later version costs nothing; one that an older version did not write has its default."""
+    line = b'{"n":1,"t":1,"kind":"batch","step":1,"batch":2,"lr_factor":1,"later":{"x":[1]}}'
+    _, _, report = decode_report(line)
+    assert report == REPORTS["batch"](1, 2, 1.0)  # type: ignore[call-arg,arg-type]
