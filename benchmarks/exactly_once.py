@@ -1,10 +1,10 @@
 """Samples lost or repeated over random histories of resizes.
 
 Each history trains some epochs of a dataset of 1 to 400 samples with the wrapper's own data feed, at world sizes,
-batches and interruptions drawn at random: a run ends after any number of steps, with a checkpoint or killed, so that
-the next one goes on from the last checkpoint. What killed runs did after it does not count. A share of the histories
-fetches with worker processes. Ranks take turns in one process; nothing is emulated but their exchange of gradients,
-which data does not depend on.
+batches, largest local batches and interruptions drawn at random: a run ends after any number of steps, with a
+checkpoint or killed, so that the next one goes on from the last checkpoint. What killed runs did after it does not
+count. A share of the histories fetches with worker processes. Ranks take turns in one process; nothing is emulated but
+their exchange of gradients, which data does not depend on.
 
     python benchmarks/exactly_once.py --histories 1000 --seed 0 --json exactly_once.json
 """
@@ -46,13 +46,16 @@ def history(rng: np.random.Generator) -> tuple[int, int, int]:
     while epoch < epochs:
         runs += 1
         world, batch, steps = int(rng.integers(1, 10)), int(rng.integers(1, 80)), int(rng.integers(0, 12))
+        max_local = int(rng.integers(1, 40))
         while steps > 0 and epoch < epochs:
-            order = feed.order(epoch)
-            ranks = zip(*(feed.batches(order, cursor, batch, world, rank) for rank in range(world)), strict=True)
-            for step in ranks:
-                for share, (indices,) in step:
-                    pending += [(epoch, sample) for sample in indices[: share.samples].tolist()]
-                cursor, steps = cursor + step[0][0].total, steps - 1
+            ranks = (feed.batches(epoch, cursor, batch, world, rank, max_local) for rank in range(world))
+            for together in zip(*ranks, strict=True):
+                for passed, (indices,) in together:
+                    pending += [(epoch, sample) for sample in indices[: passed.samples].tolist()]
+                first = together[0][0]
+                if not first.last:
+                    continue
+                cursor, steps = cursor + first.share.total, steps - 1
                 if steps == 0:
                     break
             if cursor >= samples:

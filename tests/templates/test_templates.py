@@ -19,13 +19,13 @@ from tests.slurm.sites import Site
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEMPLATES = sorted((REPOSITORY / "sbatch_templates").glob("*.sbatch"))
 GOLDEN = Path(__file__).parent / "golden"
-PARTITION = {"ddp": "gpu", "ddp-whole-node": "whole"}
+PARTITION = {"ddp": "gpu", "ddp-whole-node": "whole", "mpi": "whole"}
 WHOLE = {"whole": 4}
 each = pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
 
 
 def test_there_are_templates() -> None:
-    """One for sites with GRES, one for sites without; a new one needs a partition to try it on."""
+    """One for sites with GRES, one for sites without, one for MPI; a new one needs a partition to try it on."""
     assert {path.stem for path in TEMPLATES} == set(PARTITION)
 
 
@@ -42,7 +42,7 @@ def test_directives(template: Path) -> None:
     """What facts of Slurm call for: requeue, append, no task counts, no variables, a comment that is understood."""
     text = template.read_text()
     directives = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
-    assert {"--requeue", "--open-mode=append"} <= set(directives)
+    assert {"--requeue", "--open-mode=append", "--signal=B:USR2@120"} <= set(directives)
     assert not [d for d in directives if "--ntasks" in d or "$" in d]
     (comment,) = [d.removeprefix("--comment=").strip('"') for d in directives if d.startswith("--comment=")]
     assert parse_comment(comment) is not None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
-from ones_wrapper.checkpoint import Checkpoints, Progress, State
-from ones_wrapper.group import Group, RankError, join
+from ones_wrapper.checkpoint import Checkpoints, Progress, Saved, State
+from ones_wrapper.group import Group, RankError, ThreadsError, TorchGroup, join
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +68,7 @@ def test_two_are_kept_and_leftovers_go(tmp_path: Path, group: Group) -> None:
     assert not left.exists()
     for number in (3, 20, 100, 100):  # the last twice: before and after the end of an epoch
         box.save(state(number), Progress(step=number, epoch=number))
+    box.close()
     assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == [
         "step-000000020",
         "step-000000100",
@@ -80,7 +83,7 @@ def test_damaged_newest_is_passed_over(
     box = Checkpoints(tmp_path, group, 7, 0)
     box.save(state(1.0), Progress(step=1))
     newest = tmp_path / "checkpoints" / box.save(state(2.0), Progress(step=2)).name
-    data = next(newest.glob("*.distcp"))
+    data = next(newest.glob("tensors-*"))
     content = bytearray(data.read_bytes())
     if harm == "short":
         data.write_bytes(content[:-10])
@@ -124,7 +127,7 @@ def test_sound_checkpoint_of_another_model_is_an_error(tmp_path: Path, group: Gr
     box.save(state(1.0), Progress(step=1))
     with pytest.raises(RankError, match="does not fit this model"):
         box.load(state(width=5))
-    assert box.names() == ["step-000000001"]
+    assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == ["step-000000001"]
 
 
 def test_failed_save_leaves_the_older(tmp_path: Path, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,9 +138,89 @@ def test_failed_save_leaves_the_older(tmp_path: Path, group: Group, monkeypatch:
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ones_wrapper.checkpoint.sync", full)
+    monkeypatch.setattr("ones_wrapper.checkpoint.folder.sync", full)
     with pytest.raises(RankError, match="No space left"):
         box.save(state(2.0), Progress(step=2))
     monkeypatch.undo()
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000000001"]
     assert box.load(state()).name == "step-000000001"
+
+
+def test_directory_named_for_another_job_goes_on_and_says_so(tmp_path: Path, group: Group) -> None:
+    """Protects a long training that a new job continues (ONES_JOB_DIR): it goes on, never silently."""
+    Checkpoints(tmp_path, group, 7, 0).save(state(1.0), Progress(step=1))
+    found = Checkpoints(tmp_path, group, 8, 0).load(state())
+    assert (found.name, found.note) == ("step-000000001", "going on from checkpoint step-000000001 of job 7")
+
+
+def test_checkpoint_strayed_into_a_jobs_own_directory_is_refused(tmp_path: Path, group: Group) -> None:
+    """Protects from another job's parameters where nobody named the directory: it says what to do."""
+    own = tmp_path / "ones-8"
+    own.mkdir()
+    Checkpoints(own, group, 7, 0).save(state(1.0), Progress(step=1))
+    loaded = state(3.0)
+    with pytest.raises(RankError, match=r"is of job 7, but ones-8 is the directory of job 8; move .* away"):
+        Checkpoints(own, group, 8, 0).load(loaded)
+    assert loaded.model.bias.item() == 3.0  # type: ignore[union-attr, operator]
+
+
+def test_another_format_is_an_error(tmp_path: Path, group: Group) -> None:
+    """Protects work written by another version: not taken for damage, and not passed over."""
+    box = Checkpoints(tmp_path, group, 7, 0)
+    manifest = tmp_path / "checkpoints" / box.save(state(), Progress(step=1)).name / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(RankError, match="has format 1"):
+        box.load(state())
+
+
+def test_another_optimizer_is_named(tmp_path: Path, group: Group) -> None:
+    """Protects the optimizer's state: one that keeps other quantities is no silent start of them from nothing."""
+    box = Checkpoints(tmp_path, group, 7, 0)
+    saved = state()
+    step(saved)
+    box.save(saved, Progress(step=1))
+    with pytest.raises(RankError, match=r"optimizer\.state\.weight\.exp_avg is in the checkpoint and not here"):
+        box.load(state(adam=False))
+
+
+class NoThreads(TorchGroup):
+    """As MPI without MPI_THREAD_MULTIPLE."""
+
+    def beside(self) -> TorchGroup:
+        raise ThreadsError("one thread alone")
+
+
+def test_without_threads_it_is_written_at_once(tmp_path: Path, group: Group) -> None:
+    """Protects checkpoints under an MPI that takes one thread: slower, but there."""
+    assert isinstance(group, TorchGroup)
+    alone = NoThreads(**{field.name: getattr(group, field.name) for field in fields(TorchGroup)})
+    box = Checkpoints(tmp_path, alone, 7, 0)
+    box.begin(state(1.0), Progress(step=1))
+    end = box.ended()
+    assert isinstance(end, Saved) and end.stall_s == end.seconds
+    assert box.load(state()).name == end.name
+
+
+def test_one_under_way_is_waited_for_and_buffers_are_reused(tmp_path: Path, group: Group) -> None:
+    """Protects the copy: the next checkpoint does not overwrite one that is still being written."""
+    box = Checkpoints(tmp_path, group, 7, 0, keep=5)
+    at = state(0.0, width=200_000)
+    for number in range(1, 5):
+        torch.nn.init.constant_(at.model.weight, number)  # type: ignore[arg-type]
+        box.begin(at, Progress(step=number))
+    torch.nn.init.constant_(at.model.weight, -1)  # type: ignore[arg-type]
+    box.close()
+    folder = tmp_path / "checkpoints"
+    for number in (4, 3, 2, 1):
+        loaded = state(width=200_000)
+        assert box.load(loaded).progress.step == number
+        assert bool((loaded.model.weight == number).all())  # type: ignore[union-attr, operator]
+        shutil.rmtree(folder / f"step-{number:09d}")
+
+
+def test_killed_between_the_renames_the_old_one_comes_back(tmp_path: Path, group: Group) -> None:
+    """Protects the only checkpoint while its step is saved once more."""
+    name = Checkpoints(tmp_path, group, 7, 0).save(state(1.0), Progress(step=1)).name
+    folder = tmp_path / "checkpoints"
+    (folder / name).rename(folder / f".old-{name}")
+    assert Checkpoints(tmp_path, group, 7, 1).load(state()).name == name

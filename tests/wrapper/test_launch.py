@@ -5,20 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ones_wrapper.launch import (
-    PORTS,
-    STALE,
-    LaunchError,
-    job_directory,
-    main,
-    make_job_directory,
-    master_port,
-    plan,
-)
+from ones_wrapper.allocation import PORTS, STALE, LaunchError, master_port
+from ones_wrapper.launch import Wish, job_directory, main, make_job_directory
+from ones_wrapper.launch import plan as plan_for
+from ones_wrapper.supervise import Launch
 
 RESIZED = {
     "PATH": "/bin",
@@ -37,6 +33,11 @@ RESIZED = {
     "SLURM_CPUS_PER_TASK": "2",
     "SLURM_EXPORT_ENV": "NONE",
 }
+
+
+def plan(env: dict[str, str], script: str, arguments: list[str], **options: Any) -> Launch:
+    """With every program in the PATH."""
+    return plan_for(env, script, arguments, **{"find": lambda name: name} | options)
 
 
 def test_resized_job_starts_at_its_present_size() -> None:
@@ -69,6 +70,8 @@ def test_resized_job_starts_at_its_present_size() -> None:
         "ONES_GPUS_PER_NODE": "4",
         "ONES_JOB_DIR": "/jobs/7",
         "ONES_LAUNCHED": "5.000",
+        "ONES_LAUNCHER": "srun",
+        "ONES_ATTEMPT": "0",
     }
     assert launch.env["PATH"] == "/bin"
 
@@ -79,8 +82,8 @@ def test_whole_node_site_names_its_gpus() -> None:
     """
     env = {k: v for k, v in RESIZED.items() if k != "SLURM_GPUS_ON_NODE"}
     for launch in (
-        plan(env, "t.py", [], job_dir=Path(), gpus_per_node=3),
-        plan(env | {"ONES_GPUS_PER_NODE": "3"}, "t.py", [], job_dir=Path()),
+        plan(env, "t.py", [], job_dir=Path(), wish=Wish(ranks_per_node=3)),
+        plan(env | {"ONES_GPUS_PER_NODE": "1"}, "t.py", [], job_dir=Path(), wish=Wish(ranks_per_node=3)),
     ):
         assert launch.env["ONES_GPUS_PER_NODE"] == "3"
         assert not [word for word in launch.command if "gres" in word or "gpu" in word]
@@ -90,7 +93,7 @@ def test_whole_node_site_names_its_gpus() -> None:
 
 def test_slurms_count_wins_over_the_script() -> None:
     """Protects a resized job whose batch script still names its first number of GPUs."""
-    assert plan(RESIZED, "t.py", [], job_dir=Path(), gpus_per_node=1).gpus_per_node == 4
+    assert plan(RESIZED, "t.py", [], job_dir=Path(), wish=Wish(ranks_per_node=1)).gpus_per_node == 4
 
 
 @pytest.mark.parametrize(
@@ -109,12 +112,12 @@ def test_nonsense_from_the_environment(change: dict[str, str], says: str) -> Non
 def test_no_srun() -> None:
     """Protects: a Slurm job without srun in PATH gets a clear error, not a traceback."""
     with pytest.raises(LaunchError, match="no srun in PATH"):
-        plan(RESIZED, "t.py", [], job_dir=Path(), srun=None)
+        plan(RESIZED, "t.py", [], job_dir=Path(), find=lambda name: None)
 
 
 def test_outside_slurm_the_ranks_run_here() -> None:
     """Protects trying a script on a workstation."""
-    launch = plan({}, "t.py", ["x"], job_dir=Path("/d"), gpus_per_node=2)
+    launch = plan({}, "t.py", ["x"], job_dir=Path("/d"), wish=Wish(ranks_per_node=2))
     assert launch.command == [sys.executable, "-m", "ones_wrapper.node", "t.py", "x"]
     assert (launch.nodes, launch.gpus_per_node, launch.env["MASTER_ADDR"]) == (1, 2, "127.0.0.1")
 
@@ -124,6 +127,33 @@ def test_ports_differ_between_jobs_and_restarts() -> None:
     ports = [master_port(job, restart) for job in range(1990, 2100) for restart in range(20)]
     assert len(set(ports)) == len(ports)
     assert all(port in PORTS for port in ports)
+
+
+def test_each_start_has_its_port() -> None:
+    """Protects ranks that start again in the same allocation from the sockets of those that crashed."""
+    first, second = (plan(RESIZED, "t.py", [], job_dir=Path(), attempt=a).env for a in (0, 1))
+    assert (first["MASTER_PORT"], second["MASTER_PORT"]) == (str(master_port(7, 2)), str(master_port(7, 3)))
+    assert second["ONES_ATTEMPT"] == "1"
+
+
+def test_the_environment_is_obeyed_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects batch scripts that set ONES_… variables: they count, and a misspelt one is refused with the choice."""
+    script = tmp_path / "t.py"
+    script.write_text("")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("ONES_JOB_DIR", str(tmp_path / "job"))
+    for name, value, says in (
+        ("ONES_LAUNCHER", "aprun", "none of srun, ibrun, mpirun, local"),
+        ("ONES_MPI", "pmi9", "none of none, pmi2, pmix"),
+        ("ONES_BACKEND", "ucc", "none of nccl, gloo, mpi"),
+        ("ONES_RETRIES", "some", "not a number"),
+        ("ONES_LAUNCHER", "srun", "not a Slurm job"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            patch.setattr("sys.stderr", (err := StringIO()))
+            assert main([str(script)]) == 2
+            assert says in err.getvalue()
 
 
 def test_job_directory(tmp_path: Path) -> None:

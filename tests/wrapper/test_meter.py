@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ones_wrapper.boundary import Boundary
 from ones_wrapper.checkpoint import Progress
-from ones_wrapper.group import Group
+from ones_wrapper.group import TorchGroup
 from ones_wrapper.meter import WARM_UP, Meter
 from ones_wrapper.signals import Flags
 
@@ -42,11 +44,10 @@ def test_infinite_loss_is_left_out() -> None:
     assert report is not None and report.loss is None
 
 
-class Slow(Group):
+class Slow(TorchGroup):
     """Two ranks, as this one sees them, whose agreement takes a while."""
 
-    def maximum(self, values: object) -> list[int]:
-        assert isinstance(values, list)
+    def maximum(self, values: Sequence[int]) -> list[int]:
         return [*values[:-1], max(values[-1], 1)]
 
 

@@ -14,7 +14,7 @@ import pytest
 SRUN = """#!/bin/sh
 # As srun: options first; passes SIGUSR2 on; says 137 when it killed tasks because one failed.
 while [ "${1#-}" != "$1" ]; do shift; done
-export SLURM_NODEID=0
+export SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=1
 trap 'kill -USR2 $child' USR2
 trap 'echo killed-by-TERM; kill -9 $child' TERM
 "$@" & child=$!

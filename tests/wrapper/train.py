@@ -23,6 +23,9 @@ parser.add_argument("--max-batch", type=int, default=64)
 parser.add_argument("--max-local-batch", type=int, default=32)
 parser.add_argument("--step-ms", type=float, default=0.0)
 parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--max-passes", type=int, default=1)
+parser.add_argument("--gamma", type=float, default=0.8)
+parser.add_argument("--nan-at", type=int, default=-1, help="step after which the loss is not a number")
 parser.add_argument("--exit-at", type=int, default=-1, help="step at which the last rank exits with code 7")
 parser.add_argument("--full", type=int, nargs=2, default=(-1, -1), help="steps between which the disk is full")
 parser.add_argument("--out", type=Path)
@@ -32,6 +35,7 @@ job = ones.init(
     batch=args.batch,
     max_batch=args.max_batch,
     max_local_batch=args.max_local_batch,
+    max_passes=args.max_passes,
     epochs=args.epochs,
     lr_cap=2.0,
 )
@@ -39,7 +43,7 @@ torch.manual_seed(job.rank)  # the parameters of rank 0 have to reach all
 model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 1))
 model = job.ddp(model.double())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.8)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=args.gamma)
 generator = torch.Generator().manual_seed(1)
 x = torch.randn(args.samples, 8, generator=generator, dtype=torch.float64)
 job.register(model=model, optimizer=optimizer, scheduler=scheduler)
@@ -48,12 +52,15 @@ step = job.progress.step
 for _ in job.epochs():
     for inputs, target in loader:
         loss = torch.nn.functional.mse_loss(model(inputs), target)
+        if step == args.nan_at:
+            loss = loss * torch.nan
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         job.loss(loss)
         time.sleep(args.step_ms / 1000)
-        step += 1
+        if job.updates:
+            step += 1
         if step == args.exit_at and job.rank == job.world - 1:
             sys.exit(7)
         if step in args.full:

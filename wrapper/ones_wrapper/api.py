@@ -12,21 +12,23 @@ for epoch in job.epochs():
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from ones_wrapper.batch import RULES, lr_factor
+from ones_wrapper.batch import LrRule
 from ones_wrapper.checkpoint import Progress, State, Stateful
-from ones_wrapper.data import Feed, Share, local_indices
-from ones_wrapper.group import average, join
+from ones_wrapper.exchange import DdpExchange
+from ones_wrapper.foreign import already_requeued_by
+from ones_wrapper.group import join
 from ones_wrapper.noise import NoiseScale
 from ones_wrapper.protocol import Spec
-from ones_wrapper.run import Run
+from ones_wrapper.run import Run, Settings
+from ones_wrapper.streams import make_feed
 
 
 def init(
@@ -35,9 +37,12 @@ def init(
     epochs: int = 0,
     max_batch: int | None = None,
     max_local_batch: int | None = None,
+    max_passes: int = 1,
     lr_rule: str = "linear",
     lr_cap: float = 8.0,
-    checkpoint_every_s: float = 600.0,
+    lr_ramp: int = 0,
+    checkpoint_every_s: float | None = None,
+    write_behind: bool = True,
     noise_scale: bool = True,
     backend: str | None = None,
 ) -> Job:
@@ -45,31 +50,39 @@ def init(
 
     `batch` is the global batch, in samples, that the script's learning rate was chosen for; `max_batch` the
     largest that it takes (default: `batch`, so only the GPUs change); `max_local_batch` the most samples per
-    GPU per forward pass (default: `max_batch`). `epochs` is how many it means to train, 0 when it does not
-    say. The learning rate follows the batch by `lr_rule` (linear, sqrt or none) up to `lr_cap` times.
-    `noise_scale` measures the gradient noise scale on the way, by which the companion knows what larger
-    batches are worth; on one GPU this keeps a copy of the gradients. `backend` overrides the choice between
-    nccl (every rank has a GPU) and gloo.
+    GPU per forward pass (default: `max_batch`; where the device turns out to hold fewer, half as many from then
+    on). A step takes up to `max_passes` forward passes per GPU, accumulating gradients, where the batch does not
+    fit otherwise. `epochs` is how many it means to train, 0 when it does not say.
 
-    Call it once, before anything that needs the device. Raises ValueError for numbers that contradict each
-    other.
+    The learning rate follows the batch by `lr_rule` (linear, sqrt, adascale or none) up to `lr_cap` times, over
+    `lr_ramp` steps after each change. `checkpoint_every_s` is the time between checkpoints (default: what their
+    measured cost and the job's failures suggest); with `write_behind` those that nobody waits for are copied and
+    written while training goes on. `noise_scale` measures the gradient noise scale on the way, by which the
+    companion knows what larger batches are worth; on one GPU this keeps a copy of the gradients. `backend`
+    overrides the choice between nccl (every rank has a GPU) and gloo; "mpi" exchanges through mpi4py.
+
+    Synchronises all ranks. Call it once, before anything that needs the device. Raises ValueError for numbers that
+    contradict each other, and RuntimeError for a job that something else already requeues.
     """
     started = time.time()
     max_batch = batch if max_batch is None else max_batch
     max_local_batch = max_batch if max_local_batch is None else max_local_batch
     if not 1 <= batch <= max_batch:
         raise ValueError(f"init: batch={batch} must be from 1 to max_batch={max_batch}")
-    if max_local_batch < 1:
-        raise ValueError(f"init: max_local_batch={max_local_batch} must be 1 or more")
-    if epochs < 0:
-        raise ValueError(f"init: epochs={epochs} must be 0 (does not say) or more")
-    if lr_rule not in RULES:
-        raise ValueError(f"init: lr_rule={lr_rule!r} is none of {', '.join(RULES)}")
-    if lr_cap <= 0:
-        raise ValueError(f"init: lr_cap={lr_cap} must be positive")
-    group = join(backend)
-    spec = Spec(batch, max_batch, max_local_batch, 0, epochs)
-    run = Run(group, spec, lambda b: lr_factor(b, batch, lr_rule, lr_cap), checkpoint_every_s, started)
+    for name, value in (("max_local_batch", max_local_batch), ("max_passes", max_passes)):
+        if value < 1:
+            raise ValueError(f"init: {name}={value} must be 1 or more")
+    for name, value in (("epochs", epochs), ("lr_ramp", lr_ramp)):
+        if value < 0:
+            raise ValueError(f"init: {name}={value} must be 0 or more")
+    rule = LrRule(batch, lr_rule, lr_cap)
+    if rule.follows_noise and not noise_scale:
+        raise ValueError("init: lr_rule='adascale' needs the noise scale; leave out noise_scale=False")
+    if why := already_requeued_by():
+        raise RuntimeError(why)
+    group = join(backend or os.environ.get("ONES_BACKEND") or None)
+    spec = Spec(batch, max_batch, max_local_batch, 0, epochs, max_passes)
+    run = Run(group, spec, Settings(rule, lr_ramp, checkpoint_every_s, write_behind), started)
     if noise_scale:
         run.noise = NoiseScale(group)
     return Job(run)
@@ -80,7 +93,6 @@ class Job:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._share = Share(0, 1, 1)
 
     @property
     def rank(self) -> int:
@@ -112,25 +124,47 @@ class Job:
         """How far training has come."""
         return self._run.progress
 
-    def ddp(self, model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
+    @property
+    def updates(self) -> bool:
+        """Whether the optimizer steps after this pass; False in all but the last of a step that takes several.
+
+        What must happen once a step, such as clipping gradients, stands under `if job.updates:`.
+        """
+        return self._run.passed.last
+
+    def ddp(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """The model in data parallel, its gradients averaged over samples rather than over ranks.
 
         So the script's loss stays the mean over its local batch though local batches may differ in size.
-        `options` are those of torch's DistributedDataParallel.
+        `options` are those of torch's DistributedDataParallel; over MPI, `bucket_mb`. Synchronises all ranks: the
+        parameters of rank 0 reach all. In training each step exchanges every gradient once, while backward goes on.
         """
-        model = model.to(self.device)
-        ids = [self.device] if self.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(model, device_ids=ids, **options)
-        # A lambda, since DDP judges a function's annotations and takes no strings.
-        wrapped.register_comm_hook(self, lambda job, bucket: job._average(bucket.index(), bucket.buffer()))
-        return wrapped
+        run = self._run
+        if run.group.storage is not None:
+            return self._wrap(DdpExchange(run.group, run.noise), model, options)
+        from ones_wrapper.mpi_exchange import MpiExchange
+        from ones_wrapper.mpi_group import MpiGroup
 
-    def _average(self, bucket: int, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        (_, _, total), samples, noise = self._share, self._share.samples, self._run.noise
-        if noise is None:
-            return average(gradient, samples, total)
-        noise.local(bucket, gradient, samples, total)
-        return average(gradient, samples, total, lambda summed: noise.whole(summed, total))
+        assert isinstance(run.group, MpiGroup)
+        return self._wrap(MpiExchange(run.group, run.noise), model, options)
+
+    def fsdp(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        """The model sharded over the ranks by FSDP2 (`fully_shard`), its gradients averaged over samples.
+
+        `modules` names what is sharded as a unit (a type, several, or a function of a module); other options are
+        `fully_shard`'s. Synchronises all ranks. In training each pass gathers every unit's parameters twice and
+        exchanges its gradients once.
+        """
+        from ones_wrapper.fsdp import FsdpExchange
+
+        return self._wrap(FsdpExchange(self._run.group, self._run.noise), model, options)
+
+    def _wrap(self, exchange: Any, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
+        if self._run.exchange is not None:
+            raise RuntimeError("ddp, fsdp: a job trains one model; put several into one Module")
+        wrapped: torch.nn.Module = exchange.wrap(model, **options)
+        self._run.exchange = exchange
+        return wrapped
 
     def register(
         self,
@@ -142,18 +176,22 @@ class Job:
     ) -> None:
         """Say once what training carries, and load the newest good checkpoint into it.
 
-        `others` are further objects with `state_dict` and `load_state_dict`, such as a gradient scaler.
+        `others` are further objects with `state_dict` and `load_state_dict`, such as a gradient scaler; their state
+        is plain data: numbers, texts, tensors, and lists and dicts of them. Synchronises all ranks, and reads each
+        checkpoint twice: once to verify it, once to load it.
         """
-        if self._run.state is not None:
+        run = self._run
+        if run.state is not None:
             raise RuntimeError("register: call it once, with everything that training carries")
-        if self.world > 1 and not isinstance(model, DistributedDataParallel):
+        alone = self.world == 1 and run.spec.max_passes == 1
+        if not alone and (run.exchange is None or not run.exchange.owns(model)):
             raise ValueError(
-                "register: model is not the one that job.ddp returned; its gradients would not be averaged"
+                "register: model is not the one that job.ddp or job.fsdp returned; its gradients would not be averaged"
             )
         extras = dict(others)
         if scheduler is not None:
             extras["scheduler"] = scheduler
-        self._run.load(State(model, optimizer, extras))
+        run.load(State(model, optimizer, extras))
 
     def loader(
         self,
@@ -161,27 +199,38 @@ class Job:
         *,
         shuffle: bool = True,
         seed: int = 0,
+        keyed: bool = True,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         **options: Any,
     ) -> Loader:
-        """The training data: a map-style dataset, cut into the batch in force, each sample once an epoch.
+        """The training data cut into the batch in force, each sample once an epoch.
 
-        `seed` fixes the order of every epoch. `options` are further ones of torch's DataLoader (`pin_memory`,
-        …); not those that choose samples, since that is done here.
+        A map-style dataset, or an iterable one that can skip (`skip(n)`, or `from_position(epoch, start)`). `seed`
+        fixes the order of every epoch, and all random numbers: with `keyed` those that a sample draws while it is
+        fetched (augmentation) depend on seed, epoch and sample alone; all others (dropout) on seed, step and rank.
+        `options` are further ones of torch's DataLoader (`pin_memory`, …); not those that choose samples, since that
+        is done here. Synchronises nothing.
         """
         if self._run.feed is not None:
             raise RuntimeError("loader: a job trains on one dataset; use an ordinary DataLoader to evaluate on another")
         if taken := {"batch_size", "sampler", "batch_sampler", "drop_last", "generator"} & set(options):
             raise ValueError(f"loader: {', '.join(sorted(taken))} cannot be given; ones.init holds the batch")
-        self._run.feed = Feed(
-            dataset, shuffle=shuffle, seed=seed, collate_fn=collate_fn, num_workers=num_workers, options=options
+        self._run.seed = seed
+        self._run.feed = make_feed(
+            dataset,
+            shuffle=shuffle,
+            seed=seed,
+            keyed=keyed,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            options=options,
         )
         return Loader(self)
 
     def epochs(self) -> Iterator[int]:
         """The epochs still to train, from the one that the checkpoint stopped in; without end where init's is
-        0.
+        0. Synchronises all ranks at the first and, for the last checkpoint, after the last.
         """
         run = self._run
         run.begin()
@@ -193,14 +242,23 @@ class Job:
         run.finish()
 
     def loss(self, loss: torch.Tensor | float) -> None:
-        """Tell the loss of this step, the mean over the local batch. Costs no wait for the GPU."""
-        self._run.meter.loss(loss, self._share.samples)
+        """Tell the loss of this pass, the mean over the local batch. Costs no wait for the GPU, and synchronises
+        nothing.
+        """
+        self._run.meter.loss(loss, self._run.passed.samples)
+
+    def checkpoint(self) -> bool:
+        """Write a checkpoint now; durable on return. False where it could not be written, which is said.
+
+        Synchronises all ranks and waits for the file system. Call it between steps, on all ranks.
+        """
+        return self._run.save("that the script asked for", 0)
 
     def epoch_end(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
         """The epoch is over: report it and go on to the next. `loss` overrides the mean of what `job.loss`
         was told.
 
-        All ranks call it; it is a step boundary.
+        All ranks call it; it is a step boundary, and synchronises them.
         """
         self._run.end_epoch(loss, accuracy)
 
@@ -208,26 +266,33 @@ class Job:
         """This rank's local batches from the cursor to the end of the present epoch."""
         run = self._run
         run.begin()
-        progress, feed, scale = run.progress, run.feed, run.scale
-        assert feed is not None and scale is not None
-        epoch, order = progress.epoch, feed.order(progress.epoch)
-        while progress.epoch == epoch and progress.cursor < feed.samples:
-            batch = run.batch
+        progress, feed, rate, exchange = run.progress, run.feed, run.rate, run.exchange
+        assert feed is not None and rate is not None
+        epoch, changed = progress.epoch, True
+        while changed:
+            batch, changed = run.batch, False
             run.meter.start()
-            for share, local in feed.batches(order, progress.cursor, batch, self.world, self.rank):
-                self._share, scale.stepped = share, False
-                used = local_indices(order, share)[: share.samples] if run.trace else []
+            local_batch = run.spec.max_local_batch
+            for passed, local in feed.batches(epoch, progress.cursor, batch, self.world, self.rank, local_batch):
+                run.start_pass(passed)
                 try:
-                    yield local
+                    if exchange is None:
+                        yield local
+                    else:
+                        with exchange.during(passed):
+                            yield local
                 except GeneratorExit:  # the script left the loop: the step counts if the optimizer made it
-                    if scale.stepped:
-                        run.commit(share, used)
+                    if passed.last and rate.stepped:
+                        run.commit(passed.share.total)
+                    run.drop_pass()
                     raise
-                run.commit(share, used)
-                run.act()
-                run.meter.start()
-                if run.batch != batch:
-                    break
+                if passed.last:
+                    run.commit(passed.share.total)
+                    run.act()
+                    run.meter.start()
+                    if run.batch != batch:
+                        changed = True
+                        break
 
 
 class Loader:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ones_wrapper.group import Group
 from ones_wrapper.mailbox import Inbox
 from ones_wrapper.protocol import Order
+from ones_wrapper.requests import SAVE, STOP, Requests
 from ones_wrapper.signals import Flags
 
 SHARE = 0.01
@@ -20,11 +21,16 @@ LONGEST_S = 1.0
 """Longest time between two agreements, where steps are shorter than that."""
 
 
+BY_SIGNAL, BY_OWNER = 1, 2
+"""Who asks for a stop; where both do, the owner's is the one that lasts."""
+
+
 @dataclass(frozen=True)
 class Agreement:
     """What all ranks do now."""
 
-    stop: bool
+    stop: int
+    """0, `BY_SIGNAL` or `BY_OWNER`."""
     checkpoint: bool
     number: int
     """Number of the order in force, 0 where there is none."""
@@ -33,14 +39,20 @@ class Agreement:
     drain: bool
     measure: bool
     """Sum up what the gradients tell."""
+    behind: bool
+    """The checkpoint may be written behind the training: nobody waits for it."""
 
 
 class Boundary:
     """The step boundaries of one run."""
 
-    def __init__(self, group: Group, inbox: Inbox | None, restart: int, flags: Flags) -> None:
+    def __init__(
+        self, group: Group, inbox: Inbox | None, requests: Requests | None, restart: int, flags: Flags
+    ) -> None:
+        """Inbox and requests are rank 0's."""
         self._group = group
         self._inbox = inbox
+        self._requests = requests
         self._restart = restart
         self._flags = flags
         self._skip = 0
@@ -56,7 +68,7 @@ class Boundary:
         """The order that was there before the first step: its batch counts, a drain waits for the first
         boundary.
         """
-        return self._agree(int(self._flags.checkpoint), 1, False)
+        return self._agree(0, int(self._flags.checkpoint), 1, False, False)
 
     def meet(self, step_s: float, due: bool, measure: bool) -> Agreement | None:
         """Called at every step boundary by all ranks; None at those that are skipped.
@@ -67,9 +79,16 @@ class Boundary:
         if self._skip > 0:
             self._skip -= 1
             return None
-        first = self._group.rank == 0
+        first, owner = self._group.rank == 0, False
         asked, self._flags.checkpoint = self._flags.checkpoint, False
-        agreed = self._agree(int(asked or (first and due)), self._interval(step_s), first and measure)
+        if self._requests is not None and self._requests.due():
+            owner = self._requests.asked(STOP)
+            if self._requests.asked(SAVE):
+                self._requests.answered(SAVE)
+                asked = True
+        agreed = self._agree(
+            BY_OWNER if owner else 0, int(asked), self._interval(step_s), first and measure, first and due
+        )
         if agreed.drain:
             self._answered = agreed.number
         return agreed
@@ -79,26 +98,27 @@ class Boundary:
             return 1
         return max(1, min(round(self._cost_s / (SHARE * step_s)), int(LONGEST_S / step_s)))
 
-    def _agree(self, checkpoint: int, interval: int, measure: bool) -> Agreement:
+    def _agree(self, owner: int, checkpoint: int, interval: int, measure: bool, due: bool) -> Agreement:
         order = self._order()
         number = order.number if order else 0
         drains = order is not None and order.drain and order.restart == self._restart
         said = [
-            int(self._flags.stop),
+            max(owner, BY_SIGNAL if self._flags.stop else 0),
             checkpoint,
             number,
             (order.batch or 0) if order else 0,
             int(drains and number > self._answered),
             interval if self._group.rank == 0 else 0,
             int(measure),
+            int(due),
         ]
         started = time.perf_counter()
-        stop, checkpoint, number, wanted, drain, interval, look = self._group.maximum(said)
+        stop, asked, number, wanted, drain, interval, look, due_now = self._group.maximum(said)
         cost = time.perf_counter() - started
         # The shortest of late: what exceeds it is waiting for a slower rank, which the step would do anyway.
         self._cost_s = min(self._cost_s * 1.1, cost) if self._cost_s else cost
         self._skip = interval - 1
-        return Agreement(bool(stop), bool(checkpoint), number, wanted, bool(drain), bool(look))
+        return Agreement(stop, bool(asked or due_now), number, wanted, bool(drain), bool(look), behind=not asked)
 
     def wait(self, number: int, over: bool) -> tuple[bool, bool]:
         """(stop, carry on): called again and again while drained by order `number`.

@@ -14,7 +14,11 @@ from types import TracebackType
 AtEnd = Callable[[int, str], None]
 """Takes the exit code and, after an uncaught error, its text."""
 
+Judge = Callable[[BaseException], tuple[int, str] | None]
+"""Takes an uncaught error: the exit code and text that it shall end with, None where it says nothing special."""
+
 _callbacks: list[AtEnd] = []
+_judges: list[Judge] = []
 
 
 def at_end(callback: AtEnd) -> None:
@@ -26,17 +30,31 @@ def at_end(callback: AtEnd) -> None:
 
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             previous(kind, error, trace)
-            ended(1, describe(error))
+            ended(*judged(error))
 
         sys.excepthook = hook
         atexit.register(ended, 0, "")
     _callbacks.append(callback)
 
 
+def at_error(judge: Judge) -> None:
+    """Have `judge` asked what an uncaught error of the script means."""
+    _judges.append(judge)
+
+
+def judged(error: BaseException) -> tuple[int, str]:
+    """The exit code and one line for an uncaught error."""
+    for judge in _judges:
+        if verdict := judge(error):
+            return verdict
+    return 1, describe(error)
+
+
 def ended(code: int, note: str) -> None:
     """The script ended; later calls have no effect."""
     callbacks = _callbacks[:]
     _callbacks.clear()
+    _judges.clear()
     for callback in reversed(callbacks):
         callback(code, note)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -17,34 +18,55 @@ class RankError(Exception):
     """Something failed on at least one rank; the message says on which and why. Raised on all ranks."""
 
 
+class ThreadsError(Exception):
+    """The ranks can't speak to one another from a second thread; the message says why. Raised on all ranks."""
+
+
 @dataclass(frozen=True)
-class Group:
-    """One run's ranks. Every method is collective: all ranks call it at the same point."""
+class Group(ABC):
+    """One run's ranks. Every method is collective, unless it says otherwise: all ranks call it at the same
+    point.
+    """
 
     rank: int
     world: int
     local_rank: int
     nodes: int
     gpus_per_node: int
+    """Ranks a node."""
     device: torch.device
-    control: dist.ProcessGroup
-    """A gloo group for small agreements, so that they never wait for the GPU's stream."""
 
+    @property
+    @abstractmethod
+    def storage(self) -> dist.ProcessGroup | None:
+        """What torch.distributed.checkpoint speaks over; None where rank 0 has to write for all. Not collective."""
+
+    @abstractmethod
+    def beside(self) -> Group:
+        """The same ranks once more, for the collectives of a background thread; `close` it in the end.
+
+        Raises `ThreadsError` where a second thread can't have any.
+        """
+
+    @abstractmethod
     def maximum(self, values: Sequence[int]) -> list[int]:
         """The elementwise maximum over the ranks."""
-        if self.world == 1:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.int64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.control)
-        return [int(v) for v in tensor.tolist()]
 
+    @abstractmethod
     def total(self, values: Sequence[float]) -> list[float]:
-        """The elementwise sum over the ranks."""
-        if self.world == 1:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, group=self.control)
-        return [float(v) for v in tensor.tolist()]
+        """The elementwise sum over the ranks, in double precision."""
+
+    @abstractmethod
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value (anything that pickles), in rank order."""
+
+    @abstractmethod
+    def close(self, code: int = 0) -> None:
+        """Leave the process group.
+
+        `code` is the exit code that this rank is about to end with. With one other than 0 this is not
+        collective: other ranks may wait for this one, and where the transport doesn't tell them, this does.
+        """
 
     def everywhere(self, function: Callable[[], T]) -> list[T]:
         """Run `function` on every rank; its results in rank order. Raises `RankError` where any of them
@@ -55,9 +77,7 @@ class Group:
             outcome = (function(), None)
         except Exception as error:
             outcome = (None, f"{type(error).__name__}: {error}"[:500])
-        outcomes: list[tuple[T | None, str | None]] = [outcome] * self.world
-        if self.world > 1:
-            dist.all_gather_object(outcomes, outcome, group=self.control)
+        outcomes = self.gather(outcome)
         failed = [f"rank {rank}: {why}" for rank, (_, why) in enumerate(outcomes) if why is not None]
         if failed:
             raise RankError("; ".join(failed[:3]))
@@ -67,18 +87,64 @@ class Group:
         """Run `function` on rank 0 alone; its result on every rank. Raises `RankError` where it failed."""
         return self.everywhere(lambda: function() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
-    def close(self) -> None:
-        """Leave the process group."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
+
+@dataclass(frozen=True)
+class TorchGroup(Group):
+    """The ranks of a torch.distributed process group."""
+
+    control: dist.ProcessGroup
+    """A gloo group for small agreements, so that they never wait for the GPU's stream."""
+    main: bool = True
+    """Whether closing this ends torch.distributed, rather than `control` alone."""
+
+    @property
+    def storage(self) -> dist.ProcessGroup:
+        return self.control
+
+    def beside(self) -> TorchGroup:
+        control = dist.new_group(backend="gloo")
+        assert control is not None
+        return replace(self, control=control, main=False)
+
+    def maximum(self, values: Sequence[int]) -> list[int]:
+        if self.world == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.control)
+        return [int(v) for v in tensor.tolist()]
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        if self.world == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, group=self.control)
+        return [float(v) for v in tensor.tolist()]
+
+    def gather(self, value: T) -> list[T]:
+        values = [value] * self.world
+        if self.world > 1:
+            dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def close(self, code: int = 0) -> None:
+        # After an error the others notice by themselves: their connections to this rank close.
+        if code == 0 and dist.is_initialized():
+            dist.destroy_process_group(None if self.main else self.control)
 
 
 def join(backend: str | None = None) -> Group:
     """Build the process group from the variables that the node launcher set; without them a single process.
 
-    `backend` is nccl when every rank of the node has a GPU of its own, else gloo, unless given.
+    `backend` is nccl when every rank of the node has a GPU of its own, else gloo, unless given here or as
+    `ONES_BACKEND`. With mpi the ranks are those that the MPI launcher started, and torch.distributed is left
+    alone.
     """
     env = os.environ
+    backend = backend or env.get("ONES_BACKEND")
+    if backend == "mpi":
+        from ones_wrapper.mpi_group import join_mpi  # mpi4py is asked for by those who use it alone
+
+        return join_mpi(env)
     alone = "RANK" not in env
     rank, world = (0, 1) if alone else (int(env["RANK"]), int(env["WORLD_SIZE"]))
     local_rank, local_world = (0, 1) if alone else (int(env["LOCAL_RANK"]), int(env["LOCAL_WORLD_SIZE"]))
@@ -97,34 +163,4 @@ def join(backend: str | None = None) -> Group:
             )
     control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
     assert control is not None
-    return Group(rank, world, local_rank, max(1, world // local_world), local_world, device, control)
-
-
-def average(
-    gradient: torch.Tensor, samples: int, total: int, seen: Callable[[torch.Tensor], None] = lambda gradient: None
-) -> torch.futures.Future[torch.Tensor]:
-    """The gradient of the mean over a step's `total` samples, of which this rank had `samples`; summed in
-    place, and shown to `seen` once it is whole.
-
-    For DDP's communication hook, in the place of the plain mean over ranks, which is wrong for unequal
-    shares.
-    """
-    if samples:
-        gradient.mul_(samples / total)
-    else:
-        gradient.zero_()  # a sample borrowed for the exchange may give NaN, and NaN times 0 is NaN
-    if dist.get_world_size() == 1:
-        alone: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        seen(gradient)
-        alone.set_result(gradient)
-        return alone
-    work = dist.all_reduce(gradient, async_op=True)
-    assert work is not None
-
-    def whole(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        summed = future.value()[0]
-        seen(summed)
-        return summed
-
-    done: torch.futures.Future[torch.Tensor] = work.get_future().then(whole)
-    return done
+    return TorchGroup(rank, world, local_rank, max(1, world // local_world), local_world, device, control)

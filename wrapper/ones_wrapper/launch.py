@@ -1,9 +1,7 @@
-"""`ones-run`: start the ranks for the allocation as it now is.
+"""`ones-run`: start the ranks for the allocation as it now is, and again when they crash.
 
-Runs in the batch script. The environment that `sbatch` froze still holds the counts of the job's first shape,
-so nothing is taken from it but what Slurm sets anew at each start: the job's nodes and the GPUs of a node.
-One `srun` task a node starts `ones_wrapper.node`, which forks that node's ranks. Standard library only, so
-that it starts fast.
+Runs in the batch script, in place of `srun`, and is what Slurm's signals to the batch script reach. Standard
+library only, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -11,84 +9,52 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
-import stat
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
-from ones_wrapper.hostlist import expand
-from ones_wrapper.protocol import directory_name
+from ones_wrapper.again import Limits
+from ones_wrapper.allocation import LaunchError, allocation, master_port, number, without_stale
+from ones_wrapper.codes import USAGE_ERROR
+from ones_wrapper.jobdir import job_directory, make_job_directory
+from ones_wrapper.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask
+from ones_wrapper.supervise import Launch, Supervisor
 
-USAGE_ERROR = 2
-"""Exit code where nothing was started because something asked for was missing or contradictory."""
+__all__ = ["LaunchError", "Wish", "job_directory", "main", "make_job_directory", "plan"]
 
-PORTS = range(10_000, 30_000)
-"""Below the ports that Linux gives out by itself (32768 and up)."""
+BACKENDS = ("nccl", "gloo", "mpi")
 
-STALE = (
-    "SLURM_NTASKS",
-    "SLURM_NPROCS",
-    "SLURM_TASKS_PER_NODE",
-    "SLURM_STEP_TASKS_PER_NODE",
-    "SLURM_NTASKS_PER_NODE",
-    "SLURM_NTASKS_PER_CORE",
-    "SLURM_NTASKS_PER_GPU",
-    "SLURM_NTASKS_PER_SOCKET",
-    "SLURM_NTASKS_PER_TRES",
-    "SLURM_GPUS",
-    "SLURM_GPUS_PER_NODE",
-    "SLURM_GPUS_PER_SOCKET",
-    "SLURM_GPUS_PER_TASK",
-    "SLURM_GPU_BIND",
-    "SLURM_GRES",
-    "SLURM_STEP_GRES",
-    "SLURM_TRES_PER_TASK",
-    "SLURM_CPUS_PER_TASK",
-    "SLURM_CPUS_PER_GPU",
-    "SLURM_CPU_BIND",
-    "SLURM_CPU_BIND_LIST",
-    "SLURM_CPU_BIND_TYPE",
-    "SLURM_CPU_BIND_VERBOSE",
-    "SLURM_DISTRIBUTION",
-    "SLURM_EXPORT_ENV",
-    "SLURM_NNODES",
-    "SLURM_NODELIST",
-)
-"""Variables that `srun` would obey though they tell of an older shape, or of another step's layout."""
-
-
-class LaunchError(Exception):
-    """Nothing was started; the message says what was wrong and what to do."""
+_EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "OMP_NUM_THREADS")
+"""What a launcher that hands on little must hand on, beside our own variables."""
 
 
 @dataclass(frozen=True)
-class Launch:
-    """What will be started."""
+class Wish:
+    """How the user wants ranks to be started; None where that was not said."""
 
-    command: list[str]
-    env: dict[str, str]
-    nodes: int
-    gpus_per_node: int
-    slurm: bool
+    launcher: str | None = None
+    mpi: str | None = None
+    backend: str | None = None
+    ranks_per_node: int | None = None
+
+    @classmethod
+    def of(cls, env: Mapping[str, str], options: argparse.Namespace) -> Wish:
+        """From the command line, else from the environment. Raises `LaunchError`."""
+        return cls(
+            options.launcher or _choice(env, "ONES_LAUNCHER", LAUNCHERS),
+            options.mpi or _choice(env, "ONES_MPI", MPI_TYPES),
+            options.backend or _choice(env, "ONES_BACKEND", BACKENDS),
+            options.ranks_per_node or number(env, "ONES_GPUS_PER_NODE"),
+        )
 
 
-def master_port(job_id: int, restart: int) -> int:
-    """A port for rank 0's store: twenty for a job, one a restart, and the next thousand jobs have others."""
-    return PORTS.start + job_id % 1000 * 20 + restart % 20
-
-
-def _number(env: Mapping[str, str], name: str) -> int | None:
-    text = env.get(name, "").strip()
-    if not text:
-        return None
-    if not text.isdigit():
-        raise LaunchError(f"{name}={text!r} is not a number")
-    return int(text)
+def _choice(env: Mapping[str, str], name: str, choices: Sequence[str] | Mapping[str, object]) -> str | None:
+    value = env.get(name)
+    if value and value not in choices:
+        raise LaunchError(f"{name}={value!r} is none of {', '.join(choices)}")
+    return value or None
 
 
 def plan(
@@ -97,158 +63,45 @@ def plan(
     arguments: Sequence[str],
     *,
     job_dir: Path,
-    gpus_per_node: int | None = None,
-    srun: str | None = "srun",
+    wish: Wish = Wish(),
+    find: Find = shutil.which,
+    ask: Ask = ask,
     now: float = 0.0,
+    attempt: int = 0,
 ) -> Launch:
     """The command and environment that start SCRIPT on the allocation that `env` tells of.
 
-    `gpus_per_node` is what was asked for on the command line or by ONES_GPUS_PER_NODE; Slurm's own count
-    wins, since a resize changes it. `srun` is the path of that program, None where there is none. Outside
-    Slurm the ranks run on this machine. Raises `LaunchError`.
+    `find` gives the path of a program and `ask` what one prints; `now` is when `ones-run` began, in Unix time,
+    and `attempt` how often it started the ranks before. Raises `LaunchError`.
     """
-    asked = gpus_per_node or _number(env, "ONES_GPUS_PER_NODE")
-    if not env.get("SLURM_JOB_ID"):
-        return _plan_local(env, script, arguments, job_dir, asked or 1, now)
-    if srun is None:
-        raise LaunchError("this is a Slurm job, but there is no srun in PATH; add Slurm's bin folder to PATH")
-    allocated = _number(env, "SLURM_GPUS_ON_NODE")
-    gpus = allocated or asked
-    if not gpus:
-        raise LaunchError(
-            "Slurm gave this job no GPUs that it knows of (SLURM_GPUS_ON_NODE is not set). Submit with --gres=gpu:N, "
-            "or at a site that hands out whole nodes say how many ranks a node takes: ones-run --gpus-per-node N, "
-            "or ONES_GPUS_PER_NODE=N"
-        )
-    try:
-        hosts = expand(env["SLURM_JOB_NODELIST"])
-    except KeyError:
-        raise LaunchError("SLURM_JOB_NODELIST is not set; start ones-run in the batch script") from None
-    except ValueError as error:
-        raise LaunchError(f"SLURM_JOB_NODELIST: {error}") from None
-    nodes = _number(env, "SLURM_JOB_NUM_NODES") or len(hosts)
-    job_id, restart = _number(env, "SLURM_JOB_ID") or 0, _number(env, "SLURM_RESTART_COUNT") or 0
-    command = [
-        srun,
-        f"--nodes={nodes}",
-        f"--ntasks={nodes}",
-        "--ntasks-per-node=1",
-        *([f"--gres=gpu:{gpus}", "--gpu-bind=none"] if allocated else []),
-        "--cpu-bind=none",
-        "--mpi=none",
-        "--export=ALL",
-        "--kill-on-bad-exit=1",
-        "--wait=0",
-        *_node_command(script, arguments),
-    ]
-    clean = {k: v for k, v in env.items() if k not in STALE}
-    address = {"MASTER_ADDR": hosts[0], "MASTER_PORT": str(master_port(job_id, restart))}
-    clean |= address | _explicit(nodes, gpus, job_dir, now)
-    return Launch(command, clean, nodes, gpus, slurm=True)
-
-
-def _plan_local(
-    env: Mapping[str, str], script: str, arguments: Sequence[str], job_dir: Path, ranks: int, now: float
-) -> Launch:
-    # Several may run on one machine at a time, so the port follows from the process here.
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(master_port(os.getpid(), 0))}
-    clean = dict(env) | address | _explicit(1, ranks, job_dir, now)
-    return Launch(_node_command(script, arguments), clean, 1, ranks, slurm=False)
-
-
-def _node_command(script: str, arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "ones_wrapper.node", script, *arguments]
-
-
-def _explicit(nodes: int, gpus: int, job_dir: Path, now: float) -> dict[str, str]:
-    return {
-        "ONES_NODES": str(nodes),
-        "ONES_GPUS_PER_NODE": str(gpus),
+    has = allocation(env, wish.ranks_per_node)
+    mpi = wish.mpi or "none"
+    direct = mpi != "none" or wish.backend == "mpi"
+    name = wish.launcher or ("srun" if has.slurm else "mpirun" if direct else "local")
+    if name == "srun" and direct and mpi == "none":
+        raise LaunchError("with srun, MPI needs --mpi pmi2 or pmix, whichever the MPI was built for (srun --mpi=list)")
+    if name != "srun" and mpi != "none":
+        raise LaunchError(f"--mpi {mpi} is for srun; with {name} say --backend mpi")
+    # Outside Slurm several may run on one machine at a time, so the port follows from the process there.
+    port = master_port(has.job_id if has.slurm else os.getpid(), has.restart + attempt)
+    own = {
+        "MASTER_ADDR": has.address,
+        "MASTER_PORT": str(port),
+        "ONES_NODES": str(has.nodes),
+        "ONES_GPUS_PER_NODE": str(has.ranks_per_node),
         "ONES_JOB_DIR": str(job_dir),
         "ONES_LAUNCHED": f"{now:.3f}",
+        "ONES_LAUNCHER": name,
+        "ONES_ATTEMPT": str(attempt),
     }
-
-
-def job_directory(env: Mapping[str, str], cwd: Path) -> Path:
-    """Where the job's directory is: ONES_JOB_DIR, or `ones-<job id>` in the working directory."""
-    named = env.get("ONES_JOB_DIR")
-    return (cwd / named) if named else cwd / directory_name(_number(env, "SLURM_JOB_ID") or 0)
-
-
-def make_job_directory(path: Path) -> None:
-    """Make the job's directory (mode 0755), or check the one that is there.
-
-    Raises `LaunchError` where it is a link, not a directory, another user's, not writable, or its parent is
-    missing.
-    """
-    try:
-        path.mkdir()
-        path.chmod(0o755)  # the companion may be another user, whatever our umask
-        return
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        raise LaunchError(f"job directory {path}: its parent does not exist; make it first") from None
-    except OSError as error:
-        raise LaunchError(
-            f"job directory {path}: cannot be made ({error.strerror}); set ONES_JOB_DIR to a place you can write to"
-        ) from None
-    state = path.lstat()
-    if stat.S_ISLNK(state.st_mode):
-        raise LaunchError(f"job directory {path}: is a link; set ONES_JOB_DIR to the directory itself")
-    if not stat.S_ISDIR(state.st_mode):
-        raise LaunchError(f"job directory {path}: is not a directory; move it away")
-    if state.st_uid != os.geteuid():
-        raise LaunchError(f"job directory {path}: belongs to user {state.st_uid}, not to you; choose another")
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise LaunchError(f"job directory {path}: is not writable; chmod u+rwx it")
-
-
-def exit_code_path(job_dir: Path, restart: int) -> Path:
-    """Where the first node launcher that fails leaves its exit code.
-
-    `srun` returns the highest code of all tasks, and the tasks that it kills because one failed count as 137:
-    so the script's own code would be lost.
-    """
-    return job_dir / f".exit-{restart}"
-
-
-def _forward(process: subprocess.Popen[bytes], slurm: bool) -> None:
-    """Pass signals on to the step, so that `--signal=B:…` and `kill` reach the ranks.
-
-    `srun` answers SIGTERM by killing its tasks at once; it passes SIGUSR2 on, which the node launcher takes
-    for the order to stop after a checkpoint.
-    """
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        if process.poll() is None:
-            stop = number in (signal.SIGTERM, signal.SIGINT)
-            process.send_signal(signal.SIGUSR2 if slurm and stop else number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, handler)
-
-
-def start(launch: Launch, job_dir: Path, restart: int) -> int:
-    """Start the ranks and wait for them; the exit code is the script's, 128+n where signal n ended it."""
-    failed = exit_code_path(job_dir, restart)
-    failed.unlink(missing_ok=True)
-    # Its own process group: Ctrl-C in a terminal then reaches the ranks once, through us.
-    process = subprocess.Popen(
-        launch.command, env=launch.env, stdin=subprocess.DEVNULL, start_new_session=not launch.slurm
-    )
-    _forward(process, launch.slurm)
-    code = process.wait()
-    if code < 0:
-        code = 128 - code
-    if code:
-        try:
-            text = failed.read_text()
-            failed.unlink(missing_ok=True)
-            code = int(text) or code
-        except (OSError, ValueError):
-            pass
-    return code
+    if backend := wish.backend or ("mpi" if direct else ""):
+        own["ONES_BACKEND"] = backend
+    clean = without_stale(env) | own
+    exported = sorted(k for k in clean if k in _EXPORTED or k in own or k.startswith(("ONES_", "SLURM_RESTART")))
+    module = "ones_wrapper.rank" if direct else "ones_wrapper.node"
+    command = [sys.executable, "-m", module, script, *arguments]
+    started = LAUNCHERS[name](Layout(has, command, direct, mpi, exported), find, ask)
+    return Launch(started.command, clean | started.env, has.nodes, has.ranks_per_node, name, direct)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -256,13 +109,32 @@ def _parser() -> argparse.ArgumentParser:
         prog="ones-run",
         description="Start SCRIPT on every GPU of this Slurm job, one rank a GPU, at the job's present size. "
         "Outside Slurm it runs the ranks on this machine.",
-        epilog="The job's directory is ONES_JOB_DIR, or ones-<job id> in the working directory.",
+        epilog="The job's directory is ONES_JOB_DIR, or ones-<job id> in the working directory. Exit codes: the "
+        "script's; 128+n after signal n (143: stopped, training is not finished); 100: not to be started again; "
+        "101: out of memory; 102: the ranks hung; 2: nothing could be started.",
     )
     parser.add_argument(
         "--gpus-per-node",
+        "--ranks-per-node",
+        dest="ranks_per_node",
         type=int,
         metavar="N",
         help="ranks per node where Slurm does not know of GPUs (whole nodes), and outside Slurm",
+    )
+    parser.add_argument(
+        "--launcher", choices=LAUNCHERS, help="what starts processes on the nodes (srun; outside Slurm local)"
+    )
+    parser.add_argument("--mpi", choices=MPI_TYPES, help="start MPI ranks with srun, by this plugin of Slurm (none)")
+    parser.add_argument("--backend", choices=BACKENDS, help="what ranks exchange gradients by; mpi starts MPI ranks")
+    parser.add_argument(
+        "--retries",
+        type=int,
+        default=None,
+        metavar="N",
+        help="starts of the ranks in a row after a crash, without a newer checkpoint (3)",
+    )
+    parser.add_argument(
+        "--requeues", type=int, default=None, metavar="N", help="requeues of the job when its time is over (20)"
     )
     parser.add_argument(
         "--preload",
@@ -276,33 +148,40 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _limit(env: Mapping[str, str], option: str, given: int | None, default: int) -> int:
+    if given is not None and given < 0:
+        raise LaunchError(f"--{option} {given}: must be 0 or more")
+    found = number(env, f"ONES_{option.upper()}") if given is None else given
+    return default if found is None else found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `ones-run`; returns the script's exit code, or 2 where nothing could be started."""
     now = time.time()
     options = _parser().parse_args(argv)
     env = dict(os.environ)
     try:
-        if options.gpus_per_node is not None and options.gpus_per_node < 1:
-            raise LaunchError(f"--gpus-per-node {options.gpus_per_node}: must be 1 or more")
+        if options.ranks_per_node is not None and options.ranks_per_node < 1:
+            raise LaunchError(f"--gpus-per-node {options.ranks_per_node}: must be 1 or more")
         if options.preload:
             env["ONES_PRELOAD"] = options.preload
+        limits = Limits(_limit(env, "retries", options.retries, 3), _limit(env, "requeues", options.requeues, 20))
+        wish = Wish.of(env, options)
         if not Path(options.script).is_file():
             raise LaunchError(f"script {options.script}: there is no such file (looked from {Path.cwd()})")
         job_dir = job_directory(env, Path.cwd())
-        launch = plan(
-            env,
-            options.script,
-            options.arguments,
-            job_dir=job_dir,
-            gpus_per_node=options.gpus_per_node,
-            srun=shutil.which("srun"),
-            now=now,
-        )
+
+        def start(attempt: int) -> Launch:
+            return plan(env, options.script, options.arguments, job_dir=job_dir, wish=wish, now=now, attempt=attempt)
+
         if options.dry_run:
-            print(" ".join(launch.command))
+            launch = start(0)
+            added = {k: v for k, v in launch.env.items() if "TASKS_PER_NODE" in k and k.startswith(("TACC", "IBRUN"))}
+            print(*[f"{k}={v}" for k, v in added.items()], *launch.command)
             return 0
         make_job_directory(job_dir)
-        return start(launch, job_dir, _number(env, "SLURM_RESTART_COUNT") or 0)
+        job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
+        return Supervisor(job_dir, env, job_id, restart, limits).run(start)
     except LaunchError as error:
         print(f"ones-run: {error}", file=sys.stderr)
         return USAGE_ERROR

@@ -7,124 +7,42 @@ fork.
 
 from __future__ import annotations
 
-import atexit
-import ctypes
-import gc
-import importlib
 import os
-import runpy
 import signal
 import sys
-import threading
 import time
-import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from ones_wrapper.ending import describe, ended
-from ones_wrapper.launch import exit_code_path
-from ones_wrapper.signals import CHECKPOINT, FLAGS, STOP, STOP_CODE
+from ones_wrapper import watch
+from ones_wrapper.ahead import die_with, read_ahead
+from ones_wrapper.codes import CRASHED, HUNG, STOP_CODE, USAGE_ERROR, cause
+from ones_wrapper.jobdir import leave_exit_code
+from ones_wrapper.place import PlaceError, node_of, on_node
+from ones_wrapper.script import DUMP, leave, preload, run_script, take_signals
+from ones_wrapper.signals import CHECKPOINT, STOP
 
 GRACE_S = 5.0
 """How long the other ranks of a node may go on after one failed, to say goodbye."""
 
-_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.02
+_DUMP_S = 1.0
+"""How long hung ranks get to print where they are."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where this node stands in the run."""
-
-    node: int
-    nodes: int
-    gpus_per_node: int
-
-    @classmethod
-    def of(cls, env: Mapping[str, str]) -> Place:
-        """From what `ones-run` and `srun` set; outside Slurm one node."""
-        return cls(int(env.get("SLURM_NODEID", "0")), int(env["ONES_NODES"]), int(env["ONES_GPUS_PER_NODE"]))
-
-    def rank_env(self, local_rank: int) -> dict[str, str]:
-        """The variables of one rank, as torch's `env://` and other launchers name them."""
-        return {
-            "RANK": str(self.node * self.gpus_per_node + local_rank),
-            "LOCAL_RANK": str(local_rank),
-            "WORLD_SIZE": str(self.nodes * self.gpus_per_node),
-            "LOCAL_WORLD_SIZE": str(self.gpus_per_node),
-            "GROUP_RANK": str(self.node),
-        }
-
-
-def preload(modules: Sequence[str]) -> None:
-    """Import what every rank needs before the fork: torch, ourselves, and what the user named.
-
-    A module that is missing is left for the script to stumble over, where the error makes sense.
-    """
-    importlib.import_module("ones_wrapper.api")
-    # torch.optim imports this at its first use, so every rank would.
-    for module in ("torch._dynamo", *modules):
-        with suppress(ImportError):
-            importlib.import_module(module)
-
-
-def run_script(script: str, arguments: Sequence[str]) -> int:
-    """Run the script as `python SCRIPT ARGS` would; the exit code, after everybody heard of it."""
-    sys.argv = [script, *arguments]
-    code, note = 0, ""
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as leaving:
-        if isinstance(leaving.code, int):
-            code = leaving.code
-        elif leaving.code is not None:
-            print(leaving.code, file=sys.stderr)
-            code, note = 1, str(leaving.code)[:300]
-    except BaseException as error:
-        traceback.print_exc()
-        code, note = 1, describe(error)
-    ended(code, note)
-    return code
-
-
-def leave(code: int) -> None:
-    """End this rank as the interpreter would, but for taking itself apart.
-
-    While it does that, a thread of gloo that still holds a Python callback aborts the process now and then
-    (torch 2.13), and a finished job would count as failed.
-    """
-    threading._shutdown()  # type: ignore[attr-defined]  # joins threads, ends idle pools
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _become_rank(place: Place, local_rank: int, parent: int) -> None:
-    """First thing in the child: die with the launcher, keep signals as flags, know the place."""
-    _die_with(parent)
-    FLAGS.install()
-    os.environ.update(place.rank_env(local_rank))
-
-
-class Launcher:
+class Ranks:
     """The parent of a node's ranks."""
 
-    def __init__(self) -> None:
-        self.ranks: dict[int, int] = {}
-        """Local rank of each living process."""
+    def __init__(self, count: int, hang_s: float) -> None:
+        self._count = count
+        self._hang_s = hang_s
+        self._board = watch.Board(count)
+        self._living: dict[int, int] = {}
+        """Local rank of each process."""
         self.asked: set[int] = set()
-        self.failed: int | None = None
-        self.failed_at = 0.0
+        self._codes: list[int] = []
+        self._kill_at = float("inf")
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Pass a signal on to the ranks; before there are any, remember it."""
@@ -132,78 +50,101 @@ class Launcher:
         self._send(signal.SIGTERM if number in STOP else number)
 
     def _send(self, number: int) -> None:
-        for pid in list(self.ranks):
+        for pid in list(self._living):
             os.kill(pid, number)
 
-    def fork(self, place: Place) -> int | None:
+    def fork(self) -> int | None:
         """Fork the ranks. Returns a rank's number in the child, None in the parent."""
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
-        gc.collect()
-        gc.freeze()  # keeps the collector from copying the shared pages in every rank
-        for local_rank in range(place.gpus_per_node):
+        for local_rank in range(self._count):
             pid = os.fork()
             if pid == 0:
-                _become_rank(place, local_rank, parent)
+                die_with(parent)
+                take_signals()
+                watch.join(self._board, local_rank)
                 return local_rank
-            self.ranks[pid] = local_rank
+            self._living[pid] = local_rank
         for number in self.asked:  # came while forking
-            self._send(number)
+            self._send(signal.SIGTERM if number in STOP else number)
         return None
 
     def wait(self) -> int:
-        """Wait for all ranks. After one failed the others get `GRACE_S`; the code is that of the first that
-        failed.
+        """Wait for all ranks. After one failed the others get `GRACE_S`; the code is the one that explains the
+        rest.
         """
-        while self.ranks:
+        while self._living:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
-                self._end_grace()
-                time.sleep(0.02)
-                continue
-            local_rank = self.ranks.pop(pid, None)
-            code = os.waitstatus_to_exitcode(status)
-            code = 128 - code if code < 0 else code
-            if local_rank is not None and code and self.failed is None:
-                self.failed, self.failed_at = code, time.monotonic()
-                if not self.asked & set(STOP):
-                    leave_exit_code(code)
-                    print(f"ones-run: local rank {local_rank} ended with exit code {code}", file=sys.stderr)
-        return self.failed or 0
+                self._look()
+                time.sleep(_POLL_S)
+            elif pid in self._living:
+                self._ended(self._living.pop(pid), os.waitstatus_to_exitcode(status))
+        return cause(self._codes)
 
-    def _end_grace(self) -> None:
-        if self.failed is not None and time.monotonic() - self.failed_at > GRACE_S:
+    def _ended(self, local_rank: int, code: int) -> None:
+        self._board.beat(local_rank, 0.0)
+        code = 128 - code if code < 0 else code
+        if not code or (code in CRASHED and time.monotonic() > self._kill_at):  # the latter was us
+            return
+        self._codes.append(code)
+        self._kill_at = min(self._kill_at, time.monotonic() + GRACE_S)
+        if not self.asked & set(STOP):
+            print(f"ones-run: local rank {local_rank} ended with exit code {code}", file=sys.stderr)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now > self._kill_at:
             self._send(signal.SIGKILL)
+        elif not self._codes and (hung := self._board.hung(now, self._hang_s)):
+            self._end_hung(hung)
 
-
-def leave_exit_code(code: int) -> None:
-    """Tell `ones-run` the code, unless another node did so before."""
-    path = exit_code_path(Path(os.environ["ONES_JOB_DIR"]), int(os.environ.get("SLURM_RESTART_COUNT", "0")))
-    try:
-        with path.open("x") as file:
-            file.write(str(code))
-    except OSError:
-        pass  # srun's own code then has to do
+    def _end_hung(self, hung: list[int]) -> None:
+        """Have them say where they are, and end them all: the others of the run wait for them."""
+        local = ", ".join(map(str, hung))
+        print(
+            f"ones-run: local rank {local} at no step boundary for {self._hang_s:g} s (ONES_HANG_S); ending the ranks",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._codes.append(HUNG)
+        self._send(DUMP)
+        time.sleep(_DUMP_S)
+        self._send(signal.SIGTERM)
+        self._kill_at = time.monotonic() + GRACE_S
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `SCRIPT ARGS` in every rank of this node."""
     script, *arguments = argv
+    env = os.environ
     sys.path[0] = str(Path(script).resolve().parent)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if "SLURM_JOB_ID" not in os.environ:  # there, slurmstepd looks after us
-        _die_with(os.getppid())
-    place = Place.of(os.environ)
-    launcher = Launcher()
+    env.setdefault("OMP_NUM_THREADS", "1")
+    if env.get("ONES_LAUNCHER", "local") == "local":  # elsewhere the starter's daemon looks after us
+        die_with(os.getppid())
+    job_dir, restart = Path(env["ONES_JOB_DIR"]), int(env.get("SLURM_RESTART_COUNT") or 0)
+    count = int(env["ONES_GPUS_PER_NODE"])
+    ranks = Ranks(count, watch.longest_s(env))
     for number in STOP + CHECKPOINT:
-        signal.signal(number, launcher.handle)
-    preload([name for name in os.environ.get("ONES_PRELOAD", "").split(",") if name])
-    if launcher.asked & set(STOP):
+        signal.signal(number, ranks.handle)
+    try:
+        node = node_of(env)
+    except PlaceError as error:
+        print(f"ones-run: {error}", file=sys.stderr)
+        leave_exit_code(job_dir, restart, 0, USAGE_ERROR)
+        return USAGE_ERROR
+    read_ahead(job_dir)
+    env["ONES_IMPORT_S"] = f"{preload(env):.3f}"
+    if ranks.asked & set(STOP):
         return STOP_CODE
-    local_rank = launcher.fork(place)
+    local_rank = ranks.fork()
     if local_rank is None:
-        return launcher.wait()
+        code = ranks.wait()
+        if code:
+            leave_exit_code(job_dir, restart, node, code)
+        return code
+    env.update(on_node(node, int(env["ONES_NODES"]), count, local_rank).env())
     code = run_script(script, arguments)
     leave(code)
     return code

@@ -40,21 +40,29 @@ class NoiseScale:
         self._batch = 0
         self._trace = self._square = self._weight = 0.0
 
-    def local(self, bucket: int, gradient: torch.Tensor, samples: int, total: int) -> None:
-        """A bucket of this rank's own gradient, the mean over its `samples` of the step's `total`."""
-        ranks = min(self._group.world, total)
+    def local(self, bucket: int, gradient: torch.Tensor, samples: int, total: int, passes: int = 1) -> None:
+        """A bucket of this rank's own gradient, the mean over its `samples` of the step's `total`.
+
+        Where each of a step's `passes` is shown on its own, each counts as a rank of its own.
+        """
+        parts = min(self._group.world * passes, total)
         if self._group.world == 1:
             self._compare(bucket, gradient, samples)
-        elif samples and ranks > 1:
+        elif samples and parts > 1:
             square = _square(gradient)
-            self._step.append((square * (samples / (ranks - 1)), square * (-samples / total / (ranks - 1))))
+            self._step.append((square * (samples / (parts - 1)), square * (-samples / total / (parts - 1))))
 
     def whole(self, gradient: torch.Tensor, total: int) -> None:
         """The same bucket after the exchange: the mean over all samples. Rank 0 counts it for all."""
-        ranks = min(self._group.world, total)
-        if self._group.rank == 0 and ranks > 1:
+        if self._group.rank == 0:
+            self.whole_shard(gradient, total)
+
+    def whole_shard(self, gradient: torch.Tensor, total: int, passes: int = 1) -> None:
+        """This rank's shard of the same, where each rank has another: squares add up over shards."""
+        parts = min(self._group.world * passes, total)
+        if parts > 1:
             square = _square(gradient)
-            self._step.append((square * (-total / (ranks - 1)), square * (ranks / (ranks - 1))))
+            self._step.append((square * (-total / (parts - 1)), square * (parts / (parts - 1))))
 
     def _compare(self, bucket: int, gradient: torch.Tensor, samples: int) -> None:
         last = self._alone.get(bucket)

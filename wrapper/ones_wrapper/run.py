@@ -4,101 +4,123 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from ones_wrapper.batch import LrScale, clamp_batch
-from ones_wrapper.boundary import Boundary
+from ones_wrapper import memory, watch
+from ones_wrapper.batch import Gate, LrRule, clamp_batch
+from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
-from ones_wrapper.data import Feed, Share
-from ones_wrapper.ending import at_end
-from ones_wrapper.group import Group, RankError
+from ones_wrapper.codes import DONT_RESTART, STOP_CODE
+from ones_wrapper.data import Feed, Pass, Share, pass_count
+from ones_wrapper.drain import wait_for_requeue
+from ones_wrapper.ending import at_end, at_error
+from ones_wrapper.exchange import Exchange
+from ones_wrapper.foreign import already_requeued_by
+from ones_wrapper.group import Group
+from ones_wrapper.hello import Beginning
 from ones_wrapper.launch import job_directory, make_job_directory
 from ones_wrapper.mailbox import Inbox, Outbox, say, write_spec
 from ones_wrapper.meter import Meter
 from ones_wrapper.noise import NoiseScale, efficiency
-from ones_wrapper.protocol import (
-    DRAIN_WAIT_S,
-    MAX_TEXT,
-    Batch,
-    Bye,
-    Checkpoint,
-    Epoch,
-    Hello,
-    Report,
-    Spec,
-)
-from ones_wrapper.signals import FLAGS, STOP_CODE
+from ones_wrapper.previous import previous
+from ones_wrapper.protocol import Batch, Epoch, First, Spec
+from ones_wrapper.randomness import seed_step
+from ones_wrapper.rate import Rate
+from ones_wrapper.reporter import Reporter
+from ones_wrapper.requests import STOP, Requests
+from ones_wrapper.saver import Saver
+from ones_wrapper.signals import FLAGS
+from ones_wrapper.streams import StreamFeed
 from ones_wrapper.trace import Trace
 
-DRAIN_POLL_S = 0.1
-"""A drained job looks this often for a signal, for a newer order, or for the end of its patience."""
+
+@dataclass(frozen=True)
+class Settings:
+    """What the script asked `init` for, beside the spec."""
+
+    rule: LrRule
+    lr_ramp: int
+    checkpoint_every_s: float | None
+    write_behind: bool
 
 
 class Run:
     """State of one run. Methods are collective unless said otherwise."""
 
-    def __init__(
-        self, group: Group, spec: Spec, factor: Callable[[int], float], checkpoint_every_s: float, started: float
-    ) -> None:
-        """`factor` gives the learning rate's factor for a global batch; `started` is the Unix time of the
-        script's first call."""
+    def __init__(self, group: Group, spec: Spec, settings: Settings, started: float) -> None:
+        """`started` is the Unix time of the script's first call."""
         env, first = os.environ, group.rank == 0
         self.group = group
-        self.spec = spec
+        self.settings = settings
         self.progress = Progress()
         self.state: State | None = None
-        self.feed: Feed | None = None
-        self.scale: LrScale | None = None
+        self.feed: Feed | StreamFeed | None = None
+        self.rate: Rate | None = None
+        self.gate: Gate | None = None
         self.noise: NoiseScale | None = None
+        self.exchange: Exchange | None = None
         self._report_every_s = float(env.get("ONES_REPORT_EVERY_S") or 2.0)
         self.meter = Meter(self._report_every_s)
         self._measured_at = time.monotonic()
-        self._factor = factor
         self._restart = int(env.get("SLURM_RESTART_COUNT") or 0)
         job_id = int(env.get("SLURM_JOB_ID") or 0)
-        self._directory = job_directory(env, Path.cwd())
+        self.directory = job_directory(env, Path.cwd())
         if first:
-            make_job_directory(self._directory)
+            make_job_directory(self.directory)
+        self._declared = spec.max_local_batch
+        found = memory.find(self.directory, spec.max_local_batch, memory.device_name(group.device))
+        self.spec = replace(spec, max_local_batch=-group.maximum([-found])[0])
+        self._previous = previous(self.directory, self._restart) if first else None
         spool = Path(env["ONES_SPOOL"]) if env.get("ONES_SPOOL") else None
-        self._outbox = Outbox(self._directory, self._restart) if first else None
-        inbox = Inbox(self._directory, self._restart, spool, job_id) if first else None
-        self._boundary = Boundary(group, inbox, self._restart, FLAGS)
-        self._checkpoints = Checkpoints(self._directory, group, job_id, self._restart)
-        self._checkpoint_every_s = checkpoint_every_s
-        self._saved_at = time.monotonic()
-        self._saved: Progress | None = None
-        self._launch_s = max(0.0, started - float(env.get("ONES_LAUNCHED") or started))
-        self._group_s = time.time() - started
-        self._load_s = 0.0
+        self._reporter = Reporter(Outbox(self.directory, self._restart) if first else None, self.meter)
+        inbox = Inbox(self.directory, self._restart, spool, job_id) if first else None
+        self._requests = Requests(self.directory) if first else None
+        self._boundary = Boundary(group, inbox, self._requests, self._restart, FLAGS)
+        checkpoints = Checkpoints(self.directory, group, job_id, self._restart)
+        self.saver = Saver(group, checkpoints, settings.checkpoint_every_s, settings.write_behind, self._reporter.send)
+        self._beginning = Beginning(started, self._previous)
         self._loaded = self._note = ""
+        self._first = False
         self.trace = Trace.of(env, self._restart, group.rank, group.world)
-        self._begun = False
-        self._said_bye = False
+        self._begun = self._within = False
         self.reason = "stopped"
         """What the bye will say if the script ends now by itself."""
         self.batch = self._in_force(0)
+        self.passed = Pass(Share(0, 1, 1), 0, 1, 0, 1, 1)
+        """The pass that the script is in."""
+        self._used: list[int] = []
+        """Dataset indices that this rank used in this step, where there is a trace."""
+        self.seed = 0
         FLAGS.install()
         FLAGS.armed = True
         at_end(self._ended)
+        at_error(self._failed)
 
     @property
     def lr_factor(self) -> float:
         """Learning rate in force over the one that the script set. Not collective."""
-        return self._factor(self.batch)
+        return self.rate.factor if self.rate else self.settings.rule.factor(self.batch, self.progress.noise or None)
 
     def load(self, state: State) -> None:
         """Take over what training carries, and load the newest good checkpoint into it."""
         self.state = state
-        started = time.monotonic()
-        loaded = self._checkpoints.load(state)
-        self._load_s = time.monotonic() - started
-        self._loaded, self._note, self.progress = loaded.name, loaded.note, loaded.progress
-        self._saved = replace(loaded.progress) if loaded.name else None
+        loaded = self.saver.load(state)
+        self._loaded, self._note = loaded.name, loaded.note
+        self.progress = progress = loaded.progress
+        world, failed = self.group.world, self._previous is not None and not self._previous.bye
+        progress.resizes += int(progress.world not in (0, world))
+        progress.world = world
+        progress.failures += self.group.maximum([int(failed)])[0]
         if self.noise is not None:
-            self.noise.known = loaded.progress.noise
-        self.scale = LrScale(state.optimizer)
+            self.noise.known = progress.noise
+        if self.spec.max_passes > 1:
+            self.gate = Gate(state.optimizer, state.model, *state.extras.values())
+        self.rate = Rate(self.settings.rule, self.settings.lr_ramp, state.optimizer)
+        if self.exchange is not None:
+            exchange = self.exchange
+            state.optimizer.register_step_pre_hook(lambda *_: exchange.finish())
 
     def begin(self) -> None:
         """Before the first step: everything is known, so say hello. Later calls do nothing."""
@@ -107,6 +129,8 @@ class Run:
         if self.state is None or self.feed is None:
             missing = "job.register(...)" if self.state is None else "job.loader(...)"
             raise RuntimeError(f"training starts without {missing}; call it before the first epoch")
+        if why := already_requeued_by():
+            raise RuntimeError(why)
         self._begun = True
         samples, progress = self.feed.samples, self.progress
         if progress.dataset not in (0, samples):
@@ -119,82 +143,101 @@ class Run:
         first = self._boundary.first()
         if first.wanted:
             progress.batch, self._boundary.applied = first.wanted, first.number
-        self._set_batch(progress.batch)
+        self.batch = self._in_force(progress.batch)
+        assert self.rate is not None
+        self.rate.resume(progress, self.batch)
         if self.trace:
             self.trace.begin(progress.step)
         if self.group.rank == 0:
-            write_spec(self._directory, self.spec)
-        self._send(self._hello())
+            write_spec(self.directory, self.spec)
+        start = (self.batch, self.lr_factor, self.saver.load_s, self._loaded, self._note)
+        self._reporter.send(self._beginning.hello(self.group, self.spec, progress, *start))
 
-    def _hello(self) -> Hello:
-        group, spec, progress = self.group, self.spec, self.progress
-        return Hello(
-            nodes=group.nodes,
-            gpus_per_node=group.gpus_per_node,
-            world=group.world,
-            batch=self.batch,
-            lr_factor=self.lr_factor,
-            base_batch=spec.base_batch,
-            max_batch=spec.max_batch,
-            dataset=spec.dataset,
-            epochs=spec.epochs,
-            epoch=progress.epoch,
-            cursor=progress.cursor,
-            step=progress.step,
-            checkpoint=self._loaded,
-            note=self._note[:MAX_TEXT],
-            launch_s=self._launch_s,
-            group_s=self._group_s,
-            load_s=self._load_s,
-            noise=progress.noise or None,
-            progress=progress.useful,
-        )
+    def start_pass(self, passed: Pass) -> None:
+        """The script is about to get this pass's samples. Not collective."""
+        self.passed, self._within = passed, True
+        if passed.index == 0:
+            self._used = []
+            if self.rate:
+                self.rate.expect()
+            seed_step(self.seed, self.progress.step, self.group.rank)
+        if self.gate is not None:
+            self.gate.begin(passed.index, passed.count)
+        if self.trace and self.feed:
+            self._used += self.feed.indices(self.progress.epoch, passed)
 
-    def commit(self, share: Share, used: list[int]) -> None:
-        """A step was completed, this rank having used the dataset indices `used`. Not collective."""
+    def drop_pass(self) -> None:
+        """The script left the loop. Not collective."""
+        self._within = False
+        if self.gate is not None:
+            self.gate.begin(0, 1)
+
+    def commit(self, total: int) -> None:
+        """A step of `total` samples was completed. Not collective."""
         progress = self.progress
         if self.trace:
-            self.trace.step(progress.epoch, progress.step, used)
-        progress.cursor += share.total
-        progress.samples += share.total
-        progress.useful += share.total * efficiency(self.batch, self.spec.base_batch, progress.noise or None)
+            self.trace.step(progress.epoch, progress.step, self._used)
+        progress.cursor += total
+        progress.samples += total
+        progress.useful += total * efficiency(self.batch, self.spec.base_batch, progress.noise or None)
         if self.noise is not None:
-            self.noise.step(share.total)
+            self.noise.step(total)
+        if self.rate:
+            self.rate.remember(progress)
         progress.step += 1
-        self._send(self.meter.stop(progress, share.total, self.batch, self.lr_factor))
+        stretch = self.meter.stop(progress, total, self.batch, self.lr_factor)
+        progress.trained_s += self.meter.last_s
+        if not self._first:
+            self._first = True
+            self._reporter.send(First(progress.step, self._beginning.since_hello_s()))
+        self._reporter.stretch(stretch)
+        watch.beat()
 
     def act(self) -> None:
-        """Do what orders and signals ask for: all ranks the same, at the same step boundary."""
-        due = time.monotonic() - self._saved_at >= self._checkpoint_every_s
+        """Do what orders, signals and the job's owner ask for: all ranks the same, at the same step boundary."""
+        self.saver.look()
+        due = self.group.rank == 0 and self.saver.due(self.progress)
         measure = self.noise is not None and time.monotonic() - self._measured_at >= self._report_every_s
         agreed = self._boundary.meet(self.meter.step_s, due, measure)
-        if agreed is None:
-            return
+        if agreed is not None:
+            self._obey(agreed)
+
+    def _obey(self, agreed: Agreement) -> None:
         if agreed.measure and self.noise is not None:
             self.noise.exchange()
             self.progress.noise = self.noise.samples or 0.0
             self._measured_at = time.monotonic()
+            if self.rate:
+                self.rate.follow(self.progress, self.batch)
         if agreed.wanted and agreed.number != self._boundary.applied:
             self._boundary.applied = agreed.number
             self._change_batch(agreed.wanted, agreed.number)
-        if agreed.stop:
+        if agreed.stop == BY_OWNER:
+            self._stop_for_good()
+        elif agreed.stop:
             self.save("before the stop that a signal asked for")
-            self._leave("signal")
+            self._leave("signal", STOP_CODE)
         elif agreed.drain:
             self._drain(agreed.number)
+        elif agreed.checkpoint and agreed.behind and self.state is not None:
+            self._reporter.flush()
+            self.saver.begin(self.state, self.progress)
         elif agreed.checkpoint:
             self.save("in passing")
 
     def end_epoch(self, loss: float | None, accuracy: float | None) -> None:
         """Report the epoch and go on to the next, at a step boundary."""
         self.begin()
-        progress = self.progress
-        total, samples = self.group.total(self.meter.take_epoch())
+        progress, losses = self.progress, self.meter.take_epoch()
+        sums = [float(losses.total), float(losses.samples)]
+        total, samples = self.group.total(sums)
+        nonfinite = self.group.maximum([int(losses.nonfinite)])[0]
         if loss is None and samples:
             loss = total / samples
-        self._send(Epoch(progress.epoch, progress.step, progress.cursor, loss, accuracy))
+        self._reporter.send(Epoch(progress.epoch, progress.step, progress.cursor, loss, accuracy, nonfinite))
         progress.epoch += 1
         progress.cursor = 0
+        self._within = False
         self.act()
 
     def finish(self) -> None:
@@ -205,92 +248,72 @@ class Run:
 
     def _in_force(self, wanted: int) -> int:
         spec = self.spec
-        return clamp_batch(wanted or spec.base_batch, self.group.world, spec.max_batch, spec.max_local_batch)
-
-    def _set_batch(self, wanted: int) -> None:
-        self.batch = self._in_force(wanted)
-        if self.scale:
-            self.scale.factor = self.lr_factor
+        wanted = wanted or spec.base_batch
+        return clamp_batch(wanted, self.group.world, spec.max_batch, spec.max_local_batch, spec.max_passes)
 
     def _change_batch(self, wanted: int, number: int) -> None:
-        self._send(self.meter.flush())
-        self.progress.batch = wanted
-        self._set_batch(wanted)
-        self._send(Batch(self.progress.step, self.batch, self.lr_factor, number))
+        self._reporter.flush()
+        progress, spec, rate = self.progress, self.spec, self.rate
+        assert rate is not None
+        progress.batch = wanted
+        self.batch = self._in_force(wanted)
+        rate.change(progress, self.batch)
+        passes = pass_count(self.batch, self.group.world, spec.max_local_batch)
+        self._reporter.send(Batch(progress.step, self.batch, rate.target, number, passes, self.settings.lr_ramp))
 
     def save(self, why: str, order: int | None = None) -> bool:
-        """Checkpoint and report it; False where it could not be written, which is said.
-
-        Without an order, nothing is written where nothing has changed since the last one.
-        """
-        state, progress = self.state, self.progress
-        if state is None or (order is None and self._saved == progress):
-            return state is not None
-        self._send(self.meter.flush())
-        started = time.monotonic()
-        try:
-            saved = self._checkpoints.save(state, progress)
-        except RankError as error:
-            if self.group.rank == 0:
-                say(f"the checkpoint {why} could not be written ({error}); the last one stays")
-            return False
-        finally:
-            self._saved_at = time.monotonic()
-            FLAGS.checkpoint_taken()
-        self._saved = replace(progress)
-        seconds = self._saved_at - started
-        position = (progress.epoch, progress.cursor, progress.step)
-        self._send(Checkpoint(saved.name, *position, saved.bytes, seconds, order))
-        return True
+        """Write a checkpoint that is durable on return, and report it; False where that failed, which is said."""
+        self._reporter.flush()
+        watch.beat()
+        saved = self.saver.save(self.state, self.progress, why, order)
+        watch.beat()
+        return saved
 
     def _drain(self, number: int) -> None:
         """Checkpoint, report it, wait for the requeue; carry on when it is called off or does not come."""
         if not self.save(f"for order {number}", number):
             return
-        wait_s = float(os.environ.get("ONES_DRAIN_WAIT_S") or DRAIN_WAIT_S)
-        started = time.monotonic()
-        while True:
-            over = time.monotonic() - started > wait_s
-            stop, carry_on = self._boundary.wait(number, over)
-            if stop:
-                self._leave("drained")
-            if carry_on:
-                break
-            self._doze()
+        goodbye = partial(self._reporter.bye, "drained", self.progress.step, STOP_CODE, "")
+        why = wait_for_requeue(self._boundary, number, goodbye)
+        if not why:
+            self._leave("drained", STOP_CODE)
         if self.group.rank == 0:
-            say(f"carrying on after order {number}: {'no requeue came' if over else 'a newer order came'}")
+            say(f"carrying on after order {number}: {why}")
 
-    def _doze(self) -> None:
-        """Wait a little. At a requeue `srun` leaves us hardly a moment, so rank 0 says goodbye by itself."""
-        until = time.monotonic() + DRAIN_POLL_S
-        while time.monotonic() < until:
-            if FLAGS.stop:
-                self._bye("drained", STOP_CODE, "")
-                return
-            time.sleep(0.005)
+    def _stop_for_good(self) -> None:
+        """The owner touched the stop file."""
+        saved = self.save(f"for {STOP}")
+        if self._requests is not None:
+            self._requests.answered(STOP)
+            say(
+                f"{STOP}: {'stopped for good' if saved else 'training goes on, since it would be lost; touch it again'}"
+            )
+        if saved:
+            self._leave("stopped", DONT_RESTART)
 
-    def _leave(self, reason: str) -> None:
-        self._bye(reason, STOP_CODE, "")
+    def _leave(self, reason: str, code: int) -> None:
+        self._reporter.bye(reason, self.progress.step, code, "")
         # Where a rank ends with an error Slurm kills the others: none may before rank 0 has spoken.
         self.group.maximum([0])
-        raise SystemExit(STOP_CODE)
+        raise SystemExit(code)
 
-    def _send(self, report: Report | None) -> None:
-        if report is not None and self._outbox is not None:
-            self._outbox.send(report)
-
-    def _bye(self, reason: str, code: int, note: str) -> None:
-        if not self._said_bye:
-            self._said_bye = True
-            self._send(self.meter.flush())
-            self._send(Bye(reason, self.progress.step, code, note))
+    def _failed(self, error: BaseException) -> tuple[int, str] | None:
+        """What an error of the script means for the job. Not collective."""
+        if not self._within:
+            return None  # an evaluation that needs too much memory says nothing of the batch
+        device = memory.device_name(self.group.device)
+        verdict = memory.judge(error, self.directory, self._declared, self.passed.samples, device)
+        if verdict is not None:
+            say(verdict[1])
+        return verdict
 
     def _ended(self, code: int, note: str) -> None:
         """The script ended. Not collective: other ranks may be gone."""
         FLAGS.armed = False
         reason = self.reason
-        if code:
+        if code == DONT_RESTART:
+            reason = "stopped"
+        elif code:
             reason = "signal" if code == STOP_CODE and FLAGS.stop else "error"
-        self._bye(reason, code, note)
-        if code == 0:
-            self.group.close()
+        self._reporter.bye(reason, self.progress.step, code, note)
+        self.group.close(code)

@@ -10,11 +10,12 @@ import signal
 import time
 from types import FrameType
 
+from ones_wrapper.codes import STOP_CODE
+
+__all__ = ["CHECKPOINT", "FLAGS", "STOP", "STOP_CODE", "Flags"]
+
 STOP = (signal.SIGTERM, signal.SIGUSR2)
 CHECKPOINT = (signal.SIGUSR1,)
-
-STOP_CODE = 128 + signal.SIGTERM
-"""Exit code after a stop that a signal asked for: training is not finished, and Slurm should see that."""
 
 QUIET_S = 2.0
 """A request that comes this soon after a checkpoint is the second copy of the one it answered."""

@@ -1,0 +1,100 @@
+"""A long training on a real Slurm, disturbed in every way that is foreseen, ends where an undisturbed one ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from ones_wrapper.protocol import Batch, Bye, Checkpoint, Hello, Order, Report, Throughput
+from slurm_ones.slurm.model import JobState
+from tests.endtoend.desk import TRAIN, Desk
+from tests.endtoend.test_exactly_once import scripted
+from tests.wrapper.reference import batches_by_step, train
+from tests.wrapper.runs import assert_exactly_once, write_order
+
+EPOCHS, SAMPLES, GAMMA = 250, 203, 0.99
+STEPS = [[1, 4, 16], [2, 4, 16], [1, 2, 32], [1, 1, 32], [2, 4, 32], [1, 4, 32], [1, 2, 32], [1, 4, 32]]
+"""Shapes (nodes, GPUs per node) and batches of eight resizes: world sizes 1, 2, 4 and 8."""
+
+
+def ranks_of(desk: Desk, job_id: int) -> list[int]:
+    """Process ids of the job's training processes, the ranks last."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            environ = (folder / "environ").read_bytes()
+            words = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if f"SLURM_JOB_ID={job_id}\0".encode() in environ and b"ones_wrapper.node" in words:
+            found.append(int(folder.name))
+    return sorted(found)
+
+
+def runs_of(desk: Desk, job_id: int, restarts: int) -> Sequence[Sequence[Report]]:
+    return [desk.reports(job_id, restart) for restart in range(restarts + 1)]
+
+
+@pytest.mark.cluster
+def test_a_training_that_is_disturbed_ends_where_one_that_is_not_does(desk: Desk) -> None:
+    """Protects everything a resize may break: eight resizes over four world sizes, a batch order without a restart, the
+    SIGKILL of a rank, and the time limit; each sample once, and the parameters of plain PyTorch in one process."""
+    traces = desk.folder("traces")
+    inside = f"/scratch/{traces.name}"
+    arguments = [
+        "--epochs",
+        EPOCHS,
+        "--samples",
+        SAMPLES,
+        "--batch",
+        16,
+        "--step-ms",
+        60,
+        "--gamma",
+        GAMMA,
+        "--out",
+        f"{inside}/out.json",
+    ]
+    options = ("--comment=ones: gpus=1-8 batch=16-64", "--time=30", "--signal=B:USR2@60")
+    trace = f"{inside}/trace-{{restart}}-{{rank}}.jsonl"
+    job_id = desk.submit(str(TRAIN), *map(str, arguments), options=options, ONES_TRACE=trace)
+    desk.trains(job_id)
+    scripted(desk, desk.settings(scope='"own"'), {job_id: STEPS}, timeout_s=240.0)
+    last = len(STEPS)
+    desk.trains(job_id, restart=last)
+
+    # A batch order takes effect in the run that is.
+    write_order(desk.directory(job_id), Order(2**50, last, batch=48))
+    desk.report(job_id, last, lambda report: isinstance(report, Batch) and report.batch == 48, "batch of 48")
+
+    # A rank is killed: the ranks are started again from the last checkpoint, in the same allocation.
+    desk.cluster.run(["scancel", "--signal=USR1", str(job_id)])
+    passing = desk.report(
+        job_id, last, lambda report: isinstance(report, Checkpoint) and report.order is None, "checkpoint"
+    )
+    assert isinstance(passing, Checkpoint)
+    desk.report(job_id, last, lambda r: isinstance(r, Throughput) and r.step > passing.step + 3, "further steps")
+    os.kill(ranks_of(desk, job_id)[-1], signal.SIGKILL)
+    desk.report(job_id, last, lambda report: isinstance(report, Hello) and report.attempt == 1, "second start")
+    assert desk.job(job_id).restart == last
+
+    # The time limit comes near: a checkpoint, and a requeue by the job itself.
+    desk.cluster.run(["scontrol", "update", f"JobId={job_id}", "TimeLimit=2"])
+    ended = desk.wait(job_id, lambda job: job.ended and not job.completing, "ended", timeout_s=300.0)
+    assert (ended.state, ended.exit_code) == (JobState.COMPLETED, 0), desk.log(job_id)
+    assert ended.restart > last, desk.log(job_id)
+    runs = runs_of(desk, job_id, ended.restart)
+    assert [r.reason for r in runs[last] if isinstance(r, Bye)] == ["signal"]
+    assert [r.resizes for r in runs[-1] if isinstance(r, Hello)] == [len(STEPS)]
+
+    assert_exactly_once(traces, EPOCHS, SAMPLES)
+    found = torch.tensor(json.loads((traces / "out.json").read_text())["parameters"], dtype=torch.float64)
+    changes = batches_by_step(runs)
+    assert {batch for batch, _ in changes.values()} >= {16, 32, 48}
+    torch.testing.assert_close(found, train(EPOCHS, SAMPLES, GAMMA, changes), rtol=1e-7, atol=1e-9)

@@ -1,0 +1,77 @@
+"""Ranks that are forked once and then run many small cases in one gloo group."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ones_wrapper.group import Group, join
+
+TIMEOUT_S = 120.0
+
+# A server without threads forks them: the test process may have run a backward pass, after which torch cannot fork.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch", "torch.distributed.fsdp", "ones_wrapper"])
+
+
+class Team:
+    """`world` ranks. Functions run on all of them at once; they get the rank's `Group` first."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._ends, others = zip(*(FORKS.Pipe() for _ in range(world)), strict=True)
+        self._ranks = [
+            FORKS.Process(target=_serve, args=(rank, world, port, others[rank]), daemon=True) for rank in range(world)
+        ]
+        for rank in self._ranks:
+            rank.start()
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What a module's function returns on each rank. Raises AssertionError with the trace where one fails."""
+        for end in self._ends:
+            end.send((function, arguments))
+        answers = []
+        for rank, end in enumerate(self._ends):
+            if not end.poll(TIMEOUT_S):
+                self.close()
+                raise AssertionError(f"rank {rank} hangs in {function.__name__}{arguments}")
+            answers.append(end.recv())
+        failed = [f"rank {rank}: {error}" for rank, (_, error) in enumerate(answers) if error]
+        assert not failed, "\n".join(failed)
+        return [value for value, _ in answers]
+
+    def close(self) -> None:
+        """End the ranks."""
+        for rank in self._ranks:
+            rank.kill()
+            rank.join()
+
+
+def _serve(rank: int, world: int, port: int, end: Connection[Any, Any]) -> None:
+    import torch
+
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    torch.set_num_threads(1)
+    group: Group = join("gloo")
+    while True:
+        function, arguments = end.recv()
+        try:
+            answer = (function(group, *arguments), "")
+        except Exception:
+            answer = (None, traceback.format_exc())
+        end.send(answer)

@@ -1,0 +1,240 @@
+"""Checkpoints on real ranks: other world sizes, both layouts, behind the training, killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ones_wrapper.checkpoint import Checkpoints, Failed, Progress, Saved
+from ones_wrapper.group import Group, RankError
+from tests.wrapper.checkpoint_ranks import make, on_ranks, start, train, whole
+
+
+def equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Both hold the same, to the last bit."""
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        assert np.array_equal(value, other[key]) if isinstance(value, np.ndarray) else value == other[key], key
+
+
+def save(group: Group, job: Path, layout: str, steps: int, behind: bool) -> dict[str, Any]:
+    state = make(layout, group, seed=1)
+    box = Checkpoints(job, group, 7, 0)
+    train(state, steps)
+    if group.world > 1 and layout == "ddp":
+        state.model.module.norm.running_mean.add_(group.rank)  # type: ignore[operator, union-attr]
+    kept = whole(state)
+    progress = Progress(step=steps, epoch=2, noise=1.5, world=group.world)
+    if behind:
+        box.begin(state, progress)
+        train(state, 2, steps)  # must not reach the checkpoint
+        box.close()
+        end = box.ended()
+        assert isinstance(end, Saved) and end.progress == progress and end.stall_s <= end.seconds
+        assert box.ended() is None
+    else:
+        box.save(state, progress)
+    return kept
+
+
+def load(group: Group, job: Path, layout: str, steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What was loaded, and the same after more steps."""
+    state = make(layout, group, seed=2)
+    found = Checkpoints(job, group, 7, 1).load(state)
+    assert found.progress.epoch == 2 and found.progress.noise == 1.5 and not found.note
+    loaded = whole(state)
+    train(state, steps, found.progress.step)
+    return loaded, whole(state)
+
+
+@pytest.mark.parametrize(
+    ("wrote", "reads", "behind"),
+    [
+        ("ddp", "ddp", False),
+        ("ddp", "ddp", True),
+        ("fsdp", "fsdp", False),
+        ("fsdp", "fsdp", True),
+        ("ddp", "fsdp", True),
+        ("fsdp", "ddp", False),
+    ],
+)
+def test_loads_at_other_world_sizes(tmp_path: Path, wrote: str, reads: str, behind: bool) -> None:
+    """Protects the resize: what three ranks saved two and one load, in either layout; rank 0's buffers count."""
+    saved = on_ranks(3, save, tmp_path, wrote, 3, behind)[0]
+    for world in (2, 1):
+        layout = "plain" if world == 1 and reads == "ddp" else reads
+        for loaded, _ in on_ranks(world, load, tmp_path, layout, 2):
+            equal(saved, loaded)
+
+
+def going_on(group: Group, job: Path, layout: str) -> dict[str, Any]:
+    state = make(layout, group, seed=1)
+    train(state, 5)
+    return whole(state)
+
+
+@pytest.mark.parametrize("layout", ["ddp", "fsdp"])
+def test_training_goes_on_as_if_never_stopped(tmp_path: Path, layout: str) -> None:
+    """Protects the trajectory, also of parameters that never had a gradient: no state, no phantom steps."""
+    never = on_ranks(2, going_on, tmp_path, layout)[0]
+    on_ranks(2, save, tmp_path, "fsdp", 3, True)
+    after = on_ranks(2, load, tmp_path, layout, 2)[0][1]
+    assert never.keys() == after.keys()
+    for key, value in never.items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_allclose(value, after[key], rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+def save_untrained(group: Group, job: Path) -> dict[str, Any]:
+    state = make("ddp", group, seed=1)
+    Checkpoints(job, group, 7, 0).save(state, Progress(epoch=2, noise=1.5))
+    train(state, 2)
+    return whole(state)
+
+
+def test_checkpoint_before_the_first_step(tmp_path: Path) -> None:
+    """Protects Adam's step count: neither saving nor loading takes a step of its own."""
+    saved = on_ranks(2, save_untrained, tmp_path)[0]
+    equal(saved, on_ranks(2, load, tmp_path, "ddp", 2)[0][1])
+
+
+def finished(box: Checkpoints) -> Saved | Failed:
+    while (end := box.ended()) is None:
+        time.sleep(0.01)
+    return end
+
+
+def disk_full(group: Group, job: Path) -> tuple[str, Any, str]:
+    import resource
+
+    state = make("ddp", group, seed=1)
+    train(state, 1)
+    box = Checkpoints(job, group, 7, 0)
+    box.begin(state, Progress(step=1))  # makes the group in the background: the test's store is a file, too
+    assert isinstance(finished(box), Saved)
+    if group.rank == 1:  # one rank's disk takes no more than this
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    try:
+        box.save(state, Progress(step=2))
+    except RankError as error:
+        why = str(error)
+    box.begin(state, Progress(step=3))
+    end = finished(box)
+    train(state, 1)
+    left = sorted(path.name for path in (job / "checkpoints").iterdir())
+    if group.rank == 1:
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+        )
+    box.begin(state, Progress(step=4))
+    assert isinstance(finished(box), Saved)
+    return why, end, ",".join(left)
+
+
+def test_full_disk_is_said_and_training_goes_on(tmp_path: Path) -> None:
+    """Protects training and the last checkpoint where one rank cannot write; the next attempt works again."""
+    for why, end, left in on_ranks(2, disk_full, tmp_path):
+        assert "rank 1" in why and "File too large" in why
+        assert isinstance(end, Failed) and end.name == "step-000000003" and "File too large" in end.why
+        assert left == "step-000000001"
+
+
+def another_shape(group: Group, job: Path) -> str:
+    try:
+        Checkpoints(job, group, 7, 1).load(make("ddp", group, 2, width=9))
+    except RankError as error:
+        return str(error)
+    return ""
+
+
+def test_another_shape_is_named_on_every_rank(tmp_path: Path) -> None:
+    """Protects people from pages of trace-back: the parameter and both shapes."""
+    on_ranks(2, save, tmp_path, "ddp", 1, False)
+    for why in on_ranks(2, another_shape, tmp_path):
+        assert "model.a.weight is (7, 5) in the checkpoint and (9, 5) here" in why
+        assert "Traceback" not in why
+
+
+def endless(group: Group, job: Path) -> None:
+    """Saves without end, in front of the training and behind it in turn, the weights telling the step."""
+    state = make("ddp", group, seed=1)
+    train(state, 1)
+    box = Checkpoints(job, group, 7, 0)
+    found = box.load(state)
+    if found.name and group.rank == 0:
+        (job / "loaded").write_text(f"{found.progress.step} {state.model.state_dict()['module.a.bias'][0]}")
+    step = found.progress.step
+    while True:
+        step += 1
+        with torch.no_grad():
+            for parameter in state.model.parameters():
+                parameter.fill_(step)
+        if step % 2:
+            box.save(state, Progress(step=step // 3 * 3))  # the same step again, at times
+        else:
+            box.begin(state, Progress(step=step))
+            with torch.no_grad():
+                for parameter in state.model.parameters():
+                    parameter.fill_(-1)
+
+
+def verify(group: Group, job: Path) -> tuple[list[str], int, float]:
+    """All names without a dot that do not verify; step and weight of what loads."""
+    from ones_wrapper.checkpoint.folder import Folder
+
+    folder = Folder(job, 7, 0, 2)
+    bad = [f"{name}: {why}" for name in folder.names() for why in [folder.damage(name)] if why]
+    state = make("plain", group, seed=2)
+    found = Checkpoints(job, group, 7, 1).load(state)
+    return bad, found.progress.step, float(state.model.state_dict()["a.bias"][0])
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("step-*")}
+
+
+def test_killed_at_any_moment_what_is_there_is_complete(tmp_path: Path) -> None:
+    """Protects the last checkpoint: no SIGKILL, of one rank or all, leaves a name without a dot that is not whole."""
+    seed = random.randrange(10**6)
+    chance = random.Random(seed)
+    before = 0
+    for attempt in range(6):
+        store = tmp_path / f"store-{attempt}"
+        ranks = start(endless, (tmp_path,), 2, store)
+        folder, begun = tmp_path / "checkpoints", time.monotonic()
+        there = names(folder)
+        while names(folder) == there and time.monotonic() - begun < 60:  # until this run has saved something
+            time.sleep(0.01)
+        time.sleep(chance.random() * 0.4)
+        for process, _ in ranks if attempt % 2 else ranks[::-1]:
+            os.kill(process.pid, signal.SIGKILL)
+            time.sleep(chance.random() * 0.02)
+        for process, _ in ranks:
+            process.join()
+        bad, step, weight = on_ranks(1, verify, tmp_path)[0]
+        assert not bad, f"seed {seed}"
+        assert step // 3 == int(weight) // 3 and weight > 0, f"seed {seed}: step {step} has weights {weight}"
+        assert step >= before, f"seed {seed}: went back from {before} to {step}"
+        before = step
+    assert before > 0
+
+
+def test_manifest_names_every_file(tmp_path: Path) -> None:
+    """Protects the verification: nothing in a checkpoint is outside its checksums, and there is a file a rank."""
+    on_ranks(2, save, tmp_path, "fsdp", 1, True)
+    (folder,) = (tmp_path / "checkpoints").iterdir()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert set(manifest["files"]) | {"manifest.json"} == {path.name for path in folder.iterdir()}
+    assert {"tensors-00000", "tensors-00001"} <= set(manifest["files"])
+    assert manifest["job_id"] == 7
+    assert replace(Progress(), **manifest["progress"]) == Progress(step=1, epoch=2, noise=1.5, world=2)

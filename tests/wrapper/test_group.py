@@ -1,0 +1,137 @@
+"""How ranks agree: one contract for torch.distributed and for MPI, each in processes of its own.
+
+Run as a program (`python -m tests.wrapper.test_group gloo|mpi`) this is one rank that checks the contract.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ones_wrapper.group import Group, RankError, join
+
+RANKS = 3
+TIMEOUT_S = 120.0
+TOP = Path(__file__).parents[2]
+MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+
+
+def clean_env(**more: str) -> dict[str, str]:
+    """The environment of a fresh run."""
+    launchers = ("SLURM_", "ONES_", "PMI", "OMPI_", "MPI_")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(launchers)}
+    return clean | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(TOP)} | more
+
+
+def under_mpi(*arguments: str, ranks: int = RANKS, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `python ARGUMENTS` on as many ranks with the MPI launcher."""
+    if MPIEXEC is None:
+        pytest.skip("no mpiexec; pip install mpi4py mpich")
+    return subprocess.run(
+        [MPIEXEC, "-n", str(ranks), sys.executable, *arguments],
+        env=clean_env(**env),
+        cwd=TOP,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+def under_torch(*arguments: str) -> list[tuple[int, str, str]]:
+    """Run `python ARGUMENTS` on `RANKS` ranks of torch.distributed; exit code, output and errors of each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    processes = []
+    for rank in range(RANKS):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
+        env = clean_env(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **place)
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, *arguments],
+                env=env,
+                cwd=TOP,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    outputs = [process.communicate(timeout=TIMEOUT_S) for process in processes]
+    return [(p.returncode, *output) for p, output in zip(processes, outputs, strict=True)]
+
+
+def test_contract_over_torch() -> None:
+    for code, output, errors in under_torch("-m", "tests.wrapper.test_group", "gloo"):
+        assert (code, output) == (0, "kept\n"), errors
+
+
+def test_contract_over_mpi() -> None:
+    done = under_mpi("-m", "tests.wrapper.test_group", "mpi")
+    assert (done.returncode, done.stdout) == (0, "kept\n" * RANKS), done.stderr
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_contract_on_one_rank(backend: str) -> None:
+    """Without a launcher: a single process, as the first try of a script is."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.wrapper.test_group", backend],
+        env=clean_env(),
+        cwd=TOP,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert (done.returncode, done.stdout) == (0, "kept\n"), done.stderr
+
+
+def contract(group: Group) -> None:
+    """What everything else relies on; called on all ranks."""
+    rank, world = group.rank, group.world
+    assert 0 <= rank < world
+    assert (group.nodes, group.gpus_per_node, group.local_rank) == (1, world, rank)
+    assert group.maximum([rank, -rank, 7]) == [world - 1, 0, 7]
+    assert group.maximum([2**62 + rank]) == [2**62 + world - 1], "whole numbers stay whole"
+    assert group.maximum([]) == []
+    assert group.total([rank, 0.1]) == pytest.approx([world * (world - 1) / 2, 0.1 * world], rel=1e-15)
+    assert group.gather({"rank": rank, "of": "x" * 1000 * rank}) == [
+        {"rank": r, "of": "x" * 1000 * r} for r in range(world)
+    ]
+    assert group.everywhere(lambda: rank * 2) == [r * 2 for r in range(world)]
+    assert group.on_first(lambda: f"from {rank}") == "from 0"
+    last = world - 1
+    with pytest.raises(RankError, match=f"rank {last}: ZeroDivisionError"):
+        group.everywhere(lambda: 1 // (last - rank))
+    with pytest.raises(RankError, match="rank 0: OSError: disk full"):
+        group.on_first(lambda: fail("disk full"))
+
+    # A background thread's collectives and the main thread's do not meet.
+    beside = group.beside()
+    heard: list[list[str]] = []
+    thread = threading.Thread(target=lambda: heard.extend(beside.gather(f"b{i}") for i in range(50)))
+    if rank == 0:
+        thread.start()
+    for i in range(50):
+        assert group.gather(i) == [i] * world
+    if rank != 0:
+        thread.start()
+    thread.join()
+    assert heard == [[f"b{i}"] * world for i in range(50)]
+    beside.close()
+    assert group.maximum([rank]) == [last], "closing what is beside leaves the group"
+    group.close()
+
+
+def fail(why: str) -> None:
+    raise OSError(why)
+
+
+if __name__ == "__main__":
+    contract(join(sys.argv[1]))
+    sys.stdout.write("kept\n")  # in one piece, so that ranks' lines do not mix

@@ -1,0 +1,85 @@
+"""`touch ones.save` and `touch ones.stop`: what an owner asks for, and what a run finds of the one before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ones_wrapper.codes import DONT_RESTART
+from ones_wrapper.previous import Previous, previous
+from ones_wrapper.protocol import Bye, Checkpoint, Epoch, First, Hello, Throughput, encode_report, reports_name
+from ones_wrapper.requests import SAVE, STOP, Requests
+from tests.wrapper.runs import Run
+
+
+def test_save_and_stop(tmp_path: Path) -> None:
+    """Protects: the first is a checkpoint in passing, the second ends the job with the code that means "do not
+    restart", after a checkpoint; both are answered once."""
+    run = Run(tmp_path, "--step-ms", "20", "--epochs", "1000", ranks=2)
+    run.wait_for(Throughput)
+    (tmp_path / SAVE).touch()
+    passing = run.wait_for(Checkpoint)
+    (tmp_path / STOP).touch()
+    assert run.end() == DONT_RESTART, run.errors
+    assert not (tmp_path / SAVE).exists() and not (tmp_path / STOP).exists()
+    bye = run.of(Bye)[0]
+    assert (bye.reason, bye.exit_code) == ("stopped", DONT_RESTART)
+    assert run.of(Checkpoint)[-1].step == bye.step > passing.step
+    again = Run(tmp_path, "--epochs", str(run.of(Checkpoint)[-1].epoch + 1), restart=1)
+    assert again.end() == 0, again.errors
+
+
+def test_looks_are_rare_and_files_of_others_are_no_requests(tmp_path: Path) -> None:
+    """Protects the file system, and the job from whoever may write into a directory of it."""
+    clock = [0.0]
+    requests = Requests(tmp_path, clock=lambda: clock[0])
+    assert requests.due() and not requests.due()
+    clock[0] = 1.0
+    assert requests.due()
+    (tmp_path / STOP).touch()
+    assert requests.asked(STOP) and not requests.asked(SAVE)
+    os.chown(tmp_path / STOP, 12345, 12345) if os.geteuid() == 0 else (tmp_path / STOP).unlink()
+    assert not requests.asked(STOP)
+
+
+def test_the_start_before(tmp_path: Path) -> None:
+    """Protects the restart's breakdown and the count of failures: the last whole line tells."""
+    assert previous(tmp_path, 0) is None
+    first = tmp_path / reports_name(0)
+    epoch = encode_report(1, 10.0, Epoch(0, 1, 97))
+    first.write_bytes(epoch + encode_report(2, 20.0, Bye("signal", 3)) + b'{"n": 3, "t"')
+    assert previous(tmp_path, 1) == Previous(20.0, True)
+    (tmp_path / reports_name(1)).write_bytes(epoch)
+    assert previous(tmp_path, 1) == Previous(10.0, False)
+    assert previous(tmp_path, 3) is None
+    first.write_bytes(b"\x00" * 100_000 + b"\n")
+    assert previous(tmp_path, 0) is None
+
+
+def test_what_a_start_cost_is_reported(tmp_path: Path) -> None:
+    """Protects the breakdown of a restart: queue, launch, import, process group, load, first step; and the counts."""
+    run = Run(tmp_path, "--epochs", "1", ranks=2)
+    assert run.end() == 0, run.errors
+    hello, first = run.of(Hello)[0], run.of(First)
+    assert [report.step for report in first] == [1] and first[0].seconds > 0
+    assert 0 < hello.import_s <= hello.launch_s
+    assert hello.group_s > 0 and hello.queue_s == 0 and hello.attempt == 0
+    second = Run(tmp_path, "--epochs", "2", restart=1)
+    assert second.end() == 0, second.errors
+    hello = second.of(Hello)[0]
+    assert hello.resizes == 1 and hello.queue_s > 0 and hello.load_s > 0
+    third = Run(tmp_path, "--epochs", "3", restart=2)
+    assert third.end() == 0, third.errors
+    assert third.of(Hello)[0].resizes == 1
+
+
+def test_a_loss_that_is_no_number_is_reported(tmp_path: Path) -> None:
+    """Protects: training on NaN is not hidden, neither in the reports nor in the log."""
+    run = Run(tmp_path, "--nan-at", "9", "--epochs", "4", "--step-ms", "30", ranks=2)
+    assert run.end() == 0, run.errors
+    epochs = run.of(Epoch)
+    assert epochs[0].nonfinite == 0 and epochs[0].loss is not None
+    assert epochs[1].nonfinite == 5 and epochs[3].nonfinite == 7
+    assert epochs[3].loss is None
+    assert sum(report.nonfinite for report in run.of(Throughput)) > 0
+    assert "not a finite number" in run.errors

@@ -1,0 +1,136 @@
+"""A small language model on the bytes of Python's own library, its parameters sharded over the ranks (FSDP2): an
+ordinary training script, made elastic by `ones`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sysconfig
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.utils.data import TensorDataset
+
+import ones_wrapper as ones
+
+CONTEXT = 64
+"""Bytes that the model sees at once."""
+
+
+class Block(nn.Module):
+    """Causal attention and a feed-forward layer."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention = nn.LayerNorm(width)
+        self.attention = nn.Linear(width, 3 * width)
+        self.attended = nn.Linear(width, width)
+        self.before_feed = nn.LayerNorm(width)
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        queries, keys, values = (
+            one.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for one in self.attention(self.before_attention(x)).chunk(3, dim=-1)
+        )
+        seen = scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        x = x + self.attended(seen.transpose(1, 2).flatten(2))
+        fed: torch.Tensor = x + self.feed(self.before_feed(x))
+        return fed
+
+
+class LanguageModel(nn.Module):
+    """Says of each byte which is the next, of all samples in a row."""
+
+    def __init__(self, width: int = 64, heads: int = 4, layers: int = 2) -> None:
+        super().__init__()
+        self.byte = nn.Embedding(256, width)
+        self.place = nn.Embedding(CONTEXT, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.next = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256))
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        x = self.byte(text) + self.place(torch.arange(text.shape[1], device=text.device))
+        for block in self.blocks:
+            x = block(x)
+        guess: torch.Tensor = self.next(x.flatten(0, 1))
+        return guess
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=32, help="global batch that --lr is meant for")
+    parser.add_argument("--max-batch", type=int, default=256)
+    parser.add_argument("--max-local-batch", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=0.003)
+    parser.add_argument("--text-kb", type=int, default=128, help="how much of the library is read")
+    parser.add_argument(
+        "--pace", type=float, default=0.0, metavar="MS", help="sleep per sample, as a GPU would compute"
+    )
+    parser.add_argument("--pace-step", type=float, default=0.0, metavar="MS", help="sleep per step besides")
+    return parser.parse_args()
+
+
+def library(kilobytes: int) -> tuple[TensorDataset, torch.Tensor]:
+    """Pieces of the library's source to train on, and every tenth to measure with."""
+    text = bytearray()
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        text += path.read_bytes()
+        if len(text) >= 1024 * kilobytes:
+            break
+    pieces = torch.frombuffer(text[: 1024 * kilobytes], dtype=torch.uint8).long().unfold(0, CONTEXT + 1, CONTEXT)
+    held_out = torch.arange(len(pieces)) % 10 == 0
+    return TensorDataset(pieces[~held_out]), pieces[held_out]
+
+
+def main() -> None:
+    args = options()
+    job = ones.init(
+        batch=args.batch,
+        max_batch=args.max_batch,
+        max_local_batch=args.max_local_batch,
+        epochs=args.epochs,
+        lr_rule="sqrt",
+    )
+    torch.manual_seed(0)
+    model: nn.Module = LanguageModel()
+    model = job.fsdp(model, modules=Block)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs)
+    train, test = library(args.text_kb)
+    job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    loader = job.loader(train)
+    for epoch in job.epochs():
+        model.train()
+        for (pieces,) in loader:
+            pieces = pieces.to(job.device)
+            loss = cross_entropy(model(pieces[:, :-1]), pieces[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            job.loss(loss)
+            time.sleep((args.pace * len(pieces) + args.pace_step) / 1000)
+        scheduler.step()
+        model.eval()
+        with torch.no_grad():  # all ranks: the forward pass gathers the shards
+            pieces = test.to(job.device)
+            guess, target = model(pieces[:, :-1]), pieces[:, 1:].flatten()
+            bits = cross_entropy(guess, target).item() / math.log(2)
+            accuracy = (guess.argmax(1) == target).float().mean().item()
+        if job.rank == 0:
+            print(
+                f"epoch {epoch}: {bits:.2f} bits a byte, accuracy {accuracy:.3f}, "
+                f"batch {job.batch} on {job.world} ranks",
+                flush=True,
+            )
+        job.epoch_end(accuracy=accuracy)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""What follows the end of the ranks: the job ends, they start again, or the job is requeued. Pure decisions.
+
+Whatever happens again and again is bounded by progress: a newer complete checkpoint than at the time before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from ones_wrapper.codes import CRASHED, DONT_RESTART, HUNG, OUT_OF_MEMORY, STOP_CODE
+
+_STARTED_AGAIN = {*CRASHED, HUNG, OUT_OF_MEMORY}
+_LONGEST_DELAY_S = 30.0
+
+
+class Action(Enum):
+    """What to do."""
+
+    END = "end"
+    AGAIN = "again"
+    REQUEUE = "requeue"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How often."""
+
+    retries: int = 3
+    """Starts of the ranks in a row, after a crash, without a newer checkpoint."""
+    requeues: int = 20
+    """Requeues of the job by `ones-run`; those of the companion and of Slurm itself do not count."""
+
+
+@dataclass(frozen=True)
+class Tries:
+    """What was tried so far, kept in the job's directory: our own count beside SLURM_RESTART_COUNT."""
+
+    job_id: int = 0
+    requeues: int = 0
+    requeued_at: str = ""
+    """Newest checkpoint at the last requeue."""
+    restarts: int = 0
+    """Starts of the ranks after a crash, in all."""
+    failures: int = 0
+    """Those in a row without a newer checkpoint."""
+    failed_at: str = ""
+    """Newest checkpoint at the last of them."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How the ranks ended."""
+
+    code: int
+    stopped: bool = False
+    """`ones-run` was told to stop, by SIGTERM or SIGINT: scancel, Slurm's own requeue, Ctrl-C."""
+    warned: bool = False
+    """`ones-run` was told that the job's time is nearly over, by SIGUSR2."""
+    drained: bool = False
+    """The ranks obeyed an order to drain: the companion requeues the job."""
+    checkpoint: str = ""
+    """Newest complete checkpoint; empty for none."""
+    ours: bool = False
+    """Whether this run made or loaded it."""
+    no_requeue: str = ""
+    """Why the job cannot be requeued from here; empty where it can."""
+
+
+@dataclass(frozen=True)
+class Next:
+    """What to do, and what to say of it."""
+
+    action: Action
+    why: str
+    tries: Tries
+    """What to write down before doing it."""
+    delay_s: float = 0.0
+    """How long to wait before doing it."""
+
+
+def _step(checkpoint: str) -> int:
+    return int(checkpoint.removeprefix("step-") or -1)
+
+
+def newer(checkpoint: str, than: str) -> bool:
+    """Whether a checkpoint is of a later step than another; empty names are of none."""
+    return _step(checkpoint) > _step(than)
+
+
+def decide(end: End, tries: Tries, limits: Limits) -> Next:
+    """What follows."""
+    if end.code in (0, DONT_RESTART) or end.stopped:
+        return Next(Action.END, "", tries)
+    if end.warned:
+        # A script that failed by itself would fail again, time limit or not.
+        if end.code == STOP_CODE or end.code in _STARTED_AGAIN:
+            return _requeue(end, tries, limits)
+        return Next(Action.END, "", tries)
+    if end.code in _STARTED_AGAIN and not end.drained:
+        return _again(end, tries, limits)
+    return Next(Action.END, "", tries)
+
+
+def _requeue(end: End, tries: Tries, limits: Limits) -> Next:
+    refusal = end.no_requeue
+    if not refusal and not (end.checkpoint and end.ours):
+        refusal = "this run has made no checkpoint and loaded none, so the next would do the same again"
+    if not refusal and tries.requeues >= limits.requeues:
+        refusal = f"it was requeued {tries.requeues} times, and --requeues allows no more"
+    if not refusal and tries.requeues and not newer(end.checkpoint, tries.requeued_at):
+        refusal = f"there is no newer checkpoint than {tries.requeued_at}, at which it was requeued before"
+    if refusal:
+        return Next(Action.END, f"the job's time is over and it is not requeued: {refusal}", tries)
+    counted = replace(tries, requeues=tries.requeues + 1, requeued_at=end.checkpoint)
+    why = f"the job's time is over: requeue {counted.requeues} of {limits.requeues}, to go on from {end.checkpoint}"
+    return Next(Action.REQUEUE, why, counted)
+
+
+def _again(end: End, tries: Tries, limits: Limits) -> Next:
+    fresh = tries.failures == 0 or newer(end.checkpoint, tries.failed_at)
+    failures = 1 if fresh else tries.failures + 1
+    what = {HUNG: "the ranks hung", OUT_OF_MEMORY: "out of memory"}.get(
+        end.code, f"a rank was killed by signal {end.code - 128}"
+    )
+    if failures > limits.retries:
+        tried = f"tried {tries.failures} more times without a newer checkpoint" if tries.failures else "--retries is 0"
+        return Next(Action.END, f"{what}; {tried}, so the job ends", tries)
+    counted = replace(tries, restarts=tries.restarts + 1, failures=failures, failed_at=end.checkpoint)
+    place = f"from {end.checkpoint}" if end.checkpoint else "from the beginning"
+    why = f"{what}; starting the ranks again {place}, try {failures} of {limits.retries}"
+    return Next(Action.AGAIN, why, counted, min(_LONGEST_DELAY_S, 2.0 ** (failures - 1)))

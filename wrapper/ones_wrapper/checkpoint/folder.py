@@ -1,0 +1,168 @@
+"""The `checkpoints/` folder of a job: which are complete, which are sound, and the steps that make one so."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from ones_wrapper.checkpoint.files import INDEX, Sum, checksum, sync, write_json, write_plain
+from ones_wrapper.checkpoint.state import Progress
+from ones_wrapper.protocol import CHECKPOINTS, MANIFEST, directory_name
+
+FORMAT = 2
+REST = "rest.pt"
+_NAME = re.compile(r"step-\d{9,}")
+
+
+def checkpoint_name(step: int) -> str:
+    """Directory of the checkpoint taken at this step; names sort by step."""
+    return f"step-{step:09d}"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint's manifest says of it."""
+
+    job_id: int
+    progress: Progress
+
+
+class Folder:
+    """The checkpoints of one job. Nothing here is collective: who calls what is `Checkpoints`' business."""
+
+    def __init__(self, job_dir: Path, job_id: int, restart: int, keep: int) -> None:
+        self._job_dir = job_dir
+        self._path = job_dir / CHECKPOINTS
+        self._job_id, self._restart, self._keep = job_id, restart, keep
+        self._sweeper: Thread | None = None
+
+    def path(self, name: str) -> Path:
+        """Where a complete checkpoint is."""
+        return self._path / name
+
+    def temporary(self, name: str) -> Path:
+        """Where it is written."""
+        return self._path / f".tmp-{name}"
+
+    def prepare(self) -> None:
+        """Make the folder, and clear what an interrupted save left."""
+        self._path.mkdir(exist_ok=True)
+        for old in self._path.glob(".old-*"):
+            target = self._path / old.name.removeprefix(".old-")
+            if not target.exists():  # killed between the two renames of `_publish`
+                old.rename(target)
+        _sweep([left for kind in (".tmp-*", ".old-*", ".gone-*") for left in self._path.glob(kind)])
+
+    def begin(self, name: str) -> None:
+        """An empty temporary directory for the files."""
+        self.rest()
+        self.discard(name)
+        self.temporary(name).mkdir()
+
+    def discard(self, name: str) -> None:
+        """Give up a checkpoint that was being written."""
+        shutil.rmtree(self.temporary(name), ignore_errors=True)
+
+    def complete(
+        self, name: str, progress: Progress, rest: dict[str, Any], index: dict[str, Any], files: dict[str, Sum]
+    ) -> int:
+        """Rank 0's part, once all ranks' files are durable: the rest, the manifest, the rename; then the surplus
+        goes. Returns the checkpoint's bytes.
+        """
+        temporary = self.temporary(name)
+        files = files | {
+            REST: write_plain(temporary / REST, rest),
+            INDEX: write_json(temporary / INDEX, index),
+        }
+        manifest = {
+            "format": FORMAT,
+            "job_id": self._job_id,
+            "restart": self._restart,
+            "progress": asdict(progress),
+            "files": {file: [s.size, s.crc] for file, s in files.items()},
+        }
+        write_json(temporary / MANIFEST, manifest, indent=1)
+        sync(temporary)
+        self._publish(name)
+        self._remove(self.names()[self._keep :])
+        return sum(s.size for s in files.values())
+
+    def _publish(self, name: str) -> None:
+        target, old = self.path(name), self._path / f".old-{name}"
+        if target.exists():  # the same step again, such as before and after the end of an epoch
+            shutil.rmtree(old, ignore_errors=True)
+            target.rename(old)
+        self.temporary(name).rename(target)
+        sync(self._path)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _remove(self, names: list[str]) -> None:
+        """Renamed first: a name without a dot is complete, also while it goes. Nobody waits for the disk's work."""
+        leaving = [self._path / f".gone-{name}" for name in names]
+        for name, gone in zip(names, leaving, strict=True):
+            shutil.rmtree(gone, ignore_errors=True)
+            self.path(name).rename(gone)
+        if leaving:
+            self._sweeper = Thread(target=_sweep, args=(leaving,), name="ones-sweep", daemon=True)
+            self._sweeper.start()
+
+    def rest(self) -> None:
+        """Wait until what was removed is gone from the disk."""
+        if self._sweeper is not None:
+            self._sweeper.join()
+            self._sweeper = None
+
+    def names(self) -> list[str]:
+        """Complete checkpoints, newest first."""
+        found = [entry.name for entry in self._path.iterdir() if _NAME.fullmatch(entry.name)]
+        return sorted(found, key=lambda name: int(name[5:]), reverse=True)
+
+    def damage(self, name: str, part: int = 0, parts: int = 1) -> str:
+        """What is wrong with a checkpoint, or empty; looks at one `part` of its files of `parts`."""
+        try:
+            files = json.loads((self.path(name) / MANIFEST).read_text())["files"]
+            for file in sorted(files)[part::parts]:
+                if file != Path(file).name:
+                    return f"{MANIFEST} names {file!r}"
+                now, then = checksum(self.path(name) / file), Sum(*files[file])
+                if now != then:
+                    return f"{file}: {now.size} bytes, not the {then.size} that were written, or changed"
+        except FileNotFoundError as error:
+            return f"{Path(error.filename).name} is missing"
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return f"{type(error).__name__}: {error}"[:200]
+        return ""
+
+    def set_aside(self, name: str) -> None:
+        """Keep one damaged checkpoint for people to look at."""
+        for older in self._path.glob(".damaged-*"):
+            shutil.rmtree(older, ignore_errors=True)
+        self.path(name).rename(self._path / f".damaged-{name}")
+
+    def manifest(self, name: str) -> Manifest:
+        """Raises ValueError for another format, and for a checkpoint that strayed into this job's own directory."""
+        manifest = json.loads((self.path(name) / MANIFEST).read_text())
+        if manifest["format"] != FORMAT:
+            raise ValueError(
+                f"checkpoint {name} has format {manifest['format']}, and this ones_wrapper reads {FORMAT}; use the "
+                "version that wrote it, or another job directory (ONES_JOB_DIR)"
+            )
+        job_id, here = int(manifest["job_id"]), self._job_dir.resolve().name
+        if job_id != self._job_id and here == directory_name(self._job_id):
+            raise ValueError(
+                f"checkpoint {name} is of job {job_id}, but {here} is the directory of job {self._job_id}; move "
+                f"{CHECKPOINTS}/{name} away to start from scratch, or, to go on from it, give the directory a name of "
+                "its own and name it in ONES_JOB_DIR"
+            )
+        progress, kinds = manifest["progress"], {"int": int, "float": float}
+        return Manifest(job_id, Progress(**{f.name: kinds[str(f.type)](progress[f.name]) for f in fields(Progress)}))
+
+
+def _sweep(paths: list[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,127 @@
+"""The largest local batch that a GPU turned out to hold, found by trying.
+
+A pass that runs out of memory ends the run: after such an error the ranks are not at the same point any more, and a
+GPU's memory is in pieces. The half of what failed is remembered in the job's directory, and the ranks that start
+again from the last checkpoint take no more than that per pass.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from ones_wrapper.codes import OUT_OF_MEMORY
+from ones_wrapper.mailbox import say
+
+FILE = ".memory.json"
+MOST_BYTES = 4096
+
+_OUT_OF_MEMORY = re.compile(
+    r"(?<!shared )\bout of memory\b|DefaultCPUAllocator: (can't allocate|not enough) memory|CUBLAS_STATUS_ALLOC_FAILED",
+    re.IGNORECASE,
+)
+
+
+class DoesNotFitError(RuntimeError):
+    """One sample per pass is already too much; the message says for what, and what may help."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a smaller local batch might have saved this error: torch's own out-of-memory error, or what CUDA, its
+    libraries or the allocator of the CPU say as a RuntimeError.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def device_name(device: torch.device) -> str:
+    """What tells apart devices that hold different batches: the model and its memory (which a MIG slice has less
+    of).
+    """
+    if device.type != "cuda":
+        return device.type
+    properties = torch.cuda.get_device_properties(device)
+    return f"{properties.name}, {properties.total_memory >> 20} MiB"
+
+
+def find(directory: Path, declared: int, device: str) -> int:
+    """The largest local batch for ranks on `device`, in samples: `declared`, or less where that turned out not to fit.
+
+    What was found counts only while the script declares the same and the device is the same. Not collective: with
+    unlike devices the ranks find unlike values, and must agree on the smallest.
+    """
+    found = _read(directory / FILE, declared, device)
+    return declared if found is None else found
+
+
+def remember(directory: Path, declared: int, failed_at: int, device: str) -> int:
+    """A pass of `failed_at` samples did not fit: remember the half of it, and return what the next run takes.
+
+    Any rank may call it, also several at once: what is written follows from `failed_at` alone, is replaced
+    atomically, and never raises what another wrote before. (Two that write at the same moment may leave the larger
+    value; that costs another try.) Raises `DoesNotFitError` at one sample, and OSError where it cannot be written.
+    """
+    if failed_at <= 1:
+        raise DoesNotFitError(
+            f"one sample per pass does not fit into the memory of this device ({device}), so no smaller batch helps; "
+            "try activation checkpointing, a smaller or sharded model (FSDP2), or another GPU"
+        )
+    half = min(failed_at // 2, find(directory, declared, device))
+    temporary = directory / f"{FILE}-{os.uname().nodename}-{os.getpid()}"
+    try:
+        temporary.write_text(json.dumps({"declared": declared, "found": half, "device": device}))
+        temporary.replace(directory / FILE)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    return half
+
+
+def judge(error: BaseException, directory: Path, declared: int, samples: int, device: str) -> tuple[int, str] | None:
+    """(exit code, what to say) where `error`, raised in a pass of `samples` samples, is for want of memory; else None.
+
+    The code is OUT_OF_MEMORY, by which `ones-run` starts the ranks again, after the smaller size was remembered; and
+    1 where no smaller size is left, or it could not be written.
+    """
+    if not is_out_of_memory(error):
+        return None
+    try:
+        half = remember(directory, declared, samples, device)
+    except (DoesNotFitError, OSError) as why:
+        return 1, f"out of memory: {why}"
+    return OUT_OF_MEMORY, f"a pass of {samples} samples is too large for this device ({device}); the next takes {half}"
+
+
+def _read(path: Path, declared: int, device: str) -> int | None:
+    """What the file says for this script and device; None where there is none, or none that is believed."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        say(f"{path} is ignored: {error.strerror}")
+        return None
+    try:
+        state = os.fstat(file)
+        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_size > MOST_BYTES:
+            raise ValueError("not a small regular file of this user")
+        said = json.loads(os.read(file, MOST_BYTES + 1))
+        found = said["found"]
+        if type(found) is not int or found < 1:
+            raise ValueError(f"found={found!r:.40} is not a batch")
+        if (said["declared"], said["device"]) != (declared, device):
+            return None
+        return min(found, declared)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        say(f"{path} is ignored: {error}")
+        return None
+    finally:
+        os.close(file)

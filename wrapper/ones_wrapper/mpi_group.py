@@ -1,0 +1,159 @@
+"""The ranks that an MPI launcher started (`ibrun`, `mpirun`, `srun --mpi=…`), and how they agree.
+
+mpi4py is imported here, which initialises MPI: this module is for those who asked for MPI alone.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from ones_wrapper.group import Group, ThreadsError
+
+T = TypeVar("T")
+
+SPIN_S = 0.002
+"""A rank that waits this long for the others stops burning its core."""
+NAP_S = 0.001
+FAREWELL_S = 5.0
+"""How long a rank that ends with an error waits for the others to end too, before it brings them down."""
+
+SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+"""Where launchers say how many ranks they started; the surest first."""
+
+
+class MpiError(Exception):
+    """The ranks that MPI found are not those that were started; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class MpiGroup(Group):
+    """The ranks of an MPI communicator, on CPUs."""
+
+    comm: MPI.Intracomm
+    """Ours alone, so nothing that the script says over MPI meets our messages."""
+    farewell: MPI.Intracomm
+    """For the ranks that end with an error."""
+    main: bool = True
+
+    @property
+    def storage(self) -> None:
+        return None
+
+    def beside(self) -> MpiGroup:
+        # The least of all ranks, since they must take the same way.
+        level = -self.maximum([-MPI.Query_thread()])[0]
+        if self.world > 1 and level < MPI.THREAD_MULTIPLE:
+            raise ThreadsError(
+                f"this MPI ({MPI.get_vendor()[0]}) gives no MPI_THREAD_MULTIPLE, so a background thread can't speak "
+                "to the other ranks"
+            )
+        return replace(self, comm=self.comm.Dup(), main=False)
+
+    def maximum(self, values: Sequence[int]) -> list[int]:
+        return [int(v) for v in self._reduce(np.array(values, np.int64), MPI.MAX)]
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        return [float(v) for v in self._reduce(np.array(values, np.float64), MPI.SUM)]
+
+    def _reduce(self, values: np.ndarray[tuple[int], np.dtype[T]], op: MPI.Op) -> np.ndarray[tuple[int], np.dtype[T]]:  # type: ignore[type-var]
+        if self.world > 1 and len(values):
+            result = np.empty_like(values)
+            wait(self.comm.Iallreduce(values, result, op))
+            return result
+        return values
+
+    def gather(self, value: T) -> list[T]:
+        mine = np.frombuffer(pickle.dumps(value), np.uint8)
+        sizes = np.empty(self.world, np.int64)
+        wait(self.comm.Iallgather(np.array([len(mine)], np.int64), sizes))
+        whole = np.empty(int(sizes.sum()), np.uint8)
+        wait(self.comm.Iallgatherv(mine, (whole, sizes)))
+        return [pickle.loads(part.tobytes()) for part in np.split(whole, np.cumsum(sizes)[:-1])]
+
+    def close(self, code: int = 0) -> None:
+        if not self.main:
+            if code == 0:
+                self.comm.Free()
+        elif code and self.world > 1 and not MPI.Is_finalized():
+            self._fail(code)
+
+    def _fail(self, code: int) -> None:
+        """Bring down the ranks that would wait for this one for ever, unless they end by themselves.
+
+        MPI tells nobody that a rank is gone, and at the interpreter's end MPI_Finalize waits for the others.
+        """
+        ending, deadline = self.farewell.Ibarrier(), time.monotonic() + FAREWELL_S
+        while not ending.Test():
+            if time.monotonic() > deadline:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                MPI.COMM_WORLD.Abort(code)
+            time.sleep(NAP_S)
+
+
+def wait(request: MPI.Request) -> None:
+    """Wait without burning a core for long, and without keeping Python's signal handlers from running."""
+    spin_until = time.perf_counter() + SPIN_S
+    while not request.Test():
+        if time.perf_counter() > spin_until:
+            time.sleep(NAP_S)
+
+
+def join_mpi(env: Mapping[str, str] = os.environ) -> MpiGroup:
+    """The group of the ranks that the MPI launcher started. Raises `MpiError` where they are not those that
+    were asked for.
+    """
+    world = MPI.COMM_WORLD
+    check_world(world.size, env)
+    comm = world.Dup()
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    local_rank, local_world = node.rank, node.size
+    node.Free()
+    nodes = comm.allreduce(int(local_rank == 0))
+    return MpiGroup(
+        rank=comm.rank,
+        world=comm.size,
+        local_rank=local_rank,
+        nodes=nodes,
+        gpus_per_node=comm.allreduce(local_world, MPI.MAX),
+        device=torch.device("cpu"),
+        comm=comm,
+        farewell=comm.Dup(),
+    )
+
+
+def check_world(world: int, env: Mapping[str, str]) -> None:
+    """Raises `MpiError` where MPI found another number of ranks than was started.
+
+    What `ones-run` asked for has to be there exactly. The launchers' own variables count where a rank is
+    alone: some of them count nodes, not ranks.
+    """
+    launched = next(((name, int(env[name])) for name in SIZES if env.get(name, "").isdigit()), None)
+    asked = None
+    if env.get("ONES_NODES") and env.get("ONES_GPUS_PER_NODE"):
+        asked = int(env["ONES_NODES"]) * int(env["ONES_GPUS_PER_NODE"])
+    if world == 1 and (asked or 1) == 1 and (launched is None or launched[1] == 1):
+        return
+    if world == 1:
+        said = f"{launched[0]} says {launched[1]}" if launched and launched[1] > 1 else f"ones-run asked for {asked}"
+        raise MpiError(
+            f"each rank is alone: {said} ranks, but MPI found one. Either mpi4py was built for another MPI than the "
+            f"launcher's (here it uses {MPI.Get_library_version().strip().splitlines()[0]}): reinstall it with the "
+            "cluster's MPI module loaded (pip install --no-binary=mpi4py mpi4py); or the script was not started "
+            "through ibrun, mpirun or srun with an --mpi type that this MPI knows (srun --mpi=list)"
+        )
+    if asked not in (None, world):
+        raise MpiError(
+            f"MPI found {world} ranks, but ones-run asked for {asked} (ONES_NODES × ONES_GPUS_PER_NODE): the MPI "
+            "launcher started another number; give the job as many tasks a node as it has ranks (--ntasks-per-node)"
+        )

@@ -1,0 +1,120 @@
+"""When checkpoints are taken, and what is said of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from ones_wrapper.checkpoint import Checkpoints, Failed, Loaded, Progress, Saved, State
+from ones_wrapper.checkpoint.interval import failure_rate, interval_s
+from ones_wrapper.group import Group, RankError
+from ones_wrapper.mailbox import say
+from ones_wrapper.protocol import Checkpoint, Report
+from ones_wrapper.signals import FLAGS
+
+FIRST_S = 600.0
+"""Until the first checkpoint, and between them until it is known what one costs."""
+
+
+class Saver:
+    """The checkpoints of one run. Methods are collective unless said otherwise."""
+
+    def __init__(
+        self,
+        group: Group,
+        checkpoints: Checkpoints,
+        every_s: float | None,
+        behind: bool,
+        send: Callable[[Report], None],
+    ) -> None:
+        """`every_s` is the time between checkpoints, None for what their cost suggests; `behind` lets those that
+        nobody waits for be written behind the training; `send` sends a report.
+        """
+        self._group = group
+        self._checkpoints = checkpoints
+        self._every_s = every_s
+        self._behind = behind
+        self._send = send
+        self._saved: Progress | None = None
+        self._saved_at = time.monotonic()
+        self._stall_s: float | None = None
+        self._writing = False
+        self.load_s = 0.0
+        """How long the last `load` took."""
+
+    def load(self, state: State) -> Loaded:
+        """Load the newest good checkpoint into the objects of `state`."""
+        started = time.monotonic()
+        loaded = self._checkpoints.load(state)
+        self._saved = replace(loaded.progress) if loaded.name else None
+        self._saved_at = time.monotonic()
+        self.load_s = self._saved_at - started
+        return loaded
+
+    def due(self, progress: Progress) -> bool:
+        """Whether it is time for the next one. Not collective: rank 0 decides."""
+        every_s = self._every_s
+        if every_s is None:
+            rate = failure_rate(progress.failures, progress.trained_s, self._group.nodes)
+            every_s = FIRST_S if self._stall_s is None else interval_s(self._stall_s, 1.0 / rate)
+        return not self._writing and time.monotonic() - self._saved_at >= every_s
+
+    def save(self, state: State | None, progress: Progress, why: str, order: int | None = None) -> bool:
+        """Write a checkpoint that is durable on return; False where it could not be, which is said.
+
+        Without an order, nothing is written where nothing has changed since the last one.
+        """
+        if state is None:
+            return False
+        if order is None and self._saved == progress:
+            return True
+        try:
+            saved = self._checkpoints.save(state, progress)
+        except RankError as error:
+            self._failed(why, str(error))
+            return False
+        finally:
+            self._saved_at = time.monotonic()
+            FLAGS.checkpoint_taken()
+            self.look()  # one that was under way was waited for
+        self._done(saved, order)
+        return True
+
+    def begin(self, state: State, progress: Progress) -> None:
+        """Write a checkpoint behind the training, where that is wanted."""
+        if not self._behind:
+            self.save(state, progress, "in passing")
+            return
+        if self._saved == progress:
+            return
+        self._checkpoints.begin(state, progress)
+        self._writing = True
+        self._saved_at = time.monotonic()
+
+    def look(self) -> None:
+        """Say how the one that was written behind the training ended, once it has. Not collective, never waits."""
+        ended = self._checkpoints.ended()
+        if ended is None:
+            return
+        self._writing = False
+        if isinstance(ended, Failed):
+            self._failed("behind the training", ended.why)
+        else:
+            self._done(ended, None)
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self._checkpoints.close()
+        self.look()
+
+    def _done(self, saved: Saved, order: int | None) -> None:
+        at = saved.progress
+        self._saved = at
+        self._stall_s = saved.stall_s
+        position = (at.epoch, at.cursor, at.step)
+        self._send(Checkpoint(saved.name, *position, saved.bytes, saved.seconds, saved.stall_s, order))
+
+    def _failed(self, why: str, error: str) -> None:
+        if self._group.rank == 0:
+            say(f"the checkpoint {why} could not be written ({error}); the last one stays")

@@ -1,0 +1,94 @@
+"""A watch on ranks that hang: each writes the time of its last step boundary into memory that its node's ranks
+and their launcher share.
+
+A dead peer, a lost network or a deadlock leaves ranks waiting for ever, and the job's time with them. What hangs
+is found, its ranks are ended, and training goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+HANG_S = 1800.0
+"""Default of ONES_HANG_S: longer than an evaluation between two epochs should take."""
+
+_ENTRY = struct.Struct("d")
+
+
+class Board:
+    """The time of each local rank's last beat, on the machine's monotonic clock; 0 where it is not watched.
+
+    Made before the fork. Each rank writes its own entry alone, in one store.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._memory = mmap.mmap(-1, _ENTRY.size * ranks)
+
+    def beat(self, local_rank: int, now: float) -> None:
+        """This rank was at a step boundary; with 0 it is watched no longer."""
+        _ENTRY.pack_into(self._memory, _ENTRY.size * local_rank, now)
+
+    def hung(self, now: float, longest_s: float) -> list[int]:
+        """Local ranks that trained and were at no step boundary for so long. None where `longest_s` is 0."""
+        if longest_s <= 0:
+            return []
+        beats = [_ENTRY.unpack_from(self._memory, _ENTRY.size * rank)[0] for rank in range(self.ranks)]
+        return [rank for rank, beat in enumerate(beats) if beat and now - beat > longest_s]
+
+
+_own: tuple[Board, int] | None = None
+
+
+def join(board: Board, local_rank: int) -> None:
+    """From now on this process is that rank."""
+    global _own
+    _own = (board, local_rank)
+
+
+def beat() -> None:
+    """This rank is at a step boundary, or otherwise alive; the first call begins the watch. Costs under a
+    microsecond; does nothing where nobody watches.
+    """
+    if _own is not None:
+        _own[0].beat(_own[1], time.monotonic())
+
+
+def rest() -> None:
+    """Training is over, or nobody knows how long the next thing takes: no watch until the next beat."""
+    if _own is not None:
+        _own[0].beat(_own[1], 0.0)
+
+
+def longest_s(env: Mapping[str, str]) -> float:
+    """How long a rank may take from one step boundary to the next; 0 for ever."""
+    try:
+        return float(env.get("ONES_HANG_S") or HANG_S)
+    except ValueError:
+        return HANG_S
+
+
+def watch_myself(limit_s: float, end: Callable[[], None], poll_s: float = 1.0) -> None:
+    """Where no node launcher watches (MPI): a thread calls `end` when this process hangs.
+
+    It runs while the main thread waits in a library, which is how ranks hang.
+    """
+    if limit_s <= 0:
+        return
+    board = Board(1)
+    join(board, 0)
+
+    def look() -> None:
+        while os.getpid() == mine:
+            time.sleep(min(poll_s, limit_s / 4))
+            if board.hung(time.monotonic(), limit_s):
+                end()
+                return
+
+    mine = os.getpid()
+    threading.Thread(target=look, name="ones-watch", daemon=True).start()
