@@ -26,6 +26,13 @@ def action(end: End, tries: Tries = Tries(), limits: Limits = Limits()) -> Actio
     return decide(end, tries, limits).action
 
 
+def test_want_of_memory_costs_no_try() -> None:
+    """Protects a batch that is far too large: each halving is progress, and there are few of them."""
+    step = decide(End(OUT_OF_MEMORY), Tries(0, failures=3), Limits())
+    assert (step.action, step.tries) == (Action.AGAIN, Tries(0, restarts=1, failures=3, halvings=1))
+    assert action(End(OUT_OF_MEMORY), Tries(0, failures=3, halvings=1000)) is Action.END
+
+
 @pytest.mark.parametrize("code", [*CRASHED, HUNG, OUT_OF_MEMORY])
 def test_crashes_are_tried_again(code: int) -> None:
     """Protects a week of training from one bad moment of one node."""

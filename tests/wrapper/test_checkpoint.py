@@ -168,7 +168,7 @@ def test_another_format_is_an_error(tmp_path: Path, group: Group) -> None:
     """Protects work written by another version: not taken for damage, and not passed over."""
     box = Checkpoints(tmp_path, group, 7, 0)
     manifest = tmp_path / "checkpoints" / box.save(state(), Progress(step=1)).name / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 1'))
+    manifest.write_text(manifest.read_text().replace('"format": 3', '"format": 1'))
     with pytest.raises(RankError, match="has format 1"):
         box.load(state())
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from ones_wrapper.checkpoint import Checkpoints, Failed, Progress, Saved
 from ones_wrapper.group import Group, RankError
@@ -75,6 +76,46 @@ def test_loads_at_other_world_sizes(tmp_path: Path, wrote: str, reads: str, behi
         layout = "plain" if world == 1 and reads == "ddp" else reads
         for loaded, _ in on_ranks(world, load, tmp_path, layout, 2):
             equal(saved, loaded)
+
+
+class Average:
+    """A moving average of a sharded model, sharded as it is."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.values = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"decay": 0.5, "values": self.values}
+
+    def load_state_dict(self, state: Any, /) -> None:
+        assert state["decay"] == 0.5
+        self.values = state["values"]
+
+
+def with_average(group: Group, job: Path, layout: str, seed: int, saves: bool) -> dict[str, Any]:
+    state = make(layout, group, seed)
+    average = Average(state.model)
+    train(state, 1)
+    state.extras["ema"] = average
+    box = Checkpoints(job, group, 7, 0)
+    if saves:
+        box.save(state, Progress(step=1))
+    else:
+        box.load(state)
+    return {
+        name.removeprefix("module."): (value.full_tensor() if isinstance(value, DTensor) else value).numpy()
+        for name, value in average.values.items()
+    }
+
+
+def test_sharded_extras_load_at_other_world_sizes(tmp_path: Path) -> None:
+    """Protects moving averages of sharded models: resized as the model is, and refused where they are whole here."""
+    saved = on_ranks(3, with_average, tmp_path, "fsdp", 1, True)[0]
+    for world in (1, 2):
+        for loaded in on_ranks(world, with_average, tmp_path, "fsdp", 2, False):
+            equal(saved, loaded)
+    with pytest.raises(RuntimeError, match=r"ema\.values\.a\.weight is in the checkpoint and not here"):
+        on_ranks(2, with_average, tmp_path, "ddp", 2, False)
 
 
 def going_on(group: Group, job: Path, layout: str) -> dict[str, Any]:
@@ -235,6 +276,6 @@ def test_manifest_names_every_file(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "checkpoints").iterdir()
     manifest = json.loads((folder / "manifest.json").read_text())
     assert set(manifest["files"]) | {"manifest.json"} == {path.name for path in folder.iterdir()}
-    assert {"tensors-00000", "tensors-00001"} <= set(manifest["files"])
+    assert {"tensors-00000.safetensors", "tensors-00001.safetensors"} <= set(manifest["files"])
     assert manifest["job_id"] == 7
     assert replace(Progress(), **manifest["progress"]) == Progress(step=1, epoch=2, noise=1.5, world=2)

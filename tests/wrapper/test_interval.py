@@ -31,6 +31,13 @@ def test_youngs_first_term_is_near() -> None:
     assert interval_s(2.0, 86_400.0) == pytest.approx((2 * 2.0 * 86_400.0) ** 0.5, rel=0.01)
 
 
+@pytest.mark.parametrize(("hours", "minutes"), [(24, 117), (6, 57), (0.25, 9.1)])
+def test_interval_is_dalys(monkeypatch: pytest.MonkeyPatch, hours: float, minutes: float) -> None:
+    """Protects the formula: the optima that the paper gives for dumps of 5 minutes (captions of its figures 3 to 5)."""
+    monkeypatch.setattr(interval, "MOST_S", 1e9)
+    assert interval_s(300.0, hours * 3_600) / 60 == pytest.approx(minutes, rel=0.006)
+
+
 @given(st.floats(0, 1e9), st.floats(0, 1e12))
 def test_interval_stays_within_bounds(stall: float, between: float) -> None:
     """Protects from figures out of nothing: no stall measured yet, or failures all the time."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -121,6 +123,8 @@ SCRIPT = """
 import os, sys
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ONES_ATTEMPT")
 print(*(os.environ[name] for name in names), float(os.environ["ONES_IMPORT_S"]) > 0, *sys.argv[1:])
+if "killed" in sys.argv and os.environ["RANK"] + os.environ["ONES_ATTEMPT"] == "10":
+    os.kill(os.getpid(), 9)
 sys.exit(7 if os.environ["RANK"] == "1" and "fail" in sys.argv else 0)
 """
 
@@ -150,6 +154,60 @@ def test_ranks_know_their_place(tmp_path: Path, start: Callable[..., subprocess.
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["0 2 0 2 0 0 True x", "1 2 1 2 0 0 True x"]
     assert start(tmp_path, "fail").returncode == 7
+
+
+@needs_mpirun
+def test_killed_mpi_rank_starts_again(tmp_path: Path) -> None:
+    """Protects MPI jobs from one bad moment: a killed rank leaves no word, and mpirun has codes of its own."""
+    done = run(tmp_path, "--ranks-per-node=2", "--backend=mpi", "script.py", "killed")
+    assert done.returncode == 0, done.stderr
+    assert "killed by signal 9; starting the ranks again" in done.stderr
+    assert {"0 2 0 2 0 1 True killed", "1 2 1 2 0 1 True killed"} <= set(done.stdout.splitlines())
+
+
+IBRUN = """#!/bin/bash
+[ "$1" = -n ] && n=$2; shift 4
+mpiexec -n "$n" -ppn "$TACC_TASKS_PER_NODE" "$@"
+code=$?
+exit $code
+"""
+STOPS = """
+import os, time
+from pathlib import Path
+from ones_wrapper.signals import FLAGS
+FLAGS.armed = True
+Path("up" + os.environ["RANK"]).touch()
+for _ in range(3000):
+    if FLAGS.stop:
+        break
+    time.sleep(0.02)
+print("stopped", os.environ["RANK"], flush=True)
+raise SystemExit(143)
+"""
+
+
+@needs_mpirun
+@pytest.mark.parametrize("launcher", ["mpirun", "ibrun"])
+@pytest.mark.parametrize("backend", ["mpi", "gloo"])
+def test_stop_reaches_ranks_through_any_launcher(tmp_path: Path, launcher: str, backend: str) -> None:
+    """Protects the checkpoint at a stop: each launcher hands on another signal, dies of a third, and ibrun is a
+    shell script.
+    """
+    (tmp_path / "ibrun").write_text(IBRUN)
+    (tmp_path / "ibrun").chmod(0o755)
+    (tmp_path / "stops.py").write_text(STOPS)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_", "PMI"))}
+    clean |= {"PATH": f"{tmp_path}:{MPIRUN.parent}:{os.environ['PATH']}", "ONES_JOB_DIR": str(tmp_path / "job")}
+    options = ["--launcher", launcher, "--backend", backend, "--ranks-per-node=2", "stops.py"]
+    command = [sys.executable, "-m", "ones_wrapper.launch", *options]
+    with subprocess.Popen(command, env=clean, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 60
+        while len(list(tmp_path.glob("up?"))) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    assert sorted(line for line in output.splitlines() if "stopped" in line) == ["stopped 0", "stopped 1"]
+    assert process.returncode == 143
 
 
 def test_dry_run(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ def test_pauses_and_first_steps_are_not_measured() -> None:
     assert [(r.samples, r.seconds) for r in reports] == [(64, 2.0), (64, 2.0)]
     assert reports[1].loss == 3.0
     assert meter.flush() is None
-    assert meter.take_epoch() == (3.0 * 8 * (WARM_UP + 8), 8.0 * (WARM_UP + 8))
+    epoch = meter.take_epoch()
+    assert (float(epoch.total), float(epoch.samples)) == (3.0 * 8 * (WARM_UP + 8), 8.0 * (WARM_UP + 8))
 
 
 def test_infinite_loss_is_left_out() -> None:
@@ -41,7 +42,25 @@ def test_infinite_loss_is_left_out() -> None:
         meter.stop(Progress(), 1, 1, 1.0)
     meter.loss(float("inf"), 1)
     report = meter.stop(Progress(), 1, 1, 1.0)
-    assert report is not None and report.loss is None
+    assert report is not None and report.loss is None and report.nonfinite == 1
+
+
+def test_losses_of_a_stretch_over_the_end_of_an_epoch_count_once() -> None:
+    """Protects the reported loss: epochs and stretches end at different steps, and each loss is in one of either."""
+    meter = Meter(100.0, lambda: 0.0)
+    for _ in range(WARM_UP):
+        meter.stop(Progress(), 1, 1, 1.0)
+    for loss in (1.0, 2.0, float("nan")):
+        meter.loss(torch.tensor(loss), 2)
+        meter.stop(Progress(), 2, 2, 1.0)
+    first = meter.take_epoch()
+    assert (first.mean, float(first.nonfinite)) == (1.5, 1.0)
+    meter.loss(6.0, 2)
+    meter.stop(Progress(), 2, 2, 1.0)
+    report = meter.flush()
+    assert report is not None and (report.loss, report.nonfinite) == (3.0, 1)
+    second = meter.take_epoch()
+    assert (second.mean, float(second.nonfinite)) == (6.0, 0.0)
 
 
 class Slow(TorchGroup):
@@ -56,7 +75,7 @@ def test_short_steps_agree_less_often() -> None:
     second.
     """
     group = Slow(0, 2, 0, 1, 2, torch.device("cpu"), None)  # type: ignore[arg-type]
-    boundary = Boundary(group, None, 0, Flags())
+    boundary = Boundary(group, None, None, 0, Flags())
     boundary._cost_s = 0.001
     assert boundary._interval(1.0) == 1
     assert boundary._interval(0.01) == 10

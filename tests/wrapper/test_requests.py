@@ -7,9 +7,19 @@ from pathlib import Path
 
 from ones_wrapper.codes import DONT_RESTART
 from ones_wrapper.previous import Previous, previous
-from ones_wrapper.protocol import Bye, Checkpoint, Epoch, First, Hello, Throughput, encode_report, reports_name
+from ones_wrapper.protocol import (
+    Bye,
+    Checkpoint,
+    Epoch,
+    First,
+    Hello,
+    Throughput,
+    decode_spec,
+    encode_report,
+    reports_name,
+)
 from ones_wrapper.requests import SAVE, STOP, Requests
-from tests.wrapper.runs import Run
+from tests.wrapper.runs import Run, assert_exactly_once
 
 
 def test_save_and_stop(tmp_path: Path) -> None:
@@ -71,6 +81,21 @@ def test_what_a_start_cost_is_reported(tmp_path: Path) -> None:
     third = Run(tmp_path, "--epochs", "3", restart=2)
     assert third.end() == 0, third.errors
     assert third.of(Hello)[0].resizes == 1
+
+
+def test_a_batch_that_does_not_fit_is_halved(tmp_path: Path) -> None:
+    """Protects who names too large a local batch (memory emulated): the ranks start again with half, and half of
+    that, from the last checkpoint; the batch stays, in passes; the companion is told; each sample counts once."""
+    options = ("--batch", "48", "--max-local-batch", "32", "--max-passes", "8", "--memory", "7", "--epochs", "2")
+    run = Run(tmp_path, *options, ranks=2)
+    assert run.end() == 0, run.errors
+    assert [hello.attempt for hello in run.of(Hello)] == [0, 1, 2]
+    assert [hello.batch for hello in run.of(Hello)] == [48] * 3
+    assert decode_spec((tmp_path / "spec.json").read_bytes()).max_local_batch == 6
+    assert "starting the ranks again with smaller passes" in run.errors
+    assert_exactly_once(tmp_path, 2, 97)
+    alone = Run(tmp_path / "alone", "--memory", "1", "--max-local-batch", "1", "--epochs", "1")
+    assert alone.end() == 0, alone.errors
 
 
 def test_a_loss_that_is_no_number_is_reported(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, IterableDataset
 import ones_wrapper as ones
 from ones_wrapper import testing
 
-EXAMPLES = int(os.environ.get("ONES_EXAMPLES", "10"))
+EXAMPLES = int(os.environ.get("ONES_EXAMPLES", "20"))
 """Random histories."""
 RTOL = 1e-9
 SAMPLES, BATCH, EPOCHS = 22, 6, 2

@@ -26,6 +26,7 @@ parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--max-passes", type=int, default=1)
 parser.add_argument("--gamma", type=float, default=0.8)
 parser.add_argument("--nan-at", type=int, default=-1, help="step after which the loss is not a number")
+parser.add_argument("--memory", type=int, default=0, help="samples a pass that fit into the emulated memory")
 parser.add_argument("--exit-at", type=int, default=-1, help="step at which the last rank exits with code 7")
 parser.add_argument("--full", type=int, nargs=2, default=(-1, -1), help="steps between which the disk is full")
 parser.add_argument("--out", type=Path)
@@ -51,6 +52,8 @@ loader = job.loader(TensorDataset(x, x.prod(1, keepdim=True)), seed=3, num_worke
 step = job.progress.step
 for _ in job.epochs():
     for inputs, target in loader:
+        if 0 < args.memory < len(inputs):
+            raise torch.OutOfMemoryError(f"emulated: {len(inputs)} samples do not fit")
         loss = torch.nn.functional.mse_loss(model(inputs), target)
         if step == args.nan_at:
             loss = loss * torch.nan

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ones_wrapper.api import Job, init
 
-__all__ = ["Job", "init"]
+from ones_wrapper.codes import DONT_RESTART
+
+__all__ = ["DONT_RESTART", "Job", "init"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
+    if name in ("Job", "init"):
         from ones_wrapper import api
 
         return getattr(api, name)

@@ -12,6 +12,8 @@ from ones_wrapper.codes import CRASHED, DONT_RESTART, HUNG, OUT_OF_MEMORY, STOP_
 
 _STARTED_AGAIN = {*CRASHED, HUNG, OUT_OF_MEMORY}
 _LONGEST_DELAY_S = 30.0
+_MOST_HALVINGS = 30
+"""More than any batch can be halved; a script may exit with that code by itself."""
 
 
 class Action(Enum):
@@ -46,6 +48,8 @@ class Tries:
     """Those in a row without a newer checkpoint."""
     failed_at: str = ""
     """Newest checkpoint at the last of them."""
+    halvings: int = 0
+    """Starts after the memory did not suffice for a pass."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +122,13 @@ def _requeue(end: End, tries: Tries, limits: Limits) -> Next:
 
 
 def _again(end: End, tries: Tries, limits: Limits) -> Next:
+    if end.code == OUT_OF_MEMORY and tries.halvings < _MOST_HALVINGS:
+        # No try is lost: each time half as many samples a pass, and at one the ranks end with another code.
+        counted = replace(tries, restarts=tries.restarts + 1, halvings=tries.halvings + 1)
+        return Next(Action.AGAIN, "out of memory; starting the ranks again with smaller passes", counted)
     fresh = tries.failures == 0 or newer(end.checkpoint, tries.failed_at)
     failures = 1 if fresh else tries.failures + 1
-    what = {HUNG: "the ranks hung", OUT_OF_MEMORY: "out of memory"}.get(
+    what = {HUNG: "the ranks hung", OUT_OF_MEMORY: "out of memory again and again"}.get(
         end.code, f"a rank was killed by signal {end.code - 128}"
     )
     if failures > limits.retries:

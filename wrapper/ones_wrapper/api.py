@@ -250,8 +250,12 @@ class Job:
     def checkpoint(self) -> bool:
         """Write a checkpoint now; durable on return. False where it could not be written, which is said.
 
-        Synchronises all ranks and waits for the file system. Call it between steps, on all ranks.
+        Synchronises all ranks and waits for the file system. Call it between steps, on all ranks: before a backward
+        pass, or outside the loop. Raises RuntimeError after the optimizer's step, which counts only when the loader is
+        asked for the next batch.
         """
+        if self._run.half_way:
+            raise RuntimeError("checkpoint: the optimizer has stepped; call it at the top of the loop, or after it")
         return self._run.save("that the script asked for", 0)
 
     def epoch_end(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
@@ -284,7 +288,7 @@ class Job:
                 except GeneratorExit:  # the script left the loop: the step counts if the optimizer made it
                     if passed.last and rate.stepped:
                         run.commit(passed.share.total)
-                    run.drop_pass()
+                    run.leave_loop(early=True)
                     raise
                 if passed.last:
                     run.commit(passed.share.total)
@@ -293,6 +297,7 @@ class Job:
                     if run.batch != batch:
                         changed = True
                         break
+        run.leave_loop(early=False)
 
 
 class Loader:

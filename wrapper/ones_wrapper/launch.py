@@ -101,7 +101,7 @@ def plan(
     module = "ones_wrapper.rank" if direct else "ones_wrapper.node"
     command = [sys.executable, "-m", module, script, *arguments]
     started = LAUNCHERS[name](Layout(has, command, direct, mpi, exported), find, ask)
-    return Launch(started.command, clean | started.env, has.nodes, has.ranks_per_node, name, direct)
+    return Launch(started.command, clean | started.env, has.nodes, has.ranks_per_node, name, started.stop)
 
 
 def _parser() -> argparse.ArgumentParser:

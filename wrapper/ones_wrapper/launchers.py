@@ -8,6 +8,7 @@ ReFrame's.)
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from ones_wrapper.allocation import Allocation, LaunchError
 
 MPI_TYPES = ("none", "pmi2", "pmix")
 """How `srun` lets the processes of a step find each other."""
+
+_INTEL = {"I_MPI_JOB_SIGNAL_PROPAGATION": "enable"}
+"""Without it Intel's Hydra kills the ranks where others hand a signal on."""
 
 _ASK_S = 20.0
 """How long a program may take to tell what it is."""
@@ -50,6 +54,10 @@ class Started:
 
     command: list[str]
     env: dict[str, str]
+    stop: int | None = signal.SIGUSR2
+    """The signal by which it hands on to the ranks that they shall stop; None where that depends on what it
+    starts. Of SIGTERM `srun` and Open MPI make an end at once, and Hydra dies of SIGUSR2.
+    """
 
 
 Find = Callable[[str], str | None]
@@ -154,7 +162,9 @@ def ibrun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
     """TACC's, which knows the site's MPI and how many processes a node takes from two variables."""
     program, each = _program(find, "ibrun"), str(layout.tasks_per_node)
     env = {"IBRUN_TASKS_PER_NODE": each, "TACC_TASKS_PER_NODE": each}
-    return Started([program, "-n", str(layout.tasks), "-o", "0", *layout.command], _fresh_counts(layout) | env)
+    return Started(
+        [program, "-n", str(layout.tasks), "-o", "0", *layout.command], _fresh_counts(layout) | env | _INTEL, None
+    )
 
 
 @launcher("mpirun")
@@ -166,12 +176,14 @@ def mpirun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started
     if any(name in version for name in ("Open MPI", "OpenRTE", "PRRTE")):
         # It hands on its own variables alone; and its slots are cores, which GPUs do not care for.
         exported = [word for name in layout.exported for word in ("-x", name)]
+        env, stop = {}, signal.SIGUSR2
         options = ["--map-by", f"ppr:{each}:node:OVERSUBSCRIBE", "--bind-to", "none", *exported]
     elif any(name in version.upper() for name in ("HYDRA", "MPICH", "INTEL(R) MPI")):
+        env, stop = _INTEL, signal.SIGTERM
         options = ["-ppn", each, "-genvall"]
     else:
         raise LaunchError(f"{program} is neither Open MPI's nor Hydra's (--version says {version[:100]!r})")
-    return Started([program, "-n", count, *options, *layout.command], _fresh_counts(layout))
+    return Started([program, "-n", count, *options, *layout.command], _fresh_counts(layout) | env, stop)
 
 
 @launcher("local")
@@ -184,4 +196,4 @@ def local(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
         )
     if layout.direct:
         raise LaunchError("--launcher local starts no MPI; use ones-run --launcher mpirun, or --backend gloo")
-    return Started(list(layout.command), {})
+    return Started(list(layout.command), {}, signal.SIGTERM)

@@ -166,9 +166,9 @@ class Run:
         if self.trace and self.feed:
             self._used += self.feed.indices(self.progress.epoch, passed)
 
-    def drop_pass(self) -> None:
-        """The script left the loop. Not collective."""
-        self._within = False
+    def leave_loop(self, early: bool) -> None:
+        """The epoch's samples are used, or the script left the loop `early`: perhaps by an error. Not collective."""
+        self._within = early
         if self.gate is not None:
             self.gate.begin(0, 1)
 
@@ -184,6 +184,7 @@ class Run:
             self.noise.step(total)
         if self.rate:
             self.rate.remember(progress)
+            self.rate.expect()
         progress.step += 1
         stretch = self.meter.stop(progress, total, self.batch, self.lr_factor)
         progress.trained_s += self.meter.last_s
@@ -192,6 +193,11 @@ class Run:
             self._reporter.send(First(progress.step, self._beginning.since_hello_s()))
         self._reporter.stretch(stretch)
         watch.beat()
+
+    @property
+    def half_way(self) -> bool:
+        """Whether the model is ahead of the cursor: the optimizer stepped, and the step is not yet committed."""
+        return self._within and self.rate is not None and self.rate.stepped
 
     def act(self) -> None:
         """Do what orders, signals and the job's owner ask for: all ranks the same, at the same step boundary."""
@@ -243,8 +249,10 @@ class Run:
     def finish(self) -> None:
         """All epochs are trained: the last checkpoint. From here on a signal ends the script at once."""
         self.save("at the end")
+        self.saver.close()
         self.reason = "finished"
         FLAGS.armed = False
+        watch.rest()
 
     def _in_force(self, wanted: int) -> int:
         spec = self.spec
@@ -310,6 +318,7 @@ class Run:
     def _ended(self, code: int, note: str) -> None:
         """The script ended. Not collective: other ranks may be gone."""
         FLAGS.armed = False
+        watch.rest()
         reason = self.reason
         if code == DONT_RESTART:
             reason = "stopped"

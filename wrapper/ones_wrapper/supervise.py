@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from ones_wrapper.again import Action, End, Limits, Next, decide
-from ones_wrapper.codes import STOP_CODE
+from ones_wrapper.codes import CRASHED, STOP_CODE
 from ones_wrapper.jobdir import (
     exit_code,
     forget_exit_codes,
@@ -32,7 +32,7 @@ BEFORE_END_S = 20.0
 COMPANION_S = 30.0
 """How long a drained job waits for the companion's requeue before it requeues itself."""
 
-_SHELLS = {"sh", "bash", "dash", "env"}
+_SHELLS = {"sh", "bash", "dash", "ksh", "zsh"}
 
 
 def say(text: str) -> None:
@@ -49,22 +49,22 @@ class Launch:
     nodes: int
     gpus_per_node: int
     launcher: str
-    direct: bool
-    """Whether the launcher starts each rank itself."""
+    stop: int | None
+    """The signal that the launcher hands on as an order to stop; None where that depends on what it starts."""
 
 
-def _receiver(pid: int) -> int:
-    """The process that a signal is meant for: `ibrun` and some `mpirun` are shell scripts, which would die of it
-    and leave the ranks alone.
+def _receiver(pid: int) -> tuple[int, str]:
+    """The process that a signal is meant for, and its name: `ibrun` and some `mpirun` are shell scripts, which would
+    die of it and leave the ranks alone.
     """
     while True:
         try:
-            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            name = Path(f"/proc/{pid}/exe").readlink().name
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         except OSError:
-            return pid
+            return pid, ""
         if name not in _SHELLS or not children:
-            return pid
+            return pid, name
         pid = int(children[-1])
 
 
@@ -85,7 +85,7 @@ class Supervisor:
         self._restart = restart
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
-        self._launcher = ""
+        self._launch: Launch | None = None
         self._stopped = False
         self._warned_at = 0.0
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
@@ -94,18 +94,19 @@ class Supervisor:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Pass signals on to the ranks, so that `--signal=B:…` and `kill` reach them.
 
-        `srun` and `mpirun` answer SIGTERM by killing their tasks at once; they pass SIGUSR2 on, which ranks take
-        for the order to stop after a checkpoint.
+        An order to stop goes by the signal that the launcher hands on.
         """
         self._stopped = self._stopped or number in (signal.SIGTERM, signal.SIGINT)
         if number == signal.SIGUSR2 and not self._warned_at:
             self._warned_at = time.time()
         process = self._process
-        if process is not None and process.poll() is None:
-            if self._launcher != "local" and number != signal.SIGUSR1:
-                number = signal.SIGUSR2
-            script = self._launcher in ("ibrun", "mpirun")
-            os.kill(_receiver(process.pid) if script else process.pid, number)
+        if process is not None and self._launch is not None and process.poll() is None:
+            receiver, name = process.pid, ""
+            if self._launch.launcher in ("ibrun", "mpirun"):
+                receiver, name = _receiver(process.pid)
+            if number != signal.SIGUSR1:
+                number = self._launch.stop or (signal.SIGTERM if name.startswith("mpiexec") else signal.SIGUSR2)
+            os.kill(receiver, number)
 
     def run(self, plan: Callable[[int], Launch]) -> int:
         """Start the ranks (`plan` is given how often they were started before) until there is nothing more to do;
@@ -129,7 +130,7 @@ class Supervisor:
 
     def _once(self, launch: Launch) -> int:
         forget_exit_codes(self._job_dir)
-        self._launcher = launch.launcher
+        self._launch = launch
         # Its own process group: Ctrl-C in a terminal then reaches the ranks once, through us. srun handles it itself.
         self._process = process = subprocess.Popen(
             launch.command, env=launch.env, stdin=subprocess.DEVNULL, start_new_session=launch.launcher != "srun"
@@ -150,8 +151,9 @@ class Supervisor:
         forget_exit_codes(self._job_dir)
         if said:
             return said
-        # A rank that was killed leaves no word, and mpirun returns what it likes.
-        return 128 + signal.SIGKILL if launch.direct and launch.launcher != "srun" and code < 128 else code
+        # A rank that was killed leaves no word; Hydra then returns the signal's number.
+        killed = launch.launcher in ("ibrun", "mpirun") and 128 + code in CRASHED
+        return 128 + code if killed else code
 
     def _overdue(self) -> bool:
         """Whether the ranks did not end in time after the warning, and the job can be requeued without them."""

@@ -2,10 +2,9 @@
 
 `checkpoints/step-N/` in the job's directory:
 
-    manifest.json      written last: progress, origin, and every file's size and checksum
-    tensors-00000, …   one file a rank: the bytes of its part of every tensor, one after the other
-    tensors.json       what is where in those files
-    rest.pt            all that is no tensor of model or optimizer; `torch.load(weights_only=True)` takes it
+    manifest.json                  written last: progress, origin, and every file's size and checksum
+    tensors-00000.safetensors, …   one file a rank: its part of every tensor (`header` has the format)
+    rest.pt                        all that is no tensor of model or optimizer; `torch.load(weights_only=True)` takes it
 
 Written as `.tmp-step-N`, every file fsynced, then renamed: a name without a dot is a complete checkpoint. Which
 rank writes and reads what is planned by `torch.distributed.checkpoint`, so that a checkpoint loads at another
@@ -13,8 +12,8 @@ world size, and into DDP or FSDP2 whichever wrote it; `Reader` opens it to that 
 """
 
 from ones_wrapper.checkpoint.checkpoints import Checkpoints
-from ones_wrapper.checkpoint.files import Reader
 from ones_wrapper.checkpoint.folder import checkpoint_name
+from ones_wrapper.checkpoint.reader import Reader
 from ones_wrapper.checkpoint.state import Failed, Loaded, Progress, Saved, State, Stateful
 
 __all__ = [

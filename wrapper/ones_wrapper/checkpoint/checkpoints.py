@@ -15,9 +15,10 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
 from ones_wrapper.checkpoint.content import Content, collect, differences, restore
-from ones_wrapper.checkpoint.files import Reader, Sum, tensor_file, write_tensors
+from ones_wrapper.checkpoint.files import Sum, tensor_file, write_tensors
 from ones_wrapper.checkpoint.folder import REST, Folder, checkpoint_name
 from ones_wrapper.checkpoint.plan import Plan, Planner
+from ones_wrapper.checkpoint.reader import Reader
 from ones_wrapper.checkpoint.state import Failed, Loaded, Progress, Saved, State
 from ones_wrapper.group import Group, RankError, ThreadsError
 from ones_wrapper.mailbox import say
@@ -41,7 +42,7 @@ class Checkpoints:
     """
 
     def __init__(self, job_dir: Path, group: Group, job_id: int, restart: int, keep: int = 2) -> None:
-        """`keep` is how many complete checkpoints stay."""
+        """`keep` is how many complete checkpoints stay. Raises `RankError` where another job runs in `job_dir`."""
         self._group = group
         self._folder = Folder(job_dir, job_id, restart, max(1, keep))
         self._job_id = job_id
@@ -99,12 +100,13 @@ class Checkpoints:
         return end
 
     def close(self) -> None:
-        """Wait for one under way, and leave the background's group."""
+        """Wait for one under way, leave the background's group, and let others have the directory."""
         self._wait()
         if self._behind is not None:
             self._behind.close()
             self._behind = None
         self._folder.rest()
+        self._folder.release()
 
     def _wait(self) -> None:
         if self._thread is not None:
@@ -153,11 +155,13 @@ class Checkpoints:
         folder, mine = self._folder, tensor_file(group.rank)
 
         def part() -> dict[str, Sum]:
-            return {mine: write_tensors(folder.temporary(work.name) / mine, work.tensors)} if work.tensors else {}
+            if not work.tensors:
+                return {}
+            return {mine: write_tensors(folder.temporary(work.name) / mine, work.plan.header, work.tensors)}
 
         try:
             files = {name: s for one in group.everywhere(part) for name, s in one.items()}
-            return group.on_first(lambda: folder.complete(work.name, work.progress, work.rest, work.plan.index, files))
+            return group.on_first(lambda: folder.complete(work.name, work.progress, work.rest, files))
         except Exception:
             if group.rank == 0:
                 folder.discard(work.name)

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
+from ones_wrapper.checkpoint.header import refusal
 from ones_wrapper.checkpoint.plain import CannotSaveError, pack, unpack
 from ones_wrapper.checkpoint.state import State
 
@@ -47,6 +48,8 @@ def collect(state: State, *, template: bool = False) -> Content:
     def every(path: str, tensor: torch.Tensor) -> bool:
         if path in tensors:
             raise CannotSaveError(f"{path} names two tensors; rename one of the modules or extras")
+        if why := refusal(path, tensor.dtype):
+            raise CannotSaveError(why)
         tensors[path] = tensor.detach()
         return True
 

@@ -1,9 +1,8 @@
-"""The files of a checkpoint: written with their checksum on the way, read where a plan points."""
+"""The files of a checkpoint, written with their checksum on the way."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import stat
 import zlib
@@ -12,21 +11,10 @@ from concurrent.futures import Future as Hashing
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.storage import StorageReader
-from torch.futures import Future
 
-INDEX = "tensors.json"
 BLOCK = 2 << 20
 """Bytes written, and hashed, at a time."""
 PIECES = 512
@@ -43,7 +31,7 @@ class Sum:
 
 def tensor_file(rank: int) -> str:
     """Name of the file that holds a rank's part."""
-    return f"tensors-{rank:05d}"
+    return f"tensors-{rank:05d}.safetensors"
 
 
 def sync(path: Path) -> None:
@@ -76,10 +64,9 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
-def _pieces(tensors: list[torch.Tensor]) -> Iterator[list[memoryview]]:
-    """The tensors' bytes in order, in lists of at most `PIECES` and about `BLOCK` bytes."""
-    pieces: list[memoryview] = []
-    size = 0
+def _pieces(header: bytes, tensors: list[torch.Tensor]) -> Iterator[list[memoryview]]:
+    """The bytes in order, in lists of at most `PIECES` and about `BLOCK` bytes, the header aside."""
+    pieces, size = [memoryview(header)], len(header)
     for tensor in tensors:
         data = as_bytes(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous())
         for start in range(0, len(data), BLOCK):
@@ -92,8 +79,11 @@ def _pieces(tensors: list[torch.Tensor]) -> Iterator[list[memoryview]]:
         yield pieces
 
 
-def write_tensors(path: Path, tensors: list[torch.Tensor]) -> Sum:
-    """Make a file of the tensors' bytes, durable when this returns. A thread hashes beside the writing."""
+def write_tensors(path: Path, header: bytes, tensors: list[torch.Tensor]) -> Sum:
+    """Make a file of the header and the tensors it names, durable when this returns.
+
+    A thread hashes beside the writing.
+    """
     size = crc = 0
 
     def add(pieces: list[memoryview]) -> None:
@@ -105,7 +95,7 @@ def write_tensors(path: Path, tensors: list[torch.Tensor]) -> Sum:
     try:
         with ThreadPoolExecutor(1, "ones-checksum") as hasher:
             hashing: Hashing[None] | None = None
-            for pieces in _pieces(tensors):
+            for pieces in _pieces(header, tensors):
                 before, hashing = hashing, hasher.submit(add, pieces)
                 written = _write(handle, pieces)
                 # The disk begins now and not at the fsync; nobody reads these pages soon.
@@ -162,101 +152,12 @@ def write_plain(path: Path, value: Any) -> Sum:
     return Sum(file.size, file.crc)
 
 
-def write_json(path: Path, value: Any, indent: int | None = None) -> Sum:
+def write_json(path: Path, value: Any) -> None:
     """Make a file of JSON, durable when this returns."""
-    data = json.dumps(value, indent=indent).encode()
+    data = json.dumps(value, indent=1).encode()
     handle = _create(path)
     try:
         _write(handle, [memoryview(data)])
         os.fsync(handle)
     finally:
         os.close(handle)
-    return Sum(len(data), zlib.crc32(data))
-
-
-class Reader(StorageReader):
-    """Opens a checkpoint's tensors to `torch.distributed.checkpoint.load`, which then needs no pickle.
-
-    Paths are `model.<name>` and `optimizer.state.<name>.<quantity>`, in a flat dictionary.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-        self._places: dict[MetadataIndex, tuple[str, int, tuple[int, ...], torch.dtype]] = {}
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What is there, from the index. Raises ValueError or KeyError where that is none."""
-        tensors = {}
-        for path, entry in json.loads((self._path / INDEX).read_text()).items():
-            dtype = getattr(torch, entry["dtype"], None)
-            if not isinstance(dtype, torch.dtype):
-                raise ValueError(f"{INDEX}: {entry['dtype']!r} is no dtype of this torch")
-            chunks = []
-            for offsets, sizes, file, start in entry["parts"]:
-                if file != Path(file).name:
-                    raise ValueError(f"{INDEX} names {file!r}")
-                self._places[MetadataIndex(path, offsets)] = (file, start, tuple(sizes), dtype)
-                chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-            tensors[path] = TensorStorageMetadata(TensorProperties(dtype), torch.Size(entry["size"]), chunks)
-        return Metadata(tensors)  # type: ignore[arg-type]
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """As it is."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """As they are."""
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill the tensors that the plan asks for."""
-        files: dict[str, list[ReadItem]] = {}
-        for item in plan.items:
-            files.setdefault(self._places[item.storage_index][0], []).append(item)
-        for name, items in files.items():
-            with (self._path / name).open("rb", buffering=0) as file:
-                for item in sorted(items, key=lambda item: self._places[item.storage_index][1]):
-                    target = planner.resolve_tensor(item)
-                    self._read(file, item, target.detach())
-                    planner.commit_tensor(item, target)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def _read(self, file: IO[bytes], item: ReadItem, target: torch.Tensor) -> None:
-        """One part of a chunk: of its first dimension only the rows that are wanted are read."""
-        _, start, sizes, dtype = self._places[item.storage_index]
-        first, rows = 0, sizes
-        if sizes:
-            first, rows = item.storage_offsets[0], (item.lengths[0], *sizes[1:])
-        start += first * math.prod(sizes[1:]) * dtype.itemsize
-        direct = (
-            target.device.type == "cpu" and target.is_contiguous() and (target.dtype, target.shape) == (dtype, rows)
-        )
-        block = target if direct else torch.empty(rows, dtype=dtype)
-        file.seek(start)
-        left = as_bytes(block)
-        while left:
-            read = file.readinto(left)  # type: ignore[attr-defined]
-            if not read:
-                raise OSError(f"{file.name} ends too early")
-            left = left[read:]
-        if not direct:
-            for dimension in range(1, len(sizes)):
-                block = block.narrow(dimension, item.storage_offsets[dimension], item.lengths[dimension])
-            target.copy_(block.reshape(target.shape))
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Look into another directory, where one is given."""
-        if checkpoint_id:
-            self._path = Path(checkpoint_id)
-        self._places = {}
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether this could be a checkpoint's directory."""
-        return Path(checkpoint_id).is_dir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from dataclasses import asdict, dataclass, fields
@@ -10,11 +11,12 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from ones_wrapper.checkpoint.files import INDEX, Sum, checksum, sync, write_json, write_plain
+from ones_wrapper.checkpoint.files import Sum, checksum, sync, write_json, write_plain
+from ones_wrapper.checkpoint.lock import hold
 from ones_wrapper.checkpoint.state import Progress
 from ones_wrapper.protocol import CHECKPOINTS, MANIFEST, directory_name
 
-FORMAT = 2
+FORMAT = 3
 REST = "rest.pt"
 _NAME = re.compile(r"step-\d{9,}")
 
@@ -40,6 +42,7 @@ class Folder:
         self._path = job_dir / CHECKPOINTS
         self._job_id, self._restart, self._keep = job_id, restart, keep
         self._sweeper: Thread | None = None
+        self._held: int | None = None
 
     def path(self, name: str) -> Path:
         """Where a complete checkpoint is."""
@@ -50,13 +53,23 @@ class Folder:
         return self._path / f".tmp-{name}"
 
     def prepare(self) -> None:
-        """Make the folder, and clear what an interrupted save left."""
+        """Hold the job's directory, make the folder, and clear what an interrupted save left.
+
+        Raises `InUseError` where another job runs in the directory.
+        """
+        self._held = hold(self._job_dir, self._job_id)
         self._path.mkdir(exist_ok=True)
         for old in self._path.glob(".old-*"):
             target = self._path / old.name.removeprefix(".old-")
             if not target.exists():  # killed between the two renames of `_publish`
                 old.rename(target)
         _sweep([left for kind in (".tmp-*", ".old-*", ".gone-*") for left in self._path.glob(kind)])
+
+    def release(self) -> None:
+        """Let another job have the directory."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def begin(self, name: str) -> None:
         """An empty temporary directory for the files."""
@@ -68,17 +81,12 @@ class Folder:
         """Give up a checkpoint that was being written."""
         shutil.rmtree(self.temporary(name), ignore_errors=True)
 
-    def complete(
-        self, name: str, progress: Progress, rest: dict[str, Any], index: dict[str, Any], files: dict[str, Sum]
-    ) -> int:
+    def complete(self, name: str, progress: Progress, rest: dict[str, Any], files: dict[str, Sum]) -> int:
         """Rank 0's part, once all ranks' files are durable: the rest, the manifest, the rename; then the surplus
         goes. Returns the checkpoint's bytes.
         """
         temporary = self.temporary(name)
-        files = files | {
-            REST: write_plain(temporary / REST, rest),
-            INDEX: write_json(temporary / INDEX, index),
-        }
+        files = files | {REST: write_plain(temporary / REST, rest)}
         manifest = {
             "format": FORMAT,
             "job_id": self._job_id,
@@ -86,7 +94,7 @@ class Folder:
             "progress": asdict(progress),
             "files": {file: [s.size, s.crc] for file, s in files.items()},
         }
-        write_json(temporary / MANIFEST, manifest, indent=1)
+        write_json(temporary / MANIFEST, manifest)
         sync(temporary)
         self._publish(name)
         self._remove(self.names()[self._keep :])

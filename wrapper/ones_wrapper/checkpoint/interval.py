@@ -6,10 +6,10 @@ import math
 
 PRIOR_FAILURES = 0.2
 PRIOR_NODE_S = 20 * 86_400.0
-"""Prior of the failure rate, a gamma distribution: one failure in 100 node-days, as large clusters report (Kokolis
-et al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters", HPCA 2025, section 4, has 2.3 to
-6.5 a 1,000 node-days for hardware; scripts and people fail more often), held so loosely that the job's own first
-failures outweigh it."""
+"""Prior of the failure rate, a gamma distribution: one failure in 100 node-days. Kokolis et al. ("Revisiting
+Reliability in Large-Scale Machine Learning Research Clusters", HPCA 2025) give 6.5 and 2.3 in 1,000 node-days for the
+infrastructure of two clusters; people and scripts fail as well, so ours is a round number above them. It is held so
+loosely that the job's own first failures outweigh it."""
 
 LEAST_S = 30.0
 MOST_S = 3_600.0
@@ -29,9 +29,10 @@ def failure_rate(failures: int, trained_s: float, nodes: int) -> float:
 def interval_s(stall_s: float, mean_time_between_failures_s: float) -> float:
     """Seconds of training between two checkpoints that lose least to stalls and to work done twice.
 
-    Daly's higher-order estimate ("A higher order estimate of the optimum checkpoint interval for restart dumps",
-    FGCS 2006, equation 37), whose first term is Young's sqrt(2 × stall × time between failures), kept from
-    `LEAST_S` to `MOST_S`. `stall_s` is how long training stands still for one, not how long its writing takes.
+    Daly's higher-order estimate in closed form ("A higher order estimate of the optimum checkpoint interval for
+    restart dumps", Future Generation Computer Systems 22, 2006), whose first term is Young's sqrt(2 × stall × time
+    between failures), kept from `LEAST_S` to `MOST_S`. `stall_s` is how long training stands still for one, not how
+    long its writing takes.
     """
     stall, between = max(0.0, stall_s), max(1e-9, mean_time_between_failures_s)
     best = between

@@ -7,9 +7,7 @@ tensors came or went, and so it is kept.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -17,17 +15,16 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.utils import find_state_dict_object
 
 from ones_wrapper.checkpoint.content import Content
-from ones_wrapper.checkpoint.files import tensor_file
+from ones_wrapper.checkpoint.header import Part, encode
 from ones_wrapper.group import Group
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What this rank writes, in this order, and where everything will be."""
+    """What this rank writes, in this order, and the header of the file."""
 
     items: list[WriteItem]
-    index: dict[str, Any]
-    """By path: dtype, size and the parts as (offsets, sizes, file, first byte)."""
+    header: bytes
 
 
 class Planner:
@@ -36,7 +33,7 @@ class Planner:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._local: SavePlan | None = None
-        self._plan = Plan([], {})
+        self._plan = Plan([], b"")
         self._buffers: list[torch.Tensor] = []
 
     def local(self, content: Content) -> SavePlan:
@@ -44,9 +41,10 @@ class Planner:
         planner = _dcp_planner()
         planner.set_up_planner(content.tensors, is_coordinator=self._group.rank == 0)
         plan = planner.create_local_plan()
-        if self._group.rank == 0:
-            return plan
-        return replace(plan, items=[item for item in plan.items if item.index.fqn not in content.first])
+        others = content.first if self._group.rank else frozenset[str]()
+        # Of a tensor with fewer rows than there are ranks, some hold nothing.
+        held = [item for item in plan.items if item.index.fqn not in others and not _empty(_part(item))]
+        return replace(plan, items=held)
 
     def agree(self, local: SavePlan) -> Plan:
         """Of what each rank could write, what each does write. Collective."""
@@ -56,7 +54,9 @@ class Planner:
             locals_ = group.gather(local)
             # Every rank computes the same, so that no plan has to travel back.
             plans, _ = _dcp_planner().create_global_plan(locals_)
-            self._plan = Plan(plans[group.rank].items, _index(plans))
+            # Wide dtypes first: then all are aligned in the file.
+            items = sorted(plans[group.rank].items, key=lambda item: -_part(item).dtype.itemsize)
+            self._plan = Plan(items, encode([_part(item) for item in items]))
             self._local = local
             self._buffers.clear()
         return self._plan
@@ -82,19 +82,12 @@ def _dcp_planner() -> DefaultSavePlanner:
     return DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
 
 
-def _index(plans: list[SavePlan]) -> dict[str, Any]:
-    index: dict[str, Any] = {}
-    for rank, plan in enumerate(plans):
-        start = 0
-        for item in plan.items:
-            data = item.tensor_data
-            assert isinstance(data, TensorWriteData)
-            dtype = data.properties.dtype
-            entry = index.setdefault(
-                item.index.fqn,
-                {"dtype": str(dtype).removeprefix("torch."), "size": list(data.size), "parts": []},
-            )
-            sizes = list(data.chunk.sizes)
-            entry["parts"].append([list(data.chunk.offsets), sizes, tensor_file(rank), start])
-            start += math.prod(sizes) * dtype.itemsize
-    return index
+def _part(item: WriteItem) -> Part:
+    data = item.tensor_data
+    assert isinstance(data, TensorWriteData)
+    chunk = data.chunk
+    return Part(item.index.fqn, tuple(data.size), tuple(chunk.offsets), tuple(chunk.sizes), data.properties.dtype)
+
+
+def _empty(part: Part) -> bool:
+    return 0 in part.shape and 0 not in part.size

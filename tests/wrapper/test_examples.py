@@ -1,0 +1,67 @@
+"""The examples run as they are, and the guide shows what they are."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ones_wrapper.protocol import Bye, Epoch, Hello
+from tests.wrapper.runs import Run
+
+WRAPPER = Path(__file__).parents[2] / "wrapper"
+EXAMPLES = WRAPPER / "examples"
+
+
+def test_the_guide_shows_the_edits() -> None:
+    """Protects who follows wrapper/README.md: its diff is the one between the two scripts."""
+    plain, elastic = (
+        (EXAMPLES / name).read_text().splitlines(keepends=True)[1:] for name in ("plain.py", "elastic.py")
+    )
+    shown = "".join(difflib.unified_diff(plain, elastic, "plain.py", "elastic.py", n=1))
+    assert f"```diff\n{shown}```" in (WRAPPER / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("elastic.py", ("--epochs", "2")),
+        ("lm_fsdp.py", ("--epochs", "1", "--text-kb", "24")),
+    ],
+)
+def test_an_example_on_two_ranks(tmp_path: Path, name: str, arguments: tuple[str, ...]) -> None:
+    """Protects the examples, and what they stand for: DDP and FSDP2."""
+    run = Run(tmp_path, *arguments, ranks=2, script=EXAMPLES / name)
+    assert run.end() == 0, run.errors
+    assert run.of(Hello)[0].world == 2
+    assert run.of(Epoch)[-1].accuracy is not None
+    assert run.of(Bye)[-1].reason == "finished"
+
+
+@pytest.mark.skipif(shutil.which("mpiexec", path=str(Path(sys.executable).parent)) is None, reason="no MPI here")
+def test_mpi_on_two_ranks(tmp_path: Path) -> None:
+    """Protects the way of CPU nodes: a real MPI starts the ranks and carries the gradients; another size goes on."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))}
+    for ranks, epochs in ((2, 1), (3, 2)):
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "ones_wrapper.launch", "--launcher=mpirun", "--backend=mpi"),
+                *(f"--gpus-per-node={ranks}", str(EXAMPLES / "mpi_cpu.py"), f"--epochs={epochs}"),
+            ],
+            env=clean | {"PATH": path, "ONES_JOB_DIR": str(tmp_path), "SLURM_RESTART_COUNT": str(epochs - 1)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+    run = Run.__new__(Run)
+    run.job_dir, run.restart = tmp_path, 1
+    hello = run.of(Hello)[-1]
+    assert (hello.world, hello.epoch, hello.resizes) == (3, 1, 1)
+    assert run.of(Bye)[-1].reason == "finished"

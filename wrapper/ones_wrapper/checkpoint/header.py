@@ -1,0 +1,199 @@
+"""Headers of safetensors files: what is where in a rank's file.
+
+The format is that of the safetensors library: 8 bytes with the header's length (little endian), the header in
+JSON (by key: dtype, shape and range of bytes), padded with spaces to a multiple of 8 bytes, then the tensors without
+gaps. A whole tensor's key is its path. The part of a sharded one that begins at row 4 and column 0 is
+`<path>@4,0`, and the whole's shape stands in `__metadata__`, under `shapes`.
+
+Nothing that a header says is believed: it may be damaged, or somebody else's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MOST = 100_000_000
+"""Longest header in bytes; the safetensors library takes no longer one."""
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Those that the safetensors library opens as tensors of torch."""
+_METADATA, _SHAPES = "__metadata__", "shapes"
+_NAMED = {name: dtype for dtype, name in DTYPES.items()}
+_PART = re.compile(r"(.*)@(\d{1,18}(?:,\d{1,18})*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor, or the block of one that a rank holds."""
+
+    path: str
+    size: tuple[int, ...]
+    """Shape of the whole tensor."""
+    offsets: tuple[int, ...]
+    """Index of the block's first element in the whole."""
+    shape: tuple[int, ...]
+    """Shape of the block."""
+    dtype: torch.dtype
+
+    @property
+    def key(self) -> str:
+        return self.path if self.shape == self.size else f"{self.path}@{','.join(map(str, self.offsets))}"
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def refusal(path: str, dtype: torch.dtype) -> str:
+    """Why a tensor of this path and dtype cannot be in such a file; empty where it can."""
+    if dtype not in DTYPES:
+        return f"{path} is of {dtype}, which safetensors files cannot hold; keep it as another dtype"
+    if path == _METADATA or _PART.fullmatch(path):
+        return f"{path} is a name that safetensors files need for something else; rename the module or extra"
+    return ""
+
+
+def encode(parts: Sequence[Part]) -> bytes:
+    """The header of a file with these parts, one after the other, its length included.
+
+    Parts of wide dtypes come first, so that each is aligned. Raises ValueError where it would be too long.
+    """
+    shapes = {part.path: part.size for part in parts if part.shape != part.size}
+    metadata = {"format": "pt"} | ({_SHAPES: json.dumps(shapes)} if shapes else {})
+    entries: dict[str, Any] = {_METADATA: metadata}
+    start = 0
+    for part in parts:
+        end = start + part.bytes
+        entries[part.key] = {"dtype": DTYPES[part.dtype], "shape": part.shape, "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MOST:
+        raise ValueError(f"the names of {len(parts)} tensors take {len(text)} bytes, and {MOST} is the most")
+    return len(text).to_bytes(8, "little") + text
+
+
+def decode(path: Path) -> list[tuple[Part, int]]:
+    """The parts in a file, with each one's first byte in it, in the order of the bytes.
+
+    Raises ValueError for a header that is none, that reaches beyond the file, or whose tensors overlap or leave gaps.
+    """
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(MOST, size - 8):
+                raise ValueError(f"a header of {length} bytes in a file of {size}")
+            text = file.read(length)
+        return _parts(json.loads(text), 8 + length, size)
+    except (ValueError, RecursionError) as error:  # of JSON, too
+        raise ValueError(f"{path.name} is no sound safetensors file: {error}") from None
+
+
+def _parts(entries: Any, first: int, size: int) -> list[tuple[Part, int]]:
+    """`first` is where the tensors begin in a file of `size` bytes."""
+    if not isinstance(entries, dict):
+        raise ValueError("the header is no JSON object")
+    shapes = _shapes(entries.pop(_METADATA, {}))
+    found, ranges = [], []
+    for key, entry in entries.items():
+        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+            raise ValueError(f"{key!r} has not dtype, shape and data_offsets")
+        dtype = _NAMED.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+        if dtype is None:
+            raise ValueError(f"{key!r} has the unknown dtype {entry['dtype']!r}")
+        part = _part(key, _counts(key, entry["shape"]), dtype, shapes)
+        ends = _counts(key, entry["data_offsets"])
+        if len(ends) != 2 or ends[1] - ends[0] != part.bytes:
+            raise ValueError(f"{key!r} is {part.bytes} bytes by shape and dtype, not those from {list(ends)}")
+        ranges.append(ends)
+        found.append((part, first + ends[0]))
+    end = 0
+    for one, other in sorted(ranges):
+        if one != end:
+            raise ValueError(
+                f"bytes {min(one, end)} to {max(one, end)} belong to {'two' if one < end else 'no'} tensors"
+            )
+        end = other
+    if first + end != size:
+        raise ValueError(f"its tensors take {end} bytes, and {size - first} are there")
+    return sorted(found, key=lambda item: item[1])
+
+
+def _shapes(metadata: Any) -> dict[str, tuple[int, ...]]:
+    text = metadata.get(_SHAPES, "{}") if isinstance(metadata, dict) else None
+    shapes = json.loads(text) if isinstance(text, str) else None
+    if not isinstance(shapes, dict):
+        raise ValueError(f"its {_METADATA} is not as it should be")
+    return {path: _counts(path, shape) for path, shape in shapes.items()}
+
+
+def _part(key: str, shape: tuple[int, ...], dtype: torch.dtype, shapes: dict[str, tuple[int, ...]]) -> Part:
+    match = _PART.fullmatch(key)
+    if match is None:
+        return Part(key, shape, (0,) * len(shape), shape, dtype)
+    path, offsets = match[1], tuple(map(int, match[2].split(",")))
+    size = shapes.get(path, ())
+    if not len(size) == len(offsets) == len(shape) or any(map(_beyond, offsets, shape, size)):
+        raise ValueError(f"{key!r} of shape {shape} is no part of a tensor of shape {size}")
+    return Part(path, size, offsets, shape, dtype)
+
+
+def _beyond(offset: int, length: int, size: int) -> bool:
+    return offset + length > size
+
+
+def _counts(key: str, values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or any(type(value) is not int or not 0 <= value < 2**63 for value in values):
+        raise ValueError(f"{key!r} has {values!r:.60} where whole numbers should be")
+    return tuple(values)
+
+
+def check_cover(parts: Iterable[Part]) -> None:
+    """Raise ValueError unless a tensor's parts, of all files, make it up: no element missing, none twice."""
+    ordered = sorted(parts, key=lambda part: part.offsets)
+    first = ordered[0]
+    open_: list[Part] = []
+    for part in ordered:
+        if (part.dtype, part.size) != (first.dtype, first.size):
+            raise ValueError(f"{part.path} is of two dtypes or shapes")
+        # Only parts whose rows reach down to this one's can overlap it: few, where ranks hold blocks of rows.
+        open_ = [other for other in open_ if not part.offsets or other.offsets[0] + other.shape[0] > part.offsets[0]]
+        if any(_overlap(part, other) for other in open_):
+            raise ValueError(f"{part.path} is there twice in part")
+        open_.append(part)
+    if sum(math.prod(part.shape) for part in ordered) != math.prod(first.size):
+        raise ValueError(f"{first.path} is there only in part")
+
+
+def _overlap(one: Part, other: Part) -> bool:
+    return all(
+        max(a, b) < min(a + n, b + m)
+        for a, n, b, m in zip(one.offsets, one.shape, other.offsets, other.shape, strict=True)
+    )
