@@ -90,7 +90,7 @@ def test_a_training_that_is_disturbed_ends_where_one_that_is_not_does(desk: Desk
     assert (ended.state, ended.exit_code) == (JobState.COMPLETED, 0), desk.log(job_id)
     assert ended.restart > last, desk.log(job_id)
     runs = runs_of(desk, job_id, ended.restart)
-    assert [r.reason for r in runs[last] if isinstance(r, Bye)] == ["signal"]
+    assert [r.reason for r in runs[last] if isinstance(r, Bye)][-1] == "signal"
     assert [r.resizes for r in runs[-1] if isinstance(r, Hello)] == [len(STEPS)]
 
     assert_exactly_once(traces, EPOCHS, SAMPLES)

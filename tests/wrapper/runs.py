@@ -107,14 +107,18 @@ def write_order(job_dir: Path, order: Order) -> None:
 def lines_that_count(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The steps of a trace (`ONES_TRACE`) that led to the final parameters.
 
-    A run that was killed took steps after its last checkpoint, which the next run took again: what counts of
-    a run is what came before the step at which a later run went on.
+    A start that was killed took steps after its last checkpoint, which the next start took again: what counts of
+    a start is what came before the step at which a later one went on.
     """
     lines = list(lines)
-    begins = {line["restart"]: line["begin"] for line in lines if "begin" in line}
+
+    def start(line: dict[str, Any]) -> tuple[int, int]:
+        return line["restart"], line["attempt"]
+
+    begins = {start(line): line["begin"] for line in lines if "begin" in line}
 
     def counts(line: dict[str, Any]) -> bool:
-        later = [begin for restart, begin in begins.items() if restart > line["restart"]]
+        later = [begin for other, begin in begins.items() if other > start(line)]
         return line["step"] < min(later, default=line["step"] + 1)
 
     return [line for line in lines if "samples" in line and counts(line)]

@@ -58,9 +58,9 @@ def test_the_start_before(tmp_path: Path) -> None:
     first = tmp_path / reports_name(0)
     epoch = encode_report(1, 10.0, Epoch(0, 1, 97))
     first.write_bytes(epoch + encode_report(2, 20.0, Bye("signal", 3)) + b'{"n": 3, "t"')
-    assert previous(tmp_path, 1) == Previous(20.0, True)
+    assert previous(tmp_path, 1) == Previous(20.0, False)
     (tmp_path / reports_name(1)).write_bytes(epoch)
-    assert previous(tmp_path, 1) == Previous(10.0, False)
+    assert previous(tmp_path, 1) == Previous(10.0, True)
     assert previous(tmp_path, 3) is None
     first.write_bytes(b"\x00" * 100_000 + b"\n")
     assert previous(tmp_path, 0) is None

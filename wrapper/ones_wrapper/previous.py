@@ -1,4 +1,4 @@
-"""What the start before this one left: when it was last heard of, and whether it said goodbye."""
+"""What the start before this one left: when it was last heard of, and whether it failed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Previous:
 
     time: float
     """Unix time."""
-    bye: bool
+    failed: bool
+    """It said no goodbye, or an error's: a rank died, a node, or the network."""
 
 
 def previous(job_dir: Path, restart: int) -> Previous | None:
@@ -39,7 +40,7 @@ def _last(path: Path) -> Previous | None:
         try:
             if line.endswith(b"\n"):
                 _, time, report = decode_report(line)
-                return Previous(time, isinstance(report, Bye))
+                return Previous(time, not isinstance(report, Bye) or report.reason == "error")
         except ProtocolError:
             continue
     return None

@@ -109,7 +109,7 @@ class Run:
         loaded = self.saver.load(state)
         self._loaded, self._note = loaded.name, loaded.note
         self.progress = progress = loaded.progress
-        world, failed = self.group.world, self._previous is not None and not self._previous.bye
+        world, failed = self.group.world, self._previous is not None and self._previous.failed
         progress.resizes += int(progress.world not in (0, world))
         progress.world = world
         progress.failures += self.group.maximum([int(failed)])[0]

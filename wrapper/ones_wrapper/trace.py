@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Trace:
-    """Writes lines `{"restart", "rank", "world", "begin": step}` and `{…, "epoch", "step", "samples":
+    """Writes lines `{"restart", "attempt", "rank", "world", "begin": step}` and `{…, "epoch", "step", "samples":
     [indices]}`.
     """
 
@@ -27,7 +27,8 @@ class Trace:
         if not pattern:
             return None
         path = pattern.replace("{restart}", str(restart)).replace("{rank}", str(rank))
-        return cls(Path(path), {"restart": restart, "rank": rank, "world": world})
+        attempt = int(env.get("ONES_ATTEMPT") or 0)
+        return cls(Path(path), {"restart": restart, "attempt": attempt, "rank": rank, "world": world})
 
     def begin(self, step: int) -> None:
         """The run goes on from this step: what earlier runs did from there on is undone."""

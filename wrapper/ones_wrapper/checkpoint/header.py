@@ -1,9 +1,9 @@
 """Headers of safetensors files: what is where in a rank's file.
 
 The format is that of the safetensors library: 8 bytes with the header's length (little endian), the header in
-JSON (by key: dtype, shape and range of bytes), padded with spaces to a multiple of 8 bytes, then the tensors without
-gaps. A whole tensor's key is its path. The part of a sharded one that begins at row 4 and column 0 is
-`<path>@4,0`, and the whole's shape stands in `__metadata__`, under `shapes`.
+JSON (by path: dtype, shape and range of bytes), padded with spaces to a multiple of 8 bytes, then the tensors without
+gaps. Of a sharded tensor each rank's file has a block, under the same path; where each block begins in the whole
+stands in `__metadata__`, as `torch.distributed.checkpoint` notes it in safetensors files of its own.
 
 Nothing that a header says is believed: it may be damaged, or somebody else's.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +42,10 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 """Those that the safetensors library opens as tensors of torch."""
-_METADATA, _SHAPES = "__metadata__", "shapes"
+_METADATA = "__metadata__"
+_BLOCKS, _BEGINS = "DCP_SHARDING_INFO", "saved_offsets"
+_KIND = {"format": "pt", "DCP_VERSION": "1.0"}
 _NAMED = {name: dtype for dtype, name in DTYPES.items()}
-_PART = re.compile(r"(.*)@(\d{1,18}(?:,\d{1,18})*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,11 @@ class Part:
     """A tensor, or the block of one that a rank holds."""
 
     path: str
-    size: tuple[int, ...]
-    """Shape of the whole tensor."""
     offsets: tuple[int, ...]
     """Index of the block's first element in the whole."""
     shape: tuple[int, ...]
-    """Shape of the block."""
+    """Of the block."""
     dtype: torch.dtype
-
-    @property
-    def key(self) -> str:
-        return self.path if self.shape == self.size else f"{self.path}@{','.join(map(str, self.offsets))}"
 
     @property
     def bytes(self) -> int:
@@ -74,23 +68,22 @@ def refusal(path: str, dtype: torch.dtype) -> str:
     """Why a tensor of this path and dtype cannot be in such a file; empty where it can."""
     if dtype not in DTYPES:
         return f"{path} is of {dtype}, which safetensors files cannot hold; keep it as another dtype"
-    if path == _METADATA or _PART.fullmatch(path):
-        return f"{path} is a name that safetensors files need for something else; rename the module or extra"
-    return ""
+    return f"{path} is a name that safetensors files need for something else" if path == _METADATA else ""
 
 
 def encode(parts: Sequence[Part]) -> bytes:
     """The header of a file with these parts, one after the other, its length included.
 
-    Parts of wide dtypes come first, so that each is aligned. Raises ValueError where it would be too long.
+    Raises ValueError where it would be too long, and for two parts of one tensor.
     """
-    shapes = {part.path: part.size for part in parts if part.shape != part.size}
-    metadata = {"format": "pt"} | ({_SHAPES: json.dumps(shapes)} if shapes else {})
-    entries: dict[str, Any] = {_METADATA: metadata}
+    blocks = {part.path: {_BEGINS: part.offsets} for part in parts}
+    if len(blocks) < len(parts):
+        raise ValueError("a rank holds two blocks of one tensor, where a file has a place for one")
+    entries: dict[str, Any] = {_METADATA: _KIND | {_BLOCKS: json.dumps(blocks)}}
     start = 0
     for part in parts:
         end = start + part.bytes
-        entries[part.key] = {"dtype": DTYPES[part.dtype], "shape": part.shape, "data_offsets": [start, end]}
+        entries[part.path] = {"dtype": DTYPES[part.dtype], "shape": part.shape, "data_offsets": [start, end]}
         start = end
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -120,7 +113,7 @@ def _parts(entries: Any, first: int, size: int) -> list[tuple[Part, int]]:
     """`first` is where the tensors begin in a file of `size` bytes."""
     if not isinstance(entries, dict):
         raise ValueError("the header is no JSON object")
-    shapes = _shapes(entries.pop(_METADATA, {}))
+    blocks = _blocks(entries.pop(_METADATA, {}))
     found, ranges = [], []
     for key, entry in entries.items():
         if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
@@ -128,7 +121,10 @@ def _parts(entries: Any, first: int, size: int) -> list[tuple[Part, int]]:
         dtype = _NAMED.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
         if dtype is None:
             raise ValueError(f"{key!r} has the unknown dtype {entry['dtype']!r}")
-        part = _part(key, _counts(key, entry["shape"]), dtype, shapes)
+        shape = _counts(key, entry["shape"])
+        part = Part(key, blocks.get(key, (0,) * len(shape)), shape, dtype)
+        if len(part.offsets) != len(shape):
+            raise ValueError(f"{key!r} of shape {shape} begins at {part.offsets}")
         ends = _counts(key, entry["data_offsets"])
         if len(ends) != 2 or ends[1] - ends[0] != part.bytes:
             raise ValueError(f"{key!r} is {part.bytes} bytes by shape and dtype, not those from {list(ends)}")
@@ -146,27 +142,13 @@ def _parts(entries: Any, first: int, size: int) -> list[tuple[Part, int]]:
     return sorted(found, key=lambda item: item[1])
 
 
-def _shapes(metadata: Any) -> dict[str, tuple[int, ...]]:
-    text = metadata.get(_SHAPES, "{}") if isinstance(metadata, dict) else None
-    shapes = json.loads(text) if isinstance(text, str) else None
-    if not isinstance(shapes, dict):
+def _blocks(metadata: Any) -> dict[str, tuple[int, ...]]:
+    """Where blocks begin; files of whole tensors alone need not say so."""
+    text = metadata.get(_BLOCKS, "{}") if isinstance(metadata, dict) else None
+    blocks = json.loads(text) if isinstance(text, str) else None
+    if not isinstance(blocks, dict) or any(not isinstance(block, dict) for block in blocks.values()):
         raise ValueError(f"its {_METADATA} is not as it should be")
-    return {path: _counts(path, shape) for path, shape in shapes.items()}
-
-
-def _part(key: str, shape: tuple[int, ...], dtype: torch.dtype, shapes: dict[str, tuple[int, ...]]) -> Part:
-    match = _PART.fullmatch(key)
-    if match is None:
-        return Part(key, shape, (0,) * len(shape), shape, dtype)
-    path, offsets = match[1], tuple(map(int, match[2].split(",")))
-    size = shapes.get(path, ())
-    if not len(size) == len(offsets) == len(shape) or any(map(_beyond, offsets, shape, size)):
-        raise ValueError(f"{key!r} of shape {shape} is no part of a tensor of shape {size}")
-    return Part(path, size, offsets, shape, dtype)
-
-
-def _beyond(offset: int, length: int, size: int) -> bool:
-    return offset + length > size
+    return {path: _counts(path, block.get(_BEGINS)) for path, block in blocks.items()}
 
 
 def _counts(key: str, values: Any) -> tuple[int, ...]:
@@ -175,21 +157,28 @@ def _counts(key: str, values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-def check_cover(parts: Iterable[Part]) -> None:
-    """Raise ValueError unless a tensor's parts, of all files, make it up: no element missing, none twice."""
+def whole(parts: Iterable[Part]) -> tuple[int, ...]:
+    """The shape of the tensor that these parts, of all files, make up.
+
+    Raises ValueError where an element is missing or there twice.
+    """
     ordered = sorted(parts, key=lambda part: part.offsets)
     first = ordered[0]
-    open_: list[Part] = []
     for part in ordered:
-        if (part.dtype, part.size) != (first.dtype, first.size):
-            raise ValueError(f"{part.path} is of two dtypes or shapes")
+        if (part.dtype, len(part.shape)) != (first.dtype, len(first.shape)):
+            raise ValueError(f"{part.path} is of two dtypes or dimensions")
+    ends = [tuple(map(int.__add__, part.offsets, part.shape)) for part in ordered]
+    size = tuple(map(max, zip(*ends, strict=True)))
+    near: list[Part] = []
+    for part in ordered:
         # Only parts whose rows reach down to this one's can overlap it: few, where ranks hold blocks of rows.
-        open_ = [other for other in open_ if not part.offsets or other.offsets[0] + other.shape[0] > part.offsets[0]]
-        if any(_overlap(part, other) for other in open_):
+        near = [other for other in near if not part.offsets or other.offsets[0] + other.shape[0] > part.offsets[0]]
+        if any(_overlap(part, other) for other in near):
             raise ValueError(f"{part.path} is there twice in part")
-        open_.append(part)
-    if sum(math.prod(part.shape) for part in ordered) != math.prod(first.size):
+        near.append(part)
+    if sum(math.prod(part.shape) for part in ordered) != math.prod(size):
         raise ValueError(f"{first.path} is there only in part")
+    return size
 
 
 def _overlap(one: Part, other: Part) -> bool:

@@ -43,20 +43,24 @@ class Planner:
         plan = planner.create_local_plan()
         others = content.first if self._group.rank else frozenset[str]()
         # Of a tensor with fewer rows than there are ranks, some hold nothing.
-        held = [item for item in plan.items if item.index.fqn not in others and not _empty(_part(item))]
+        held = [item for item in plan.items if item.index.fqn not in others and not _empty(item)]
         return replace(plan, items=held)
 
     def agree(self, local: SavePlan) -> Plan:
-        """Of what each rank could write, what each does write. Collective."""
+        """Of what each rank could write, what each does write. Collective. Raises `RankError`."""
         group = self._group
         if group.maximum([local != self._local])[0]:
             self._local = None
             locals_ = group.gather(local)
-            # Every rank computes the same, so that no plan has to travel back.
-            plans, _ = _dcp_planner().create_global_plan(locals_)
-            # Wide dtypes first: then all are aligned in the file.
-            items = sorted(plans[group.rank].items, key=lambda item: -_part(item).dtype.itemsize)
-            self._plan = Plan(items, encode([_part(item) for item in items]))
+
+            def choose() -> None:
+                # Every rank computes the same, so that no plan has to travel back.
+                plans, _ = _dcp_planner().create_global_plan(locals_)
+                # Wide dtypes first: then all are aligned in the file.
+                items = sorted(plans[group.rank].items, key=lambda item: -_data(item).properties.dtype.itemsize)
+                self._plan = Plan(items, encode([_part(item) for item in items]))
+
+            group.everywhere(choose)
             self._local = local
             self._buffers.clear()
         return self._plan
@@ -82,12 +86,15 @@ def _dcp_planner() -> DefaultSavePlanner:
     return DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
 
 
+def _data(item: WriteItem) -> TensorWriteData:
+    assert isinstance(item.tensor_data, TensorWriteData)
+    return item.tensor_data
+
+
 def _part(item: WriteItem) -> Part:
-    data = item.tensor_data
-    assert isinstance(data, TensorWriteData)
-    chunk = data.chunk
-    return Part(item.index.fqn, tuple(data.size), tuple(chunk.offsets), tuple(chunk.sizes), data.properties.dtype)
+    data = _data(item)
+    return Part(item.index.fqn, tuple(data.chunk.offsets), tuple(data.chunk.sizes), data.properties.dtype)
 
 
-def _empty(part: Part) -> bool:
-    return 0 in part.shape and 0 not in part.size
+def _empty(item: WriteItem) -> bool:
+    return 0 in _data(item).chunk.sizes and 0 not in _data(item).size

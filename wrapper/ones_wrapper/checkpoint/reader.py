@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ones_wrapper.checkpoint.files import as_bytes
-from ones_wrapper.checkpoint.header import Part, check_cover, decode
+from ones_wrapper.checkpoint.header import Part, decode, whole
 from ones_wrapper.protocol import MANIFEST
 
 _TENSORS = re.compile(r"tensors-\d{5,}\.safetensors")
@@ -52,9 +52,8 @@ class Reader(StorageReader):
                     found.setdefault(part.path, []).append(part)
         tensors = {}
         for path, parts in found.items():
-            check_cover(parts)
             chunks = [ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.shape)) for part in parts]
-            properties, size = TensorProperties(parts[0].dtype), torch.Size(parts[0].size)
+            properties, size = TensorProperties(parts[0].dtype), torch.Size(whole(parts))
             tensors[path] = TensorStorageMetadata(properties, size, chunks)
         return Metadata(tensors)  # type: ignore[arg-type]
 

@@ -38,7 +38,7 @@ class Progress:
     resizes: int = 0
     """Runs that began at another world size than the one before."""
     failures: int = 0
-    """Runs that ended without a bye."""
+    """Starts that ended without a bye, or with that of an error, and were followed by another."""
     trained_s: float = 0.0
     """Seconds that the job has trained."""
     lr_factor: float = 0.0
