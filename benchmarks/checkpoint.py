@@ -79,12 +79,14 @@ def raw(group: Group, folder: Path, own: list[memoryview], small: list[int]) -> 
 
 
 def like(group: Group, state: State, folder: Path) -> tuple[list[memoryview], list[int]]:
-    """For the rival: this rank's pieces, of the state itself, and the sizes of rank 0's small files."""
-    left = (folder / f"tensors-{group.rank:05d}").stat().st_size
+    """For the rival: this rank's pieces, header and tensors, and the sizes of rank 0's small files."""
+    with (folder / f"tensors-{group.rank:05d}.safetensors").open("rb") as file:
+        header = 8 + int.from_bytes(file.read(8), "little")
+        left = os.fstat(file.fileno()).st_size - header
     small = [file.stat().st_size for file in folder.iterdir() if not file.name.startswith("tensors-")]
     tensors = [value for entry in state.optimizer.state.values() for value in entry.values()]
     tensors += [parameter.detach() for parameter in state.model.parameters()]
-    pieces = []
+    pieces = [memoryview(bytes(header))]
     for tensor in tensors:
         pieces.append(memoryview(tensor.reshape(-1).view(torch.uint8).numpy())[:left])
         left -= len(pieces[-1])

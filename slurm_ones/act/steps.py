@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from ones_db import ResizeRecord
-from ones_wrapper.protocol import Order
+from ones_wrapper.protocol import LOOK_SIGNAL, Order
 from slurm_ones.act.leases import Leases
 from slurm_ones.act.orders import OrderError, write_order
 from slurm_ones.act.states import State
@@ -143,6 +144,8 @@ class Steps:
 
     def _order(self, job: Job, order: Order) -> None:
         write_order(job, order, self.spool)
+        with suppress(SlurmError):  # it would find the order by itself, a little later
+            self.client.signal(job.job_id, LOOK_SIGNAL)
 
     def _next_number(self, resize: ResizeRecord) -> int:
         """Of an order after the resize's own."""

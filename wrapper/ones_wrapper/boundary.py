@@ -62,7 +62,12 @@ class Boundary:
         """Number of the order whose batch is in force."""
 
     def _order(self) -> Order | None:
-        return self._inbox.poll() if self._inbox is not None else None
+        if self._inbox is None:
+            return None
+        if self._flags.look:
+            self._flags.look = False
+            self._inbox.hurry()
+        return self._inbox.poll()
 
     def first(self) -> Agreement:
         """The order that was there before the first step: its batch counts, a drain waits for the first

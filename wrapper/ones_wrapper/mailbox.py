@@ -140,6 +140,10 @@ class Inbox:
         self.order: Order | None = None
         """The order in force: the highest number believed so far."""
 
+    def hurry(self) -> None:
+        """Somebody said that there is an order: the next look is not put off."""
+        self._next = -1.0
+
     def poll(self) -> Order | None:
         """Look for a newer order, at most each `POLL_S`; returns the one in force."""
         now = self._clock()

@@ -21,7 +21,7 @@ from ones_wrapper.codes import CRASHED, HUNG, STOP_CODE, USAGE_ERROR, cause
 from ones_wrapper.jobdir import leave_exit_code
 from ones_wrapper.place import PlaceError, node_of, on_node
 from ones_wrapper.script import DUMP, leave, preload, run_script, take_signals
-from ones_wrapper.signals import CHECKPOINT, STOP
+from ones_wrapper.signals import CHECKPOINT, LOOK, STOP
 
 GRACE_S = 5.0
 """How long the other ranks of a node may go on after one failed, to say goodbye."""
@@ -126,7 +126,7 @@ def main(argv: Sequence[str]) -> int:
     job_dir, restart = Path(env["ONES_JOB_DIR"]), int(env.get("SLURM_RESTART_COUNT") or 0)
     count = int(env["ONES_GPUS_PER_NODE"])
     ranks = Ranks(count, watch.longest_s(env))
-    for number in STOP + CHECKPOINT:
+    for number in STOP + CHECKPOINT + LOOK:
         signal.signal(number, ranks.handle)
     try:
         node = node_of(env)

@@ -11,11 +11,14 @@ import time
 from types import FrameType
 
 from ones_wrapper.codes import STOP_CODE
+from ones_wrapper.protocol import LOOK_SIGNAL
 
-__all__ = ["CHECKPOINT", "FLAGS", "STOP", "STOP_CODE", "Flags"]
+__all__ = ["CHECKPOINT", "FLAGS", "LOOK", "STOP", "STOP_CODE", "Flags"]
 
 STOP = (signal.SIGTERM, signal.SIGUSR2)
 CHECKPOINT = (signal.SIGUSR1,)
+LOOK = (signal.Signals[f"SIG{LOOK_SIGNAL}"],)
+"""There is an order: look for it now."""
 
 QUIET_S = 2.0
 """A request that comes this soon after a checkpoint is the second copy of the one it answered."""
@@ -26,7 +29,7 @@ class Flags:
 
     def __init__(self) -> None:
         self.stop = False
-        self.checkpoint = False
+        self.checkpoint = self.look = False
         self.armed = False
         """Whether a step boundary will come that looks at the flags; where none will, a stop ends the
         script.
@@ -37,6 +40,9 @@ class Flags:
         """The handler: little but flags, since it may run between any two lines of the script."""
         if number in CHECKPOINT:
             self.checkpoint = self.checkpoint or time.monotonic() > self._quiet_until
+            return
+        if number in LOOK:
+            self.look = True
             return
         self.stop = True
         if not self.armed:
@@ -49,7 +55,7 @@ class Flags:
 
     def install(self) -> None:
         """Take over the signals of this process (main thread only)."""
-        for number in STOP + CHECKPOINT:
+        for number in STOP + CHECKPOINT + LOOK:
             signal.signal(number, self.handle)
 
 

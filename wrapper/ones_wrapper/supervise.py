@@ -88,7 +88,7 @@ class Supervisor:
         self._launch: Launch | None = None
         self._stopped = False
         self._warned_at = 0.0
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG):
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -104,7 +104,7 @@ class Supervisor:
             receiver, name = process.pid, ""
             if self._launch.launcher in ("ibrun", "mpirun"):
                 receiver, name = _receiver(process.pid)
-            if number != signal.SIGUSR1:
+            if number not in (signal.SIGUSR1, signal.SIGURG):
                 number = self._launch.stop or (signal.SIGTERM if name.startswith("mpiexec") else signal.SIGUSR2)
             os.kill(receiver, number)
 
