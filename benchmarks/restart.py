@@ -1,7 +1,8 @@
 """What a restart costs, by phase, from `ones-run` to the end of the first step, against importing torch once.
 
 A small model in plain data parallel on CPUs, so that what is measured is the way there and not the training. Each
-round imports torch in a bare Python, and starts the job anew and again from its checkpoint, in turn.
+round imports torch in a bare Python, starts the job anew and again from its checkpoint, and runs the same training as
+a script without the wrapper, in turn.
 
     python benchmarks/restart.py --json restart.json
 """
@@ -46,6 +47,20 @@ for _ in job.epochs():
         optimizer.step()
     break
 """
+PLAIN = """
+import os, time
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+torch.nn.functional.cross_entropy(model(torch.randn(16, 256)), torch.randint(10, (16,))).backward()
+optimizer.step()
+with open(os.environ["FIRST_STEP"], "w") as file:
+    file.write(str(time.time()))
+os._exit(0)
+"""
+"""The same, without the wrapper and alone: torch's optimizers import half as much again as torch itself."""
+
 PHASES = ("launch", "import", "group", "load", "step")
 
 
@@ -59,6 +74,14 @@ def bare_import() -> float:
     started = time.time()
     subprocess.run([sys.executable, "-c", "import torch, os; os._exit(0)"], env=clean(), check=True)
     return time.time() - started
+
+
+def plain(folder: Path) -> float:
+    """Seconds from the start of a plain script to the end of its first step."""
+    stamp = folder / "first"
+    started = time.time()
+    subprocess.run([sys.executable, "-c", PLAIN], env=clean() | {"FIRST_STEP": str(stamp)}, check=True)
+    return float(stamp.read_text()) - started
 
 
 def start(script: Path, ranks: int, job_dir: Path, restart: int) -> dict[str, float]:
@@ -94,6 +117,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="F", help="write the figures there")
     args = parser.parse_args()
     imports: list[float] = []
+    scripts: list[float] = []
     taken: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.py"
@@ -109,8 +133,12 @@ def main() -> None:
                 seconds.append(bare_import())
             if number >= 0:
                 imports.append(statistics.median(seconds))
+                scripts.append(plain(Path(folder)))
     result: dict[str, object] = {"rounds": args.rounds, "cpus": os.cpu_count() or 0, "import_torch_s": imports}
     print(f"{args.rounds} rounds on {os.cpu_count()} CPUs; importing torch once: {statistics.median(imports):.2f} s")
+    bare = statistics.median(one / alone for one, alone in zip(scripts, imports, strict=True))
+    result["plain_script_over_import"] = bare
+    print(f"plain    {statistics.median(scripts):.2f} s = {bare:.2f} × import, without the wrapper")
     for name, starts in taken.items():
         ratios = sorted(phases["total"] / alone for phases, alone in zip(starts, imports, strict=True))
         medians = {phase: statistics.median(phases[phase] for phases in starts) for phase in ("total", *PHASES)}
