@@ -1,12 +1,14 @@
 """Where all ranks act together: at a step boundary they agree on what orders and signals ask for.
 
-The agreement is one maximum over a handful of integers. When steps are so short that it would cost more than
-`SHARE` of them, the ranks agree at every n-th boundary only; rank 0 says n, as part of the agreement.
+The agreement is one maximum over a handful of integers, begun at one boundary and obeyed at the next. When steps are
+so short that it would cost more than `SHARE` of them, the ranks agree at every n-th boundary only; rank 0 says n, as
+part of the agreement.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ones_wrapper.group import Group
@@ -56,7 +58,9 @@ class Boundary:
         self._restart = restart
         self._flags = flags
         self._skip = 0
-        self._cost_s = 0.0
+        self._later: Callable[[], list[int]] | None = None
+        """The agreement that is being found."""
+        self._began_s = self._cost_s = 0.0
         self._answered = 0
         self.applied = 0
         """Number of the order whose batch is in force."""
@@ -71,19 +75,21 @@ class Boundary:
 
     def first(self) -> Agreement:
         """The order that was there before the first step: its batch counts, a drain waits for the first
-        boundary.
+        boundaries.
         """
-        return self._agree(0, int(self._flags.checkpoint), 1, False, False)
+        return self._agreed(self._group.maximum(self._said(0, int(self._flags.checkpoint), 1, False, False)))
 
-    def meet(self, step_s: float, due: bool, measure: bool) -> Agreement | None:
-        """Called at every step boundary by all ranks; None at those that are skipped.
+    def begin(self, step_s: float, due: bool, measure: bool) -> None:
+        """Called by all ranks at every step boundary, once they have done what was agreed before: say what is
+        asked for now. They agree while the next step goes on, so that none waits for another; at some boundaries, where
+        steps are short, they do not.
 
         `step_s` is the length of a step in seconds, `due` whether it is time for a checkpoint, and
         `measure` whether it is time to sum up what the gradients tell (rank 0 decides both).
         """
         if self._skip > 0:
             self._skip -= 1
-            return None
+            return
         first, owner = self._group.rank == 0, False
         asked, self._flags.checkpoint = self._flags.checkpoint, False
         if self._requests is not None and self._requests.due():
@@ -91,9 +97,24 @@ class Boundary:
             if self._requests.asked(SAVE):
                 self._requests.answered(SAVE)
                 asked = True
-        agreed = self._agree(
-            BY_OWNER if owner else 0, int(asked), self._interval(step_s), first and measure, first and due
-        )
+        interval = self._interval(step_s)
+        said = self._said(BY_OWNER if owner else 0, int(asked), interval, first and measure, first and due)
+        started = time.perf_counter()
+        self._later = self._group.maximum_later(said)
+        self._began_s = time.perf_counter() - started
+
+    def meet(self) -> Agreement | None:
+        """Called by all ranks at every step boundary: what was agreed during the step that has just ended; None where
+        nothing was.
+        """
+        if self._later is None:
+            return None
+        later, self._later = self._later, None
+        started = time.perf_counter()
+        agreed = self._agreed(later())
+        cost = self._began_s + time.perf_counter() - started
+        # The shortest of late: what exceeds it is waiting for a slower rank, which the step would do anyway.
+        self._cost_s = min(self._cost_s * 1.1, cost) if self._cost_s else cost
         if agreed.drain:
             self._answered = agreed.number
         return agreed
@@ -103,11 +124,12 @@ class Boundary:
             return 1
         return max(1, min(round(self._cost_s / (SHARE * step_s)), int(LONGEST_S / step_s)))
 
-    def _agree(self, owner: int, checkpoint: int, interval: int, measure: bool, due: bool) -> Agreement:
+    def _said(self, owner: int, checkpoint: int, interval: int, measure: bool, due: bool) -> list[int]:
+        """What this rank asks for."""
         order = self._order()
         number = order.number if order else 0
         drains = order is not None and order.drain and order.restart == self._restart
-        said = [
+        return [
             max(owner, BY_SIGNAL if self._flags.stop else 0),
             checkpoint,
             number,
@@ -117,13 +139,12 @@ class Boundary:
             int(measure),
             int(due),
         ]
-        started = time.perf_counter()
-        stop, asked, number, wanted, drain, interval, look, due_now = self._group.maximum(said)
-        cost = time.perf_counter() - started
-        # The shortest of late: what exceeds it is waiting for a slower rank, which the step would do anyway.
-        self._cost_s = min(self._cost_s * 1.1, cost) if self._cost_s else cost
+
+    def _agreed(self, said: list[int]) -> Agreement:
+        """What all ranks make of it."""
+        stop, asked, number, wanted, drain, interval, look, due = said
         self._skip = interval - 1
-        return Agreement(stop, bool(asked or due_now), number, wanted, bool(drain), bool(look), behind=not asked)
+        return Agreement(stop, bool(asked or due), number, wanted, bool(drain), bool(look), behind=not asked)
 
     def wait(self, number: int, over: bool) -> tuple[bool, bool]:
         """(stop, carry on): called again and again while drained by order `number`.

@@ -53,6 +53,12 @@ class Group(ABC):
         """The elementwise maximum over the ranks."""
 
     @abstractmethod
+    def maximum_later(self, values: Sequence[int]) -> Callable[[], list[int]]:
+        """The elementwise maximum over the ranks, which is found while this one does something else; the result,
+        when it is called, waits for it.
+        """
+
+    @abstractmethod
     def total(self, values: Sequence[float]) -> list[float]:
         """The elementwise sum over the ranks, in double precision."""
 
@@ -107,11 +113,20 @@ class TorchGroup(Group):
         return replace(self, control=control, main=False)
 
     def maximum(self, values: Sequence[int]) -> list[int]:
+        return self.maximum_later(values)()
+
+    def maximum_later(self, values: Sequence[int]) -> Callable[[], list[int]]:
         if self.world == 1:
-            return list(values)
+            return lambda: list(values)
         tensor = torch.tensor(values, dtype=torch.int64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.control)
-        return [int(v) for v in tensor.tolist()]
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.control, async_op=True)
+        assert work is not None
+
+        def result() -> list[int]:
+            work.wait()
+            return [int(v) for v in tensor.tolist()]
+
+        return result
 
     def total(self, values: Sequence[float]) -> list[float]:
         if self.world == 1:

@@ -9,7 +9,7 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -60,7 +60,20 @@ class MpiGroup(Group):
         return replace(self, comm=self.comm.Dup(), main=False)
 
     def maximum(self, values: Sequence[int]) -> list[int]:
-        return [int(v) for v in self._reduce(np.array(values, np.int64), MPI.MAX)]
+        return self.maximum_later(values)()
+
+    def maximum_later(self, values: Sequence[int]) -> Callable[[], list[int]]:
+        if self.world == 1 or not values:
+            return lambda: list(values)
+        mine = np.array(values, np.int64)
+        found = np.empty_like(mine)
+        request = self.comm.Iallreduce(mine, found, MPI.MAX)
+
+        def result() -> list[int]:
+            wait(request)
+            return [int(v) for v in found]
+
+        return result
 
     def total(self, values: Sequence[float]) -> list[float]:
         return [float(v) for v in self._reduce(np.array(values, np.float64), MPI.SUM)]

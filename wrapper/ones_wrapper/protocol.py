@@ -32,8 +32,8 @@ MAX_INT = 2**53
 """Largest integer that JSON readers agree on."""
 
 LOOK_SIGNAL = "URG"
-"""Sent to a job's steps after an order to drain was written, so that they look at once. Its loss costs half a second, and
-programs that do not know it are not disturbed by it."""
+"""Sent to a job's steps after an order to drain was written, so that they look at once. Its loss costs half a
+second, and programs that do not know it are not disturbed by it."""
 
 DRAIN_WAIT_S = 60.0
 """How long a drained job waits for its requeue before it carries on training."""

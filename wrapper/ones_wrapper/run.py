@@ -202,11 +202,12 @@ class Run:
     def act(self) -> None:
         """Do what orders, signals and the job's owner ask for: all ranks the same, at the same step boundary."""
         self.saver.look()
-        due = self.group.rank == 0 and self.saver.due(self.progress)
-        measure = self.noise is not None and time.monotonic() - self._measured_at >= self._report_every_s
-        agreed = self._boundary.meet(self.meter.step_s, due, measure)
+        agreed = self._boundary.meet()
         if agreed is not None:
             self._obey(agreed)
+        due = self.group.rank == 0 and self.saver.due(self.progress)
+        measure = self.noise is not None and time.monotonic() - self._measured_at >= self._report_every_s
+        self._boundary.begin(self.meter.step_s, due, measure)
 
     def _obey(self, agreed: Agreement) -> None:
         if agreed.measure and self.noise is not None:
@@ -248,6 +249,7 @@ class Run:
 
     def finish(self) -> None:
         """All epochs are trained: the last checkpoint. From here on a signal ends the script at once."""
+        self._boundary.meet()  # what it says comes too late
         self.save("at the end")
         self.saver.close()
         self.reason = "finished"
