@@ -23,8 +23,10 @@ check-host:
 demo: check-host install
 	$(BIN)/python -m tests.demo
 
+# Those that need a Slurm wait more than they compute, but share one cluster: they come after the others, one by one.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not cluster" --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m cluster
 
 lint: install
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -104,7 +105,8 @@ def test_newer_order_calls_a_drain_off(tmp_path: Path) -> None:
     assert run.end() == 0, run.errors
     assert "a newer order came" in run.errors
     # The pause is no step: it must not look like a slow one.
-    assert all(t.samples / t.seconds > 150 for t in run.of(Throughput))
+    rates = [t.samples / t.seconds for t in run.of(Throughput)]
+    assert min(rates) > 0.3 * median(rates)
 
 
 def test_sigterm_checkpoints_and_says_so(tmp_path: Path) -> None:

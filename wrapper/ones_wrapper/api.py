@@ -25,6 +25,7 @@ from ones_wrapper.checkpoint import Progress, State, Stateful
 from ones_wrapper.exchange import DdpExchange
 from ones_wrapper.foreign import already_requeued_by
 from ones_wrapper.group import join
+from ones_wrapper.loop import Loader
 from ones_wrapper.noise import NoiseScale
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run import Run, Settings
@@ -130,7 +131,7 @@ class Job:
 
         What must happen once a step, such as clipping gradients, stands under `if job.updates:`.
         """
-        return self._run.passed.last
+        return self._run.loop.passed.last
 
     def ddp(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """The model in data parallel, its gradients averaged over samples rather than over ranks.
@@ -160,10 +161,10 @@ class Job:
         return self._wrap(FsdpExchange(self._run.group, self._run.noise), model, options)
 
     def _wrap(self, exchange: Any, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
-        if self._run.exchange is not None:
+        if self._run.loop.exchange is not None:
             raise RuntimeError("ddp, fsdp: a job trains one model; put several into one Module")
         wrapped: torch.nn.Module = exchange.wrap(model, **options)
-        self._run.exchange = exchange
+        self._run.loop.exchange = exchange
         return wrapped
 
     def register(
@@ -184,7 +185,7 @@ class Job:
         if run.state is not None:
             raise RuntimeError("register: call it once, with everything that training carries")
         alone = self.world == 1 and run.spec.max_passes == 1
-        if not alone and (run.exchange is None or not run.exchange.owns(model)):
+        if not alone and (run.loop.exchange is None or not run.loop.exchange.owns(model)):
             raise ValueError(
                 "register: model is not the one that job.ddp or job.fsdp returned; its gradients would not be averaged"
             )
@@ -212,12 +213,12 @@ class Job:
         `options` are further ones of torch's DataLoader (`pin_memory`, …); not those that choose samples, since that
         is done here. Synchronises nothing.
         """
-        if self._run.feed is not None:
+        if self._run.loop.feed is not None:
             raise RuntimeError("loader: a job trains on one dataset; use an ordinary DataLoader to evaluate on another")
         if taken := {"batch_size", "sampler", "batch_sampler", "drop_last", "generator"} & set(options):
             raise ValueError(f"loader: {', '.join(sorted(taken))} cannot be given; ones.init holds the batch")
-        self._run.seed = seed
-        self._run.feed = make_feed(
+        self._run.loop.seed = seed
+        self._run.loop.feed = make_feed(
             dataset,
             shuffle=shuffle,
             seed=seed,
@@ -226,7 +227,7 @@ class Job:
             num_workers=num_workers,
             options=options,
         )
-        return Loader(self)
+        return Loader(self._run)
 
     def epochs(self) -> Iterator[int]:
         """The epochs still to train, from the one that the checkpoint stopped in; without end where init's is
@@ -245,7 +246,7 @@ class Job:
         """Tell the loss of this pass, the mean over the local batch. Costs no wait for the GPU, and synchronises
         nothing.
         """
-        self._run.meter.loss(loss, self._run.passed.samples)
+        self._run.meter.loss(loss, self._run.loop.passed.samples)
 
     def checkpoint(self) -> bool:
         """Write a checkpoint now; durable on return. False where it could not be written, which is said.
@@ -254,7 +255,7 @@ class Job:
         pass, or outside the loop. Raises RuntimeError after the optimizer's step, which counts only when the loader is
         asked for the next batch.
         """
-        if self._run.half_way:
+        if self._run.loop.half_way:
             raise RuntimeError("checkpoint: the optimizer has stepped; call it at the top of the loop, or after it")
         return self._run.save("that the script asked for", 0)
 
@@ -265,48 +266,3 @@ class Job:
         All ranks call it; it is a step boundary, and synchronises them.
         """
         self._run.end_epoch(loss, accuracy)
-
-    def _steps(self) -> Iterator[Any]:
-        """This rank's local batches from the cursor to the end of the present epoch."""
-        run = self._run
-        run.begin()
-        progress, feed, rate, exchange = run.progress, run.feed, run.rate, run.exchange
-        assert feed is not None and rate is not None
-        epoch, changed = progress.epoch, True
-        while changed:
-            batch, changed = run.batch, False
-            run.meter.start()
-            local_batch = run.spec.max_local_batch
-            for passed, local in feed.batches(epoch, progress.cursor, batch, self.world, self.rank, local_batch):
-                run.start_pass(passed)
-                try:
-                    if exchange is None:
-                        yield local
-                    else:
-                        with exchange.during(passed):
-                            yield local
-                except GeneratorExit:  # the script left the loop: the step counts if the optimizer made it
-                    if passed.last and rate.stepped:
-                        run.commit(passed.share.total)
-                    run.leave_loop(early=True)
-                    raise
-                if passed.last:
-                    run.commit(passed.share.total)
-                    run.act()
-                    run.meter.start()
-                    if run.batch != batch:
-                        changed = True
-                        break
-        run.leave_loop(early=False)
-
-
-class Loader:
-    """The batches of the present epoch; made by `Job.loader`. Asking it for the next batch is the step
-    boundary.
-    """
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._job._steps()

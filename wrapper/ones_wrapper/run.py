@@ -13,26 +13,24 @@ from ones_wrapper.batch import Gate, LrRule, clamp_batch
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
 from ones_wrapper.codes import DONT_RESTART, STOP_CODE
-from ones_wrapper.data import Feed, Pass, Share, pass_count
+from ones_wrapper.data import pass_count
 from ones_wrapper.drain import wait_for_requeue
 from ones_wrapper.ending import at_end, at_error
-from ones_wrapper.exchange import Exchange
 from ones_wrapper.foreign import already_requeued_by
 from ones_wrapper.group import Group
 from ones_wrapper.hello import Beginning
 from ones_wrapper.launch import job_directory, make_job_directory
+from ones_wrapper.loop import Loop
 from ones_wrapper.mailbox import Inbox, Outbox, say, write_spec
 from ones_wrapper.meter import Meter
 from ones_wrapper.noise import NoiseScale, efficiency
 from ones_wrapper.previous import previous
 from ones_wrapper.protocol import Batch, Epoch, First, Spec
-from ones_wrapper.randomness import seed_step
 from ones_wrapper.rate import Rate
 from ones_wrapper.reporter import Reporter
 from ones_wrapper.requests import STOP, Requests
 from ones_wrapper.saver import Saver
 from ones_wrapper.signals import FLAGS
-from ones_wrapper.streams import StreamFeed
 from ones_wrapper.trace import Trace
 
 
@@ -56,11 +54,8 @@ class Run:
         self.settings = settings
         self.progress = Progress()
         self.state: State | None = None
-        self.feed: Feed | StreamFeed | None = None
-        self.rate: Rate | None = None
-        self.gate: Gate | None = None
+        self.loop = Loop()
         self.noise: NoiseScale | None = None
-        self.exchange: Exchange | None = None
         self._report_every_s = float(env.get("ONES_REPORT_EVERY_S") or 2.0)
         self.meter = Meter(self._report_every_s)
         self._measured_at = time.monotonic()
@@ -84,15 +79,10 @@ class Run:
         self._loaded = self._note = ""
         self._first = False
         self.trace = Trace.of(env, self._restart, group.rank, group.world)
-        self._begun = self._within = False
+        self._begun = False
         self.reason = "stopped"
         """What the bye will say if the script ends now by itself."""
         self.batch = self._in_force(0)
-        self.passed = Pass(Share(0, 1, 1), 0, 1, 0, 1, 1)
-        """The pass that the script is in."""
-        self._used: list[int] = []
-        """Dataset indices that this rank used in this step, where there is a trace."""
-        self.seed = 0
         FLAGS.install()
         FLAGS.armed = True
         at_end(self._ended)
@@ -101,7 +91,11 @@ class Run:
     @property
     def lr_factor(self) -> float:
         """Learning rate in force over the one that the script set. Not collective."""
-        return self.rate.factor if self.rate else self.settings.rule.factor(self.batch, self.progress.noise or None)
+        return (
+            self.loop.rate.factor
+            if self.loop.rate
+            else self.settings.rule.factor(self.batch, self.progress.noise or None)
+        )
 
     def load(self, state: State) -> None:
         """Take over what training carries, and load the newest good checkpoint into it."""
@@ -116,23 +110,23 @@ class Run:
         if self.noise is not None:
             self.noise.known = progress.noise
         if self.spec.max_passes > 1:
-            self.gate = Gate(state.optimizer, state.model, *state.extras.values())
-        self.rate = Rate(self.settings.rule, self.settings.lr_ramp, state.optimizer)
-        if self.exchange is not None:
-            exchange = self.exchange
+            self.loop.gate = Gate(state.optimizer, state.model, *state.extras.values())
+        self.loop.rate = Rate(self.settings.rule, self.settings.lr_ramp, state.optimizer)
+        if self.loop.exchange is not None:
+            exchange = self.loop.exchange
             state.optimizer.register_step_pre_hook(lambda *_: exchange.finish())
 
     def begin(self) -> None:
         """Before the first step: everything is known, so say hello. Later calls do nothing."""
         if self._begun:
             return
-        if self.state is None or self.feed is None:
+        if self.state is None or self.loop.feed is None:
             missing = "job.register(...)" if self.state is None else "job.loader(...)"
             raise RuntimeError(f"training starts without {missing}; call it before the first epoch")
         if why := already_requeued_by():
             raise RuntimeError(why)
         self._begun = True
-        samples, progress = self.feed.samples, self.progress
+        samples, progress = self.loop.feed.samples, self.progress
         if progress.dataset not in (0, samples):
             raise ValueError(
                 f"checkpoint {self._loaded} was taken with {progress.dataset} samples an epoch, the dataset now "
@@ -144,8 +138,8 @@ class Run:
         if first.wanted:
             progress.batch, self._boundary.applied = first.wanted, first.number
         self.batch = self._in_force(progress.batch)
-        assert self.rate is not None
-        self.rate.resume(progress, self.batch)
+        assert self.loop.rate is not None
+        self.loop.rate.resume(progress, self.batch)
         if self.trace:
             self.trace.begin(progress.step)
         if self.group.rank == 0:
@@ -153,38 +147,19 @@ class Run:
         start = (self.batch, self.lr_factor, self.saver.load_s, self._loaded, self._note)
         self._reporter.send(self._beginning.hello(self.group, self.spec, progress, *start))
 
-    def start_pass(self, passed: Pass) -> None:
-        """The script is about to get this pass's samples. Not collective."""
-        self.passed, self._within = passed, True
-        if passed.index == 0:
-            self._used = []
-            if self.rate:
-                self.rate.expect()
-            seed_step(self.seed, self.progress.step, self.group.rank)
-        if self.gate is not None:
-            self.gate.begin(passed.index, passed.count)
-        if self.trace and self.feed:
-            self._used += self.feed.indices(self.progress.epoch, passed)
-
-    def leave_loop(self, early: bool) -> None:
-        """The epoch's samples are used, or the script left the loop `early`: perhaps by an error. Not collective."""
-        self._within = early
-        if self.gate is not None:
-            self.gate.begin(0, 1)
-
     def commit(self, total: int) -> None:
         """A step of `total` samples was completed. Not collective."""
         progress = self.progress
         if self.trace:
-            self.trace.step(progress.epoch, progress.step, self._used)
+            self.trace.step(progress.epoch, progress.step, self.loop.used)
         progress.cursor += total
         progress.samples += total
         progress.useful += total * efficiency(self.batch, self.spec.base_batch, progress.noise or None)
         if self.noise is not None:
             self.noise.step(total)
-        if self.rate:
-            self.rate.remember(progress)
-            self.rate.expect()
+        if self.loop.rate:
+            self.loop.rate.remember(progress)
+            self.loop.rate.expect()
         progress.step += 1
         stretch = self.meter.stop(progress, total, self.batch, self.lr_factor)
         progress.trained_s += self.meter.last_s
@@ -193,11 +168,6 @@ class Run:
             self._reporter.send(First(progress.step, self._beginning.since_hello_s()))
         self._reporter.stretch(stretch)
         watch.beat()
-
-    @property
-    def half_way(self) -> bool:
-        """Whether the model is ahead of the cursor: the optimizer stepped, and the step is not yet committed."""
-        return self._within and self.rate is not None and self.rate.stepped
 
     def act(self) -> None:
         """Do what orders, signals and the job's owner ask for: all ranks the same, at the same step boundary."""
@@ -214,8 +184,8 @@ class Run:
             self.noise.exchange()
             self.progress.noise = self.noise.samples or 0.0
             self._measured_at = time.monotonic()
-            if self.rate:
-                self.rate.follow(self.progress, self.batch)
+            if self.loop.rate:
+                self.loop.rate.follow(self.progress, self.batch)
         if agreed.wanted and agreed.number != self._boundary.applied:
             self._boundary.applied = agreed.number
             self._change_batch(agreed.wanted, agreed.number)
@@ -244,7 +214,7 @@ class Run:
         self._reporter.send(Epoch(progress.epoch, progress.step, progress.cursor, loss, accuracy, nonfinite))
         progress.epoch += 1
         progress.cursor = 0
-        self._within = False
+        self.loop.within = False
         self.act()
 
     def finish(self) -> None:
@@ -263,7 +233,7 @@ class Run:
 
     def _change_batch(self, wanted: int, number: int) -> None:
         self._reporter.flush()
-        progress, spec, rate = self.progress, self.spec, self.rate
+        progress, spec, rate = self.progress, self.spec, self.loop.rate
         assert rate is not None
         progress.batch = wanted
         self.batch = self._in_force(wanted)
@@ -309,10 +279,10 @@ class Run:
 
     def _failed(self, error: BaseException) -> tuple[int, str] | None:
         """What an error of the script means for the job. Not collective."""
-        if not self._within:
+        if not self.loop.within:
             return None  # an evaluation that needs too much memory says nothing of the batch
         device = memory.device_name(self.group.device)
-        verdict = memory.judge(error, self.directory, self._declared, self.passed.samples, device)
+        verdict = memory.judge(error, self.directory, self._declared, self.loop.passed.samples, device)
         if verdict is not None:
             say(verdict[1])
         return verdict
