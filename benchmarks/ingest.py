@@ -1,14 +1,17 @@
-"""How fast reports go into the job database, beside a bare executemany of the same rows.
+"""How fast reports go into the job database, beside the bare insertion of the same rows: an executemany into SQLite, a
+COPY into PostgreSQL.
 
 Ticks of a busy cluster: in each, so many running jobs have reported so many stretches of throughput. The store takes
 each tick as the companion gives it, as one call and one transaction, with the positions and summaries of the runs; the
-bare one inserts the same rows into the same table, empty, of a second database with the same settings, as one
-transaction a tick. Both take turns in each tick, and the ratio is the median of the ticks' own, so that a busy machine
-costs both the same; `of_processor` is that ratio in seconds of the processor, without the waits for the disk.
+bare way inserts the same rows into the same table, empty, of a second database with the same settings, as one
+transaction a tick. All take turns in each tick, and the ratio is the median of the ticks' own, so that a busy machine
+costs all the same; `of_processor` is that ratio for SQLite in seconds of the processor, without the waits for the disk.
 `rows_per_s` are of the ticks' median speeds; `again` is the price of telling the store the same ticks a second time,
 which stores nothing; `from_lines` also reads and checks each report's JSON first.
 
-This version stores in SQLite alone: the figure for PostgreSQL is null.
+PostgreSQL is the tests' own server, on this machine, with fsync on. A bare COPY gets its rows in psycopg's way
+(`copy_rows`) and in the store's own binary form (`copy_stream`); the ratio is to the sooner of the two. Where there is
+no server and none can be installed, the figure is null.
 
     python benchmarks/ingest.py --json ingest.json
 """
@@ -19,6 +22,7 @@ import argparse
 import json
 import sqlite3
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -29,9 +33,16 @@ from pathlib import Path
 from typing import Any
 
 from ones_db import HelloRecord, JobRecord, RunReports, Store, ThroughputRecord, migrate
+from ones_db.copying import stream_of
+from ones_db.reports import THROUGHPUT
 from ones_wrapper.protocol import Throughput, decode_report, encode_report
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.db.server import NoServer, Server
+
 COLUMNS = tuple(ThroughputRecord.__dataclass_fields__)
+BARE = ("copy_rows", "copy_stream")
 _values = attrgetter(*COLUMNS)
 
 
@@ -108,6 +119,39 @@ class Bare:
         self.connection.execute("COMMIT")
 
 
+class BareCopy:
+    """The same table of the same schema on the same server, and nothing but a COPY between it and the rows."""
+
+    def __init__(self, url: str, jobs: int) -> None:
+        import psycopg
+
+        migrate.upgrade(url)
+        with Store.open(url, "bench") as store:
+            prepare(store, jobs)
+        self.connection = psycopg.connect(url)
+        found = self.connection.execute("SELECT jobs.job_id, runs.id FROM runs JOIN jobs ON jobs.id = runs.job_id")
+        self.keys: dict[int, int] = dict(found.fetchall())
+        self.connection.commit()
+
+    def rows(self, looks: Sequence[RunReports]) -> list[tuple[Any, ...]]:
+        """Ready to be copied; making them is not the bare copy's."""
+        return [(self.keys[look.job_id], *_values(sample)) for look in looks for sample in look.throughput]
+
+    def copy_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        names = ", ".join(COLUMNS)
+        with self.connection.cursor() as cursor, cursor.copy(f"COPY throughput (run_id, {names}) FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row(row)
+        self.connection.commit()
+
+    def copy_stream(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        names = ", ".join(column.name for column in THROUGHPUT.columns)
+        order = f"COPY throughput ({names}) FROM STDIN (FORMAT BINARY)"
+        with self.connection.cursor() as cursor, cursor.copy(order) as copy:
+            copy.write(stream_of(THROUGHPUT, rows) or b"")
+        self.connection.commit()
+
+
 def prepare(store: Store, jobs: int) -> None:
     """Jobs that run and have said hello."""
     store.see_jobs([JobRecord(n, f"job{n}", "alice", 1.7e9, 1, 1, elastic=True) for n in range(1, jobs + 1)])
@@ -141,6 +185,51 @@ def sqlite(folder: Path, jobs: int, each: int, count: int) -> dict[str, list[tup
     return {way: [(rows / clock, rows / busy) for clock, busy in times] for way, times in seconds.items()}
 
 
+def postgresql(jobs: int, each: int, count: int) -> dict[str, list[tuple[float, float]]] | None:
+    """The same on PostgreSQL; None where there is no server."""
+    try:
+        server = Server()
+    except NoServer as error:
+        print(error, file=sys.stderr)
+        return None
+    told, rows = ticks(jobs, each, count), jobs * each
+    ways = ("store", "copy_rows", "copy_stream", "again")
+    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    try:
+        server.create()
+        url = server.url(server.fresh())
+        migrate.upgrade(url)
+        with Store.open(url, "bench") as store:
+            prepare(store, jobs)
+            plain, binary = (BareCopy(server.url(server.fresh()), jobs) for _ in range(2))
+            with closing(plain.connection), closing(binary.connection):
+                for looks in told:
+                    ready = plain.rows(looks)
+                    seconds["store"].append(timed(lambda looks=looks: store.add_reports(looks)))  # type: ignore[misc]
+                    seconds["copy_rows"].append(timed(lambda ready=ready: plain.copy_rows(ready)))  # type: ignore[misc]
+                    ready = binary.rows(looks)
+                    seconds["copy_stream"].append(timed(lambda ready=ready: binary.copy_stream(ready)))  # type: ignore[misc]
+                    seconds["again"].append(timed(lambda looks=looks: store.add_reports(looks)))  # type: ignore[misc]
+                query = "SELECT COUNT(*), SUM(samples) FROM throughput"
+                stored = plain.connection.execute(query).fetchone()
+                assert binary.connection.execute(query).fetchone() == stored
+            with store._read() as connection:
+                assert tuple(connection.exec_driver_sql(query).one()) == stored
+    finally:
+        server.remove()
+    return {way: [(rows / clock, rows / busy) for clock, busy in times] for way, times in seconds.items()}
+
+
+def speed(ways: dict[str, list[tuple[float, float]]]) -> dict[str, int]:
+    """The median rows a second of each way, by the clock."""
+    return {way: round(statistics.median(clock for clock, _ in found)) for way, found in ways.items()}
+
+
+def over(ours: list[tuple[float, float]], bare: list[tuple[float, float]], by: int = 0) -> float:
+    """The median of the ticks' own ratios, by the clock (0) or of the processor (1)."""
+    return round(statistics.median(one[by] / other[by] for one, other in zip(ours, bare, strict=True)), 3)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=200, help="jobs that report in a tick")
@@ -150,15 +239,13 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         speeds = sqlite(Path(folder), asked.jobs, asked.each, asked.ticks)
-    clock, processor = (
-        statistics.median(ours[i] / bare[i] for ours, bare in zip(speeds["store"], speeds["executemany"], strict=True))
-        for i in range(2)
-    )
+    server = postgresql(asked.jobs, asked.each, asked.ticks)
     found = {
-        "sqlite_over_executemany": round(clock, 3),
-        "of_processor": round(processor, 3),
-        "postgres_over_copy": None,
-        "rows_per_s": {way: round(statistics.median(clock for clock, _ in speed)) for way, speed in speeds.items()},
+        "sqlite_over_executemany": over(speeds["store"], speeds["executemany"]),
+        "of_processor": over(speeds["store"], speeds["executemany"], 1),
+        "postgres_over_copy": server
+        and min(over(server["store"], server[way]) for way in ("copy_rows", "copy_stream")),
+        "rows_per_s": {"sqlite": speed(speeds), "postgresql": server and speed(server)},
         "rows_per_tick": asked.jobs * asked.each,
     }
     text = json.dumps(found, indent=1)

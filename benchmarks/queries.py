@@ -31,7 +31,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from ones_db import DecisionJobRecord, DecisionRecord, RunReports, Store, ThroughputRecord, migrate
-from ones_db.engine import backend_of, transaction
+from ones_db.engine import backend_behind, backend_of, transaction
 from ones_db.models import Base
 from ones_db.query import Reader, view_query
 from ones_db.views import VIEWS
@@ -59,6 +59,9 @@ def fill(url: str, jobs: int, each: int) -> float:
         before = _size(url)
         with transaction(engine, write=True) as connection:
             _fill_samples(connection, each)
+            if connection.dialect.name == "postgresql":
+                # As its autovacuum does in time.
+                connection.exec_driver_sql("ANALYZE")
     finally:
         engine.dispose()
     after = _size(url)
@@ -119,6 +122,8 @@ def _fill_all_but_samples(connection: Connection, jobs: int, each: int) -> None:
     connection.execute(TABLES["clusters"].insert(), [{"id": 1, "name": "bench"}])
     for name in ("jobs", "runs", "epochs", "checkpoints", "decisions", "decision_jobs", "resizes"):
         connection.execute(TABLES[name].insert(), rows[name])
+        if "id" in TABLES[name].columns:
+            backend_behind(connection).renumber(connection, TABLES[name])
 
 
 def _fill_samples(connection: Connection, each: int) -> None:
@@ -147,21 +152,15 @@ def _size(url: str) -> int:
 
 
 def report(store: Store, jobs: list[int], tick: int, each: int) -> None:
-    """What the running jobs say before a tick."""
-    first = each + 100 + tick * 3
+    """What the running jobs say before a tick, and what was decided on them."""
+    first, now = each + 100 + tick * 3, BEGIN + 60.0 * (max(jobs) - 1000) + 1e4 + 30.0 * tick
     samples = [
-        ThroughputRecord(n, BEGIN + n, 0, n, 0, 640, 9.9, 256, 1.0, 1.0, 300.0, 6e5) for n in range(first, first + 3)
+        ThroughputRecord(n, now + n - first, 0, n, 0, 640, 9.9, 256, 1.0, 1.0, 300.0, 6e5)
+        for n in range(first, first + 3)
     ]
     store.add_reports([RunReports(job, 1, 10**7 + 200 * first, first + 2, throughput=samples) for job in jobs])
-    store.add_decision(
-        DecisionRecord(
-            BEGIN + 1e8 + tick,
-            "ones",
-            "act",
-            0.1,
-            jobs=tuple(DecisionJobRecord(job, 1, 4, 256, "keeps") for job in jobs),
-        )
-    )
+    given = tuple(DecisionJobRecord(job, 1, 4, 256, "keeps") for job in jobs)
+    store.add_decision(DecisionRecord(now, "ones", "act", 0.1, jobs=given))
 
 
 def reads(store: Store) -> dict[str, float]:

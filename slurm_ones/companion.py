@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ones_db import JobHistory, Store
+from ones_db import JobHistory, Store, StoreError
 from slurm_ones.act.actor import Actor, Decided
 from slurm_ones.act.leases import Leases
 from slurm_ones.act.plan import Change
@@ -21,6 +21,7 @@ from slurm_ones.decide.policy import Policy
 from slurm_ones.learn.knowledge import Learner
 from slurm_ones.observe.mail import Mail
 from slurm_ones.observe.observer import Observer, Seen
+from slurm_ones.observe.stopfile import StopFile
 from slurm_ones.observe.views import cluster_view, job_views
 from slurm_ones.slurm.client import SlurmClient, Unreachable
 
@@ -73,6 +74,7 @@ class Companion:
         self._clock = clock
         self._sleep = sleep
         self._observer = Observer(client, store, settings)
+        self._stop_file = StopFile(settings.stop_file, store)
         self._learner = Learner(seed=settings.seed)
         self._policies: dict[str, Policy] = {}
         self._make = make or (lambda: make_policy(settings.policy, **settings.policy_options))
@@ -98,6 +100,7 @@ class Companion:
         """One round. Raises `Unreachable` when Slurm does not answer."""
         started = time.monotonic()
         self._actor.advance()
+        self._stop_file.look(self._clock())
         seen = self._observer.look()
         histories = self._learn(seen)
         decided = self._decide(seen, histories)
@@ -139,8 +142,8 @@ class Companion:
     def run(self, stop: Stop, on_tick: Callable[[Tick], None] = lambda tick: None) -> None:
         """Tick until `stop` is set; between ticks, take resizes under way further.
 
-        An unreachable controller costs the tick: the next one comes after a wait that doubles up to ten intervals,
-        or after one while resizes are under way.
+        An unreachable controller or database costs the tick: the next one comes after a wait that doubles up to ten
+        intervals, or after one while resizes are under way.
         Before it returns it releases the jobs that it holds, for as long as `resize.leave_s`, and lets those start that
         it keeps from starting.
         """
@@ -151,7 +154,7 @@ class Companion:
                 on_tick(tick)
                 wait = self.settings.interval_s
                 self._between(stop, wait)
-            except Unreachable as error:
+            except (Unreachable, StoreError) as error:
                 wait = self._back_off(wait)
                 log.error("%s; trying again in %.0f s", error, wait)
                 stop.wait(wait)
@@ -164,7 +167,11 @@ class Companion:
 
     def _back_off(self, wait: float) -> float:
         """The wait after one of `wait` seconds was in vain; short while a job may stand in a hold of ours."""
-        most = 1 if self._store.open_resizes() else 10
+        try:
+            most = 1 if self._store.open_resizes() else 10
+        except StoreError:
+            # Nobody knows whether one does.
+            most = 1
         return min(wait * 2, most * self.settings.interval_s)
 
     def _leave(self) -> None:
@@ -174,7 +181,7 @@ class Companion:
             while self._actor.advance(held_only=True) and self._clock() < until:
                 self._sleep(min(self.settings.resize.advance_s, 1.0))
             self._actor.leave()
-        except Unreachable as error:
+        except (Unreachable, StoreError) as error:
             log.error("%s; the next start finishes what is under way, and jobs kept from starting do so later", error)
 
     def _between(self, stop: Stop, seconds: float) -> None:

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ones_db.engine import names_password
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -51,11 +53,29 @@ class ResizeSettings(_Section):
     )
 
 
+class RetentionSettings(_Section):
+    """What `slurm-ones db maintain` makes of a job's rows, in days after the job's end."""
+
+    minutes_after_days: float = Field(7, ge=0, description="its throughput samples become one a minute")
+    hours_after_days: float = Field(30, ge=0, description="its throughput samples become one an hour")
+    forget_after_days: float | None = Field(
+        None,
+        ge=0,
+        description="decisions that led to nothing, and the steps of its resizes, are deleted; without a value they "
+        "stay",
+    )
+
+
 class Settings(_Section):
     """Everything the companion can be told. Defaults suit an operator's daemon that only advises."""
 
     cluster: str = Field("", description="name in the database; empty takes Slurm's ClusterName")
-    database: str = Field("", description="SQLAlchemy URL; empty takes ~/.local/share/slurm-ones/ones.sqlite")
+    database: str = Field(
+        "",
+        description="sqlite:///PATH or postgresql://USER@HOST/DATABASE; empty takes "
+        "~/.local/share/slurm-ones/ones.sqlite. A password belongs in ~/.pgpass, PGPASSWORD or a service file; in here "
+        "only while nobody else may read this file",
+    )
     mode: Literal["advise", "act"] = Field("advise", description="advise prints the commands and changes nothing")
     scope: Literal["all", "own"] = Field("all", description="operator mode (all users' jobs) or user mode (own jobs)")
     client: Literal["auto", "pyslurm", "command"] = Field("auto", description="how to talk to Slurm")
@@ -77,6 +97,9 @@ class Settings(_Section):
         default_factory=dict, description="GPUs per node of partitions where Slurm knows of none (no GRES)"
     )
     resize: ResizeSettings = ResizeSettings()
+    retention: RetentionSettings = Field(
+        RetentionSettings(), description="when old rows become fewer, by `slurm-ones db maintain`"
+    )
 
     @model_validator(mode="after")
     def _counts(self) -> Settings:
@@ -152,4 +175,7 @@ def load(path: Path | None = None) -> Settings:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    return parse(text, str(path))
+    settings = parse(text, str(path))
+    if names_password(settings.database) and path.stat().st_mode & 0o077:
+        raise ConfigError(f"{path}: others may read it, and database names a password; chmod 600 {path}")
+    return settings

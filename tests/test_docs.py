@@ -7,16 +7,17 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from slurm_ones.cli import app
-from slurm_ones.config import ResizeSettings, Settings
+from slurm_ones.config import ResizeSettings, RetentionSettings, Settings
 from slurm_ones.decide import POLICIES
 
 TOP = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("model", [Settings, ResizeSettings])
-def test_every_setting_is_documented_as_it_is(model: type[Settings] | type[ResizeSettings]) -> None:
+@pytest.mark.parametrize("model", [Settings, ResizeSettings, RetentionSettings])
+def test_every_setting_is_documented_as_it_is(model: type[BaseModel]) -> None:
     """An admin finds each key with the description that the program itself has."""
     text = (TOP / "docs/configuration.md").read_text()
     for name, field in model.model_fields.items():

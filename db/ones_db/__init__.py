@@ -8,13 +8,18 @@ Usable alone, from a notebook say::
         for row in store.job_summaries():
             print(row.job_id, row.jct_s, row.accuracy)
 
+or, with pandas, `ones_db.connect("sqlite:///ones.sqlite").job_summary()`; docs/database.md shows what can be asked.
 `ones_db.migrate` creates and upgrades databases; `ones_db.models` holds the tables.
 """
 
-from ones_db.errors import ResizeConflict, SchemaError, StoreBusy, StoreError, UnknownRecord
+from ones_db.errors import ResizeConflict, SchemaError, StoreBusy, StoreError, StoreLost, UnknownRecord
+from ones_db.frames import Database, connect
 from ones_db.models import SCHEMA_REVISION
 from ones_db.records import (
     RESIZE_DONE,
+    AccountingJob,
+    ActionRecord,
+    AlternativeRecord,
     BatchRecord,
     ByeRecord,
     CheckpointRecord,
@@ -24,10 +29,14 @@ from ones_db.records import (
     EpochRecord,
     FirstRecord,
     HelloRecord,
+    Imported,
     JobHistory,
     JobRecord,
     JobSummary,
+    NodeChange,
+    NodeRecord,
     NoisePoint,
+    PastJob,
     ResizeRecord,
     ResizeStepRecord,
     RunRecord,
@@ -42,19 +51,27 @@ from ones_db.store import Store
 __all__ = [
     "RESIZE_DONE",
     "SCHEMA_REVISION",
+    "AccountingJob",
+    "ActionRecord",
+    "AlternativeRecord",
     "BatchRecord",
     "ByeRecord",
     "CheckpointRecord",
+    "Database",
     "DecisionJobRecord",
     "DecisionRecord",
     "EpochPoint",
     "EpochRecord",
     "FirstRecord",
     "HelloRecord",
+    "Imported",
     "JobHistory",
     "JobRecord",
     "JobSummary",
+    "NodeChange",
+    "NodeRecord",
     "NoisePoint",
+    "PastJob",
     "ResizeConflict",
     "ResizeRecord",
     "ResizeStepRecord",
@@ -65,8 +82,10 @@ __all__ = [
     "Store",
     "StoreBusy",
     "StoreError",
+    "StoreLost",
     "ThroughputPoint",
     "ThroughputRecord",
     "TimelineRow",
     "UnknownRecord",
+    "connect",
 ]

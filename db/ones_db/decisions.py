@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Connection, Table, select
@@ -10,10 +11,11 @@ from sqlalchemy import Connection, Table, select
 from ones_db.errors import UnknownRecord
 from ones_db.jobs import JOBS, among, key_of, keys_of
 from ones_db.models import Base
-from ones_db.records import DecisionJobRecord, DecisionRecord
+from ones_db.records import AlternativeRecord, DecisionJobRecord, DecisionRecord
 
 DECISIONS: Table = Base.metadata.tables["decisions"]
 DECISION_JOBS: Table = Base.metadata.tables["decision_jobs"]
+ALTERNATIVES: Table = Base.metadata.tables["decision_alternatives"]
 
 
 def add_decision(connection: Connection, cluster: int, record: DecisionRecord) -> int:
@@ -33,8 +35,15 @@ def add_decision(connection: Connection, cluster: int, record: DecisionRecord) -
     result = connection.execute(DECISIONS.insert().values(cluster_id=cluster, **values))
     key = int(result.inserted_primary_key[0])  # type: ignore[index]
     rows = [{**vars(job), "decision_id": key, "job_id": keys[job.job_id]} for job in record.jobs]
+    weighed = [
+        {**one._asdict(), "decision_id": key, "job_id": row["job_id"], "rank": rank}
+        for row in rows
+        for rank, one in enumerate(row.pop("alternatives"))
+    ]
     if rows:
         connection.execute(DECISION_JOBS.insert(), rows)
+    if weighed:
+        connection.execute(ALTERNATIVES.insert(), weighed)
     return key
 
 
@@ -58,7 +67,9 @@ def decisions(connection: Connection, cluster: int, job_id: int, limit: int) -> 
         .order_by(DECISIONS.c.time.desc(), DECISIONS.c.id.desc())
         .limit(limit)
     )
-    return [_decision(row, (_decision_job(row, job_id),)) for row in connection.execute(query).mappings()]
+    rows = connection.execute(query).mappings().all()
+    weighed = _alternatives(connection, [row["id"] for row in rows], job)
+    return [_decision(row, (_decision_job(row, job_id, weighed.get((row["id"], job), ())),)) for row in rows]
 
 
 def recent_decisions(connection: Connection, cluster: int, limit: int) -> list[DecisionRecord]:
@@ -76,8 +87,10 @@ def recent_decisions(connection: Connection, cluster: int, limit: int) -> list[D
         .order_by(JOBS.c.job_id)
     )
     jobs: dict[int, list[DecisionJobRecord]] = {row["id"]: [] for row in heads}
+    weighed = _alternatives(connection, list(jobs))
     for row in connection.execute(lines).mappings():
-        jobs[row["decision_id"]].append(_decision_job(row, row["slurm_id"]))
+        mine = weighed.get((row["decision_id"], row["job_id"]), ())
+        jobs[row["decision_id"]].append(_decision_job(row, row["slurm_id"], mine))
     return [_decision(row, tuple(jobs[row["id"]])) for row in heads]
 
 
@@ -86,6 +99,22 @@ def _decision(row: Any, jobs: tuple[DecisionJobRecord, ...]) -> DecisionRecord:
     return DecisionRecord(jobs=jobs, **values)
 
 
-def _decision_job(row: Any, job_id: int) -> DecisionJobRecord:
-    values = {name: row[name] for name in DecisionJobRecord.__dataclass_fields__ if name != "job_id"}
-    return DecisionJobRecord(job_id=job_id, **values)
+def _alternatives(
+    connection: Connection, decision_ids: Collection[int], job: int | None = None
+) -> dict[tuple[int, int], tuple[AlternativeRecord, ...]]:
+    """What decisions weighed, for one job (jobs.id) or all, by decision and job."""
+    query = select(ALTERNATIVES).where(among(ALTERNATIVES.c.decision_id, decision_ids)).order_by(ALTERNATIVES.c.rank)
+    if job is not None:
+        query = query.where(ALTERNATIVES.c.job_id == job)
+    found: dict[tuple[int, int], tuple[AlternativeRecord, ...]] = {}
+    for row in connection.execute(query):
+        key = (row.decision_id, row.job_id)
+        one = AlternativeRecord(row.nodes, row.gpus_per_node, row.batch, row.worth)
+        found[key] = (*found.get(key, ()), one)
+    return found
+
+
+def _decision_job(row: Any, job_id: int, alternatives: tuple[AlternativeRecord, ...]) -> DecisionJobRecord:
+    given: dict[str, Any] = {"job_id": job_id, "alternatives": alternatives}
+    values = {name: row[name] for name in DecisionJobRecord.__dataclass_fields__ if name not in given}
+    return DecisionJobRecord(**values, **given)

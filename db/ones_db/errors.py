@@ -16,6 +16,11 @@ class StoreBusy(StoreError):
     """Another process kept the database locked for longer than the store waits; the call may be repeated."""
 
 
+class StoreLost(StoreError):
+    """The server cannot be reached, or went away during the call. The call may be repeated: the next one connects
+    anew, and where the server had just made the lost one durable, it changes nothing."""
+
+
 class UnknownRecord(StoreError):
     """The job, run, decision or resize that the call names is not in the store."""
 

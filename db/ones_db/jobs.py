@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 from sqlalchemy import ColumnElement, Connection, Table, bindparam, case, exists, func, select
 
 from ones_db.errors import UnknownRecord
-from ones_db.models import Job, Run
+from ones_db.models import Accounting, Job, Run
 from ones_db.records import JobRecord, RunRecord, SpecRecord
 from ones_db.upsert import add_or_replace
 
 JOBS: Table = Job.metadata.tables["jobs"]
 RUNS: Table = Run.metadata.tables["runs"]
+ACCOUNTING: Table = Accounting.metadata.tables["accounting"]
 
 # Made once: an alias copies every column.
 _LATER = JOBS.alias("later")
@@ -93,6 +94,7 @@ def see_jobs(connection: Connection, cluster: int, records: Iterable[JobRecord])
     query = select(JOBS).where(newest(cluster), among(JOBS.c.job_id, given))
     known = {row["job_id"]: row for row in connection.execute(query).mappings()}
     rows = []
+    changed = []
     for job_id, record in given.items():
         values = {**vars(record), "cluster_id": cluster, "user_name": record.user}
         del values["user"]
@@ -101,13 +103,22 @@ def see_jobs(connection: Connection, cluster: int, records: Iterable[JobRecord])
             values.update({name: row[name] for name in _FIRST})
             if all(row[name] == value for name, value in values.items()):
                 continue
+            changed.append(row["id"])
         rows.append(values)
     add_or_replace(connection, JOBS, ("cluster_id", "job_id", "submit_time"), rows)
+    if changed:
+        # Whatever accounting told of them before: they are the companion's from now on.
+        connection.execute(ACCOUNTING.delete().where(among(ACCOUNTING.c.job_id, changed)))
 
 
 def set_deferral(connection: Connection, cluster: int, job_id: int, until: float | None) -> None:
     key = key_of(connection, cluster, job_id)
     connection.execute(JOBS.update().where(JOBS.c.id == key).values(deferred_until=until))
+
+
+def seen() -> ColumnElement[bool]:
+    """The condition that a companion has seen the job, in a query of jobs: it is not from accounting alone."""
+    return ~exists().where(ACCOUNTING.c.job_id == JOBS.c.id)
 
 
 def deferrals(connection: Connection, cluster: int) -> dict[int, float]:

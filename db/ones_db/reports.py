@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Table, bindparam, func, select
 from ones_db.jobs import JOBS, RUNS, among, key_of, known, newest
 from ones_db.models import Base
 from ones_db.records import CheckpointRecord, EpochRecord, HelloRecord, RunReports, SpecRecord, ThroughputRecord
-from ones_db.upsert import add_new, add_numbers
+from ones_db.upsert import add_new, add_rows
 
 THROUGHPUT: Table = Base.metadata.tables["throughput"]
 EPOCHS: Table = Base.metadata.tables["epochs"]
@@ -70,8 +70,8 @@ def add_reports(connection: Connection, cluster: int, told: Sequence[RunReports]
         batches += [{**vars(record), "run_id": key} for record in new.batches]
         after = {name: value for name, value in _after(run, new).items() if run[name] != value}
         changed[tuple(after)].append({**after, "key": key})
-    add_numbers(connection, THROUGHPUT, samples)
-    add_numbers(connection, EPOCHS, epochs)
+    add_rows(connection, THROUGHPUT, samples)
+    add_rows(connection, EPOCHS, epochs)
     add_new(connection, CHECKPOINTS, checkpoints)
     add_new(connection, BATCHES, batches)
     for names, rows in changed.items():
@@ -86,6 +86,9 @@ def _new(reports: RunReports, seen: int) -> RunReports:
     for name in _ONCE:
         report = getattr(reports, name)
         found[name] = report if report is not None and report.number > seen else None
+    same = all(len(found[name]) == len(getattr(reports, name)) for name in _MANY)
+    if same and all(found[name] is getattr(reports, name) for name in _ONCE):
+        return reports
     return replace(reports, **found)
 
 

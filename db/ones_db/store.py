@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Lock
 from types import TracebackType
 
 from sqlalchemy import Connection, Engine, select
 
 from ones_db import decisions, history, jobs, reports, resizes, summary
-from ones_db.engine import UPGRADE, database_file, open_engine, transaction
+from ones_db.backend import UPGRADE
+from ones_db.beside import Beside
+from ones_db.engine import backend_behind, backend_of, transaction
 from ones_db.errors import SchemaError, StoreError
 from ones_db.memory import Memory
 from ones_db.models import Base
@@ -33,7 +34,7 @@ from ones_db.upsert import add_new
 CLUSTERS = Base.metadata.tables["clusters"]
 
 
-class Store:
+class Store(Beside):
     """What is remembered of one cluster. The contract of every database behind it:
 
     * One writer a cluster: the companion. Any number of readers, in any process, at the same time; neither
@@ -41,45 +42,52 @@ class Store:
       `StoreBusy` when that takes longer than half a minute.
     * Every method is one transaction. When a writing method returns, what it wrote survives a crash of the
       process and of the machine; when it raises, or the process is killed in it, nothing of it is stored. So
-      an intent may be acted on as soon as the call that stored it has returned.
+      an intent may be acted on as soon as the call that stored it has returned. A server that is lost at the very end
+      of a call (`StoreLost`) may have stored all of it: who needs to know calls again.
     * Every writing method may be called again with the same data, and then changes nothing.
     * A reading method sees one moment: all calls that had returned, and none in part.
     * A job id means the newest submission with that id, since Slurm uses ids again.
+    * A connection that was lost costs the call in which that is found; the next one connects anew.
     * Methods may be called from any thread. A store does not survive a fork; open another in the child.
 
     Errors are `StoreError` and its kinds, which say what to do.
     """
 
-    def __init__(self, engine: Engine, path: Path, cluster: str, cluster_key: int, read_only: bool) -> None:
+    def __init__(self, engine: Engine, cluster: str, cluster_key: int, read_only: bool) -> None:
         """Use `open`."""
         self._engine = engine
+        self._backend = backend_behind(engine)
         self._cluster = cluster_key
         self._memory = Memory()
         self._remember = Lock()
-        self.path = path
+        self.place = self._backend.place
         self.cluster = cluster
         self.read_only = read_only
 
     @classmethod
     def open(cls, url: str, cluster: str, *, read_only: bool = False) -> Store:
         """The store of one cluster in the database at `url`, such as
-        ``sqlite:////var/lib/slurm-ones/ones.sqlite``.
+        ``sqlite:////var/lib/slurm-ones/ones.sqlite`` or ``postgresql://ones@server/ones``.
 
         Opened for writing, it makes the cluster known; for reading, an empty name means the only one there is.
+        A server's password is best left to ~/.pgpass, PGPASSWORD or a service file.
         Raises `SchemaError`, saying what to run, where the database is absent, older or newer than this version, or
         not ours, and `StoreError` where it cannot be opened, or is read for a cluster that is not among those it has.
         """
-        path = database_file(url)
+        backend = backend_of(url)
         if not cluster and not read_only:
             raise StoreError("no cluster is named: whose jobs are to be stored?")
-        if not path.exists():
-            raise SchemaError(f"{path}: no such database; run `{UPGRADE}` to create it")
-        # Looked at before it is opened for writing, which leaves a mark even in another program's file.
-        with transaction(open_engine(path, "ro"), path) as connection:
-            check_revision(connection, path)
-        engine = open_engine(path, "ro" if read_only else "rw")
+        if not backend.exists():
+            raise SchemaError(f"{backend.place}: no such database, or an empty one; run `{UPGRADE}` to create it")
+        engine = backend.engine("read")
         try:
-            with transaction(engine, path, write=not read_only) as connection:
+            # Looked at before it is opened for writing, which leaves a mark even in another program's file.
+            with transaction(engine) as connection:
+                check_revision(connection)
+            if not read_only:
+                engine.dispose()
+                engine = backend.engine("write")
+            with transaction(engine, write=not read_only) as connection:
                 if not read_only:
                     add_new(connection, CLUSTERS, [{"name": cluster}])
                 known = {row.name: row.id for row in connection.execute(select(CLUSTERS))}
@@ -89,8 +97,9 @@ class Store:
         if read_only and not cluster and len(known) == 1:
             (cluster,) = known
         if known and cluster not in known:
-            raise StoreError(f"{path}: nothing of cluster {cluster!r}; it has {', '.join(sorted(known))}")
-        return cls(engine, path, cluster, known.get(cluster, -1), read_only)
+            engine.dispose()
+            raise StoreError(f"{backend.place}: nothing of cluster {cluster!r}; it has {', '.join(sorted(known))}")
+        return cls(engine, cluster, known.get(cluster, -1), read_only)
 
     def close(self) -> None:
         """Let go of the database."""
@@ -106,7 +115,7 @@ class Store:
 
     @contextmanager
     def _read(self) -> Iterator[Connection]:
-        with transaction(self._engine, self.path) as connection:
+        with transaction(self._engine) as connection:
             yield connection
 
     @contextmanager
@@ -121,8 +130,9 @@ class Store:
     @contextmanager
     def _write(self) -> Iterator[Connection]:
         if self.read_only:
-            raise StoreError(f"{self.path}: opened for reading")
-        with transaction(self._engine, self.path, write=True) as connection:
+            raise StoreError(f"{self.place}: opened for reading")
+        with transaction(self._engine, write=True) as connection:
+            self._backend.make_room(connection)
             yield connection
 
     # What snapshots and jobs say
@@ -302,11 +312,11 @@ class Store:
             return history.finished_histories(connection, self._cluster, self._memory, limit)
 
     def job_summaries(self, job_ids: Sequence[int] | None = None) -> list[JobSummary]:
-        """One line a job, in the order of their submission: those named, or all."""
+        """One line a job, in the order of their submission: those named, or all that a companion has seen."""
         with self._read() as connection:
             return summary.job_summaries(connection, self._cluster, job_ids)
 
     def timeline(self) -> list[TimelineRow]:
-        """Every run that started, by its start, for plots."""
+        """Every run that started of jobs that a companion has seen, by its start, for plots."""
         with self._read() as connection:
             return summary.timeline(connection, self._cluster)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import BigInteger, Connection, and_, cast, func, select
 
-from ones_db.jobs import JOBS, RUNS, among, newest, run_end
+from ones_db.jobs import JOBS, RUNS, among, newest, run_end, seen
 from ones_db.records import RESIZE_DONE, JobSummary, TimelineRow
 from ones_db.reports import BATCHES, EPOCHS, THROUGHPUT
 from ones_db.resizes import RESIZES
@@ -64,8 +64,7 @@ def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] |
         .where(newest(cluster))
         .order_by(JOBS.c.submit_time, JOBS.c.job_id)
     )
-    if job_ids is not None:
-        query = query.where(among(JOBS.c.job_id, job_ids))
+    query = query.where(seen() if job_ids is None else among(JOBS.c.job_id, job_ids))
     return [_summary(row) for row in connection.execute(query).mappings()]
 
 
@@ -108,7 +107,8 @@ def _since_hello(run: Any) -> Any:
 def _over_runs(name: str) -> Any:
     """The sum of a count over all runs of the job."""
     of_run = RUNS.alias(f"of_{name}")
-    query = select(func.coalesce(func.sum(of_run.c[name]), 0)).where(of_run.c.job_id == JOBS.c.id)
+    # PostgreSQL's own sum of whole numbers is a decimal.
+    query = select(cast(func.coalesce(func.sum(of_run.c[name]), 0), BigInteger)).where(of_run.c.job_id == JOBS.c.id)
     return query.scalar_subquery()
 
 
@@ -143,7 +143,7 @@ def timeline(connection: Connection, cluster: int) -> list[TimelineRow]:
             run_end(),
         )
         .join(RUNS, RUNS.c.job_id == JOBS.c.id)
-        .where(JOBS.c.cluster_id == cluster, RUNS.c.start_time.is_not(None))
+        .where(JOBS.c.cluster_id == cluster, RUNS.c.start_time.is_not(None), seen())
         .order_by(RUNS.c.start_time, JOBS.c.job_id)
     )
     return [TimelineRow(*row) for row in connection.execute(query)]

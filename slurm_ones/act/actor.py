@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
-from ones_db import DecisionJobRecord, DecisionRecord, JobHistory, ResizeRecord, Store
+from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, JobHistory, ResizeRecord, Store
 from ones_wrapper.protocol import Order
 from slurm_ones.act.advice import commands, waiting_commands
 from slurm_ones.act.leases import Leases
@@ -222,4 +222,10 @@ def _record(
         from_batch=history.batch if running and history else None,
         acted=job_id in made.deferred or any(change.job_id == job_id for change in made.begin),
         outcome=made.outcomes.get(job_id, ""),
+        alternatives=tuple(
+            AlternativeRecord(one.shape.nodes, one.shape.gpus_per_node, one.batch, worth)
+            if one is not None
+            else AlternativeRecord(0, 0, 0, worth)
+            for one, worth in schedule.weighed.get(job_id, ())
+        ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from slurm_ones import __version__
-from slurm_ones.cli import db
+from slurm_ones.cli import db, import_
 from slurm_ones.cli.doctor import doctor
 from slurm_ones.cli.jobs import jobs
 from slurm_ones.cli.run import run
@@ -16,6 +16,7 @@ app = typer.Typer(help="Elastic training jobs on plain Slurm.", no_args_is_help=
 for _command in (run, jobs, why, doctor, simulate):
     app.command()(_command)
 app.add_typer(db.app, name="db")
+app.add_typer(import_.app, name="import")
 
 
 def _version(asked: bool) -> None:

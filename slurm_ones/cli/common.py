@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from ones_db import SchemaError, Store, StoreError
+from ones_db.engine import names_password
 from slurm_ones.config import ConfigError, Settings, load
 from slurm_ones.report.text import plain
 from slurm_ones.simulate.errors import BadInput
@@ -52,7 +53,18 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
 def settings_of(config: Path | None, database: str = "") -> Settings:
     """The settings file's settings, with what the command line overrides."""
     settings = load(config)
-    return settings.model_copy(update={"database": database}) if database else settings
+    return settings.model_copy(update={"database": without_password(database)}) if database else settings
+
+
+def without_password(url: str) -> str:
+    """A database URL of the command line, which every user of the machine can read; raises `ConfigError` where it names
+    a password."""
+    if names_password(url):
+        raise ConfigError(
+            "a password on the command line can be read by every user of this machine: leave it out of the URL, and "
+            "keep it in ~/.pgpass, PGPASSWORD or a service file"
+        )
+    return url
 
 
 def reading_store(settings: Settings) -> Store:

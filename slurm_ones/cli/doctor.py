@@ -17,6 +17,7 @@ import typer
 from rich.table import Table
 
 from ones_db import SchemaError, StoreError, migrate
+from ones_db.engine import backend_of
 from slurm_ones.cli.common import ConfigOption, JsonOption, command, console, print_json, settings_of
 from slurm_ones.config import Settings
 from slurm_ones.report.text import safe
@@ -148,16 +149,16 @@ def _directories(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
 
 def _database(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
     try:
-        current = migrate.current(settings.database_url)
+        place, current = backend_of(settings.database_url).place, migrate.current(settings.database_url)
     except (StoreError, SchemaError) as error:
-        yield Finding("database", "bad", str(error), "give a path that this user can write")
+        yield Finding("database", "bad", str(error), "give a path that this user can write, or a server that answers")
         return
     if current is None:
-        yield Finding("database", "note", f"{settings.database_url} does not exist yet", "slurm-ones run creates it")
+        yield Finding("database", "note", f"{place} does not exist yet", "slurm-ones run creates it")
     elif current != migrate.head():
         yield Finding("database", "bad", f"schema {current}, not {migrate.head()}", "slurm-ones db upgrade")
     else:
-        yield Finding("database", "ok", f"{settings.database_url}, schema {current}")
+        yield Finding("database", "ok", f"{place}, schema {current}")
 
 
 _CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[Finding]], ...] = (

@@ -11,6 +11,7 @@ import typer
 from rich.logging import RichHandler
 
 from ones_db import Store, migrate
+from slurm_ones.cli.acted import note
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, settings_of
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import Settings
@@ -81,6 +82,7 @@ def run(
         markup=False,
         soft_wrap=True,
     )
+    note(store, f"run --{settings.mode}", f"policy {settings.policy}, scope {settings.scope}, through {client.name}")
     left = ticks
 
     def on_tick(tick: Tick) -> None:
@@ -91,6 +93,7 @@ def run(
             stop.set()
 
     companion.run(stop, on_tick)
+    note(store, "run ends")
     open_resizes = store.open_resizes()
     if open_resizes:
         console.print(f"stopped with {len(open_resizes)} resizes under way; the next start finishes them")

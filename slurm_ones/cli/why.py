@@ -37,7 +37,13 @@ def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
         "job": as_json(summaries[0]),
         "runs": [asdict(run) for run in store.runs(job_id)],
         "decisions": [
-            {"time": d.time, "policy": d.policy, "mode": d.mode, **asdict(j)}
+            {
+                "time": d.time,
+                "policy": d.policy,
+                "mode": d.mode,
+                **asdict(j),
+                "alternatives": [one._asdict() for one in j.alternatives],
+            }
             for d in store.decisions(job_id, decisions)
             for j in d.jobs
             if j.job_id == job_id
@@ -54,6 +60,14 @@ def _allocation(decision: dict[str, Any]) -> str:
     if decision["nodes"] is None:
         return ""
     return f"{decision['nodes']}x{decision['gpus_per_node']}, batch {decision['batch']}: "
+
+
+def _weighed(alternatives: list[dict[str, Any]]) -> str:
+    """The sizes that were weighed, each with its worth."""
+    sizes = ("{nodes}x{gpus_per_node}, batch {batch}" if one["nodes"] else "waiting" for one in alternatives)
+    return "; ".join(
+        f"{size.format(**one)} (worth {one['worth']:.4g})" for size, one in zip(sizes, alternatives, strict=True)
+    )
 
 
 def _clock(at: float) -> str:
@@ -100,6 +114,8 @@ def why(
             f"  {_clock(d['time'])} {d['policy']} ({d['mode']}): {_allocation(d)}{safe(d['reason'], 500)}{outcome}",
             soft_wrap=True,
         )
+        if d["alternatives"]:
+            console.print(f"      weighed: {_weighed(d['alternatives'])}", soft_wrap=True)
     if not told["decisions"]:
         console.print("  Nothing was decided for it yet.")
     for r in told["resizes"]:

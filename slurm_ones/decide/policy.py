@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -163,6 +163,15 @@ class Allocation:
     """Global batch in samples."""
 
 
+class Weighed(NamedTuple):
+    """A size that was weighed for a job."""
+
+    allocation: Allocation | None
+    """None for waiting."""
+    worth: float
+    """By itself, whatever others get, in the policy's own unit; more is better."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Shape and batch of every job that is to run.
@@ -178,6 +187,9 @@ class Schedule:
     parked: frozenset[int] = frozenset()
     """Jobs that must not run now: a running one is checkpointed and requeued, a waiting one kept from starting, until a
     later schedule no longer names it here."""
+    weighed: Mapping[int, tuple[Weighed, ...]] = field(default_factory=dict)
+    """For jobs that might have been given something else, the few sizes of most worth, best first; of policies that can
+    tell."""
 
 
 class Policy(Protocol):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ones_db import JobHistory, JobRecord, SpecRecord
+from ones_db import JobHistory, SpecRecord
 from slurm_ones.decide.policy import EfficiencyModel, Progress, ThroughputModel
 from slurm_ones.learn.efficiency import CAUTIOUS as CAUTIOUS_NOISE
 from slurm_ones.learn.efficiency import NoiseEfficiency, noise_ratio
@@ -17,6 +16,7 @@ from slurm_ones.learn.fit import CAUTIOUS, Fit, Points, Prior, fit_all, pool
 from slurm_ones.learn.progress import BetaProgress, FinishedJob, Training
 from slurm_ones.learn.step import SPEED
 from slurm_ones.learn.throughput import ANY_LOCAL, MeasuredThroughput, points_of, reference_of
+from slurm_ones.learn.workload import script
 
 TYPICAL_DEVIATION = 1.5
 """Standard deviation of the log speeds of jobs that have nothing to do with each other."""
@@ -92,7 +92,11 @@ class Learner:
         self._resize_s = statistics.median(pauses) if pauses else RESIZE_S
 
     def _learn_scripts(self, histories: Iterable[JobHistory]) -> None:
-        self._scripts.update((_script(history.job), history.spec) for history in histories if history.spec is not None)
+        self._scripts.update(
+            (script(history.job.user, history.job.name), history.spec)
+            for history in histories
+            if history.spec is not None
+        )
 
     def _learn_step_times(self, histories: Sequence[JobHistory]) -> None:
         new = [history for history in histories if id(history) not in self._past]
@@ -168,7 +172,7 @@ class Learner:
 
     def _as_told(self, history: JobHistory) -> JobHistory:
         """The history with the spec that is expected of the job, where it has told none."""
-        expected = self._scripts.get(_script(history.job)) if history.spec is None else None
+        expected = self._scripts.get(script(history.job.user, history.job.name)) if history.spec is None else None
         return history if expected is None else replace(history, spec=expected)
 
     def _efficiency(self, history: JobHistory) -> NoiseEfficiency:
@@ -176,11 +180,6 @@ class Learner:
             return NoiseEfficiency(1.0, math.inf)  # without a base batch there is nothing to be worth less than
         ratio = _noise(history) or self._noises.get(history.spec, self._noise)
         return NoiseEfficiency(history.spec.base_batch, ratio * max(history.spec.base_batch, 1))
-
-
-def _script(job: JobRecord) -> tuple[str, str]:
-    """User, and name without a number at its end: jobs in which they are the same mostly run the same script."""
-    return job.user, re.sub(r"[-_.]?\d+$", "", job.name) or job.name
 
 
 def _max_local(history: JobHistory) -> float:

@@ -17,6 +17,7 @@ from ones_db import (
     FirstRecord,
     HelloRecord,
     JobRecord,
+    NodeRecord,
     RunRecord,
     RunReports,
     SpecRecord,
@@ -30,7 +31,8 @@ from slurm_ones.observe.files import NotBelieved, directory_of, read_from
 from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.observe.reports import Line, Piece, job_directory, read_reports
 from slurm_ones.slurm.client import SlurmClient
-from slurm_ones.slurm.model import Job, JobState, Snapshot
+from slurm_ones.slurm.model import Job, JobState, Node, Snapshot
+from slurm_ones.slurm.parse import usable
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ class Observer:
         self._notes: dict[int, str] = {}
         self._jobs: dict[int, JobRecord] = {}
         self._runs: dict[int, RunRecord] = {}
+        self._nodes: dict[str, NodeRecord] = {}
         self._specs: dict[tuple[int, int], SpecRecord] = {}
         """What each run was last stored to say of its job."""
 
@@ -98,6 +101,7 @@ class Observer:
             if elastic is not None and (job.job_id, job.restart) not in self._finished:
                 seen[job.job_id] = elastic
         self._see(seen)
+        self._see_nodes(snapshot)
         self._close_forgotten(snapshot, seen.keys())
         mine = [elastic.job for elastic in seen.values() if self._own_uid in (None, elastic.job.uid)]
         self.collect(mine, now=snapshot.time)
@@ -115,6 +119,13 @@ class Observer:
         if begun := [run for id_, run in runs.items() if self._runs.get(id_) != run]:
             self._store.see_runs(begun)
         self._jobs, self._runs = jobs, runs
+
+    def _see_nodes(self, snapshot: Snapshot) -> None:
+        """Store the nodes where one is not as it was at the last look."""
+        nodes = {name: _node(node) for name, node in snapshot.nodes.items()}
+        if nodes != self._nodes:
+            self._store.see_nodes(snapshot.time, nodes.values())
+            self._nodes = nodes
 
     def _close_forgotten(self, snapshot: Snapshot, seen: Set[int]) -> None:
         """Bring up to date the jobs that are open in the database and that this look did not find.
@@ -188,6 +199,13 @@ class Observer:
                 return bool(text) and size > 0
         except (FileNotFoundError, NotBelieved):
             return False
+
+
+def _node(node: Node) -> NodeRecord:
+    """The node as it goes into the database, where jobs that come and go are no change of it."""
+    # What a reservation sets aside goes on being idle or busy.
+    state = "UP" if node.usable else "RESERVED" if usable(node.state) else node.state
+    return NodeRecord(node.name, state, node.usable, node.gpus, ",".join(node.partitions))
 
 
 def _run(elastic: Elastic) -> RunRecord:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ones_db import Store, migrate
+from tests.db.server import NoServer, Server
 
 
 @pytest.fixture(scope="session")
@@ -19,12 +20,50 @@ def empty_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path, empty_sqlite: Path) -> str:
-    assert request.param == "sqlite"
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A PostgreSQL that runs as long as the tests."""
+    try:
+        server = Server()
+    except NoServer as error:
+        pytest.skip(str(error))
+    try:
+        server.create()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def empty_postgresql(server: Server) -> str:
+    """A database of the server without rows, migrated once for all tests; others are made from it."""
+    name = server.fresh()
+    migrate.upgrade(server.url(name))
+    return name
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path, empty_sqlite: Path) -> str:
+    """An empty database in a file, of this test alone."""
     path = tmp_path / "ones 100%.sqlite"
     shutil.copy(empty_sqlite, path)
     return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def postgresql_url(server: Server, empty_postgresql: str) -> Iterator[str]:
+    """An empty database of the server, of this test alone."""
+    name = server.fresh(empty_postgresql)
+    yield server.url(name)
+    server.drop(name)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest) -> str:
+    """An empty database of each kind."""
+    found = request.getfixturevalue(f"{request.param}_url")
+    assert isinstance(found, str)
+    return found
 
 
 @pytest.fixture

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from sqlalchemy import Connection
 
 from ones_db import (
     DecisionJobRecord,
@@ -18,6 +22,31 @@ from ones_db import (
     Store,
     ThroughputRecord,
 )
+from ones_db.engine import backend_of, transaction
+
+
+@contextmanager
+def opened(url: str, *, write: bool = False) -> Iterator[Connection]:
+    """A connection to the database itself, past the store."""
+    engine = backend_of(url).engine("write" if write else "read")
+    try:
+        with transaction(engine, write=write) as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def ask(url: str, sql: str) -> list[tuple[Any, ...]]:
+    """The rows of a query."""
+    with opened(url) as connection:
+        return [tuple(row) for row in connection.exec_driver_sql(sql)]
+
+
+def change(url: str, sql: str) -> None:
+    """Do as the statement says."""
+    with opened(url, write=True) as connection:
+        connection.exec_driver_sql(sql)
+
 
 SPEC = SpecRecord(base_batch=64, max_batch=512, max_local_batch=128, dataset=1000, epochs=10)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from sqlalchemy.engine import make_url
 
 from ones_db import (
     SCHEMA_REVISION,
@@ -20,37 +22,73 @@ from ones_db import (
     ThroughputPoint,
     migrate,
 )
-from ones_db.engine import database_file, open_engine, transaction
+from ones_db.engine import backend_of, transaction
 from ones_db.models import Base
-from tests.db.make import job, throughput
+from tests.db.make import ask, change, job, opened, throughput
+from tests.db.server import Server
+
+
+def file_of(url: str) -> Path:
+    """The file behind an SQLite URL."""
+    return Path(backend_of(url).place)
+
+
+def ours(item: Any, name: str | None, kind: str, reflected: bool, other: Any) -> bool:
+    """What of a database is compared: not a server's partitions, nor the index that it alone has."""
+    return not str(name).startswith(("throughput_", "ix_throughput_time"))
 
 
 def test_migrations_and_models_agree(url: str) -> None:
     """Protects from a model that was changed without its migration."""
-    path = database_file(url)
-    with transaction(open_engine(path, "ro"), path) as connection:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
+    with opened(url) as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "include_object": ours})
         assert compare_metadata(context, Base.metadata) == []
     assert migrate.head() == SCHEMA_REVISION == migrate.current(url)
 
 
-def test_migrated_tables_are_the_models_tables_to_the_letter(url: str, tmp_path: Path) -> None:
+def test_migrated_tables_are_the_models_tables_to_the_letter(sqlite_url: str, tmp_path: Path) -> None:
     """Protects what alembic's comparison does not look at: checks, partial indexes, tables without row
     ids."""
-    migrated, made = database_file(url), tmp_path / "made.sqlite"
-    engine = open_engine(made, "rwc")
-    with transaction(engine, made, write=True) as connection:
+    made = f"sqlite:///{tmp_path / 'made.sqlite'}"
+    engine = backend_of(made).engine("upgrade")
+    with transaction(engine, write=True) as connection:
         Base.metadata.create_all(connection)
     engine.dispose()
 
-    def schema(path: Path) -> dict[str, str]:
-        with sqlite3.connect(path) as connection:
-            rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    def schema(url: str) -> dict[str, str]:
+        rows = ask(url, "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND type != 'view'")
         # A table that was made anew by a migration has its name in quotes.
         plain = {name: sql.replace('"', "").replace(",", " , ") for name, sql in rows if "alembic" not in name}
         return {name: " ".join(sql.split()) for name, sql in plain.items()}
 
-    assert schema(migrated) == schema(made)
+    assert schema(sqlite_url) == schema(made)
+
+
+def test_migrated_tables_of_a_server_are_the_models_to_the_letter(postgresql_url: str, server: Server) -> None:
+    """Protects the same of PostgreSQL, comments, partitions' key and index methods included."""
+    name = server.fresh()
+    engine = backend_of(server.url(name)).engine("upgrade")
+    with transaction(engine, write=True) as connection:
+        Base.metadata.create_all(connection)
+    engine.dispose()
+    only = [f"--table={table}" for table in (*Base.metadata.tables, "*_id_seq")]
+
+    def schema(database: str) -> list[str]:
+        # Who may see what is the views' part, and partitions come with the store.
+        odd = ("ATTACH PARTITION", "ROW LEVEL SECURITY", "CREATE POLICY", "GRANT ")
+        statements = server.dump(database, "--schema-only", *only).split(";\n")
+        return sorted(statement for statement in statements if not any(word in statement for word in odd))
+
+    migrated, made = schema(backend_database(postgresql_url)), schema(name)
+    server.drop(name)
+    assert migrated == made
+
+
+def backend_database(url: str) -> str:
+    """The name of a server's database."""
+    found = make_url(url).database
+    assert found is not None
+    return found
 
 
 def test_every_column_and_table_is_explained() -> None:
@@ -72,30 +110,36 @@ def test_upgrade_creates_and_then_changes_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "new 100%").glob("*.bak")) == []
 
 
-def set_revision(url: str, revision: str) -> None:
-    with sqlite3.connect(database_file(url)) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
-
-
-def test_older_schema_is_refused_and_copied_before_its_upgrade(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects a site's data on the way to a newer version: the command is named, and a copy comes first."""
-    with Store.open(url, "gres") as store:
-        store.see_jobs([job(1)])
+def test_older_schema_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects an older database from a companion that would look for columns that are not there."""
     monkeypatch.setattr("ones_db.schema.SCHEMA_REVISION", "9999")
-    monkeypatch.setattr("ones_db.migrate.SCHEMA_REVISION", "9999")
     with pytest.raises(SchemaError, match=r"older than 9999; run `slurm-ones db upgrade`"):
         Store.open(url, "gres")
-    migrate.upgrade(url)
-    (copy,) = database_file(url).parent.glob("*.bak")
-    with sqlite3.connect(copy) as connection:
-        assert connection.execute("SELECT job_id FROM jobs").fetchall() == [(1,)]
+
+
+def test_a_file_is_copied_before_its_upgrade(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects a site's data on the way to a newer version."""
+    with Store.open(sqlite_url, "gres") as store:
+        store.see_jobs([job(1)])
+    monkeypatch.setattr("ones_db.migrate.SCHEMA_REVISION", "9999")
+    migrate.upgrade(sqlite_url)
+    (copy,) = file_of(sqlite_url).parent.glob("*.bak")
+    assert ask(f"sqlite:///{copy}", "SELECT job_id FROM jobs") == [(1,)]
+
+
+def test_an_upgrade_tells_each_step(tmp_path: Path) -> None:
+    """Protects who waits for a large database from not knowing how far it is."""
+    told: list[str] = []
+    migrate.upgrade(f"sqlite:///{tmp_path}/ones.sqlite", lambda revision, what: told.append(f"{revision} {what}"))
+    assert told[0].startswith("0001 The first schema")
+    assert [line[:4] for line in told] == [f"{n:04d}" for n in range(1, int(SCHEMA_REVISION) + 1)]
 
 
 def test_the_first_schema_is_upgraded_with_all_that_it_holds(tmp_path: Path) -> None:
     """Protects rows, and what hangs on them, while their table is made anew."""
     url, path = f"sqlite:///{tmp_path}/ones.sqlite", tmp_path / "ones.sqlite"
-    engine = open_engine(path, "rwc", foreign_keys=False)
-    with transaction(engine, path, write=True) as connection:
+    engine = backend_of(url).engine("upgrade")
+    with transaction(engine, write=True) as connection:
         command.upgrade(migrate._config(connection), "0001")
     engine.dispose()
     text = ("name", "user_name", "account", "partition", "comment", "work_dir", "refusal", "state", "report_note")
@@ -120,7 +164,7 @@ def test_the_first_schema_is_upgraded_with_all_that_it_holds(tmp_path: Path) -> 
 
 def test_newer_schema_is_refused(url: str) -> None:
     """Protects a database of a newer version from being written by, or downgraded to, this one."""
-    set_revision(url, "9999")
+    change(url, "UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(SchemaError, match=r"newer than .* install the newer slurm-ones"):
         Store.open(url, "gres", read_only=True)
     with pytest.raises(SchemaError, match="newer"):
@@ -138,18 +182,29 @@ def test_absent_and_empty_databases_say_what_to_run(tmp_path: Path) -> None:
     assert not missing.exists()
 
 
-def test_a_failed_upgrade_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects from half a schema: an upgrade is one transaction, tables included."""
-    url = f"sqlite:///{tmp_path}/ones.sqlite"
-
-    def fails(*_: object) -> None:
+def fails(revision: str, what: str) -> None:
+    """A step that cannot be told, once some are done."""
+    if revision == "0003":
         raise StoreError("the disk is full, say")
 
-    monkeypatch.setattr("ones_db.migrate.revision_of", fails)
+
+def test_a_failed_upgrade_leaves_nothing(tmp_path: Path) -> None:
+    """Protects from half a schema: an upgrade is one transaction, tables included."""
+    url = f"sqlite:///{tmp_path}/ones.sqlite"
     with pytest.raises(StoreError, match="full"):
-        migrate.upgrade(url)
-    with sqlite3.connect(tmp_path / "ones.sqlite") as connection:
-        assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+        migrate.upgrade(url, fails)
+    assert ask(url, "SELECT count(*) FROM sqlite_master") == [(0,)]
+    assert migrate.upgrade(url) == (None, SCHEMA_REVISION)
+
+
+def test_a_failed_upgrade_of_a_server_leaves_nothing(server: Server) -> None:
+    """Protects the same on PostgreSQL."""
+    name = server.fresh()
+    with pytest.raises(StoreError, match="full"):
+        migrate.upgrade(server.url(name), fails)
+    assert migrate.current(server.url(name)) is None
+    assert migrate.upgrade(server.url(name)) == (None, SCHEMA_REVISION)
+    server.drop(name)
 
 
 def test_other_programs_files_are_left_alone(tmp_path: Path) -> None:
@@ -173,7 +228,10 @@ def test_other_programs_files_are_left_alone(tmp_path: Path) -> None:
         ("ones.sqlite", "write sqlite:///PATH"),
         ("sqlite://", "names no file"),
         ("sqlite:///:memory:", "names no file"),
-        ("postgresql://me:secret@host/ones", "SQLite alone"),
+        ("mysql://me:secret@host/ones", "mysql: no database of a kind"),
+        ("postgresql:/me:secret@host/ones", "is not a database URL"),
+        ("postgresql://me:secret@/ones?host=/nowhere", "the server is not there"),
+        ("postgresql://me@/ones?host=/nowhere&password=secret", "the server is not there"),
     ],
 )
 def test_bad_urls(bad: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The queries that researchers start from."""
+"""The queries that researchers start from, on both databases."""
 
 from __future__ import annotations
 
@@ -6,57 +6,68 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
-from ones_db import CheckpointRecord, Store
-from tests.db.make import job, resized_job, run, told
+from ones_db import Store
+from ones_db.query import Reader
+from tests.db.make import opened
+from tests.db.test_views import DAY, fill
 
 QUERIES = Path(__file__).parents[2] / "db" / "queries"
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "did_resizing_pay": {},
+    "fastest_size": {"job_id": 7},
+    "gpu_hours_by_user": {"since": 2000, "until": DAY + 1800},
+    "learning_curve": {"job_id": 7},
+    "queueing_by_size": {},
+    "resize_cost": {},
+    "resize_cost_by_job": {"user_name": "alice"},
+    "scaling": {"job_id": 7},
+    "who_used_the_gpus": {"since": "1970-01-02"},
+    "why": {"job_id": 7},
+}
 
 
-def ask(store: Store, name: str, **values: object) -> list[dict[str, Any]]:
-    with store._read() as connection:
-        rows = connection.execute(text((QUERIES / name).read_text()), values).mappings().all()
-    return [dict(row) for row in rows]
-
-
-def test_scaling(store: Store) -> None:
-    """Protects the speed-up of a job over its smallest size."""
-    resized_job(store)
-    small, large = ask(store, "scaling.sql", job_id=7)
-    assert (small["gpus"], small["batch"], small["samples_per_s"], small["speed_up"]) == (1, 64, 128.0, 1.0)
-    assert (large["gpus"], large["batch"], large["samples_per_s"], large["speed_up"]) == (4, 256, 512.0, 4.0)
-    assert large["efficiency_per_gpu"] == 1.0
-
-
-def test_resize_cost(store: Store) -> None:
-    """Protects where the time of a resize went: the run after it, and the checkpoint that its order asked
-    for."""
-    resized_job(store)
-    asked = CheckpointRecord(32, 2610.0, "step-21", 2, 0, 21, 1000, 1.25, order_number=9, stall_s=0.5)
-    told(store, 7, 0, checkpoints=[asked], offset=200, number=32)
-    (line,) = ask(store, "resize_cost.sql")
-    assert (line["old_gpus"], line["new_gpus"], line["pause_s"], line["total_s"]) == (1, 4, 410.0, 510.0)
-    assert (line["checkpoint_s"], line["stall_s"]) == (1.25, 0.5)
-    phases = ("queue_s", "launch_s", "import_s", "group_s", "load_s", "first_step_s", "attempts")
-    assert [line[phase] for phase in phases] == [105.0, 2.0, 1.5, 0.25, 0.75, 0.5, 0]
-
-
-def test_gpu_hours_by_user(store: Store) -> None:
-    """Protects a week's bill: runs cut at both ends, and those that have not ended."""
-    resized_job(store, 7, "alice")
-    store.see_jobs([job(8, user="bob")])
-    store.see_runs([run(8, 0, 2, 4, start_time=0.0)])
-    found = {row["user_name"]: row for row in ask(store, "gpu_hours_by_user.sql", since=2000.0, until=3900.0)}
-    assert found["alice"]["gpu_hours"] == pytest.approx((900 * 1 + 900 * 4) / 3600)
-    assert (found["alice"]["jobs"], found["alice"]["runs"]) == (1, 2)
-    assert found["bob"]["gpu_hours"] == pytest.approx(1900 * 8 / 3600)
+def ask(url: str, name: str) -> list[dict[str, Any]]:
+    reader = Reader(url)
+    try:
+        with reader.ask((QUERIES / f"{name}.sql").read_text(), PARAMETERS[name]) as answer:
+            return [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
+    finally:
+        reader.close()
 
 
 def test_every_query_is_tested() -> None:
-    """Protects a new query from being forgotten here."""
-    assert {path.name for path in QUERIES.glob("*.sql")} == {
-        "scaling.sql",
-        "resize_cost.sql",
-        "gpu_hours_by_user.sql",
-    }
+    """Protects a new query from being forgotten here, and its reader from guessing what it is for."""
+    assert {path.stem for path in QUERIES.glob("*.sql")} == set(PARAMETERS)
+    assert all(path.read_text().startswith("-- ") for path in QUERIES.glob("*.sql"))
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_every_query_answers_without_rows_and_with(store: Store, url: str, name: str) -> None:
+    """Protects a site's first day, and both databases' SQL."""
+    assert ask(url, name) == []
+    fill(store)
+    assert ask(url, name)
+
+
+def test_what_they_tell(store: Store, url: str) -> None:
+    """Protects the answers, done by hand."""
+    fill(store)
+    assert [(row["gpus"], row["batch"]) for row in ask(url, "fastest_size")] == [(4, 256), (1, 64)]
+    (cost,) = ask(url, "resize_cost_by_job")
+    assert (cost["resizes"], cost["pause_s"], cost["part_of_jct"]) == (1, 410.0, pytest.approx(410 / 2593))
+    (user,) = ask(url, "who_used_the_gpus")
+    assert (user["user_name"], user["gpu_hours"], user["days"]) == ("bob", pytest.approx(8.0), 1)
+    hours = {row["user_name"]: (row["runs"], row["gpu_hours"]) for row in ask(url, "gpu_hours_by_user")}
+    assert hours == {"alice": (2, pytest.approx(3300 / 3600)), "bob": (1, pytest.approx(8.0))}
+    (why,) = ask(url, "why")
+    assert (why["action"], why["gpus"], why["reason"]) == ("grows", 4, "reason 7")
+    assert [row["epoch"] for row in ask(url, "learning_curve")] == [0, 1, 2]
+    assert [(row["requested_gpus"], row["jobs"], row["queueing_s"]) for row in ask(url, "queueing_by_size")] == [
+        (2, 2, pytest.approx((993 + DAY - 1800 - 1008) / 2))
+    ]
+    with opened(url, write=True) as connection:
+        connection.exec_driver_sql("UPDATE jobs SET requested_gpus_per_node = 1")
+    (paid,) = ask(url, "did_resizing_pay")
+    assert (paid["resized_jobs"], paid["predicted"], paid["jct_s"]) == (1, 1, 2593.0)
+    assert paid["saved_hours"] == pytest.approx((994 + 3000 / 128 - 2593) / 3600)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import replace
 
 import pytest
 
 from ones_db import BatchRecord, ByeRecord, CheckpointRecord, FirstRecord, RunReports, Store, UnknownRecord
-from ones_db.engine import database_file
-from tests.db.make import SPEC, epoch, hello, job, run, throughput, told
+from tests.db.make import SPEC, ask, epoch, hello, job, run, throughput, told
 
 CHECKPOINT = CheckpointRecord(5, 2005.0, "step-5", 0, 320, 5, 2**40, 0.25, order_number=1_700_000_000_000, stall_s=0.1)
 BATCH = BatchRecord(6, 2006.0, 6, 128, 2.0, order_number=1_700_000_000_000, passes=2, ramp=100)
@@ -19,8 +17,7 @@ TABLES = ("clusters", "jobs", "runs", "throughput", "epochs", "checkpoints", "ba
 
 
 def contents(url: str) -> dict[str, list[tuple[object, ...]]]:
-    with sqlite3.connect(database_file(url)) as connection:
-        return {table: connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall() for table in TABLES}
+    return {table: ask(url, f"SELECT * FROM {table} ORDER BY 1, 2") for table in TABLES}
 
 
 def tell(store: Store) -> None:
@@ -124,9 +121,8 @@ def test_what_reports_hold_is_in_their_tables(store: Store, url: str) -> None:
         "epochs": ("nonfinite", [(5,)]),
         "jobs": ("max_passes", [(4,)]),
     }
-    with sqlite3.connect(database_file(url)) as connection:
-        for table, (columns, expected) in asked.items():
-            assert connection.execute(f"SELECT {columns} FROM {table}").fetchall() == expected, table
+    for table, (columns, expected) in asked.items():
+        assert ask(url, f"SELECT {columns} FROM {table}") == expected, table
     history = store.histories([1])[1]
     assert history.spec is not None and history.spec.max_passes == 4
 

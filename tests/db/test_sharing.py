@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -13,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from ones_db import Store, StoreBusy, StoreError
-from ones_db.engine import database_file
-from tests.db.make import job, resized_job, throughput, told
+from tests.db.make import ask, change, job, resized_job, throughput, told
 
 WRITER = """
 import sys
@@ -57,17 +55,29 @@ def test_a_killed_writer_loses_nothing_that_returned(store: Store, url: str) -> 
         reached = resize.order_number or 0
         assert acknowledged["step"] <= reached <= acknowledged["step"] + 1
         assert len(again.resize_steps(resize.id)) == reached
-    with sqlite3.connect(database_file(url)) as connection:
-        assert connection.execute("SELECT count(*) FROM throughput").fetchone() == (10 * (last - 1),)
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert ask(url, "SELECT count(*), count(DISTINCT number) FROM throughput") == [(10 * (last - 1), 10 * (last - 1))]
+    if url.startswith("sqlite"):
+        assert ask(url, "PRAGMA integrity_check") == [("ok",)]
 
 
-def test_writes_are_flushed(store: Store) -> None:
+def test_writes_are_flushed(sqlite_url: str) -> None:
     """Protects from settings under which a power cut undoes a call that returned."""
-    with store._engine.connect() as connection:
+    with Store.open(sqlite_url, "gres") as store, store._engine.connect() as connection:
         pragmas = ("synchronous", "journal_mode", "foreign_keys")
         found = {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in pragmas}
     assert found == {"synchronous": 2, "journal_mode": "wal", "foreign_keys": 1}
+
+
+def test_a_server_flushes_what_it_is_told_to(postgresql_url: str) -> None:
+    """Protects from a server that was set to answer before it wrote."""
+    change(
+        postgresql_url,
+        "DO $$BEGIN EXECUTE 'ALTER DATABASE ' || quote_ident(current_database()) || "
+        "' SET synchronous_commit = off'; END$$",
+    )
+    with Store.open(postgresql_url, "gres") as store, store._write() as connection:
+        assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
+        assert connection.exec_driver_sql("SHOW fsync").scalar() == "on"
 
 
 def test_readers_do_not_wait_for_a_writer(store: Store, url: str) -> None:
@@ -117,7 +127,7 @@ def test_two_writers_take_turns(store: Store, url: str) -> None:
 
 def test_a_lock_that_is_not_let_go(store: Store, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects the companion from waiting for ever, and says who may be the cause."""
-    monkeypatch.setattr("ones_db.engine.BUSY_S", 0.05)
+    monkeypatch.setattr("ones_db.backend.BUSY_S", 0.05)
     with Store.open(url, "gres") as other, store._write():
         with pytest.raises(StoreBusy, match="second companion"):
             other.see_jobs([job(1)])
@@ -130,6 +140,16 @@ def test_a_failed_call_stores_nothing(store: Store) -> None:
     with pytest.raises(StoreError, match="64 bits"):
         store.see_jobs([job(1), job(2, exit_code=2**70)])
     assert store.jobs() == {}
+
+
+def test_a_reader_sees_one_moment(store: Store, url: str) -> None:
+    """Protects figures that a method takes from two queries, with a write between them."""
+    store.see_jobs([job(1)])
+    with Store.open(url, "gres", read_only=True) as reader, reader._read() as connection:
+        before = connection.exec_driver_sql("SELECT name FROM jobs").all()
+        store.see_jobs([job(1, name="renamed"), job(2)])
+        assert connection.exec_driver_sql("SELECT name FROM jobs").all() == before
+    assert ask(url, "SELECT count(*) FROM jobs") == [(2,)]
 
 
 def test_a_reader_cannot_write(store: Store, url: str) -> None:
@@ -155,8 +175,9 @@ with Store.open(sys.argv[1], "gres", read_only=True) as store:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_other_users_read_while_the_companion_runs_and_when_it_does_not(url: str, tmp_path: Path) -> None:
+def test_other_users_read_while_the_companion_runs_and_when_it_does_not(sqlite_url: str, tmp_path: Path) -> None:
     """Protects `slurm-ones jobs` of ordinary users, who may not write where the database lies."""
+    url = sqlite_url
     place = tmp_path
     while place.stat().st_mode & 0o005 != 0o005:
         place.chmod(place.stat().st_mode | 0o055)

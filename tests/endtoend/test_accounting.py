@@ -77,6 +77,15 @@ def test_a_site_starts_with_its_own_past(desk: Desk) -> None:
     assert (second["imported"]["new"], second["imported"]["changed"]) == (0, 0)
     assert second["imported"]["same"] == first["new"] and second["workload"]["gpu_jobs"] >= 3
 
+    # The companion of the same database: it finds the past as it is, and writes down nodes and who started it.
+    desk.cluster.run(["slurm-ones", "run", "--own", "--ticks", "1", "--config", settings], user="alice")
+    with Store.open(f"sqlite:///{path}", "here", read_only=True) as store:
+        assert store.jobs(list(stored)) == stored and store.live_jobs() == set() and store.job_summaries() == []
+        nodes = {change.node.name: change.node for change in store.node_changes()}
+        assert (nodes["n1"].state, nodes["n1"].gpus, nodes["w4"].partitions) == ("UP", 4, "whole")
+        done = [(action.user, action.action) for action in reversed(store.actions())]
+        assert done == [("alice", "import sacct"), ("alice", "run --advise"), ("alice", "run ends")]
+
 
 def test_the_oldest_release_is_asked_for_what_it_has(old_desk: Desk) -> None:
     """22.05 knows every field and option, and says itself that it keeps no accounting here."""

@@ -50,10 +50,10 @@ class Queue:
     def __init__(self) -> None:
         self.jobs: dict[int, Job] = {}
         self.now = 1000.0
+        self.nodes = {"n1": Node("n1", "MIXED", True, 4, 1, ("gpu",), False)}
 
     def snapshot(self) -> Snapshot:
-        nodes = {"n1": Node("n1", "MIXED", True, 4, 1, ("gpu",), False)}
-        return Snapshot(self.now, dict(self.jobs), nodes, {"gpu": Partition("gpu", True, ("n1",), 0, 0, False)})
+        return Snapshot(self.now, dict(self.jobs), self.nodes, {"gpu": Partition("gpu", True, ("n1",), 0, 0, False)})
 
 
 @pytest.fixture
@@ -220,6 +220,7 @@ def test_a_tick_writes_all_reports_at_once(store: Store, tmp_path: Path) -> None
     event.listen(store._engine, "commit", commits.append)
     counts, queue = [], Queue()
     observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    observer.look()  # which stores the nodes, once
     for number in (1, 50):
         queue.jobs |= {n: job(n, work_dir=str(tmp_path)) for n in range(100 * number, 100 * number + number)}
         for job_id in queue.jobs:
@@ -229,6 +230,29 @@ def test_a_tick_writes_all_reports_at_once(store: Store, tmp_path: Path) -> None
         counts.append(len(commits))
         assert all(store.histories(list(queue.jobs)).values())
     assert counts[0] == counts[1]
+
+
+def test_nodes_are_stored_when_they_change(store: Store) -> None:
+    """A node that goes down leaves a trace; jobs that come and go on it, and a companion that starts again, none."""
+    queue = Queue()
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    observer.look()
+    before = store.node_changes()
+    name = before[0].node.name
+    assert {change.node.state for change in before} == {"UP"}
+    queue.nodes = {**queue.nodes, name: replace(queue.nodes[name], state="ALLOCATED", gpus_used=1, idle=False)}
+    observer.look()
+    Observer(queue, store, Settings()).look()  # type: ignore[arg-type]
+    assert store.node_changes() == before
+    queue.nodes = {**queue.nodes, name: replace(queue.nodes[name], state="DOWN*", usable=False)}
+    queue.now += 60.0
+    observer.look()
+    queue.nodes = {name: replace(queue.nodes[name], state="IDLE")}
+    queue.now += 60.0
+    observer.look()
+    assert store.node_changes(name)[-1].node.state == "RESERVED"
+    change = store.node_changes(name)[-2]
+    assert (change.time, change.node.state, change.node.usable) == (1060.0, "DOWN*", False)
 
 
 def test_a_spec_that_changes_is_stored_again(store: Store, tmp_path: Path) -> None:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from alembic import context
 
 from ones_db.models import Base
+from ones_db.views import create_views, drop_views
+
+connection = context.config.attributes["connection"]
+
+
+def _applied(ctx: Any, step: Any, heads: Any, run_args: Any) -> None:
+    """Tell who waits; alembic gives the arguments by these names."""
+    context.config.attributes["step"](step.up_revision_id, (step.up_revision.doc or "").rstrip("."))
+
 
 context.configure(
-    connection=context.config.attributes["connection"],
+    connection=connection,
     target_metadata=Base.metadata,
     render_as_batch=True,
     # Ours begins each transaction itself, so SQLite's schema changes roll back like rows do.
     transactional_ddl=True,
+    on_version_apply=_applied,
 )
 with context.begin_transaction():
+    drop_views(connection)
     context.run_migrations()
+    if context.get_context().get_current_revision() == context.get_head_revision():
+        create_views(connection)

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slurm_ones.decide.policy import Allocation, JobView
+import numpy as np
+
+from slurm_ones.decide.ones.worth import Choices
+from slurm_ones.decide.policy import Allocation, ClusterView, JobView, Weighed
+from slurm_ones.decide.shapes import shape_of
 from slurm_ones.decide.tables import Tables
+from slurm_ones.slurm.model import Shape
+
+WEIGHED = 3
+"""Sizes of each job that are told of."""
 
 
 def reasons(
@@ -24,6 +32,31 @@ def reasons(
         else:
             found[job.job_id] = _given(job, got, tables, row[job.job_id], column)
     return found
+
+
+def weighed(cluster: ClusterView, tables: Tables, choices: Choices) -> dict[int, tuple[Weighed, ...]]:
+    """The sizes of most worth to each job that may change or start, best first."""
+    if not tables.jobs:
+        return {}
+    # Of sizes of one worth the smaller comes first.
+    best = np.argsort(-choices.worth, axis=1, kind="stable")[:, :WEIGHED]
+    worth = np.take_along_axis(choices.worth, best, axis=1)
+    shapes = [shape_of(cluster, int(size)) for size in tables.sizes]
+    found = {}
+    for j, (columns, values) in enumerate(zip(best.tolist(), worth.tolist(), strict=True)):
+        told = zip(columns, values, strict=True)
+        found[tables.jobs[j].job_id] = tuple(
+            Weighed(_at(tables, shapes[u], j, u), value) for u, value in told if np.isfinite(value)
+        )
+    return found
+
+
+def _at(tables: Tables, shape: Shape | None, j: int, u: int) -> Allocation | None:
+    """What column u, mostly of that shape, stands for: the job's own shape where it runs at that size."""
+    own = tables.jobs[j].shape
+    if own is not None and u == tables.current[j]:
+        shape = own
+    return Allocation(shape, int(tables.batch[j, u])) if shape is not None and u else None
 
 
 def _left_out(job: JobView, tables: Tables, j: int) -> str:

@@ -5,6 +5,8 @@ Revision 0002.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -14,8 +16,9 @@ down_revision = "0001"
 
 def upgrade() -> None:
     """Add the column."""
-    # The table is made anew, as a column that SQLite adds to a table stands behind its constraints.
-    with op.batch_alter_table("jobs", recreate="always") as jobs:
+    # SQLite's table is made anew, as a column that SQLite adds to a table stands behind its constraints.
+    recreate: Literal["always", "never"] = "always" if op.get_bind().dialect.name == "sqlite" else "never"
+    with op.batch_alter_table("jobs", recreate=recreate) as jobs:
         jobs.add_column(
             sa.Column(
                 "deferred_until",

@@ -5,6 +5,8 @@ Revision 0003.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -14,8 +16,9 @@ down_revision = "0002"
 
 def upgrade() -> None:
     """Add the columns; older rows never said."""
-    # The tables are made anew, as a column that SQLite adds to a table stands behind its constraints.
-    with op.batch_alter_table("runs", recreate="always") as runs:
+    # SQLite's tables are made anew, as a column that SQLite adds to a table stands behind its constraints.
+    recreate: Literal["always", "never"] = "always" if op.get_bind().dialect.name == "sqlite" else "never"
+    with op.batch_alter_table("runs", recreate=recreate) as runs:
         runs.add_column(sa.Column("noise", sa.Double(), comment="gradient noise scale that it reported last, samples"))
         runs.add_column(
             sa.Column(
@@ -25,7 +28,7 @@ def upgrade() -> None:
             )
         )
     with op.batch_alter_table(
-        "throughput", recreate="always", table_kwargs={"sqlite_with_rowid": False}
+        "throughput", recreate=recreate, table_kwargs={"sqlite_with_rowid": False}
     ) as throughput:
         throughput.add_column(sa.Column("noise", sa.Double(), comment="gradient noise scale, samples"))
         throughput.add_column(

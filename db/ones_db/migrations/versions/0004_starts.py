@@ -5,7 +5,7 @@ Revision 0004.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from alembic import op
@@ -40,10 +40,11 @@ KEYED = ("throughput", "epochs", "checkpoints", "batch_changes")
 
 def upgrade() -> None:
     """Add the columns; older rows never said. Jobs that told their spec before took one pass a step."""
-    # The tables are made anew, as a column that SQLite adds to a table stands behind its constraints.
+    # SQLite's tables are made anew, as a column that SQLite adds to a table stands behind its constraints.
+    recreate: Literal["always", "never"] = "always" if op.get_bind().dialect.name == "sqlite" else "never"
     for name, columns in COLUMNS.items():
         options = {"sqlite_with_rowid": False} if name in KEYED else {}
-        with op.batch_alter_table(name, recreate="always", table_kwargs=options) as table:
+        with op.batch_alter_table(name, recreate=recreate, table_kwargs=options) as table:
             for column, kind, comment in columns:
                 table.add_column(sa.Column(column, kind, comment=comment))
             if name == "jobs":

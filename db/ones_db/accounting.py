@@ -1,0 +1,154 @@
+"""Jobs as Slurm's accounting has them, beside those that the companion knows. Only jobs that have ended come in."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from ones_db.jobs import ACCOUNTING, JOBS, RUNS, among, run_end, run_record
+from ones_db.records import AccountingJob, Imported, PastJob, RunRecord
+from ones_db.upsert import add_or_replace
+
+SAME_JOB_S = 86_400.0
+"""Two stays of one job id less than this apart are of one job: Slurm lets a job that ended be requeued for less than
+this, and takes far longer to come round to the same id."""
+
+Row = Mapping[Any, Any]
+
+
+def add_accounting(connection: Connection, cluster: int, told: Sequence[AccountingJob]) -> Imported:
+    known, runs = _known(connection, cluster, [one.job.job_id for one in told])
+    done, now = Imported(), time.time()
+    marks: list[dict[str, Any]] = []
+    for one in told:
+        row = next((row for row in known[one.job.job_id] if _same(row, one)), None)
+        if row is None:
+            key = _insert(connection, cluster, one)
+            done = done.plus(Imported(new=1))
+        elif row["import_time"] is None:
+            done = done.plus(Imported(companion=1))
+            continue
+        else:
+            key, before = row["id"], runs[row["id"]]
+            after = _joined(row, before, one)
+            if after is None:
+                done = done.plus(Imported(same=1))
+                continue
+            _replace(connection, cluster, key, after)
+            done = done.plus(Imported(changed=1))
+        marks.append({"job_id": key, "time_limit_s": one.time_limit_s, "import_time": now})
+    add_or_replace(connection, ACCOUNTING, ("job_id",), marks)
+    return done
+
+
+def _known(
+    connection: Connection, cluster: int, job_ids: Sequence[int]
+) -> tuple[dict[int, list[Row]], dict[int, list[RunRecord]]]:
+    """The stored jobs with these ids, and the runs (by jobs.id) of those that came from accounting."""
+    known: dict[int, list[Row]] = defaultdict(list)
+    query = (
+        select(JOBS, ACCOUNTING.c.import_time)
+        .outerjoin(ACCOUNTING, ACCOUNTING.c.job_id == JOBS.c.id)
+        .where(JOBS.c.cluster_id == cluster, among(JOBS.c.job_id, job_ids))
+    )
+    slurm_ids = {}
+    for row in connection.execute(query).mappings():
+        known[row["job_id"]].append(row)
+        if row["import_time"] is not None:
+            slurm_ids[row["id"]] = row["job_id"]
+    runs: dict[int, list[RunRecord]] = defaultdict(list)
+    stored = select(RUNS).where(among(RUNS.c.job_id, slurm_ids)).order_by(RUNS.c.restart)
+    for row in connection.execute(stored).mappings():
+        runs[row["job_id"]].append(run_record(row, slurm_ids[row["job_id"]]))
+    return known, runs
+
+
+def _same(row: Row, told: AccountingJob) -> bool:
+    """Whether a stored job is the one that accounting tells of: its time and the other's meet, or nearly."""
+    if row["submit_time"] == told.job.submit_time:
+        return True
+    if row["import_time"] is not None and row["user_name"] != told.job.user:
+        return False
+    end = row["end_time"]
+    after = end is not None and told.job.submit_time - end > SAME_JOB_S
+    return not after and row["submit_time"] - (told.job.end_time or 0.0) <= SAME_JOB_S
+
+
+def _joined(row: Row, before: Sequence[RunRecord], told: AccountingJob) -> AccountingJob | None:
+    """What is stored and what is told, together; None where nothing new is told.
+
+    An import of a later span knows only a requeued job's later runs.
+    """
+    job = told.job
+    runs = {run.start_time: run for run in [*before, *told.runs]}
+    numbered = tuple(runs[start] for start in sorted(runs, key=lambda start: start or 0.0))
+    if len({run.restart for run in numbered}) < len(numbered):
+        numbered = tuple(replace(run, restart=number) for number, run in enumerate(numbered))
+    first = row["submit_time"] <= job.submit_time
+    if first:
+        asked = row["requested_nodes"], row["requested_gpus_per_node"]
+        job = replace(job, submit_time=row["submit_time"], requested_nodes=asked[0], requested_gpus_per_node=asked[1])
+    if row["end_time"] > (job.end_time or 0.0):
+        names = ("name", "account", "partition", "state", "end_time", "exit_code")
+        job = replace(job, **{name: row[name] for name in names})
+    job = replace(job, restart=max([job.restart, row["restart"], *(run.restart for run in numbered)]))
+    stored = {name: row[name] for name in _columns(job)}
+    if numbered == tuple(before) and stored == _columns(job):
+        return None
+    return AccountingJob(job, numbered, told.time_limit_s)
+
+
+def _columns(job: Any) -> dict[str, Any]:
+    values = {**vars(job), "user_name": job.user}
+    del values["user"]
+    return values
+
+
+def _insert(connection: Connection, cluster: int, one: AccountingJob) -> int:
+    result = connection.execute(JOBS.insert().values(cluster_id=cluster, **_columns(one.job)))
+    key = int(result.inserted_primary_key[0])  # type: ignore[index]
+    _insert_runs(connection, key, one.runs)
+    return key
+
+
+def _replace(connection: Connection, cluster: int, key: int, one: AccountingJob) -> None:
+    connection.execute(JOBS.update().where(JOBS.c.id == key).values(**_columns(one.job)))
+    # Nobody reported on them, so that nothing hangs on them.
+    connection.execute(RUNS.delete().where(RUNS.c.job_id == key))
+    _insert_runs(connection, key, one.runs)
+
+
+def _insert_runs(connection: Connection, key: int, runs: Sequence[RunRecord]) -> None:
+    rows = [{**vars(run), "job_id": key, "node_list": ",".join(run.node_list) or None} for run in runs]
+    if rows:
+        connection.execute(RUNS.insert(), rows)
+
+
+def past_jobs(connection: Connection, cluster: int, since: float, until: float) -> list[PastJob]:
+    ended = run_end()
+    length = ended - RUNS.c.start_time
+    gpus = RUNS.c.nodes * RUNS.c.gpus_per_node
+    of_job = ("job_id", "name", "user_name", "account", "partition", "state", "submit_time")
+    query = (
+        select(
+            *(JOBS.c[name] for name in of_job),
+            func.min(RUNS.c.start_time),
+            JOBS.c.end_time,
+            func.count(RUNS.c.start_time),
+            func.coalesce(func.sum(length), 0.0),
+            func.coalesce(func.max(gpus), 0),
+            func.coalesce(func.sum(length * gpus), 0.0),
+        )
+        .select_from(JOBS)
+        .outerjoin(RUNS, RUNS.c.job_id == JOBS.c.id)
+        .where(JOBS.c.cluster_id == cluster, JOBS.c.end_time.is_not(None))
+        .where(JOBS.c.submit_time >= since, JOBS.c.submit_time < until)
+        .group_by(JOBS.c.id)
+        .order_by(JOBS.c.submit_time, JOBS.c.job_id)
+    )
+    return [PastJob._make(row) for row in connection.execute(query)]

@@ -1,0 +1,64 @@
+"""What the package needs of a kind of database beyond what SQLAlchemy says for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from sqlalchemy import Connection, Engine, Table
+from sqlalchemy.exc import DBAPIError
+
+from ones_db.errors import StoreError
+
+BUSY_S = 30.0
+"""How long a call waits for another process's write to end."""
+
+UPGRADE = "slurm-ones db upgrade"
+
+Mode = Literal["read", "write", "upgrade"]
+"""What connections are for: reading alone; a store that writes; making or changing the tables."""
+
+TOO_LARGE = "a number beyond 64 bits cannot be stored"
+
+
+class Backend(Protocol):
+    """One database of one kind. `ones_db.engine.backend_of` finds it; nothing else knows which kinds there are."""
+
+    place: str
+    """Where it is, as people may read it: a path, or a URL without its password."""
+
+    def prepare(self) -> None:
+        """Make what `upgrade` finds nothing without; raises `StoreError` where the place is of no use."""
+
+    def exists(self) -> bool:
+        """Whether there is a database, with tables or without."""
+
+    def engine(self, mode: Mode) -> Engine:
+        """Connections to it, each with the settings that the store's contract rests on."""
+
+    def options(self, write: bool) -> Mapping[str, Any]:
+        """Options of a connection for one transaction."""
+
+    def explained(self, error: DBAPIError) -> StoreError:
+        """The driver's error in words that say what to do."""
+
+    def back_up(self, revision: str) -> str | None:
+        """Keep a copy of the whole database before its upgrade, and say where; None where that is the site's."""
+
+    def orphans(self, connection: Connection) -> list[str]:
+        """Rows whose parents are missing, where the database itself did not watch over them in this transaction."""
+
+    def make_room(self, connection: Connection, runs: Sequence[int] | None = None) -> None:
+        """Whatever the tables need before rows come: those of these runs, or of runs that begin now."""
+
+    def insert(self, table: Table) -> Any:
+        """An INSERT with the `on_conflict` clauses that SQLAlchemy has for each dialect."""
+
+    def add_rows(self, connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
+        """Insert many rows as fast as the driver can; those whose key is there stay as they are.
+
+        Each has a value for every column of the table, in its order.
+        """
+
+    def renumber(self, connection: Connection, table: Table) -> None:
+        """Let the table's own keys go on behind the highest, after rows came with theirs."""

@@ -1,0 +1,119 @@
+"""The documents' account of tables and views, made from the models so that it cannot go stale.
+
+``python -m ones_db.describe docs/database.md`` writes it anew between the marks in the file; a test compares.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from sqlalchemy import ForeignKey, Table
+from sqlalchemy.schema import Column
+
+from ones_db.models import Base
+from ones_db.views import VIEWS
+
+KINDS = {"int": "whole number", "float": "number", "text": "text", "bool": "0 or 1", "time": "Unix seconds"}
+KINDS |= {"said": "text"}
+
+
+def diagram() -> str:
+    """The tables with their keys and how they hang together, as Mermaid draws it."""
+    lines = ["```mermaid", "erDiagram"]
+    for table in _tables():
+        for key in _foreign(table):
+            # A key that is the whole of the table's own is there once at most.
+            many = "o|" if [column.name for column in table.primary_key] == [key.parent.name] else "o{"
+            one = "|o" if key.parent.nullable else "||"
+            lines.append(f'    {key.column.table.name} {one}--{many} {table.name} : "{key.parent.name}"')
+    for table in _tables():
+        lines.append(f"    {table.name} {{")
+        for column in table.columns:
+            marks = [mark for mark, is_so in (("PK", column.primary_key), ("FK", column.foreign_keys)) if is_so]
+            if marks:
+                lines.append(f"        {_type(column)} {column.name} {', '.join(marks)}")
+        lines.append("    }")
+    return "\n".join([*lines, "```"])
+
+
+def tables() -> str:
+    """Every column of every table."""
+    told = []
+    for table in _tables():
+        told += [f"### `{table.name}`", "", f"{_sentence(table.comment or '')}", "", *_HEAD]
+        for column in table.columns:
+            key = "key" if column.primary_key else ""
+            places = [f"{foreign.column.table.name}.{foreign.column.name}" for foreign in column.foreign_keys]
+            meaning = "; ".join([column.comment or "", *(f"refers to `{place}`" for place in places)])
+            null = "" if column.nullable or column.primary_key else "always"
+            told.append(f"| `{column.name}` | {_type(column)} | {key or null} | {_cell(meaning)} |")
+        told.append("")
+    return "\n".join(told).rstrip()
+
+
+def views() -> str:
+    """Every column of every view."""
+    told = []
+    for view in VIEWS.values():
+        told += [
+            f"### `{view.name}`",
+            "",
+            f"{_sentence(view.title)}",
+            "",
+            "| column | type | meaning |",
+            "|---|---|---|",
+        ]
+        told += [f"| `{c.name}` | {KINDS[c.kind]} | {_cell(c.comment)} |" for c in view.columns]
+        told.append("")
+    return "\n".join(told).rstrip()
+
+
+PARTS: dict[str, Callable[[], str]] = {"diagram": diagram, "views": views, "tables": tables}
+"""What is made, by the name in its marks."""
+
+_HEAD = ("| column | type | | meaning |", "|---|---|---|---|")
+
+
+def renewed(document: str) -> str:
+    """The document with what stands between the marks made anew. Raises `ValueError` where a mark is missing."""
+    for name, part in PARTS.items():
+        begin, end = f"<!-- {name}: python -m ones_db.describe -->", f"<!-- end of {name} -->"
+        found = re.search(f"{re.escape(begin)}.*?{re.escape(end)}", document, re.DOTALL)
+        if found is None:
+            raise ValueError(f"the document has no place for the {name}: write {begin} and {end}")
+        document = f"{document[: found.start()]}{begin}\n\n{part()}\n\n{end}{document[found.end() :]}"
+    return document
+
+
+def _tables() -> list[Table]:
+    return list(Base.metadata.sorted_tables)
+
+
+def _foreign(table: Table) -> list[ForeignKey]:
+    return [key for column in table.columns for key in sorted(column.foreign_keys, key=lambda key: key.target_fullname)]
+
+
+def _type(column: Column[object]) -> str:
+    return {"BIGINT": "integer", "DOUBLE": "number", "TEXT": "text", "BOOLEAN": "boolean"}[str(column.type.compile())]
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m ones_db.describe docs/database.md")
+    path = Path(sys.argv[1])
+    path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

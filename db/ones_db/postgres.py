@@ -1,0 +1,208 @@
+"""PostgreSQL through psycopg 3: writers take turns by an advisory lock, many rows come by COPY, and a month's runs have
+a partition of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, text
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.util import immutabledict
+
+from ones_db import backend
+from ones_db.backend import TOO_LARGE, UPGRADE, Mode
+from ones_db.copying import copied, stream_of
+from ones_db.errors import SchemaError, StoreBusy, StoreError, StoreLost
+
+LOCK = 0x6F6E6573
+"""The advisory lock that a transaction takes before it writes."""
+FEW = 50
+"""Rows that a plain INSERT stores sooner than COPY."""
+RUNS_A_MONTH = 1 << 24
+"""Keys of runs set aside for each month since 2020, so that a month's partition has bounds before it begins. Those
+below are of sites that came from SQLite."""
+PARTITIONED = "throughput"
+ABOUT = ("hostaddr", "host", "port", "service")
+"""What of a URL's query tells where the server is."""
+
+# A network that fell silent is noticed, by the waiting client also, in about a minute.
+_QUIET: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
+_QUIET |= {"tcp_user_timeout": 60_000, "application_name": "slurm-ones"}
+
+_REFUSED = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry")
+
+
+class PostgreSQL:
+    """A database of a server. Its password comes from libpq's own places, or from the URL, and is never shown."""
+
+    def __init__(self, url: URL) -> None:
+        self._url = url.set(drivername="postgresql+psycopg")
+        about = {name: value for name, value in url.query.items() if name in ABOUT}
+        self.place = url._replace(drivername="postgresql", password=None, query=immutabledict(about)).render_as_string()
+        self._months: set[int] = set()
+
+    def prepare(self) -> None:
+        engine = self.engine("read")
+        try:
+            with engine.connect() as connection:
+                encoding = connection.scalar(text("SHOW server_encoding"))
+        except DBAPIError as error:
+            raise self.explained(error) from error
+        finally:
+            engine.dispose()
+        if encoding != "UTF8":
+            raise StoreError(f"{self.place}: its encoding is {encoding}; names need a database made with UTF8")
+
+    def exists(self) -> bool:
+        # A server that cannot be reached says so where it is first asked.
+        return True
+
+    def engine(self, mode: Mode) -> Engine:
+        try:
+            engine = create_engine(
+                self._url,
+                connect_args={name: value for name, value in _QUIET.items() if name not in self._url.query},
+                # A server that was restarted since the last call is met with a new connection.
+                pool_pre_ping=True,
+                execution_options={"ones_backend": self},
+            )
+        except ModuleNotFoundError:
+            raise StoreError(
+                f"{self.place}: PostgreSQL needs psycopg, which is missing; run pip install 'slurm-ones[postgres]'"
+            ) from None
+
+        @event.listens_for(engine, "connect")
+        def _connected(connection: Any, record: Any) -> None:
+            settings = {
+                "lock_timeout": f"{backend.BUSY_S * 1000:.0f}ms",
+                "default_transaction_read_only": "on" if mode == "read" else "off",
+                # A server may be set to answer before it flushed; a call that returned must be durable.
+                "synchronous_commit": "on",
+                # What a killed writer had asked for does not keep the next one waiting (PostgreSQL 14).
+                "client_connection_check_interval": "5s",
+            }
+            connection.execute(
+                "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS ours (name, value)"
+                " JOIN pg_settings USING (name)",
+                (list(settings), list(settings.values())),
+            )
+            connection.commit()
+
+        @event.listens_for(engine, "begin")
+        def _begin(connection: Connection) -> None:
+            # Each statement of a writer sees what was committed before it, so the lock comes first.
+            if connection.get_execution_options().get("ones_write", False):
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
+
+        return engine
+
+    def options(self, write: bool) -> Mapping[str, Any]:
+        level = "READ COMMITTED" if write else "REPEATABLE READ"
+        return {"isolation_level": level, "postgresql_readonly": not write}
+
+    def explained(self, error: DBAPIError) -> StoreError:
+        words = " ".join(str(error.orig).split())
+        state = getattr(error.orig, "sqlstate", None) or ""
+        place = self.place
+        if state == "55P03":
+            waited = f"{backend.BUSY_S:.0f} s"
+            return StoreBusy(f"{place}: locked by another session for {waited}; is a second companion writing it?")
+        if state.startswith("53"):
+            return StoreError(f"{place}: the server has no room ({words}); nothing of this call was stored")
+        if state == "22003":
+            return StoreError(f"{place}: {TOO_LARGE}: {words}")
+        if state in ("25006", "42501"):
+            return StoreError(f"{place}: you may not write it, or not read this: {words}")
+        if state == "42P01":
+            return SchemaError(f"{place}: {words}; run `{UPGRADE}`")
+        if not state and "database" in words and "does not exist" in words:
+            return SchemaError(f"{place}: no such database; make it (createdb), then run `{UPGRADE}`")
+        if not state and any(known in words for known in _REFUSED):
+            return StoreError(f"{place}: {words}; a password is taken from ~/.pgpass, PGPASSWORD or a service file")
+        lost = not state and isinstance(error, OperationalError)
+        if lost or error.connection_invalidated or state.startswith(("08", "57")):
+            return StoreLost(f"{place}: the server is not there or went away ({words}); the next call connects anew")
+        return StoreError(f"{place}: {words}")
+
+    def back_up(self, revision: str) -> None:
+        """The upgrade is one transaction; copies of a server's databases are its administrator's."""
+
+    def orphans(self, connection: Connection) -> list[str]:
+        return []
+
+    def make_room(self, connection: Connection, runs: Sequence[int] | None = None) -> None:
+        if runs is None:
+            now = time.gmtime()
+            first = (now.tm_year - 2020) * 12 + now.tm_mon
+            months = {first, first + 1}
+        else:
+            months = {run // RUNS_A_MONTH for run in runs if run >= RUNS_A_MONTH}
+        if months <= self._months:
+            return
+        there = set(
+            connection.scalars(text("SELECT relname FROM pg_class WHERE relname LIKE 'throughput~_%' ESCAPE '~'"))
+        )
+        for month in sorted(months):
+            year, number = divmod(month - 1, 12)
+            name = f"{PARTITIONED}_{2020 + year}{number + 1:02d}"
+            if name not in there:
+                # Attached, since a partition that is created as one waits for every reader of the table.
+                bounds = f"FROM ({month * RUNS_A_MONTH}) TO ({(month + 1) * RUNS_A_MONTH})"
+                connection.exec_driver_sql(f"CREATE TABLE {name} (LIKE {PARTITIONED} INCLUDING ALL)")
+                connection.exec_driver_sql(f"ALTER TABLE {PARTITIONED} ATTACH PARTITION {name} FOR VALUES {bounds}")
+        if runs is None:
+            begin = min(months) * RUNS_A_MONTH
+            connection.exec_driver_sql(
+                f"SELECT setval('runs_id_seq', {begin}, false) FROM runs_id_seq WHERE last_value < {begin}"
+            )
+        # When the transaction fails, the next one looks again.
+        event.listen(connection, "commit", lambda _: self._months.update(months), once=True)
+
+    def insert(self, table: Table) -> Any:
+        return insert(table)
+
+    def add_rows(self, connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
+        """By COPY. A key that is there fails it, which hardly happens: the caller knows what it stored. Then the rows
+        go through a temporary table."""
+        if not rows:
+            return
+        names = [column.name for column in table.columns]
+        if len(rows) < FEW:
+            connection.execute(
+                insert(table).on_conflict_do_nothing(), [dict(zip(names, row, strict=True)) for row in rows]
+            )
+            return
+        stream = stream_of(table, rows)
+        try:
+            with connection.begin_nested():
+                copied(connection, table.name, names, stream, rows)
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) != "23505":
+                raise
+            columns = ", ".join(f'"{name}"' for name in names)
+            connection.exec_driver_sql(f"CREATE TEMPORARY TABLE ones_new (LIKE {table.name}) ON COMMIT DROP")
+            copied(connection, "ones_new", names, stream, rows)
+            connection.exec_driver_sql(
+                f"INSERT INTO {table.name} ({columns}) SELECT {columns} FROM ones_new ON CONFLICT DO NOTHING"
+            )
+            connection.exec_driver_sql("DROP TABLE ones_new")
+
+    def renumber(self, connection: Connection, table: Table) -> None:
+        column = table.autoincrement_column
+        if column is None:
+            return
+        sequence = connection.scalar(
+            text("SELECT pg_get_serial_sequence(:table, :column)"), {"table": table.name, "column": column.name}
+        )
+        if sequence is not None:
+            connection.exec_driver_sql(
+                f"SELECT setval('{sequence}', (SELECT coalesce(max({column.name}), 0) + 1 FROM {table.name}), false)"
+            )

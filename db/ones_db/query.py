@@ -1,0 +1,176 @@
+"""Questions in SQL to a database that they cannot change.
+
+What holds that is the database: an SQLite file is opened for reading and told to take queries only, PostgreSQL is told
+that the transaction is read-only before it hears the question. What is asked is besides one statement, and a query.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from ones_db.engine import backend_of, transaction
+from ones_db.errors import SchemaError, StoreError
+from ones_db.schema import check_revision
+from ones_db.view import View
+from ones_db.views import VIEWS
+
+TIMEOUT_S = 300.0
+"""How long a question may take unless another time is given (on SQLite up to its last row, on PostgreSQL each look for
+more rows): meanwhile a reader keeps SQLite's log from being emptied."""
+ROWS = 1_000
+"""Rows that are fetched at a time."""
+
+_QUERIES = ("SELECT", "WITH", "VALUES")
+# What may hold a semicolon or a colon that is no part of the SQL itself, then the two.
+_PARTS = re.compile(
+    r"""(?P<held>\b[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\$(?P<tag>\w*)\$.*?\$(?P=tag)\$)"""
+    r"""|(?P<comment>--[^\n]*|/\*.*?\*/)|(?P<end>;)""",
+    re.DOTALL,
+)
+
+
+class QueryError(StoreError):
+    """The question cannot be answered as it is; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Rows as they come, while the question's block lasts."""
+
+    columns: tuple[str, ...]
+    rows: Iterator[tuple[Any, ...]]
+
+
+def one_query(sql: str) -> str:
+    """The one query in the text, without comments and its semicolon, for SQLAlchemy's `text`.
+
+    Raises `QueryError` where there is none, more than one, or something that is no query.
+    """
+    kept: list[str] = []
+    place = 0
+    for part in _PARTS.finditer(sql):
+        kept.append(sql[place : part.start()])
+        if part["held"]:
+            # A colon in a text is no parameter.
+            kept.append(part["held"].replace("\\", "\\\\").replace(":", r"\:"))
+        elif part["comment"]:
+            kept.append(" ")
+        elif not _blank(sql[part.end() :]):
+            raise QueryError("more than one statement; ask one question at a time")
+        place = part.end()
+    found = "".join([*kept, sql[place:]]).strip()
+    first = re.match(r"[\s(]*(\w*)", found)
+    word = first[1].upper() if first else ""
+    if not found:
+        raise QueryError("no SQL is given")
+    if word not in _QUERIES:
+        raise QueryError(f"{word or found[:20]!r} is no query, and only queries are taken; begin with SELECT or WITH")
+    return found
+
+
+def _blank(sql: str) -> bool:
+    """Whether nothing but space, comments and semicolons is left."""
+    return not _PARTS.sub(lambda part: part["held"] or "", sql).strip()
+
+
+def view_named(name: str) -> View:
+    """The view with this name; raises `QueryError` naming those that there are."""
+    if name not in VIEWS:
+        raise QueryError(f"no view is called {name!r}; there are {', '.join(VIEWS)}")
+    return VIEWS[name]
+
+
+def view_query(name: str, where: Sequence[str] = (), columns: Sequence[str] = ()) -> str:
+    """The SQL that reads a view: the columns named, or all, where those in `where` equal the parameters of their
+    names. Raises `QueryError` where there is no such view or column."""
+    view = view_named(name)
+    known = [column.name for column in view.columns]
+    for column in (*where, *columns):
+        if column not in known:
+            raise QueryError(f"{name} has no column {column!r}; it has {', '.join(known)}")
+    condition = " WHERE " + " AND ".join(f"{column} = :{column}" for column in where) if where else ""
+    order = ", ".join(f"{column} NULLS FIRST" for column in view.order)
+    return f"SELECT {', '.join(columns or known)} FROM {name}{condition} ORDER BY {order}"
+
+
+class Reader:
+    """The database at a URL, to be asked and not to be changed."""
+
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Raises `StoreError` and `SchemaError` as `Store.open` does, and leaves nothing open."""
+        self._backend = backend_of(url)
+        self._timeout_s = timeout_s
+        self.place = self._backend.place
+        if not self._backend.exists():
+            raise SchemaError(f"{self.place}: no such database; run `slurm-ones db upgrade` to create it")
+        self._engine = self._backend.engine("read")
+        try:
+            with transaction(self._engine) as connection:
+                check_revision(connection)
+        except BaseException:
+            self._engine.dispose()
+            raise
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._engine.dispose()
+
+    @contextmanager
+    def ask(self, sql: str, parameters: Mapping[str, Any] | None = None) -> Iterator[Answer]:
+        """Ask one query, with values for its ``:parameters``. Rows are fetched as they are taken, all of one moment.
+
+        Raises `QueryError` where the SQL is no single query, names what is not there, or takes too long.
+        """
+        question, values = text(one_query(sql)), dict(parameters or {})
+        _check_parameters(set(question._bindparams), set(values))
+        with transaction(self._engine) as connection:
+            self._limit(connection)
+            try:
+                result = connection.execution_options(stream_results=True, yield_per=ROWS).execute(question, values)
+            except DBAPIError as error:
+                raise self._explained(error) from error
+            try:
+                yield Answer(tuple(result.keys()), self._rows(result))
+            finally:
+                result.close()
+
+    def _limit(self, connection: Connection) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+            connection.exec_driver_sql(f"SET LOCAL statement_timeout = {max(int(self._timeout_s * 1000), 1)}")
+            return
+        end = time.monotonic() + self._timeout_s
+        driver: Any = connection.connection.driver_connection
+        driver.set_progress_handler(lambda: time.monotonic() > end, 10_000)
+
+    def _rows(self, result: Any) -> Iterator[tuple[Any, ...]]:
+        try:
+            for row in result:
+                yield tuple(row)
+        except DBAPIError as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: DBAPIError) -> StoreError:
+        words = str(error.orig).strip().splitlines()[0]
+        if "interrupted" in words or "statement timeout" in words:
+            return QueryError(f"not answered within {self._timeout_s:g} s; ask of fewer jobs, or give it longer")
+        if "readonly" in words or "read-only" in words:
+            return QueryError(f"{words}: the database is read here alone")
+        if any(sign in words for sign in ("no such", "does not exist", "syntax error", "ambiguous", "misuse")):
+            return QueryError(f"{words}; `slurm-ones db query` lists the views, docs/database.md all columns")
+        return self._backend.explained(error)
+
+
+def _check_parameters(asked: set[str], given: set[str]) -> None:
+    for name in sorted(asked - given):
+        raise QueryError(f"the query has a parameter {name!r} that is not given; give --param {name}=VALUE")
+    for name in sorted(given - asked):
+        raise QueryError(f"the query has no parameter {name!r}; write :{name} where its value belongs")

@@ -1,0 +1,252 @@
+"""Old samples put together to longer ones, and what nobody asked to keep let go: in small pieces, each one transaction.
+
+A rolled-up sample is a sample like others, of a longer stretch: sums of samples and seconds, means of loss and noise,
+and the position, the progress, the time and the number of its last report. So every query and view reads both alike.
+What learning reads stays as it came: of each run and batch the newest few, the same that `history` asks for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import Connection, Table, bindparam, exists, func, or_, select
+
+from ones_db.decisions import ALTERNATIVES, DECISION_JOBS, DECISIONS
+from ones_db.jobs import JOBS, RUNS, among
+from ones_db.memory import NOISES, SPEEDS
+from ones_db.models import Base
+from ones_db.records import RolledUp
+from ones_db.reports import THROUGHPUT
+from ones_db.resizes import RESIZES, STEPS
+from ones_db.upsert import add_or_replace
+
+ROLLUPS: Table = Base.metadata.tables["rollups"]
+
+KEPT = max(SPEEDS, NOISES)
+"""Newest samples of each run and batch that stay as they are."""
+PIECE = 10_000
+"""Samples that one transaction looks at."""
+
+
+def due(connection: Connection, cluster: int, before: float, stretch_s: float) -> list[int]:
+    """The runs (runs.id) of jobs that ended before then, whose samples are not rolled up that far."""
+    query = (
+        select(RUNS.c.id)
+        .join(JOBS, JOBS.c.id == RUNS.c.job_id)
+        .outerjoin(ROLLUPS, ROLLUPS.c.run_id == RUNS.c.id)
+        .where(JOBS.c.cluster_id == cluster, JOBS.c.end_time < before)
+        .where(
+            or_(
+                ROLLUPS.c.stretch_s.is_(None),
+                ROLLUPS.c.stretch_s < stretch_s,
+                ROLLUPS.c.number < RUNS.c.report_number,
+            )
+        )
+        .where(exists().where(THROUGHPUT.c.run_id == RUNS.c.id))
+        .order_by(RUNS.c.id)
+    )
+    return list(connection.scalars(query))
+
+
+@dataclass
+class Work:
+    """A run whose samples are being rolled up."""
+
+    run: int
+    """runs.id"""
+    after: int = 0
+    """Number of the report up to which that is done."""
+    kept: set[int] | None = None
+    """Numbers of the reports that stay as they are; None before the first look."""
+    done: bool = False
+
+
+def roll_up(connection: Connection, works: deque[Work], before: float, stretch_s: float, *, dry: bool) -> RolledUp:
+    """Put samples of the first of these runs together, as many as one transaction may hold the lock for.
+
+    Runs that are done leave the queue. Those whose job has come back to life stay as they are. `dry` changes nothing
+    but the queue.
+    """
+    read = removed = 0
+    while works and read < PIECE:
+        looked, gone = _some(connection, works[0], before, stretch_s, dry=dry)
+        read, removed = read + looked, removed + gone
+        if works[0].done:
+            works.popleft()
+    return RolledUp(read, removed)
+
+
+def _some(connection: Connection, work: Work, before: float, stretch_s: float, *, dry: bool) -> tuple[int, int]:
+    """Samples of one run that were looked at, and that others stand for now."""
+    last = select(RUNS.c.report_number).join(JOBS, JOBS.c.id == RUNS.c.job_id)
+    number = connection.scalar(last.where(RUNS.c.id == work.run, JOBS.c.end_time < before))
+    if number is None:
+        work.done = True
+        return 0, 0
+    query = select(THROUGHPUT).where(THROUGHPUT.c.run_id == work.run, THROUGHPUT.c.number > work.after)
+    rows = connection.execute(query.order_by(THROUGHPUT.c.number).limit(PIECE)).mappings().all()
+    work.done = len(rows) < PIECE
+    if work.kept is None:
+        work.kept = _kept_of(rows) if work.done else _kept(connection, work.run)
+    groups = list(_groups(rows, stretch_s, work.kept))
+    if not work.done and len(groups) > 1:
+        # Its stretch may go on in the next piece; of a piece that is all one stretch, what follows becomes another.
+        groups.pop()
+    merged = [group for group in groups if len(group.rows) > 1]
+    if merged and not dry:
+        connection.execute(_DELETION, [group.key(work.run) for group in merged])
+        connection.execute(_UPDATE, [{**group.key(work.run), **group.values()} for group in merged])
+    if work.done and not dry:
+        mark = {"run_id": work.run, "stretch_s": stretch_s, "number": number}
+        add_or_replace(connection, ROLLUPS, ("run_id",), [mark])
+    if groups:
+        work.after = groups[-1].rows[-1]["number"]
+    return sum(len(group.rows) for group in groups), sum(len(group.rows) - 1 for group in merged)
+
+
+def _kept(connection: Connection, run: int) -> set[int]:
+    """Numbers of the reports of a run that stay as they are: the newest of each batch, and the very last."""
+    age = func.row_number().over(partition_by=THROUGHPUT.c.batch, order_by=THROUGHPUT.c.number.desc())
+    ranked = select(THROUGHPUT.c.number, age.label("age"))
+    ranked = ranked.where(THROUGHPUT.c.run_id == run, THROUGHPUT.c.seconds > 0)
+    inner = ranked.subquery()
+    newest = set(connection.scalars(select(inner.c.number).where(inner.c.age <= KEPT)))
+    last = connection.scalar(select(func.max(THROUGHPUT.c.number)).where(THROUGHPUT.c.run_id == run))
+    return newest | {last or 0}
+
+
+def _kept_of(rows: Sequence[Any]) -> set[int]:
+    """`_kept` where these are all samples of the run."""
+    of_batch: Counter[int] = Counter()
+    kept = {row["number"] for row in rows[-1:]}
+    for row in reversed(rows):
+        if row["seconds"] > 0 and of_batch[row["batch"]] < KEPT:
+            of_batch[row["batch"]] += 1
+            kept.add(row["number"])
+    return kept
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Samples that follow one another and become one."""
+
+    rows: Sequence[Any]
+
+    def key(self, run: int) -> dict[str, Any]:
+        times = [row["time"] for row in self.rows]
+        numbers = {"first": self.rows[0]["number"], "last": self.rows[-1]["number"]}
+        return {"run": run, **numbers, "earliest": min(times), "latest": max(times)}
+
+    def values(self) -> dict[str, Any]:
+        counted = [row["nonfinite"] for row in self.rows if row["nonfinite"] is not None]
+        progress = [row["progress"] for row in self.rows if row["progress"] is not None]
+        return {
+            "all_samples": sum(row["samples"] for row in self.rows),
+            "all_seconds": sum(row["seconds"] for row in self.rows),
+            "mean_loss": _mean([(row["loss"], _finite_samples(row)) for row in self.rows]),
+            "mean_noise": _mean([(row["noise"], row["seconds"]) for row in self.rows]),
+            "last_progress": progress[-1] if progress else None,
+            "all_nonfinite": sum(counted) if counted else None,
+        }
+
+
+def _finite_samples(row: Any) -> float:
+    """Samples of the steps that are in the sample's mean loss."""
+    return max(float(row["samples"] - (row["nonfinite"] or 0) * row["batch"]), 0.0)
+
+
+def _mean(told: Sequence[tuple[float | None, float]]) -> float | None:
+    """The mean of the values that are told, each with its weight; None where none is."""
+    known = [(value, weight) for value, weight in told if value is not None]
+    if not known:
+        return None
+    total = sum(weight for _, weight in known)
+    if not total:
+        return sum(value for value, _ in known) / len(known)
+    return sum(value * (weight / total) for value, weight in known)
+
+
+def _groups(rows: Sequence[Any], stretch_s: float, kept: set[int]) -> Iterator[_Group]:
+    """The samples in the order of their reports, those together that become one.
+
+    Whoever leaves out samples without a speed, or without noise, finds the same sums in those that are left.
+    """
+
+    def together(row: Any) -> tuple[Any, ...]:
+        alone = row["number"] if row["number"] in kept else None
+        measured = row["seconds"] > 0 and row["samples"] > 0
+        return row["batch"], row["epoch"], row["time"] // stretch_s, measured, row["noise"] is None, alone
+
+    for _, group in groupby(rows, together):
+        yield _Group(list(group))
+
+
+_OF_RUN = THROUGHPUT.c.run_id == bindparam("run")
+# The times lead to the partition, where there are any.
+_DELETION = THROUGHPUT.delete().where(
+    _OF_RUN,
+    THROUGHPUT.c.number >= bindparam("first"),
+    THROUGHPUT.c.number < bindparam("last"),
+    THROUGHPUT.c.time.between(bindparam("earliest"), bindparam("latest")),
+)
+_UPDATE = (
+    THROUGHPUT.update()
+    .where(
+        _OF_RUN,
+        THROUGHPUT.c.number == bindparam("last"),
+        THROUGHPUT.c.time.between(bindparam("earliest"), bindparam("latest")),
+    )
+    .values(
+        samples=bindparam("all_samples"),
+        seconds=bindparam("all_seconds"),
+        loss=bindparam("mean_loss"),
+        noise=bindparam("mean_noise"),
+        progress=bindparam("last_progress"),
+        nonfinite=bindparam("all_nonfinite"),
+    )
+)
+
+
+def forgettable(connection: Connection, cluster: int, before: float) -> list[int]:
+    """The jobs (jobs.id) that ended before then and still have decisions that led to nothing, or steps of resizes."""
+    idle = exists().where(DECISION_JOBS.c.job_id == JOBS.c.id, _led_to_nothing())
+    steps = exists().where(RESIZES.c.job_id == JOBS.c.id, STEPS.c.resize_id == RESIZES.c.id)
+    query = select(JOBS.c.id).where(JOBS.c.cluster_id == cluster, JOBS.c.end_time < before, or_(idle, steps))
+    return list(connection.scalars(query.order_by(JOBS.c.id)))
+
+
+def _led_to_nothing() -> Any:
+    """Of a row of decision_jobs: nobody acted on it, and no resize of the job refers to it."""
+    referred = exists().where(
+        RESIZES.c.decision_id == DECISION_JOBS.c.decision_id, RESIZES.c.job_id == DECISION_JOBS.c.job_id
+    )
+    return DECISION_JOBS.c.acted.is_(False) & ~referred
+
+
+def forget(connection: Connection, cluster: int, before: float, keys: Sequence[int], *, dry: bool) -> int:
+    """Let go what these jobs (jobs.id) had; returns the number of rows, decisions that are left empty aside."""
+    ended = select(JOBS.c.id).where(JOBS.c.cluster_id == cluster, JOBS.c.end_time < before, among(JOBS.c.id, keys))
+    jobs = list(connection.scalars(ended))
+    idle = among(DECISION_JOBS.c.job_id, jobs) & _led_to_nothing()
+    resizes = select(RESIZES.c.id).where(among(RESIZES.c.job_id, jobs))
+    decided = list(connection.scalars(select(DECISION_JOBS.c.decision_id).where(idle).distinct()))
+    which = (
+        (ALTERNATIVES, among(ALTERNATIVES.c.job_id, jobs)),
+        (DECISION_JOBS, idle),
+        (STEPS, STEPS.c.resize_id.in_(resizes)),
+    )
+    if dry:
+        return sum(connection.scalar(select(func.count()).select_from(table).where(of)) or 0 for table, of in which)
+    gone = sum(connection.execute(table.delete().where(of)).rowcount for table, of in which)
+    connection.execute(
+        DECISIONS.delete().where(
+            among(DECISIONS.c.id, decided),
+            ~exists().where(DECISION_JOBS.c.decision_id == DECISIONS.c.id),
+            ~exists().where(RESIZES.c.decision_id == DECISIONS.c.id),
+        )
+    )
+    return gone

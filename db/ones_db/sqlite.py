@@ -1,0 +1,156 @@
+"""SQLite: one file, a write-ahead log, and a lock that writers take before they look."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Dialect, Engine, Table, create_engine, event, text
+from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool, QueuePool
+
+from ones_db import backend
+from ones_db.backend import UPGRADE, Mode
+from ones_db.errors import SchemaError, StoreBusy, StoreError
+
+_MODES = {"read": "ro", "write": "rw", "upgrade": "rwc"}
+"""SQLite's own words; the last creates the file."""
+
+
+class SQLite:
+    """A database in one file."""
+
+    def __init__(self, url: URL) -> None:
+        """Raises `StoreError` where the URL names no file."""
+        if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+            raise StoreError(f"'{url}' names no file; write sqlite:///PATH")
+        self.path = Path(url.database).absolute()
+        self.place = str(self.path)
+
+    def prepare(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{self.path.parent}: cannot be created: {error.strerror}") from None
+
+    def exists(self) -> bool:
+        return self.path.exists() and (not self.path.is_file() or self.path.stat().st_size > 0)
+
+    def engine(self, mode: Mode) -> Engine:
+        """Writers use a write-ahead log, so that they never wait for readers nor readers for them, and flush it at
+        each commit: what the companion does to a job may rest only on what would survive a power cut."""
+
+        def connect() -> sqlite3.Connection:
+            # SQLAlchemy hands a connection to one thread at a time. BEGIN is ours: see `_begin`.
+            return sqlite3.connect(
+                f"{self.path.as_uri()}?{self._query(mode)}",
+                uri=True,
+                timeout=backend.BUSY_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+
+        pool = NullPool if mode == "read" else QueuePool
+        options = {"ones_backend": self}
+        engine = create_engine("sqlite://", creator=connect, poolclass=pool, execution_options=options)
+
+        @event.listens_for(engine, "connect")
+        def _connected(connection: Any, record: Any) -> None:
+            # Rebuilding a table drops the old one: with foreign keys in force that would fail, so an upgrade checks
+            # them afterwards.
+            connection.execute(f"PRAGMA foreign_keys = {'OFF' if mode == 'upgrade' else 'ON'}")
+            if mode == "read":
+                connection.execute("PRAGMA query_only = ON")
+            else:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = FULL")
+
+        @event.listens_for(engine, "begin")
+        def _begin(connection: Connection) -> None:
+            # A transaction that will write takes its lock first: one that read before could not be granted it
+            # later.
+            writes = connection.get_execution_options().get("ones_write", False)
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+        return engine
+
+    def _query(self, mode: Mode) -> str:
+        """The part of SQLite's URI after the question mark.
+
+        Reading needs the log's two files, which SQLite makes in the directory when no writer has them open. A
+        reader who may not write there can do without only while there is no log, which `immutable` promises;
+        hence a connection for each transaction of a reader, which asks anew.
+        """
+        log = Path(f"{self.path}-wal")
+        alone = mode == "read" and not os.access(self.path.parent, os.W_OK) and not log.exists()
+        return "mode=ro&immutable=1" if alone else f"mode={_MODES[mode]}"
+
+    def options(self, write: bool) -> Mapping[str, Any]:
+        return {}
+
+    def explained(self, error: DBAPIError) -> StoreError:
+        words, path = str(error.orig), self.path
+        if "locked" in words or "busy" in words:
+            waited = f"{backend.BUSY_S:.0f} s"
+            return StoreBusy(f"{path}: locked by another process for {waited}; is a second companion writing it?")
+        if "unable to open" in words:
+            return StoreError(f"{path}: cannot be opened; check that the directory exists and that you may write in it")
+        if "readonly" in words:
+            return StoreError(f"{path}: you may not write it; check the owner and mode of the file and its directory")
+        if "disk is full" in words:
+            return StoreError(f"{path}: no space is left on its disk; nothing of this call was stored")
+        if "not a database" in words:
+            return SchemaError(f"{path}: not an SQLite database; name another file")
+        if "no such table" in words:
+            return SchemaError(f"{path}: {words}; run `{UPGRADE}`")
+        return StoreError(f"{path}: {words}")
+
+    def back_up(self, revision: str) -> str:
+        """A durable copy of the file beside it, consistent also while a companion writes."""
+        path, stamp = self.path, time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        copy = path.with_name(f"{path.name}.{revision}-{stamp}.bak")
+        unfinished = copy.with_name(f".{copy.name}.{os.getpid()}")
+        try:
+            source = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
+            target = sqlite3.connect(unfinished)
+            try:
+                source.backup(target)
+            finally:
+                target.close()
+                source.close()
+            unfinished.chmod(path.stat().st_mode & 0o777)
+            with unfinished.open("rb") as file:
+                os.fsync(file.fileno())
+            unfinished.rename(copy)
+        except (OSError, sqlite3.Error) as error:
+            unfinished.unlink(missing_ok=True)
+            raise StoreError(f"{path}: cannot be copied to {copy} before the upgrade: {error}") from error
+        return str(copy)
+
+    def orphans(self, connection: Connection) -> list[str]:
+        return [str(tuple(row)) for row in connection.execute(text("PRAGMA foreign_key_check"))]
+
+    def make_room(self, connection: Connection, runs: Sequence[int] | None = None) -> None:
+        """A file takes rows as they come."""
+
+    def insert(self, table: Table) -> Any:
+        return insert(table)
+
+    def add_rows(self, connection: Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
+        """The driver gets them as they are: binding each value by its name would cost more than storing it."""
+        if rows:
+            connection.exec_driver_sql(_insertion(table, connection.dialect), list(rows))
+
+    def renumber(self, connection: Connection, table: Table) -> None:
+        """The next key is the highest and one."""
+
+
+@cache
+def _insertion(table: Table, dialect: Dialect) -> str:
+    return str(insert(table).on_conflict_do_nothing().compile(dialect=dialect))

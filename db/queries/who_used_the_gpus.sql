@@ -1,0 +1,7 @@
+-- Who used the GPUs since a day, that day included: GPU-hours by user and account, in days of UTC.
+-- Parameter since, as YYYY-MM-DD, for example --param since=$(date -u -d '7 days ago' +%F).
+SELECT user_name, account, SUM(gpu_hours) AS gpu_hours, COUNT(*) AS days
+FROM gpu_hours
+WHERE day >= :since
+GROUP BY user_name, account
+ORDER BY SUM(gpu_hours) DESC, user_name, account;

@@ -1,0 +1,200 @@
+"""`slurm-ones import …`: what others remember, brought into the job database."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import islice
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ones_db import Imported, Store, migrate
+from slurm_ones.cli.acted import note
+from slurm_ones.cli.common import (
+    ConfigOption,
+    DatabaseOption,
+    JsonOption,
+    command,
+    console,
+    errors,
+    print_json,
+    settings_of,
+)
+from slurm_ones.cli.maintain import DAY_S, age
+from slurm_ones.config import ConfigError, Settings
+from slurm_ones.learn.workload import Workload, workload
+from slurm_ones.observe.past import Past
+from slurm_ones.report.text import plain, seconds
+from slurm_ones.slurm.accounting import AccountingRow, Sacct
+from slurm_ones.slurm.command import CommandClient
+
+app = typer.Typer(help="Bring in what others remember.", no_args_is_help=True)
+
+PIECE_S = DAY_S
+"""Accounting is asked for so much time at once."""
+AT_ONCE = 500
+"""Jobs stored in one transaction, so that a companion never waits for long."""
+SHOWN, MOST_BAD = 20, 10_000
+"""Bad rows that are shown, and that are counted."""
+
+LEARNED = (
+    "Learning does not use these jobs: accounting tells neither speeds nor losses, without which no throughput or "
+    "progress can be predicted. The figures above and the views do."
+)
+
+
+@dataclass
+class Read:
+    """What an import came to."""
+
+    stored: Imported = field(default_factory=Imported)
+    rows: int = 0
+    bad: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Bad rows in words, by why they are and how they begin."""
+    left: int = 0
+    """Jobs that were requeued and have not ended."""
+
+
+def moment(text: str, option: str, now: float) -> float:
+    """Unix seconds of a date, a date and time (local), or an age such as 30d; raises `ConfigError`."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        pass
+    try:
+        return now - age(text, option)
+    except ConfigError:
+        raise ConfigError(
+            f"{option}: {text[:40]!r} is no date; write 2026-01-31, 2026-01-31T08:00 or an age such as 30d"
+        ) from None
+
+
+def spans(since: float, until: float) -> Iterator[tuple[float, float]]:
+    """The time between, in pieces."""
+    start = float(int(since))
+    while start < until:
+        yield start, min(start + PIECE_S, until)
+        start += PIECE_S
+
+
+def bring(sacct: Sacct, store: Store, since: float, until: float, bars: Progress) -> Read:
+    """Read a span of accounting, piece by piece, and store the jobs that ended in it."""
+    read, past = Read(), Past()
+    pieces = list(spans(since, until))
+    task = bars.add_task("accounting", total=len(pieces))
+    for first, end in pieces:
+        good: list[AccountingRow] = []
+        for row in sacct.rows(first, end):
+            read.rows += 1
+            if isinstance(row, AccountingRow):
+                good.append(row)
+            elif len(read.bad) < MOST_BAD:
+                day = datetime.fromtimestamp(first).isoformat(" ", "minutes")
+                read.bad.setdefault((row.why, row.text), f"row {row.row} of sacct from {day} on: {row.why}: {row.text}")
+        # What ends in the last second of the last piece ended before now.
+        ended = iter(past.take(good, end if end < until else end + 1.0))
+        while some := list(islice(ended, AT_ONCE)):
+            read.stored = read.stored.plus(store.add_accounting(some))
+        bars.update(task, advance=1, description=f"accounting, {read.rows} rows")
+    read.left = past.open
+    return read
+
+
+def _opened(settings: Settings, name: str) -> Store:
+    # As at a first start of the companion: a site's history may well come first.
+    if migrate.current(settings.database_url) is None:
+        migrate.upgrade(settings.database_url)
+    return Store.open(settings.database_url, name)
+
+
+@app.callback()
+def _imports() -> None:
+    pass
+
+
+@app.command()
+@command
+def sacct(
+    since: Annotated[str, typer.Option(help="From then on: a date such as 2026-01-31, or an age such as 30d.")] = "90d",
+    until: Annotated[str, typer.Option(help="Up to then; else up to now.")] = "",
+    cluster: Annotated[
+        str, typer.Option(help="Another cluster of the same accounting; stored under its name. Else this one.")
+    ] = "",
+    config: ConfigOption = None,
+    database: DatabaseOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Read Slurm's accounting, so that a new site starts with its own arrival rate and run times.
+
+    Takes every user's jobs that have ended, as far as you may see them. May be repeated: what is known stays, and jobs
+    that the companion has seen are left as they are. Rows that cannot be believed are named, and the rest stored.
+    """
+    settings, now = settings_of(config, database), time.time()
+    began, ended = moment(since, "--since", now), moment(until, "--until", now) if until else now
+    if not 0 <= began < ended <= now:
+        raise ConfigError(f"--since: {since} is not before {until or 'now'}, or that is not in the past")
+    own = "" if cluster else CommandClient(timeout_s=settings.timeout_s).config().get("ClusterName", "")
+    source = Sacct(cluster or own)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with _opened(settings, cluster or settings.cluster or own) as store:
+        with Progress(*columns, console=errors, transient=True) as bars:
+            read = bring(source, store, began, ended, bars)
+        if read.stored.new or read.stored.changed:
+            counts = f"{read.stored.new} jobs new, {read.stored.changed} changed"
+            note(store, "import sacct", f"since {since}: {counts}")
+        found = workload(store.past_jobs(began, ended + 1.0))
+    for line in islice(read.bad.values(), SHOWN):
+        errors.print(f"slurm-ones: {plain(line, 500)}", markup=False, soft_wrap=True)
+    if len(read.bad) > SHOWN:
+        errors.print(f"slurm-ones: and {len(read.bad) - SHOWN} more rows that cannot be believed")
+    if json:
+        counts_of = {**read.stored._asdict(), "rows": read.rows, "bad_rows": len(read.bad), "requeued": read.left}
+        print_json({"imported": counts_of, "workload": found})
+    else:
+        for line in [*told(read), *(described(found) if found else [])]:
+            console.print(plain(line, 2000), markup=False, soft_wrap=True)
+
+
+def told(read: Read) -> list[str]:
+    """What was brought in, in words."""
+    done = read.stored
+    bad = f", {len(read.bad)} of them bad" if read.bad else ""
+    return [
+        f"{read.rows} rows{bad}: {done.new} jobs new, {done.changed} changed, {done.same} known as they are, "
+        f"{done.companion} that the companion knows; {read.left} were requeued and have not ended"
+    ]
+
+
+def described(work: Workload) -> list[str]:
+    """The workload in words."""
+    first, last = (datetime.fromtimestamp(at).isoformat(" ", "minutes") for at in (work.first, work.last))
+    kind = "jobs with GPUs" if work.gpu_jobs else "jobs"
+    lines = [
+        f"submitted from {first} to {last}: {work.jobs} jobs, {work.gpu_jobs} with GPUs ("
+        + ", ".join(f"{count} {state}" for state, count in work.states.items())
+        + ")",
+        f"arrivals: {work.per_hour:.2f} {kind} an hour, most ({work.busiest_per_hour:.2f}) at {work.busiest_hour} h",
+    ]
+    if work.run_s is not None and work.wait_s is not None:
+        lines.append(
+            f"run time: median {seconds(work.run_s.median)}, nine in ten within {seconds(work.run_s.most)}; "
+            f"waiting: {seconds(work.wait_s.median)}, {seconds(work.wait_s.most)}; {work.restarted} ran several times"
+        )
+    if work.gpus is not None:
+        lines.append(
+            f"GPUs: median {work.gpus.median:.0f}, nine in ten at most {work.gpus.most:.0f}; "
+            f"{work.gpu_hours:.1f} GPU-hours"
+        )
+    else:
+        lines.append(
+            "GPUs: none. If its jobs had some, accounting does not count them: it takes AccountingStorageTRES=gres/gpu"
+        )
+    lines += [
+        f"  {one.user}'s {one.name}: {one.jobs} jobs, median {seconds(one.run_s.median)} on {one.gpus.median:.0f} GPUs"
+        for one in work.namesakes
+    ]
+    return [*lines, LEARNED]

@@ -1,0 +1,220 @@
+"""`slurm-ones db query`: a view, or SQL of one's own, as a table or as data."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from itertools import islice
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from ones_db.query import TIMEOUT_S, Answer, QueryError, Reader, view_named, view_query
+from ones_db.views import VIEWS
+from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, settings_of
+from slurm_ones.report.text import plain, safe
+
+TABLE_ROWS = 1_000
+"""Rows of a table where no limit is given: people read no more, and a table needs all of them to know its widths."""
+
+
+class Format(str, Enum):
+    """How the answer is written."""
+
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+    PARQUET = "parquet"
+
+
+@command
+def query(
+    name: Annotated[str, typer.Argument(help="View to read; without one, and without SQL, the views are listed.")] = "",
+    sql: Annotated[str, typer.Option("--sql", help="One SELECT of your own.")] = "",
+    file: Annotated[Path | None, typer.Option("--file", help="A file with one SELECT.")] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option("--param", help="K=V: of a view, only rows whose column K is V; of SQL, the value of :K."),
+    ] = None,
+    columns: Annotated[
+        str, typer.Option("--columns", help="Of a view: these columns alone, with commas between.")
+    ] = "",
+    format: Annotated[Format, typer.Option("--format", help="csv and json are written as rows come.")] = Format.TABLE,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write in place of stdout.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=0, help=f"Most rows; a table has {TABLE_ROWS} where none is given.")
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Most seconds to wait.")] = TIMEOUT_S,
+    config: ConfigOption = None,
+    database: DatabaseOption = "",
+) -> None:
+    """Ask the job database; nothing can be changed by it."""
+    if sum((bool(name), bool(sql), file is not None)) > 1:
+        raise QueryError("a view's name, --sql and --file are three ways to ask: give one")
+    texts = {column.name for column in view_named(name).columns if column.kind in ("text", "said")} if name else set()
+    values = dict(_parameter(item, texts) for item in param or ())
+    if name:
+        question = view_query(name, list(values), [column.strip() for column in columns.split(",") if column.strip()])
+    elif columns:
+        raise QueryError("--columns is for views; SQL names its own")
+    elif sql or file is not None:
+        question = sql or _read(file)
+    else:
+        _list_views()
+        return
+    reader = Reader(settings_of(config, database).database_url, timeout_s=timeout)
+    try:
+        with reader.ask(question, values) as answer:
+            _write(answer, format, output, limit, name)
+    finally:
+        reader.close()
+
+
+def _parameter(item: str, texts: Collection[str]) -> tuple[str, int | float | str]:
+    """A parameter's name and value: a whole number, a number or a text, which those in `texts` always are."""
+    key, equals, value = item.partition("=")
+    if not equals or not key.isidentifier():
+        raise QueryError(f"--param {item}: write NAME=VALUE")
+    for kind in (int, float) if key not in texts else ():
+        try:
+            number = kind(value)
+        except ValueError:
+            continue
+        return key, number if math.isfinite(number) else value
+    return key, value
+
+
+def _read(file: Path | None) -> str:
+    assert file is not None
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise QueryError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise QueryError(f"{file}: holds no UTF-8 text") from None
+
+
+def _list_views() -> None:
+    shown = Table(box=None, header_style="bold", pad_edge=False)
+    shown.add_column("view", no_wrap=True)
+    shown.add_column("what it tells")
+    for view in VIEWS.values():
+        shown.add_row(view.name, view.title)
+    console.print(shown)
+    console.print("\nslurm-ones db query VIEW --param job_id=7, or --sql 'SELECT …'; docs/database.md has all columns")
+
+
+def _write(answer: Answer, format: Format, output: Path | None, limit: int | None, name: str) -> None:
+    rows = answer.rows if limit is None else islice(answer.rows, limit)
+    if format is Format.TABLE:
+        if output is not None:
+            raise QueryError("--output is for csv, json and parquet")
+        shown = list(islice(rows, TABLE_ROWS if limit is None else limit))
+        _print_table(answer.columns, shown, name)
+        if limit is None and next(rows, None) is not None:
+            errors.print(f"the first {TABLE_ROWS} rows; give --limit, or --format csv for all", highlight=False)
+    elif format is Format.PARQUET:
+        _write_parquet(answer.columns, rows, output)
+    else:
+        with _target(output) as target:
+            (_write_csv if format is Format.CSV else _write_json)(answer.columns, rows, target)
+
+
+@contextmanager
+def _target(output: Path | None) -> Iterator[IO[str]]:
+    if output is None:
+        yield sys.stdout
+        return
+    try:
+        with output.open("w", encoding="utf-8", newline="") as file:
+            yield file
+    except OSError as error:
+        raise QueryError(f"{output}: cannot be written: {error.strerror}") from None
+
+
+def _write_csv(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], target: IO[str]) -> None:
+    writer = csv.writer(target, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+
+
+def _write_json(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], target: IO[str]) -> None:
+    """A list of objects, one a line; numbers that JSON has not are null."""
+    separator = "[\n"
+    for row in rows:
+        values = [None if isinstance(value, float) and not math.isfinite(value) else value for value in row]
+        told = dict(zip(columns, values, strict=True))
+        target.write(separator + json.dumps(told, default=_plain_value, ensure_ascii=False))
+        separator = ",\n"
+    target.write("[]\n" if separator == "[\n" else "\n]\n")
+
+
+def _plain_value(value: Any) -> Any:
+    """What SQL may give and JSON has not: exact decimals, times, bytes."""
+    if isinstance(value, bytes):
+        return value.hex()
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def _write_parquet(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], output: Path | None) -> None:
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise QueryError("parquet needs pyarrow: pip install 'slurm-ones[notebook]', or take --format csv") from None
+    if output is None:
+        raise QueryError("parquet is no text: name a file with --output")
+    if len(set(columns)) < len(columns):
+        raise QueryError("two columns have one name; give them names of their own with AS")
+    told = list(zip(*rows, strict=True)) or [()] * len(columns)
+    try:
+        arrays = [arrow.array(values) for values in told]
+        parquet.write_table(arrow.Table.from_arrays(arrays, names=list(columns)), output)
+    except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:
+        raise QueryError(f"a column holds values of several kinds, which parquet cannot: {error}") from None
+    except OSError as error:
+        raise QueryError(f"{output}: cannot be written: {error.strerror}") from None
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]], name: str) -> None:
+    """A table, or where it is too wide for the terminal, a record a row."""
+    said = {column.of for column in VIEWS[name].columns} if name else set()
+    # Where a time is told in words, its seconds are for programs.
+    kept = [i for i, column in enumerate(columns) if column not in said]
+    cells = [[_cell(row[i]) for i in kept] for row in rows]
+    heads = [plain(columns[i], 60) for i in kept]
+    widths = [max(len(head), *(len(line[i]) for line in cells), 0) for i, head in enumerate(heads)]
+    if sum(widths) + 2 * len(widths) <= console.width or not cells:
+        shown = Table(box=None, header_style="bold", pad_edge=False)
+        for i, head in zip(kept, heads, strict=True):
+            number = bool(rows) and all(isinstance(row[i], (int, float, type(None))) for row in rows)
+            shown.add_column(safe(head), justify="right" if number else "left", no_wrap=True)
+        for line in cells:
+            shown.add_row(*(safe(cell) for cell in line))
+        console.print(shown)
+        return
+    most = max(map(len, heads))
+    for count, line in enumerate(cells, 1):
+        console.print(f"row {count}", style="bold")
+        for head, cell in zip(heads, line, strict=True):
+            console.print(f"  {head:<{most}}  {cell}", markup=False, soft_wrap=True)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        if abs(value) >= 1e3:
+            return f"{value:.0f}" if value == round(value) else f"{value:.1f}"
+        return f"{value:.4g}"
+    return plain(str(value))

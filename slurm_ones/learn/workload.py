@@ -1,0 +1,118 @@
+"""What a cluster's past says of the work that comes to it: how often, how long, how large."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ones_db import PastJob
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The middle of a figure over jobs, and what nine in ten of them do not exceed."""
+
+    median: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """None of no values."""
+        if not values:
+            return None
+        median, most = np.percentile(np.array(values, dtype=np.float64), [50.0, 90.0])
+        return cls(float(median), float(most))
+
+
+@dataclass(frozen=True)
+class Namesakes:
+    """Jobs of one user whose names differ in a number at their end at most."""
+
+    user: str
+    name: str
+    jobs: int
+    run_s: Spread
+    gpus: Spread
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The jobs that were submitted in a span of time and have ended. Times in seconds."""
+
+    jobs: int
+    gpu_jobs: int
+    """Those that were given GPUs; all that follows save `states` is of them, or of all jobs where there are none."""
+    first: float
+    last: float
+    """First and last submission, Unix seconds."""
+    per_hour: float
+    """Jobs submitted an hour, on average."""
+    busiest_hour: int
+    """Of the day, local time."""
+    busiest_per_hour: float
+    """Jobs submitted in that hour of a day, on average."""
+    run_s: Spread | None
+    """In all runs of a job that started."""
+    wait_s: Spread | None
+    """From the submission to the first start."""
+    gpus: Spread | None
+    gpu_hours: float
+    restarted: int
+    """Jobs of several runs."""
+    states: dict[str, int]
+    namesakes: tuple[Namesakes, ...]
+    """Those that took the most GPU time, or time, most first."""
+
+
+def script(user: str, name: str) -> tuple[str, str]:
+    """User, and name without a number at its end: jobs in which they are the same mostly run the same script."""
+    return user, re.sub(r"[-_.]?\d+$", "", name) or name
+
+
+def workload(past: Sequence[PastJob], names: int = 5) -> Workload | None:
+    """What these jobs, by their submission, have in common; None of no jobs."""
+    if not past:
+        return None
+    with_gpus = [job for job in past if job.gpus]
+    told = with_gpus or list(past)
+    started = [job for job in told if job.start_time is not None]
+    first, last = told[0].submit_time, told[-1].submit_time
+    hours = max((last - first) / HOUR_S, 1.0)
+    of_day = Counter(time.localtime(job.submit_time).tm_hour for job in told)
+    busiest, count = of_day.most_common(1)[0]
+    return Workload(
+        jobs=len(past),
+        gpu_jobs=len(with_gpus),
+        first=first,
+        last=last,
+        per_hour=len(told) / hours,
+        busiest_hour=busiest,
+        busiest_per_hour=count / max(hours / 24.0, 1.0),
+        run_s=Spread.of([job.run_s for job in started]),
+        wait_s=Spread.of([max(job.start_time - job.submit_time, 0.0) for job in started if job.start_time is not None]),
+        gpus=Spread.of([float(job.gpus) for job in with_gpus]),
+        gpu_hours=sum(job.gpu_s for job in told) / HOUR_S,
+        restarted=sum(job.runs > 1 for job in told),
+        states=dict(Counter(job.state for job in past).most_common()),
+        namesakes=_namesakes(started, names),
+    )
+
+
+def _namesakes(past: Sequence[PastJob], most: int) -> tuple[Namesakes, ...]:
+    groups: dict[tuple[str, str], list[PastJob]] = defaultdict(list)
+    for job in past:
+        groups[script(job.user, job.name)].append(job)
+    several = [(key, jobs) for key, jobs in groups.items() if len(jobs) > 1]
+    several.sort(key=lambda item: -sum(job.gpu_s or job.run_s for job in item[1]))
+    return tuple(
+        Namesakes(user, name, len(jobs), run_s, gpus)
+        for (user, name), jobs in several[:most]
+        if (run_s := Spread.of([job.run_s for job in jobs])) and (gpus := Spread.of([float(job.gpus) for job in jobs]))
+    )

@@ -1,0 +1,204 @@
+"""What each kind of database needs said: passwords, bulk, partitions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ones_db import RunReports, Store, StoreError, migrate
+from ones_db.engine import backend_of, names_password
+from ones_db.postgres import RUNS_A_MONTH
+from tests.db.make import ask, change, job, throughput, told
+from tests.db.server import Server
+
+
+@pytest.fixture
+def locked(server: Server, postgresql_url: str) -> Iterator[str]:
+    """The URL of a role that has to give its password, which is 'secret'."""
+    server.psql("DROP ROLE IF EXISTS locked; CREATE ROLE locked LOGIN SUPERUSER PASSWORD 'secret'")
+    yield postgresql_url.replace("ones@", "locked@", 1)
+
+
+def test_a_password_comes_from_where_libpq_looks(
+    locked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
+    """Protects from passwords in settings and on command lines: the environment, a file and a service do."""
+    for name in ("PGPASSWORD", "PGPASSFILE", "PGSERVICEFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(StoreError, match=r"a password is taken from ~/\.pgpass, PGPASSWORD or a service file"):
+        Store.open(locked, "gres")
+    with monkeypatch.context() as set_for_now:
+        set_for_now.setenv("PGPASSWORD", "secret")
+        Store.open(locked, "gres").close()
+    passwords = tmp_path / "pgpass"
+    passwords.write_text("*:*:*:locked:secret\n")
+    passwords.chmod(0o600)
+    with monkeypatch.context() as set_for_now:
+        set_for_now.setenv("PGPASSFILE", str(passwords))
+        Store.open(locked, "gres").close()
+    services, database = tmp_path / "services", backend_of(locked)._url.database  # type: ignore[attr-defined]
+    services.write_text(f"[site]\nhost={server.place}\ndbname={database}\nuser=locked\npassword=secret\n")
+    with monkeypatch.context() as set_for_now:
+        set_for_now.setenv("PGSERVICEFILE", str(services))
+        with Store.open("postgresql://?service=site", "gres") as store:
+            assert store.jobs() == {} and "secret" not in store.place
+
+
+def test_a_password_is_never_shown(locked: str) -> None:
+    """Protects a password that is in the URL after all from logs and messages."""
+    for given in (locked.replace("locked@", "locked:s3same@"), f"{locked}&password=s3same"):
+        assert names_password(given)
+        with pytest.raises(StoreError, match="password authentication failed") as caught:
+            Store.open(given, "gres")
+        assert "s3same" not in str(caught.value)
+    assert not names_password(locked)
+    with Store.open(locked.replace("locked@", "locked:secret@"), "gres") as store:
+        assert "secret" not in store.place and "locked@" in store.place
+
+
+def test_a_database_that_is_not_there(server: Server) -> None:
+    """Protects the first start on a server from an error without a way out."""
+    with pytest.raises(StoreError, match=r"no such database; make it \(createdb\), then run `slurm-ones db upgrade`"):
+        Store.open(server.url("nowhere"), "gres")
+    with pytest.raises(StoreError, match="no such database"):
+        migrate.upgrade(server.url("nowhere"))
+
+
+def test_a_database_that_keeps_no_unicode(server: Server) -> None:
+    """Protects users' names from a database that was made for one language."""
+    name = server.fresh("template0", "ENCODING 'LATIN1' LOCALE 'C'")
+    with pytest.raises(StoreError, match="encoding is LATIN1"):
+        migrate.upgrade(server.url(name))
+    server.drop(name)
+
+
+WITHOUT = """
+import sys
+sys.modules["psycopg"] = None
+from ones_db import Store, StoreError
+try:
+    Store.open("postgresql://me@/ones", "gres")
+except StoreError as error:
+    print(error)
+"""
+
+
+def test_without_psycopg() -> None:
+    """Protects sites with SQLite alone from a driver they do not need, and tells others what to install."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
+    assert "pip install 'slurm-ones[postgres]'" in done.stdout, done.stderr
+
+
+def test_many_rows_some_of_them_twice(store: Store, url: str) -> None:
+    """Protects a long look at a file in which a number stands twice: the first is believed, the others stored once."""
+    store.see_jobs([job(1)])
+    samples = [throughput(n) for n in range(2, 302)]
+    doubled = [throughput(n, samples=1) for n in range(2, 302, 7)]
+    store.add_reports([RunReports(1, 0, 1, 301, throughput=[*samples, *doubled])])
+    assert ask(url, "SELECT count(*), min(samples) FROM throughput") == [(300, 64)]
+    more = [throughput(n, loss=None, noise=2.5, nonfinite=n) for n in range(302, 402)]
+    store.add_reports([RunReports(1, 0, 2, 401, throughput=more)])
+    assert ask(url, "SELECT count(*), sum(noise), max(nonfinite) FROM throughput WHERE loss IS NULL") == [
+        (100, 250.0, 401)
+    ]
+
+
+@pytest.mark.parametrize("rows", [1, 100])
+def test_numbers_beyond_64_bits(store: Store, url: str, rows: int) -> None:
+    """Protects from a job's absurd figure, alone or among many: an error in words, and nothing stored."""
+    store.see_jobs([job(1)])
+    samples = [throughput(n, samples=2**63) for n in range(2, 2 + rows)]
+    with pytest.raises(StoreError, match="64 bits"):
+        told(store, 1, 0, throughput=samples, offset=1, number=rows + 1)
+    assert ask(url, "SELECT count(*) FROM throughput") == [(0,)]
+    told(store, 1, 0, throughput=[throughput(2, samples=2**63 - 1)], offset=1, number=2)
+    assert ask(url, "SELECT samples FROM throughput") == [(2**63 - 1,)]
+
+
+def test_zeros_in_a_name(store: Store) -> None:
+    """Protects a snapshot from a name that PostgreSQL does not take."""
+    store.see_jobs([job(1, name="a\0b", comment="tab\t and \x1b")])
+    assert (store.jobs()[1].name, store.jobs()[1].comment) == ("a\\x00b", "tab\t and \x1b")
+
+
+def test_counts_are_whole_numbers(store: Store) -> None:
+    """Protects JSON and plots from a server's own kinds of numbers."""
+    store.see_jobs([job(1)])
+    told(store, 1, 0, throughput=[throughput(2, nonfinite=3)], offset=1, number=2)
+    (summary,) = store.job_summaries()
+    assert (type(summary.nonfinite), type(summary.attempts), type(summary.pause_s)) == (int, int, float)
+
+
+def test_a_month_has_a_partition_of_its_own(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects a large table: runs of a month lie together, are found by their key in one part, and no reader keeps the
+    writer from making the next."""
+    parts = "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = "
+    parts += "'throughput'::regclass ORDER BY 1"
+    day = 86_400.0
+    for now in (1.8e9, 1.8e9 + 40 * day):
+        monkeypatch.setattr("ones_db.postgres.time.gmtime", lambda now=now, real=time.gmtime: real(now))
+        with (
+            Store.open(postgresql_url, "gres", read_only=True) as reader,
+            reader._read() as reading,
+            Store.open(postgresql_url, "gres") as store,
+        ):
+            assert reading.exec_driver_sql("SELECT count(*) FROM throughput").scalar() == (now > 1.8e9)
+            number = int(now)
+            store.see_jobs([job(number)])
+            told(store, number, 0, throughput=[throughput(2)], offset=1, number=2)
+            assert len(store.histories([number])[number].throughput) == 0
+    monkeypatch.undo()
+    names = [name for (name,) in ask(postgresql_url, parts)]
+    assert {"throughput_0", "throughput_202701", "throughput_202702", "throughput_202703"} <= set(names)
+    ((january,), (february,)) = ask(postgresql_url, "SELECT run_id FROM throughput ORDER BY run_id")
+    assert february // RUNS_A_MONTH == january // RUNS_A_MONTH + 1
+    plan = str(ask(postgresql_url, f"EXPLAIN SELECT * FROM throughput WHERE run_id = {january} AND number > 1"))
+    assert "throughput_202701" in plan and "throughput_202702" not in plan
+    assert ask(postgresql_url, "SELECT count(*) FROM throughput_202702") == [(1,)]
+
+
+def test_fifty_readers_at_once(postgresql_url: str) -> None:
+    """Protects a tick from a class of students: all are in the middle of a transaction, and the writer writes."""
+    with Store.open(postgresql_url, "gres") as store:
+        store.see_jobs([job(1)])
+        reading, done = threading.Barrier(51), threading.Event()
+        counts: list[int] = []
+
+        def read() -> None:
+            with Store.open(postgresql_url, "gres", read_only=True) as reader, reader._read() as connection:
+                counts.append(int(connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar() or 0))
+                reading.wait(60)
+                done.wait(60)
+                counts.append(int(connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar() or 0))
+
+        threads = [threading.Thread(target=read) for _ in range(50)]
+        for thread in threads:
+            thread.start()
+        reading.wait(60)
+        began = time.monotonic()
+        store.see_jobs([job(2)])
+        told(store, 2, 0, throughput=[throughput(n) for n in range(2, 202)], offset=1, number=201)
+        took = time.monotonic() - began
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert counts == [1] * 100
+    assert took < 5.0
+
+
+def test_a_role_that_may_only_read(server: Server, postgresql_url: str) -> None:
+    """Protects the data from a reader's own SQL: the server refuses, and says so in words."""
+    server.psql("DROP ROLE IF EXISTS looker; CREATE ROLE looker LOGIN")
+    change(postgresql_url, "GRANT SELECT ON ALL TABLES IN SCHEMA public TO looker")
+    url = postgresql_url.replace("ones@", "looker@", 1)
+    with pytest.raises(StoreError, match="may not write"):
+        change(url, "DELETE FROM jobs")
+    with pytest.raises(StoreError, match="may not write"):
+        Store.open(url, "gres")

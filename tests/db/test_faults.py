@@ -1,0 +1,239 @@
+"""What is lost and what is doubled when things break in the middle of a call: nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from ones_db import RunReports, Store, StoreError, StoreLost
+from slurm_ones.companion import Companion
+from slurm_ones.config import Settings
+from slurm_ones.slurm.model import Snapshot
+from tests.db.make import ask, change, job, throughput, told
+from tests.db.server import Server, may_unshare
+
+SAMPLES = 400
+"""Samples of a batch, enough for COPY."""
+
+STUCK = """
+CREATE FUNCTION stuck() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN IF NEW.number = 300 THEN PERFORM pg_sleep(60); END IF; RETURN NEW; END $$;
+CREATE TRIGGER stuck BEFORE INSERT ON throughput FOR EACH ROW EXECUTE FUNCTION stuck();
+"""
+
+BATCH = RunReports(1, 0, 5000, SAMPLES + 1, throughput=[throughput(n) for n in range(2, SAMPLES + 2)])
+
+
+def count(url: str) -> tuple[int, int]:
+    """Rows, and rows without their doubles."""
+    ((rows, distinct),) = ask(url, "SELECT count(*), count(DISTINCT number) FROM throughput")
+    return rows, distinct
+
+
+def wait_for(true: Callable[[], object]) -> None:
+    until = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < until, "it did not come to that"
+        time.sleep(0.02)
+
+
+def copying(url: str) -> list[tuple[int]]:
+    """The sessions that are in the middle of a COPY."""
+    return ask(url, "SELECT pid FROM pg_stat_activity WHERE query LIKE 'COPY throughput%%' AND state = 'active'")
+
+
+@contextmanager
+def in_mid_copy(store: Store, url: str) -> Iterator[list[Exception]]:
+    """A batch whose COPY has stored most of its rows and stands still; gives the errors of its call once it ended."""
+    change(url, STUCK)
+    errors: list[Exception] = []
+
+    def add() -> None:
+        try:
+            store.add_reports([BATCH])
+        except Exception as error:  # shown by the test
+            errors.append(error)
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    wait_for(lambda: copying(url))
+    yield errors
+    thread.join(30)
+    assert not thread.is_alive()
+    change(url, "DROP FUNCTION stuck() CASCADE")
+
+
+def test_a_connection_killed_in_mid_copy(postgresql_url: str) -> None:
+    """Protects a tick from an administrator's or a network's cut: nothing is stored, then all of it."""
+    with Store.open(postgresql_url, "gres") as store:
+        store.see_jobs([job(1)])
+        told(store, 1, 0, throughput=[], offset=1, number=1)
+        with in_mid_copy(store, postgresql_url) as errors:
+            ((process,),) = copying(postgresql_url)
+            ask(postgresql_url, f"SELECT pg_terminate_backend({process})")
+        (error,) = errors
+        assert isinstance(error, StoreLost) and "next call connects anew" in str(error)
+        assert count(postgresql_url) == (0, 0)
+        assert store.report_positions([1]) == {(1, 0): (1, 1)}
+        for _ in range(2):
+            store.add_reports([BATCH])
+            assert count(postgresql_url) == (SAMPLES, SAMPLES)
+
+
+def test_a_server_that_crashes_in_mid_copy(postgresql_url: str, server: Server) -> None:
+    """Protects the same from a server that is killed: it recovers without the batch, and the store goes on."""
+    with Store.open(postgresql_url, "gres") as store:
+        store.see_jobs([job(1)])
+        told(store, 1, 0, throughput=[throughput(1)], offset=1, number=1)
+        with in_mid_copy(store, postgresql_url) as errors:
+            server.stop(signal.SIGQUIT)
+            with pytest.raises(StoreLost):
+                store.jobs()
+            server.start()
+        assert isinstance(errors[0], StoreLost)
+        assert count(postgresql_url) == (1, 1)
+        for _ in range(2):
+            store.add_reports([BATCH])
+            assert count(postgresql_url) == (SAMPLES + 1, SAMPLES + 1)
+
+
+def test_a_server_that_is_restarted_between_calls(postgresql_url: str, server: Server) -> None:
+    """Protects a companion from a night's maintenance: the next call connects anew without an error."""
+    with Store.open(postgresql_url, "gres") as store, Store.open(postgresql_url, "gres", read_only=True) as reader:
+        store.see_jobs([job(1)])
+        assert len(reader.jobs()) == 1
+        server.stop()
+        server.start()
+        store.see_jobs([job(2)])
+        assert len(reader.jobs()) == 2
+
+
+class Quiet:
+    """A controller of a cluster without jobs."""
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(0.0, {}, {}, {})
+
+
+def test_a_companion_outlives_its_server(postgresql_url: str, server: Server) -> None:
+    """Protects the jobs that a companion holds from a database that is away for some ticks: it goes on by itself."""
+    with Store.open(postgresql_url, "gres") as store:
+        companion = Companion(Settings(tick_s=0.05), Quiet(), store)  # type: ignore[arg-type]
+        stop, ticks = threading.Event(), []
+        thread = threading.Thread(target=lambda: companion.run(stop, ticks.append))
+        thread.start()
+        try:
+            wait_for(lambda: ticks)
+            server.stop(signal.SIGQUIT)
+            time.sleep(0.5)
+            assert thread.is_alive()
+            server.start()
+            before = len(ticks)
+            wait_for(lambda: len(ticks) > before + 1)
+        finally:
+            stop.set()
+            thread.join(30)
+
+
+WRITER = """
+import sys
+from ones_db import Store
+from tests.db.test_faults import BATCH
+
+with Store.open(sys.argv[1], "gres") as store:
+    store.add_reports([BATCH])
+"""
+
+
+def test_a_writer_killed_in_mid_copy(postgresql_url: str) -> None:
+    """Protects from half a batch after `kill -9`, and the next companion from waiting for what the last one asked."""
+    with Store.open(postgresql_url, "gres") as store:
+        store.see_jobs([job(1)])
+        change(postgresql_url, STUCK)
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, postgresql_url])
+        wait_for(lambda: copying(postgresql_url))
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+        wait_for(lambda: not copying(postgresql_url))
+        assert count(postgresql_url) == (0, 0)
+        change(postgresql_url, "DROP FUNCTION stuck() CASCADE")
+        store.add_reports([BATCH])
+        assert count(postgresql_url) == (SAMPLES, SAMPLES)
+
+
+def batch(number: int, samples: int = 20_000) -> RunReports:
+    """The reports that follow those of `number - 1`."""
+    first = 2 + number * samples
+    told = [throughput(n) for n in range(first, first + samples)]
+    return RunReports(1, 0, first, told[-1].number, throughput=told)
+
+
+def fill(store: Store) -> int:
+    """Add batches until the disk is full; returns the number of the one that found no place."""
+    for number in range(100):
+        try:
+            store.add_reports([batch(number)])
+        except StoreError as error:
+            assert "nothing of this call was stored" in str(error), error
+            return number
+    raise AssertionError("the disk was never full")
+
+
+def test_a_servers_full_disk(server: Server, empty_postgresql: str) -> None:
+    """Protects what was stored from a disk without room, and the batch that met it: it is stored once there is some."""
+    if not server.has_small:
+        pytest.skip("needs root that may mount a small disk")
+    server.psql(f"CREATE TABLESPACE small LOCATION '{server.small}'")
+    name = server.fresh(empty_postgresql, "TABLESPACE small")
+    url = server.url(name)
+    try:
+        change(url, "CREATE TABLE ballast AS SELECT repeat('x', 1000) FROM generate_series(1, 12000)")
+        with Store.open(url, "gres") as store:
+            store.see_jobs([job(1)])
+            last = fill(store)
+            assert last > 0 and count(url) == (20_000 * last, 20_000 * last)
+            change(url, "DROP TABLE ballast")
+            server.psql("CHECKPOINT")
+            store.add_reports([batch(last)])
+            assert count(url) == (20_000 * (last + 1), 20_000 * (last + 1))
+    finally:
+        server.drop(name)
+        server.psql("DROP TABLESPACE small")
+
+
+FULL = """
+import os, sys
+from ones_db import Store, migrate
+from tests.db.make import job
+from tests.db.test_faults import batch, count, fill
+
+url, ballast = f"sqlite:///{sys.argv[1]}/ones.sqlite", sys.argv[1] + "/ballast"
+migrate.upgrade(url)
+with open(ballast, "wb") as file:
+    file.write(bytes(6 << 20))
+with Store.open(url, "gres") as store:
+    store.see_jobs([job(1)])
+    last = fill(store)
+    assert last > 0 and count(url) == (20_000 * last, 20_000 * last)
+    os.unlink(ballast)
+    store.add_reports([batch(last)])
+    assert count(url) == (20_000 * (last + 1), 20_000 * (last + 1))
+print("as it should be")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not may_unshare(), reason="needs root that may mount a small disk")
+def test_a_files_full_disk(tmp_path: os.PathLike[str]) -> None:
+    """Protects the same on SQLite."""
+    mount = f"mount -t tmpfs -o size=12m tmpfs '{tmp_path}' && exec \"$@\""
+    python = [sys.executable, "-c", FULL, str(tmp_path)]
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", mount, "sh", *python], capture_output=True, text=True)
+    assert done.stdout == "as it should be\n", done.stderr

@@ -1,0 +1,268 @@
+"""Questions in SQL, and what they cannot do; `slurm-ones db query` as people meet it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sqlite3
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+from typer.testing import CliRunner
+
+from ones_db import SchemaError, Store, StoreError
+from ones_db.query import QueryError, Reader, one_query
+from ones_db.views import VIEWS
+from slurm_ones.cli import app
+from tests.db.make import ask, job, opened, resized_job
+
+HOSTILE = "evil\x1b]0;owned\x07\x1b[2J\n[red]x[/red]"
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+
+
+def answer(url: str, sql: str, timeout_s: float = 60.0, **parameters: object) -> list[tuple[object, ...]]:
+    reader = Reader(url, timeout_s=timeout_s)
+    try:
+        with reader.ask(sql, parameters) as told:
+            return list(told.rows)
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize(
+    ("sql", "kept"),
+    [
+        ("SELECT 1;", "SELECT 1"),
+        ("  select 1 ; -- the end; really\n /* ; */ ;", "select 1"),
+        ("-- one\nWITH a AS (SELECT 1) SELECT * FROM a", "WITH a AS (SELECT 1) SELECT * FROM a"),
+        ("SELECT ';', \"a;b\", 'it''s; :x'", "SELECT ';', \"a;b\", 'it''s; \\:x'"),
+        ("(SELECT 1)", "(SELECT 1)"),
+    ],
+)
+def test_one_query_is_taken(sql: str, kept: str) -> None:
+    """Protects questions with semicolons and colons in texts, names and comments."""
+    assert " ".join(one_query(sql).split()) == kept
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("", "no SQL"),
+        ("-- nothing", "no SQL"),
+        ("SELECT 1; SELECT 2", "more than one"),
+        ("SELECT 1; COMMIT; DROP TABLE jobs", "more than one"),
+        (r"SELECT E'\'; DROP TABLE jobs; --'; DROP TABLE runs", "more than one"),
+        ("SELECT $a$;$a$; DELETE FROM jobs", "more than one"),
+        ("DELETE FROM jobs", "DELETE"),
+        ("/* SELECT */ DROP TABLE jobs", "DROP"),
+        ("PRAGMA query_only = OFF", "PRAGMA"),
+        ("SET TRANSACTION READ WRITE", "SET"),
+        ("COPY jobs TO PROGRAM 'id'", "COPY"),
+        ("DO $$ BEGIN COMMIT; DELETE FROM jobs; END $$", "DO"),
+        ("ATTACH 'other.sqlite' AS other", "ATTACH"),
+    ],
+)
+def test_all_else_is_refused(sql: str, message: str) -> None:
+    """Protects from a second statement that hides, and from commands that leave the transaction."""
+    with pytest.raises(QueryError, match=message):
+        one_query(sql)
+
+
+PIECES = ("1", " ", "\n", "'", "''", '"', "`", "-- x", "/*", "*/", ";", ":x", "\\", "a", "SELECT 2", "(", ")", ",")
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=12))
+def test_what_is_taken_is_one_statement_for_the_database_too(pieces: list[str]) -> None:
+    """Protects from SQL that is read here in another way than by the database behind: SQLite itself is asked."""
+    try:
+        kept = one_query("SELECT 1 " + "".join(pieces))
+    except QueryError:
+        return
+    with closing(sqlite3.connect(":memory:")) as connection:
+        try:
+            connection.execute(str(text(kept).compile()))
+        except sqlite3.Error as error:
+            assert "one statement" not in str(error), kept
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "WITH gone AS (SELECT 1) DELETE FROM jobs",
+        "WITH gone AS (DELETE FROM jobs RETURNING id) SELECT * FROM gone",
+        "SELECT set_config('transaction_read_only', 'off', false)",
+        "SELECT nextval('jobs_id_seq')",
+        "SELECT * INTO theirs FROM jobs",
+        "SELECT writefile('/tmp/ones-was-here', 'x')",
+    ],
+)
+def test_the_database_itself_refuses_to_write(store: Store, url: str, sql: str) -> None:
+    """Protects the data where the SQL passes for a query: it is the database that holds it."""
+    store.see_jobs([job(1)])
+    with pytest.raises(StoreError):
+        answer(url, sql)
+    assert ask(url, "SELECT job_id FROM jobs") == [(1,)]
+
+
+def test_parameters_and_texts_with_colons(store: Store, url: str) -> None:
+    """Protects values from being SQL, and texts from being parameters."""
+    store.see_jobs([job(1, name="x'; DROP TABLE jobs; --"), job(2, name="10:30")])
+    assert answer(url, "SELECT job_id FROM jobs WHERE name = :name", name="x'; DROP TABLE jobs; --") == [(1,)]
+    assert answer(url, "SELECT job_id, '%s :no' FROM jobs WHERE name = '10:30'") == [(2, "%s :no")]
+    with pytest.raises(QueryError, match="--param name=VALUE"):
+        answer(url, "SELECT job_id FROM jobs WHERE name = :name")
+    with pytest.raises(QueryError, match="has no parameter 'other'"):
+        answer(url, "SELECT job_id FROM jobs", other=1)
+
+
+def test_rows_come_as_they_are_taken(url: str) -> None:
+    """Protects memory: the first rows of an endless answer are there, and the rest is left."""
+    reader = Reader(url, timeout_s=60)
+    with reader.ask(ENDLESS if url.startswith("sqlite") else "SELECT i FROM generate_series(1, 10000000) i") as told:
+        assert [next(told.rows) for _ in range(3)] == [(1,), (2,), (3,)]
+    reader.close()
+
+
+def test_a_question_without_end_is_given_up(url: str) -> None:
+    """Protects the database's log and server from a reader that never ends."""
+    began = time.monotonic()
+    with pytest.raises(QueryError, match=r"not answered within 0\.2 s"):
+        answer(url, f"SELECT COUNT(*) FROM ({ENDLESS}) n", timeout_s=0.2)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("sql", ["SELECT * FROM nothing", "SELECT nothing FROM jobs", "SELECT * FRM jobs"])
+def test_mistakes_are_explained(url: str, sql: str) -> None:
+    """Protects researchers from a driver's words without a way on."""
+    with pytest.raises(QueryError, match="lists the views"):
+        answer(url, sql)
+
+
+def test_absent_and_old_databases_say_what_to_run(tmp_path: Path, sqlite_url: str) -> None:
+    """Protects from making files by asking, and from views of another schema."""
+    with pytest.raises(SchemaError, match="slurm-ones db upgrade"):
+        Reader(f"sqlite:///{tmp_path}/none.sqlite")
+    assert not (tmp_path / "none.sqlite").exists()
+    with opened(sqlite_url, write=True) as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0004'")
+    with pytest.raises(SchemaError, match="slurm-ones db upgrade"):
+        Reader(sqlite_url)
+
+
+def call(url: str, *arguments: str) -> Result:
+    environment = {"COLUMNS": "300", "HOME": "/nonexistent"}
+    return CliRunner().invoke(app, ["db", "query", *arguments, "--database", url], env=environment)
+
+
+@pytest.fixture
+def filled(sqlite_url: str) -> str:
+    with Store.open(sqlite_url, "gres") as store:
+        resized_job(store)
+        store.see_jobs([job(9, name=HOSTILE, user=HOSTILE)])
+    return sqlite_url
+
+
+class TestCommand:
+    """`slurm-ones db query`."""
+
+    def test_without_a_question_the_views_are_listed(self, filled: str) -> None:
+        """A newcomer's first call."""
+        shown = call(filled).stdout
+        for view in VIEWS.values():
+            assert view.name in shown and view.title in shown
+
+    def test_a_view_of_one_job_in_each_format(self, filled: str, tmp_path: Path) -> None:
+        """One answer, however it is written."""
+        asked = ("scaling", "--param", "job_id=7", "--columns", "gpus,samples_per_s,user_name,goodput")
+        table = call(filled, *asked).stdout.split()
+        assert table[4:] == ["1", "128", "alice", "–", "4", "512", "alice", "–"]
+        expected = [
+            {"gpus": 1, "samples_per_s": 128.0, "user_name": "alice", "goodput": None},
+            {"gpus": 4, "samples_per_s": 512.0, "user_name": "alice", "goodput": None},
+        ]
+        assert json.loads(call(filled, *asked, "--format", "json").stdout) == expected
+        read = list(csv.DictReader(io.StringIO(call(filled, *asked, "--format", "csv").stdout)))
+        assert read == [{k: "" if v is None else str(v) for k, v in row.items()} for row in expected]
+        file = tmp_path / "out.parquet"
+        done = call(filled, *asked, "--format", "parquet", "--output", str(file))
+        assert done.exit_code == 0, done.output
+        import pyarrow.parquet
+
+        assert pyarrow.parquet.read_table(file).to_pylist() == expected
+
+    def test_a_number_may_be_a_name(self, filled: str) -> None:
+        """Accounts and users whose names are digits are found."""
+        with Store.open(filled, "gres") as store:
+            store.see_jobs([job(10, account="0042")])
+        told = json.loads(call(filled, "job_summary", "--param", "account=0042", "--format", "json").stdout)
+        assert [row["job_id"] for row in told] == [10]
+
+    def test_nothing_is_an_answer_too(self, filled: str) -> None:
+        """Scripts read an empty list."""
+        for format, shown in (("json", "[]\n"), ("csv", "job_id\n")):
+            asked = ("--sql", "SELECT job_id FROM jobs WHERE job_id = 0", "--format", format)
+            assert call(filled, *asked).stdout == shown
+        assert call(filled, "scaling", "--param", "job_id=0").exit_code == 0
+
+    def test_control_characters_are_harmless_in_tables(self, filled: str) -> None:
+        """A job's name cannot act on the terminal; as data it stays what it is."""
+        for asked in (("job_summary",), ("--sql", f'SELECT name, user_name AS "{HOSTILE}" FROM jobs')):
+            for width in ("300", "40"):
+                shown = CliRunner().invoke(app, ["db", "query", *asked, "--database", filled], env={"COLUMNS": width})
+                assert shown.exit_code == 0, shown.output
+                assert "\x1b]" not in shown.output and "\x07" not in shown.output and "\x1b[2J" not in shown.output
+                assert "evil?" in shown.output
+        told = json.loads(call(filled, "job_summary", "--param", "job_id=9", "--format", "json").stdout)
+        assert told[0]["name"] == HOSTILE
+
+    def test_limits(self, filled: str) -> None:
+        """An endless answer ends where it is told to, and a table by itself."""
+        assert call(filled, "--sql", ENDLESS, "--limit", "3", "--format", "csv").stdout == "i\n1\n2\n3\n"
+        shown = call(filled, "--sql", ENDLESS)
+        assert shown.stdout.split()[-1] == "1000" and "--limit" in shown.stderr
+
+    def test_a_file_and_its_parameters(self, filled: str, tmp_path: Path) -> None:
+        """SQL that is kept beside a paper."""
+        file = tmp_path / "mine.sql"
+        file.write_text("-- mine\nSELECT :a AS a, :b AS b, :c AS c, :d AS d;\n")
+        parameters = [word for item in ("a=1", "b=1.5", "c=x=y", "d=nan") for word in ("--param", item)]
+        told = json.loads(call(filled, "--file", str(file), *parameters, "--format", "json").stdout)
+        assert told == [{"a": 1, "b": 1.5, "c": "x=y", "d": "nan"}]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("nothing",), "there are job_summary"),
+            (("scaling", "--param", "job=7"), "it has cluster, job_id"),
+            (("scaling", "--param", "job_id"), "write NAME=VALUE"),
+            (("scaling", "--sql", "SELECT 1"), "give one"),
+            (("scaling", "--columns", "gpus,nothing"), "no column 'nothing'"),
+            (("--sql", "SELECT 1", "--columns", "a"), "SQL names its own"),
+            (("--sql", "DROP TABLE jobs"), "begin with SELECT"),
+            (("--sql", "SELECT :x"), "--param x=VALUE"),
+            (("--file", "/nonexistent.sql"), "cannot be read"),
+            (("scaling", "--format", "parquet"), "--output"),
+            (("scaling", "--format", "csv", "--output", "/nonexistent/x"), "cannot be written"),
+            (("--sql", "SELECT 1 AS a, 2 AS a", "--format", "parquet", "--output", "/nonexistent/x"), "one name"),
+        ],
+    )
+    def test_errors_say_what_to_do(self, filled: str, arguments: tuple[str, ...], message: str) -> None:
+        """Exit code 2 and a line on stderr."""
+        done = call(filled, *arguments)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert message in done.stderr
+
+    def test_parquet_without_pyarrow(self, filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Names the extra that has it."""
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        done = call(filled, "scaling", "--format", "parquet", "--output", str(tmp_path / "x"))
+        assert done.exit_code == 2 and "slurm-ones[notebook]" in done.stderr

@@ -1,0 +1,316 @@
+"""Old samples become fewer; nothing that learning reads changes, and nothing of a job that has not ended."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import defaultdict, deque
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import func, select
+
+from ones_db import RunReports, Store, ThroughputRecord, maintenance, retention
+from ones_db.maintenance import Ages, maintain
+from ones_db.reports import THROUGHPUT
+from slurm_ones.learn.knowledge import Learner
+from tests.db.make import SPEC, decision, epoch, hello, job, resize, run, throughput, told
+
+DAY = 86_400.0
+END = 50_000.0
+NOW = END + 100 * DAY
+MINUTES = Ages(minutes_s=7 * DAY, hours_s=1000 * DAY)
+HOURS = Ages(minutes_s=7 * DAY, hours_s=30 * DAY)
+
+
+def samples(store: Store) -> list[dict[str, Any]]:
+    """All samples, in the order of their runs and reports."""
+    with store._read() as connection:
+        query = select(THROUGHPUT).order_by(THROUGHPUT.c.run_id, THROUGHPUT.c.number)
+        return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def sums(store: Store) -> dict[tuple[int, int, int], tuple[int, float, int, float]]:
+    """Of each run, batch and epoch: samples, seconds, steps whose loss is no number, loss times finite samples."""
+    found: dict[tuple[int, int, int], list[float]] = defaultdict(lambda: [0, 0.0, 0, 0.0])
+    for row in samples(store):
+        into = found[row["run_id"], row["batch"], row["epoch"]]
+        into[0] += row["samples"]
+        into[1] += row["seconds"]
+        into[2] += row["nonfinite"] or 0
+        into[3] += (row["loss"] or 0.0) * max(row["samples"] - (row["nonfinite"] or 0) * row["batch"], 0)
+    return {key: (int(a), b, int(c), d) for key, (a, b, c, d) in found.items()}
+
+
+def train(store: Store, job_id: int, seed: int, *, ended: bool = True, count: int = 600) -> None:
+    """A job of two runs at two shapes, with a sample every ten seconds, changing its batch now and then."""
+    rng = random.Random(seed)
+    store.see_jobs([job(job_id)])
+    store.see_runs([run(job_id, 0, 1, 2), run(job_id, 1, 2, 4, start_time=20_000.0)])
+    for restart, start in ((0, 2000.0), (1, 20_000.0)):
+        found, step, cursor = [], 0, 0
+        for n in range(count):
+            batch = 64 if restart == 0 or n % 200 < 120 else 128
+            step, cursor = step + 5, (cursor + 5 * batch) % 30_000
+            found.append(
+                throughput(
+                    n + 2,
+                    time=start + 10.0 * (n + 1),
+                    epoch=n // 100,
+                    step=step,
+                    cursor=cursor,
+                    samples=5 * batch,
+                    seconds=rng.uniform(0.5, 2.0) if n % 170 else 0.0,
+                    batch=batch,
+                    loss=None if n % 13 == 0 else rng.uniform(0.1, 3.0),
+                    noise=rng.uniform(450.0, 500.0) if n > 99 else None,
+                    progress=320.0 * n,
+                    nonfinite=5 if n % 13 == 0 else int(n % 29 == 0),
+                )
+            )
+        ends = [epoch(count + 2 + e, e, time=start + 1000.0 * (e + 1)) for e in range(count // 100)]
+        told(
+            store,
+            job_id,
+            restart,
+            spec=SPEC,
+            hello=hello(time=start),
+            throughput=found,
+            epochs=ends,
+            offset=100,
+            number=ends[-1].number,
+        )
+    if ended:
+        store.see_jobs([job(job_id, restart=1, state="COMPLETED", end_time=END, exit_code=0)])
+
+
+def learned(url: str) -> tuple[Any, list[Any]]:
+    """What a companion that starts now learns: the histories, and speeds that its models predict."""
+    with Store.open(url, "gres", read_only=True) as store:
+        histories = store.finished_histories()
+    learner = Learner()
+    learner.finished(histories)
+    known = [learner.about(history) for history in histories]
+    nodes, gpus, batches = (np.array(values) for values in ([1, 1, 2, 4], [1, 2, 8, 16], [64, 128, 256, 512]))
+    return histories, [
+        (
+            one.throughput.throughput(nodes, gpus, batches).tolist(),
+            one.throughput.uncertainty(nodes, gpus, batches).tolist(),
+            one.efficiency.efficiency(batches).tolist(),
+            one.progress,
+        )
+        for one in known
+    ]
+
+
+@pytest.mark.parametrize("ages", [MINUTES, HOURS], ids=["minutes", "hours"])
+def test_learning_reads_the_same_before_and_after(store: Store, url: str, ages: Ages) -> None:
+    """Protects what the companion knows: every history and every model stays as it was, to the bit."""
+    for job_id in (1, 2):
+        train(store, job_id, job_id)
+    before, rows, totals = learned(url), len(samples(store)), sums(store)
+    done = maintain(store, ages, now=NOW, sleep=lambda _: None)
+    assert learned(url) == before
+    assert done.removed == rows - len(samples(store)) > rows // 2
+    for key, (used, seconds, nonfinite, loss) in sums(store).items():
+        assert (used, nonfinite) == (totals[key][0], totals[key][2])
+        assert (seconds, loss) == pytest.approx((totals[key][1], totals[key][3]))
+    assert store.pause_after(1, 0) is not None and store.job_summaries()[0].samples_per_s
+
+
+def test_the_views_tell_the_same(store: Store) -> None:
+    """Protects what people were told of a job from changing with its age: sums to the rounding, efficiency nearly."""
+    train(store, 1, 1)
+    views = ("job_summary", "run_timeline", "gpu_hours", "what_if", "scaling")
+    before = {name: view(store, name) for name in views}
+    maintain(store, HOURS, now=NOW, sleep=lambda _: None)
+    assert len(before["scaling"]) == 3
+    for name, rows in before.items():
+        for old, new in zip(rows, view(store, name), strict=True):
+            for column in set(old) - {"reports"}:
+                near = 1e-3 if column in ("statistical_efficiency", "goodput") else 1e-9
+                same = new[column] == old[column] or new[column] == pytest.approx(old[column], rel=near)
+                assert same, (name, column, old[column], new[column])
+
+
+def view(store: Store, name: str) -> list[dict[str, Any]]:
+    with store._read() as connection:
+        rows = [dict(row) for row in connection.exec_driver_sql(f"SELECT * FROM {name}").mappings()]
+    return sorted(rows, key=lambda row: [str(row.get(c)) for c in ("job_id", "restart", "gpus", "batch", "day")])
+
+
+def test_a_rolled_up_sample(store: Store) -> None:
+    """Protects what a minute says: sums, means by samples, and the position at its end."""
+    store.see_jobs([job(1)])
+    found = [
+        throughput(2, time=60.0, samples=100, seconds=1.0, loss=1.0, noise=10.0, progress=5.0),
+        throughput(3, time=80.0, samples=300, seconds=2.0, loss=2.0, noise=30.0, progress=9.0, lr_factor=2.0),
+        throughput(4, time=119.0, samples=128, seconds=3.0, loss=4.0, noise=20.0, progress=None, nonfinite=1),
+        throughput(5, time=120.0, samples=1, seconds=1.0),
+        *(throughput(n, time=1000.0 + n) for n in range(6, 6 + retention.KEPT)),
+    ]
+    told(store, 1, 0, hello=hello(), throughput=found, offset=9, number=50)
+    store.see_jobs([job(1, state="COMPLETED", end_time=END)])
+    maintain(store, MINUTES, now=NOW, sleep=lambda _: None)
+    minute, alone, *newest = samples(store)
+    assert (minute["number"], minute["time"], minute["step"], minute["cursor"]) == (4, 119.0, 4, 256)
+    assert (minute["samples"], minute["seconds"], minute["nonfinite"], minute["progress"]) == (528, 6.0, 1, 9.0)
+    assert minute["loss"] == pytest.approx((100 * 1.0 + 300 * 2.0 + 64 * 4.0) / 464)
+    assert minute["noise"] == pytest.approx((1.0 * 10.0 + 2.0 * 30.0 + 3.0 * 20.0) / 6.0)
+    assert minute["lr_factor"] == 1.0
+    assert alone["number"] == 5 and len(newest) == retention.KEPT
+
+
+def test_again_and_from_a_replayed_file(store: Store) -> None:
+    """Protects from work done twice, and from rolled-up samples coming back when a file is read again."""
+    train(store, 1, 1)
+    maintain(store, MINUTES, now=NOW, sleep=lambda _: None)
+    after = samples(store)
+    assert maintain(store, MINUTES, now=NOW, sleep=lambda _: None) == maintenance.Done()
+    store.add_reports([RunReports(1, 0, 100, 601, throughput=[throughput(n) for n in range(2, 602)])])
+    assert samples(store) == after
+    hours = maintain(store, HOURS, now=NOW, sleep=lambda _: None)
+    assert 0 < len(samples(store)) == len(after) - hours.removed < len(after)
+
+
+def test_jobs_that_have_not_ended_and_young_ones_stay(store: Store) -> None:
+    """Protects a running job: nothing of it is touched, however old its samples are."""
+    train(store, 1, 1, ended=False)
+    train(store, 2, 2)
+    before = samples(store)
+    assert maintain(store, MINUTES, now=END + 7 * DAY, sleep=lambda _: None) == maintenance.Done()
+    done = maintain(store, MINUTES, now=NOW, sleep=lambda _: None)
+    runs = {row["run_id"] for row in before[:1200]}
+    assert [row for row in samples(store) if row["run_id"] in runs] == before[:1200]
+    assert done.runs == 2
+
+
+def test_a_job_that_comes_back_to_life_stays(store: Store) -> None:
+    """Protects a job that is requeued after its end, while maintenance is under way."""
+    train(store, 1, 1)
+    (first, *_), before = store.rollups_due(NOW, 60.0), samples(store)
+    store.see_jobs([job(1, restart=2, state="PENDING")])
+    assert store.roll_up(deque([retention.Work(first)]), NOW, 60.0) == (0, 0)
+    assert samples(store) == before
+
+
+def test_dry_run(store: Store) -> None:
+    """Protects from a dry run that does something, or that promises something else."""
+    train(store, 1, 1)
+    before = samples(store)
+    promised = maintain(store, HOURS, dry=True, now=NOW)
+    assert samples(store) == before
+    done = maintain(store, HOURS, now=NOW, sleep=lambda _: None)
+    assert promised == done and done.removed > 0
+
+
+def test_stopped_in_the_middle(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects a run of more samples than one piece, and maintenance that is killed: it ends where it would have."""
+    train(store, 1, 1)
+    train(store, 2, 1)
+    totals = sums(store)
+    with monkeypatch.context() as small:
+        small.setattr(retention, "PIECE", 50)
+
+        def killed(_: float) -> None:
+            if len(samples(store)) < 1500:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            maintain(store, MINUTES, now=NOW, sleep=killed)
+        assert 1000 < len(samples(store)) < 1500
+        maintain(store, MINUTES, now=NOW, sleep=lambda _: None)
+    by_run: dict[int, list[Any]] = defaultdict(list)
+    for row in samples(store):
+        by_run[row["run_id"]].append(tuple(row.values())[1:])
+    pieces = list(by_run.values())
+    # Both jobs trained the same: that in pieces, stopped or not, comes to the same.
+    assert len(pieces[0]) == len(pieces[2]) and len(pieces[1]) == len(pieces[3])
+    assert {key: value[0] for key, value in sums(store).items()} == {key: value[0] for key, value in totals.items()}
+
+
+def test_random_reports(store: Store) -> None:
+    """Protects sums and kept samples whatever order times and batches come in."""
+    rng = random.Random(7)
+    store.see_jobs([job(1)])
+    found: list[ThroughputRecord] = []
+    for n in range(2, 800):
+        found.append(
+            throughput(
+                n,
+                time=rng.choice([rng.uniform(0, 500), 10.0 * n]),
+                epoch=rng.randrange(2),
+                samples=rng.randrange(1000),
+                seconds=rng.choice([0.0, rng.random()]),
+                batch=rng.choice([32, 64]),
+                loss=rng.choice([None, rng.random()]),
+                nonfinite=rng.randrange(3),
+            )
+        )
+    told(store, 1, 0, spec=SPEC, hello=hello(), throughput=found, epochs=[epoch(900, 0)], offset=1, number=900)
+    store.see_jobs([job(1, state="COMPLETED", end_time=END)])
+    totals, history = sums(store), store.finished_histories()
+    maintain(store, HOURS, now=NOW, sleep=lambda _: None)
+    store._memory.forget()
+    assert store.finished_histories() == history
+    for key, value in sums(store).items():
+        assert value[0] == totals[key][0] and value[1] == pytest.approx(totals[key][1])
+
+
+def test_the_companion_goes_on_writing(store: Store, url: str) -> None:
+    """Protects the companion from waiting for maintenance: its writes get in between, and none fails."""
+    for job_id in range(1, 6):
+        train(store, job_id, job_id)
+    store.see_jobs([job(9)])
+    store.see_runs([run(9)])
+    stop = threading.Event()
+    written = []
+
+    def companion() -> None:
+        with Store.open(url, "gres") as mine:
+            while not stop.is_set():
+                n = len(written) + 2
+                mine.add_reports([RunReports(9, 0, n, n, throughput=[throughput(n)])])
+                written.append(n)
+
+    thread = threading.Thread(target=companion)
+    thread.start()
+    try:
+        done = maintain(store, MINUTES, now=NOW)
+    finally:
+        stop.set()
+        thread.join()
+    assert done.removed > 0 and len(written) > 1
+    assert store.report_positions([9])[9, 0][1] == written[-1]
+
+
+def test_decisions_are_forgotten_when_that_is_asked(store: Store) -> None:
+    """Protects decisions that led to something, those of living jobs, and what resizes cost."""
+    store.see_jobs([job(1), job(2)])
+    idle = store.add_decision(decision(100.0, 1))
+    both = store.add_decision(decision(200.0, 1, 2))
+    acted = store.add_decision(decision(300.0, 1))
+    store.set_outcome(acted, 1, acted=True, outcome="resize")
+    led = store.add_decision(decision(400.0, 1))
+    number = store.begin_resize(resize(1, decision_id=led)).id
+    store.end_resize(number, "done", "it runs", 2600.0, pause_s=5.0)
+    store.see_jobs([job(1, state="COMPLETED", end_time=END)])
+    asked = Ages(minutes_s=DAY, hours_s=DAY, forget_s=50 * DAY)
+    assert maintain(store, MINUTES, now=NOW, sleep=lambda _: None).rows == 0
+    promised = maintain(store, asked, dry=True, now=NOW)
+    done = maintain(store, asked, now=NOW, sleep=lambda _: None)
+    assert (done.jobs, done.rows) == (promised.jobs, promised.rows) == (1, 4)
+    assert [d.id for d in store.decisions(1)] == [led, acted]
+    assert [d.id for d in store.recent_decisions()] == [led, acted, both] and idle not in {led, acted, both}
+    assert store.resizes(1)[0].pause_s == 5.0 and store.resize_steps(number) == []
+    assert maintain(store, asked, now=NOW, sleep=lambda _: None).jobs == 0
+
+
+def test_what_is_left_takes_less_room(store: Store) -> None:
+    """Protects the point of it all: a day of samples becomes a few dozen rows."""
+    train(store, 1, 1, count=2000)
+    maintain(store, HOURS, now=NOW, sleep=lambda _: None)
+    with store._read() as connection:
+        left = connection.scalar(select(func.count()).select_from(THROUGHPUT))
+    assert left is not None and left < 200

@@ -1,0 +1,247 @@
+"""The views: what they tell, the same on both databases, and through indexes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ones_db import CheckpointRecord, Store
+from ones_db.query import Reader, view_query
+from ones_db.view import spelled
+from ones_db.views import VIEWS
+from tests.db.make import SPEC, decision, hello, job, opened, resize, resized_job, run, throughput, told
+
+TYPES = {"int": int, "float": float, "text": str, "bool": int, "time": float, "said": str}
+DAY = 86_400.0
+
+
+def fill(store: Store) -> None:
+    """A job that was resized and completed, one that runs, one that waits, one that never was resized."""
+    resized_job(store)
+    asked = CheckpointRecord(32, 2610.0, "step-21", 2, 0, 21, 1000, 1.25, order_number=9, stall_s=0.5)
+    told(store, 7, 0, checkpoints=[asked], offset=200, number=32)
+    told(store, 7, 1, throughput=[throughput(5, time=3511.0, samples=256, batch=256, noise=192.0)], offset=60, number=5)
+    store.end_run(7, 1, 3600.0, "COMPLETED")
+    store.see_jobs(
+        [job(7, restart=1, submit_time=2901.0, state="COMPLETED", end_time=3600.0, requested_gpus_per_node=1)]
+    )
+    store.see_jobs([job(8, user="bob", account="lab"), job(9, name="waits ✓", state="PENDING", elastic=False)])
+    store.see_runs([run(8, 0, 2, 4, start_time=DAY - 1800.0)])
+    told(
+        store,
+        8,
+        0,
+        spec=SPEC,
+        hello=hello(time=DAY, batch=128),
+        throughput=[throughput(2, time=DAY + 60)],
+        offset=9,
+        number=2,
+    )
+    store.see_runs([run(9, 0, start_time=None)])
+    store.add_decision(decision(2400.0, 7, 9))
+    store.add_decision(decision(DAY + 3600.0, 8))
+    rolled_back = store.begin_resize(resize(8, started=DAY + 100.0, old_nodes=2, old_gpus_per_node=4))
+    store.end_resize(rolled_back.id, "rolled back", "it never drained", DAY + 200.0)
+
+
+def rows(url: str, name: str, **where: Any) -> list[dict[str, Any]]:
+    reader = Reader(url)
+    try:
+        with reader.ask(view_query(name, list(where)), where) as answer:
+            return [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
+    finally:
+        reader.close()
+
+
+def some(row: Mapping[str, Any], *names: str) -> tuple[Any, ...]:
+    return tuple(row[name] for name in names)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_columns_are_as_told(store: Store, url: str, name: str) -> None:
+    """Protects documents and frames from a column that is not there or of another kind."""
+    fill(store)
+    found = rows(url, name)
+    assert found
+    for row in found:
+        assert list(row) == [column.name for column in VIEWS[name].columns]
+        for column in VIEWS[name].columns:
+            assert row[column.name] is None or type(row[column.name]) is TYPES[column.kind], column.name
+
+
+def test_both_databases_tell_the_same(sqlite_url: str, postgresql_url: str) -> None:
+    """Protects a site that moves to PostgreSQL from other answers."""
+    for url in (sqlite_url, postgresql_url):
+        with Store.open(url, "gres") as store:
+            fill(store)
+    for name in VIEWS:
+        one, other = rows(sqlite_url, name), rows(postgresql_url, name)
+        assert len(one) == len(other) > 0
+        for row, same in zip(one, other, strict=True):
+            assert row.keys() == same.keys()
+            for column, value in row.items():
+                exact = value is None or isinstance(value, str)
+                assert same[column] == (value if exact else pytest.approx(value, rel=1e-12)), (name, column)
+
+
+def test_job_summary(store: Store, url: str) -> None:
+    """Protects JCT, queueing, sizes, GPU-hours, resizes and pause of a job that was resized once, done by hand."""
+    fill(store)
+    resized, running, waiting = rows(url, "job_summary")
+    assert some(resized, "job_id", "jct_s", "queueing_s", "runs", "sizes") == (7, 2593.0, 993.0, 2, "1x1 > 1x4")
+    assert some(resized, "running_s", "smallest_gpus", "largest_gpus", "resizes", "pause_s") == (1500, 1, 4, 1, 410.0)
+    assert resized["gpu_hours"] == pytest.approx((900 * 1 + 600 * 4) / 3600)
+    assert some(resized, "submitted", "started", "ended") == (
+        "1970-01-01 00:16:47",
+        "1970-01-01 00:33:20",
+        "1970-01-01 01:00:00",
+    )
+    assert some(resized, "accuracy", "elastic", "requested_gpus") == (0.6, 1, 2)
+    # As far as is known: up to the last decision.
+    assert some(running, "running_s", "end_time", "jct_s", "resizes") == (5400.0, None, None, 0)
+    assert some(waiting, "start_time", "sizes", "runs", "gpu_hours", "elastic") == (None, None, 0, None, 0)
+
+
+def test_run_timeline(store: Store, url: str) -> None:
+    """Protects the bars of a timeline: one that was requeued, one that ended, one that goes on."""
+    fill(store)
+    found = [some(row, "job_id", "restart", "gpus", "start_time", "end_time") for row in rows(url, "run_timeline")]
+    assert found == [(7, 0, 1, 2000.0, 2900.0), (7, 1, 4, 3000.0, 3600.0), (8, 0, 8, DAY - 1800, None)]
+
+
+def test_scaling(store: Store, url: str) -> None:
+    """Protects speed-up and efficiencies over the job's own smallest size, and one job from another's."""
+    fill(store)
+    small, large = rows(url, "scaling", job_id=7)
+    assert some(small, "gpus", "batch", "reports", "samples_per_s", "speed_up") == (1, 64, 20, 128.0, 1.0)
+    assert some(large, "gpus", "batch", "reports", "samples_per_s", "speed_up") == (4, 256, 2, 512.0, 4.0)
+    assert some(large, "gpu_efficiency", "statistical_efficiency") == (1.0, pytest.approx((192 + 64) / (192 + 256)))
+    assert large["goodput"] == pytest.approx(512 * 256 / 448)
+    assert small["goodput"] is None
+    (other,) = rows(url, "scaling", job_id=8)
+    assert (other["speed_up"], len(rows(url, "scaling"))) == (1.0, 3)
+
+
+def test_scaling_of_a_job_id_that_was_used_again(store: Store, url: str) -> None:
+    """Protects a job from being measured against an older one that had its id."""
+    for submitted, samples in ((1000.0, 64), (9000.0, 640)):
+        store.see_jobs([job(5, submit_time=submitted)])
+        store.see_runs([run(5)])
+        told(store, 5, 0, throughput=[throughput(2, samples=samples)], offset=5, number=2)
+    first, second = rows(url, "scaling", job_id=5)
+    assert (first["samples_per_s"], second["samples_per_s"]) == (128.0, 1280.0)
+    assert (first["speed_up"], second["speed_up"]) == (1.0, 1.0)
+
+
+def test_resize_cost(store: Store, url: str) -> None:
+    """Protects where the time of a resize went: the run after it, and the checkpoint that its order asked for."""
+    fill(store)
+    line, rolled_back = rows(url, "resize_cost")
+    assert some(line, "old_gpus", "new_gpus", "pause_s", "total_s") == (1, 4, 410.0, 510.0)
+    assert some(line, "checkpoint_s", "stall_s", "queue_s", "launch_s", "import_s") == (1.25, 0.5, 105.0, 2.0, 1.5)
+    assert some(line, "group_s", "load_s", "first_step_s", "attempts") == (0.25, 0.75, 0.5, 0)
+    assert some(rolled_back, "job_id", "state", "queue_s", "total_s") == (8, "rolled back", None, 100.0)
+
+
+def test_gpu_hours(store: Store, url: str) -> None:
+    """Protects a day's bill: a run over midnight counts on both days, what goes on as far as is known."""
+    fill(store)
+    found = [some(row, "user_name", "account", "day", "jobs", "runs") for row in rows(url, "gpu_hours")]
+    assert found == [
+        ("alice", "", "1970-01-01", 1, 2),
+        ("bob", "lab", "1970-01-01", 1, 1),
+        ("bob", "lab", "1970-01-02", 1, 1),
+    ]
+    hours = [row["gpu_hours"] for row in rows(url, "gpu_hours")]
+    assert hours == pytest.approx([3300 / 3600, 0.5 * 8, 1.0 * 8])
+
+
+# Times are Unix seconds: they differ by nothing, or by what such numbers can tell apart.
+SPAN = st.tuples(st.integers(0, 20 * 86_400_000), st.integers(0, 6 * 86_400_000), st.integers(1, 9)).map(
+    lambda span: (span[0] / 1000, span[1] / 1000, span[2])
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(SPAN, min_size=1, max_size=6))
+def test_days_add_up_to_runs(store: Store, url: str, spans: list[tuple[float, float, int]]) -> None:
+    """Protects from GPU-hours that are lost or counted twice at midnights, however long runs are."""
+    with opened(url, write=True) as connection:
+        for table in ("runs", "jobs"):
+            connection.exec_driver_sql(f"DELETE FROM {table}")
+    store.see_jobs([job(number, submit_time=0.0) for number in range(len(spans))])
+    store.see_runs(
+        [run(n, 0, 1, gpus, start_time=began, end_time=began + s) for n, (began, s, gpus) in enumerate(spans)]
+    )
+    days = rows(url, "gpu_hours")
+    assert sum(row["gpu_hours"] for row in days) == pytest.approx(sum(s * g for _, s, g in spans) / 3600, abs=1e-6)
+    assert all(row["gpu_hours"] <= 24 * sum(gpus for _, _, gpus in spans) + 1e-6 for row in days)
+
+
+def test_decisions_explained(store: Store, url: str) -> None:
+    """Protects the reason that a user reads, and the word for what was done."""
+    fill(store)
+    first, second, third = rows(url, "decisions_explained")
+    assert some(first, "job_id", "action", "from_gpus", "gpus", "reason") == (7, "grows", 1, 4, "reason 7")
+    assert some(second, "job_id", "name") == (9, "waits ✓")
+    assert some(third, "time", "policy", "mode", "acted") == (DAY + 3600, "ones", "act", 0)
+
+
+def test_what_if(store: Store, url: str) -> None:
+    """Protects the prediction from being made where nothing was measured, and its sum."""
+    fill(store)
+    assert rows(url, "what_if")[0]["predicted_jct_s"] is None
+    with opened(url, write=True) as connection:
+        connection.exec_driver_sql("UPDATE jobs SET requested_gpus_per_node = 1")
+    (line,) = rows(url, "what_if")
+    # Three epochs of a thousand samples at 128/s, after the first hello at 2001.
+    assert some(line, "samples", "samples_per_s", "wait_s", "jct_s") == (3000.0, 128.0, 994.0, 2593.0)
+    assert line["predicted_jct_s"] == pytest.approx(994 + 3000 / 128)
+    assert line["speed_up"] == pytest.approx(line["predicted_jct_s"] / 2593)
+
+
+@pytest.mark.parametrize("name", [name for name, view in VIEWS.items() if not view.aggregate])
+def test_one_job_is_found_through_indexes(store: Store, url: str, name: str) -> None:
+    """Protects a question about one job from reading every job's rows."""
+    fill(store)
+    query = view_query(name, ["job_id"]).replace(":job_id", "7")
+    with opened(url) as connection:
+        if url.startswith("sqlite"):
+            plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}")]
+            # Of tables, only that of the clusters is read as a whole.
+            read = {line.split()[1] for line in plan if line.startswith("SCAN")}
+            assert read <= {"c", "v", "m", "s", "w"} | {word for word in read if word.startswith("(")}, plan
+        else:
+            connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+            plan = [row[0] for row in connection.exec_driver_sql(f"EXPLAIN {query}")]
+            assert not re.search(r"Seq Scan on (?!clusters)", "\n".join(plan)), plan
+
+
+@pytest.mark.parametrize("odd", [5e-324, 2.0**53])
+def test_what_a_job_reports_breaks_no_view(store: Store, url: str, odd: float) -> None:
+    """Protects everybody's answers from one job that reports numbers at the ends of what is taken, in 1970."""
+    fill(store)
+    before = {name: len(rows(url, name)) for name in VIEWS}
+    store.see_jobs([job(66, submit_time=DAY)])
+    reported = [
+        throughput(n, time=0.0, seconds=odd, noise=odd, progress=odd, samples=2**53 - n, batch=2**53 - 1)
+        for n in range(2, 1200)
+    ]
+    started = hello(time=0.0, launch_s=odd, queue_s=odd, nodes=2**53, gpus_per_node=2**53, batch=2**53 - 1)
+    told(store, 66, 0, spec=SPEC, hello=started, throughput=reported, offset=9, number=1200)
+    for name in VIEWS:
+        assert len(rows(url, name)) >= before[name]
+    (bill,) = rows(url, "run_timeline", job_id=66)
+    assert bill["running_s"] <= 3600.0
+
+
+def test_words_are_spelled_inside_out() -> None:
+    """Protects SQL with one such word inside another, and words that only end alike."""
+    assert spelled("whole(latest(a, (b))) + allatest(c)", "postgresql") == (
+        "CAST(floor(greatest(a, (b))) AS BIGINT) + allatest(c)"
+    )

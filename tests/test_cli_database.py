@@ -1,0 +1,170 @@
+"""`db maintain` and `import sacct` as people meet them, without a Slurm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, Store, migrate
+from slurm_ones.cli import app
+from slurm_ones.slurm.accounting import FIELDS
+from tests.db.make import hello, job, throughput, told
+
+HOSTILE = "evil\x1b[2J[red]x[/red]"
+
+SACCT = """#!/usr/bin/python3
+import sys
+if "--helpformat" in sys.argv:
+    print({fields!r})
+    sys.exit()
+(separator,) = [a.partition("=")[2] for a in sys.argv if a.startswith("--delimiter=")]
+since, until = [int(a.partition("=uts")[2]) for a in sys.argv if "=uts" in a]
+for row in open({rows!r}):
+    fields = row.rstrip("\\n").split("|")
+    if since <= int(fields[4]) <= until:
+        print(separator.join(fields))
+"""
+SCONTROL = "#!/bin/sh\necho 'ClusterName             = here'\n"
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "HOME": "/nonexistent"})
+
+
+def printed(*arguments: str) -> Any:
+    done = call(*arguments)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'ones.sqlite'}"
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of rows of accounting, and commands on the PATH that print those of a span."""
+    found, folder = tmp_path / "rows", tmp_path / "bin"
+    folder.mkdir()
+    script = SACCT.format(fields=" ".join(FIELDS), rows=str(found))
+    for name, text in (("sacct", script), ("scontrol", SCONTROL)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return found
+
+
+def row(job_id: str, submit: int, end: str, state: str = "COMPLETED", name: str = "train") -> str:
+    asked = "billing=4,cpu=4,gres/gpu=4,node=1"
+    fields = [job_id, "here", str(submit), str(submit + 60), end, state, "0:0", "1", asked, asked, "n1"]
+    return "|".join([*fields, "60", "alice", "lab", "gpu", name])
+
+
+class TestImport:
+    """`import sacct`."""
+
+    def test_a_site_and_again(self, rows: Path, url: str) -> None:
+        """Protects counts, the figures that a new site gains, bad rows that are named, and the second import."""
+        day = 1_760_000_000
+        lines = [row(str(n), day + 3600 * n, str(day + 3600 * n + 1860), name=f"train-{n}") for n in range(48)]
+        lines += [row("50", day, str(day + 5000), "REQUEUED"), row("50", day + 5000, str(day + 2 * 86400))]
+        lines += [
+            row("60", day, str(day + 86400), "REQUEUED"),
+            row("x1", day, str(day + 100)),
+            row("9" * 30, day, str(day + 100)),
+        ]
+        lines += [row("61", day, str(day + 100), name=HOSTILE)]
+        rows.write_text("\n".join(lines))
+        command = ("import", "sacct", "--since", "2025-10-08", "--until", "2025-10-14", "--database", url)
+        done = call(*command)
+        assert done.exit_code == 0, done.output
+        assert "50 jobs new" in done.stdout and "1 were requeued and have not" in done.stdout
+        assert "run time: median 30 m 00 s" in done.stdout and "alice's train: 49 jobs" in done.stdout
+        assert "'x1' is no number" in done.stderr and "too large" in done.stderr and "Traceback" not in done.output
+        assert "\x1b" not in done.output
+        again = printed(*command, "--json")
+        assert {name: again["imported"][name] for name in ("new", "changed", "same")} == {
+            "new": 0,
+            "changed": 0,
+            "same": 50,
+        }
+        assert again["workload"]["gpu_jobs"] == 50 and again["workload"]["restarted"] == 1
+        with Store.open(url, "here", read_only=True) as store:
+            assert [run.end_reason for run in store.runs(50)] == ["REQUEUED", "COMPLETED"]
+            assert [action.action for action in store.actions()] == ["import sacct"]
+
+    def test_rows_of_another_cluster(self, rows: Path, url: str) -> None:
+        """Protects one cluster's past from another's: such rows are named, and not stored."""
+        rows.write_text(row("7", 1_760_000_000, "1760000100") + "\n")
+        span = ("--since", "2025-10-08", "--until", "2025-10-11")
+        done = call("import", "sacct", *span, "--cluster", "there", "--database", url)
+        assert done.exit_code == 0 and "it is of cluster 'here', not there" in done.stderr, done.output
+        assert "0 jobs new" in done.stdout
+
+    @pytest.mark.parametrize("since", ["yesterday", "2999-01-01", "1e9", "-3d", "9999999999d"])
+    def test_dates_that_are_none(self, rows: Path, url: str, since: str) -> None:
+        """A line that says what to write, and exit code 2."""
+        done = call("import", "sacct", f"--since={since}", "--database", url)
+        assert done.exit_code == 2 and done.stderr.startswith("slurm-ones: --since: "), done.output
+
+    def test_without_accounting(self, rows: Path, url: str, tmp_path: Path) -> None:
+        """Slurm's own words, and nothing made up."""
+        (tmp_path / "bin/sacct").write_text("#!/bin/sh\necho 'Slurm accounting storage is disabled' >&2; exit 1\n")
+        done = call("import", "sacct", "--database", url)
+        assert done.exit_code == 2 and "accounting storage is disabled" in done.stderr
+
+
+class TestMaintain:
+    """`db maintain`."""
+
+    @pytest.fixture
+    def old(self, url: str) -> str:
+        migrate.upgrade(url)
+        with Store.open(url, "here") as store:
+            store.see_jobs([job(7)])
+            told(store, 7, 0, hello=hello(), throughput=[throughput(n) for n in range(2, 302)], offset=9, number=301)
+            store.see_jobs([job(7, state="COMPLETED", end_time=4000.0)])
+        return url
+
+    def test_what_is_promised_and_done(self, old: str) -> None:
+        """A dry run says what a run then does; the next has nothing to do; who did it is written down."""
+        promised = call("db", "maintain", "--dry-run", "--database", old)
+        assert promised.exit_code == 0, promised.output
+        done = call("db", "maintain", "--older-than", "2w", "--database", old)
+        assert done.exit_code == 0 and "would be" in promised.stdout
+        assert promised.stdout.replace("would be", "were") == done.stdout
+        assert "nothing to do" in call("db", "maintain", "--database", old).stdout
+        with Store.open(old, "here", read_only=True) as store:
+            (action,) = store.actions()
+            assert action.action == "db maintain" and action.user
+
+    def test_ages_of_the_settings(self, old: str, tmp_path: Path) -> None:
+        """What the settings say counts where the command line says nothing."""
+        config = tmp_path / "ones.toml"
+        config.write_text(f'database = "{old}"\n[retention]\nminutes_after_days = 1e6\nhours_after_days = 1e6\n')
+        assert "nothing to do" in call("db", "maintain", "--config", str(config)).stdout
+        assert "rolled up" in call("db", "maintain", "--config", str(config), "--older-than", "1h").stdout
+
+    @pytest.mark.parametrize("text", ["7", "d", "7 days", "-1d", "1e3d", "٣d", "9" * 20 + "d"])
+    def test_ages_that_are_none(self, old: str, text: str) -> None:
+        """A line that says what to write, and exit code 2."""
+        done = call("db", "maintain", f"--older-than={text}", "--database", old)
+        assert done.exit_code == 2 and "is no age; write a number and s, m, h, d or w" in done.stderr, done.output
+
+
+def test_why_tells_what_was_weighed(url: str) -> None:
+    """Protects an owner's question what else the job could have had."""
+    migrate.upgrade(url)
+    weighed = (AlternativeRecord(1, 4, 256, 3.5), AlternativeRecord(0, 0, 0, 0.25))
+    with Store.open(url, "here") as store:
+        store.see_jobs([job(7)])
+        one = DecisionJobRecord(7, 1, 4, 256, "it grows", alternatives=weighed)
+        store.add_decision(DecisionRecord(1.0, "ones", "act", 0.1, jobs=(one,)))
+    (decided,) = printed("why", "7", "--json", "--database", url)["decisions"]
+    assert decided["alternatives"][0] == {"nodes": 1, "gpus_per_node": 4, "batch": 256, "worth": 3.5}
+    assert "weighed: 1x4, batch 256 (worth 3.5); waiting (worth 0.25)" in call("why", "7", "--database", url).stdout
