@@ -37,6 +37,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 how, width, batch, steps, warm_up, out, device = sys.argv[1], *map(int, sys.argv[2:6]), *sys.argv[6:8]
+pace = float(sys.argv[8]) / 1000
 torch.manual_seed(1)
 model = torch.nn.Sequential(
     torch.nn.Conv2d(3, width, 3, padding=1), torch.nn.BatchNorm2d(width), torch.nn.ReLU(),
@@ -87,6 +88,7 @@ for epoch in epochs:
     for x, y in loader:
         loss = torch.nn.functional.cross_entropy(model(x.to(place)), y.to(place))
         optimizer.zero_grad()
+        time.sleep(pace)
         loss.backward()
         optimizer.step()
         if device != "cpu" and (len(times) in (warm_up, steps)):
@@ -157,6 +159,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="global batch (32)")
     parser.add_argument("--ranks", type=int, default=RANKS)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument(
+        "--pace-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="sleep so long in each step, as a GPU would compute: emulated, for machines with no processor to spare",
+    )
     parser.add_argument("--json", type=Path, metavar="F", help="write the figures there")
     args = parser.parse_args()
     rates: dict[str, list[float]] = {"ones": [], "plain": []}
@@ -168,7 +177,7 @@ def main() -> None:
         for number in range(args.rounds):
             # ABBA: what drifts evenly then favours neither.
             for how in ("ones", "plain") if number % 2 == 0 else ("plain", "ones"):
-                arguments = [how, *map(str, numbers), str(out), args.device]
+                arguments = [how, *map(str, numbers), str(out), args.device, str(args.pace_ms)]
                 (under_ones if how == "ones" else plain)(script, arguments, args.ranks)
                 found = json.loads(out.read_text())
                 rates[how].append(found["rate"])
@@ -196,6 +205,7 @@ def main() -> None:
         "parameters": found["parameters"],
         "ranks": args.ranks,
         "device": args.device,
+        "emulated_pace_ms": args.pace_ms,
         "cpus": os.cpu_count(),
     }
     print(

@@ -176,6 +176,6 @@ def join(backend: str | None = None) -> Group:
             dist.init_process_group(
                 backend, rank=rank, world_size=world, device_id=device if backend == "nccl" else None
             )
-    control = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo")
+    control = dist.new_group(backend="gloo")
     assert control is not None
     return TorchGroup(rank, world, local_rank, max(1, world // local_world), local_world, device, control)
