@@ -30,11 +30,12 @@ def create_views(connection: Connection) -> None:
     for view in VIEWS.values():
         # Row-level security is then that of whoever asks, save where nothing of a single job is told. Before 15
         # PostgreSQL cannot, and a site that has row-level security must not grant its readers the views.
-        secured = dialect == "postgresql" and not view.aggregate and _can_secure(connection)
+        secured = dialect == "postgresql" and not view.aggregate and can_secure(connection)
         options = " WITH (security_invoker = true)" if secured else ""
         connection.exec_driver_sql(f"CREATE VIEW {view.name}{options} AS {view.select(dialect)}")
 
 
-def _can_secure(connection: Connection) -> bool:
+def can_secure(connection: Connection) -> bool:
+    """Whether views of this PostgreSQL can show each reader what row-level security lets them see of the tables."""
     version: tuple[Any, ...] = connection.dialect.server_version_info or (0,)
     return int(version[0]) >= 15

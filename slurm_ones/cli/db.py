@@ -11,6 +11,7 @@ from rich.table import Table
 from ones_db import migrate
 from ones_db.copy import copy as copy_rows
 from ones_db.engine import backend_of
+from slurm_ones.cli.access import export, grant, revoke
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, settings_of, without_password
 from slurm_ones.cli.maintain import maintain_database
 from slurm_ones.cli.query import query
@@ -18,6 +19,8 @@ from slurm_ones.cli.query import query
 app = typer.Typer(help="The job database.", no_args_is_help=True)
 app.command()(query)
 app.command("maintain")(maintain_database)
+for access in (grant, revoke, export):
+    app.command()(access)
 
 
 @app.command()

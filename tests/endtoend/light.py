@@ -104,7 +104,7 @@ class Light:
         folder.mkdir(exist_ok=True)
         (folder / MANIFEST).write_text(json.dumps({"step": self.step, "batch": self.batch}))
         epoch, cursor = divmod(self.step, STEPS)
-        self.outbox.send(Checkpoint(name, epoch, cursor * SPEC.base_batch, self.step, 1, 0.0, order.number))
+        self.outbox.send(Checkpoint(name, epoch, cursor * SPEC.base_batch, self.step, 1, 0.0, order=order.number))
         until = time.monotonic() + DRAIN_WAIT_S
         while time.monotonic() < until:
             newest = self.inbox.poll()

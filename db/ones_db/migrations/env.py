@@ -6,6 +6,7 @@ from typing import Any
 
 from alembic import context
 
+from ones_db.access import renew
 from ones_db.models import Base
 from ones_db.views import create_views, drop_views
 
@@ -30,3 +31,4 @@ with context.begin_transaction():
     context.run_migrations()
     if context.get_context().get_current_revision() == context.get_head_revision():
         create_views(connection)
+        renew(connection)

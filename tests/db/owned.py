@@ -1,0 +1,48 @@
+"""A site with two users, of whose jobs every table has rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ones_db import (
+    ActionRecord,
+    AlternativeRecord,
+    BatchRecord,
+    CheckpointRecord,
+    NodeRecord,
+    Store,
+)
+from ones_db.access import CLOSED, OPEN
+from ones_db.models import Base
+from tests.db.make import change, decision, job, resized_job, told
+
+JOBS = {"alice": 7, "bob": 8}
+"""The Slurm job id of each user's job."""
+OWNED = sorted(set(Base.metadata.tables) - set(OPEN) - set(CLOSED))
+"""Tables that belong to jobs."""
+
+
+def fill(url: str) -> None:
+    """Both users' jobs, with all that hangs on them; nodes, and what an operator did."""
+    with Store.open(url, "gres") as store:
+        for user, number in JOBS.items():
+            resized_job(store, number, user)
+            told(
+                store,
+                number,
+                1,
+                checkpoints=[CheckpointRecord(5, 3011.5, "step-22", 2, 0, 22, 1000, 1.25)],
+                batches=[BatchRecord(6, 3012.0, 23, 128, 2.0)],
+                offset=90,
+                number=6,
+            )
+            store.end_run(number, 1, 3600.0, "COMPLETED")
+            ended = job(number, user=user, restart=1, submit_time=2901.0, state="COMPLETED", end_time=3600.0)
+            store.see_jobs([replace(ended, requested_gpus_per_node=1)])
+        made = decision(2400.0, *JOBS.values())
+        weighed = (AlternativeRecord(1, 4, 256, 3.5), AlternativeRecord(0, 0, 0, 0.0))
+        store.add_decision(replace(made, jobs=tuple(replace(given, alternatives=weighed) for given in made.jobs)))
+        store.see_nodes(1.0, [NodeRecord("n1", "UP", True, 4, "gpu")])
+        store.add_action(ActionRecord(1.0, "ops", "run --act", "policy ones"))
+    change(url, "INSERT INTO accounting (job_id, time_limit_s, import_time) SELECT id, 60.0, 1.0 FROM jobs")
+    change(url, "INSERT INTO rollups (run_id, stretch_s, number) SELECT id, 60.0, 6 FROM runs")
