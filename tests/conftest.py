@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.cluster import Cluster, ClusterError, unavailable
 from tests.cluster.cli import Progress
+
+# How long examples take to draw says something of the machine, and nothing of what is tested.
+settings.register_profile("ones", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ones")
 
 
 def start(request: pytest.FixtureRequest, site: str) -> Cluster:

@@ -153,7 +153,9 @@ def test_script_that_fails_at_once(tmp_path: Path) -> None:
     place.
     """
     script = tmp_path / "script.py"
-    script.write_text("import os, sys\nprint('rank', os.environ['RANK'], sys.argv[1:])\nsys.exit(3)\n")
+    script.write_text(
+        "import os, sys\nos.write(1, f\"rank {os.environ['RANK']} {sys.argv[1:]}\\n\".encode())\nsys.exit(3)\n"
+    )
     run = Run(tmp_path / "job", "--some", "thing", script=script, ranks=2)
     assert run.end() == 3
     assert sorted(run.output.splitlines()) == [f"rank {r} ['--some', 'thing']" for r in (0, 1)]
