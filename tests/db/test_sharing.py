@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,25 @@ def test_a_writer_does_not_wait_for_readers(store: Store, url: str) -> None:
         store.see_jobs([job(2)])
         assert connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar() == 1
     assert len(store.jobs()) == 2
+
+
+def test_fifty_readers_do_not_hold_up_a_writer(store: Store, url: str) -> None:
+    """Protects a tick from a class of researchers: fifty questions that stay open, each seeing its own moment."""
+    store.see_jobs([job(1)])
+    with ExitStack() as stack:
+        connections = []
+        for _ in range(50):
+            reader = stack.enter_context(Store.open(url, "gres", read_only=True))
+            connections.append(stack.enter_context(reader._read()))
+            assert connections[-1].exec_driver_sql("SELECT count(*) FROM jobs").scalar() == 1
+        started = time.monotonic()
+        for n in range(2, 12):
+            told(store, 1, 0, throughput=[throughput(n)], offset=n, number=n)
+            store.see_jobs([job(n)])
+        assert time.monotonic() - started < 10.0  # twenty writes, in less time than a tick of a real site
+        counts = {connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar() for connection in connections}
+    assert counts == {1}
+    assert len(store.jobs()) == 11
 
 
 def test_two_writers_take_turns(store: Store, url: str) -> None:
