@@ -124,7 +124,7 @@ def test_a_checkpoint_cut_short(desk: Desk) -> None:
     desk.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
     # The requeue's own signal may have made a third.
     older, newer = sorted(checkpoints.glob("step-*"))[-2:]
-    part = max(newer.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    part = max(newer.glob("*.safetensors"), key=lambda path: path.stat().st_size)
     with part.open("rb+") as file:
         file.truncate(part.stat().st_size // 2)
     desk.cluster.run(["scontrol", "release", str(job_id)])

@@ -18,7 +18,7 @@ from tests.endtoend.test_exactly_once import scripted
 from tests.wrapper.reference import batches_by_step, train
 from tests.wrapper.runs import assert_exactly_once, write_order
 
-EPOCHS, SAMPLES, GAMMA = 250, 203, 0.99
+EPOCHS, SAMPLES, GAMMA = 220, 203, 0.99
 STEPS = [[1, 4, 16], [2, 4, 16], [1, 2, 32], [1, 1, 32], [2, 4, 32], [1, 4, 32], [1, 2, 32], [1, 4, 32]]
 """Shapes (nodes, GPUs per node) and batches of eight resizes: world sizes 1, 2, 4 and 8."""
 
@@ -61,7 +61,7 @@ def test_a_training_that_is_disturbed_ends_where_one_that_is_not_does(desk: Desk
         "--out",
         f"{inside}/out.json",
     ]
-    options = ("--comment=ones: gpus=1-8 batch=16-64", "--time=30", "--signal=B:USR2@60")
+    options = ("--comment=ones: gpus=1-8 batch=16-64", "--time=30", "--signal=B:USR2@90")
     trace = f"{inside}/trace-{{restart}}-{{rank}}.jsonl"
     job_id = desk.submit(str(TRAIN), *map(str, arguments), options=options, ONES_TRACE=trace)
     desk.trains(job_id)
