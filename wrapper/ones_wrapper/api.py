@@ -24,7 +24,7 @@ from ones_wrapper.batch import LrRule
 from ones_wrapper.checkpoint import Progress, State, Stateful
 from ones_wrapper.exchange import DdpExchange
 from ones_wrapper.foreign import already_requeued_by
-from ones_wrapper.group import join
+from ones_wrapper.group import TorchGroup, join
 from ones_wrapper.loop import Loader
 from ones_wrapper.noise import NoiseScale
 from ones_wrapper.protocol import Spec
@@ -141,7 +141,7 @@ class Job:
         parameters of rank 0 reach all. In training each step exchanges every gradient once, while backward goes on.
         """
         run = self._run
-        if run.group.storage is not None:
+        if isinstance(run.group, TorchGroup):
             return self._wrap(DdpExchange(run.group, run.noise), model, options)
         from ones_wrapper.mpi_exchange import MpiExchange
         from ones_wrapper.mpi_group import MpiGroup

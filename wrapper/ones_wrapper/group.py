@@ -36,11 +36,6 @@ class Group(ABC):
     """Ranks a node."""
     device: torch.device
 
-    @property
-    @abstractmethod
-    def storage(self) -> dist.ProcessGroup | None:
-        """What torch.distributed.checkpoint speaks over; None where rank 0 has to write for all. Not collective."""
-
     @abstractmethod
     def beside(self) -> Group:
         """The same ranks once more, for the collectives of a background thread; `close` it in the end.
@@ -102,10 +97,6 @@ class TorchGroup(Group):
     """A gloo group for small agreements, so that they never wait for the GPU's stream."""
     main: bool = True
     """Whether closing this ends torch.distributed, rather than `control` alone."""
-
-    @property
-    def storage(self) -> dist.ProcessGroup:
-        return self.control
 
     def beside(self) -> TorchGroup:
         control = dist.new_group(backend="gloo")

@@ -45,10 +45,6 @@ class MpiGroup(Group):
     """For the ranks that end with an error."""
     main: bool = True
 
-    @property
-    def storage(self) -> None:
-        return None
-
     def beside(self) -> MpiGroup:
         # The least of all ranks, since they must take the same way.
         level = -self.maximum([-MPI.Query_thread()])[0]
