@@ -23,6 +23,7 @@ import numpy as np
 
 from ones_db import Store, migrate
 from slurm_ones.companion import Companion, Tick
+from slurm_ones.daemon import Daemon
 from slurm_ones.decide import make_policy
 from slurm_ones.decide.policy import ClusterView, JobView, Policy, Schedule
 from slurm_ones.decide.tables import build_tables
@@ -144,7 +145,8 @@ def simulate(mix: str, jobs: int, gpus: int, seed: int, found: Found) -> None:
         migrate.upgrade(url)
         with Store.open(url, told.cluster) as store:
             clock, sleep = world.timeline, world.pass_time
-            Companion(told, world.client, store, clock=clock, sleep=sleep, make=lambda: watched).run(stop, on_tick)
+            companion = Companion(told, world.client, store, clock=clock, make=lambda: watched)
+            Daemon(companion, clock=clock, sleep=sleep).run(stop, on_tick)
             heard.check()
     for quantity, stage, job_id, predicted, done, low, high in watched.work:
         training = world.trainings[job_id]

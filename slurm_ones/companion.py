@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from ones_db import JobHistory, Store, StoreError
+from ones_db import JobHistory, Store
 from slurm_ones.act.actor import Actor, Decided
 from slurm_ones.act.leases import Leases
 from slurm_ones.act.plan import Change
@@ -23,19 +21,7 @@ from slurm_ones.observe.mail import Mail
 from slurm_ones.observe.observer import Observer, Seen
 from slurm_ones.observe.stopfile import StopFile
 from slurm_ones.observe.views import cluster_view, job_views
-from slurm_ones.slurm.client import SlurmClient, Unreachable
-
-log = logging.getLogger(__name__)
-
-
-class Stop(Protocol):
-    """How `Companion.run` waits, and is told to stop: `threading.Event`, or a simulator's, in whose `wait` its time
-    passes."""
-
-    def is_set(self) -> bool: ...
-
-    def wait(self, timeout: float) -> bool:
-        """Wait so many seconds, or until it is set."""
+from slurm_ones.slurm.client import SlurmClient
 
 
 @dataclass(frozen=True)
@@ -54,8 +40,8 @@ class Companion:
     All that matters is in the store: a companion that is killed at any moment is succeeded by one that goes on where
     it stopped. Only one may act at a time. Raises `ConfigError` for a policy or option that does not exist.
 
-    `clock` gives the time and `sleep` lets it pass where `Stop.wait` no longer does, after the stop. `make` makes the
-    policy of a partition, where it is not the settings' own.
+    `clock` gives the time; `make` makes the policy of a partition, where it is not the settings' own. `daemon.Daemon`
+    lets it tick.
     """
 
     def __init__(
@@ -65,14 +51,12 @@ class Companion:
         store: Store,
         *,
         clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], object] = time.sleep,
         say: Callable[[str], None] = print,
         make: Callable[[], Policy] | None = None,
     ) -> None:
         self.settings = settings
         self._store = store
         self._clock = clock
-        self._sleep = sleep
         self._observer = Observer(client, store, settings)
         self._stop_file = StopFile(settings.stop_file, store)
         self._learner = Learner(seed=settings.seed)
@@ -139,58 +123,16 @@ class Companion:
             self._policies[partition] = self._make()
         return self._policies[partition]
 
-    def run(self, stop: Stop, on_tick: Callable[[Tick], None] = lambda tick: None) -> None:
-        """Tick until `stop` is set; between ticks, take resizes under way further.
+    def advance(self, *, held_only: bool = False) -> int:
+        """Take resizes under way further, with `held_only` those alone whose jobs may stand in a hold of ours; returns
+        how many are left. Raises `Unreachable`."""
+        return self._actor.advance(held_only=held_only)
 
-        An unreachable controller or database costs the tick: the next one comes after a wait that doubles up to ten
-        intervals, or after one while resizes are under way.
-        Before it returns it releases the jobs that it holds, for as long as `resize.leave_s`, and lets those start that
-        it keeps from starting.
-        """
-        wait = self.settings.interval_s
-        while not stop.is_set():
-            try:
-                tick = self.tick()
-                on_tick(tick)
-                wait = self.settings.interval_s
-                self._between(stop, wait)
-            except (Unreachable, StoreError) as error:
-                wait = self._back_off(wait)
-                log.error("%s; trying again in %.0f s", error, wait)
-                stop.wait(wait)
-            except Exception:
-                # One odd job must not leave everybody else's resizes unfinished.
-                wait = self._back_off(wait)
-                log.exception("this tick failed; the next one comes in %.0f s", wait)
-                stop.wait(wait)
-        self._leave()
+    def leave(self) -> None:
+        """Let go the jobs that are kept from starting. Raises `Unreachable`."""
+        self._actor.leave()
 
-    def _back_off(self, wait: float) -> float:
-        """The wait after one of `wait` seconds was in vain; short while a job may stand in a hold of ours."""
-        try:
-            most = 1 if self._store.open_resizes() else 10
-        except StoreError:
-            # Nobody knows whether one does.
-            most = 1
-        return min(wait * 2, most * self.settings.interval_s)
-
-    def _leave(self) -> None:
-        """Take the resizes whose jobs stand in a hold of ours past their release, and end all deferrals."""
-        until = self._clock() + self.settings.resize.leave_s
-        try:
-            while self._actor.advance(held_only=True) and self._clock() < until:
-                self._sleep(min(self.settings.resize.advance_s, 1.0))
-            self._actor.leave()
-        except (Unreachable, StoreError) as error:
-            log.error("%s; the next start finishes what is under way, and jobs kept from starting do so later", error)
-
-    def _between(self, stop: Stop, seconds: float) -> None:
-        until = self._clock() + seconds
-        while not stop.is_set() and (left := until - self._clock()) > 0:
-            # No longer than this, should the clock have been set back.
-            left = min(left, seconds)
-            if self._actor.advance():
-                stop.wait(min(left, self.settings.resize.advance_s))
-            else:
-                stop.wait(left)
-                return
+    @property
+    def resizing(self) -> bool:
+        """Resizes are under way."""
+        return bool(self._store.open_resizes())

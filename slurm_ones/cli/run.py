@@ -15,6 +15,7 @@ from slurm_ones.cli.acted import note
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, settings_of
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import Settings
+from slurm_ones.daemon import Daemon
 from slurm_ones.report.text import plain
 from slurm_ones.slurm.connect import connect
 
@@ -92,7 +93,7 @@ def run(
         if ticks and left == 0:
             stop.set()
 
-    companion.run(stop, on_tick)
+    Daemon(companion).run(stop, on_tick)
     note(store, "run ends")
     open_resizes = store.open_resizes()
     if open_resizes:

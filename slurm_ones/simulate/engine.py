@@ -18,6 +18,7 @@ import numpy as np
 from ones_db import Store, migrate
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import Settings
+from slurm_ones.daemon import Daemon
 from slurm_ones.decide import make_policy
 from slurm_ones.decide.policy import ClusterView, JobView, Policy, Schedule
 from slurm_ones.simulate import score
@@ -170,14 +171,14 @@ def run(
         url = f"sqlite:///{directory / 'ones.sqlite'}"
         migrate.upgrade(url)
         with Store.open(url, told.cluster) as store:
-            Companion(
+            companion = Companion(
                 told,
                 world.client,
                 store,
                 clock=world.timeline,
-                sleep=world.pass_time,
                 make=(lambda: Told(made(), world)) if policy in ORACLES else made,
-            ).run(stop, on_tick)
+            )
+            Daemon(companion, clock=world.timeline, sleep=world.pass_time).run(stop, on_tick)
             heard.check()
             world.pass_time(cluster_settings.ending_s)
             faults = broken(world, store) if world.done else []

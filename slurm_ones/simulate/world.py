@@ -147,7 +147,7 @@ class World:
 
 
 class VirtualStop:
-    """How the companion waits in a simulation: `companion.Stop`, in whose `wait` the world goes on.
+    """How the companion waits in a simulation: `daemon.Stop`, in whose `wait` the world goes on.
 
     Between two ticks the companion looks again and again at the resizes under way. Nothing changes between two
     things that happen to jobs, so the wait then ends with the first look after the next one: what a resize has given

@@ -16,6 +16,7 @@ import pytest
 from ones_db import RunReports, Store, StoreError, StoreLost
 from slurm_ones.companion import Companion
 from slurm_ones.config import Settings
+from slurm_ones.daemon import Daemon
 from slurm_ones.slurm.model import Snapshot
 from tests.db.make import ask, change, job, throughput, told
 from tests.db.server import Server, may_unshare
@@ -128,7 +129,7 @@ def test_a_companion_outlives_its_server(postgresql_url: str, server: Server) ->
     with Store.open(postgresql_url, "gres") as store:
         companion = Companion(Settings(tick_s=0.05), Quiet(), store)  # type: ignore[arg-type]
         stop, ticks = threading.Event(), []
-        thread = threading.Thread(target=lambda: companion.run(stop, ticks.append))
+        thread = threading.Thread(target=lambda: Daemon(companion).run(stop, ticks.append))
         thread.start()
         try:
             wait_for(lambda: ticks)

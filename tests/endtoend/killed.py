@@ -26,6 +26,7 @@ from slurm_ones.act import steps as steps_module
 from slurm_ones.act.orders import write_order
 from slurm_ones.companion import Tick
 from slurm_ones.config import Settings, load
+from slurm_ones.daemon import Daemon
 from slurm_ones.decide.policy import Allocation
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.model import Job, Shape
@@ -94,7 +95,7 @@ def look_after(settings: Settings, job_id: int, to: Allocation | None, events: E
             for name in WRITES:
                 setattr(store, name, events.around(name, getattr(store, name)))
         with mock.patch.object(steps_module, "write_order", order):
-            companion(settings, client, store, policy).run(stop, on_tick)
+            Daemon(companion(settings, client, store, policy)).run(stop, on_tick)
 
 
 def in_child(work: Callable[[], None]) -> int:

@@ -21,6 +21,7 @@ import numpy as np
 from ones_db import Store, migrate
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import Settings, load
+from slurm_ones.daemon import Daemon
 from slurm_ones.decide.policy import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.connect import connect
@@ -88,7 +89,7 @@ def main(path: str, steps: str, mode: str = "act") -> None:
             if policy.done and not store.open_resizes():
                 stop.set()
 
-        companion(settings, connect(settings), store, policy, mode).run(stop, on_tick)
+        Daemon(companion(settings, connect(settings), store, policy, mode)).run(stop, on_tick)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 from ones_db import JobRecord, ResizeRecord, Store, migrate
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError, Settings
+from slurm_ones.daemon import Daemon
 from slurm_ones.decide.fifo import Fifo
 from slurm_ones.decide.policy import Policy
 from slurm_ones.slurm.client import Unreachable
@@ -48,7 +49,7 @@ def test_it_goes_on_after_an_outage_and_after_a_failed_tick(store: Store) -> Non
         ticks.append(tick)
         stop.set()
 
-    companion.run(stop, on_tick)
+    Daemon(companion).run(stop, on_tick)
     assert len(ticks) == 1
     assert not client.moods
 
@@ -58,11 +59,11 @@ def test_it_waits_longer_each_time_but_not_while_a_job_may_be_held(store: Store)
     companion = Companion(Settings(tick_s=60), Moody(), store)  # type: ignore[arg-type]
     waits = [60.0]
     for _ in range(5):
-        waits.append(companion._back_off(waits[-1]))
+        waits.append(Daemon(companion)._back_off(waits[-1]))
     assert waits == [60, 120, 240, 480, 600, 600]
     store.see_jobs([JobRecord(1, "train", "alice", 0.0, 1, 1, elastic=True)])
     store.begin_resize(ResizeRecord(1, 0, 1, 1, 32, 1, 2, 64, "requeuing", 0.0))
-    assert companion._back_off(600.0) == 60
+    assert Daemon(companion)._back_off(600.0) == 60
 
 
 def test_a_policy_or_option_that_does_not_exist_is_refused(store: Store) -> None:
@@ -98,8 +99,8 @@ def test_time_may_be_virtual(store: Store, tmp_path: Path) -> None:
     """Hours of ticks pass in no time, by the clock that was given and through the stop alone."""
     slurm = cluster(tmp_path)
     stop, ticks = Passing(slurm, 7_200.0), []
-    companion = Companion(Settings(tick_s=60), slurm, store, clock=slurm.clock, sleep=slurm.pass_time)
-    companion.run(stop, ticks.append)
+    companion = Companion(Settings(tick_s=60), slurm, store, clock=slurm.clock)
+    Daemon(companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop, ticks.append)
     assert len(ticks) == 120 and set(stop.waits) == {60.0}
 
 
@@ -117,7 +118,8 @@ def test_resizes_under_way_are_looked_at_between_ticks(store: Store, tmp_path: P
     )
     stop = Passing(slurm, 130.0)
     settings = Settings(tick_s=60, mode="act", stop_file=tmp_path / "stop", resize={"advance_s": 2.5})
-    Companion(settings, slurm, store, clock=slurm.clock, sleep=slurm.pass_time).run(stop)
+    companion = Companion(settings, slurm, store, clock=slurm.clock)
+    Daemon(companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop)
     (resize,) = store.resizes(1)
     # Nobody reports here, so the drain is called off at its deadline.
     assert resize.outcome == "no checkpoint in time"
@@ -150,7 +152,8 @@ def test_a_companion_that_is_stopped_lets_jobs_start(store: Store, tmp_path: Pat
         store.set_deferral(job_id, until)
     stop = threading.Event()
     stop.set()
-    Companion(Settings(), slurm, store, clock=slurm.clock, sleep=slurm.pass_time).run(stop)
+    companion = Companion(Settings(), slurm, store, clock=slurm.clock)
+    Daemon(companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop)
     assert store.deferrals() == {}
     slurm.pass_time(1)
     assert slurm.jobs[1].state is JobState.RUNNING and slurm.jobs[2].begin_time == begin
