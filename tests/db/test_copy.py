@@ -24,14 +24,14 @@ PAGE = 500
 
 
 def site(url: str) -> None:
-    """What a site has after a while: jobs with all that hangs on them, odd names included."""
+    """What a site has after a while: jobs with all that hangs on them, odd names included, and a zero with a sign."""
     with Store.open(url, "gres") as store:
         for number in range(1, JOBS + 1):
             resized_job(store, number)
         store.see_jobs([job(99, name="Zoë \t\n\\N \x01 \ud800", user="о́льга")])
         made = decision(1.0, 1, 2)
         weighed = (AlternativeRecord(1, 4, 256, 3.5), AlternativeRecord(0, 0, 0, 0.0))
-        store.add_decision(replace(made, jobs=(replace(made.jobs[0], alternatives=weighed), made.jobs[1])))
+        store.add_decision(replace(made, score=-0.0, jobs=(replace(made.jobs[0], alternatives=weighed), made.jobs[1])))
         store.see_nodes(1.0, [NodeRecord("n1", "UP", True, 4, "gpu")])
         store.add_action(ActionRecord(1.0, "ops", "run --act", "policy ones"))
         more = [throughput(n, loss=None if n % 3 else 0.1 * n) for n in range(100, 100 + SAMPLES)]

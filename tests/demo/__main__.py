@@ -7,7 +7,7 @@ import shutil
 import sqlite3
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,12 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from ones_db import Store
+from ones_db.copy import copy
 from slurm_ones.report.page import write_page
 from slurm_ones.report.text import plain
 from slurm_ones.slurm.model import Job
 from tests.cluster.cli import Progress
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
+from tests.db.server import NoServer, Server
+from tests.demo import move as moving
 from tests.demo import results
 from tests.demo.jobs import JOBS
 from tests.demo.scenario import DATABASE, TOP, Outcome, companion, operator, run
@@ -96,22 +99,36 @@ class Watch:
         return lines[:8]
 
 
-def _elastic(cluster: Cluster) -> tuple[list[Outcome], list[str]]:
-    with companion(cluster):
+def _elastic(cluster: Cluster, server: Server | None) -> tuple[list[Outcome], list[str]]:
+    with companion(cluster) as daemon:
         path = cluster.scratch / DATABASE
+        move = moving.Move(daemon, server) if server is not None else None
         with Store.open(f"sqlite:///{path}", "demo", read_only=True) as store, Watch("slurm-ones", store) as watch:
-            outcomes = run(cluster, elastic=True, show=watch.show)
+
+            def show(outcomes: list[Outcome], jobs: dict[int, Job]) -> None:
+                watch.show(outcomes, jobs)
+                if move is not None:
+                    move.look(outcomes, jobs)
+
+            outcomes = run(cluster, elastic=True, show=show)
         # The companion stores the ends of the last jobs in its next tick, two seconds on.
         time.sleep(4)
         command = ["slurm-ones", "jobs", "--json", "--config", "/scratch/ones.toml"]
         told = cluster.run(command, user=operator(cluster)).stdout
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(OUT / "ones.sqlite")) as target:
-        source.backup(target)
-        # One file to take away, with no log beside it.
-        target.execute("PRAGMA journal_mode = DELETE")
     shutil.copy(cluster.scratch / "ones/companion.log", OUT / "companion.log")
-    with Store.open(f"sqlite:///{OUT / 'ones.sqlite'}", "demo", read_only=True) as store:
-        return outcomes, results.disagreements(outcomes, store, json.loads(told))
+    kept = f"sqlite:///{OUT / 'ones.sqlite'}"
+    faults = []
+    if move is not None:
+        faults = move.faults()
+        console.print(str(move), soft_wrap=True)
+        copy(move.url, kept)
+    else:
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(OUT / "ones.sqlite")) as target:
+            source.backup(target)
+            # One file to take away, with no log beside it.
+            target.execute("PRAGMA journal_mode = DELETE")
+    with Store.open(kept, "demo", read_only=True) as store:
+        return outcomes, [*faults, *results.disagreements(outcomes, store, json.loads(told))]
 
 
 def _complaints(ones: list[Outcome], slurm: list[Outcome]) -> list[str]:
@@ -122,20 +139,26 @@ def _complaints(ones: list[Outcome], slurm: list[Outcome]) -> list[str]:
     return found
 
 
-def main() -> int:
-    """Run both scenarios on one cluster each; returns 1 where a job did not finish or something disagrees."""
+def main(arguments: list[str]) -> int:
+    """Run both scenarios on one cluster each; returns 1 where a job did not finish or something disagrees.
+
+    With `--move` the first one's site moves to PostgreSQL on the way.
+    """
+    if arguments not in ([], ["--move"]):
+        console.print("usage: python -m tests.demo [--move]")
+        return 2
     began = time.time()
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     try:
-        with Cluster("gres", report=Progress()) as cluster:
+        with Cluster("gres", report=Progress()) as cluster, moving.server() if arguments else nullcontext() as server:
             how = "PySlurm" if cluster.pyslurm else f"the command line ({cluster.pyslurm_why})"
             who = operator(cluster)
             console.print(f"A real Slurm runs: 4 nodes × 4 GPUs. The companion talks to it as {who}, through {how}.")
-            ones, disagree = _elastic(cluster)
+            ones, disagree = _elastic(cluster, server)
         with Cluster("gres", report=Progress()) as cluster, Watch("Slurm alone", None) as watch:
             slurm = run(cluster, elastic=False, show=watch.show)
-    except ClusterError as error:
+    except (ClusterError, NoServer) as error:
         console.print(f"make demo: {error}", style="red", markup=False)
         return 2
     except KeyboardInterrupt:
@@ -158,4 +181,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
