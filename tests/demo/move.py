@@ -18,7 +18,7 @@ from ones_db.engine import backend_of
 from ones_db.models import Base
 from slurm_ones.slurm.model import Job
 from tests.db.server import ADMIN, Server
-from tests.demo.scenario import DATABASE, Daemon, Outcome, operator
+from tests.demo.scenario import DATABASE, Daemon, Outcome, operator, queue
 
 TABLES = sorted(Base.metadata.tables)
 RESIZES = 3
@@ -40,7 +40,7 @@ class Move:
         self.moved: dict[str, int] = {}
         """Rows of each table at the switch."""
         self.during: list[int] = []
-        """Jobs that ran while no companion did."""
+        """Jobs that ran before, and still when the companion was back."""
         # A server listens where it was told; a second name of its socket is what the cluster sees.
         os.link(server.place / ".s.PGSQL.5432", daemon.folder / ".s.PGSQL.5432")
 
@@ -54,7 +54,6 @@ class Move:
             return
         old = self._daemon.database
         self._copy(old)
-        self.during = [job_id for job_id, job in jobs.items() if job.running]
         began = time.monotonic()
         self._daemon.stop()
         self._copy(old)
@@ -62,6 +61,8 @@ class Move:
         self._daemon.database = self._inside
         self._daemon.start()
         self.stopped_s = time.monotonic() - began
+        still = queue(self._daemon.cluster)
+        self.during = [job_id for job_id, job in jobs.items() if job.running and still[job_id].running]
 
     def _copy(self, old: str) -> None:
         command = ["slurm-ones", "db", "copy", old, self._inside]

@@ -38,6 +38,8 @@ dwell_s = 5
 max_wait_s = 30
 max_open = 3
 advance_s = 0.5
+[limits]
+near_end_s = 10
 """
 
 
