@@ -146,7 +146,7 @@ def simulate(mix: str, jobs: int, gpus: int, seed: int, found: Found) -> None:
         with Store.open(url, told.cluster) as store:
             clock, sleep = world.timeline, world.pass_time
             companion = Companion(told, world.client, store, clock=clock, make=lambda: watched)
-            Daemon(companion, clock=clock, sleep=sleep).run(stop, on_tick)
+            Daemon(lambda: companion, clock=clock, sleep=sleep).run(stop, on_tick)
             heard.check()
     for quantity, stage, job_id, predicted, done, low, high in watched.work:
         training = world.trainings[job_id]

@@ -16,12 +16,14 @@ from slurm_ones.act.resize import Machine
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.decide import make_policy
 from slurm_ones.decide.policy import Policy
+from slurm_ones.decide.within import decide_within
 from slurm_ones.learn.knowledge import Learner
 from slurm_ones.observe.mail import Mail
 from slurm_ones.observe.observer import Observer, Seen
 from slurm_ones.observe.stopfile import StopFile
-from slurm_ones.observe.views import cluster_view, job_views
+from slurm_ones.observe.views import bounds, cluster_view, job_views
 from slurm_ones.slurm.client import SlurmClient
+from slurm_ones.slurm.fenced import Fenced
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,20 @@ class Tick:
     seconds: float = 0.0
 
 
+def policy_of(settings: Settings) -> Policy:
+    """The policy that the settings name. Raises `ConfigError` where it, or one of its options, does not exist."""
+    try:
+        return make_policy(settings.policy, **settings.policy_options)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
 class Companion:
     """Looks after the elastic jobs of one cluster through one client and one store.
 
     All that matters is in the store: a companion that is killed at any moment is succeeded by one that goes on where
-    it stopped. Only one may act at a time. Raises `ConfigError` for a policy or option that does not exist.
+    it stopped. Only one may act at a time: `check` raises `NotLeader` where another one does, and is asked before
+    anything is changed in Slurm or written for a job. Raises `ConfigError` for a policy or option that does not exist.
 
     `clock` gives the time; `make` makes the policy of a partition, where it is not the settings' own. `daemon.Daemon`
     lets it tick.
@@ -53,19 +64,18 @@ class Companion:
         clock: Callable[[], float] = time.time,
         say: Callable[[str], None] = print,
         make: Callable[[], Policy] | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
+        client = Fenced(client, check)
         self._store = store
         self._clock = clock
         self._observer = Observer(client, store, settings)
         self._stop_file = StopFile(settings.stop_file, store)
         self._learner = Learner(seed=settings.seed)
         self._policies: dict[str, Policy] = {}
-        self._make = make or (lambda: make_policy(settings.policy, **settings.policy_options))
-        try:
-            self._make()
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        self._make = make or (lambda: policy_of(settings))
+        self._make()
         self._rng = np.random.default_rng(settings.seed)
         leases = Leases(client, store, settings.lease_s, clock)
         machine = Machine(
@@ -77,8 +87,9 @@ class Companion:
             clock=clock,
             wanted=self._observer.may_resize,
             leases=leases,
+            check=check,
         )
-        self._actor = Actor(machine, store, settings, leases, clock=clock, say=say)
+        self._actor = Actor(machine, store, settings, leases, clock=clock, say=say, check=check)
 
     def tick(self) -> Tick:
         """One round. Raises `Unreachable` when Slurm does not answer."""
@@ -111,9 +122,11 @@ class Companion:
                 open_jobs,
                 self.settings.resize.dwell_s,
                 self._clock(),
+                self.settings.limits,
             )
+            within = bounds(seen, partition, self.settings, resizes)
             started = time.monotonic()
-            schedule = self._policy(partition).decide(cluster, jobs, self._clock(), self._rng)
+            schedule = decide_within(self._policy(partition), cluster, jobs, within, self._clock(), self._rng)
             decided.append(Decided(partition, schedule, time.monotonic() - started))
         return decided
 
@@ -131,6 +144,10 @@ class Companion:
     def leave(self) -> None:
         """Let go the jobs that are kept from starting. Raises `Unreachable`."""
         self._actor.leave()
+
+    def close(self) -> None:
+        """Let go of the database; it is of no use afterwards."""
+        self._store.close()
 
     @property
     def resizing(self) -> bool:

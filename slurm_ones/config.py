@@ -9,7 +9,7 @@ import difflib
 import getpass
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -53,6 +53,42 @@ class ResizeSettings(_Section):
     )
 
 
+Count = Annotated[int, Field(ge=0)]
+
+
+class LimitSettings(_Section):
+    """Limits that protect people from each other's elastic jobs. They bound what the companion does by itself: what a
+    user asked Slurm for is Slurm's to give."""
+
+    yield_to_rigid: bool = Field(
+        True,
+        description="running elastic jobs shrink where a rigid job could start in what they give up: to what they "
+        "asked for, and for one of higher priority to their minimum",
+    )
+    share: float = Field(
+        1.0, gt=0, le=1, description="elastic jobs grow within this share of a partition's GPUs, all together"
+    )
+    gpus_per_user: Count | None = Field(
+        None, description="elastic jobs of one user grow within so many GPUs in all; none: no such cap"
+    )
+    gpus_per_account: Count | None = Field(None, description="the same for one account")
+    gpus_of_user: dict[str, Count] = Field(
+        default_factory=dict, description="cap of single users, in place of gpus_per_user"
+    )
+    gpus_of_account: dict[str, Count] = Field(
+        default_factory=dict, description="cap of single accounts, in place of gpus_per_account"
+    )
+    resizes_per_hour: Count | None = Field(
+        None,
+        description="resizes of one job that interrupt it, begun within an hour; none: as many as `dwell_s` allows",
+    )
+    resizes_per_job: Count | None = Field(None, description="the same in its life; none: no such limit")
+    near_end_s: float = Field(
+        120, ge=0, description="a job that is expected to end within so many seconds is not resized any more"
+    )
+    near_limit_s: float = Field(300, ge=0, description="nor one that reaches its time limit within so many seconds")
+
+
 class RetentionSettings(_Section):
     """What `slurm-ones db maintain` makes of a job's rows, in days after the job's end."""
 
@@ -80,7 +116,16 @@ class Settings(_Section):
     scope: Literal["all", "own"] = Field("all", description="operator mode (all users' jobs) or user mode (own jobs)")
     client: Literal["auto", "pyslurm", "command"] = Field("auto", description="how to talk to Slurm")
     tick_s: float | None = Field(None, gt=0, description="seconds between ticks; 60, or 180 in user mode")
+    takeover_s: float | None = Field(
+        None,
+        gt=0,
+        description="a companion that leads and is not heard of for so long loses the lead to one that stands by "
+        "(PostgreSQL); tick_s without a value",
+    )
     timeout_s: float = Field(30, gt=0, description="longest wait for one answer of Slurm")
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="port of this machine alone at which Prometheus finds figures; none without"
+    )
     policy: str = Field("ones", description="name of the policy")
     policy_options: dict[str, float | int | bool | str] = Field(
         default_factory=dict, description="options of the policy, below"
@@ -97,6 +142,7 @@ class Settings(_Section):
         default_factory=dict, description="GPUs per node of partitions where Slurm knows of none (no GRES)"
     )
     resize: ResizeSettings = ResizeSettings()
+    limits: LimitSettings = Field(LimitSettings(), description="limits that protect people, below")
     retention: RetentionSettings = Field(
         RetentionSettings(), description="when old rows become fewer, by `slurm-ones db maintain`"
     )
@@ -136,7 +182,7 @@ def _accepted(location: tuple[int | str, ...]) -> list[str]:
 
 def _explain(error: Any) -> str:
     location = error["loc"]
-    key = ".".join(str(part) for part in location) or "the file"
+    key = ".".join(f"{part!s:.80}" for part in location) or "the file"
     if error["type"] == "extra_forbidden":
         accepted = _accepted(location)
         near = difflib.get_close_matches(str(location[-1]), accepted, n=1)
@@ -149,7 +195,7 @@ def parse(text: str, name: str = "config") -> Settings:
     """Settings from TOML text; raises `ConfigError` with a line for each wrong key."""
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # of numbers and of depth, too
         raise ConfigError(f"{name}: not TOML: {error}") from None
     try:
         return Settings.model_validate(data)

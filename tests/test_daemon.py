@@ -49,7 +49,7 @@ def test_it_goes_on_after_an_outage_and_after_a_failed_tick(store: Store) -> Non
         ticks.append(tick)
         stop.set()
 
-    Daemon(companion).run(stop, on_tick)
+    Daemon(lambda: companion).run(stop, on_tick)
     assert len(ticks) == 1
     assert not client.moods
 
@@ -57,13 +57,13 @@ def test_it_goes_on_after_an_outage_and_after_a_failed_tick(store: Store) -> Non
 def test_it_waits_longer_each_time_but_not_while_a_job_may_be_held(store: Store) -> None:
     """Polite to a controller in trouble, and quick to release once it answers."""
     companion = Companion(Settings(tick_s=60), Moody(), store)  # type: ignore[arg-type]
-    waits = [60.0]
+    daemon, waits = Daemon(lambda: companion), [60.0]
     for _ in range(5):
-        waits.append(Daemon(companion)._back_off(waits[-1]))
+        waits.append(daemon._back_off(companion, waits[-1]))
     assert waits == [60, 120, 240, 480, 600, 600]
     store.see_jobs([JobRecord(1, "train", "alice", 0.0, 1, 1, elastic=True)])
     store.begin_resize(ResizeRecord(1, 0, 1, 1, 32, 1, 2, 64, "requeuing", 0.0))
-    assert Daemon(companion)._back_off(600.0) == 60
+    assert daemon._back_off(companion, 600.0) == 60
 
 
 def test_a_policy_or_option_that_does_not_exist_is_refused(store: Store) -> None:
@@ -100,7 +100,7 @@ def test_time_may_be_virtual(store: Store, tmp_path: Path) -> None:
     slurm = cluster(tmp_path)
     stop, ticks = Passing(slurm, 7_200.0), []
     companion = Companion(Settings(tick_s=60), slurm, store, clock=slurm.clock)
-    Daemon(companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop, ticks.append)
+    Daemon(lambda: companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop, ticks.append)
     assert len(ticks) == 120 and set(stop.waits) == {60.0}
 
 
@@ -119,7 +119,7 @@ def test_resizes_under_way_are_looked_at_between_ticks(store: Store, tmp_path: P
     stop = Passing(slurm, 130.0)
     settings = Settings(tick_s=60, mode="act", stop_file=tmp_path / "stop", resize={"advance_s": 2.5})
     companion = Companion(settings, slurm, store, clock=slurm.clock)
-    Daemon(companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop)
+    Daemon(lambda: companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop)
     (resize,) = store.resizes(1)
     # Nobody reports here, so the drain is called off at its deadline.
     assert resize.outcome == "no checkpoint in time"
@@ -153,7 +153,7 @@ def test_a_companion_that_is_stopped_lets_jobs_start(store: Store, tmp_path: Pat
     stop = threading.Event()
     stop.set()
     companion = Companion(Settings(), slurm, store, clock=slurm.clock)
-    Daemon(companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop)
+    Daemon(lambda: companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop)
     assert store.deferrals() == {}
     slurm.pass_time(1)
     assert slurm.jobs[1].state is JobState.RUNNING and slurm.jobs[2].begin_time == begin

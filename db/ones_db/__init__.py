@@ -12,7 +12,7 @@ or, with pandas, `ones_db.connect("sqlite:///ones.sqlite").job_summary()`; docs/
 `ones_db.migrate` creates and upgrades databases; `ones_db.models` holds the tables.
 """
 
-from ones_db.errors import ResizeConflict, SchemaError, StoreBusy, StoreError, StoreLost, UnknownRecord
+from ones_db.errors import NotLeader, ResizeConflict, SchemaError, StoreBusy, StoreError, StoreLost, UnknownRecord
 from ones_db.frames import Database, connect
 from ones_db.models import SCHEMA_REVISION
 from ones_db.records import (
@@ -28,11 +28,13 @@ from ones_db.records import (
     EpochPoint,
     EpochRecord,
     FirstRecord,
+    HealthRecord,
     HelloRecord,
     Imported,
     JobHistory,
     JobRecord,
     JobSummary,
+    LeaderRecord,
     NodeChange,
     NodeRecord,
     NoisePoint,
@@ -63,14 +65,17 @@ __all__ = [
     "EpochPoint",
     "EpochRecord",
     "FirstRecord",
+    "HealthRecord",
     "HelloRecord",
     "Imported",
     "JobHistory",
     "JobRecord",
     "JobSummary",
+    "LeaderRecord",
     "NodeChange",
     "NodeRecord",
     "NoisePoint",
+    "NotLeader",
     "PastJob",
     "ResizeConflict",
     "ResizeRecord",

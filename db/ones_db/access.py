@@ -14,16 +14,16 @@ from sqlalchemy import Connection, text
 
 from ones_db.engine import backend_of, transaction
 from ones_db.errors import StoreError
-from ones_db.models import Action, Base, Job
+from ones_db.models import Action, Base, Health, Job
 from ones_db.schema import check_revision
 from ones_db.views import VIEWS, can_secure
 
 ROLE = "ones_reader"
 """The readers' role where no other is named."""
 
-OPEN = ("clusters", "decisions", "nodes", "node_changes")
+OPEN = ("clusters", "decisions", "leaders", "nodes", "node_changes")
 """Tables that tell of no single job."""
-CLOSED = (Action.__tablename__,)
+CLOSED = (Action.__tablename__, Health.__tablename__)
 """Tables for operators: readers get none of them."""
 
 _OWN = "ones own"

@@ -8,8 +8,18 @@ from contextlib import AbstractContextManager
 
 from sqlalchemy import Connection
 
-from ones_db import accounting, actions, nodes, retention
-from ones_db.records import AccountingJob, ActionRecord, Imported, NodeChange, NodeRecord, PastJob, RolledUp
+from ones_db import accounting, actions, health, leaders, nodes, retention
+from ones_db.records import (
+    AccountingJob,
+    ActionRecord,
+    HealthRecord,
+    Imported,
+    LeaderRecord,
+    NodeChange,
+    NodeRecord,
+    PastJob,
+    RolledUp,
+)
 
 
 class Beside:
@@ -42,6 +52,21 @@ class Beside:
         """What was done last, newest first."""
         with self._read() as connection:
             return actions.actions(connection, self._cluster, limit)
+
+    def leader(self) -> LeaderRecord | None:
+        """Which companion leads, or did last; None where none ever did."""
+        with self._read() as connection:
+            return leaders.leader(connection, self._cluster)
+
+    def see_health(self, record: HealthRecord) -> None:
+        """Store how the companion is."""
+        with self._write() as connection:
+            health.see_health(connection, self._cluster, record)
+
+    def health(self) -> HealthRecord | None:
+        """How the companion that acted last was at its last tick; None where there was none."""
+        with self._read() as connection:
+            return health.health(connection, self._cluster)
 
     def add_accounting(self, told: Sequence[AccountingJob]) -> Imported:
         """Store jobs that have ended, as accounting has them, in one transaction.

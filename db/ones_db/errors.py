@@ -21,6 +21,10 @@ class StoreLost(StoreError):
     anew, and where the server had just made the lost one durable, it changes nothing."""
 
 
+class NotLeader(StoreError):
+    """Another companion of the cluster leads, or may lead by now: nothing may be done in its place."""
+
+
 class UnknownRecord(StoreError):
     """The job, run, decision or resize that the call names is not in the store."""
 

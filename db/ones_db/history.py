@@ -15,7 +15,7 @@ from sqlalchemy import Connection, func, select
 
 from ones_db.jobs import JOBS, RUNS, among, job_record, newest, run_end, spec_record
 from ones_db.memory import NOISES, SPEEDS, JobMemory, Memory, RunMemory
-from ones_db.records import RESIZE_DONE, EpochPoint, JobHistory, ThroughputPoint
+from ones_db.records import RESIZE_DONE, RESIZE_ROLLED_BACK, EpochPoint, JobHistory, ThroughputPoint
 from ones_db.reports import BATCHES, EPOCHS, THROUGHPUT
 from ones_db.resizes import RESIZES
 
@@ -116,6 +116,7 @@ _RUN = (
     "report_number",
     "noise",
     "progress",
+    "report_time",
 )
 
 
@@ -162,7 +163,9 @@ def _first_samples(runs: Collection[int]) -> Any:
 def _resizes(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
     """The resizes of each job that ended, in the order in which they did."""
     query = (
-        select(*(RESIZES.c[name] for name in ("job_id", "restart", "new_nodes", "state", "ended", "pause_s")))
+        select(
+            *(RESIZES.c[name] for name in ("job_id", "restart", "new_nodes", "state", "started", "ended", "pause_s"))
+        )
         .where(among(RESIZES.c.job_id, keys), RESIZES.c.ended.is_not(None))
         .order_by(RESIZES.c.ended, RESIZES.c.id)
     )
@@ -211,9 +214,26 @@ def _history(row: Row, runs: Sequence[Row], told: Mapping[int, RunMemory], resiz
         first_batch=next((run.batch for run in runs if run.batch is not None), None),
         noise=tuple(noises[-NOISES:]),
         progress=None if progress is None else min(progress, float(samples)),
+        interrupted=tuple(sorted(resize.started for resize in resizes if _interrupts(resize))),
         pause_s=_pause([resizes[number - 1] for number in done]),
         epoch_samples=used / len(ended) if used else None,
+        ran=_ran(runs),
     )
+
+
+def _interrupts(resize: Row) -> bool:
+    """Whether its job's training stood still for it: a job that waited, or was never requeued, lost nothing."""
+    stopped = resize.state in (RESIZE_DONE, RESIZE_ROLLED_BACK) or resize.pause_s is not None
+    return bool(resize.restart >= 0 and stopped)
+
+
+def _ran(runs: Sequence[Row]) -> tuple[tuple[int, int, float], ...]:
+    seconds: dict[tuple[int, int], float] = defaultdict(float)
+    for run in runs:
+        until = run.ended if run.ended is not None else run.report_time
+        if run.start_time is not None and until is not None:
+            seconds[run.nodes, run.gpus_per_node] += max(until - run.start_time, 0.0)
+    return tuple((*shape, lasted) for shape, lasted in sorted(seconds.items()))
 
 
 def _newest(runs: Sequence[Row], name: str) -> Any:

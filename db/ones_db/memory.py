@@ -16,7 +16,7 @@ SPEEDS = 5
 """Newest throughput samples kept of each shape and batch (ONES §3.2)."""
 NOISES = 8
 """Newest gradient noise scales kept of a job."""
-JOBS = 2_000
+JOBS = 10_000
 """Jobs remembered; those not asked for longest are forgotten first."""
 
 

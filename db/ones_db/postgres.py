@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.util import immutabledict
 
 from ones_db import backend
-from ones_db.backend import TOO_LARGE, UPGRADE, Mode
+from ones_db.backend import TOO_LARGE, UPGRADE, Mode, Seat, this_process
 from ones_db.copying import copied, stream_of
 from ones_db.errors import SchemaError, StoreBusy, StoreError, StoreLost
 
@@ -35,9 +35,14 @@ _QUIET: dict[str, Any] = {
     "keepalives_interval": 10,
     "keepalives_count": 3,
 }
-_QUIET |= {"tcp_user_timeout": 60_000, "application_name": "slurm-ones"}
+_QUIET |= {"tcp_user_timeout": 60_000}
 
 _REFUSED = ("authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry")
+
+
+def named(holder: str) -> str:
+    """What the sessions of a process are called, by its host:process id; the server keeps 63 characters."""
+    return f"slurm-ones {holder[-50:]}"
 
 
 class PostgreSQL:
@@ -88,6 +93,8 @@ class PostgreSQL:
                 "synchronous_commit": "on",
                 # What a killed writer had asked for does not keep the next one waiting (PostgreSQL 14).
                 "client_connection_check_interval": "5s",
+                # By it, who takes the lead from a process that hangs ends all sessions of that one.
+                "application_name": named(this_process()),
             }
             connection.execute(
                 "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS ours (name, value)"
@@ -165,6 +172,12 @@ class PostgreSQL:
             )
         # When the transaction fails, the next one looks again.
         event.listen(connection, "commit", lambda _: self._months.update(months), once=True)
+
+    def seat(self, cluster: str, key: int) -> Seat:
+        # It asks through the engines that are made here.
+        from ones_db.session_seat import SessionSeat
+
+        return SessionSeat(self.engine("write"), key, named, named(this_process()))
 
     def insert(self, table: Table) -> Any:
         return insert(table)

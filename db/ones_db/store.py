@@ -9,7 +9,7 @@ from types import TracebackType
 
 from sqlalchemy import Connection, Engine, select
 
-from ones_db import decisions, history, jobs, reports, resizes, summary
+from ones_db import decisions, history, jobs, leaders, reports, resizes, summary
 from ones_db.backend import UPGRADE
 from ones_db.beside import Beside
 from ones_db.engine import backend_behind, backend_of, transaction
@@ -37,7 +37,7 @@ CLUSTERS = Base.metadata.tables["clusters"]
 class Store(Beside):
     """What is remembered of one cluster. The contract of every database behind it:
 
-    * One writer a cluster: the companion. Any number of readers, in any process, at the same time; neither
+    * One writer a cluster: the companion that leads. Any number of readers, in any process, at the same time; neither
       waits for the other. A second writer is not wrong, but each waits for the other's call to end, and gets
       `StoreBusy` when that takes longer than half a minute.
     * Every method is one transaction. When a writing method returns, what it wrote survives a crash of the
@@ -53,11 +53,14 @@ class Store(Beside):
     Errors are `StoreError` and its kinds, which say what to do.
     """
 
-    def __init__(self, engine: Engine, cluster: str, cluster_key: int, read_only: bool) -> None:
+    def __init__(
+        self, engine: Engine, cluster: str, cluster_key: int, read_only: bool, term: int | None = None
+    ) -> None:
         """Use `open`."""
         self._engine = engine
         self._backend = backend_behind(engine)
         self._cluster = cluster_key
+        self._term = term
         self._memory = Memory()
         self._remember = Lock()
         self.place = self._backend.place
@@ -65,11 +68,13 @@ class Store(Beside):
         self.read_only = read_only
 
     @classmethod
-    def open(cls, url: str, cluster: str, *, read_only: bool = False) -> Store:
+    def open(cls, url: str, cluster: str, *, read_only: bool = False, term: int | None = None) -> Store:
         """The store of one cluster in the database at `url`, such as
         ``sqlite:////var/lib/slurm-ones/ones.sqlite`` or ``postgresql://ones@server/ones``.
 
         Opened for writing, it makes the cluster known; for reading, an empty name means the only one there is.
+        With the `term` of a leader (`ones_db.lead`) every writing method raises `NotLeader`, and stores nothing, once
+        there is a newer one; without, as commands open it, none asks who leads.
         A server's password is best left to ~/.pgpass, PGPASSWORD or a service file.
         Raises `SchemaError`, saying what to run, where the database is absent, older or newer than this version, or
         not ours, and `StoreError` where it cannot be opened, or is read for a cluster that is not among those it has.
@@ -99,7 +104,12 @@ class Store(Beside):
         if known and cluster not in known:
             engine.dispose()
             raise StoreError(f"{backend.place}: nothing of cluster {cluster!r}; it has {', '.join(sorted(known))}")
-        return cls(engine, cluster, known.get(cluster, -1), read_only)
+        return cls(engine, cluster, known.get(cluster, -1), read_only, term)
+
+    @property
+    def key(self) -> int:
+        """The cluster's clusters.id."""
+        return self._cluster
 
     def close(self) -> None:
         """Let go of the database."""
@@ -132,6 +142,8 @@ class Store(Beside):
         if self.read_only:
             raise StoreError(f"{self.place}: opened for reading")
         with transaction(self._engine, write=True) as connection:
+            if self._term is not None:
+                leaders.check_term(connection, self._cluster, self._term)
             self._backend.make_room(connection)
             yield connection
 

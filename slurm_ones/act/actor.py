@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
-from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, JobHistory, ResizeRecord, Store
+from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, JobHistory, NotLeader, ResizeRecord, Store
 from ones_wrapper.protocol import Order
 from slurm_ones.act.advice import commands, waiting_commands
 from slurm_ones.act.leases import Leases
-from slurm_ones.act.orders import OrderError, clear_spool, write_order
+from slurm_ones.act.orders import OrderError, clear_spool, next_number, write_order
 from slurm_ones.act.plan import DEFERRED, Change, Plan, plan
 from slurm_ones.act.resize import Machine
 from slurm_ones.act.states import HOLDS_JOB, State
 from slurm_ones.config import Settings
 from slurm_ones.decide.policy import Schedule
+from slurm_ones.observe.caps import caps_of
 from slurm_ones.observe.eligible import Elastic
 from slurm_ones.observe.observer import Seen
 from slurm_ones.slurm.client import Unreachable
@@ -47,24 +48,26 @@ class Actor:
         *,
         clock: Callable[[], float] = time.time,
         say: Callable[[str], None] = print,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
+        """`check` raises `NotLeader` where another companion acts; asked before anything is written for a job."""
         self._machine = machine
         self._leases = leases
         self._store = store
         self._settings = settings
         self._clock = clock
         self._say = say
+        self._check = check
         self._ordered: dict[int, int | None] = {}
         self._advised: dict[int, Hashable] = {}
         self._written: dict[str, tuple[object, ...]] = {}
-        self._number = 0
 
     @property
     def acting(self) -> bool:
         return self._settings.mode == "act"
 
     def advance(self, *, held_only: bool = False) -> int:
-        """Take all resizes under way further; returns how many are left. Raises `Unreachable`.
+        """Take all resizes under way further; returns how many are left. Raises `Unreachable` and `NotLeader`.
 
         In advise mode too: what an acting companion left half done must not stay so. With `held_only` those alone
         whose jobs may stand in a hold of ours.
@@ -76,7 +79,7 @@ class Actor:
             try:
                 state = State(self._machine.advance(resize).state)
                 left += state in HOLDS_JOB if held_only else not state.final
-            except Unreachable:
+            except (Unreachable, NotLeader):
                 raise
             except Exception:
                 # One odd job must not leave somebody else's held.
@@ -96,7 +99,10 @@ class Actor:
             elastic = {id_: e for id_, e in seen.elastic.items() if e.job.partition.split(",")[0] == one.partition}
             free = free_gpus(seen.snapshot, one.partition, self._settings.whole_node_gpus)
             resizes = self._store.open_resizes()
-            made = plan(one.schedule, elastic, histories, resizes, free, self._settings.resize, self._clock())
+            limits, known = self._settings.limits, self._settings.whole_node_gpus
+            caps = caps_of(seen, one.partition, limits, known, resizes)
+            rules = self._settings.resize
+            made = plan(one.schedule, elastic, histories, resizes, free, rules, self._clock(), limits, caps)
             if self._settings.stop_file.exists():
                 made = Plan((), dict.fromkeys(made.outcomes, f"{self._settings.stop_file} exists: nothing is begun"))
             # A job in the middle of a resize is not decided about.
@@ -118,6 +124,7 @@ class Actor:
             for job_id in remembered.keys() - alive:
                 del remembered[job_id]
         if self._settings.spool is not None and self.acting:
+            self._check()
             clear_spool(self._settings.spool, alive)
 
     def leave(self) -> None:
@@ -148,13 +155,13 @@ class Actor:
         if not self.acting:
             batch = f", batch {change.new_batch}" if change.new_batch is not None else ""
             told = [f"# job {job.job_id} ({job.user}): {change}{batch}"]
-            told += commands(change, self._order_number(), self._settings.spool, self._settings.lease_s)
+            told += commands(change, self._order_number(job), self._settings.spool, self._settings.lease_s)
             self._advise(job.job_id, hash(change), told)
             return
         if change.old == change.new:
             self._order_batch(job, change.new_batch)
             return
-        number = self._order_number()
+        number = self._order_number(job)
         record = ResizeRecord(
             job_id=job.job_id,
             restart=job.restart if job.running else -1,
@@ -175,22 +182,29 @@ class Actor:
     def _order_batch(self, job: Job, batch: int | None) -> None:
         if self._ordered.get(job.job_id) == batch:
             return
+        self._check()
         try:
-            write_order(job, Order(self._order_number(), job.restart, batch), self._settings.spool)
+            write_order(job, Order(self._order_number(job), job.restart, batch), self._settings.spool)
             self._ordered[job.job_id] = batch
         except OrderError as error:
             log.warning("job %d: no batch could be ordered: %s", job.job_id, error)
 
-    def _order_number(self) -> int:
-        self._number = max(self._number + 1, round(self._clock() * 1000))
-        return self._number
+    def _order_number(self, job: Job) -> int:
+        return next_number(job, self._settings.spool, self._clock())
 
     def _write(
         self, one: Decided, elastic: Mapping[int, Elastic], histories: Mapping[int, JobHistory], made: Plan
     ) -> int | None:
         """Store the decision, unless it says the same as the last one of its partition."""
-        records = tuple(_record(id_, e, histories.get(id_), one.schedule, made) for id_, e in sorted(elastic.items()))
-        gist = tuple((r.job_id, r.nodes, r.gpus_per_node, r.batch, r.from_nodes, r.acted) for r in records)
+        acted = made.deferred | {change.job_id for change in made.begin}
+        records = tuple(
+            _record(id_, e, histories.get(id_), one.schedule, made, id_ in acted) for id_, e in sorted(elastic.items())
+        )
+        # Of words those of limits alone: others tell of seconds that pass.
+        refused = {**one.schedule.refused, **made.refused}
+        gist = tuple(
+            (r.job_id, r.nodes, r.gpus_per_node, r.batch, r.from_nodes, r.acted, refused.get(r.job_id)) for r in records
+        )
         if gist == self._written.get(one.partition) or not records:
             return None
         self._written[one.partition] = gist
@@ -207,7 +221,7 @@ class Actor:
 
 
 def _record(
-    job_id: int, elastic: Elastic, history: JobHistory | None, schedule: Schedule, made: Plan
+    job_id: int, elastic: Elastic, history: JobHistory | None, schedule: Schedule, made: Plan, acted: bool
 ) -> DecisionJobRecord:
     allocation = schedule.allocations.get(job_id)
     running = elastic.job.running
@@ -220,8 +234,8 @@ def _record(
         from_nodes=elastic.shape.nodes if running else None,
         from_gpus_per_node=elastic.shape.gpus_per_node if running else None,
         from_batch=history.batch if running and history else None,
-        acted=job_id in made.deferred or any(change.job_id == job_id for change in made.begin),
-        outcome=made.outcomes.get(job_id, ""),
+        acted=acted,
+        outcome=made.outcomes.get(job_id) or schedule.refused.get(job_id, ""),
         alternatives=tuple(
             AlternativeRecord(one.shape.nodes, one.shape.gpus_per_node, one.batch, worth)
             if one is not None

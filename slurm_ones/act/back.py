@@ -30,7 +30,7 @@ class WayBack(Steps):
     def _reshaping_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if resize.restart >= 0:
             try:
-                self._order(job, Order(self._next_number(resize), resize.restart + 1, resize.old_batch))
+                self._order(job, Order(self._next_number(job), resize.restart + 1, resize.old_batch))
             except OrderError as error:
                 log.warning("job %d: its batch could not be put back: %s", job.job_id, error)
         try:

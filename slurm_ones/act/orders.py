@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from collections.abc import Container
+from contextlib import suppress
 from pathlib import Path
 
-from ones_wrapper.protocol import ORDERS, Order, encode, spool_order_name
-from slurm_ones.observe.files import NotBelieved, directory_of
+from ones_wrapper.protocol import MAX_LINE, ORDERS, Order, ProtocolError, decode_order, encode, spool_order_name
+from slurm_ones.observe.files import NotBelieved, directory_of, read_from
 from slurm_ones.observe.reports import job_directory
 from slurm_ones.slurm.model import Job
 
@@ -33,12 +35,23 @@ def _replace(directory: int, name: str, text: bytes) -> None:
         os.unlink(temporary, dir_fd=directory)
         fd = os.open(temporary, flags, 0o644, dir_fd=directory)
     try:
-        os.write(fd, text)
-        os.fchmod(fd, 0o644)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+        with os.fdopen(fd, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(fd, 0o644)
+            os.fsync(fd)
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=directory)
+        raise
+
+
+def _check_spool(directory: int) -> None:
+    """Whoever may rename in it could give one job's order to another."""
+    mode = os.fstat(directory).st_mode
+    if mode & 0o022 and not mode & stat.S_ISVTX:
+        raise NotBelieved("others may write there; take that from them (chmod 755)")
 
 
 def order_path(job: Job, spool: Path | None) -> Path:
@@ -54,6 +67,8 @@ def write_order(job: Job, order: Order, spool: Path | None) -> None:
     owner = job.uid if path.name == ORDERS else os.geteuid()
     try:
         with directory_of(path.parent, owner) as directory:
+            if path.name != ORDERS:
+                _check_spool(directory)
             _replace(directory, path.name, encode(order))
     except FileNotFoundError:
         raise OrderError(f"{path.parent}: no such directory; was the job started by ones-run?") from None
@@ -62,8 +77,29 @@ def write_order(job: Job, order: Order, spool: Path | None) -> None:
             f"{path.parent}: not writable by this companion; set `spool` in its settings and ONES_SPOOL in the "
             "job's environment"
         ) from None
-    except (NotBelieved, OSError) as error:
+    except NotBelieved as error:
         raise OrderError(f"{path}: {error}") from None
+    except OSError as error:
+        raise OrderError(f"{path}: {error.strerror}") from None
+
+
+def last_number(job: Job, spool: Path | None) -> int:
+    """Of the order in force, 0 where there is none to be read. A job's user who wrote a number there of their own
+    misleads their job alone."""
+    path, last = order_path(job, spool), 0
+    for owner in {os.geteuid(), job.uid}:
+        try:
+            with directory_of(path.parent, job.uid if path.name == ORDERS else os.geteuid()) as directory:
+                last = max(last, decode_order(read_from(directory, path.name, owner, 0, MAX_LINE + 1)[0]).number)
+        except (OSError, NotBelieved, ProtocolError):
+            continue
+    return last
+
+
+def next_number(job: Job, spool: Path | None, now: float) -> int:
+    """Of the next order to this job: `now` in milliseconds, and above the order in force also where a clock was set
+    back."""
+    return max(round(now * 1000), last_number(job, spool) + 1)
 
 
 def clear_spool(spool: Path, alive: Container[int]) -> None:

@@ -13,14 +13,17 @@ from collections.abc import Callable
 from ones_db import ResizeRecord
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from slurm_ones.act.back import WayBack
-from slurm_ones.act.orders import OrderError
+from slurm_ones.act.orders import OrderError, last_number
 from slurm_ones.act.states import State
 from slurm_ones.act.steps import ASK_AGAIN_S
 from slurm_ones.observe.reserve import target_of
 from slurm_ones.slurm.client import SlurmError, UnknownJob, Unreachable
 from slurm_ones.slurm.model import PARKED, Job
+from slurm_ones.slurm.verify import never_starts
 
 log = logging.getLogger(__name__)
+
+_HELD = "it was held while it ran"
 
 
 class Machine(WayBack):
@@ -60,7 +63,11 @@ class Machine(WayBack):
             return self._call_off(resize, job, "its run ended before it was drained")
         if not self.wanted(job):
             return self._call_off(resize, job, "resizing was switched off")
-        if self._due(resize, once=True):
+        if job.held:
+            # Somebody else's, for its next start: once it is requeued it would pass for ours, and be lifted.
+            return self._call_off(resize, job, _HELD)
+        # After a restart of ours it may be there, or called off already.
+        if self._due(resize, once=True) and last_number(job, self.spool) < resize.order_number:
             order = Order(resize.order_number, resize.restart, resize.new_batch, drain=True)
             try:
                 self._order(job, order)
@@ -87,6 +94,8 @@ class Machine(WayBack):
             return self._call_off(resize, job, "it was not requeued in time and trains on")
         if not self.wanted(job):
             return self._call_off(resize, job, "resizing was switched off")
+        if job.held:
+            return self._call_off(resize, job, _HELD)
         if job.running and self._due(resize):
             try:
                 self.client.requeue_hold(job.job_id)
@@ -149,9 +158,15 @@ class Machine(WayBack):
     def _waiting(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if job.running:
             return self._to(resize, State.STARTING, deadline=self.clock() + self.settings.start_timeout_s)
-        if resize.restart < 0 or job.held:
+        if job.held:
             return self._settle(resize, job)
-        if self._late(resize):
+        if never_starts(job):
+            return self._to(resize, State.HOLDING_BACK, f"Slurm never starts it at this shape: {job.reason}")
+        late = self._late(resize)
+        # Nothing of a job that waited is interrupted: it may wait on, once Slurm has had a look at its new shape.
+        if resize.restart < 0 and (late or job.reason not in ("", "None")):
+            return self._settle(resize, job)
+        if late:
             return self._to(resize, State.HOLDING_BACK, f"waited longer than {self.settings.max_wait_s:.0f} s")
         return resize
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from ones_db import ResizeRecord
-from ones_wrapper.protocol import LOOK_SIGNAL, Order
+from ones_wrapper.protocol import DRAIN_WAIT_S, LOOK_SIGNAL, Order
 from slurm_ones.act.leases import Leases
-from slurm_ones.act.orders import OrderError, write_order
+from slurm_ones.act.orders import OrderError, next_number, write_order
 from slurm_ones.act.states import State
 from slurm_ones.config import ResizeSettings
 from slurm_ones.slurm.client import SlurmClient, SlurmError, Unreachable
@@ -60,6 +60,8 @@ class Steps:
     wanted: Callable[[Job], bool]
     """Whether a job is still to be resized: it has not opted out, and nobody stopped the companion's hand."""
     leases: Leases
+    check: Callable[[], None] = lambda: None
+    """Raises `NotLeader` where another companion acts; asked before an order is written, as the client asks it."""
 
     def __post_init__(self) -> None:
         self._asked: dict[tuple[int, State], float] = {}
@@ -137,31 +139,37 @@ class Steps:
     def _call_off(self, resize: ResizeRecord, job: Job, why: str) -> ResizeRecord:
         """Tell a job that was drained to carry on as it was, at once rather than after its minute."""
         try:
-            self._order(job, Order(self._next_number(resize), resize.restart, resize.old_batch))
+            self._order(job, Order(self._next_number(job), resize.restart, resize.old_batch))
         except OrderError as error:
             log.warning("job %d: the drain could not be called off: %s", job.job_id, error)
         return self._end(resize, State.ABANDONED, why)
 
     def _order(self, job: Job, order: Order) -> None:
+        self.check()
         write_order(job, order, self.spool)
         with suppress(SlurmError):  # it would find the order by itself, a little later
             self.client.signal(job.job_id, LOOK_SIGNAL)
 
-    def _next_number(self, resize: ResizeRecord) -> int:
-        """Of an order after the resize's own."""
-        return max(round(self.clock() * 1000), (resize.order_number or 0) + 1)
+    def _next_number(self, job: Job) -> int:
+        return next_number(job, self.spool, self.clock())
 
     def _due(self, resize: ResizeRecord, *, once: bool = False) -> bool:
         """Whether the state's action is to be taken now: at first, after a restart of ours, and again if in vain."""
         key = (resize.id, State(resize.state))
         asked = self._asked.get(key)
-        if asked is not None and (once or self.clock() < asked + ASK_AGAIN_S):
+        # A clock that was set back must not put it off.
+        if asked is not None and (once or 0.0 <= self.clock() - asked < ASK_AGAIN_S):
             return False
         self._asked[key] = self.clock()
         return True
 
     def _late(self, resize: ResizeRecord) -> bool:
-        return resize.deadline is not None and self.clock() > resize.deadline
+        """Its state's deadline is past; or further ahead than any is set, because the clock was set back since."""
+        if resize.deadline is None:
+            return False
+        times = self.settings
+        longest = max(times.drain_timeout_s, times.max_wait_s, times.start_timeout_s, DRAIN_WAIT_S)
+        return not 0.0 <= resize.deadline - self.clock() <= longest
 
     def _to(
         self, resize: ResizeRecord, state: State, detail: str = "", *, deadline: float | None = None

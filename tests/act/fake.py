@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -117,6 +117,9 @@ class FakeSlurm:
         self.fault("job")
         return self._seen(self._get(job_id))
 
+    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
+        return {job_id: self._seen(job) for job_id, job in self.jobs.items() if job_id in job_ids}
+
     def snapshot(self) -> Snapshot:
         self.fault("snapshot")
         jobs = {job_id: self._seen(job) for job_id, job in self.jobs.items()}
@@ -211,7 +214,7 @@ class FakeSlurm:
     def owner_holds(self, job_id: int, by: str = "owner") -> None:
         """`scontrol hold` by the owner or an operator."""
         job = self.jobs[job_id]
-        if job.state is JobState.PENDING:
+        if job.state in (JobState.PENDING, JobState.RUNNING):
             job.held_by = by
 
     def owner_releases(self, job_id: int) -> None:

@@ -293,8 +293,8 @@ def test_a_clock_of_the_job_that_is_ahead_does_not_stretch_its_minute(make_world
     assert world.resize.state == State.ABANDONED
 
 
-def test_the_order_is_written_once_a_companion(make_world: Make) -> None:
-    """A companion that starts anew gives the same order again, which the job has obeyed already."""
+def test_the_order_is_written_once(make_world: Make) -> None:
+    """A companion that starts anew finds it in force, and gives it again only where it is not."""
     world = make_world(drain_s=30.0)
     world.begin()
     for _ in range(5):
@@ -303,6 +303,10 @@ def test_the_order_is_written_once_a_companion(make_world: Make) -> None:
     world.machine = world.companion()
     for _ in range(5):
         world.tick()
+    assert world.events == ["before order", "after order"]
+    (world.job.directory / directory_name(world.job_id) / ORDERS).unlink()
+    world.machine = world.companion()
+    world.tick()
     assert world.events == ["before order", "after order"] * 2
     text = (world.job.directory / directory_name(world.job_id) / ORDERS).read_bytes()
     assert decode_order(text).number == world.resize.order_number
@@ -524,6 +528,18 @@ def test_an_owners_hold_in_the_queue_is_kept(make_world: Make, held_in: State) -
     world.slurm.owner_holds(world.job_id)
     resize = world.finish()
     assert world.job.held_by == "owner" and resize.outcome.endswith("held by its owner")
+
+
+@pytest.mark.parametrize("by", ["owner", "operator"])
+@pytest.mark.parametrize("state", [State.DRAINING, State.REQUEUING])
+def test_a_hold_on_a_running_job_is_kept(make_world: Make, state: State, by: str) -> None:
+    """It is meant for the job's next start: requeued by us it would pass for our own, and be lifted."""
+    world = make_world()
+    reach(world, state)
+    world.slurm.owner_holds(world.job_id, by)
+    resize = world.finish()
+    assert (world.job.state, world.job.held_by, world.job.restart) == (JobState.RUNNING, by, 0)
+    assert (resize.state, resize.outcome) == (State.ABANDONED, "it was held while it ran")
 
 
 def test_a_run_that_says_nothing_does_not_keep_the_resize_open(make_world: Make) -> None:

@@ -129,7 +129,7 @@ def test_a_companion_outlives_its_server(postgresql_url: str, server: Server) ->
     with Store.open(postgresql_url, "gres") as store:
         companion = Companion(Settings(tick_s=0.05), Quiet(), store)  # type: ignore[arg-type]
         stop, ticks = threading.Event(), []
-        thread = threading.Thread(target=lambda: Daemon(companion).run(stop, ticks.append))
+        thread = threading.Thread(target=lambda: Daemon(lambda: companion).run(stop, ticks.append))
         thread.start()
         try:
             wait_for(lambda: ticks)

@@ -84,3 +84,19 @@ def test_unknown_resizes_are_named(store: Store) -> None:
     ):
         with pytest.raises(UnknownRecord, match="resize 7"):
             call()
+
+
+def test_resizes_that_interrupted_a_job_are_told_apart(store: Store) -> None:
+    """Limits count those that cost it time: not one that was called off, nor one of a job that waited."""
+    store.see_jobs([job(1)])
+    ends = [
+        ("done", 8.0, 0),
+        ("rolled_back", None, 1),
+        ("abandoned", None, 2),
+        ("abandoned", 60.0, 2),
+        ("done", None, -1),
+    ]
+    for number, (state, pause_s, restart) in enumerate(ends):
+        begun = store.begin_resize(resize(1, started=2500.0 + number, restart=restart))
+        store.end_resize(begun.id, state, "", 2600.0 + number, pause_s=pause_s)
+    assert store.histories([1])[1].interrupted == (2500.0, 2501.0, 2503.0)

@@ -95,7 +95,7 @@ def look_after(settings: Settings, job_id: int, to: Allocation | None, events: E
             for name in WRITES:
                 setattr(store, name, events.around(name, getattr(store, name)))
         with mock.patch.object(steps_module, "write_order", order):
-            Daemon(companion(settings, client, store, policy)).run(stop, on_tick)
+            Daemon(lambda: companion(settings, client, store, policy)).run(stop, on_tick)
 
 
 def in_child(work: Callable[[], None]) -> int:

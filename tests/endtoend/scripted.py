@@ -89,7 +89,7 @@ def main(path: str, steps: str, mode: str = "act") -> None:
             if policy.done and not store.open_resizes():
                 stop.set()
 
-        Daemon(companion(settings, connect(settings), store, policy, mode)).run(stop, on_tick)
+        Daemon(lambda: companion(settings, connect(settings), store, policy, mode)).run(stop, on_tick)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from ones_db.models.base import SCHEMA_REVISION, Base
 from ones_db.models.decided import Alternative, Decision, DecisionJob, Resize, ResizeStep
 from ones_db.models.jobs import Cluster, Job, Run
 from ones_db.models.reports import BatchChange, Checkpoint, EpochEnd, ThroughputSample
-from ones_db.models.site import Accounting, Action, Node, NodeChange, RollUp
+from ones_db.models.site import Accounting, Action, Health, Leader, Node, NodeChange, RollUp
 
 __all__ = [
     "SCHEMA_REVISION",
@@ -24,7 +24,9 @@ __all__ = [
     "Decision",
     "DecisionJob",
     "EpochEnd",
+    "Health",
     "Job",
+    "Leader",
     "Node",
     "NodeChange",
     "Resize",

@@ -16,7 +16,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_REVISION = "0006"
+SCHEMA_REVISION = "0008"
 """The newest migration. Revisions are numbers of four digits, so that older and newer can be told from the
 name."""
 

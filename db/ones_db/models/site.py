@@ -49,6 +49,17 @@ class Action(Base):
     detail: Mapped[str] = is_("with what, in words")
 
 
+class Leader(Base):
+    __tablename__ = "leaders"
+    __table_args__ = ({"comment": "which companion of each cluster acts, or did last", "sqlite_with_rowid": False},)
+
+    cluster_id: Mapped[int] = of("clusters.id", "cluster", primary_key=True)
+    term: Mapped[int] = is_("how often the lead was taken; whoever has an older term writes no more")
+    holder: Mapped[str] = is_("who leads, as host:process id; empty once it gave the lead back")
+    since: Mapped[float] = is_("when it took the lead, Unix seconds")
+    beat: Mapped[float] = is_("when it was last heard of, Unix seconds")
+
+
 class Accounting(Base):
     __tablename__ = "accounting"
     __table_args__ = ({"comment": "jobs that are known from Slurm's accounting alone", "sqlite_with_rowid": False},)
@@ -67,3 +78,22 @@ class RollUp(Base):
     run_id: Mapped[int] = of("runs.id", "run", primary_key=True)
     stretch_s: Mapped[float] = is_("samples that ended in the same stretch of so many seconds are one")
     number: Mapped[int] = is_("number of the run's last report then")
+
+
+class Health(Base):
+    __tablename__ = "health"
+    __table_args__ = (
+        {"comment": "how the companion that acted last was at its last tick", "sqlite_with_rowid": False},
+    )
+
+    cluster_id: Mapped[int] = of("clusters.id", "cluster", primary_key=True)
+    time: Mapped[float] = is_("when it wrote this, Unix seconds")
+    mode: Mapped[str] = is_("act or advise")
+    interval_s: Mapped[float] = is_("seconds from one tick to the next")
+    tick_time: Mapped[float | None] = is_("end of its last tick that was not in vain, Unix seconds; null before one")
+    tick_s: Mapped[float | None] = is_("what that tick took, seconds")
+    running: Mapped[int | None] = is_("elastic jobs that ran then")
+    waiting: Mapped[int | None] = is_("elastic jobs that waited then")
+    gpus: Mapped[int | None] = is_("GPUs on which elastic jobs ran then")
+    error: Mapped[str] = is_("its last complaint, in words; empty where it had none since it started")
+    error_time: Mapped[float | None] = is_("when it complained, Unix seconds")

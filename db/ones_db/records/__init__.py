@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ones_db.records.decided import (
     RESIZE_DONE,
+    RESIZE_ROLLED_BACK,
     AlternativeRecord,
     DecisionJobRecord,
     DecisionRecord,
@@ -27,11 +28,22 @@ from ones_db.records.reports import (
     RunReports,
     ThroughputRecord,
 )
-from ones_db.records.site import AccountingJob, ActionRecord, Imported, NodeChange, NodeRecord, PastJob, RolledUp
+from ones_db.records.site import (
+    AccountingJob,
+    ActionRecord,
+    HealthRecord,
+    Imported,
+    LeaderRecord,
+    NodeChange,
+    NodeRecord,
+    PastJob,
+    RolledUp,
+)
 from ones_db.records.tables import JobSummary, TimelineRow
 
 __all__ = [
     "RESIZE_DONE",
+    "RESIZE_ROLLED_BACK",
     "AccountingJob",
     "ActionRecord",
     "AlternativeRecord",
@@ -44,11 +56,13 @@ __all__ = [
     "EpochPoint",
     "EpochRecord",
     "FirstRecord",
+    "HealthRecord",
     "HelloRecord",
     "Imported",
     "JobHistory",
     "JobRecord",
     "JobSummary",
+    "LeaderRecord",
     "NodeChange",
     "NodeRecord",
     "NoisePoint",

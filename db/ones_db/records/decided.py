@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 RESIZE_DONE = "done"
 """State in which a resize ends that took effect; in every other one the job kept its old shape."""
+RESIZE_ROLLED_BACK = "rolled_back"
+"""State in which one ends that interrupted its job for nothing."""
 
 
 class AlternativeRecord(NamedTuple):

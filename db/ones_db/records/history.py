@@ -71,8 +71,13 @@ class JobHistory:
     """Progress since its first run in samples of the base batch, as it said last; never above `samples`."""
     pause_s: float | None = None
     """Mean pause of its last few resizes that took effect, where it is known."""
+    interrupted: tuple[float, ...] = ()
+    """When each resize began that interrupted it, ascending, also of those that were rolled back."""
     epoch_samples: float | None = None
     """Mean samples of its epochs that ended; what an epoch is for a job that does not know its dataset's length."""
+    ran: tuple[tuple[int, int, float], ...] = ()
+    """Nodes and GPUs per node that it has run on, and for how many seconds in all: by Slurm's clock, of a run that has
+    not ended until its newest report."""
 
     def running_s(self, now: float) -> float:
         """Seconds it has run in all."""

@@ -40,6 +40,18 @@ class ActionRecord(NamedTuple):
     detail: str = ""
 
 
+class LeaderRecord(NamedTuple):
+    """Which companion of a cluster acts, or did last."""
+
+    term: int
+    """How often the lead was taken, this time included."""
+    holder: str
+    """As host:process id; empty once it gave the lead back."""
+    since: float
+    beat: float
+    """When it was last heard of, by its own clock."""
+
+
 @dataclass(frozen=True)
 class AccountingJob:
     """A job that has ended, as Slurm's accounting has it."""
@@ -94,3 +106,25 @@ class RolledUp(NamedTuple):
     """Samples that were looked at."""
     removed: int
     """Samples that others stand for now."""
+
+
+class HealthRecord(NamedTuple):
+    """How the companion that acted last was at its last tick."""
+
+    time: float
+    """When it wrote this, Unix seconds."""
+    mode: str
+    interval_s: float
+    """Seconds from one tick to the next."""
+    tick_time: float | None = None
+    """End of its last tick that was not in vain, Unix seconds; None before the first."""
+    tick_s: float | None = None
+    """What that tick took, seconds."""
+    running: int | None = None
+    """Elastic jobs that ran then."""
+    waiting: int | None = None
+    gpus: int | None = None
+    """On which elastic jobs ran."""
+    error: str = ""
+    """Its last complaint since it started."""
+    error_time: float | None = None
