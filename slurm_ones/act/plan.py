@@ -6,15 +6,16 @@ words for its owner why it does not (yet).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ones_db import JobHistory, ResizeRecord
-from slurm_ones.config import ResizeSettings
+from slurm_ones.config import LimitSettings, ResizeSettings
+from slurm_ones.decide.caps import Cap, hindering
 from slurm_ones.decide.policy import Allocation, Schedule
-from slurm_ones.observe.dwell import rested_at
+from slurm_ones.observe.dwell import near_limit, resized_enough, rested_at
 from slurm_ones.observe.eligible import Elastic
-from slurm_ones.observe.reserve import holdings, set_aside
+from slurm_ones.observe.reserve import holdings, set_aside, target_of
 from slurm_ones.slurm.free import take
 from slurm_ones.slurm.model import PARKED, Shape
 
@@ -55,6 +56,8 @@ class Plan:
     """Waiting jobs that must not start now."""
     queued: frozenset[int] = frozenset()
     """Waiting jobs whose resize waits its turn: those that were deferred stay so until it begins."""
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """Of the outcomes, those that a limit of the site is to blame for: words that stay as long as it holds."""
 
 
 def plan(
@@ -65,9 +68,17 @@ def plan(
     free: dict[str, int],
     settings: ResizeSettings,
     now: float,
+    limits: LimitSettings = LimitSettings(),
+    caps: Sequence[Cap] = (),
 ) -> Plan:
-    """The resizes to begin now. `free` is what Slurm could hand out (`free_gpus`) and is used up."""
+    """The resizes to begin now. `free` is what Slurm could hand out (`free_gpus`) and is used up.
+
+    The limits of the site are looked at once more, whatever the policy was told and has said: `caps` at every moment
+    of the resizes under way, in which a job counts with what it has or is about to have, whichever is more.
+    """
     under_way = {r.job_id: r for r in open_resizes}
+    most = {id_: _most(one, under_way.get(id_)) for id_, one in elastic.items()}
+    most |= {id_: elastic[id_].shape.gpus for id_ in schedule.allocations.keys() & elastic.keys() if not most[id_]}
     set_aside(under_way.values(), elastic, free)
     outcomes = {id_: _wait(elastic[id_], id_ in under_way) for id_ in schedule.parked if _waits(elastic.get(id_))}
     deferred = frozenset(id_ for id_, outcome in outcomes.items() if outcome == DEFERRED)
@@ -84,7 +95,9 @@ def plan(
             take(change.new, free)
 
     begin: list[Change] = []
+    resizes = len(under_way)
     queued: set[int] = set()
+    refused: dict[int, str] = {}
     for change in changes:
         job, job_id = change.elastic, change.job_id
         if change.old == change.new:
@@ -94,18 +107,50 @@ def plan(
                 begin.append(change)
                 outcomes[job_id] = "its batch changes"
             continue
-        outcomes[job_id] = _hindrance(change, histories.get(job_id), job_id in under_way, settings, now) or ""
+        history = histories.get(job_id)
+        outcomes[job_id] = _hindrance(change, history, job_id in under_way, settings, now) or ""
+        if not outcomes[job_id]:
+            outcomes[job_id] = _limit(change, history, limits, caps, most, now)
+            refused |= {job_id: outcomes[job_id]} if outcomes[job_id] else {}
         if outcomes[job_id]:
             continue
-        if len(under_way) + sum(c.old != c.new for c in begin) >= settings.max_open:
+        if resizes >= settings.max_open:
             outcomes[job_id] = f"waits its turn: {settings.max_open} resizes are under way"
             queued |= {job_id} if _waits(job) else set()
         elif job.job.running and not take(change.new, free, holdings(job)):
             outcomes[job_id] = f"waits until {change.new} GPUs are free"
         else:
             begin.append(change)
+            resizes += 1
             outcomes[job_id] = "begins"
-    return Plan(tuple(begin), outcomes, deferred, frozenset(queued))
+            most[job_id] = max(most[job_id], change.new.gpus)
+    return Plan(tuple(begin), outcomes, deferred, frozenset(queued), refused)
+
+
+def _most(one: Elastic, resize: ResizeRecord | None) -> int:
+    """GPUs that the job has, or is about to have through a resize, whichever is more."""
+    return max(one.shape.gpus if one.job.running else 0, target_of(resize).gpus if resize is not None else 0)
+
+
+def _limit(
+    change: Change,
+    history: JobHistory | None,
+    limits: LimitSettings,
+    caps: Sequence[Cap],
+    most: Mapping[int, int],
+    now: float,
+) -> str:
+    """Which limit of the site stands against the resize, in words; empty where none does."""
+    job = change.elastic.job
+    if said := near_limit(job, limits, now) or resized_enough(job, history, limits, now):
+        return said
+    asked = change.elastic.shape.gpus
+    if history is not None:
+        asked = max(asked, history.job.requested_nodes * history.job.requested_gpus_per_node)
+    if change.new.gpus <= asked:
+        return ""
+    cap = hindering(caps, change.job_id, change.new.gpus, lambda other: most.get(other, 0))
+    return cap.words if cap is not None else ""
 
 
 def _waits(job: Elastic | None) -> bool:
@@ -157,6 +202,4 @@ def _hindrance(
         return "shrinking is switched off"
     if history is None or history.spec is None:
         return "it has not reported what it can do: is it started by ones-run?"
-    if job.time_limit_s and job.start_time + job.time_limit_s - now < settings.dwell_s:
-        return "it is near its time limit"
     return None

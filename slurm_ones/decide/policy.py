@@ -152,6 +152,8 @@ class JobView:
     fixed: str = ""
     """Why it must keep its shape in this round, in words for its owner; a waiting job then stays waiting. Empty where
     it may change."""
+    limited: bool = False
+    """`fixed` is for a limit that the site has set."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,9 @@ class Schedule:
     weighed: Mapping[int, tuple[Weighed, ...]] = field(default_factory=dict)
     """For jobs that might have been given something else, the few sizes of most worth, best first; of policies that can
     tell."""
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """For each job that a limit of the site kept from something, which; words that stay as long as it does so. Filled
+    in by `within.decide_within`, not by policies."""
 
 
 class Policy(Protocol):

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from ones_db import JobHistory, ResizeRecord, SpecRecord
+from slurm_ones.config import LimitSettings, Settings
 from slurm_ones.decide.policy import ClusterView, JobView, Limits, NodeView
 from slurm_ones.decide.shapes import valid_counts
+from slurm_ones.decide.waiting import Waiting
+from slurm_ones.decide.within import Bounds
 from slurm_ones.learn.knowledge import Known, Learner
-from slurm_ones.observe.dwell import rested_at
+from slurm_ones.observe.caps import caps_of
+from slurm_ones.observe.dwell import near_end, near_limit, resized_enough, rested_at
 from slurm_ones.observe.eligible import Elastic
 from slurm_ones.observe.observer import Seen
 from slurm_ones.observe.reserve import holdings, set_aside
+from slurm_ones.observe.waiting import rigid_jobs, waiting
 from slurm_ones.slurm.free import free_gpus, partition_gpus
-from slurm_ones.slurm.model import Job, Snapshot
+from slurm_ones.slurm.model import Job
 
 ANY_BATCH = 2**31
 """Largest batch of a GPU, of a job that has not said; and none that says more is believed."""
-
-
-def _rigid_waiting(snapshot: Snapshot, partition: str, elastic: Mapping[int, Elastic]) -> bool:
-    """Whether jobs that never opted in wait for this partition's nodes: growing would be at their cost."""
-    return any(
-        job.pending and not job.held and job.job_id not in elastic and partition in job.partition.split(",")
-        for job in snapshot.jobs.values()
-        if job.reason in ("Resources", "Priority", "None", "")
-    )
 
 
 def cluster_view(
@@ -42,17 +38,26 @@ def cluster_view(
     part = snapshot.partitions.get(partition)
     if part is None:
         return ClusterView(())
-    full, whole = partition_gpus(part, snapshot.nodes, whole_node_gpus)
+    full, whole = partition_gpus(part, snapshot, whole_node_gpus)
     held: Counter[str] = Counter()
     for elastic in seen.elastic.values():
         if elastic.weighed:
             held.update(holdings(elastic))
     free = free_gpus(snapshot, partition, whole_node_gpus)
     set_aside(resizes, seen.elastic, free)
-    if _rigid_waiting(snapshot, partition, seen.elastic):
+    if rigid_jobs(snapshot, partition, seen.elastic):
         free = dict.fromkeys(free, 0)
     nodes = tuple(NodeView(name, gpus + held[name]) for name, gpus in free.items())
     return ClusterView(nodes, whole, full)
+
+
+def bounds(seen: Seen, partition: str, settings: Settings, resizes: Sequence[ResizeRecord] = ()) -> Bounds:
+    """What a policy must decide within in this partition: the needs of rigid jobs, and the site's caps."""
+    yields = settings.limits.yield_to_rigid and settings.resize.shrink
+    return Bounds(
+        waiting(seen, partition, settings.whole_node_gpus, resizes) if yields else Waiting(),
+        caps_of(seen, partition, settings.limits, settings.whole_node_gpus, resizes),
+    )
 
 
 def limits(elastic: Elastic, cluster: ClusterView, spec: SpecRecord | None) -> Limits:
@@ -103,6 +108,7 @@ def job_views(
     open_jobs: Set[int],
     dwell_s: float,
     now: float,
+    site: LimitSettings = LimitSettings(),
 ) -> list[JobView]:
     """The elastic jobs of a partition as its policy sees them."""
     mine = [
@@ -117,9 +123,17 @@ def job_views(
         fixed = _fixed(elastic.job, elastic, history, dwell_s, now)
         if elastic.job.job_id in open_jobs:
             fixed = "a resize is under way"
-        known = learner.about(history)
-        views.append(_view(elastic, limits(elastic, cluster, known.spec), history, known, fixed, now))
+        known = learner.about(history, now)
+        view = _view(elastic, limits(elastic, cluster, known.spec), history, known, fixed, now)
+        if not fixed and (limit := _limit(elastic.job, history, view, site, now)):
+            view = replace(view, fixed=limit, limited=True)
+        views.append(view)
     return views
+
+
+def _limit(job: Job, history: JobHistory | None, view: JobView, site: LimitSettings, now: float) -> str:
+    """Which limit of the site keeps the job as it is, in words; empty where none does."""
+    return near_limit(job, site, now) or resized_enough(job, history, site, now) or near_end(view, site)
 
 
 def _view(

@@ -30,6 +30,8 @@ class Submission:
     """False for a rigid job, which never opted in."""
     epochs: float = 1.0
     """Share of the application's epochs that it trains."""
+    priority: int = 1
+    """Slurm's: jobs of higher priority come first."""
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ones_db import JobHistory, ResizeRecord
+from ones_db import JobHistory, JobRecord, ResizeRecord
 from slurm_ones.act.plan import Plan, plan
 from slurm_ones.act.states import State
-from slurm_ones.config import ResizeSettings
+from slurm_ones.config import LimitSettings, ResizeSettings
+from slurm_ones.decide.caps import Cap
 from slurm_ones.decide.policy import Allocation, Schedule
 from slurm_ones.observe.eligible import Elastic
 from slurm_ones.slurm.model import PARKED, JobState, Shape
@@ -27,6 +30,8 @@ def planned(
     *,
     histories: dict[int, JobHistory] | None = None,
     resizes: list[ResizeRecord] | None = None,
+    site: LimitSettings = LimitSettings(),
+    caps: Sequence[Cap] = (),
     **settings: Any,
 ) -> Plan:
     """The plan for a schedule in which a bare shape has the batch in force."""
@@ -34,7 +39,7 @@ def planned(
     known = {e.job.job_id: history(e.job.job_id) for e in jobs} | (histories or {})
     by_id = {e.job.job_id: e for e in jobs}
     limits = ResizeSettings(**({"dwell_s": 300} | settings))
-    return plan(Schedule(allocations), by_id, known, resizes or [], dict(free), limits, NOW)
+    return plan(Schedule(allocations), by_id, known, resizes or [], dict(free), limits, NOW, site, caps)
 
 
 def begun(made: Plan) -> list[int]:
@@ -247,3 +252,35 @@ def test_a_waiting_resize_that_waits_its_turn_is_named() -> None:
     wanted = {1: Shape(1, 2), 2: Shape(1, 2)}
     made = parking(jobs, wanted=wanted, resizes=under_way, free={"n1": 4, "n2": 3}, settings={"max_open": 1})
     assert made.begin == () and made.queued == {1}
+
+
+def test_caps_hold_at_every_moment() -> None:
+    """Who grows counts with what it will have, who shrinks with what it still has, and resizes under way with both."""
+    jobs = [elastic(1, Shape(1, 2), "n1"), elastic(2, Shape(1, 2), "n2"), elastic(3, Shape(1, 3), "n3")]
+    wanted: dict[int, Shape | Allocation] = {1: Shape(1, 4), 2: Shape(1, 4), 3: Shape(1, 1)}
+    free = {"n1": 2, "n2": 2, "n4": 1}
+    told = {id_: history(id_, job=JobRecord(id_, "job", "alice", 1.0, 1, 2)) for id_ in (1, 2, 3)}
+    cap = Cap(9, frozenset({1, 2, 3}), "no more than 9 (limits.gpus_per_user)")
+    made = planned(wanted, jobs, free, histories=told, caps=[cap])
+    assert begun(made) == [3, 1] and made.outcomes[2] == made.refused[2] == cap.words
+    under_way = [resize(1, Shape(1, 2), Shape(1, 4))]
+    assert 2 in planned(wanted, jobs, free, histories=told, caps=[cap], resizes=under_way).refused
+    assert 2 not in planned(wanted, jobs, free, histories=told, caps=[replace(cap, jobs=frozenset({1}))]).refused
+
+
+def test_no_cap_keeps_a_job_from_what_it_asked_for() -> None:
+    """It was shrunk, and grows back; a waiting one starts as it asked."""
+    cap = Cap(0, frozenset({1, 2}), "none (limits.gpus_per_user)")
+    told = {1: history(1, job=JobRecord(1, "job", "alice", 1.0, 1, 4))}
+    jobs = [elastic(1, Shape(1, 2), "n1"), elastic(2, Shape(1, 2))]
+    made = planned({1: Shape(1, 4), 2: Shape(1, 2)}, jobs, {"n1": 2, "n2": 4}, histories=told, caps=[cap])
+    assert begun(made) == [1] and not made.refused
+    assert planned({2: Shape(1, 4)}, jobs, {"n1": 2, "n2": 4}, caps=[cap]).refused == {2: cap.words}
+
+
+def test_a_job_that_was_resized_enough_is_left_alone() -> None:
+    """Whatever the schedule says; one that waits is interrupted by nothing."""
+    jobs, site = [elastic(1, Shape(1, 1), "n1"), elastic(2, Shape(1, 1))], LimitSettings(resizes_per_job=1)
+    told = {id_: history(id_, interrupted=(1.0,)) for id_ in (1, 2)}
+    made = planned({1: Shape(1, 2), 2: Shape(1, 2)}, jobs, {"n1": 3, "n2": 4}, histories=told, site=site)
+    assert begun(made) == [2] and "(limits.resizes_per_job)" in made.refused[1]

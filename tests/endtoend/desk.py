@@ -111,19 +111,22 @@ class Desk:
 
     # -- the companion -------------------------------------------------------------------------------------------
 
-    def settings(self, user: str = "alice", *, resize: str = "", **top: str) -> str:
+    def settings(self, user: str = "alice", *, resize: str = "", limits: str = "", **top: str) -> str:
         """Write a settings file with quick ticks and a database of its own; returns its path inside.
 
-        `top` are further lines, as TOML; `resize` further ones of that section.
+        `top` are further lines, as TOML; `resize` and `limits` further ones of those sections.
         """
         folder = self.folder(user)
         inside = f"/scratch/{folder.name}"
         lines = {"database": f'"sqlite:///{inside}/{DATABASE}"', "cluster": '"here"', "tick_s": "0.7"}
         # ONES as published gives free GPUs away without asking what a change costs.
         lines |= {"policy": '"ones-sc21"'} | top
-        limits = {"dwell_s": "1", "max_wait_s": "30", "advance_s": "0.2"}
-        limits |= dict(line.split(" = ") for line in resize.splitlines())
-        sections = {"policy_options": {"epochs_before_doubling": "1"}, "resize": limits}
+        quick = {"dwell_s": "1", "max_wait_s": "30", "advance_s": "0.2"}
+        quick |= dict(line.split(" = ") for line in resize.splitlines())
+        # Epochs of half a second, of which nobody knows how many come, are always near their end.
+        near = {"near_end_s": "0", "near_limit_s": "0"} | dict(line.split(" = ") for line in limits.splitlines())
+        options = {"epochs_before_doubling": "1"} if lines["policy"] == '"ones-sc21"' else {}
+        sections = {"policy_options": options, "resize": quick, "limits": near}
         text = [f"{key} = {value}" for key, value in lines.items()]
         for name, values in sections.items():
             text += [f"[{name}]", *(f"{key} = {value}" for key, value in values.items())]
@@ -138,6 +141,10 @@ class Desk:
             process = self.cluster.popen(command, user=user, cwd=cwd, stdout=log, stderr=subprocess.STDOUT)
         self._processes.append(process)
         return process
+
+    def ends(self, process: subprocess.Popen[Any]) -> None:
+        """This process is to end with the test."""
+        self._processes.append(process)
 
     @contextmanager
     def running(self, settings: str, *options: str, user: str = "alice") -> Iterator[None]:

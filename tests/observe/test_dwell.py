@@ -1,12 +1,19 @@
-"""The peace between two resizes."""
+"""The peace between two resizes, and before a job's end."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from slurm_ones.observe.dwell import rested_at
+from slurm_ones.config import LimitSettings
+from slurm_ones.decide.policy import Progress
+from slurm_ones.observe.dwell import near_end, near_limit, resized_enough, rested_at
 from slurm_ones.slurm.model import JobState
 from tests.act.make import history
+from tests.decide.contract import job as view
 from tests.observe.test_observer import job
 
 
@@ -25,3 +32,48 @@ def test_a_waiting_job_is_free_until_a_resize_of_it_failed() -> None:
     assert rested_at(waiting, history(1, last_resize_end=200.0), 60.0) == 0.0
     assert rested_at(waiting, history(1, failures=2, last_resize_end=200.0), 60.0) == 440.0
     assert rested_at(waiting, None, 60.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({}, ""),
+        ({"resizes_per_job": 4}, ""),
+        ({"resizes_per_job": 3}, "it was resized 3 times, and may be no more (limits.resizes_per_job)"),
+        ({"resizes_per_job": 0}, "it was resized 0 times, and may be no more (limits.resizes_per_job)"),
+        ({"resizes_per_hour": 3}, ""),
+        ({"resizes_per_hour": 2}, "it was resized 2 times within an hour (limits.resizes_per_hour)"),
+    ],
+)
+def test_a_job_is_resized_so_often_and_no_more(limits: dict[str, Any], words: str) -> None:
+    """At 5000 s, of three resizes the first was begun more than an hour ago."""
+    told = history(1, interrupted=(1000.0, 2000.0, 4000.0))
+    assert resized_enough(job(), told, LimitSettings(**limits), 5000.0) == words
+    waiting = job(state=JobState.PENDING, node_list=(), start_time=0.0)
+    assert resized_enough(waiting, told, LimitSettings(**limits), 5000.0) == ""
+    assert resized_enough(job(), None, LimitSettings(**limits), 5000.0) == ""
+
+
+def test_near_its_time_limit() -> None:
+    """It started at 110 s and may run for 1000 s."""
+    runs = job(time_limit_s=1000.0)
+    site = LimitSettings(near_limit_s=200)
+    assert near_limit(runs, site, 900.0) == ""
+    assert near_limit(runs, site, 911.0) == "it is near its time limit: within 200 s (limits.near_limit_s)"
+    assert near_limit(job(time_limit_s=0.0), site, 911.0) == ""
+
+
+def test_near_its_end() -> None:
+    """100 samples/s on a GPU, epochs of 1000 samples: 20 s for two epochs to come, by its own word."""
+    said = Progress(8.0, 2.0, most=2.0)
+    runs = view(1, {"n1": 1}, progress=said, batch=64)
+    assert near_end(runs, LimitSettings(near_end_s=19)) == ""
+    assert near_end(runs, LimitSettings(near_end_s=21)) == "it is expected to end within 21 s (limits.near_end_s)"
+    assert near_end(runs, LimitSettings(near_end_s=0)) == ""
+    assert near_end(view(1, progress=said), LimitSettings(near_end_s=21)) == ""
+    # Where nobody knows how much is to come, a guess that it is little must be as good as sure.
+    guess = replace(said, alpha=1.0, beta=1.0, most=math.inf)
+    assert near_end(replace(runs, progress=guess), LimitSettings(near_end_s=30)) == ""
+    assert near_end(replace(runs, progress=guess), LimitSettings(near_end_s=120)) != ""
+    for odd in (math.nan, math.inf):
+        assert near_end(replace(runs, progress=Progress(1.0, odd)), LimitSettings(near_end_s=30)) == ""
