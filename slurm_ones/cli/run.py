@@ -2,44 +2,62 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
+import random
 import signal
 import threading
-from typing import Annotated, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.logging import RichHandler
 
-from ones_db import Store, migrate
+from ones_db import Store, StoreBusy, StoreError, StoreLost, migrate
+from ones_db.lead import LeadLock
+from slurm_ones import logs
 from slurm_ones.cli.acted import note
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, settings_of
-from slurm_ones.companion import Companion, Tick
-from slurm_ones.config import Settings
+from slurm_ones.companion import Companion, Tick, policy_of
+from slurm_ones.config import ConfigError, Settings
+from slurm_ones.current import Current
 from slurm_ones.daemon import Daemon
+from slurm_ones.health import Gauges, Health, words
+from slurm_ones.lead import Leadership
 from slurm_ones.report.text import plain
+from slurm_ones.service import Notifier
+from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.connect import connect
 
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
-def _log(verbose: bool) -> None:
-    if errors.is_terminal:
-        handler: logging.Handler = RichHandler(console=errors, show_path=False, markup=False)
-        layout = "%(message)s"
-    else:
-        handler, layout = logging.StreamHandler(), "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=level, format=layout, handlers=[handler])
-    # alembic speaks at INFO of every start; that is for those who migrate.
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+REFUSED = 78
+"""Exit code of a service whose settings are refused (EX_CONFIG): starting again does not help."""
+JITTER = 0.05
+"""Share by which waits differ, so that companions of several clusters do not ask all at once for ever."""
+AGAIN_S = 30.0
+"""Between two tries of a service whose controller or database is not there yet."""
+SPARE_S = 30.0
+"""At a stop, for the command that is under way and for the database."""
 
 
-def _line(tick: Tick) -> str:
-    jobs = tick.seen.elastic.values()
-    running = [e for e in jobs if e.job.running]
-    begun = ", ".join(f"job {c.job_id} {c}" for c in tick.begun)
-    return (
-        f"{len(running)} elastic jobs run on {sum(e.shape.gpus for e in running)} GPUs, {len(jobs) - len(running)} wait"
-        f" ({tick.seconds:.2f} s)" + (f"; begun: {begun}" if begun else "")
-    )
+def _say(line: str) -> None:
+    console.print(plain(line, 10_000), markup=False, soft_wrap=True)
+
+
+def _asked(config: Path | None, database: str, act: bool | None, own: bool) -> Settings:
+    """The settings file's settings, with what the command line overrides; raises `ConfigError`."""
+    settings = settings_of(config, database)
+    changes: dict[str, Any] = {}
+    if act is not None:
+        changes["mode"] = "act" if act else "advise"
+    if own:
+        changes["scope"] = "own"
+    settings = settings.model_copy(update=changes)
+    # One that stands by, or is told to read them again, must not find out only when it is needed.
+    policy_of(settings)
+    return settings
 
 
 def _store(settings: Settings, cluster: str) -> Store:
@@ -47,6 +65,95 @@ def _store(settings: Settings, cluster: str) -> Store:
     if migrate.current(settings.database_url) is None:
         migrate.upgrade(settings.database_url)
     return Store.open(settings.database_url, cluster)
+
+
+def jitter() -> float:
+    return random.uniform(1 - JITTER, 1 + JITTER)
+
+
+def _gauges(port: int | None) -> Gauges | None:
+    if port is None:
+        return None
+    from slurm_ones.metrics import serve
+
+    return serve(port)
+
+
+class _Service:
+    """One start of the companion, and what people and systemd tell it meanwhile."""
+
+    def __init__(self, notifier: Notifier, read: Callable[[], Settings], last: logs.Last) -> None:
+        self.notifier = notifier
+        self.current = Current(read)
+        self.health = Health(self.notifier, last, gauges=_gauges(self.current.settings.metrics_port))
+        self.stop = threading.Event()
+        self._again = threading.Event()
+
+    def listen(self) -> None:
+        """From now on signals are obeyed."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+        # A terminal that is closed is gone; a service has none.
+        signal.signal(signal.SIGHUP, self._stop if errors.is_terminal else lambda *_: self._again.set())
+
+    def _stop(self, *_: object) -> None:
+        settings = self.current.settings
+        self.stop.set()
+        self.notifier.stopping(
+            "stops, and lets go what it holds", settings.resize.leave_s + 2 * settings.timeout_s + SPARE_S
+        )
+
+    def patiently(self, call: Callable[[], T]) -> T:
+        """The call's result; a service waits for a controller or database that is not there, a person is told."""
+        while True:
+            try:
+                return call()
+            except (Unreachable, StoreBusy, StoreLost) as error:
+                if not self.notifier.listens:
+                    raise
+                log.error("%s; starting again in %.0f s", error, AGAIN_S)
+                self.notifier.status(f"waits: {error}")
+                self._wait(AGAIN_S * jitter())
+                if self.stop.is_set():
+                    raise typer.Exit from None
+
+    def _wait(self, seconds: float) -> None:
+        """Wait, and let systemd know that this is no hanging."""
+        while seconds > 0 and not self.stop.is_set():
+            self.notifier.alive()
+            self.stop.wait(min(seconds, 10.0))
+            seconds -= 10.0
+
+    def pulse(self, store: Store, daemon: Daemon) -> None:
+        """At each turn of the daemon's loop."""
+        if self._again.is_set():
+            self._again.clear()
+            self._read_again(store, daemon)
+        self.health.pulse()
+
+    def _read_again(self, store: Store, daemon: Daemon) -> None:
+        self.notifier.reloading()
+        try:
+            changed = self.current.again()
+        except ConfigError as error:
+            told = "; ".join(str(error).splitlines())
+            log.error("settings refused, those before stay in force: %s", told)
+            _note(store, "reload refused", told)
+        else:
+            told = f"changed: {', '.join(changed)}" if changed else "nothing changed"
+            log.warning("settings read again; %s", told)
+            _note(store, "reload", told)
+            if changed:
+                daemon.reload()
+        self.notifier.ready("settings read again")
+
+
+def _note(store: Store, action: str, detail: str = "") -> None:
+    """Write down what was done where that can be; what was done is done."""
+    try:
+        note(store, action, detail)
+    except StoreError as error:
+        log.warning("%s: not written down: %s", action, error)
 
 
 @command
@@ -61,40 +168,66 @@ def run(
     ticks: Annotated[int, typer.Option(help="Stop after so many ticks; 0 goes on until stopped.")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each step of each resize.")] = False,
 ) -> None:
-    """Run the companion: observe, learn, decide and (with --act) resize, until SIGINT or SIGTERM."""
-    settings = settings_of(config, database)
-    changes: dict[str, Any] = {}
-    if act is not None:
-        changes["mode"] = "act" if act else "advise"
-    if own:
-        changes["scope"] = "own"
-    settings = settings.model_copy(update=changes)
-    _log(verbose)
+    """Run the companion: observe, learn, decide and (with --act) resize, until SIGINT or SIGTERM.
+
+    SIGHUP reads the settings again. As a service it ends with 78 when they are refused at the start.
+    """
+    last = logs.begin(errors, verbose=verbose)
+    notifier = Notifier()
+    try:
+        service = _Service(notifier, lambda: _asked(config, database, act, own), last)
+    except ConfigError as error:
+        if not notifier.listens:
+            raise
+        for line in str(error).splitlines():
+            errors.print(f"slurm-ones: {plain(line, 2000)}", markup=False, soft_wrap=True)
+        raise typer.Exit(REFUSED) from None
+    service.listen()
+    if service.notifier.listens:
+        # Killed by the watchdog, it says in which calls it hung.
+        faulthandler.enable()
+    settings = service.current.settings
     client = connect(settings)
-    cluster = settings.cluster or client.config().get("ClusterName", "cluster")
-    store = _store(settings, cluster)
-    companion = Companion(settings, client, store, say=lambda line: console.print(line, markup=False, soft_wrap=True))
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    service.notifier.ready("starts")
+    cluster = settings.cluster or service.patiently(client.config).get("ClusterName", "cluster")
+    store = service.patiently(lambda: _store(settings, cluster))
+    lock = service.patiently(lambda: LeadLock(settings.database_url, cluster))
+
+    def lead_said(line: str) -> None:
+        _say(f"{lock.holder} {line}")
+        service.notifier.status(line)
+
+    lead = Leadership(lock, settings.takeover_s or settings.interval_s, say=lead_said)
+
+    def make() -> Companion:
+        now = service.current.settings
+        mine = Store.open(now.database_url, cluster, term=lead.term)
+        service.health.leads(mine, now)
+        return Companion(now, connect(now), mine, say=_say, check=lead.check)
+
     console.print(
         f"cluster {plain(cluster)} through {client.name}, policy {settings.policy}, mode {settings.mode}, "
         f"a tick every {settings.interval_s:.0f} s; Ctrl-C stops",
         markup=False,
         soft_wrap=True,
     )
-    note(store, f"run --{settings.mode}", f"policy {settings.policy}, scope {settings.scope}, through {client.name}")
+    _note(store, f"run --{settings.mode}", f"policy {settings.policy}, scope {settings.scope}, through {client.name}")
     left = ticks
 
     def on_tick(tick: Tick) -> None:
         nonlocal left
-        console.print(_line(tick), markup=False, soft_wrap=True)
+        # systemd shows the last one; for the journal those are enough that did something.
+        if verbose or tick.begun or not service.notifier.listens:
+            console.print(words(tick), markup=False, soft_wrap=True)
+        service.health.ticked(tick)
         left -= 1
         if ticks and left == 0:
-            stop.set()
+            service.stop.set()
 
-    Daemon(companion).run(stop, on_tick)
-    note(store, "run ends")
-    open_resizes = store.open_resizes()
-    if open_resizes:
+    with lock:
+        daemon = Daemon(make, lead=lead, pulse=lambda: service.pulse(store, daemon), jitter=jitter)
+        daemon.run(service.stop, on_tick)
+    _note(store, "run ends")
+    leader, open_resizes = store.leader(), store.open_resizes()
+    if open_resizes and not (leader and leader.holder):
         console.print(f"stopped with {len(open_resizes)} resizes under way; the next start finishes them")

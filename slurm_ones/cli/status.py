@@ -1,0 +1,167 @@
+"""`slurm-ones status`: whether the companion does its work, for people and for monitoring."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+
+from ones_db import HealthRecord, LeaderRecord, SchemaError, Store, StoreError, migrate
+from ones_db.engine import backend_of
+from slurm_ones.cli.common import ConfigOption, JsonOption, command, console, print_json, reading_store, settings_of
+from slurm_ones.config import Settings
+from slurm_ones.report.text import plain, resized, seconds
+from slurm_ones.slurm.client import SlurmError
+from slurm_ones.slurm.connect import connect
+
+LATE = 3.0
+"""Ticks that may be missing before the last one is too old; one that asks Slurm in vain waits longer each time."""
+RECENT_S = 3600.0
+"""How long an error is worth telling."""
+
+
+@dataclass(frozen=True)
+class Resizing:
+    """A resize under way."""
+
+    job_id: int
+    change: str
+    state: str
+    since: float
+    """Unix seconds."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is known of the companion of a cluster. Times are Unix seconds, None where there is none."""
+
+    healthy: bool
+    problems: tuple[str, ...]
+    """A sentence each; none where it is healthy."""
+    now: float
+    cluster: str = ""
+    database: str = ""
+    schema: str | None = None
+    slurm: str = ""
+    """Its release, where it was asked and answers."""
+    leader: LeaderRecord | None = None
+    last: HealthRecord | None = None
+    resizes: tuple[Resizing, ...] = ()
+
+
+def examine(settings: Settings, *, ask_slurm: bool = True, clock: Callable[[], float] = time.time) -> Status:
+    """Look at the database, and at Slurm where asked; raises nothing of theirs."""
+    problems: list[str] = []
+    slurm = _slurm(settings, problems) if ask_slurm else ""
+    now = clock()
+    place, schema = "", None
+    try:
+        place = backend_of(settings.database_url).place
+        schema = migrate.current(settings.database_url)
+        with reading_store(settings) as store:
+            return _of(store, now, place, schema, slurm, problems)
+    except (StoreError, SchemaError) as error:
+        problems.append(f"database: {error}")
+    return Status(False, tuple(problems), now, settings.cluster, place, schema, slurm)
+
+
+def _slurm(settings: Settings, problems: list[str]) -> str:
+    try:
+        client = connect(settings)
+        client.config()
+        return "{:02d}.{:02d}".format(*client.version())
+    except SlurmError as error:
+        problems.append(f"Slurm: {error}")
+        return ""
+
+
+def _of(store: Store, now: float, place: str, schema: str | None, slurm: str, problems: list[str]) -> Status:
+    leader, last, open_resizes = store.leader(), store.health(), store.open_resizes()
+    resizes = tuple(
+        Resizing(
+            r.job_id, resized(r.old_nodes, r.old_gpus_per_node, r.new_nodes, r.new_gpus_per_node), r.state, r.started
+        )
+        for r in open_resizes
+    )
+    problems += _of_companion(now, leader, last)
+    return Status(not problems, tuple(problems), now, store.cluster, place, schema, slurm, leader, last, resizes)
+
+
+def _of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | None) -> list[str]:
+    if leader is None or last is None:
+        return ["no companion has ever led here"]
+    if not leader.holder:
+        return [f"no companion runs: the last one stopped {_ago(now, leader.beat)}"]
+    late_s = LATE * last.interval_s
+    problems = []
+    if now - leader.beat > late_s:
+        problems.append(f"no companion runs: {leader.holder} was last heard of {_ago(now, leader.beat)}")
+    elif last.tick_time is None or last.tick_time < leader.since:
+        # None of its own yet.
+        if now - leader.since > late_s:
+            problems.append(f"no tick yet, though {leader.holder} leads since {_time(leader.since)}")
+    elif now - last.tick_time > late_s:
+        problems.append(f"the last tick was {_ago(now, last.tick_time)}, and should come every {last.interval_s:.0f} s")
+    if problems and last.error_time is not None and now - last.error_time < RECENT_S:
+        problems.append(f"last error, {_ago(now, last.error_time)}: {last.error}")
+    return problems
+
+
+def _ago(now: float, then: float) -> str:
+    return f"{seconds(max(now - then, 0.0))} ago"
+
+
+def _time(when: float) -> str:
+    return datetime.datetime.fromtimestamp(when).astimezone().isoformat(" ", "seconds")
+
+
+def lines(status: Status, *, asked: bool) -> list[str]:
+    """For people."""
+    last, leader = status.last, status.leader
+    told = ["healthy" if status.healthy else "NOT HEALTHY", *(f"  {problem}" for problem in status.problems)]
+    told.append(
+        f"database   {status.database or '?'}, schema {status.schema or 'none'}, cluster {status.cluster or '?'}"
+    )
+    if asked:
+        told.append(f"Slurm      {status.slurm or 'does not answer'}")
+    if leader is not None and leader.holder:
+        heard = _ago(status.now, leader.beat)
+        told.append(
+            f"companion  {leader.holder} leads since {_time(leader.since)} (term {leader.term}), heard of {heard}"
+        )
+    if last is not None and last.tick_time is not None:
+        told.append(
+            f"last tick  {_ago(status.now, last.tick_time)}, took {last.tick_s or 0:.2f} s, mode {last.mode}: "
+            f"{last.running} elastic jobs run on {last.gpus} GPUs, {last.waiting} wait"
+        )
+    for resize in status.resizes:
+        told.append(
+            f"resize     job {resize.job_id} {resize.change}, {resize.state}, begun {_ago(status.now, resize.since)}"
+        )
+    if last is not None and last.error_time is not None:
+        told.append(f"last error {_ago(status.now, last.error_time)}: {last.error}")
+    return told
+
+
+@command
+def status(
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    slurm: Annotated[bool, typer.Option("--slurm/--no-slurm", help="Ask Slurm too whether it answers.")] = True,
+) -> None:
+    """Say whether the companion does its work; exit code 0 when it does, 1 when not."""
+    found = examine(settings_of(config), ask_slurm=slurm)
+    if json:
+        # Records are tuples, which JSON would show without their names.
+        records = {"leader": found.leader, "last": found.last}
+        named = {name: record._asdict() if record is not None else None for name, record in records.items()}
+        print_json({**asdict(found), **named})
+    else:
+        for line in lines(found, asked=slurm):
+            console.print(plain(line, 2000), markup=False, soft_wrap=True)
+    if not found.healthy:
+        raise typer.Exit(1)

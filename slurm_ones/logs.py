@@ -1,0 +1,142 @@
+"""What the companion says for the record: one line an event, and no flood while something is broken for days."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TextIO
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from slurm_ones.report.text import plain
+
+LENGTH = 2_000
+"""Characters of a line."""
+FRAMES = 6
+"""Of a traceback, the innermost."""
+PERIOD_S = 3600.0
+MOST = 3
+"""Lines of one kind in a period."""
+KINDS = 1_000
+"""Kinds remembered; those not heard of longest are forgotten first."""
+PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+"""syslog(3)'s, by which `journalctl -p` looks."""
+
+
+class OneLine(logging.Formatter):
+    """An event as one printable line, whatever is in it; a traceback as its innermost calls.
+
+    `journal`: with the priority that journald takes from a line's head, and without the time, which it knows.
+    """
+
+    def __init__(self, *, journal: bool) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text += f": {_calls(record.exc_info[1])}"
+        text = plain(f"{record.name}: {' '.join(text.split())}", LENGTH)
+        if self._journal:
+            return f"<{PRIORITIES.get(record.levelno, 6)}>{text}"
+        return f"{self.formatTime(record)} {record.levelname} {text}"
+
+
+class Shown(logging.Formatter):
+    """For a terminal: tracebacks whole, and of each line what is printable alone. What a line break in a job's text
+    begins is shown as part of the event, whose first line alone has a time and a level."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(plain(line, LENGTH) for line in super().format(record).split("\n"))
+
+
+def _calls(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
+    calls = " ← ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in reversed(frames))
+    return f"{type(error).__name__}: {error}; {calls}"
+
+
+@dataclass
+class _Kind:
+    since: float
+    said: int = 0
+    left_out: int = 0
+
+
+class Seldom(logging.Filter):
+    """Lets the first few complaints of a kind pass in each period, and the first one after it say how many it was.
+
+    Complaints are of a kind that differ in their numbers alone: job ids, waits, attempts. What is no complaint passes.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._kinds: OrderedDict[tuple[str, int, str], _Kind] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        now = self._clock()
+        kind = (record.name, record.levelno, re.sub(r"\d+(\.\d+)?", "#", record.getMessage()[:LENGTH]))
+        known = self._kinds.setdefault(kind, _Kind(now))
+        self._kinds.move_to_end(kind)
+        if len(self._kinds) > KINDS:
+            self._kinds.popitem(last=False)
+        if now - known.since >= PERIOD_S:
+            if known.left_out:
+                record.msg = f"{record.getMessage()} ({known.left_out} more like it were left out)"
+                record.args = ()
+            known.since, known.said, known.left_out = now, 0, 0
+        known.said += 1
+        if known.said <= MOST:
+            return True
+        known.left_out += 1
+        return False
+
+
+class Last(logging.Handler):
+    """Remembers the newest error, for `slurm-ones status`."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.text, self.time = "", 0.0
+        self.setFormatter(OneLine(journal=True))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text, self.time = self.format(record).partition(">")[2], record.created
+
+
+def to_journal(stream: TextIO, environment: dict[str, str] | os._Environ[str] = os.environ) -> bool:
+    """Whether journald reads what is written to the stream (systemd.exec(5), JOURNAL_STREAM)."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return environment.get("JOURNAL_STREAM", "") == f"{found.st_dev}:{found.st_ino}"
+
+
+def begin(console: Console, *, verbose: bool) -> Last:
+    """Log to stderr as suits who reads it: a person at a terminal, journald or a file."""
+    handler: logging.Handler
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_path=False, markup=False)
+        handler.setFormatter(Shown())
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(OneLine(journal=to_journal(sys.stderr)))
+    handler.addFilter(Seldom())
+    last = Last()
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler, last])
+    # alembic speaks at INFO of every start; that is for those who migrate.
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    return last
