@@ -9,6 +9,7 @@ from pathlib import Path
 from ones_wrapper.protocol import Order, encode
 from slurm_ones.act.orders import order_path
 from slurm_ones.act.plan import Change
+from slurm_ones.report.text import plain
 from slurm_ones.slurm.command import defer_command, hold_command, release_commands, requeue_command, reshape_command
 
 
@@ -41,7 +42,8 @@ def commands(change: Change, number: int, spool: Path | None, lease_s: float, *,
         return [shlex.join(hold_command(job.job_id)), *end]
     return [
         order(drain=True),
-        f"# wait until {path.parent} reports the checkpoint, then within a minute:",
+        # Its owner chose the name: a line break in it must not begin a command.
+        f"# wait until {plain(str(path.parent))} reports the checkpoint, then within a minute:",
         shlex.join(requeue_command(job.job_id)),
         f"# wait until job {job.job_id} is PENDING and no longer COMPLETING, then:",
         *end,

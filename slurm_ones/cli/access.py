@@ -13,6 +13,7 @@ from ones_db.export import export_user, export_users
 from slurm_ones.cli.acted import person
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, settings_of
 from slurm_ones.config import ConfigError
+from slurm_ones.report.text import plain
 
 RoleOption = Annotated[str, typer.Option("--role", help="The role; made (NOLOGIN) where it is absent.")]
 
@@ -65,6 +66,7 @@ def export(
         done = [export_user(url, user, file, person())]
     for one in done:
         whose = "" if one.owned else "; its owner is who ran this"
-        console.print(f"{one.path}: {one.jobs} jobs of {one.user}, nobody else's{whose}", markup=False, soft_wrap=True)
+        told = f"{one.path}: {one.jobs} jobs of {one.user}, nobody else's{whose}"
+        console.print(plain(told, 1000), markup=False, soft_wrap=True)
     if not done:
         console.print("no jobs are known, so nothing was exported")

@@ -123,6 +123,9 @@ def _write(answer: Answer, format: Format, output: Path | None, limit: int | Non
     elif format is Format.PARQUET:
         _write_parquet(answer.columns, rows, output)
     else:
+        if output is None and sys.stdout.isatty():
+            # A file or a program gets what is stored; a terminal would obey it.
+            rows = (tuple(plain(v, len(v)) if isinstance(v, str) else v for v in row) for row in rows)
         with _target(output) as target:
             (_write_csv if format is Format.CSV else _write_json)(answer.columns, rows, target)
 

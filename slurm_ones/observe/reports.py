@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ones_wrapper.protocol import (
@@ -21,6 +21,18 @@ from slurm_ones.slurm.model import Job
 
 MAX_PIECE = 1 << 20
 """Most bytes taken from one job in one look."""
+MAX_LINES = 2_000
+"""Most lines, good or bad, taken from one job in one look; the others wait for the next."""
+LEAST_LINES = 64
+"""So many are taken however many jobs there are: more than a job says in a minute."""
+ALL_LINES = 100_000
+"""Lines taken from all jobs in one look, as far as `LEAST_LINES` each leave it so."""
+BURST = 2_000
+PER_S = 2.0
+"""A run's reports are believed up to number `BURST` and `PER_S` for each second since it began by Slurm's clock: so
+much a run can put into the database, and no more. A wrapper left to itself reports every 2 s."""
+MAX_PROBLEM = 500
+"""Characters of a complaint."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +61,29 @@ def job_directory(job: Job) -> Path:
     return Path(job.work_dir) / directory_name(job.job_id)
 
 
-def read_reports(job: Job, restart: int, offset: int, after: int, *, now: float) -> Piece:
+def share(jobs: int) -> int:
+    """How many lines of each may be taken, with so many jobs to look at."""
+    return min(max(ALL_LINES // max(jobs, 1), LEAST_LINES), MAX_LINES)
+
+
+def allowed(job: Job, restart: int, now: float) -> int:
+    """The highest number that a report of this run may have by now."""
+    since = job.start_time if restart == job.restart and job.start_time else job.submit_time
+    return BURST + int(PER_S * max(now - since, 0.0))
+
+
+def read_reports(job: Job, restart: int, offset: int, after: int, *, now: float, most: int = MAX_LINES) -> Piece:
     """The complete lines of one run's reports from `offset` on whose number is above `after`.
 
     Lines out of order, repeated, from the future, cut short in mid-file or malformed are dropped and named in
-    `problem`. A last line without its newline is left for the next look.
+    `problem`. A last line without its newline is left for the next look; so is what comes after `most` lines, and
+    after more reports than `allowed`.
     """
+    piece = _read(job, restart, offset, after, now, most)
+    return replace(piece, problem=piece.problem[:MAX_PROBLEM]) if len(piece.problem) > MAX_PROBLEM else piece
+
+
+def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int) -> Piece:
     path = job_directory(job)
     name = reports_name(restart)
     spec: Spec | None = None
@@ -81,15 +110,25 @@ def read_reports(job: Job, restart: int, offset: int, after: int, *, now: float)
         # A line longer than a whole piece would be waited for for ever: step over it.
         return Piece((), offset + len(data) if len(data) == MAX_PIECE else offset, spec, "; ".join(problems))
     lines: list[Line] = []
-    bad = 0
+    bad = place = 0
     first_bad = ""
-    for raw in data[:end].splitlines():
+    highest = allowed(job, restart, now)
+    for _ in range(most):
+        if place == end:
+            break
+        begin, place = place, data.index(b"\n", place) + 1
+        raw = data[begin : place - 1]
         try:
             number, time, report = decode_report(raw)
             if time > now + 300:
                 raise ProtocolError(f"t: {time:.0f} is in the future")
             if number <= after:
                 raise ProtocolError(f"n: {number} comes after {after}")
+            if number > highest:
+                # It waits until it is due; a run's numbers count its reports.
+                place = begin
+                problems.append(f"{name}: it reports faster than {PER_S:g} times a second; the rest is read later")
+                break
         except ProtocolError as error:
             bad += 1
             first_bad = first_bad or str(error)
@@ -98,4 +137,4 @@ def read_reports(job: Job, restart: int, offset: int, after: int, *, now: float)
         after = number
     if bad:
         problems.append(f"{name}: {bad} unreadable line{'s' * (bad > 1)}, the first: {first_bad}")
-    return Piece(tuple(lines), offset + end, spec, "; ".join(problems))
+    return Piece(tuple(lines), offset + place, spec, "; ".join(problems))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from slurm_ones.report.text import plain
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,13 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    # A dollar in a job's name is no formula.
+    with matplotlib.rc_context({"text.parse_math": False}):
+        _draw(panels, path, pyplot)
+
+
+def _draw(panels: Sequence[Panel], path: Path, pyplot: Any) -> None:
+
     jobs = list(dict.fromkeys(bar.job for panel in panels for bar in sorted(panel.bars, key=lambda b: b.start)))
     colours = pyplot.get_cmap("tab10" if len(jobs) <= 10 else "tab20")
     figure, axes = pyplot.subplots(
@@ -50,7 +60,7 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
         axis.stackplot(
             moments,
             [held[job] for job in jobs],
-            labels=jobs,
+            labels=[plain(job, 40) for job in jobs],
             colors=[colours(i % colours.N) for i in range(len(jobs))],
             step="post",
             linewidth=0.6,

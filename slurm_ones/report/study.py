@@ -62,8 +62,10 @@ def write_study(path: Path, text: Text, lanes: Sequence[Lane], groups: dict[str,
     """
     from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
+    from matplotlib import rc_context
 
-    pictures = {"jct": _distribution(lanes), "gpus": _gpus(lanes, groups), "goodput": _goodput(lanes)}
+    with rc_context({"text.parse_math": False}):  # a dollar in a name is no formula
+        pictures = {"jct": _distribution(lanes), "gpus": _gpus(lanes, groups), "goodput": _goodput(lanes)}
     environment = Environment(loader=PackageLoader("slurm_ones.report", ""), autoescape=True)
     environment.filters["plain"] = plain
     environment.filters["seconds"] = seconds

@@ -14,13 +14,17 @@ from ones_db import JobSummary, ResizeRecord, RunRecord
 
 def plain(text: str, width: int = 200) -> str:
     """The text with unprintable characters replaced, cut at `width` characters."""
+    if len(text) <= width and text.isprintable():
+        return text
     shown = "".join(c if c.isprintable() else "?" for c in text[: width + 1])
     return shown if len(shown) <= width else shown[: width - 1] + "…"
 
 
 def safe(text: str, width: int = 200) -> str:
     """`plain`, and no rich markup either."""
-    return escape(plain(text, width))
+    shown = escape(plain(text, width))
+    # Else the last of them would take the markup after it for a text.
+    return shown + "\\" * ((len(shown) - len(shown.rstrip("\\"))) % 2)
 
 
 def resized(old_nodes: int, old_gpus: int, new_nodes: int, new_gpus: int) -> str:

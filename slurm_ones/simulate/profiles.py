@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ RESIZE_S = {"ncf": 15.0, "deepspeech2": 25.0, "cifar10": 50.0, "yolov3": 80.0, "
 FALLING = {"deepspeech2"}
 """Applications whose metric falls as they learn."""
 MAX_NODES = 16
+_PLACEMENT = re.compile(r"[1-9]{1,100}")
+_BATCH = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def read_table(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -> list[dict[str, str | float]]:
@@ -157,7 +160,7 @@ def read_profile(folder: Path) -> Application:
         read_table(path, ("placement", "local_bsz", "step_time", "sync_time"), text=("placement",)), 2
     ):
         digits = str(row["placement"])
-        if not digits.isdigit() or "0" in digits:
+        if not _PLACEMENT.fullmatch(digits):
             raise BadInput(f"{path}: line {number}, column placement: {digits!r:.40} is not GPUs per node as digits")
         key = smallest_rotation(tuple(int(digit) for digit in digits))
         found = (float(row["local_bsz"]), float(row["step_time"]), float(row["sync_time"]))
@@ -212,7 +215,7 @@ def _validation(folder: Path) -> tuple[list[int], Floats, Floats, Floats, Floats
     files = {}
     for path in folder.glob("validation-*.csv"):
         size = path.stem.partition("-")[2]
-        if not size.isdigit() or int(size) < 1:
+        if not _BATCH.fullmatch(size):
             raise BadInput(f"{path}: {size!r} in its name is not a batch")
         files[int(size)] = path
     if not files:

@@ -34,6 +34,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def read_request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, user: str, uid: int) -> Request:
     """The request of a script's text and further options, which come first. Raises `SlurmError`."""
+    try:
+        return _request(text, arguments, now=now, work_dir=work_dir, user=user, uid=uid)
+    except (ValueError, OverflowError) as error:  # a quote without its end, a number that is none
+        raise SlurmError(f"sbatch: {error}") from None
+
+
+def _request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, user: str, uid: int) -> Request:
     lines = [line.removeprefix("#SBATCH").strip() for line in text.splitlines() if line.startswith("#SBATCH")]
     inside = [word for line in lines for word in shlex.split(line, comments=True)]
     given = _parser().parse_args([*inside, *arguments])

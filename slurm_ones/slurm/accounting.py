@@ -108,15 +108,22 @@ class AccountingRow:
 def gpus_of(tres: str) -> int:
     """GPUs in a TRES text, in which a count of each type may stand beside the count of all."""
     of_all = _ALL_GPUS.search(tres)
-    return _count(of_all[1]) if of_all else sum(_count(found) for found in _TYPED_GPUS.findall(tres))
+    found = [of_all[1]] if of_all else _TYPED_GPUS.findall(tres)
+    return _bounded(sum(map(_count, found)), "GPUs")
 
 
 def _count(text: str, what: str = "a count") -> int:
     if not (text.isascii() and text.isdigit()):
         raise BadRow(f"{what}: {text[:40]!r} is no number")
-    if len(text) > 16 or int(text) > MOST:
+    if len(text) > 16:
         raise BadRow(f"{what}: {text[:40]} is too large to be true")
-    return int(text)
+    return _bounded(int(text), what)
+
+
+def _bounded(count: int, what: str) -> int:
+    if count > MOST:
+        raise BadRow(f"{what}: {count} is too large to be true")
+    return count
 
 
 def _time(text: str, what: str) -> float | None:

@@ -32,7 +32,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return replace(job_of(Shape(1, 1)), uid=os.geteuid(), work_dir=str(tmp_path), restart=0)
+    return replace(job_of(Shape(1, 1)), uid=os.geteuid(), work_dir=str(tmp_path), restart=0, submit_time=NOW - 10_000)
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: i
     where = tmp_path_factory.mktemp("job")
     job = replace(job_of(Shape(1, 1)), uid=os.geteuid(), work_dir=str(where))
     job_directory(job).mkdir()
-    whole = line(1) + data + b"\n" + line(10**6)
+    whole = line(1) + data + b"\n" + line(1000)
     path = job_directory(job) / "reports-0.jsonl"
     found: list[int] = []
     offset = 0
@@ -234,5 +234,5 @@ def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: i
         offset = piece.offset
     assert offset == len(whole)
     assert found[0] == 1
-    assert found[-1] == 10**6
+    assert found[-1] == 1000
     assert found == sorted(set(found))

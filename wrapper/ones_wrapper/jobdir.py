@@ -140,9 +140,13 @@ def read_tries(job_dir: Path, job_id: int) -> Tries:
     try:
         data = json.loads((job_dir / TRIES).read_text())
         tries = Tries(**{k: v for k, v in data.items() if k in Tries.__dataclass_fields__})
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return Tries(job_id)
-    return tries if tries.job_id == job_id else Tries(job_id)
+    counts = (tries.requeues, tries.restarts, tries.failures, tries.halvings)
+    sound = all(type(count) is int and 0 <= count < 2**31 for count in counts) and all(
+        isinstance(name, str) and (not name or _NAME.fullmatch(name)) for name in (tries.requeued_at, tries.failed_at)
+    )
+    return tries if sound and tries.job_id == job_id else Tries(job_id)
 
 
 def write_tries(job_dir: Path, tries: Tries) -> bool:

@@ -243,10 +243,6 @@ _OPTIONAL = {int | None: int, float | None: float}
 
 def _value(name: str, kind: Any, value: Any) -> Any:
     """`value` checked against the field's type: finite, not negative, of bounded length, printable."""
-    if kind in _OPTIONAL:
-        if value is None:
-            return None
-        kind = _OPTIONAL[kind]
     if kind is bool:
         if isinstance(value, bool):
             return value
@@ -266,9 +262,10 @@ def _value(name: str, kind: Any, value: Any) -> Any:
     return kind(value)
 
 
-def _types(cls: type[Any]) -> dict[str, Any]:
-    hints = get_type_hints(cls)
-    return {field.name: hints[field.name] for field in fields(cls)}
+def _types(cls: type[Any]) -> dict[str, tuple[Any, bool]]:
+    """The type of each field, and whether it may be None."""
+    hints = {field.name: get_type_hints(cls)[field.name] for field in fields(cls)}
+    return {name: (_OPTIONAL.get(hint, hint), hint in _OPTIONAL) for name, hint in hints.items()}
 
 
 # Looked up once: reading reports is what a busy companion does most.
@@ -276,7 +273,11 @@ _TYPES = {cls: _types(cls) for cls in (Spec, Order, *REPORTS.values())}
 
 
 def _build(cls: type[T], data: Mapping[str, Any]) -> T:
-    values = {name: _value(name, kind, data[name]) for name, kind in _TYPES[cls].items() if name in data}
+    values: dict[str, Any] = {
+        name: None if optional and data[name] is None else _value(name, kind, data[name])
+        for name, (kind, optional) in _TYPES[cls].items()
+        if name in data
+    }
     try:
         return cls(**values)
     except TypeError:

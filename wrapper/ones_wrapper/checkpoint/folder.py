@@ -142,7 +142,7 @@ class Folder:
                     return f"{file}: {now.size} bytes, not the {then.size} that were written, or changed"
         except FileNotFoundError as error:
             return f"{Path(error.filename).name} is missing"
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             return f"{type(error).__name__}: {error}"[:200]
         return ""
 
@@ -153,8 +153,16 @@ class Folder:
         self.path(name).rename(self._path / f".damaged-{name}")
 
     def manifest(self, name: str) -> Manifest:
-        """Raises ValueError for another format, and for a checkpoint that strayed into this job's own directory."""
-        manifest = json.loads((self.path(name) / MANIFEST).read_text())
+        """Raises ValueError for another format, for what is no manifest, and for a checkpoint that strayed into this
+        job's own directory."""
+        try:
+            return self._manifest(name, json.loads((self.path(name) / MANIFEST).read_text()))
+        except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise ValueError(
+                f"checkpoint {name}: its {MANIFEST} is none: {type(error).__name__}: {error!s:.100}"
+            ) from None
+
+    def _manifest(self, name: str, manifest: Any) -> Manifest:
         if manifest["format"] != FORMAT:
             raise ValueError(
                 f"checkpoint {name} has format {manifest['format']}, and this ones_wrapper reads {FORMAT}; use the "

@@ -42,6 +42,8 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 """Those that the safetensors library opens as tensors of torch."""
+MOST_DIMENSIONS = 64
+"""Of a tensor, as torch has it."""
 _METADATA = "__metadata__"
 _BLOCKS, _BEGINS = "DCP_SHARDING_INFO", "saved_offsets"
 _KIND = {"format": "pt", "DCP_VERSION": "1.0"}
@@ -152,7 +154,9 @@ def _blocks(metadata: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _counts(key: str, values: Any) -> tuple[int, ...]:
-    if not isinstance(values, list) or any(type(value) is not int or not 0 <= value < 2**63 for value in values):
+    if not isinstance(values, list) or len(values) > MOST_DIMENSIONS:
+        raise ValueError(f"{key!r:.60} has no list of at most {MOST_DIMENSIONS} whole numbers")
+    if any(type(value) is not int or not 0 <= value < 2**63 for value in values):
         raise ValueError(f"{key!r} has {values!r:.60} where whole numbers should be")
     return tuple(values)
 

@@ -1,0 +1,75 @@
+"""Every reader of what others wrote under inputs that nobody wrote in good faith: those that once broke one, and new
+ones at each run, from a seed that is printed."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fuzz import input_of, replay, tried
+from tests.fuzz.parsers import PARSERS, clean
+
+SAVED = sorted((Path(__file__).parent / "saved").glob("*.json"))
+INPUTS = 20_000
+BENCHMARK = Path(__file__).parents[2] / "benchmarks/fuzz.py"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cleaned() -> Iterator[None]:
+    yield
+    clean()
+
+
+@pytest.mark.parametrize("path", SAVED, ids=lambda path: path.stem)
+def test_what_once_broke_a_reader(path: Path) -> None:
+    """It is refused or read now."""
+    assert replay(path) == ""
+
+
+def test_new_inputs(tmp_path: Path) -> None:
+    """No exception, no hang, no flood of memory. A failure leaves a file that replays."""
+    seed = secrets.randbelow(2**32)
+    print(f"python benchmarks/fuzz.py --inputs {INPUTS} --seed {seed}")
+    command = [sys.executable, str(BENCHMARK), "--inputs", str(INPUTS), "--seed", str(seed)]
+    files = ["--failures", str(tmp_path / "failures"), "--json", str(tmp_path / "found.json")]
+    done = subprocess.run([*command, *files], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["inputs"] == INPUTS and found["exceptions"] == found["slow"] == 0
+    assert set(found["per_parser"]) == {parser.name for parser in PARSERS}
+    assert found["peak_bytes"] < found["memory_bound_bytes"]
+    print(done.stdout.splitlines()[-1])
+
+
+def test_an_input_follows_from_its_seed_and_number() -> None:
+    """Else no failure could be looked at again."""
+    for number in range(200):
+        first, second = input_of(5, number), input_of(5, number)
+        assert first[0] is second[0] and first[1] == second[1]
+    assert len({input_of(seed, 0)[1] for seed in range(50)}) > 25
+
+
+def test_a_failure_is_one_and_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fuzzer that finds nothing because it sees nothing would say the same as one over sound readers."""
+
+    def broken(data: bytes) -> None:
+        raise KeyError(len(data))
+
+    def endless(data: bytes) -> None:
+        while data == b"{}":
+            pass
+
+    parser = PARSERS[0]
+    path = tmp_path / "saved.json"
+    path.write_text(json.dumps({"parser": parser.name, "number": 1, "why": "", "data": "e30="}))
+    assert replay(path) == ""
+    for run, words in ((broken, "KeyError: 2"), (endless, "slow")):
+        monkeypatch.setattr("tests.fuzz.parsers.PARSERS", [type(parser)(parser.name, 1.0, parser.make, run)])
+        assert words in replay(path)
+        assert words in tried(type(parser)(parser.name, 1.0, parser.make, run), b"{}")[0]
