@@ -15,6 +15,15 @@ settings.register_profile("ones", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("ones")
 
 
+def quick(cluster: Cluster) -> None:
+    """Have Slurm start jobs at once: it gathers them for up to 3 s, which tests need not wait for."""
+    conf = cluster.root / "etc/slurm/slurm.conf"
+    # The first of two values counts.
+    options = "SchedulerParameters=batch_sched_delay=0,bf_interval=1,sched_interval=1,"
+    conf.write_text(conf.read_text().replace("SchedulerParameters=", options))
+    cluster.run(["scontrol", "reconfigure"], user="root")
+
+
 def start(request: pytest.FixtureRequest, site: str) -> Cluster:
     """A running cluster of that site. A build takes minutes, so its progress is shown, captured output or not."""
     why = unavailable()
@@ -26,12 +35,7 @@ def start(request: pytest.FixtureRequest, site: str) -> Cluster:
             cluster = Cluster(site, report=Progress()).start()
         except ClusterError as error:
             pytest.fail(f"no cluster {site!r}: {error}", pytrace=False)
-    # Slurm gathers batch jobs for up to 3 s before it starts them, which tests need not wait for. The first of two
-    # values counts.
-    conf = cluster.root / "etc/slurm/slurm.conf"
-    quick = "SchedulerParameters=batch_sched_delay=0,bf_interval=1,sched_interval=1,"
-    conf.write_text(conf.read_text().replace("SchedulerParameters=", quick))
-    cluster.run(["scontrol", "reconfigure"], user="root")
+    quick(cluster)
     return cluster
 
 

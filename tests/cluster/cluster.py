@@ -28,9 +28,13 @@ NODES_SECONDS = 30.0
 # serves the commands that users type.
 START_NODES = """
 mkdir -p /run/slurm
-slurmd -N "$1" & ids=$!; shift
+first=$1; shift
 for node in "$@"; do
-    unshare --mount sh -c 'mount -t tmpfs tmpfs /run/slurm; exec slurmd -N "$1"' sh "$node" &
+    if [ "$node" = "$first" ]; then
+        slurmd -N "$node" &
+    else
+        unshare --mount sh -c 'mount -t tmpfs tmpfs /run/slurm; exec slurmd -N "$1"' sh "$node" &
+    fi
     ids="$ids $!"
 done
 for id in $ids; do wait $id; done
@@ -222,8 +226,7 @@ class Cluster:
         if self.site.auth == "munge":
             self.box.run(["munged"], user="munge", env=self._environment("root"))
         self.start_slurmctld()
-        names = [name for partition in self.site.partitions for name in partition.names]
-        self.box.run(["sh", "-ec", START_NODES, "sh", *names], env=self._environment("root"))
+        self.start_slurmds(*self.nodes)
 
     def _await_nodes(self) -> None:
         """Wait until every node is idle; Slurm needs a few seconds to hear from all of them."""
@@ -255,9 +258,36 @@ class Cluster:
 
     def kill_slurmctld(self) -> None:
         """Kill the controller as a crash would: no word to anybody, no last save of its state."""
-        self.box.run(["pkill", "-KILL", "-x", "slurmctld"])
+        self.signal_slurmctld("KILL")
         while self._controller_lives():
             time.sleep(0.02)
+
+    def signal_slurmctld(self, name: str) -> None:
+        """Send the controller a signal, such as STOP."""
+        self.box.run(["pkill", f"-{name}", "-x", "slurmctld"])
+
+    @property
+    def nodes(self) -> list[str]:
+        """The names of all nodes."""
+        return [name for partition in self.site.partitions for name in partition.names]
+
+    def start_slurmds(self, *nodes: str) -> None:
+        """Start the daemons of these nodes, which find again the jobs that they had."""
+        self.box.run(["sh", "-ec", START_NODES, "sh", self.nodes[0], *nodes], env=self._environment("root"))
+
+    def kill_slurmds(self, *nodes: str) -> None:
+        """Kill the daemons of these nodes; their jobs' processes live on."""
+        self.signal_slurmds("KILL", *nodes)
+        while any(self._node_lives(node) for node in nodes):
+            time.sleep(0.02)
+
+    def signal_slurmds(self, name: str, *nodes: str) -> None:
+        """Send these nodes' daemons a signal, such as STOP."""
+        for node in nodes:
+            self.box.run(["pkill", f"-{name}", "-f", f"^slurmd -N {node}$"], check=False)
+
+    def _node_lives(self, node: str) -> bool:
+        return self.box.run(["pgrep", "-f", f"^slurmd -N {node}$"], check=False).returncode == 0
 
     def _controller_lives(self) -> bool:
         return self.box.run(["pgrep", "-x", "slurmctld"], check=False).returncode == 0

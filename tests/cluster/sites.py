@@ -98,6 +98,8 @@ class Site:
     pyslurm_poses_as: str = ""
     """The SLURM_VERSION_NUMBER that this PySlurm insists on."""
     partitions: tuple[Partition, ...] = (GPU, WHOLE)
+    max_jobs: int = 2000
+    """Jobs that slurmctld keeps at once."""
 
     def partition(self, name: str) -> Partition:
         return next(p for p in self.partitions if p.name == name)

@@ -39,7 +39,7 @@ def slurm_conf(site: Site, cluster: str, accounting: bool = False) -> str:
         "ReturnToService=2",
         "JobRequeue=1",
         "KillWait=5",
-        "MaxJobCount=2000",
+        f"MaxJobCount={site.max_jobs}",
         f"SchedulerParameters=bf_interval=2,sched_interval=2{requeue}",
     ]
     for partition in site.partitions:

@@ -1,22 +1,27 @@
 """A job that speaks to the companion as `ones_wrapper.run` does, with its mailbox, but trains nothing.
 
 It starts in a tenth of a second, where a rank that imports torch needs seconds of CPU: for tests of what the companion
-does to a job.
+does to a job. With LIGHT_AGAIN in its environment one that is killed starts again in the same run, as `ones-run` has
+its ranks do. One that finds a file `EXIT_IN_DRAIN` in its directory ends by itself when it is drained.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import sys
 import time
 from pathlib import Path
 
-from ones_wrapper.mailbox import Inbox, Outbox, write_spec
+from ones_wrapper.mailbox import Inbox, Outbox, say, write_spec
 from ones_wrapper.protocol import (
     CHECKPOINTS,
     DRAIN_WAIT_S,
     MANIFEST,
     Batch,
+    Bye,
     Checkpoint,
     Epoch,
     Hello,
@@ -29,29 +34,36 @@ from ones_wrapper.protocol import (
 SPEC = Spec(base_batch=16, max_batch=64, max_local_batch=16, dataset=160, epochs=0)
 STEPS = SPEC.dataset // SPEC.base_batch
 """Of an epoch, whatever the batch."""
+EXIT_IN_DRAIN = "exit-in-drain"
+KEPT = 3
+"""Checkpoints."""
 
 
 class Light:
     """One run of the job."""
 
-    def __init__(self) -> None:
+    def __init__(self, attempt: int = 0) -> None:
         env = os.environ
         job_id = int(env["SLURM_JOB_ID"])
+        self.attempt = attempt
         self.restart = int(env.get("SLURM_RESTART_COUNT") or 0)
         self.nodes = int(env["SLURM_JOB_NUM_NODES"])
         self.gpus = int(env.get("SLURM_GPUS_ON_NODE") or env.get("ONES_GPUS_PER_NODE") or 1)
         self.directory = Path.cwd() / directory_name(job_id)
-        (self.directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        self.checkpoints = self.directory / CHECKPOINTS
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
         spool = Path(env["ONES_SPOOL"]) if env.get("ONES_SPOOL") else None
         self.inbox = Inbox(self.directory, self.restart, spool, job_id)
         self.outbox = Outbox(self.directory, self.restart)
         self.step_s = float(env.get("LIGHT_STEP_S") or 0.05)
         self.step, self.batch = 0, SPEC.base_batch
+        self.told, self.told_at = 0, 0.0
+        """Step and time of the last report of its speed."""
         self.obeyed = 0
 
     def run(self) -> None:
         """Train for ever."""
-        found = sorted((self.directory / CHECKPOINTS).glob("step-*"))
+        found = sorted(self.checkpoints.glob("step-*"))
         if found:
             state = json.loads((found[-1] / MANIFEST).read_text())
             self.step, self.batch = state["step"], state["batch"]
@@ -64,21 +76,23 @@ class Light:
                 *(self.nodes, self.gpus, self.nodes * self.gpus, self.batch, 1.0),
                 *(SPEC.base_batch, SPEC.max_batch, SPEC.dataset, SPEC.epochs),
                 *(epoch, cursor * SPEC.base_batch, self.step, checkpoint),
+                attempt=self.attempt,
             )
         )
+        self.told, self.told_at = self.step, time.monotonic()
         while True:
             self.one_step()
 
     def one_step(self) -> None:
-        started = time.monotonic()
         time.sleep(self.step_s)
         self.step += 1
         epoch, done = divmod(self.step, STEPS)
         if not done:
-            samples = SPEC.dataset
-            seconds = STEPS * (time.monotonic() - started)
-            self.outbox.send(Throughput(epoch - 1, self.step, samples, samples, seconds, self.batch, 1.0, 1 / epoch))
-            self.outbox.send(Epoch(epoch - 1, self.step, samples, 1 / epoch))
+            size, now = SPEC.dataset, time.monotonic()
+            samples, seconds = (self.step - self.told) * SPEC.base_batch, now - self.told_at
+            self.told, self.told_at = self.step, now
+            self.outbox.send(Throughput(epoch - 1, self.step, size, samples, seconds, self.batch, 1.0, 1 / epoch))
+            self.outbox.send(Epoch(epoch - 1, self.step, size, 1 / epoch))
         self.look()
 
     def look(self, first: bool = False) -> None:
@@ -99,12 +113,16 @@ class Light:
 
     def drain(self, order: Order) -> None:
         """Checkpoint, report it, wait for the requeue or a newer order."""
-        name = f"step-{self.step:09d}"
-        folder = self.directory / CHECKPOINTS / name
-        folder.mkdir(exist_ok=True)
-        (folder / MANIFEST).write_text(json.dumps({"step": self.step, "batch": self.batch}))
+        try:
+            name = self.save()
+        except OSError as error:
+            say(f"no checkpoint: {error}; training goes on")
+            return
         epoch, cursor = divmod(self.step, STEPS)
         self.outbox.send(Checkpoint(name, epoch, cursor * SPEC.base_batch, self.step, 1, 0.0, order=order.number))
+        if (self.directory / EXIT_IN_DRAIN).exists():
+            self.outbox.send(Bye("stopped", self.step))
+            sys.exit(0)
         until = time.monotonic() + DRAIN_WAIT_S
         while time.monotonic() < until:
             newest = self.inbox.poll()
@@ -112,6 +130,33 @@ class Light:
                 break
             time.sleep(0.05)
 
+    def save(self) -> str:
+        """Write a checkpoint, whole or not at all; returns its name."""
+        name = f"step-{self.step:09d}"
+        folder, half = self.checkpoints / name, self.checkpoints / f".{name}"
+        if not folder.exists():
+            half.mkdir(exist_ok=True)
+            (half / MANIFEST).write_text(json.dumps({"step": self.step, "batch": self.batch}))
+            half.rename(folder)
+        for old in sorted(self.checkpoints.glob("step-*"))[:-KEPT]:
+            shutil.rmtree(old)
+        return name
+
+
+def again_and_again() -> None:
+    """Run in a child, and again after one that was killed."""
+    attempt = 0
+    while True:
+        child = os.fork()
+        if child == 0:
+            Light(attempt).run()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status != -signal.SIGKILL:
+            sys.exit(status if status >= 0 else 128 - status)
+        attempt += 1
+        # Slurm, which kills them all, may be at it.
+        time.sleep(0.5)
+
 
 if __name__ == "__main__":
-    Light().run()
+    again_and_again() if os.environ.get("LIGHT_AGAIN") else Light().run()

@@ -1,0 +1,76 @@
+"""Faults on a real Slurm, from a seed: SIGKILL and SIGSTOP of everything, full disks, restarted databases, and people
+who cancel, hold, release and change their jobs at the worst moments.
+
+    python benchmarks/real_faults.py --faults 200 --seed 1 --json faults.json
+
+Each is followed by a look at every job, Slurm and the database (tests/endtoend/verdict.py). What explains one after
+which something was wrong is left in --log. Needs root on a Debian-like host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.cluster import Cluster
+from tests.cluster.spec import Bind
+from tests.conftest import quick
+from tests.endtoend.faults import PARTS, Fault, figures, run
+from tests.endtoend.stage import small_disks
+from tests.endtoend.strikes import KINDS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--torch", type=int, default=0, help="so many of the five elastic jobs train with PyTorch")
+    parser.add_argument("--part", action="append", help=f"by default {', '.join(PARTS)}")
+    parser.add_argument("--kind", action="append", choices=sorted(KINDS), help="only these")
+    parser.add_argument("--moment", action="append", help="only at these gates (tests/endtoend/faults.py)")
+    parser.add_argument("--log", type=Path, help="where to leave what explains a fault")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    log = args.log or Path(tempfile.mkdtemp(prefix="ones-faults-"))
+    parts = tuple(args.part or PARTS)
+    started = time.monotonic()
+
+    def tell(fault: Fault) -> None:
+        wrong = "; ".join([*fault.lost, *fault.held, *fault.broken])
+        at = f"at {fault.moment}" if fault.reached else f"at any moment ({fault.moment} did not come)"
+        at = "at any moment" if fault.moment == "any" else at
+        words = f"fault {fault.number + 1}/{args.faults} {fault.seconds:5.1f} s: {fault.kind} {at}, job {fault.job}"
+        print(f"{words}{f': {wrong}' if wrong else ''}", file=sys.stderr, flush=True)
+
+    with small_disks() as disks:
+        cluster = Cluster("gres").start([Bind(str(disk), place, writable=True) for place, disk in disks.items()])
+        quick(cluster)
+        faults = run(
+            cluster,
+            disks,
+            args.faults,
+            args.seed,
+            log,
+            tell,
+            parts=parts,
+            torch=args.torch,
+            only=args.kind or (),
+            moments=args.moment or (),
+        )
+        cluster.stop()
+    found = figures(faults, time.monotonic() - started)
+    print(json.dumps(found, indent=1))
+    if found["broken"] or found["lost"] or found["held"]:
+        print(f"what explains it is in {log}", file=sys.stderr)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""A few faults on a real Slurm each time, others every time; `benchmarks/real_faults.py` has hundreds."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import paths, unavailable
+
+FAULTS = 4
+
+
+@pytest.mark.cluster
+def test_nothing_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Protects people's jobs, whatever is killed, paused, full or changed while they are resized; `python
+    benchmarks/real_faults.py --seed SEED` does the same again."""
+    why = unavailable()
+    if why is not None:
+        pytest.skip(why)
+    seed = secrets.randbelow(1_000_000)
+    result, log = tmp_path / "faults.json", tmp_path / "log"
+    options = [
+        "--faults",
+        str(FAULTS),
+        "--seed",
+        str(seed),
+        "--part",
+        secrets.choice(["sqlite own", "sqlite operator"]),
+    ]
+    command = [sys.executable, "benchmarks/real_faults.py", *options, "--json", str(result), "--log", str(log)]
+    with capsys.disabled():
+        print(f"\nfaults: {' '.join(options)}", flush=True)
+    # Of its own, since it makes mounts of its own.
+    done = subprocess.run(command, cwd=paths.REPOSITORY, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = json.loads(result.read_text())
+    assert told["faults"] == FAULTS and not told["lost"] and not told["held"] and not told["broken"], done.stderr
