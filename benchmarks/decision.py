@@ -120,7 +120,11 @@ def _learned(
     priors: Mapping[str, Prior] = {
         name: pool(
             CAUTIOUS,
-            [fit for fit, s in zip(alone, submissions, strict=True) if s.application == name and len(fit.misfit)],
+            [
+                (fit, 1.0)
+                for fit, s in zip(alone, submissions, strict=True)
+                if s.application == name and len(fit.misfit)
+            ],
             1.0,
         )
         for name in {submission.application for submission in submissions}

@@ -74,7 +74,7 @@ class Points:
     log_step: Floats
     """Log seconds."""
     count: Floats
-    """Measurements in each."""
+    """Measurements in each, as far as they count: a fraction of one where they are not proven."""
 
 
 @dataclass(frozen=True)
@@ -103,16 +103,17 @@ class Fit:
         return result
 
 
-def pool(parent: Prior, fits: Iterable[Fit], weight: float, least: float = 0.25) -> Prior:
-    """What jobs teach about another one of their kind; no figure is taken to be surer than `least`.
+def pool(parent: Prior, fits: Iterable[tuple[Fit, float]], weight: float, least: float = 0.25) -> Prior:
+    """What jobs, each with how much it counts, teach about another one of their kind; no figure is taken to be surer
+    than `least`.
 
     In how far they differ, `parent` counts like `weight` jobs; in where they lie, the less the vaguer it is.
     """
     known = list(fits)
     if not known:
         return parent
-    found = np.stack([fit.figures for fit in known])
-    informed = np.stack([fit.informed for fit in known])
+    found = np.stack([fit.figures for fit, _ in known])
+    informed = np.stack([counts * fit.informed for fit, counts in known])
     vague = weight * np.minimum(AMONG / parent.deviation, 1.0) ** 2
     mean = (vague * parent.mean + (informed * found).sum(axis=0)) / (vague + informed.sum(axis=0))
     total = weight + informed.sum(axis=0)
@@ -154,7 +155,7 @@ def fit_all(jobs: Sequence[tuple[Points, float, Prior]]) -> list[Fit]:
     mean = np.stack([prior.mean for _, _, prior in jobs])
     precision = np.stack([prior.deviation for _, _, prior in jobs]) ** -2.0
     there = count > 0
-    covariance = correlated(at, at) + np.eye(most) * (NOISE**2 / np.maximum(count, 1.0))[:, None, :]
+    covariance = correlated(at, at) + np.eye(most) * (NOISE**2 / np.where(there, count, 1.0))[:, None, :]
     weights = np.linalg.inv(np.where(there[:, :, None] & there[:, None, :], covariance, np.eye(most)))
     weights = weights * (there[:, :, None] & there[:, None, :])
 

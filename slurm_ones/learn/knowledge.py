@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from ones_db import JobHistory, SpecRecord
 from slurm_ones.decide.policy import EfficiencyModel, Progress, ThroughputModel
 from slurm_ones.learn.efficiency import CAUTIOUS as CAUTIOUS_NOISE
 from slurm_ones.learn.efficiency import NoiseEfficiency, noise_ratio
 from slurm_ones.learn.fit import CAUTIOUS, Fit, Points, Prior, fit_all, pool
-from slurm_ones.learn.progress import BetaProgress, FinishedJob, Training
+from slurm_ones.learn.progress import BetaProgress, FinishedJob, Training, at_least
 from slurm_ones.learn.step import SPEED
 from slurm_ones.learn.throughput import ANY_LOCAL, MeasuredThroughput, points_of, reference_of
 from slurm_ones.learn.workload import script
@@ -22,10 +24,14 @@ TYPICAL_DEVIATION = 1.5
 """Standard deviation of the log speeds of jobs that have nothing to do with each other."""
 STRANGERS, KIN = 2.0, 1.0
 """How many jobs a prior counts for, beside the jobs of the site and beside those that ran the same script."""
+PEERS = 3
+"""Finished jobs of other users, with the same spec, from which on they bound what a job is believed to be able to."""
+SILENT_S = 600.0
+"""A running job may keep silent for so long, for an evaluation, say, without being thought to have more to do."""
 RESIZE_S = 30.0
 """Seconds that a resize is expected to interrupt training, before any did."""
 
-REMEMBERED = 2_000
+REMEMBERED = 10_000
 """Jobs whose models are kept; those that reported last."""
 
 
@@ -64,6 +70,9 @@ class Learner:
     new. Jobs that tell the same spec (base batch, local batch, dataset, epochs) are taken to run the same script: what
     one of them measured is the other's prior. A job that has not run yet has told nothing: it is taken for what jobs
     of the same user and name told last, where the name may differ in a number at its end.
+
+    No user teaches more than all others together: where one has more finished jobs than they, each of that user's
+    counts so much less. So who runs many jobs that lie does not decide what is expected of other people's.
     """
 
     def __init__(self, *, seed: int = 0) -> None:
@@ -73,6 +82,8 @@ class Learner:
         self._progress = BetaProgress(seed=seed)
         self._prior = CAUTIOUS
         self._priors: dict[SpecRecord, Prior] = {}
+        self._kin: dict[SpecRecord, list[tuple[str, Fit]]] = {}
+        self._peers: dict[tuple[SpecRecord, str], Prior | None] = {}
         self._noise = CAUTIOUS_NOISE
         self._noises: dict[SpecRecord, float] = {}
         self._resize_s = RESIZE_S
@@ -92,11 +103,14 @@ class Learner:
         self._resize_s = statistics.median(pauses) if pauses else RESIZE_S
 
     def _learn_scripts(self, histories: Iterable[JobHistory]) -> None:
-        self._scripts.update(
-            (script(history.job.user, history.job.name), history.spec)
-            for history in histories
-            if history.spec is not None
-        )
+        for history in histories:
+            if history.spec is not None:
+                key = script(history.job.user, history.job.name)
+                self._scripts.pop(key, None)
+                self._scripts[key] = history.spec
+        # Users choose the names.
+        while len(self._scripts) > REMEMBERED:
+            del self._scripts[next(iter(self._scripts))]
 
     def _learn_step_times(self, histories: Sequence[JobHistory]) -> None:
         new = [history for history in histories if id(history) not in self._past]
@@ -105,12 +119,13 @@ class Learner:
         # Those that are kept hold their history, so that no other object gets its identity.
         self._past = {key: fresh.get(key) or self._past[key] for key in map(id, histories)}
         measured = [(history, fit) for history, fit in self._past.values() if len(fit.misfit)]
-        self._prior = _site([fit for _, fit in measured])
-        kin: dict[SpecRecord, list[Fit]] = defaultdict(list)
+        self._prior = _site(_shared([(history.job.user, fit) for history, fit in measured]))
+        kin: dict[SpecRecord, list[tuple[str, Fit]]] = defaultdict(list)
         for history, fit in measured:
             if history.spec is not None:
-                kin[history.spec].append(fit)
-        self._priors = {spec: pool(self._prior, fits, KIN) for spec, fits in kin.items()}
+                kin[history.spec].append((history.job.user, fit))
+        self._kin, self._peers = kin, {}
+        self._priors = {spec: pool(self._prior, _shared(fits), KIN) for spec, fits in kin.items()}
 
     def _learn_noise(self, histories: Sequence[JobHistory]) -> None:
         kin: dict[SpecRecord, list[float]] = defaultdict(list)
@@ -136,7 +151,8 @@ class Learner:
         jobs = [(*_points(history), prior) for history, prior in zip(stale, priors, strict=True)]
         for history, prior, fit in zip(stale, priors, fit_all(jobs), strict=True):
             self._learned.pop(history.job.job_id, None)
-            self._learned[history.job.job_id] = _Learned(history, prior, MeasuredThroughput(fit, _max_local(history)))
+            model = MeasuredThroughput(fit, _max_local(history), self._peers_of(history))
+            self._learned[history.job.job_id] = _Learned(history, prior, model)
 
     def _current(self, history: JobHistory) -> bool:
         known = self._learned.get(history.job.job_id)
@@ -146,11 +162,25 @@ class Learner:
             known.history.throughput == history.throughput and known.history.spec == history.spec
         )
 
+    def _peers_of(self, history: JobHistory) -> Prior | None:
+        """What other users' jobs of its spec make plausible of a job; None where there are too few."""
+        if history.spec is None:
+            return None
+        key = history.spec, history.job.user
+        if key not in self._peers:
+            others = [(user, fit) for user, fit in self._kin.get(history.spec, ()) if user != history.job.user]
+            self._peers[key] = pool(self._prior, _shared(others), KIN) if len(others) >= PEERS else None
+        return self._peers[key]
+
     def _prior_of(self, history: JobHistory) -> Prior:
         return self._priors.get(history.spec, self._prior) if history.spec is not None else self._prior
 
-    def about(self, history: JobHistory | None) -> Known:
-        """What is known of a job; of one without a history, what is typical."""
+    def about(self, history: JobHistory | None, now: float = 0.0) -> Known:
+        """What is known of a job; of one without a history, what is typical.
+
+        `now` is Slurm's clock: who has been silent for long is thought to need as long again (Lindy's law), whatever
+        little was left by its last report.
+        """
         if history is None:
             nothing = self._progress.progress(Training(dataset=0, epochs=0.0))
             typical = MeasuredThroughput.of((), self._prior)
@@ -158,12 +188,13 @@ class Learner:
         history = self._as_told(history)
         self._fit([history])
         declared = float(history.spec.epochs) if history.spec is not None else 0.0
-        epochs = _epochs(history)
+        epochs, efficiency = _epochs(history), self._efficiency(history)
+        progress = self._progress.progress(_training(history, epochs, len(history.epochs)), declared)
         return Known(
             history.spec,
             self._learned[history.job.job_id].model,
-            self._efficiency(history),
-            self._progress.progress(_training(history, epochs, len(history.epochs)), declared),
+            efficiency,
+            at_least(progress, _unheard(history, efficiency, now)),
             _progress(history),
             tuple((float(point.epoch + 1), point.loss) for point in history.epochs if point.loss is not None),
             history.pause_s if history.pause_s is not None else self._resize_s,
@@ -192,17 +223,49 @@ def _points(history: JobHistory) -> tuple[Points, float]:
     most = _max_local(history)
     base = history.spec.base_batch if history.spec is not None else None
     reference = reference_of(history.throughput, base, most)
-    return points_of(history.throughput, reference, most), reference
+    ran = {(nodes, nodes * each): seconds for nodes, each, seconds in history.ran}
+    return points_of(history.throughput, reference, most, ran if history.ran else None), reference
 
 
-def _site(fits: Sequence[Fit]) -> Prior:
+def _shared(fits: Sequence[tuple[str, Fit]]) -> list[tuple[Fit, float]]:
+    """Each user's fits with how much each counts: together no more than those of all others, where there are any."""
+    jobs = Counter(user for user, _ in fits)
+    others = {user: len(fits) - count for user, count in jobs.items()}
+    return [(fit, min(1.0, others[user] / jobs[user]) if others[user] else 1.0) for user, fit in fits]
+
+
+def _site(fits: Sequence[tuple[Fit, float]]) -> Prior:
     """What all jobs of the site teach about one that has nothing to do with any of them."""
     if not fits:
         return CAUTIOUS
     prior = pool(CAUTIOUS, fits, STRANGERS)
-    prior.mean[SPEED] = statistics.median(float(fit.figures[SPEED]) for fit in fits)
+    prior.mean[SPEED] = _median([(float(fit.figures[SPEED]), counts) for fit, counts in fits])
     prior.deviation[SPEED] = TYPICAL_DEVIATION
     return prior
+
+
+def _median(values: Sequence[tuple[float, float]]) -> float:
+    """The median of values with how much each counts."""
+    ranked = sorted(values)
+    half, below = sum(counts for _, counts in ranked) / 2.0, 0.0
+    for i, (value, counts) in enumerate(ranked):
+        below += counts
+        if below > half + 1e-9:
+            return value
+        if below > half - 1e-9:
+            return (value + ranked[i + 1][0]) / 2.0
+    raise ValueError("no value counts")
+
+
+def _unheard(history: JobHistory, efficiency: NoiseEfficiency, now: float) -> float:
+    """Epochs of progress that a running job would make, at its last speed, in as long as nothing was heard of it."""
+    dataset = _dataset(history)
+    if history.running_since is None or not history.throughput or not dataset:
+        return 0.0
+    last = history.throughput[-1]
+    silent_s = now - max(last.time, history.running_since) - SILENT_S
+    rate = last.samples_per_s * float(efficiency.efficiency(np.array([last.batch]))[0])
+    return max(silent_s, 0.0) * rate / dataset
 
 
 def _noise(history: JobHistory) -> float | None:

@@ -8,7 +8,9 @@ likelihood to finished jobs' logs. With α the epochs done, β reads as the epoc
 - f is a factor on a first guess: what the job declared and has not done yet, or else what finished jobs trained.
   So where jobs train what they declare, little has to be learned, and where they stop early, how early;
 - f ends in softplus instead of relu, which has the same ends and a gradient everywhere;
-- a job that declared its epochs never has more to come than it declared;
+- a job that declared its epochs never has more to come than it declared, until it has trained them all: from then on
+  it has as much to come as it is over (`OVERRUN`), since a declaration that turned out too small says nothing more.
+  So one that declares little to be served first is soon taken for what it is;
 - α + β says how sure ONES is, and that follows from the epochs done alone. Here a factor on both is fitted as well, on
   jobs that the network did not see, so that an interval of 80 % holds the truth in 80 % of the cases;
 - before `ENOUGH` jobs have finished there is nothing to learn from: β is then what the job declared, and for
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,9 @@ POINTS = 8
 """Moments of one finished job that enter the fit, spread evenly over it."""
 LEFT = 0.01
 """Of what it declared, a job that still runs has this much to come at least."""
+OVERRUN = 1.0
+"""Epochs to come of a job for each that it trained beyond what it declared, or beyond what any finished job trained:
+Lindy's law, by which what has lasted t lasts t more with a chance of a half."""
 MAX_EPOCHS = 1e6
 LEVELS = (0.1, 0.9)
 """Ends of the interval that is to hold the truth as often as it says."""
@@ -134,8 +139,9 @@ class BetaProgress:
             beta = most
         else:
             beta = max(done, UNKNOWN_EPOCHS - done)
+        expected = declared_epochs if math.isfinite(most) else self._longest
         alpha = max(done, NEW_ALPHA)
-        return Progress(alpha, min(beta, MAX_EPOCHS), self._concentration, most)
+        return at_least(Progress(alpha, min(beta, MAX_EPOCHS), self._concentration, most), OVERRUN * (done - expected))
 
     def _guess(self, done: float, most: float) -> float:
         return most if math.isfinite(most) else max(self._typical - done, 0.1 * self._typical)
@@ -156,6 +162,13 @@ class BetaProgress:
         ]
         table = np.array(rows, dtype=np.float64)
         return Moments(table[:, 0], table[:, 5:], *table[:, 1:5].T)
+
+
+def at_least(progress: Progress, epochs: float) -> Progress:
+    """With no fewer epochs to come than these; not-a-number says nothing."""
+    if not epochs > progress.beta:
+        return progress
+    return replace(progress, beta=min(epochs, MAX_EPOCHS), most=max(progress.most, min(epochs, MAX_EPOCHS)))
 
 
 def _fitted(moments: Moments, seed: int) -> Network:

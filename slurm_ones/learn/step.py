@@ -57,6 +57,11 @@ def log_step(figures: Floats, at: Sizes, reference: Floats) -> Floats:
     return result
 
 
+def log_compute(figures: Floats, at: Sizes) -> Floats:
+    """Log of what a step computes, relative to the reference step: no step is shorter, however fast the network."""
+    return _parts(figures, at)[0]
+
+
 def log_step_and_slopes(figures: Floats, at: Sizes, reference: Floats) -> tuple[Floats, Floats]:
     """`log_step` (…, P) and its derivatives by each figure (…, P, 7)."""
     compute, sync, gamma, share, beyond = _parts(figures, at)

@@ -4,19 +4,30 @@ ONES (§3.2) keeps the mean of the last five measurements of each size and draws
 points of a model of the step time (`step`, after Pollux), fitted to all of a job's sizes and batches together (`fit`):
 so that a size not yet tried is predicted from those that were, with the doubt that this deserves, and a size that was
 measured is predicted as measured.
+
+What a job says it measured is its user's word, and three things bound it for the decision:
+
+- a measurement at a size where the job has run for t seconds by Slurm's clock has, beside its noise, a standard
+  deviation of `UNPROVEN` · exp(-t / `PROVEN_S`) in its logarithm: a new claim moves the model from what it
+  expected as its variance allows, NOISE² / n + UNPROVEN² exp(-2t / PROVEN_S), and counts fully once the run has lasted;
+- no size is faster per GPU than the smallest that was measured, at the same samples per GPU: with c the model's time to
+  compute, the step at n ≥ n₀ GPUs takes T(n₀) · c(n) / c(n₀) at least, less `LINEAR`. Nothing scales better than
+  linearly but by noise;
+- where `peers` of other users are known, none is faster than they make plausible: `PEERS_BEYOND` standard deviations
+  above what a job of their kind is expected to do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from ones_db import ThroughputPoint
 from slurm_ones.decide.policy import Floats, Ints
-from slurm_ones.learn.fit import CAUTIOUS, MISFIT, Fit, Points, Prior, correlated, fit_all
-from slurm_ones.learn.step import Sizes, log_step, log_step_and_slopes, sizes
+from slurm_ones.learn.fit import CAUTIOUS, MISFIT, NOISE, Fit, Points, Prior, correlated, fit_all
+from slurm_ones.learn.step import Sizes, log_compute, log_step, log_step_and_slopes, sizes
 
 LAST = 5
 """Measurements kept of each shape and batch (ONES)."""
@@ -31,6 +42,10 @@ LONGEST = 27.0
 MOST_DOUBT = 2.0
 """Standard deviation of log throughput beyond which doubt is not told apart."""
 ANY_LOCAL = 2.0**31
+UNPROVEN, PROVEN_S = 0.25, 300.0
+LINEAR = 0.2
+"""Log of how much better than linear a job may scale: what noise makes of two measurements."""
+PEERS_BEYOND = 2.0
 
 
 def believable(point: ThroughputPoint) -> bool:
@@ -52,8 +67,16 @@ def reference_of(measured: Iterable[ThroughputPoint], base_batch: int | None, ma
     return max(math.exp(float(np.mean(np.log(locals_)))), 1.0) if locals_ else 32.0
 
 
-def points_of(measured: Iterable[ThroughputPoint], reference: float, max_local: float = ANY_LOCAL) -> Points:
-    """What a job measured, summed up; measurements that make no sense are left out."""
+def points_of(
+    measured: Iterable[ThroughputPoint],
+    reference: float,
+    max_local: float = ANY_LOCAL,
+    ran: Mapping[tuple[int, int], float] | None = None,
+) -> Points:
+    """What a job measured, summed up; measurements that make no sense are left out.
+
+    `ran` says for how long the job has run on so many nodes and GPUs, in seconds; without it every size is proven.
+    """
     kinds: dict[tuple[int, int, int], list[float]] = {}
     for point in sorted(filter(believable, measured), key=lambda point: point.time):
         kind = (point.nodes, point.nodes * point.gpus_per_node, point.batch)
@@ -63,10 +86,14 @@ def points_of(measured: Iterable[ThroughputPoint], reference: float, max_local: 
     kept = list(kinds.items())[-MOST_POINTS:]
     logs_and_counts = [_typical(logs) for _, logs in kept]
     nodes, gpus, batches = np.array([kind for kind, _ in kept], dtype=np.float64).reshape(-1, 3).T
+    variance = NOISE**2 / np.array([count for _, count in logs_and_counts], dtype=np.float64)
+    if ran is not None:
+        lasted = np.array([ran.get((on, gpus_), 0.0) for (on, gpus_, _), _ in kept])
+        variance = variance + UNPROVEN**2 * np.exp(-2.0 * lasted / PROVEN_S)
     return Points(
         sizes(nodes, gpus, batches, reference, max_local),
         np.array([log for log, _ in logs_and_counts]),
-        np.array([count for _, count in logs_and_counts], dtype=np.float64),
+        NOISE**2 / variance,
     )
 
 
@@ -80,9 +107,13 @@ def _typical(logs: list[float]) -> tuple[float, int]:
 class MeasuredThroughput:
     """A `ThroughputModel` of one job. Always finite, whatever was measured."""
 
-    def __init__(self, fit: Fit, max_local: float = ANY_LOCAL) -> None:
+    def __init__(self, fit: Fit, max_local: float = ANY_LOCAL, peers: Prior | None = None) -> None:
         self.fit = fit
         self._max_local = max_local
+        self._peers: MeasuredThroughput | None = None
+        if peers is not None:
+            expected = fit_all([(points_of((), fit.reference), fit.reference, peers)])[0]
+            self._peers = MeasuredThroughput(expected, max_local)
 
     @classmethod
     def of(cls, measured: Iterable[ThroughputPoint] = (), prior: Prior = CAUTIOUS) -> MeasuredThroughput:
@@ -98,9 +129,28 @@ class MeasuredThroughput:
         step = log_step(fit.figures, at, np.float64(fit.reference))
         if len(fit.misfit):
             step = step + correlated(at, fit.points.at) @ fit.misfit
+            step = np.maximum(step, self._linear(at))
         step = np.minimum(np.maximum(step, -LONGEST), LONGEST)
         speed = np.exp(np.log(at.gpus) + at.local + math.log(fit.reference) - step)
+        if self._peers is not None:
+            flat = (np.ravel(array) for array in (nodes, gpus, batches))
+            speed = np.minimum(speed, self._peers.plausible(*flat))
         result: Floats = np.where(np.ravel(gpus) > 0, speed, 0.0).reshape(np.shape(gpus))
+        return result
+
+    def plausible(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        """Samples/s that a job like this one may be believed to reach."""
+        deviation = np.sqrt(np.log1p(self.uncertainty(nodes, gpus, batches) ** 2))
+        result: Floats = self.throughput(nodes, gpus, batches) * np.exp(PEERS_BEYOND * deviation)
+        return result
+
+    def _linear(self, at: Sizes) -> Floats:
+        """Log seconds that a step takes at least, from the smallest size that was measured; -inf below it."""
+        known = self.fit.points
+        first = int(np.lexsort((-known.count, known.at.gpus))[0])
+        anchor = Sizes(*(getattr(known.at, name)[first : first + 1] for name in ("local", "passes", "gpus", "across")))
+        longer = log_compute(self.fit.figures, at) - log_compute(self.fit.figures, anchor)
+        result: Floats = np.where(at.gpus > anchor.gpus, known.log_step[first] + longer - LINEAR, -np.inf)
         return result
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:

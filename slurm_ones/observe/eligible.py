@@ -67,15 +67,17 @@ def _refusal(job: Job, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: i
 
 def look(job: Job, snapshot: Snapshot, whole_node_gpus: dict[str, int], own_uid: int | None) -> Elastic | None:
     """What the job's owner allows; None for a job that did not opt in, which is never touched."""
+    try:
+        optin, misread = parse_comment(job.comment), ""
+    except BadComment as error:
+        optin, misread = None, f"its comment is not understood: {error}"
+    if optin is None and not misread:
+        return None
     # A pending job may name several partitions; it is judged by the first.
     partition = snapshot.partitions.get(job.partition.split(",")[0])
     gpus, whole = (0, False)
     if partition is not None:
-        gpus, whole = partition_gpus(partition, snapshot.nodes, whole_node_gpus)
-    try:
-        optin = parse_comment(job.comment)
-    except BadComment as error:
-        return Elastic(job, None, gpus, whole, f"its comment is not understood: {error}")
+        gpus, whole = partition_gpus(partition, snapshot, whole_node_gpus)
     if optin is None:
-        return None
+        return Elastic(job, None, gpus, whole, misread)
     return Elastic(job, optin, gpus, whole, _refusal(job, optin, gpus, whole, own_uid))

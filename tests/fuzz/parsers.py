@@ -199,7 +199,7 @@ def directory(data: bytes) -> None:
 
 def stored(data: bytes) -> None:
     """The same directory through the observer into a database, which then is asked."""
-    from slurm_ones.observe.observer import job_record
+    from slurm_ones.observe.records import job_record
 
     first, _, rest = data.partition(_SPLIT)
     observer, store = _observer()

@@ -133,6 +133,17 @@ def test_a_job_that_has_not_run_is_taken_for_its_namesakes() -> None:
     assert learner.about(job(9, "sweep-17", spec=own)).spec == own
 
 
+def test_ever_new_names_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users choose them, and the companion lives for months: those that were not seen longest are forgotten."""
+    monkeypatch.setattr("slurm_ones.learn.knowledge.REMEMBERED", 5)
+    learner = Learner()
+    for number in range(12):
+        told = history(number, 1)
+        kept = replace(told, job=replace(told.job, job_id=99, name="kept"))
+        learner.look([kept, replace(told, job=replace(told.job, name="x" * (number + 1)))])
+    assert len(learner._scripts) == 5 and ("alice", "kept") in learner._scripts
+
+
 def test_what_a_resize_costs() -> None:
     """A job's own pauses, else the site's, else half a minute."""
     learner = Learner()

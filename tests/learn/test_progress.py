@@ -60,11 +60,13 @@ def test_equal_logs_and_seeds_give_equal_models() -> None:
 
 
 def test_before_enough_jobs_the_declaration_counts() -> None:
-    """ρ's mean is epochs done over epochs declared; a job beyond its declaration is nearly done."""
+    """ρ's mean is epochs done over epochs declared; a job a little beyond its declaration is nearly done, and one far
+    beyond it has as much to come as it is over."""
     model = BetaProgress([finished(np.random.default_rng(0)) for _ in range(ENOUGH - 1)])
     assert not model.fitted
     assert model.progress(Training(1000, 6), declared_epochs=24).mean == pytest.approx(0.25)
-    assert model.progress(Training(1000, 30), declared_epochs=24).beta == pytest.approx(0.24)
+    assert model.progress(Training(1000, 24.1), declared_epochs=24).beta == pytest.approx(0.24)
+    assert model.progress(Training(1000, 30), declared_epochs=24).beta == pytest.approx(6.0)
 
 
 def test_without_a_declaration_a_convention() -> None:

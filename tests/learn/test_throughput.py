@@ -239,7 +239,8 @@ def test_jobs_of_a_kind_teach_each_other() -> None:
         for _ in range(10)
     ]
     fits = fit_all([(points_of(line, 64.0), 64.0, CAUTIOUS) for line in lines])
-    taught = MeasuredThroughput(fit_all([(points_of([], 64.0), 64.0, pool(CAUTIOUS, fits, 1.0))])[0])
+    prior = pool(CAUTIOUS, [(fit, 1.0) for fit in fits], 1.0)
+    taught = MeasuredThroughput(fit_all([(points_of([], 64.0), 64.0, prior)])[0])
     for gpus in (1, 4, 8):
         assert at(taught, gpus) == pytest.approx(50.0 * gpus**0.6, rel=0.25)
         assert at(taught, gpus, doubt=True) < 0.5 * at(MeasuredThroughput.of(), gpus, doubt=True)

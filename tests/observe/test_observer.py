@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sqlalchemy import event
 
-from ones_db import Store, migrate
+from ones_db import Store, StoreError, migrate
 from ones_wrapper.protocol import Batch, Epoch, First, Hello, Report, Spec, Throughput, encode, encode_report
 from slurm_ones.config import Settings
 from slurm_ones.observe.observer import Observer
@@ -51,6 +51,9 @@ class Queue:
         self.jobs: dict[int, Job] = {}
         self.now = 1000.0
         self.nodes = {"n1": Node("n1", "MIXED", True, 4, 1, ("gpu",), False)}
+
+    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
+        return {job_id: job for job_id, job in self.jobs.items() if job_id in job_ids}
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self.now, dict(self.jobs), self.nodes, {"gpu": Partition("gpu", True, ("n1",), 0, 0, False)})
@@ -157,7 +160,7 @@ def test_the_last_complaint_about_reports_stays(store: Store, tmp_path: Path) ->
 
 
 def test_noise_and_progress_reach_the_database(store: Store, tmp_path: Path) -> None:
-    """What a job says of its gradient is stored; progress above the samples it used is not believed."""
+    """What a job says of its gradient is stored; progress beyond what its samples can be worth is not believed."""
     queue = Queue()
     queue.jobs[1] = job(work_dir=str(tmp_path))
     stretch = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0, noise=64.0, progress=300.0)
@@ -166,7 +169,7 @@ def test_noise_and_progress_reach_the_database(store: Store, tmp_path: Path) -> 
     Observer(queue, store, Settings()).look()  # type: ignore[arg-type]
     history = store.histories([1])[1]
     assert [point.noise for point in history.noise] == [64.0, 64.0]
-    assert (history.samples, history.progress) == (640.0, 640.0)
+    assert (history.samples, history.progress) == (640.0, 620.0)
 
 
 def test_a_job_that_does_not_know_its_datasets_length(store: Store, tmp_path: Path) -> None:
@@ -266,3 +269,62 @@ def test_a_spec_that_changes_is_stored_again(store: Store, tmp_path: Path) -> No
         told = store.histories([1])[1].spec
         assert told is not None
         assert told.dataset == spec.dataset
+
+
+def test_replayed_reports_change_nothing(store: Store, tmp_path: Path) -> None:
+    """A file that is written anew as it was, and what a companion that starts anew finds in it, is neither stored nor
+    judged again; a lie in it stays out, and is told to the job's owner once."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    stretch = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0)
+    lie = replace(stretch, step=20, cursor=640, samples=3200)
+    told = (HELLO, stretch, lie, replace(stretch, step=30, cursor=960))
+    write(tmp_path, 1, *told)
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    observer.look()
+    before = store.histories([1])[1]
+    assert [point.samples_per_s for point in before.throughput] == [160.0, 160.0]
+    write(tmp_path, 1, *told)
+    for again in (observer, observer, Observer(queue, store, Settings())):  # type: ignore[arg-type]
+        if again is observer:
+            again.look()
+            assert "1 of its reports not believed as told" in store.jobs([1])[1].report_note
+        again.look()
+        assert store.histories([1])[1].throughput == before.throughput
+        assert store.runs(1)[0].report_number == 4
+
+
+def test_what_could_not_be_stored_is_judged_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that fails once costs an honest job nothing: its reports are believed at the next look."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    write(tmp_path, 1, HELLO, Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0))
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "add_reports", lambda told: (_ for _ in ()).throw(StoreError("away")))
+        with pytest.raises(StoreError):
+            observer.look()
+    observer.look()
+    observer.look()
+    assert len(store.histories([1])[1].throughput) == 1
+    assert not store.jobs([1])[1].report_note
+
+
+def test_task_counts_that_a_snapshot_does_not_show(tmp_path: Path, store: Store) -> None:
+    """Such a job would be drained and requeued in vain, so it is looked at closely, and once."""
+    queue = Queue()
+    queue.jobs = {1: job(work_dir=str(tmp_path)), 2: job(2, comment="", work_dir=str(tmp_path))}
+    asked = []
+
+    def details(job_ids: Collection[int]) -> dict[int, Job]:
+        asked.append(set(job_ids))
+        return {job_id: replace(queue.jobs[job_id], task_counts=True) for job_id in job_ids}
+
+    queue.details = details  # type: ignore[method-assign]
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+    for _ in range(2):
+        (elastic,) = observer.look().elastic.values()
+        assert "task counts" in elastic.refusal
+    assert asked == [{1}]
