@@ -10,13 +10,13 @@ import pytest
 from pydantic import BaseModel
 
 from slurm_ones.cli import app
-from slurm_ones.config import ResizeSettings, RetentionSettings, Settings
+from slurm_ones.config import LimitSettings, ResizeSettings, RetentionSettings, Settings
 from slurm_ones.decide import POLICIES
 
 TOP = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("model", [Settings, ResizeSettings, RetentionSettings])
+@pytest.mark.parametrize("model", [Settings, ResizeSettings, LimitSettings, RetentionSettings])
 def test_every_setting_is_documented_as_it_is(model: type[BaseModel]) -> None:
     """An admin finds each key with the description that the program itself has."""
     text = (TOP / "docs/configuration.md").read_text()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -41,7 +41,8 @@ class SlurmClient(Protocol):
     `snapshot` and `job` return what the controller holds at that moment.
     """
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def version(self) -> tuple[int, int]:
         """Slurm's release, (26, 5) for 26.05.3."""
@@ -54,6 +55,13 @@ class SlurmClient(Protocol):
 
     def job(self, job_id: int) -> Job:
         """One job as it is now."""
+
+    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
+        """Some jobs as they are now, in one call, without those that Slurm does not know.
+
+        What a snapshot cannot show at a bearable price is told here: whether a job was submitted with an exact count
+        of tasks that is that of its nodes.
+        """
 
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
         """Submit a batch script with further sbatch options; returns the job's id."""

@@ -1,7 +1,8 @@
 """The command-line client: squeue, scontrol, sbatch and scancel, of any Slurm since 21.08.
 
-Jobs are read as JSON, where a user's text cannot pass for a field; nodes, partitions and reservations, which only
-operators name, as `scontrol`'s one-line records, whose form has not changed in years.
+The queue is read field by field (`queue`), single jobs as JSON, which tells more of each and takes long for many; in
+neither can a user's text pass for a field. Nodes, partitions and reservations, which only operators name, are read as
+`scontrol`'s one-line records, whose form has not changed in years.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from slurm_ones.slurm.client import (
 )
 from slurm_ones.slurm.model import Job, Node, Shape, Snapshot
 from slurm_ones.slurm.parse import json_fault, nodes_of, parse_jobs, parse_nodes, parse_partitions, parse_reservations
+from slurm_ones.slurm.queue import FORMAT, asked, parse_queue, separator
 from slurm_ones.slurm.retry import with_retries
 from slurm_ones.slurm.verify import reshape
 
@@ -38,7 +40,7 @@ _ANSWERS: tuple[tuple[type[SlurmError], re.Pattern[str]], ...] = (
         Unreachable,
         re.compile(
             r"unable to contact|socket timed out|connection (refused|reset|timed)|zero bytes|"
-            r"(send|receive|recv) failure|communication|slurmctld.*(down|not respond)|RPC rate limit|"
+            r"(send|receive|recv) failure|communication|slurmctld.*(down|not respond)|rate limit|"
             # What scontrol says of a dead controller when it was to change a job.
             r"unexpected message received",
             re.I,
@@ -107,14 +109,22 @@ class CommandClient:
         self._env = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCONTROL_"))}
         self._env |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 
-    def run(self, argv: Sequence[str], *, directory: Path | None = None) -> str:
-        """Standard output of one command. Raises the error that its answer means."""
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        directory: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        enough: str = "",
+    ) -> str:
+        """Standard output of one command, with more in its environment. Raises the error that its answer means; output
+        that begins with `enough` is an answer, whatever the exit code."""
         try:
             done = subprocess.run(
                 argv,
                 capture_output=True,
                 timeout=self._timeout_s,
-                env=self._env,
+                env={**self._env, **(environment or {})},
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 check=False,
@@ -126,7 +136,7 @@ class CommandClient:
         # A user's text may be of any encoding; what is not UTF-8 must not stop a tick.
         output = done.stdout.decode("utf-8", "replace")
         complaint = done.stderr.decode("utf-8", "replace")
-        if done.returncode:
+        if done.returncode and not (enough and output.startswith(enough)):
             raise error_of(" ".join(argv[:3]), complaint or output)
         return output
 
@@ -145,20 +155,42 @@ class CommandClient:
         return int(match[1]), int(match[2])
 
     def config(self) -> dict[str, str]:
-        lines = (line.partition("=") for line in self._ask(["scontrol", "show", "config"]).splitlines())
+        # It ends with a ping, and fails when that does not come back: where slurmctld limits the rate of RPCs, say.
+        question = ["scontrol", "show", "config"]
+        answer = with_retries(lambda: self.run(question, enough="Configuration data as of"))
+        lines = (line.partition("=") for line in answer.splitlines())
         return {key.strip(): value.strip() for key, separator, value in lines if separator}
 
-    def _jobs(self, *arguments: str) -> dict[int, Job]:
+    def _queue(self) -> dict[int, Job]:
         def once() -> dict[int, Job]:
-            text = self.run(["squeue", "--json", "--states=all", *arguments])
+            between = separator()
+            command = ["squeue", "--noheader", "--states=all"]
+            return parse_queue(self.run(command, environment={FORMAT: asked(between)}), between)
+
+        return with_retries(once)
+
+    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
+        wanted = set(job_ids)
+        if not wanted:
+            return {}
+        try:
+            found = self._json(",".join(map(str, sorted(wanted))))
+        except UnknownJob:  # squeue complains where it was asked for one alone
+            return {}
+        # 22.05 shows all jobs whichever it was asked for.
+        return {job_id: job for job_id, job in found.items() if job_id in wanted}
+
+    def _json(self, job_ids: str) -> dict[int, Job]:
+        def once() -> dict[int, Job]:
+            text = self.run(["squeue", "--json", "--states=all", f"--jobs={job_ids}"])
             try:
                 data: Any = json.loads(text)
             except ValueError as error:
                 raise SlurmError(
                     f"squeue --json: not JSON ({error}); is its serializer/json plugin installed?"
                 ) from None
-            # 22.05 ends with status 0 and no jobs when the controller does not answer: that must not pass for an
-            # empty queue.
+            # A release may end with status 0 and no jobs when the controller does not answer, as 22.05 does: that must
+            # not pass for an empty queue.
             if fault := json_fault(data):
                 raise Unreachable(f"squeue --json: {fault}")
             return parse_jobs(data)
@@ -170,14 +202,14 @@ class CommandClient:
         return parse_nodes(self._ask(["scontrol", "-o", "-d", "show", "nodes"]))
 
     def snapshot(self) -> Snapshot:
-        jobs = self._jobs()
+        jobs = self._queue()
         partitions = parse_partitions(self._ask(["scontrol", "-o", "show", "partitions"]))
         reservations = parse_reservations(self._ask(["scontrol", "-o", "show", "reservations"]))
         now = time.time()
         return Snapshot(now, jobs, nodes_of(self.nodes(), jobs, reservations, now), partitions, reservations)
 
     def job(self, job_id: int) -> Job:
-        found = self._jobs(f"--jobs={job_id}").get(job_id)
+        found = self._json(str(job_id)).get(job_id)
         if found is None:
             raise UnknownJob(f"job {job_id}: Slurm does not know it (any more)")
         return found

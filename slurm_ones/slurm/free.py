@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm_ones.slurm.model import Node, Partition, Shape, Snapshot
+from slurm_ones.slurm.model import Partition, Shape, Snapshot
 
 
-def partition_gpus(
-    partition: Partition, nodes: Mapping[str, Node], whole_node_gpus: Mapping[str, int]
-) -> tuple[int, bool]:
+def partition_gpus(partition: Partition, snapshot: Snapshot, whole_node_gpus: Mapping[str, int]) -> tuple[int, bool]:
     """GPUs of a full node of the partition, and whether Slurm hands out its nodes whole.
 
     `whole_node_gpus` names the GPUs of partitions where Slurm knows of none; 0 where nobody knows of any.
     """
     if partition.name in whole_node_gpus:
         return whole_node_gpus[partition.name], True
-    counts = [nodes[name].gpus for name in partition.node_names if name in nodes]
-    return max(counts, default=0), partition.whole_nodes
+    return snapshot.gpus_of_node.get(partition.name, 0), partition.whole_nodes
 
 
 def free_gpus(snapshot: Snapshot, partition: str, whole_node_gpus: Mapping[str, int]) -> dict[str, int]:
@@ -25,7 +22,7 @@ def free_gpus(snapshot: Snapshot, partition: str, whole_node_gpus: Mapping[str, 
     part = snapshot.partitions.get(partition)
     if part is None:
         return {}
-    full, whole = partition_gpus(part, snapshot.nodes, whole_node_gpus)
+    full, whole = partition_gpus(part, snapshot, whole_node_gpus)
     free: dict[str, int] = {}
     for name in part.node_names:
         node = snapshot.nodes.get(name)

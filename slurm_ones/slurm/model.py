@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 
 @dataclass(frozen=True, order=True)
@@ -186,3 +187,11 @@ class Snapshot:
     nodes: Mapping[str, Node]
     partitions: Mapping[str, Partition]
     reservations: tuple[Reservation, ...] = field(default=())
+
+    @cached_property
+    def gpus_of_node(self) -> Mapping[str, int]:
+        """GPUs of a full node of each partition, as far as Slurm knows of any."""
+        return {
+            name: max((self.nodes[node].gpus for node in partition.node_names if node in self.nodes), default=0)
+            for name, partition in self.partitions.items()
+        }

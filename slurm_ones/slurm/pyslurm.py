@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pyslurm
 
 from slurm_ones.slurm.command import CommandClient, error_of
 from slurm_ones.slurm.model import Job, JobState, Partition, Reservation, Shape, Snapshot
-from slurm_ones.slurm.parse import gpus, hosts, nodes_of, state_of
+from slurm_ones.slurm.parse import gpus, hosts, nodes_of, state_of, text_of
 from slurm_ones.slurm.retry import with_retries
 
 
@@ -52,11 +52,11 @@ def _job(raw: Any) -> Job:
     options = str(raw.submit_line or "").split()
     return Job(
         job_id=raw.id,
-        name=raw.name or "",
-        user=raw.user_name or str(raw.user_id),
+        name=text_of(raw.name),
+        user=text_of(raw.user_name or raw.user_id),
         uid=raw.user_id,
-        account=raw.account or "",
-        partition=raw.partition or "",
+        account=text_of(raw.account),
+        partition=text_of(raw.partition),
         state=state,
         flags=flags,
         reason=reason,
@@ -69,7 +69,7 @@ def _job(raw: Any) -> Job:
         gpus_per_node=_gpus(raw.gres_per_node),
         gpus_total=0,
         tasks=_count(raw.ntasks),
-        # PySlurm does not show the flag of an exact task count: of `#SBATCH --ntasks=1` only reshaping finds out.
+        # PySlurm does not show the flag of an exact task count.
         task_counts=_count(raw.ntasks_per_node) > 0
         or _count(raw.ntasks) > max(_count(raw.num_nodes), _count(raw.max_nodes)) > 0
         or any(option.startswith(("--ntasks", "-n")) for option in options[:-1]),
@@ -78,8 +78,8 @@ def _job(raw: Any) -> Job:
         start_time=float(raw.start_time or 0) if not pending else 0.0,
         end_time=float(raw.end_time or 0) if not pending else 0.0,
         time_limit_s=60.0 * _count(raw.time_limit),
-        work_dir=raw.working_directory or "",
-        comment=raw.comment or "",
+        work_dir=text_of(raw.working_directory),
+        comment=text_of(raw.comment),
         eligible_time=float(raw.eligible_time or 0),
         priority=_count(raw.priority),
         array=bool(raw.array_id or raw.heterogeneous_id),
@@ -141,7 +141,16 @@ class PySlurmClient:
         return Snapshot(now, jobs, nodes_of(nodes, jobs, reservations, now), partitions, reservations)
 
     def job(self, job_id: int) -> Job:
-        return _job(self._load(f"job {job_id}", lambda: pyslurm.Job.load(job_id)))
+        job = _job(self._load(f"job {job_id}", lambda: pyslurm.Job.load(job_id)))
+        # Of a job requeued into a hold PySlurm has words in place of the reason, and they stay when an operator holds
+        # the job as well.
+        if job.pending and job.held and not job.reason.startswith("JobHeld"):
+            return self._command.job(job_id)
+        return job
+
+    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
+        # PySlurm does not show exact task counts.
+        return self._command.details(job_ids)
 
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
         return self._command.submit(script, arguments, directory=directory)

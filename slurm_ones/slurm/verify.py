@@ -20,14 +20,20 @@ def has_shape(job: Job, shape: Shape) -> bool:
     return right
 
 
+def never_starts(job: Job) -> bool:
+    """Whether Slurm says of a waiting job that it will not start at the shape it has: a shape that it took, beyond what
+    the partition has or one job may have."""
+    return job.reason in ("BadConstraints", "PartitionNodeLimit") or "PerJob" in job.reason
+
+
 def _fault(job: Job, shape: Shape, before: Job) -> str:
     """What is wrong with the job as read back, empty when nothing."""
     if not has_shape(job, shape) or bool(job.gpus_per_node) != bool(before.gpus_per_node):
         return f"Slurm holds {job.nodes}-{job.max_nodes} nodes with {job.gpus_per_node} GPUs each"
     if 0 < job.tasks < shape.nodes:
         return f"it was submitted with a task count ({job.tasks}), which is less than {shape.nodes} nodes"
-    if job.reason == "BadConstraints":
-        return "Slurm says BadConstraints"
+    if never_starts(job):
+        return f"Slurm says {job.reason}"
     return ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,6 +91,9 @@ class Remote:
 
     def job(self, job_id: int) -> Job:
         return TypeAdapter(Job).validate_python(self._call("job", job_id))
+
+    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
+        return TypeAdapter(dict[int, Job]).validate_python(self._call("details", list(job_ids)))
 
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
         where = None if directory is None else str(directory)

@@ -98,6 +98,7 @@ def test_a_users_own_formats_are_not_used(commands: Path, monkeypatch: pytest.Mo
 
 def test_json_that_is_none(commands: Path) -> None:
     """A Slurm without its JSON plugin is told what is missing."""
+    fake(commands, "scontrol", "echo slurm 26.05.5")
     fake(commands, "squeue", "echo no serializer")
     with pytest.raises(SlurmError, match="serializer/json"):
         CommandClient().job(7)
@@ -105,15 +106,17 @@ def test_json_that_is_none(commands: Path) -> None:
 
 def test_text_that_is_not_utf8_does_not_stop_a_tick(commands: Path) -> None:
     """A job's name may be of any encoding."""
+    fake(commands, "scontrol", "echo slurm 26.05.5")
     fake(commands, "squeue", """printf '{"jobs":[{"job_id":7,"name":"gr\\374n"}]}'""")
     assert CommandClient().job(7).name == "gr\N{REPLACEMENT CHARACTER}n"
 
 
 def test_a_silent_controller_is_asked_again(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """22.05's squeue says nothing by its status; the second answer counts."""
+    """A fault that the status does not tell is one all the same; the second answer counts."""
     monkeypatch.setattr(time, "sleep", lambda s: None)
     fault = '{"errors":[{"description":"Failed while looking for jobs","error":"x"}],"jobs":[]}'
     fine = '{"errors":[],"jobs":[{"job_id":7}]}'
+    fake(commands, "scontrol", "echo slurm 26.05.5")
     fake(
         commands,
         "squeue",

@@ -88,6 +88,16 @@ def test_an_admins_hold_is_told_and_not_the_owners_to_release(site: Site) -> Non
     assert not site.owner.job(job_id).held
 
 
+def test_an_admins_hold_on_a_requeued_job_is_told(site: Site) -> None:
+    """In the middle of a resize: Slurm has other words for such a job, and it must not pass for the companion's own."""
+    job_id = site.running("--nodes=1")
+    site.owner.requeue_hold(job_id)
+    site.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
+    assert not site.owner.job(job_id).admin_held
+    site.cluster.run(["scontrol", "hold", str(job_id)], user="root")
+    assert site.owner.job(job_id).admin_held
+
+
 @both
 def test_start_now_skips_the_delay(site: Site, user: str) -> None:
     """A requeued job waits for its delay unless it is told to start now."""

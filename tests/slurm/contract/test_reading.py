@@ -170,3 +170,13 @@ def test_task_counts_in_the_script_are_told(site: Site) -> None:
 
 
 SCRIPT = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH {}\nsleep 300\n"
+
+
+def test_details_are_those_of_each_job(site: Site) -> None:
+    """Several jobs in one call, as each is told alone; one that Slurm does not know is left out."""
+    ids = {site.held("--nodes=1", "--gres=gpu:1"), site.held("--nodes=2", "--gres=gpu:2")}
+    found = site.owner.details([*ids, 999_999])
+    assert found.keys() == ids
+    for job_id in ids:
+        assert (found[job_id].nodes, found[job_id].task_counts) == (site.owner.job(job_id).nodes, False)
+    assert site.owner.details([]) == site.owner.details([999_999]) == {}
