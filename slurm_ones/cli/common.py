@@ -23,9 +23,9 @@ from slurm_ones.slurm.client import SlurmError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# A pipe has no width: wide enough for the tables.
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-errors = Console(stderr=True, highlight=False)
+# A pipe has no width: wide enough for the tables. A user's ":x:" is no picture.
+console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 160)
+errors = Console(stderr=True, highlight=False, emoji=False)
 
 ConfigOption = Annotated[
     Path | None,

@@ -87,7 +87,9 @@ def _parameter(item: str, texts: Collection[str]) -> tuple[str, int | float | st
             number = kind(value)
         except ValueError:
             continue
-        return key, number if math.isfinite(number) else value
+        # No database has a whole number beyond 64 bits.
+        if -(2**63) <= number < 2**63 or (kind is float and math.isfinite(number)):
+            return key, number
     return key, value
 
 

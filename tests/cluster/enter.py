@@ -56,7 +56,8 @@ def main(pid: str, uid: int, gid: int, cwd: str, command: "list[str]") -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
+        if -status != signal.SIGKILL:  # which nobody may handle
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status & 0xFF)
 

@@ -582,15 +582,14 @@ def _valid(data: bytes) -> bool:
 def shown(data: bytes) -> None:
     import logging
 
-    from rich.text import Text
-
+    from slurm_ones.cli.common import console
     from slurm_ones.logs import OneLine, Shown
     from slurm_ones.report.text import plain, safe
 
     text = _text(data)
     found = plain(text, 40)
     hold(found.isprintable() and len(found) <= 40, f"{found!r}")
-    told = Text.from_markup(f"[bold]{safe(text, 40)}[/]")
+    told = console.render_str(f"[bold]{safe(text, 40)}[/]")
     # Before a bracket rich takes a backslash for its own.
     hold(told.plain.replace("\\", "") == found.replace("\\", ""), f"markup of {text[:80]!r}")
     hold([span.style for span in told.spans] in ([], ["bold"]), f"markup in {text[:80]!r}")
