@@ -545,7 +545,7 @@ def own(tmp_path: Path) -> Job:
     return job(7, tmp_path)
 
 
-@pytest.mark.parametrize("planted", [ORDERS, f".{ORDERS}.{os.getpid()}"])
+@pytest.mark.parametrize("planted", [ORDERS, f".{ORDERS}.{os.getpid()}"], ids=["in force", "being written"])
 @pytest.mark.parametrize("kind", ["link", "hard link", "fifo", "file", "dangling link"])
 def test_an_order_is_written_through_nothing(own: Job, tmp_path: Path, planted: str, kind: str) -> None:
     """What the user left under its name, or under the one it is written under first, is replaced and not written to."""
@@ -566,7 +566,7 @@ def test_an_order_is_written_through_nothing(own: Job, tmp_path: Path, planted: 
     assert [entry.name for entry in (tmp_path / "ones-7").iterdir()] == [ORDERS]
 
 
-@pytest.mark.parametrize("planted", [ORDERS, f".{ORDERS}.{os.getpid()}"])
+@pytest.mark.parametrize("planted", [ORDERS, f".{ORDERS}.{os.getpid()}"], ids=["in force", "being written"])
 def test_an_order_that_cannot_be_put_there(own: Job, tmp_path: Path, planted: str) -> None:
     """A directory in its place: it is said, nothing is left behind, and it costs that job its order alone."""
     (tmp_path / "ones-7" / planted / "full").mkdir(parents=True)
