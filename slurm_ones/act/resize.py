@@ -92,6 +92,9 @@ class Machine(WayBack):
             return self._call_off(resize, job, "it was released and started before it could be reshaped")
         if self._late(resize) or self.reports.drained(job, resize.restart, resize.order_number or 0) is None:
             return self._call_off(resize, job, "it was not requeued in time and trains on")
+        if last_number(job, self.spool) > (resize.order_number or 0):
+            # A companion that died, or could not write it down, told the job to carry on.
+            return self._end(resize, State.ABANDONED, "its drain was called off")
         if not self.wanted(job):
             return self._call_off(resize, job, "resizing was switched off")
         if job.held:

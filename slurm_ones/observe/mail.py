@@ -18,10 +18,14 @@ class Mail:
         self._clock = clock
 
     def drained(self, job: Job, restart: int, order: int) -> float | None:
-        """When the checkpoint that answers the order was reported, if it was and stands."""
+        """When the checkpoint that answers the order was reported, if it was, stands, and the job still waits."""
         self._observer.collect([job], now=self._clock())
         found = self._store.checkpoint_for_order(job.job_id, restart, order)
         if found is None or not self._observer.checkpoint_stands(job, found.name):
+            return None
+        # A drained job says nothing more. One that does trains on, whatever the clocks say of its minute.
+        _, last = self._store.report_positions([job.job_id]).get((job.job_id, restart), (0, 0))
+        if last > found.number:
             return None
         # The job's clock may be ahead of ours.
         return min(found.time, self._clock())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import signal as signals
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from slurm_ones.simulate.cluster import SimulatedCluster
@@ -68,6 +68,10 @@ class SimulatedClient:
     def job(self, job_id: int) -> Job:
         self._reach(f"job {job_id}")
         return self._cluster.get(job_id).seen()
+
+    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
+        self._reach("details")
+        return {job_id: job for job_id, job in self._cluster.snapshot().jobs.items() if job_id in set(job_ids)}
 
     # -- what is changed -----------------------------------------------------------------------------------------
 

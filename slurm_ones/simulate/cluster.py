@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -126,6 +127,22 @@ class SimulatedCluster:
             job.gpus_per_node = shape.gpus_per_node
         self._soon()
 
+    def bar(self, job_id: int, shape: Shape) -> None:
+        """Never start the job at this shape, which Slurm takes: it says BadConstraints once it looks."""
+        job = self.get(job_id)
+        job.barred |= {shape}
+
+    def comment(self, job_id: int, text: str) -> None:
+        """Change its comment, as its owner may at any time."""
+        job = self.get(job_id)
+        job.request = replace(job.request, comment=text)
+
+    def preempt(self, job_id: int) -> None:
+        """Requeue a running job as preemption does: without a hold."""
+        job = self.get(job_id)
+        if job.running:
+            self._requeue(job, hold=False)
+
     def requeue(self, job_id: int, *, hold: bool) -> None:
         """Let a running job wait again, under the same id; anything else stays as it is."""
         job = self.get(job_id)
@@ -220,6 +237,7 @@ class SimulatedCluster:
         if hold and not job.held_by:
             job.held_by = "user"
         self._let_end(job, gone)
+        job.start_time, job.node_list = 0.0, ()
         self._wait(job, now + self.settings.requeue_delay_s)
 
     def _end(self, job: SimulatedJob, state: JobState, code: int, *, seconds: float | None = None) -> None:
@@ -239,10 +257,11 @@ class SimulatedCluster:
     def _let_end(self, job: SimulatedJob, seconds: float) -> None:
         """Its processes end; until the last is gone it holds its GPUs."""
         job.ending = True
+        started = job.start_time
 
         def gone() -> None:
             self.nodes.give_back(job.job_id, job.gpus)
-            job.allocations.append(Allocation(job.start_time, self.timeline.now, job.gpus, job.program.batch))
+            job.allocations.append(Allocation(started, self.timeline.now, job.gpus, job.program.batch))
             job.gpus, job.ending = {}, False
             self.timeline.stirred = True
             self._soon()
@@ -266,16 +285,17 @@ class SimulatedCluster:
 
     def _queue(self, partition: str) -> list[Wish]:
         jobs = [
-            job
-            for job in self._known.values()
-            if job.pending and not job.held_by and not job.ending and not job.begin and job.partition == partition
+            job for job in self._known.values() if job.startable and job.partition == partition and not job.impossible
         ]
-        jobs.sort(key=lambda job: (job.waits_since, job.job_id))
+        jobs.sort(key=lambda job: (-job.request.priority, job.waits_since, job.job_id))
         return [job.wish(self._per_node(job)) for job in jobs]
 
     def _schedule(self) -> None:
         """Slurm's main scheduling."""
         self._due = False
+        for job in self._known.values():
+            if job.barred and job.startable and job.impossible:
+                job.reason = "BadConstraints"
         for partition in self.nodes.partitions:
             queue = self._queue(partition)
             if not queue:

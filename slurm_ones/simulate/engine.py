@@ -42,6 +42,7 @@ DEFAULTS: dict[str, Any] = {
     "cluster": "simulated",
     "mode": "act",
     "resize": {"dwell_s": 0.0, "max_open": 64},
+    "limits": {"near_end_s": 0.0, "near_limit_s": 0.0},
 }
 """Settings of the companion in simulations, the same for all policies, which have their own ways to be reluctant."""
 
@@ -152,7 +153,7 @@ def run(
     decisions: list[float] = []
     goodput: list[tuple[float, float]] = []
     presence: list[tuple[float, int]] = []
-    with tempfile.TemporaryDirectory(prefix="slurm-ones-", dir=_memory()) as name, Complaints().listening() as heard:
+    with tempfile.TemporaryDirectory(prefix="slurm-ones-", dir=memory()) as name, Complaints().listening() as heard:
         directory = Path(name)
         told = companion_settings(cluster, directory, settings or {}, tick_s=interval_s, policy=policy, seed=seed)
         world = World(workload, cluster, directory, cluster_settings, resize_s=resize_s, seed=seed)
@@ -178,7 +179,7 @@ def run(
                 clock=world.timeline,
                 make=(lambda: Told(made(), world)) if policy in ORACLES else made,
             )
-            Daemon(companion, clock=world.timeline, sleep=world.pass_time).run(stop, on_tick)
+            Daemon(lambda: companion, clock=world.timeline, sleep=world.pass_time).run(stop, on_tick)
             heard.check()
             world.pass_time(cluster_settings.ending_s)
             faults = broken(world, store) if world.done else []
@@ -198,7 +199,7 @@ def run(
         )
 
 
-def _memory() -> str | None:
+def memory() -> str | None:
     """A directory in memory, where there is one with room: files there cost little, and are not meant to stay."""
     roomy = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM
     return str(MEMORY) if roomy else None

@@ -35,7 +35,7 @@ class JobFiles:
         self._seen: tuple[int, int] | None = None
         self._checkpoints: list[str] = []
         self.order: Order | None = None
-        """The order in force: the newest that was read."""
+        """The order in force: the highest number that this run has read."""
 
     def open(self, restart: int, spec: Spec) -> None:
         """A run begins."""
@@ -82,5 +82,12 @@ class JobFiles:
         if seen == self._seen:
             return False
         self._seen = seen
-        self.order = decode_order(self._orders.read_bytes())
+        order = decode_order(self._orders.read_bytes())
+        if self.order is None or order.number > self.order.number:
+            self.order = order
         return True
+
+    def look_anew(self) -> None:
+        """Look for an order as a run does that knows of none."""
+        self._seen = self.order = None
+        self.newer_order()

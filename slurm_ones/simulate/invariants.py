@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ones_db import Store
 from ones_wrapper.protocol import Bye, Checkpoint, Epoch, Hello, Report, Throughput, decode_report, reports_name
@@ -73,19 +73,20 @@ def _runs(job: SimulatedJob, store: Store) -> Iterator[str]:
 def _skipped(world: World) -> Iterator[str]:
     for job_id, training in world.trainings.items():
         if training.files is not None:
-            yield from (f"job {job_id}: {fault}" for fault in _order_of_samples(training, world.cluster.jobs[job_id]))
+            runs = [tuple(_reports(training, restart)) for restart in range(world.cluster.jobs[job_id].restart + 1)]
+            yield from (f"job {job_id}: {fault}" for fault in order_of_samples(training.course.dataset, runs))
 
 
-def _order_of_samples(training: Training, job: SimulatedJob) -> Iterator[str]:
-    """Whether each run goes on at the newest checkpoint, and uses each pass's samples once, in order.
+def order_of_samples(dataset: int, runs: Iterable[Iterable[Report]]) -> Iterator[str]:
+    """Whether each run, by what it reported, goes on at the newest checkpoint and uses each pass's samples once, in
+    order.
 
     So only a run that ended without a checkpoint can be repeated, and one that was drained never ends so.
     """
-    dataset = training.course.dataset
     newest = (0, 0)
-    for restart in range(job.restart + 1):
+    for restart, reports in enumerate(runs):
         at, measured = newest, newest
-        for report in _reports(training, restart):
+        for report in reports:
             if isinstance(report, Hello) and (report.epoch, report.cursor) != newest:
                 yield f"run {restart} goes on at {(report.epoch, report.cursor)}, the newest checkpoint has {newest}"
             elif isinstance(report, Epoch):

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from slurm_ones.simulate.scheduler import Wish
 from slurm_ones.simulate.timeline import Event
-from slurm_ones.slurm.model import ENDED, Job, JobState
+from slurm_ones.slurm.model import ENDED, Job, JobState, Shape
 
 
 class Program(Protocol):
@@ -48,6 +48,8 @@ class Request:
     requeue: bool = True
     array: bool = False
     batch: bool = True
+    priority: int = 1
+    """Its place in the queue: higher ones come first, those of one priority as they came."""
     user: str = "user"
     uid: int = 0
 
@@ -93,6 +95,8 @@ class SimulatedJob:
     """Nodes of its last run."""
     ending: bool = False
     """Its last run's processes are not all gone."""
+    barred: frozenset[Shape] = frozenset()
+    """Shapes that Slurm takes, and at which it never starts the job."""
     events: list[Event] = field(default_factory=list)
     """What would happen to its run or wait."""
     allocations: list[Allocation] = field(default_factory=list)
@@ -115,6 +119,16 @@ class SimulatedJob:
     @property
     def running(self) -> bool:
         return self.state is JobState.RUNNING
+
+    @property
+    def startable(self) -> bool:
+        """It waits for room alone."""
+        return self.pending and not (self.held_by or self.ending or self.begin)
+
+    @property
+    def impossible(self) -> bool:
+        """Slurm never starts it at its shape."""
+        return Shape(self.nodes, self.gpus_per_node) in self.barred
 
     def wish(self, gpus: int) -> Wish:
         """What the scheduler must find for it, on nodes of which it takes `gpus` each."""
@@ -163,7 +177,7 @@ class SimulatedJob:
             time_limit_s=self.limit_s,
             work_dir=request.work_dir,
             comment=request.comment,
-            priority=0 if self.held_by else 1,
+            priority=0 if self.held_by else request.priority,
             array=request.array,
             batch=request.batch,
             exit_code=self.exit_code,

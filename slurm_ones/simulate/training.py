@@ -132,6 +132,11 @@ class Training:
         return self._after(self._stretch.samples(self._timeline.now, self._left))
 
     @property
+    def drained_for(self) -> int | None:
+        """Number of the drain order that it has answered by a checkpoint and now waits for, None while it does not."""
+        return self._heard if self.phase is Phase.DRAINED else None
+
+    @property
     def goodput(self) -> float:
         """Progress/s now; 0 unless it trains."""
         if self.phase is not Phase.TRAINING:
@@ -175,7 +180,7 @@ class Training:
         """Everything is loaded: say so, and train. An order that waits sets the batch; a drain waits for a boundary."""
         self._order_due = False
         if self.files is not None:
-            self.files.newer_order()
+            self.files.look_anew()
             order = self.files.order
             if order is not None and order.restart <= self._restart:
                 if order.batch is not None:
@@ -264,7 +269,7 @@ class Training:
         if self.phase is Phase.TRAINING:
             self._order_due = True
             self._aim()
-        elif self.phase is Phase.DRAINED:
+        elif self.phase is Phase.DRAINED and self._unheard() is not None:
             self._then(self._timeline.now + HEARD_S, self._carry_on)
 
     def _unheard(self) -> Order | None:
@@ -305,8 +310,15 @@ class Training:
     def _saved(self, seconds: float, order: int | None) -> None:
         assert self.files is not None
         now, at = self._timeline.now, self._position
+        try:
+            name = self.files.checkpoint(at.step)
+        except OSError:
+            # As the wrapper does where its disk is full: it says nothing and trains on.
+            self._checkpoint_at = now + self._settings.checkpoint_s
+            self._carry_on()
+            return
         self.durable = at
-        self._say.checkpoint(at, self.files.checkpoint(at.step), seconds, order)
+        self._say.checkpoint(at, name, seconds, order)
         self._checkpoint_at = now + self._settings.checkpoint_s
         if order is None:
             self._carry_on()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from slurm_ones.simulate.application import Application
 from slurm_ones.simulate.client import SimulatedClient
 from slurm_ones.simulate.cluster import SimulatedCluster
 from slurm_ones.simulate.files import JobFiles
@@ -116,24 +117,13 @@ class World:
     def _submit(self, submission: Submission) -> None:
         self._to_come.pop()
         app = self.workload.applications[submission.application]
-        shape = asked_shape(submission.gpus, self.spec)
-        most = max(min(app.max_gpus, self.spec.gpus), shape.gpus)
-        batch = f"{app.min_batch or app.base_batch}-{app.max_batch}"
-        request = Request(
-            nodes=shape.nodes,
-            gpus_per_node=0 if self.spec.whole_nodes else shape.gpus_per_node,
-            name=submission.name,
-            comment=f"ones: gpus=1-{most} batch={batch}" if submission.elastic else "",
-            work_dir=str(self.directory),
-            user=USER,
-            uid=os.geteuid(),
-        )
+        request = self._request(submission, app)
 
         def program(job_id: int) -> Training:
             training = Training(
                 submission,
                 app,
-                JobFiles(self.directory, job_id) if submission.elastic else None,
+                self._files(submission, job_id) if submission.elastic else None,
                 self.timeline,
                 self.settings,
                 app.resize_s if self._resize_s is None else self._resize_s,
@@ -144,6 +134,26 @@ class World:
             return training
 
         self.job_ids[submission.name] = self.cluster.submit(request, program)
+
+    def _request(self, submission: Submission, app: Application) -> Request:
+        """What its user tells sbatch."""
+        shape = asked_shape(submission.gpus, self.spec)
+        most = max(min(app.max_gpus, self.spec.gpus), shape.gpus)
+        batch = f"{app.min_batch or app.base_batch}-{app.max_batch}"
+        return Request(
+            nodes=shape.nodes,
+            gpus_per_node=0 if self.spec.whole_nodes else shape.gpus_per_node,
+            name=submission.name,
+            comment=f"ones: gpus=1-{most} batch={batch}" if submission.elastic else "",
+            work_dir=str(self.directory),
+            priority=submission.priority,
+            user=USER,
+            uid=os.geteuid(),
+        )
+
+    def _files(self, submission: Submission, job_id: int) -> JobFiles:
+        """Its directory."""
+        return JobFiles(self.directory, job_id)
 
 
 class VirtualStop:

@@ -103,6 +103,8 @@ class FakeSlurm:
         """Whether it changes the nodes of a job, then refuses."""
         self.release_refused: Callable[[Shape], str] = lambda shape: ""
         """Slurm's words where it does not release a job because of a shape that it took."""
+        self.impossible: Callable[[Shape], bool] = lambda shape: False
+        """Whether it takes a shape, and never starts the job."""
         self.requeue_refused = self.hold_refused = self.start_now_refused = self.defer_refused = ""
 
     # -- the protocol --------------------------------------------------------------------------------------------
@@ -256,6 +258,7 @@ class FakeSlurm:
 
     def _may_start(self, job: FakeJob) -> bool:
         waits = job.state is JobState.PENDING and job.completing_until is None and not job.held_by
+        waits = waits and not self.impossible(job.shape)
         used = sum(other.shape.gpus for other in self.jobs.values() if other.state is JobState.RUNNING)
         due = self.clock() >= max(job.eligible_at, job.begin_time)
         return waits and due and used + job.shape.gpus <= self.gpus
@@ -297,6 +300,11 @@ class FakeSlurm:
         except FileNotFoundError:
             return None
 
+    def _reason(self, job: FakeJob) -> str:
+        if job.state is not JobState.PENDING or job.held_by:
+            return ""
+        return "BadConstraints" if self.impossible(job.shape) else "Resources"
+
     def _seen(self, job: FakeJob) -> Job:
         running = job.state is JobState.RUNNING
         return Job(
@@ -308,7 +316,7 @@ class FakeSlurm:
             partition="gpu",
             state=job.state,
             flags=frozenset({"COMPLETING"} if job.completing_until is not None else ()),
-            reason="",
+            reason=self._reason(job),
             held=bool(job.held_by),
             admin_held=job.held_by == "operator",
             restart=job.restart,

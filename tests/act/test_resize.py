@@ -12,7 +12,7 @@ from slurm_ones.act.states import FINAL, State
 from slurm_ones.slurm.client import SlurmError, Unreachable
 from slurm_ones.slurm.model import JobState
 from tests.act.fake import FakeJob, FakeSlurm
-from tests.act.world import NEW, NEW_BATCH, OLD, OLD_BATCH, World
+from tests.act.world import NEW, NEW_BATCH, OLD, OLD_BATCH, Crash, World
 
 Make = Callable[..., World]
 
@@ -607,3 +607,91 @@ def test_another_error_is_looked_at_again(make_world: Make, caplog: pytest.LogCa
     assert "not JSON" in caplog.text
     slurm.fault = fault
     assert world.finish().state == State.DONE
+
+
+def test_a_drain_that_was_called_off_is_not_followed_by_a_requeue(make_world: Make) -> None:
+    """The companion died before it had written down what it told the job: to train on."""
+    world = make_world()
+    world.begin()
+
+    def interrupt(number: int, event: str) -> None:
+        if event == "before journal abandoned":
+            raise Crash(event)
+
+    world.slurm.requeue_refused = "Requested operation is presently disabled"
+    world.interrupt = interrupt
+    for _ in range(4):
+        world.tick()
+    assert world.resize.state == State.REQUEUING
+    world.slurm.requeue_refused, world.interrupt = "", lambda number, event: None
+    assert world.finish().state == State.ABANDONED
+    assert world.job.requeues == []
+    world.check()
+
+
+def test_a_drain_that_was_called_off_is_not_ordered_again(make_world: Make) -> None:
+    """Under its old number, which the job would not obey, and in place of the word that lets it train on."""
+    world = make_world(drain_s=1000.0)
+    world.begin()
+
+    def interrupt(number: int, event: str) -> None:
+        if event == "before journal abandoned":
+            world.interrupt = lambda number, event: None
+            raise Crash(event)
+
+    world.interrupt = interrupt
+    world.finish()
+    text = (world.job.directory / directory_name(world.job_id) / ORDERS).read_bytes()
+    order = decode_order(text)
+    assert not order.drain and order.number > (world.resize.order_number or 0)
+    assert world.events.count("before order") == 3
+
+
+def test_numbers_of_orders_rise_though_the_clock_is_set_back(make_world: Make) -> None:
+    world = make_world(drain_s=1000.0)
+    world.begin()
+    world.tick()
+    world.clock.now -= 7200.0
+    assert world.finish().state == State.ABANDONED
+    text = (world.job.directory / directory_name(world.job_id) / ORDERS).read_bytes()
+    assert decode_order(text).number == (world.resize.order_number or 0) + 1
+
+
+def test_a_clock_that_is_set_back_stretches_no_deadline(make_world: Make) -> None:
+    """Far ahead of all that a state may take, a deadline is as good as past."""
+    world = make_world(drain_s=1000.0)
+    world.begin()
+    world.tick()
+    world.clock.now -= 7200.0
+    world.tick()
+    assert world.resize.state == State.ABANDONED
+
+
+def test_a_clock_that_is_set_back_does_not_put_off_the_next_try(make_world: Make) -> None:
+    """A job must not stay held for as long as the clock was ahead."""
+    world = make_world()
+    world.begin()
+    refused: list[float] = []
+
+    def interrupt(number: int, event: str) -> None:
+        if event == "before release" and not refused:
+            refused.append(world.clock.now)
+            world.clock.now -= 7200.0
+            raise Unreachable(event)
+
+    world.interrupt = interrupt
+    world.until(State.RELEASING)
+    for _ in range(30):
+        world.tick()
+    assert refused and world.job.held_by != "us"
+
+
+def test_a_shape_that_slurm_never_starts_is_rolled_back_of_a_waiting_job_too(make_world: Make) -> None:
+    """Slurm takes it, releases the job, and says BadConstraints once it looks at it."""
+    world = make_world(running=False, begin_time=1e12)
+    world.job.begin_time = world.clock() + 20.0
+    world.slurm.impossible = lambda shape: shape == NEW
+    world.begin()
+    assert world.finish().state == State.ROLLED_BACK
+    assert world.job.shape == OLD
+    assert "waiting" in world.states and "holding_back" in world.states

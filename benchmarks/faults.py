@@ -1,0 +1,97 @@
+"""Faults by the thousand, from a seed: the unchanged companion on small simulated clusters, and what must never be.
+
+Each seed is a cluster, a few jobs, and faults of several kinds at every call and between any two steps. Seeds that
+break an invariant are listed, and each can be replayed alone.
+
+    OMP_NUM_THREADS=1 python benchmarks/faults.py --seeds 10000 --first 1 --json faults.json
+    OMP_NUM_THREADS=1 python benchmarks/faults.py --seed 17 --verbose
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from slurm_ones.simulate.faults.plan import Plan
+from slurm_ones.simulate.faults.run import Result, run
+
+SHOWN_S = 5.0
+"""Between two lines of progress."""
+
+
+def one(seed: int) -> Result:
+    """A seed's run. Nothing that it logs is shown."""
+    return run(Plan.of(seed))
+
+
+def replay(seed: int, *, verbose: bool) -> Result:
+    """A seed's run, told step by step."""
+    plan = Plan.of(seed)
+    if not verbose:
+        return run(plan)
+    print(plan)
+    logging.basicConfig(level=logging.INFO, format="             %(message)s", stream=sys.stdout)
+    return run(plan, print)
+
+
+def many(first: int, seeds: int, processes: int) -> dict[str, Any]:
+    """All seeds from `first` on, over all processes."""
+    began = shown = time.monotonic()
+    kinds: Counter[str] = Counter()
+    broken: list[dict[str, Any]] = []
+    resizes = 0
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for done, result in enumerate(pool.imap_unordered(one, range(first, first + seeds), chunksize=4), 1):
+            kinds.update({kind.value: count for kind, count in result.kinds.items()})
+            resizes += result.resizes
+            broken += [{"seed": result.seed, "invariant": what} for what in result.broken]
+            for what in result.broken:
+                print(f"seed {result.seed}: {what}", flush=True)
+            if time.monotonic() - shown > SHOWN_S or done == seeds:
+                shown = time.monotonic()
+                faults, wrong = sum(kinds.values()), len({one["seed"] for one in broken})
+                print(f"{done} of {seeds} runs, {faults} faults, {wrong} broken, {shown - began:.0f} s", flush=True)
+    return {
+        "runs": seeds,
+        "first": first,
+        "faults": sum(kinds.values()),
+        "kinds": dict(kinds.most_common()),
+        "resizes": resizes,
+        "broken": broken,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=100, help="how many runs")
+    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--verbose", action="store_true", help="with --seed: every step of it")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", type=Path, help="where results go")
+    told = parser.parse_args()
+    if told.seed is not None:
+        result = replay(told.seed, verbose=told.verbose)
+        for kind, count in sorted(result.kinds.items(), key=lambda item: -item[1]):
+            print(f"{count:6d} {kind.value}")
+        print(f"{result.resizes} resizes, {result.seconds:.2f} s")
+        sys.exit("\n".join(result.broken) or None)
+    results = many(told.first, told.seeds, told.processes)
+    if told.json is not None:
+        told.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    kinds = len(results["kinds"])
+    print(f"{results['runs']} runs, {results['faults']} faults of {kinds} kinds, {results['resizes']} resizes")
+    sys.exit(1 if results["broken"] else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The kinds of faults, by where they strike."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Kind(str, Enum):
+    """What can go wrong. The value is its name in results."""
+
+    # The companion's process and its host.
+    CRASH = "companion killed"
+    ABSENCE = "companion killed, and not back for an hour"
+    RELOAD = "settings reloaded"
+    STOP_FILE = "stop file made"
+    CLOCK_FORWARD = "companion's clock jumps forwards"
+    CLOCK_BACK = "companion's clock jumps back"
+    PAUSED = "leader stopped until another leads"
+
+    # The controller.
+    TIMEOUT = "no answer, nothing done"
+    TIMEOUT_DONE = "no answer, and done"
+    DOWN = "controller down for minutes"
+    UPDATE_REFUSED = "update refused"
+    UPDATE_IN_PART = "update taken in part"
+    UPDATE_LATER_BAD = "update taken, shape never to be had"
+    REQUEUE_REFUSED = "requeue refused"
+    RELEASE_REFUSED = "release refused"
+    HOLD_REFUSED = "hold refused"
+    DEFER_REFUSED = "earliest start refused"
+
+    # The job's owner, an operator, other people.
+    CANCELLED = "owner cancels"
+    RELEASED = "owner releases"
+    HELD = "owner holds"
+    REQUEUED = "owner requeues"
+    RESHAPED = "owner changes the shape"
+    OPTED_OUT = "owner takes the opt-in back"
+    RESIZE_OFF = "owner says resize=off"
+    BAD_COMMENT = "owner writes a bad comment"
+    BEGIN = "owner sets an earliest start"
+    ADMIN_HOLD = "operator holds"
+    RIGID = "rigid job arrives"
+
+    # The cluster and the job's own run.
+    FAILED = "job fails"
+    NODE_FAILED = "node fails"
+    NODE_DRAINED = "node drained"
+    PREEMPTED = "job preempted"
+    TIME_LIMIT = "time limit reached"
+
+    # The database.
+    STORE_BUSY = "database busy"
+    STORE_LOST = "database lost before the commit"
+    STORE_LOST_DONE = "database lost after the commit"
+    STORE_FULL = "database's disk full"
+
+    # Files that the companion writes and reads.
+    ORDER_FULL = "disk full for an order"
+    READ_ERROR = "report cannot be read"
+
+    # What the job writes and reads.
+    CUT_SHORT = "report cut short"
+    REPEATED = "reports repeated"
+    REORDERED = "reports reordered"
+    LATE = "reports late"
+    MISSING = "report missing"
+    GARBAGE = "garbage among the reports"
+    WRONG_TYPES = "reports of wrong types"
+    HUGE = "huge report line"
+    LIES = "reports that lie"
+    FALSE_CHECKPOINT = "checkpoint reported that was never made"
+    JOB_CLOCK = "job's clock off"
+    JOB_DISK_FULL = "checkpoint fails, disk full"
+    NO_MANIFEST = "checkpoint without its manifest"
+    ORDER_LOST = "order not seen"
+    DRAIN_IGNORED = "drain ignored"
+
+
+PEOPLE = (
+    Kind.CANCELLED,
+    Kind.RELEASED,
+    Kind.HELD,
+    Kind.REQUEUED,
+    Kind.RESHAPED,
+    Kind.OPTED_OUT,
+    Kind.RESIZE_OFF,
+    Kind.BAD_COMMENT,
+    Kind.BEGIN,
+    Kind.ADMIN_HOLD,
+    Kind.RIGID,
+    Kind.FAILED,
+    Kind.NODE_FAILED,
+    Kind.NODE_DRAINED,
+    Kind.PREEMPTED,
+    Kind.STOP_FILE,
+)
+"""What others do, at a time of their own or in the very middle of a resize."""
+
+REPORTS = (
+    Kind.CUT_SHORT,
+    Kind.REPEATED,
+    Kind.REORDERED,
+    Kind.LATE,
+    Kind.MISSING,
+    Kind.GARBAGE,
+    Kind.WRONG_TYPES,
+    Kind.HUGE,
+)
+"""What becomes of lines between a job and its reader."""
+
+STEPS = (
+    Kind.CRASH,
+    Kind.TIMEOUT,
+    Kind.TIMEOUT_DONE,
+    Kind.DOWN,
+    Kind.UPDATE_REFUSED,
+    Kind.UPDATE_IN_PART,
+    Kind.UPDATE_LATER_BAD,
+    Kind.REQUEUE_REFUSED,
+    Kind.RELEASE_REFUSED,
+    Kind.HOLD_REFUSED,
+    Kind.DEFER_REFUSED,
+    Kind.STORE_BUSY,
+    Kind.STORE_LOST,
+    Kind.STORE_LOST_DONE,
+    Kind.STORE_FULL,
+    Kind.ORDER_FULL,
+    Kind.READ_ERROR,
+    Kind.PAUSED,
+)
+"""What strikes at a step of the companion: a call, a write, a read."""
+
+HOST = (Kind.CLOCK_FORWARD, Kind.CLOCK_BACK, Kind.RELOAD)
+"""What strikes between steps, at a time of its own."""
+
+OF_JOBS = (
+    Kind.LIES,
+    Kind.FALSE_CHECKPOINT,
+    Kind.JOB_CLOCK,
+    Kind.JOB_DISK_FULL,
+    Kind.NO_MANIFEST,
+    Kind.ORDER_LOST,
+    Kind.DRAIN_IGNORED,
+)
+"""What is wrong with a job itself."""
