@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +15,24 @@ from tests.cluster.cli import Progress
 # How long examples take to draw says something of the machine, and nothing of what is tested.
 settings.register_profile("ones", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ones")
+
+SEED = "ONES_SEED"
+"""In the environment: what faults and hostile inputs follow from, another one each time unless it is given."""
+
+
+def pytest_configure() -> None:
+    # Before the workers are started, so that all have the same.
+    os.environ.setdefault(SEED, str(secrets.randbelow(10**9)))
+
+
+def pytest_report_header() -> str:
+    return f"seed of faults and hostile inputs: {SEED}={os.environ[SEED]}"
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    """The run's seed, which its first lines say."""
+    return int(os.environ[SEED])
 
 
 def quick(cluster: Cluster) -> None:

@@ -4,7 +4,6 @@ ones at each run, from a seed that is printed."""
 from __future__ import annotations
 
 import json
-import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,10 +31,8 @@ def test_what_once_broke_a_reader(path: Path) -> None:
     assert replay(path) == ""
 
 
-def test_new_inputs(tmp_path: Path) -> None:
+def test_new_inputs(tmp_path: Path, seed: int) -> None:
     """No exception, no hang, no flood of memory. A failure leaves a file that replays."""
-    seed = secrets.randbelow(2**32)
-    print(f"python benchmarks/fuzz.py --inputs {INPUTS} --seed {seed}")
     command = [sys.executable, str(BENCHMARK), "--inputs", str(INPUTS), "--seed", str(seed)]
     files = ["--failures", str(tmp_path / "failures"), "--json", str(tmp_path / "found.json")]
     done = subprocess.run([*command, *files], capture_output=True, text=True, check=False, timeout=600)
