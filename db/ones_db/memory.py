@@ -16,8 +16,8 @@ SPEEDS = 5
 """Newest throughput samples kept of each shape and batch (ONES §3.2)."""
 NOISES = 8
 """Newest gradient noise scales kept of a job."""
-JOBS = 10_000
-"""Jobs remembered; those not asked for longest are forgotten first."""
+SPARE = 250
+"""Jobs remembered beyond as many as were ever asked for at once; those not asked for longest are forgotten first."""
 
 
 @dataclass
@@ -60,6 +60,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._jobs: dict[int, JobMemory] = {}
+        self._most = 0
         self.finished: tuple[Any, list[JobHistory]] | None = None
         """What the finished jobs were told to be, and the state of their rows then."""
 
@@ -67,7 +68,8 @@ class Memory:
         """What is remembered of these jobs, empty for new ones; makes them the last to be forgotten."""
         asked = {key: self._jobs.pop(key) if key in self._jobs else JobMemory() for key in keys}
         self._jobs.update(asked)
-        while len(self._jobs) > max(JOBS, len(asked)):
+        self._most = max(self._most, len(asked))
+        while len(self._jobs) > self._most + SPARE:
             del self._jobs[next(iter(self._jobs))]
         return asked
 

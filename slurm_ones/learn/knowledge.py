@@ -31,8 +31,10 @@ SILENT_S = 600.0
 RESIZE_S = 30.0
 """Seconds that a resize is expected to interrupt training, before any did."""
 
-REMEMBERED = 10_000
-"""Jobs whose models are kept; those that reported last."""
+SPARE = 100
+"""Jobs whose models are kept beyond as many as were ever looked at at once; those that reported last."""
+SCRIPTS = 10_000
+"""Scripts, by user and name, whose last spec is kept."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Learner:
         self._noises: dict[SpecRecord, float] = {}
         self._resize_s = RESIZE_S
         self._learned: dict[int, _Learned] = {}
+        self._most = 0
         self._scripts: dict[tuple[str, str], SpecRecord] = {}
 
     def finished(self, histories: Sequence[JobHistory]) -> None:
@@ -109,7 +112,7 @@ class Learner:
                 self._scripts.pop(key, None)
                 self._scripts[key] = history.spec
         # Users choose the names.
-        while len(self._scripts) > REMEMBERED:
+        while len(self._scripts) > SCRIPTS:
             del self._scripts[next(iter(self._scripts))]
 
     def _learn_step_times(self, histories: Sequence[JobHistory]) -> None:
@@ -142,7 +145,8 @@ class Learner:
         histories = list(histories)
         self._learn_scripts(histories)
         self._fit(map(self._as_told, histories))
-        while len(self._learned) > REMEMBERED:
+        self._most = max(self._most, len(histories))
+        while len(self._learned) > self._most + SPARE:
             del self._learned[next(iter(self._learned))]
 
     def _fit(self, histories: Iterable[JobHistory]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ones_db import EpochPoint, JobHistory, JobRecord, NoisePoint, SpecRecord, ThroughputPoint
-from slurm_ones.learn.knowledge import Known, Learner
+from slurm_ones.learn.knowledge import SPARE, Known, Learner
 
 
 def history(job_id: int, epochs: int, *, declared: int = 10, speed: float = 100.0) -> JobHistory:
@@ -135,13 +135,22 @@ def test_a_job_that_has_not_run_is_taken_for_its_namesakes() -> None:
 
 def test_ever_new_names_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Users choose them, and the companion lives for months: those that were not seen longest are forgotten."""
-    monkeypatch.setattr("slurm_ones.learn.knowledge.REMEMBERED", 5)
+    monkeypatch.setattr("slurm_ones.learn.knowledge.SCRIPTS", 5)
     learner = Learner()
     for number in range(12):
         told = history(number, 1)
         kept = replace(told, job=replace(told.job, job_id=99, name="kept"))
         learner.look([kept, replace(told, job=replace(told.job, name="x" * (number + 1)))])
     assert len(learner._scripts) == 5 and ("alice", "kept") in learner._scripts
+
+
+def test_jobs_that_went_are_forgotten() -> None:
+    """A companion lives for months: models are kept of the jobs that are looked at, and of some more."""
+    learner = Learner()
+    for first in range(0, 6 * SPARE, 10):
+        learner.look([history(first + number, 1) for number in range(10)])
+        assert len(learner._learned) <= 10 + SPARE
+    assert 6 * SPARE - 1 in learner._learned and 0 not in learner._learned
 
 
 def test_what_a_resize_costs() -> None:

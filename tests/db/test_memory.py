@@ -1,0 +1,26 @@
+"""What a store remembers is bounded by what it is asked for, however long it lives."""
+
+from __future__ import annotations
+
+from ones_db.memory import SPARE, Memory
+
+
+def test_jobs_that_went_are_forgotten() -> None:
+    """Protects a companion that lives for months; and the jobs of one tick, asked for in turns, from being read anew."""
+    memory = Memory()
+    finished = list(range(1_000_000, 1_000_200))
+    for first in range(0, 20 * SPARE, 10):
+        live = list(range(first, first + 50))
+        kept = memory.of(live)
+        memory.of(finished)
+        assert all(memory.of(live)[key] is kept[key] for key in live)
+        assert len(memory._jobs) <= len(finished) + SPARE
+    assert 0 not in memory._jobs
+
+
+def test_a_large_site_is_remembered_whole() -> None:
+    memory = Memory()
+    live, finished = list(range(5000)), list(range(10_000, 10_200))
+    kept = memory.of(live)
+    memory.of(finished)
+    assert all(memory.of(live)[key] is kept[key] for key in live)
