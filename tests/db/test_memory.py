@@ -6,7 +6,7 @@ from ones_db.memory import SPARE, Memory
 
 
 def test_jobs_that_went_are_forgotten() -> None:
-    """Protects a companion that lives for months; and the jobs of one tick, asked for in turns, from being read anew."""
+    """Protects a companion that lives for months; and jobs asked for in turns, tick by tick, from being read anew."""
     memory = Memory()
     finished = list(range(1_000_000, 1_000_200))
     for first in range(0, 20 * SPARE, 10):
