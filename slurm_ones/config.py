@@ -38,6 +38,12 @@ class ResizeSettings(_Section):
     start_timeout_s: float = Field(300, gt=0, description="how long a new run may take to say hello")
     max_open: int = Field(4, ge=1, description="resizes under way at once")
     start_now: bool = Field(True, description="skip Slurm's delay after a requeue (StartTime=now)")
+    settle_s: float = Field(
+        2.0,
+        ge=0,
+        description="with start_now, a requeued job is released this long after its last run ended, so that nothing "
+        "that Slurm still says to that one ends the next",
+    )
     advance_s: float = Field(1.0, gt=0, description="how often resizes under way are looked at between ticks")
     leave_s: float = Field(60, ge=0, description="how long a companion that is stopped takes to release jobs it holds")
     shrink: bool = Field(True, description="running jobs may be shrunk for the sake of others")

@@ -65,6 +65,8 @@ class Steps:
 
     def __post_init__(self) -> None:
         self._asked: dict[tuple[int, State], float] = {}
+        self._freed: dict[int, float] = {}
+        """When the requeued job of each resize was first seen ready to be released."""
 
     def _handle(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         """What the resize's state asks for, of the job as it is."""
@@ -84,6 +86,8 @@ class Steps:
         if job.held and job.admin_held:
             return self._settle(resize, job)
         if job.held:
+            if self._unsettled(resize, job):
+                return resize
             # Also a running job: a hold that came too late would strike at its next requeue.
             if self._due(resize):
                 self._let_go(resize, job)
@@ -92,6 +96,18 @@ class Steps:
             self.leases.let_go(job)
             return self._to(resize, waiting, deadline=self.clock() + self.settings.max_wait_s)
         return self._to(resize, starting, deadline=self.clock() + self.settings.start_timeout_s)
+
+    def _unsettled(self, resize: ResizeRecord, job: Job) -> bool:
+        """Whether its last run was killed a moment ago.
+
+        Slurm ends a job's processes on a node by the job's id. Where a node did not answer when that run was to end,
+        its daemon being started again say, Slurm tells it once more a second later, and a run that began meanwhile
+        dies of it, and the job with it. Slurm's own delay after a requeue is there for that.
+        """
+        if not (self.settings.start_now and job.pending and resize.restart >= 0):
+            return False
+        now = self.clock()
+        return 0.0 <= now - self._freed.setdefault(resize.id, now) < self.settings.settle_s
 
     def _let_go(self, resize: ResizeRecord, job: Job) -> None:
         # Slurm delays what was requeued, nothing else: a waiting job's own --begin stays.
@@ -181,4 +197,5 @@ class Steps:
     def _end(self, resize: ResizeRecord, state: State, outcome: str, *, pause_s: float | None = None) -> ResizeRecord:
         log.info("job %d: %s → %s: %s", resize.job_id, resize.state, state.value, outcome)
         self._asked = {key: at for key, at in self._asked.items() if key[0] != resize.id}
+        self._freed.pop(resize.id, None)
         return self.journal.end_resize(resize.id, state.value, outcome, self.clock(), pause_s)

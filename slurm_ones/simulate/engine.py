@@ -41,7 +41,7 @@ ROOM = 256 << 20
 DEFAULTS: dict[str, Any] = {
     "cluster": "simulated",
     "mode": "act",
-    "resize": {"dwell_s": 0.0, "max_open": 64},
+    "resize": {"dwell_s": 0.0, "max_open": 64, "settle_s": 0.0},
     "limits": {"near_end_s": 0.0, "near_limit_s": 0.0},
 }
 """Settings of the companion in simulations, the same for all policies, which have their own ways to be reluctant."""

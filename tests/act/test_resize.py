@@ -695,3 +695,25 @@ def test_a_shape_that_slurm_never_starts_is_rolled_back_of_a_waiting_job_too(mak
     assert world.finish().state == State.ROLLED_BACK
     assert world.job.shape == OLD
     assert "waiting" in world.states and "holding_back" in world.states
+
+
+def test_a_requeued_job_settles_before_it_is_released(make_world: Make) -> None:
+    """Protects the new run from what Slurm still sends to end the last one; a clock set back does not keep it held."""
+    world = make_world(settings={"settle_s": 3.0})
+    world.begin()
+    while world.states[-1] != State.RELEASING:
+        world.tick(0.5)
+    arrived = world.clock()
+    assert world.slurm.job(world.job_id).held
+    while world.slurm.job(world.job_id).held:
+        assert world.clock() < arrived + 4.0
+        world.tick(0.5)
+    assert world.clock() >= arrived + 3.0
+
+    again = make_world(settings={"settle_s": 3.0})
+    again.begin()
+    while again.states[-1] != State.RELEASING:
+        again.tick(0.5)
+    again.clock.now -= 7200.0
+    again.tick(0.5)
+    assert not again.slurm.job(again.job_id).held

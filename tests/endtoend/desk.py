@@ -121,7 +121,7 @@ class Desk:
         lines = {"database": f'"sqlite:///{inside}/{DATABASE}"', "cluster": '"here"', "tick_s": "0.7"}
         # ONES as published gives free GPUs away without asking what a change costs.
         lines |= {"policy": '"ones-sc21"'} | top
-        quick = {"dwell_s": "1", "max_wait_s": "30", "advance_s": "0.2"}
+        quick = {"dwell_s": "1", "max_wait_s": "30", "advance_s": "0.2", "settle_s": "0"}
         quick |= dict(line.split(" = ") for line in resize.splitlines())
         # Epochs of half a second, of which nobody knows how many come, are always near their end.
         near = {"near_end_s": "0", "near_limit_s": "0"} | dict(line.split(" = ") for line in limits.splitlines())

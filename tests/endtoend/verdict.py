@@ -142,7 +142,9 @@ def _requeues(
     found, ours = [], set()
     for resize in resizes:
         states = {step.state for step in store.resize_steps(resize.id)}
-        if resize.restart < 0 or not states & PAST_REQUEUE:
+        # Its owner may have released it before anything else was done.
+        requeued = states & PAST_REQUEUE or resize.outcome.startswith("it was released")
+        if resize.restart < 0 or not requeued:
             continue
         ours.add(resize.restart)
         answers = [
