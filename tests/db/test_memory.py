@@ -13,7 +13,8 @@ def test_jobs_that_went_are_forgotten() -> None:
         live = list(range(first, first + 50))
         kept = memory.of(live)
         memory.of(finished)
-        assert all(memory.of(live)[key] is kept[key] for key in live)
+        now = memory.of(live)
+        assert all(now[key] is kept[key] for key in live)
         assert len(memory._jobs) <= len(finished) + SPARE
     assert 0 not in memory._jobs
 
@@ -23,4 +24,5 @@ def test_a_large_site_is_remembered_whole() -> None:
     live, finished = list(range(5000)), list(range(10_000, 10_200))
     kept = memory.of(live)
     memory.of(finished)
-    assert all(memory.of(live)[key] is kept[key] for key in live)
+    now = memory.of(live)
+    assert all(now[key] is kept[key] for key in live)
