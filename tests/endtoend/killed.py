@@ -70,11 +70,11 @@ class Client(CommandClient):
 
     events: Events | None = None
 
-    def run(self, argv: Sequence[str], *, directory: Path | None = None) -> str:
+    def run(self, argv: Sequence[str], **options: Any) -> str:
         if self.events is not None and argv[1] in CHANGES:
             name = argv[3].split("=")[0] if argv[1] == "update" else argv[1]
-            return str(self.events.around(name, super().run)(argv, directory=directory))
-        return super().run(argv, directory=directory)
+            return str(self.events.around(name, super().run)(argv, **options))
+        return super().run(argv, **options)
 
 
 def look_after(settings: Settings, job_id: int, to: Allocation | None, events: Events | None) -> None:
