@@ -84,6 +84,7 @@ def test_bobs_companion_cannot_touch_alices_job(desk: Desk) -> None:
     spool = desk.folder("spool")
     listening = desk.settings("bob", scope='"all"', spool=f'"/scratch/{spool.name}"', resize="drain_timeout_s = 2")
     desk.cluster.run(["chown", "bob", f"/scratch/{spool.name}"], user="root")
+    spool.chmod(0o755)
     process = scripted(desk, listening, {job_id: [[1, 2, 32]]}, user="bob")
     desk.resize_ended(listening, job_id)
     process.terminate()
