@@ -122,11 +122,11 @@ def _elastic(cluster: Cluster, server: Server | None) -> tuple[list[Outcome], li
         faults = move.faults()
         console.print(str(move), soft_wrap=True)
         copy(move.url, kept)
-    else:
-        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(OUT / "ones.sqlite")) as target:
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(OUT / "ones.sqlite")) as target:
+        if move is None:
             source.backup(target)
-            # One file to take away, with no log beside it.
-            target.execute("PRAGMA journal_mode = DELETE")
+        # One file to take away, with no log beside it.
+        target.execute("PRAGMA journal_mode = DELETE")
     with Store.open(kept, "demo", read_only=True) as store:
         return outcomes, [*faults, *results.disagreements(outcomes, store, json.loads(told))]
 
