@@ -26,7 +26,7 @@ KEPT = {
 
 OPEN = {
     4563: "an operator's hold between ours and the update leaves a job at a shape that Slurm takes and never starts",
-    4737: "a job trains with a batch that the database does not have, an order and its call-off having crossed a run's end",
+    4737: "a job trains with a batch that the database does not have, an order having crossed a run's end",
 }
 """Seeds that break an invariant still."""
 
