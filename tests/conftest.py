@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.cluster import Cluster, ClusterError, unavailable
 from tests.cluster.cli import Progress
+from tests.db.server import NoServer, Server
 
 # How long examples take to draw says something of the machine, and nothing of what is tested.
 settings.register_profile("ones", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -73,3 +74,22 @@ def old(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     cluster = start(request, "old")
     yield cluster
     cluster.stop()
+
+
+def served() -> Iterator[Server]:
+    """A PostgreSQL for as long as a fixture lives."""
+    try:
+        server = Server()
+    except NoServer as error:
+        pytest.skip(str(error))
+    try:
+        server.create()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A PostgreSQL that runs as long as the tests."""
+    yield from served()

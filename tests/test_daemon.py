@@ -16,7 +16,7 @@ from slurm_ones.decide.fifo import Fifo
 from slurm_ones.decide.policy import Policy
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState, Shape, Snapshot
-from tests.act.fake import Clock, FakeJob, FakeSlurm
+from tests.act.fake import Clock, FakeJob, FakeSlurm, Passing
 
 
 class Moody:
@@ -72,23 +72,6 @@ def test_a_policy_or_option_that_does_not_exist_is_refused(store: Store) -> None
         Companion(Settings(policy="best"), Moody(), store)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="generations"):
         Companion(Settings(policy_options={"generation": 3}), Moody(), store)  # type: ignore[arg-type]
-
-
-class Passing:
-    """A stop in whose waits a fake cluster's time passes; set after so many seconds."""
-
-    def __init__(self, slurm: FakeSlurm, seconds: float) -> None:
-        self.waits: list[float] = []
-        self._slurm = slurm
-        self._until = slurm.clock() + seconds
-
-    def is_set(self) -> bool:
-        return self._slurm.clock() >= self._until
-
-    def wait(self, timeout: float) -> bool:
-        self.waits.append(round(timeout, 3))
-        self._slurm.pass_time(timeout)
-        return self.is_set()
 
 
 def cluster(tmp_path: Path) -> FakeSlurm:

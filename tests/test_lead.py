@@ -20,24 +20,7 @@ from slurm_ones.daemon import PULSE_S, Daemon
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.fenced import Fenced
 from slurm_ones.slurm.model import JobState, Shape
-from tests.act.fake import Clock, FakeJob, FakeSlurm
-
-
-class Passing:
-    """A stop in whose waits a fake cluster's time passes; set after so many seconds."""
-
-    def __init__(self, slurm: FakeSlurm, seconds: float) -> None:
-        self.waits: list[float] = []
-        self._slurm = slurm
-        self._until = slurm.clock() + seconds
-
-    def is_set(self) -> bool:
-        return self._slurm.clock() >= self._until
-
-    def wait(self, timeout: float) -> bool:
-        self.waits.append(timeout)
-        self._slurm.pass_time(timeout)
-        return self.is_set()
+from tests.act.fake import Clock, FakeJob, FakeSlurm, Passing
 
 
 class Seasons:

@@ -352,3 +352,20 @@ class FakeReports:
         fake = self._slurm.jobs[job.job_id]
         later = [run.hello for run in fake.runs if run.restart > after_restart and run.hello is not None]
         return later[0] - 1_000_000.0 if later else None
+
+
+class Passing:
+    """A stop in whose waits a fake cluster's time passes; set after so many seconds."""
+
+    def __init__(self, slurm: FakeSlurm, seconds: float) -> None:
+        self.waits: list[float] = []
+        self._slurm = slurm
+        self._until = slurm.clock() + seconds
+
+    def is_set(self) -> bool:
+        return self._slurm.clock() >= self._until
+
+    def wait(self, timeout: float) -> bool:
+        self.waits.append(round(timeout, 3))
+        self._slurm.pass_time(timeout)
+        return self.is_set()

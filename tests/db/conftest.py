@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ones_db import Store, migrate
-from tests.db.server import NoServer, Server
+from tests.db.server import Server
 
 
 @pytest.fixture(scope="session")
@@ -18,20 +18,6 @@ def empty_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("empty") / "ones.sqlite"
     migrate.upgrade(f"sqlite:///{path}")
     return path
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    """A PostgreSQL that runs as long as the tests."""
-    try:
-        server = Server()
-    except NoServer as error:
-        pytest.skip(str(error))
-    try:
-        server.create()
-        yield server
-    finally:
-        server.remove()
 
 
 @pytest.fixture(scope="session")

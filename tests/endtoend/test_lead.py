@@ -16,7 +16,7 @@ from ones_db import ResizeRecord, Store, migrate
 from slurm_ones.act.states import State
 from tests.db.server import ADMIN, Server
 from tests.endtoend.desk import WAIT_S, Desk
-from tests.endtoend.test_move import server, shown  # noqa: F401
+from tests.endtoend.test_move import shown
 
 pytestmark = pytest.mark.cluster
 TICK_S = 2.0
@@ -71,7 +71,7 @@ def held(desk: Desk, store: Store, leader: Companion) -> ResizeRecord:
     raise AssertionError(f"no job was held while its companion was stopped: {leader.words}")
 
 
-def test_a_leader_that_is_paused_holding_a_job(desk: Desk, server: Server) -> None:  # noqa: F811
+def test_a_leader_that_is_paused_holding_a_job(desk: Desk, server: Server) -> None:
     """Protects a job that is held by a companion that hangs: the standby finishes its resize, and the one that wakes up
     does nothing a second time, neither in Slurm nor in the database, and stands by."""
     name = server.fresh()

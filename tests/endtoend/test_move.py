@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -14,26 +14,13 @@ from ones_db import Store
 from ones_db.models import Base
 from slurm_ones.act.states import State
 from tests.db.make import ask
-from tests.db.server import ADMIN, NoServer, Server
+from tests.db.server import ADMIN, Server
 from tests.endtoend.desk import DATABASE, Desk
 from tests.endtoend.test_people import scripted
 
 pytestmark = pytest.mark.cluster
 
 TABLES = sorted(Base.metadata.tables)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    try:
-        server = Server()
-    except NoServer as error:
-        pytest.skip(str(error))
-    try:
-        server.create()
-        yield server
-    finally:
-        server.remove()
 
 
 def shown(server: Server, folder: Path) -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from slurm_ones.slurm.client import Unreachable
 from tests.cluster.sites import OPERATOR
-from tests.db.server import NoServer, Server
+from tests.conftest import served
+from tests.db.server import Server
 from tests.endtoend.desk import Desk
 from tests.endtoend.test_move import shown
 from tests.endtoend.test_people import resized
@@ -154,15 +155,8 @@ def test_a_service_whose_settings_are_refused_is_not_started_again(desk: Desk, s
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    try:
-        server = Server()
-    except NoServer as error:
-        pytest.skip(str(error))
-    try:
-        server.create()
-        yield server
-    finally:
-        server.remove()
+    """One of its own, whose roles are changed and which is stopped."""
+    yield from served()
 
 
 SECRET = "Qy7-not-to-be-seen"
