@@ -9,9 +9,10 @@ from ones_wrapper.protocol import Order
 from slurm_ones.act.orders import OrderError
 from slurm_ones.act.states import State
 from slurm_ones.act.steps import Steps
-from slurm_ones.observe.reserve import target_of
+from slurm_ones.observe.reserve import new_of, target_of
 from slurm_ones.slurm.client import SlurmError, Unreachable
 from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.verify import has_shape
 
 log = logging.getLogger(__name__)
 
@@ -28,19 +29,23 @@ class WayBack(Steps):
         return self._ask_to_hold(resize, job)
 
     def _reshaping_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        try:
+            self._put_back(resize, job)
+        except Unreachable:
+            raise
+        except SlurmError as error:
+            # Not to be held for it: it is tried again of the job that waits.
+            return self._to(resize, State.RELEASING_BACK, f"the old shape was refused: {error}")
+        return self._to(resize, State.RELEASING_BACK)
+
+    def _put_back(self, resize: ResizeRecord, job: Job) -> None:
+        """Its old batch and shape; raises `SlurmError` where Slurm does not take the shape."""
         if resize.restart >= 0:
             try:
                 self._order(job, Order(self._next_number(job), resize.restart + 1, resize.old_batch))
             except OrderError as error:
                 log.warning("job %d: its batch could not be put back: %s", job.job_id, error)
-        try:
-            self.client.reshape(job.job_id, target_of(resize))
-        except Unreachable:
-            raise
-        except SlurmError as error:
-            # Not to be held for it: whatever shape Slurm has now is the owner's again.
-            return self._to(resize, State.RELEASING_BACK, f"the old shape was refused: {error}")
-        return self._to(resize, State.RELEASING_BACK)
+        self.client.reshape(job.job_id, target_of(resize))
 
     def _releasing_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         return self._release(resize, job, State.WAITING_BACK, State.STARTING_BACK)
@@ -49,7 +54,21 @@ class WayBack(Steps):
         if job.running:
             deadline = self.clock() + self.settings.start_timeout_s
             return self._to(resize, State.STARTING_BACK, deadline=deadline)
-        if resize.restart < 0 or job.held or self._late(resize):
+        late = self._late(resize)
+        if job.pending and has_shape(job, new_of(resize)) and not has_shape(job, target_of(resize)):
+            # Refused a moment ago, or not asked for yet.
+            if self._due(resize):
+                try:
+                    self._put_back(resize, job)
+                except Unreachable:
+                    raise
+                except SlurmError as error:
+                    log.warning("job %d: the old shape was refused: %s", job.job_id, error)
+                else:
+                    return self._handle(resize, self.client.job(job.job_id))
+            if not late:
+                return resize
+        if resize.restart < 0 or job.held or late:
             return self._settle(resize, job)
         return resize
 

@@ -162,13 +162,16 @@ class Machine(WayBack):
         if job.running:
             return self._to(resize, State.STARTING, deadline=self.clock() + self.settings.start_timeout_s)
         if job.held:
-            return self._settle(resize, job)
+            return self._give_back(resize, "held by its owner")
         if never_starts(job):
             return self._to(resize, State.HOLDING_BACK, f"Slurm never starts it at this shape: {job.reason}")
         late = self._late(resize)
-        # Nothing of a job that waited is interrupted: it may wait on, once Slurm has had a look at its new shape.
-        if resize.restart < 0 and (late or job.reason not in ("", "None")):
-            return self._settle(resize, job)
+        if resize.restart < 0:
+            # Nothing of a job that waited is interrupted: it may wait on, once Slurm has had a look at its new shape.
+            if job.eligible_time > self.clock() or job.reason == "Dependency":
+                return self._give_back(resize, "it waits for its earliest start, or for another job")
+            if late or job.reason not in ("", "None", "BeginTime"):
+                return self._settle(resize, job)
         if late:
             return self._to(resize, State.HOLDING_BACK, f"waited longer than {self.settings.max_wait_s:.0f} s")
         return resize

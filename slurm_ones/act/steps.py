@@ -15,6 +15,7 @@ from slurm_ones.act.leases import Leases
 from slurm_ones.act.orders import OrderError, next_number, write_order
 from slurm_ones.act.states import State
 from slurm_ones.config import ResizeSettings
+from slurm_ones.observe.reserve import new_of
 from slurm_ones.slurm.client import SlurmClient, SlurmError, Unreachable
 from slurm_ones.slurm.model import PARKED, Job, Shape
 from slurm_ones.slurm.verify import has_shape
@@ -84,7 +85,7 @@ class Steps:
 
     def _release(self, resize: ResizeRecord, job: Job, waiting: State, starting: State) -> ResizeRecord:
         if job.held and job.admin_held:
-            return self._settle(resize, job)
+            return self._give_back(resize, "held by an operator")
         if job.held:
             if self._unsettled(resize, job):
                 return resize
@@ -96,6 +97,11 @@ class Steps:
             self.leases.let_go(job)
             return self._to(resize, waiting, deadline=self.clock() + self.settings.max_wait_s)
         return self._to(resize, starting, deadline=self.clock() + self.settings.start_timeout_s)
+
+    def _give_back(self, resize: ResizeRecord, why: str) -> ResizeRecord:
+        """The old shape for a job that waits for something else than room: Slurm does not say of it whether it would
+        ever start at the new one. Its hold, where it has one, is not ours and stays."""
+        return self._to(resize, State.WAITING_BACK, why, deadline=self.clock() + self.settings.max_wait_s)
 
     def _unsettled(self, resize: ResizeRecord, job: Job) -> bool:
         """Whether its last run was killed a moment ago.
@@ -142,7 +148,7 @@ class Steps:
         self, resize: ResizeRecord, job: Job, remark: str = "", *, pause_s: float | None = None
     ) -> ResizeRecord:
         """Close the resize by the shape that Slurm holds, whichever was asked for last."""
-        new = Shape(resize.new_nodes, resize.new_gpus_per_node)
+        new = new_of(resize)
         old = Shape(resize.old_nodes, resize.old_gpus_per_node)
         # A job that was to be parked keeps its shape: where it comes here, it was let go instead.
         state = State.DONE if new != PARKED and has_shape(job, new) else State.ROLLED_BACK

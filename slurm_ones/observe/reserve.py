@@ -10,11 +10,16 @@ from slurm_ones.slurm.free import take
 from slurm_ones.slurm.model import Shape
 
 
+def new_of(resize: ResizeRecord) -> Shape:
+    """The shape that the resize was begun for."""
+    return Shape(resize.new_nodes, resize.new_gpus_per_node)
+
+
 def target_of(resize: ResizeRecord) -> Shape:
     """The shape that the resize is heading for: the old one once it is on its way back."""
     if resize.state.endswith("_back"):
         return Shape(resize.old_nodes, resize.old_gpus_per_node)
-    return Shape(resize.new_nodes, resize.new_gpus_per_node)
+    return new_of(resize)
 
 
 def holdings(elastic: Elastic) -> dict[str, int]:

@@ -37,6 +37,10 @@ def _crowded(world: World) -> None:
     world.slurm.add(rigid)
 
 
+def _full(world: World) -> None:
+    world.slurm.gpus = 0
+
+
 def _not_deferred(world: World) -> None:
     world.slurm.defer_refused = "Access/permission denied"
 
@@ -67,8 +71,9 @@ ROADS = [
     Road("parked", State.DONE, parks=True),
     Road("park-refused", State.ROLLED_BACK, parks=True, prepare=_not_deferred),
     Road("park-no-checkpoint", State.ABANDONED, parks=True, prepare=_slow),
-    Road("waiting", State.DONE, running=False, late=True),
+    Road("waiting", State.DONE, running=False, prepare=_full),
     Road("waiting-refused", State.ROLLED_BACK, running=False, prepare=_refused, late=True),
+    Road("waiting-begin", State.ROLLED_BACK, running=False, late=True),
 ]
 
 

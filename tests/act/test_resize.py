@@ -10,7 +10,7 @@ import pytest
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, decode_order, directory_name
 from slurm_ones.act.states import FINAL, State
 from slurm_ones.slurm.client import SlurmError, Unreachable
-from slurm_ones.slurm.model import JobState
+from slurm_ones.slurm.model import JobState, Shape
 from tests.act.fake import FakeJob, FakeSlurm
 from tests.act.world import NEW, NEW_BATCH, OLD, OLD_BATCH, Crash, World
 
@@ -69,7 +69,8 @@ def test_a_running_job_gets_its_new_shape(make_world: Make, counts_early: bool) 
 def test_a_waiting_job_gets_its_new_shape_without_a_requeue(make_world: Make) -> None:
     """A waiting job is held, reshaped and released; it loses neither its place nor its --begin."""
     world = make_world(running=False)
-    world.job.begin_time = begin_time = world.clock() + 1000
+    world.slurm.gpus = 0
+    world.job.begin_time = begin_time = world.clock() - 1000
     world.begin()
     resize = world.finish()
     world.check()
@@ -78,6 +79,17 @@ def test_a_waiting_job_gets_its_new_shape_without_a_requeue(make_world: Make) ->
     assert resize.outcome == "it waits at its new shape"
     assert ("release", False) in world.slurm.calls
     assert world.job.begin_time == begin_time
+
+
+def test_a_job_that_waits_for_its_earliest_start_keeps_its_shape(make_world: Make) -> None:
+    """Until then Slurm does not say whether it would ever start at another one."""
+    world = make_world(running=False)
+    world.job.begin_time = begin_time = world.clock() + 1000
+    world.begin()
+    resize = world.finish()
+    world.check()
+    assert (resize.state, resize.outcome) == ("rolled_back", "it waits at its old shape")
+    assert (world.job.begin_time, world.job.shape) == (begin_time, OLD)
 
 
 def test_the_delay_after_a_requeue_is_skipped_only_where_settings_say_so(make_world: Make) -> None:
@@ -238,8 +250,8 @@ def test_a_refused_hold_or_requeue_leaves_the_job_as_it_is(make_world: Make, run
     assert set(world.calls) <= {"release"}
 
 
-def test_a_refused_hold_on_the_way_back_leaves_the_new_shape(make_world: Make) -> None:
-    """It waits on, and the resize says at what."""
+def test_a_refused_hold_on_the_way_back_is_done_without(make_world: Make) -> None:
+    """The job that waits gets its old shape all the same."""
     world = make_world()
     world.slurm.hold_refused = "no"
     world.begin()
@@ -247,7 +259,26 @@ def test_a_refused_hold_on_the_way_back_leaves_the_new_shape(make_world: Make) -
     fill(world, 10)
     resize = world.finish()
     world.check()
-    assert (resize.state, resize.outcome) == ("done", "it waits at its new shape")
+    assert (resize.state, resize.outcome) == ("rolled_back", "it runs at its old shape")
+
+
+def test_an_old_shape_that_is_refused_is_tried_again(make_world: Make) -> None:
+    """Slurm never starts the job at the new one."""
+    world = make_world()
+    world.slurm.impossible = lambda shape: shape == NEW
+    refused: list[float] = []
+
+    def refuses(shape: Shape) -> str:
+        if shape == OLD and len(refused) < 3:
+            refused.append(world.clock())
+            return "not now"
+        return ""
+
+    world.slurm.refuses = refuses
+    world.begin()
+    assert world.finish().state == State.ROLLED_BACK and world.job.shape == OLD
+    assert len(refused) == 3 and world.calls[-1] == "reshape"
+    world.check()
 
 
 # -- the drain -------------------------------------------------------------------------------------------------------

@@ -103,11 +103,9 @@ class FaultyClient(SimulatedClient):
     def _update_shape(self, job: Job, shape: Shape) -> None:
         job_id = job.job_id
         self._chance.step(f"before update {job_id} {shape}", job_id)
-        # A Slurm that neither starts a job at its shape nor gives it the old one back leaves nothing to be done.
-        stuck = self._cluster.get(job_id).impossible
-        if not stuck and self._chance.strikes(Kind.UPDATE_REFUSED):
+        if self._chance.strikes(Kind.UPDATE_REFUSED):
             raise NotResizable(f"job {job_id}: Requested node configuration is not available")
-        in_part = not stuck and self._chance.strikes(Kind.UPDATE_IN_PART)
+        in_part = self._chance.strikes(Kind.UPDATE_IN_PART)
         if self._watch.is_new(job_id, shape) and self._chance.strikes(Kind.UPDATE_LATER_BAD):
             self._cluster.bar(job_id, shape)
 

@@ -55,6 +55,8 @@ class FaultyFiles(JobFiles):
         """What each run reported."""
         self.told_batch: int | None = None
         """Batch in force, as last reported."""
+        self.told_at = 0.0
+        """When that was."""
         self._chance = chance
         self._flaws = flaws
         self._clock = clock
@@ -84,7 +86,7 @@ class FaultyFiles(JobFiles):
     def report(self, time: float, report: Report) -> None:
         self.truth[self._restart].append(report)
         if isinstance(report, (Hello, Batch)):
-            self.told_batch = report.batch
+            self.told_batch, self.told_at = report.batch, self._clock()
         if self.off and self._has(Kind.JOB_CLOCK, 1.0):
             time = max(time + self.off, 0.0)
         if isinstance(report, Throughput) and self._has(Kind.LIES, 0.5):

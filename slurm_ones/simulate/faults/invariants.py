@@ -75,6 +75,8 @@ def batches(stage: Stage, store: Store) -> Iterator[str]:
             or job_id not in stage.seen_elastic
         ):
             continue
+        if files.told_at > stage.seen_at:
+            continue
         if files.told_batch is not None and history.batch != files.told_batch:
             yield f"job {job_id} trains with batch {files.told_batch}, on record is {history.batch}"
 

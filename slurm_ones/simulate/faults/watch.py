@@ -73,11 +73,7 @@ class Watch:
 
     def is_new(self, job_id: int, shape: Shape) -> bool:
         """Whether a resize gives the job a shape that neither its owner nor Slurm ever gave it."""
-        resize, job = self.open().get(job_id), self.cluster.jobs[job_id]
-        asked = job.request
-        if job.begin:
-            # Slurm says nothing of its shape before its time has come.
-            return False
+        resize, asked = self.open().get(job_id), self.cluster.jobs[job_id].request
         had = {Shape(asked.nodes, asked.gpus_per_node), resize.old if resize is not None else None}
         return resize is not None and resize.state == "reshaping" and shape not in had
 
