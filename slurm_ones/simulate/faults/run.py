@@ -31,7 +31,7 @@ from slurm_ones.simulate.faults.leading import HostLead
 from slurm_ones.simulate.faults.plan import INTERVAL_S, Plan
 from slurm_ones.simulate.faults.policy import Calmed, Restless
 from slurm_ones.simulate.faults.stage import Stage
-from slurm_ones.simulate.faults.store import FaultyStore
+from slurm_ones.simulate.faults.store import FaultyStore, statements_kept
 from slurm_ones.simulate.faults.watch import OpenResize, Watch
 from slurm_ones.simulate.timeline import EPOCH
 from slurm_ones.simulate.world import USER
@@ -69,7 +69,7 @@ def run(plan: Plan, told: Callable[[str], None] | None = None) -> Result:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="slurm-ones-faults-", dir=memory()) as name:
         drama = Drama(plan, Path(name), told)
-        with faulty_access(drama.chance, drama.watch):
+        with faulty_access(drama.chance, drama.watch), statements_kept():
             drama.play()
         return Result(
             plan.seed,
