@@ -24,6 +24,8 @@ from slurm_ones.slurm.verify import never_starts
 log = logging.getLogger(__name__)
 
 _HELD = "it was held while it ran"
+_AT_ONCE_S = 3.0
+"""A job that was parked may start at once, which on Slurm 22.05 is two seconds from now."""
 
 
 class Machine(WayBack):
@@ -168,7 +170,7 @@ class Machine(WayBack):
         late = self._late(resize)
         if resize.restart < 0:
             # Nothing of a job that waited is interrupted: it may wait on, once Slurm has had a look at its new shape.
-            if job.eligible_time > self.clock() or job.reason == "Dependency":
+            if job.eligible_time > self.clock() + _AT_ONCE_S or job.reason == "Dependency":
                 return self._give_back(resize, "it waits for its earliest start, or for another job")
             if late or job.reason not in ("", "None", "BeginTime"):
                 return self._settle(resize, job)

@@ -187,7 +187,7 @@ def run(
         # Killed by the watchdog, it says in which calls it hung.
         faulthandler.enable()
     settings = service.current.settings
-    client = connect(settings)
+    client = connect(settings, notifier.alive)
     service.notifier.ready("starts")
     cluster = settings.cluster or service.patiently(client.config).get("ClusterName", "cluster")
     store = service.patiently(lambda: _store(settings, cluster))
@@ -203,7 +203,8 @@ def run(
         now = service.current.settings
         mine = Store.open(now.database_url, cluster, term=lead.term)
         service.health.leads(mine, now)
-        return Companion(now, connect(now), mine, say=_say, check=lead.check)
+        # Many answers of a slow controller may be in a tick, and each of them is a sign of life.
+        return Companion(now, connect(now, notifier.alive), mine, say=_say, check=lead.check)
 
     console.print(
         f"cluster {plain(cluster)} through {client.name}, policy {settings.policy}, mode {settings.mode}, "

@@ -14,7 +14,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -103,8 +103,10 @@ class CommandClient:
 
     name = "command"
 
-    def __init__(self, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, *, timeout_s: float = 30.0, felt: Callable[[], None] = lambda: None) -> None:
+        """`felt` is called before each command: as long as they come, whoever asks does not hang."""
         self._timeout_s = timeout_s
+        self._felt = felt
         # Times as numbers, messages in English, and no format of the user's own.
         self._env = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCONTROL_"))}
         self._env |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
@@ -119,6 +121,7 @@ class CommandClient:
     ) -> str:
         """Standard output of one command, with more in its environment. Raises the error that its answer means; output
         that begins with `enough` is an answer, whatever the exit code."""
+        self._felt()
         try:
             done = subprocess.run(
                 argv,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Callable
 
 from slurm_ones.config import Settings
 from slurm_ones.slurm.client import SlurmClient, SlurmError, SlurmMissing
@@ -22,8 +23,8 @@ def why_not_pyslurm() -> str:
     return ""
 
 
-def connect(settings: Settings) -> SlurmClient:
-    """The client that the settings ask for.
+def connect(settings: Settings, felt: Callable[[], None] = lambda: None) -> SlurmClient:
+    """The client that the settings ask for. `felt` is called before each thing that Slurm is asked.
 
     Raises `SlurmMissing`, or `SlurmError` when PySlurm was demanded in vain.
     """
@@ -37,8 +38,8 @@ def connect(settings: Settings) -> SlurmClient:
         if not why:
             from slurm_ones.slurm.pyslurm import PySlurmClient
 
-            return PySlurmClient(timeout_s=settings.timeout_s)
+            return PySlurmClient(timeout_s=settings.timeout_s, felt=felt)
         if settings.client == "pyslurm":
             raise SlurmError(f'PySlurm cannot be used: {why}; set client = "command" or install the fitting PySlurm')
         log.info("using the command line: %s", why)
-    return CommandClient(timeout_s=settings.timeout_s)
+    return CommandClient(timeout_s=settings.timeout_s, felt=felt)

@@ -115,8 +115,10 @@ class PySlurmClient:
 
     name = "pyslurm"
 
-    def __init__(self, *, timeout_s: float = 30.0) -> None:
-        self._command = CommandClient(timeout_s=timeout_s)
+    def __init__(self, *, timeout_s: float = 30.0, felt: Callable[[], None] = lambda: None) -> None:
+        """`felt` is called before each question: as long as they come, whoever asks does not hang."""
+        self._command = CommandClient(timeout_s=timeout_s, felt=felt)
+        self._felt = felt
 
     def version(self) -> tuple[int, int]:
         return self._command.version()
@@ -126,6 +128,7 @@ class PySlurmClient:
 
     def _load(self, what: str, load: Callable[[], Any]) -> Any:
         def once() -> Any:
+            self._felt()
             with _errors(what):
                 return load()
 

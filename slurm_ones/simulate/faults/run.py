@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-from ones_db import Store, StoreError, StoreLost, migrate
+from ones_db import Store, StoreLost
 from ones_wrapper.protocol import Checkpoint
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.daemon import Daemon
@@ -31,11 +30,10 @@ from slurm_ones.simulate.faults.leading import HostLead
 from slurm_ones.simulate.faults.plan import INTERVAL_S, Plan
 from slurm_ones.simulate.faults.policy import Calmed, Restless
 from slurm_ones.simulate.faults.stage import Stage
-from slurm_ones.simulate.faults.store import FaultyStore, statements_kept
-from slurm_ones.simulate.faults.watch import OpenResize, Watch
+from slurm_ones.simulate.faults.store import FaultyStore, empty, statements_kept
+from slurm_ones.simulate.faults.watch import Failures, OpenResize, Watch
 from slurm_ones.simulate.timeline import EPOCH
 from slurm_ones.simulate.world import USER
-from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import Shape
 
 CALM_TICKS = 2
@@ -80,19 +78,6 @@ def run(plan: Plan, told: Callable[[str], None] | None = None) -> Result:
         )
 
 
-class Failures(logging.Handler):
-    """Hears of exceptions that a companion survived, though no fault of ours caused them."""
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__(logging.WARNING)
-        self._watch = watch
-
-    def emit(self, record: logging.LogRecord) -> None:
-        error = record.exc_info[1] if record.exc_info else None
-        if error is not None and not isinstance(error, (StoreError, SlurmError)):
-            self._watch.say(f"the companion failed: {type(error).__name__}: {error}")
-
-
 class Drama:
     """Everything of one run."""
 
@@ -108,7 +93,7 @@ class Drama:
         self._quiet = 0
         self._forward_s = 0.0
         self._database = directory / "ones.sqlite"
-        shutil.copyfile(_empty_database(), self._database)
+        shutil.copyfile(empty(), self._database)
         self._url = f"sqlite:///{self._database}"
         self._look = sqlite3.connect(self._database, isolation_level=None, check_same_thread=False)
         stage = self.stage
@@ -327,13 +312,3 @@ class Drama:
 
     def _deferred(self) -> list[int]:
         return [row[0] for row in self._look.execute("SELECT job_id FROM jobs WHERE deferred_until IS NOT NULL")]
-
-
-@cache
-def _empty_database() -> Path:
-    """A database with its tables, made once a process."""
-    directory = Path(tempfile.mkdtemp(prefix="slurm-ones-faults-", dir=memory()))
-    migrate.upgrade(f"sqlite:///{directory / 'empty.sqlite'}")
-    with closing(sqlite3.connect(directory / "empty.sqlite")) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    return directory / "empty.sqlite"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from sqlalchemy import Connection, Dialect, Engine, create_engine, make_url
 
-from ones_db import ResizeRecord, Store, StoreBusy, StoreError, StoreLost, sqlite
+from ones_db import ResizeRecord, Store, StoreBusy, StoreError, StoreLost, migrate, sqlite
+from slurm_ones.simulate.engine import memory
 from slurm_ones.simulate.faults.chance import READS, Chance
 from slurm_ones.simulate.faults.kinds import Kind
 from slurm_ones.simulate.faults.watch import Watch
@@ -95,3 +99,13 @@ class FaultyStore(Store):
     def _tell(self, record: ResizeRecord) -> None:
         if self.chance is not None:
             self.chance.told(f"    job {record.job_id}: {record.state} {record.outcome}")
+
+
+@cache
+def empty() -> Path:
+    """A database with its tables, made once a process."""
+    directory = Path(tempfile.mkdtemp(prefix="slurm-ones-faults-", dir=memory()))
+    migrate.upgrade(f"sqlite:///{directory / 'empty.sqlite'}")
+    with closing(sqlite3.connect(directory / "empty.sqlite")) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return directory / "empty.sqlite"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ones_db import ResizeRecord
+from ones_db import ResizeRecord, StoreError
 from ones_wrapper.protocol import CHECKPOINTS, MANIFEST, Order
 from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.simulate.cluster import SimulatedCluster
 from slurm_ones.simulate.training import Training
+from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import Job, Shape
 
 
@@ -160,3 +162,16 @@ class Watch:
         if order.number < before:
             self.say(f"order {order.number} to job {job_id} comes after {before}, and the job will not obey it")
         self._numbers[job_id] = max(order.number, before)
+
+
+class Failures(logging.Handler):
+    """Hears of exceptions that a companion survived, though no fault of ours caused them."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(logging.WARNING)
+        self._watch = watch
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, (StoreError, SlurmError)):
+            self._watch.say(f"the companion failed: {type(error).__name__}: {error}")
