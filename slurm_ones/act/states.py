@@ -14,8 +14,8 @@
 
 A state is written to the database before its action is taken, so it reads "this is about to happen, or has".
 A parking that Slurm or its owner does not let happen goes on at `releasing_back`, and the job starts at its old shape.
-A job that others hold, or that waits for its earliest start, goes from `releasing` or `waiting` to `waiting_back`, where
-it gets its old shape in whatever hold it is: Slurm does not say of it whether it would ever start at the new one.
+A job that others hold, or that waits for its earliest start, goes from `releasing` or `waiting` to `waiting_back`,
+where it gets its old shape in whatever hold it is: Slurm does not say whether it would ever start at the new one.
 `abandoned` means that the job was left as it was, `ended` that it finished or was cancelled meanwhile.
 """
 

@@ -163,8 +163,7 @@ class Observer:
             spec = None
         if piece.offset == offset and spec is None:
             return None
-        last = piece.lines[-1].number if piece.lines else number
-        return told(job.job_id, restart, replace(piece, lines=judged.lines), last, spec), judged.claimed
+        return told(job.job_id, restart, replace(piece, lines=judged.lines), piece.last, spec), judged.claimed
 
     def may_resize(self, job: Job) -> bool:
         """Whether the job's owner still opts in and nobody stopped the companion's hand."""

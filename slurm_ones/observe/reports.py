@@ -31,6 +31,8 @@ BURST = 2_000
 PER_S = 2.0
 """A run's reports are believed up to number `BURST` and `PER_S` for each second since it began by Slurm's clock: so
 much a run can put into the database, and no more. A wrapper left to itself reports every 2 s."""
+FUTURE_S = 300.0
+"""A report that is further ahead of the companion's clock is not believed."""
 MAX_PROBLEM = 500
 """Characters of a complaint."""
 
@@ -54,6 +56,8 @@ class Piece:
     spec: Spec | None
     problem: str
     """What could not be believed, for people; empty when nothing."""
+    last: int = 0
+    """Number of the last report so far. One from the future counts: by whichever clock, the job said something."""
 
 
 def job_directory(job: Job) -> Path:
@@ -99,16 +103,17 @@ def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int
                 problems.append(f"{SPEC}: {error}")
             data, size = read_from(directory, name, job.uid, offset, MAX_PIECE)
     except FileNotFoundError:
-        return Piece((), offset, spec, "; ".join(problems))
+        return Piece((), offset, spec, "; ".join(problems), after)
     except NotBelieved as error:
-        return Piece((), offset, spec, str(error))
+        return Piece((), offset, spec, str(error), after)
     if size < offset:
         problems.append(f"{name}: shorter than before ({size} < {offset} bytes)")
-        return Piece((), offset, spec, "; ".join(problems))
+        return Piece((), offset, spec, "; ".join(problems), after)
     end = data.rfind(b"\n") + 1
     if not end:
         # A line longer than a whole piece would be waited for for ever: step over it.
-        return Piece((), offset + len(data) if len(data) == MAX_PIECE else offset, spec, "; ".join(problems))
+        over = offset + len(data) if len(data) == MAX_PIECE else offset
+        return Piece((), over, spec, "; ".join(problems), after)
     lines: list[Line] = []
     bad = place = 0
     first_bad = ""
@@ -120,7 +125,8 @@ def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int
         raw = data[begin : place - 1]
         try:
             number, time, report = decode_report(raw)
-            if time > now + 300:
+            if time > now + FUTURE_S:
+                after = number if after < number <= highest else after
                 raise ProtocolError(f"t: {time:.0f} is in the future")
             if number <= after:
                 raise ProtocolError(f"n: {number} comes after {after}")
@@ -137,4 +143,4 @@ def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int
         after = number
     if bad:
         problems.append(f"{name}: {bad} unreadable line{'s' * (bad > 1)}, the first: {first_bad}")
-    return Piece(tuple(lines), offset + place, spec, "; ".join(problems))
+    return Piece(tuple(lines), offset + place, spec, "; ".join(problems), after)

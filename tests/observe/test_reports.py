@@ -127,6 +127,17 @@ def test_a_bad_line_is_named(job: Job, write: Write, bad: bytes, words: str) -> 
     assert words in piece.problem
 
 
+def test_a_report_from_the_future_was_made(job: Job, write: Write) -> None:
+    """It is not believed, and counts as said: a job that talks is not waiting. A number that no job can have come to
+    does not count."""
+    write(line(1), line(2, at=NOW + 7200))
+    piece = read(job)
+    assert (numbers(piece), piece.last) == ([1], 2)
+    write(line(10**9, at=NOW + 7200), line(3))
+    piece = read(job, piece.offset, piece.last)
+    assert (numbers(piece), piece.last) == ([3], 3)
+
+
 def test_numbers_out_of_order(job: Job, write: Write) -> None:
     """What was believed once is not told again, in one look or over two."""
     write(line(1), line(5), line(3), line(5), line(6))

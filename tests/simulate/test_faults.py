@@ -17,6 +17,7 @@ KEPT = {
     70: "an order got a lower number than the one before, the clock having been set back",
     91: "a drain was waited for until a clock that was set back came round again",
     59: "a drained job trained on when a new companion repeated its order",
+    2120: "a drained job trained on, and its reports were from the future, the companion's clock being behind",
     1177: "a job was requeued that had been told to train on, the end of its resize not being stored",
     1277: "the same after a full disk of the database",
     3563: "the same, the companion's clock being behind the job's",

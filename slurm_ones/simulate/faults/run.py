@@ -18,6 +18,7 @@ from slurm_ones.companion import Companion, Tick
 from slurm_ones.daemon import Daemon
 from slurm_ones.decide import make_policy
 from slurm_ones.decide.policy import Policy
+from slurm_ones.observe.reports import FUTURE_S
 from slurm_ones.simulate.engine import companion_settings, memory
 from slurm_ones.simulate.faults import invariants
 from slurm_ones.simulate.faults.bounds import Ages, bound_s
@@ -42,8 +43,6 @@ REST_S = 12 * 3600.0
 """A companion that has not come to rest so long after the last fault never does."""
 END_S = 2 * 86400.0
 """Jobs that are left alone have ended by then."""
-FUTURE_S = 300.0
-"""Reports that are further ahead of the companion's clock are not believed (`observe.reports`)."""
 RESTART_S = (0.0, 2.0, 10.0, 65.0, 300.0)
 """How long after its death a companion is started again."""
 ABSENT_S = 4000.0
