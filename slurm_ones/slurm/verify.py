@@ -32,7 +32,8 @@ def _fault(job: Job, shape: Shape, before: Job) -> str:
         return f"Slurm holds {job.nodes}-{job.max_nodes} nodes with {job.gpus_per_node} GPUs each"
     if 0 < job.tasks < shape.nodes:
         return f"it was submitted with a task count ({job.tasks}), which is less than {shape.nodes} nodes"
-    if never_starts(job):
+    # What Slurm said before is about the shape before, until it has looked again.
+    if never_starts(job) and not never_starts(before):
         return f"Slurm says {job.reason}"
     return ""
 

@@ -23,6 +23,7 @@ KEPT = {
     3563: "the same, the companion's clock being behind the job's",
     1027: "a job that no longer opts in kept its old count of restarts in the database",
     1282: "a job that waits for its owner's --begin was left at a shape that Slurm takes and never starts",
+    3206: "an old shape was not believed, Slurm's word about the new one being still there",
     4101: "Slurm took a shape that it never starts, and refused the old one: it was asked for that once only",
     4563: "an operator's hold between ours and the update left a job at a shape that Slurm takes and never starts",
 }

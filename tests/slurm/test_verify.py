@@ -140,3 +140,10 @@ def test_whole_nodes_are_their_nodes() -> None:
     slurm = FakeSlurm(job_of(Shape(2, 0)))
     slurm.reshape(Shape(3, 4))
     assert (slurm.job.nodes, slurm.job.gpus_per_node) == (3, 0)
+
+
+def test_what_slurm_said_of_the_shape_before_is_not_held_against_the_new_one() -> None:
+    """A job that waits unheld shows its last reason until Slurm looks again."""
+    slurm = FakeSlurm(replace(job_of(Shape(4, 4)), reason="BadConstraints"))
+    slurm.reshape(Shape(2, 4))
+    assert slurm.updates == [Shape(2, 4)]
