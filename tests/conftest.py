@@ -1,14 +1,17 @@
-"""What all tests share: the two real clusters, started once a session and built first where they are not yet."""
+"""What all tests share: an empty database, a PostgreSQL, and the two real clusters, started once a worker and built
+first where they are not yet."""
 
 from __future__ import annotations
 
 import os
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ones_db import migrate
 from tests.cluster import Cluster, ClusterError, unavailable
 from tests.cluster.cli import Progress
 from tests.db.server import NoServer, Server
@@ -24,6 +27,11 @@ SEED = "ONES_SEED"
 def pytest_configure() -> None:
     # Before the workers are started, so that all have the same.
     os.environ.setdefault(SEED, str(secrets.randbelow(10**9)))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Those that need a Slurm wait, the others compute: begun first, they leave others to fill the machine with.
+    items.sort(key=lambda item: item.get_closest_marker("cluster") is None)
 
 
 def pytest_report_header() -> str:
@@ -74,6 +82,14 @@ def old(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     cluster = start(request, "old")
     yield cluster
     cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def empty_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database without rows, migrated once for all tests."""
+    path = tmp_path_factory.mktemp("empty") / "ones.sqlite"
+    migrate.upgrade(f"sqlite:///{path}")
+    return path
 
 
 def served() -> Iterator[Server]:

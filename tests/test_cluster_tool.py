@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -286,6 +287,18 @@ class TestCommands:
         for folder in (REPOSITORY, sys.prefix):
             done = gres.run(["touch", f"{folder}/spoilt"], user="root", check=False)
             assert "Read-only file system" in done.stderr
+
+    def test_devices_are_its_own(self, gres: Cluster, tmp_path: Path) -> None:
+        """A mode that root changes in here, as daemons do, must not be that of the host's device."""
+        host = Path("/dev/null").stat()
+        try:
+            os.mknod(tmp_path / "null", stat.S_IFCHR, host.st_rdev)
+        except PermissionError:
+            pytest.skip("this machine lets nobody make devices: they are the host's")
+        made = (gres.root / "dev/null").stat()
+        assert (made.st_rdev, stat.S_IMODE(made.st_mode)) == (host.st_rdev, 0o666)
+        assert (made.st_dev, made.st_ino) != (host.st_dev, host.st_ino)
+        assert gres.run(["sh", "-c", "echo gone > /dev/null; head -c 2 /dev/zero | wc -c"]).stdout == "2\n"
 
 
 class TestLife:

@@ -158,14 +158,15 @@ def test_the_unit_waits_for_a_graceful_stop_and_leaves_no_orphan() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_systemd_finds_the_unit_sound_and_well_protected(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [UNIT.name, "slurm-ones-maintain.service"])
+def test_systemd_finds_the_unit_sound_and_well_protected(tmp_path: Path, name: str) -> None:
     """Without a word of complaint, and exposed no more than we say."""
-    copy = tmp_path / UNIT.name
-    text, count = re.subn(r"^ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text(), flags=re.MULTILINE)
+    copy = tmp_path / name
+    text, count = re.subn(r"^ExecStart=\S+", "ExecStart=/bin/true", (SYSTEMD / name).read_text(), flags=re.MULTILINE)
     assert count == 1
     copy.write_text(text)
     verified = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True, check=False)
-    complaints = [line for line in verified.stderr.splitlines() if UNIT.name in line]
+    complaints = [line for line in verified.stderr.splitlines() if name in line]
     assert verified.returncode == 0 and not complaints, verified.stderr
     analysed = ["systemd-analyze", "security", "--offline=true", f"--threshold={round(EXPOSURE * 10)}", copy]
     done = subprocess.run(analysed, capture_output=True, text=True, check=False)

@@ -78,12 +78,16 @@ class Box:
         devices: Sequence[str] = (),
         owner: int | None = None,
         keep: bool = False,
+        *,
+        network: int | None = None,
+        boots: bool = False,
     ) -> None:
-        """Start the box, which ends with process `owner` if one is given."""
+        """Start the box, which ends with process `owner` if one is given. It shares the network of process `network`,
+        and its root's own init `boots` it."""
         host.check()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o755)
-        spec = Spec(self.name, str(self.folder), str(root), list(binds), list(devices), owner, keep)
+        spec = Spec(self.name, str(self.folder), str(root), list(binds), list(devices), owner, keep, network, boots)
         spec.write(self.folder / SPEC)
         log = self.folder / "box.log"
         read, write = os.pipe()

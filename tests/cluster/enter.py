@@ -11,6 +11,9 @@ import os
 import signal
 import sys
 
+# What os.execvp imports, which a box may not have.
+import warnings  # noqa: F401
+
 NAMESPACES = ("ipc", "uts", "net", "pid", "mnt")
 PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGWINCH")
 PR_SET_PDEATHSIG = 1

@@ -11,11 +11,12 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from . import linux
+from . import cgroups, linux
 from .spec import Bind, Spec
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -25,18 +26,41 @@ def be_the_first_process(spec: Spec, ready: Callable[[], None]) -> None:
     """Build the box around this process, say so by `ready`, and reap for ever."""
     # Block first: a child that ends during the set-up must not be missed.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWUTS | linux.CLONE_NEWIPC)
+    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWUTS | linux.CLONE_NEWIPC)
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     socket.sethostname(spec.name)
-    linux.loopback_up()
+    _network(spec.network)
     root = _layered_root(spec)
     _devices(root, spec.devices)
     _kernel_file_systems(root)
     for bind in sorted(spec.binds, key=lambda bind: bind.inside):
         _show(root, bind)
+    if spec.boots:
+        # The kernel's own settings are this machine's, and not a box's to change.
+        linux.bind(str(root / "proc/sys"), str(root / "proc/sys"), writable=False)
+        cgroups.own(root / "sys/fs/cgroup", spec.name)
     _enter(root)
     ready()
+    if spec.boots:
+        _boot()
     _reap()
+
+
+def _network(shared: int | None) -> None:
+    """That of a process, or one of its own."""
+    if shared is None:
+        linux.unshare(linux.CLONE_NEWNET)
+        linux.loopback_up()
+        return
+    handle = os.open(f"/proc/{shared}/ns/net", os.O_RDONLY)
+    linux.setns(handle)
+    os.close(handle)
+
+
+def _boot() -> None:
+    """Become the root's init, which is told that this is a container."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    os.execve("/sbin/init", ["/sbin/init"], {"container": "slurm-ones", "PATH": "/usr/sbin:/usr/bin"})
 
 
 def _layered_root(spec: Spec) -> Path:
@@ -62,13 +86,18 @@ def _layered_root(spec: Spec) -> Path:
 
 
 def _devices(root: Path, extra: list[str]) -> None:
-    """A /dev of its own. Devices are binds of the host's: containers often may not mknod."""
+    """A /dev of its own, so that what root does to a device in here is not done to the host's. Where devices cannot be
+    made, as in many containers, they are binds of the host's."""
     dev = root / "dev"
     linux.mount("tmpfs", str(dev), "tmpfs", linux.MS_NOSUID, "mode=755")
     sources = {name: f"/dev/{name}" for name in DEVICES} | dict.fromkeys(extra, "/dev/null")
     for name, source in sources.items():
-        (dev / name).touch()
-        linux.mount(source, str(dev / name), flags=linux.MS_BIND)
+        try:
+            os.mknod(dev / name, stat.S_IFCHR, Path(source).stat().st_rdev)
+            (dev / name).chmod(0o666)
+        except PermissionError:
+            (dev / name).touch()
+            linux.mount(source, str(dev / name), flags=linux.MS_BIND)
     (dev / "pts").mkdir()
     (dev / "shm").mkdir()
     linux.mount("devpts", str(dev / "pts"), "devpts", 0, "newinstance,ptmxmode=0666,mode=0620")

@@ -21,7 +21,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from . import linux
+from . import cgroups, linux
 from .inside import be_the_first_process
 from .spec import LOCK, PIDS, Spec
 
@@ -51,6 +51,8 @@ def keep(spec: Spec, ready_fd: int) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    if spec.boots:
+        cgroups.remove(spec.name)
     if not spec.keep:
         shutil.rmtree(folder, ignore_errors=True)
     return 0

@@ -157,7 +157,7 @@ def _users(site: Site, root: Path, report: Report) -> None:
 
 
 def _version(site: Site, root: Path, report: Report) -> None:
-    shown = _chroot(root, "dpkg-query", "--show", "--showformat=${Version}", "slurmctld")
+    shown = _chroot(root, "dpkg-query", "--show", "--showformat=${Version}", "slurm-client")
     (root / STAMPS).mkdir(exist_ok=True)
     # The Debian revision (26.05.5-1) says nothing about Slurm.
     (root / STAMPS / VERSION).write_text(shown.split("-")[0])

@@ -38,6 +38,10 @@ class Spec:
     """The process (pid on the host) with which the box ends; None: it stays until taken down."""
     keep: bool = False
     """Whether the box's folder stays when the box ends."""
+    network: int | None = None
+    """The process (pid on the host) whose network the box shares; None: it has one of its own."""
+    boots: bool = False
+    """Whether the root's own init is the first process, over a tree of cgroups of its own."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1))

@@ -13,14 +13,6 @@ from tests.db.server import Server
 
 
 @pytest.fixture(scope="session")
-def empty_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database without rows, migrated once for all tests."""
-    path = tmp_path_factory.mktemp("empty") / "ones.sqlite"
-    migrate.upgrade(f"sqlite:///{path}")
-    return path
-
-
-@pytest.fixture(scope="session")
 def empty_postgresql(server: Server) -> str:
     """A database of the server without rows, migrated once for all tests; others are made from it."""
     name = server.fresh()

@@ -25,6 +25,8 @@ TRAIN = paths.REPOSITORY / "tests/wrapper/train.py"
 FOR_EVER = ("--epochs", "100000", "--samples", "64", "--batch", "16", "--step-ms", "50")
 """Arguments of `TRAIN` for a job that is not to end by itself: an epoch takes about 0.2 s."""
 WAIT_S = 60.0
+LOOK_S = 0.3
+"""Between two questions to Slurm: each starts two processes, and the machine has other tests to run."""
 DATABASE = "ones.sqlite"
 
 
@@ -69,7 +71,7 @@ class Desk:
         deadline = time.monotonic() + timeout_s
         while not holds(job := self.job(job_id)):
             assert time.monotonic() < deadline, f"job {job_id} not {what} within {timeout_s:.0f} s: {job}"
-            time.sleep(0.1)
+            time.sleep(LOOK_S)
         return job
 
     def directory(self, job_id: int, user: str = "alice") -> Path:
@@ -87,12 +89,15 @@ class Desk:
     ) -> Report:
         """The run's first report of which that holds, once it is there."""
         deadline = time.monotonic() + timeout_s
-        while not (found := [report for report in self.reports(job_id, restart) if holds(report)]):
-            job = self.job(job_id)
-            words = f"run {restart} of job {job_id} ({job.state.value}) reported no {what}: {self.log(job_id)[-2000:]}"
-            assert time.monotonic() < deadline and not job.ended, words
-            time.sleep(0.1)
-        return found[0]
+        while True:
+            ended = self.job(job_id).ended
+            look = time.monotonic() + 1.0
+            while time.monotonic() < look:
+                if found := [report for report in self.reports(job_id, restart) if holds(report)]:
+                    return found[0]
+                time.sleep(0.1)
+            words = f"run {restart} of job {job_id} reported no {what}: {self.log(job_id)[-2000:]}"
+            assert time.monotonic() < deadline and not ended, words
 
     def trains(self, *job_ids: int, restart: int = 0) -> None:
         """Wait until these jobs train."""
@@ -208,4 +213,4 @@ class Desk:
         deadline = time.monotonic() + WAIT_S
         while left := self.cluster.run(["squeue", "-h", "-o", "%i %T"], user="root").stdout:
             assert time.monotonic() < deadline, f"jobs that do not end: {left}"
-            time.sleep(0.1)
+            time.sleep(LOOK_S)

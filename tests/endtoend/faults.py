@@ -158,7 +158,7 @@ class Run:
                 jobs = stage.jobs()
                 for job_id in stage.elastic():
                     job = jobs.get(job_id)
-                    if job is not None and (why := _between(job)):
+                    if job is not None and (why := between(job)):
                         return why
                     record = store.jobs([job_id]).get(job_id)
                     if job is not None and (record is None or record.state != job.state.value):
@@ -190,7 +190,7 @@ class Run:
             (folder / "resizes").write_text("\n".join(lines))
 
 
-def _between(job: Job) -> str:
+def between(job: Job) -> str:
     if job.completing or job.flags & {"CONFIGURING"}:
         return f"job {job.job_id} is {sorted(job.flags)}"
     if job.pending and not job.held and job.reason in ("None", "", "Cleaning", "BeginTime") and _soon(job):

@@ -35,6 +35,7 @@ from tests.endtoend.scripted import Scripted, companion
 SMALL = Shape(1, 1)
 CHANGES = ("requeuehold", "uhold", "update", "release")
 WRITES = ("begin_resize", "step_resize", "end_resize")
+WAITS = ("BeginTime", "Resources", "Priority")
 LIMIT_S = 60.0
 
 
@@ -116,11 +117,11 @@ def _and_exit(work: Callable[[], None]) -> NoReturn:
 
 
 def settled(client: CommandClient, job_id: int) -> Job:
-    """The job once it runs or waits for its own time, or as it is after LIMIT_S."""
+    """The job once it runs, or waits as it did from the first; or as it is after LIMIT_S."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         job = client.job(job_id)
-        if job.running or (job.pending and job.reason == "BeginTime"):
+        if job.running or (job.pending and job.restart == 0 and job.reason in WAITS):
             break
         time.sleep(0.1)
     return job

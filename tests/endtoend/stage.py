@@ -90,14 +90,14 @@ class Story:
 
 
 @contextmanager
-def small_disks() -> Iterator[dict[str, Path]]:
+def small_disks(sizes: Mapping[str, str] = SIZES) -> Iterator[dict[str, Path]]:
     """The small file systems by their names inside. From here on this process and those that it starts have mounts of
     their own, so that nobody else sees these, and they go with it. It must not have threads yet."""
     linux.unshare(linux.CLONE_NEWNS)
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     with tempfile.TemporaryDirectory(prefix="ones-disks-") as folder:
         disks = {}
-        for place, size in SIZES.items():
+        for place, size in sizes.items():
             disks[place] = Path(folder) / place.lstrip("/")
             disks[place].mkdir()
             linux.mount("tmpfs", str(disks[place]), "tmpfs", 0, f"size={size},mode=1777")

@@ -61,8 +61,11 @@ def test_a_companion_killed_anywhere_is_succeeded(desk: Desk) -> None:
 
 @pytest.mark.parametrize("shape", ["2x4", "99x1"])
 def test_killed_anywhere_in_the_resize_of_a_waiting_job(desk: Desk, shape: str) -> None:
-    """It waits on, held by nobody. A shape that Slurm refuses, though it takes it at first, leaves it as it was."""
-    job_ids = [desk.light("--begin=now+1hour") for _ in range(2)]
+    """It waits on for room, held by nobody. A shape that Slurm refuses, though it takes it at first, leaves it as it
+    was."""
+    all_nodes = desk.rigid("--nodes=4", "--gres=gpu:4")
+    desk.wait(all_nodes, lambda job: job.running, "running")
+    job_ids = [desk.light() for _ in range(2)]
     for told in kill_everywhere(desk, job_ids, shape, ("uhold", "NumNodes", "release")):
         assert told["state"] == "PENDING" and told["restarts"] == 0, told
         if shape == "99x1":
@@ -71,3 +74,11 @@ def test_killed_anywhere_in_the_resize_of_a_waiting_job(desk: Desk, shape: str) 
             changed = told["shape"] != told["from"]
             assert changed == (told["resize"] == State.DONE), told
             assert changed or told["killed"], told
+
+
+def test_killed_anywhere_in_the_resize_of_a_job_that_is_to_start_later(desk: Desk) -> None:
+    """Of which Slurm does not say whether it would ever start at the new shape: it keeps its own, held by nobody."""
+    job_ids = [desk.light("--begin=now+1hour") for _ in range(2)]
+    for told in kill_everywhere(desk, job_ids, "2x4", ("uhold", "NumNodes", "release")):
+        assert (told["state"], told["shape"], told["restarts"]) == ("PENDING", "1x1", 0), told
+        assert told["resize"] in (None, State.ROLLED_BACK), told

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 from ones_db import ResizeRecord, Store
 from ones_wrapper.protocol import Checkpoint, Epoch, Hello, ProtocolError, Report, decode_report, reports_name
 from slurm_ones.slurm.model import Job
 from tests.endtoend.light import STEPS
-from tests.endtoend.stage import Stage, Story
+from tests.endtoend.stage import Story
 
 FINE = ("None", "", "Resources", "Priority", "BeginTime", "Cleaning")
 """Reasons for which a job may wait."""
 UNAVAILABLE = ("ReqNodeNotAvail", "Nodes required for job are DOWN", "PartitionNodeLimit")
 PAST_REQUEUE = {"reshaping", "parking"}
+
+
+class Stage(Protocol):
+    """Where things were broken: `stage.Stage`, or another place with jobs and a companion."""
+
+    @property
+    def stories(self) -> Mapping[int, Story]: ...
+
+    def jobs(self) -> Mapping[int, Job]: ...
+
+    def store(self) -> Store: ...
+
+    def directory(self, job_id: int) -> Path: ...
 
 
 @dataclass

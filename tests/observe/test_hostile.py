@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
-from ones_db import Store, migrate
+from ones_db import Store
 from ones_wrapper.protocol import (
     MAX_LINE,
     ORDERS,
@@ -91,10 +91,9 @@ class Queue:
 class Site:
     """A companion's eyes, one job that behaves and one that does not."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, empty: Path) -> None:
         self.place = place
-        self.url = f"sqlite:///{place / 'ones.sqlite'}"
-        migrate.upgrade(self.url)
+        self.url = f"sqlite:///{shutil.copy(empty, place / 'ones.sqlite')}"
         self.store = Store.open(self.url, "here")
         self.queue = Queue()
         self.observer = Observer(self.queue, self.store, Settings())  # type: ignore[arg-type]
@@ -166,8 +165,8 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture
-def site(place: Path) -> Iterator[Site]:
-    found = Site(place)
+def site(place: Path, empty_sqlite: Path) -> Iterator[Site]:
+    found = Site(place, empty_sqlite)
     with found.store:
         yield found
 

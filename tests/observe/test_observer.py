@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event
 
-from ones_db import Store, StoreError, migrate
+from ones_db import Store, StoreError
 from ones_wrapper.protocol import Batch, Epoch, First, Hello, Report, Spec, Throughput, encode, encode_report
 from slurm_ones.config import Settings
 from slurm_ones.observe.observer import Observer
@@ -60,10 +61,8 @@ class Queue:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
-    migrate.upgrade(url)
-    with Store.open(url, "here") as opened:
+def store(tmp_path: Path, empty_sqlite: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{shutil.copy(empty_sqlite, tmp_path / 'ones.sqlite')}", "here") as opened:
         yield opened
 
 

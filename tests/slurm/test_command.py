@@ -88,6 +88,15 @@ def test_a_command_that_hangs_is_unreachable(commands: Path) -> None:
         CommandClient(timeout_s=0.2).version()
 
 
+def test_every_try_is_a_sign_of_life(commands: Path) -> None:
+    """A companion that waits for a slow controller, call after call, must not be taken for one that hangs."""
+    fake(commands, "squeue", "sleep 60")
+    felt: list[float] = []
+    with pytest.raises(Unreachable):
+        CommandClient(timeout_s=0.1, felt=lambda: felt.append(time.monotonic())).job(7)
+    assert len(felt) == 4
+
+
 def test_a_users_own_formats_are_not_used(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQUEUE_FORMAT, SCONTROL_ALL and the like would change what is read."""
     monkeypatch.setenv("SCONTROL_ALL", "1")

@@ -46,7 +46,7 @@ def test_the_scripts_own_word_ends_the_job(code: int) -> None:
     assert action(End(code, checkpoint=STEP_5, ours=True)) is Action.END
 
 
-@pytest.mark.parametrize("code", [STOP_CODE, KILLED, HUNG])
+@pytest.mark.parametrize("code", [STOP_CODE, KILLED, HUNG, 128 + signal.SIGUSR2])
 def test_the_time_limit_leads_to_a_requeue(code: int) -> None:
     """Protects jobs longer than their time limit."""
     end = End(code, warned=True, checkpoint=STEP_5, ours=True)

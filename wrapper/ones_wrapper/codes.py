@@ -25,9 +25,20 @@ HUNG = 102
 """No rank reached a step boundary for `ONES_HANG_S`: start the ranks again from the last checkpoint."""
 
 CRASHED = tuple(
-    128 + s for s in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+    128 + s
+    for s in (
+        signal.SIGKILL,
+        signal.SIGSEGV,
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    )
 )
-"""Ends of a rank that are no word of its script: killed for memory, a dead GPU, a library's abort."""
+"""Ends of a rank that are no word of its script: killed for memory, a dead GPU, a library's abort. The last two are
+asked for by Slurm or the owner, and kill a process only in the moment before it listens to them."""
 
 
 def cause(codes: Sequence[int]) -> int:
