@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 import typer
+from typer.core import TyperGroup
 
 from slurm_ones import __version__
-from slurm_ones.cli import db, import_
-from slurm_ones.cli.doctor import doctor
-from slurm_ones.cli.jobs import jobs
-from slurm_ones.cli.run import run
-from slurm_ones.cli.simulate import simulate
-from slurm_ones.cli.status import status
-from slurm_ones.cli.why import why
 
-app = typer.Typer(help="Elastic training jobs on plain Slurm.", no_args_is_help=True, pretty_exceptions_enable=False)
-for _command in (run, status, jobs, why, doctor, simulate):
-    app.command()(_command)
-app.add_typer(db.app, name="db")
-app.add_typer(import_.app, name="import")
+_MODULES = {name: name for name in ("run", "status", "jobs", "why", "doctor", "simulate", "db")} | {"import": "import_"}
+
+
+class _Commands(TyperGroup):
+    """Imports a command's module when it is asked for: `why` need not wait for all that `run` needs."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_MODULES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _MODULES:
+            return None
+        name = _MODULES[cmd_name]
+        module = import_module(f"{__name__}.{name}")
+        one: typer.Typer | None = getattr(module, "app", None)
+        if one is None:
+            one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            one.command()(getattr(module, name))
+        command = typer.main.get_command(one)
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(
+    cls=_Commands, help="Elastic training jobs on plain Slurm.", no_args_is_help=True, pretty_exceptions_enable=False
+)
 
 
 def _version(asked: bool) -> None:

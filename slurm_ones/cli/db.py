@@ -16,7 +16,7 @@ from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console
 from slurm_ones.cli.maintain import maintain_database
 from slurm_ones.cli.query import query
 
-app = typer.Typer(help="The job database.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="The job database.", no_args_is_help=True)
 app.command()(query)
 app.command("maintain")(maintain_database)
 for access in (grant, revoke, export):

@@ -32,7 +32,7 @@ from slurm_ones.report.text import plain, seconds
 from slurm_ones.slurm.accounting import AccountingRow, Sacct
 from slurm_ones.slurm.command import CommandClient
 
-app = typer.Typer(help="Bring in what others remember.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="Bring in what others remember.", no_args_is_help=True)
 
 PIECE_S = DAY_S
 """Accounting is asked for so much time at once."""
