@@ -64,9 +64,9 @@ def order_path(job: Job, spool: Path | None) -> Path:
 def write_order(job: Job, order: Order, spool: Path | None) -> None:
     """Replace the order in force; durable when it returns. Raises `OrderError`."""
     path = order_path(job, spool)
-    owner = job.uid if path.name == ORDERS else os.geteuid()
+    owner, whose = (job.uid, "the job's user") if path.name == ORDERS else (os.geteuid(), "this companion")
     try:
-        with directory_of(path.parent, owner) as directory:
+        with directory_of(path.parent, owner, whose) as directory:
             if path.name != ORDERS:
                 _check_spool(directory)
             _replace(directory, path.name, encode(order))

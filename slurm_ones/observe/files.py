@@ -20,8 +20,8 @@ class NotBelieved(Exception):
 
 
 @contextmanager
-def directory_of(path: Path, uid: int) -> Iterator[int]:
-    """A descriptor of the directory at `path`, which must belong to `uid` and be no link.
+def directory_of(path: Path, uid: int, whose: str = "the job's user") -> Iterator[int]:
+    """A descriptor of the directory at `path`, which must belong to `uid` (in words: `whose`) and be no link.
 
     Raises FileNotFoundError where there is none, `NotBelieved` where it is something else. A link among the
     directories above it is followed, as sites have them: whoever lays one can lead to nothing but another directory of
@@ -40,7 +40,7 @@ def directory_of(path: Path, uid: int) -> Iterator[int]:
     try:
         owner = os.fstat(fd).st_uid
         if owner != uid:
-            raise NotBelieved(f"{path}: belongs to uid {owner}, not to the job's user (uid {uid})")
+            raise NotBelieved(f"{path}: belongs to uid {owner}, not to {whose} (uid {uid})")
         yield fd
     finally:
         os.close(fd)

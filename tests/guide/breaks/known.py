@@ -1,0 +1,35 @@
+"""The breaks by the names of the guide's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.guide.scene import Scene
+
+Work = Callable[[Scene], None]
+
+
+@dataclass(frozen=True)
+class Break:
+    """One way to break it. A row may have several."""
+
+    row: str
+    """The first cell of the guide's row."""
+    way: str
+    work: Work
+    standby: bool
+    """Whether there has to be a second companion."""
+
+
+ROWS: list[Break] = []
+
+
+def row(name: str, way: str = "", *, standby: bool = False) -> Callable[[Work], Work]:
+    """The decorated function breaks what the guide calls so."""
+
+    def known(work: Work) -> Work:
+        ROWS.append(Break(name, way, work, standby))
+        return work
+
+    return known

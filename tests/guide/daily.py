@@ -1,0 +1,137 @@
+"""What the guide's table "Day to day" says one can do, done."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+from tests.guide import guide
+from tests.guide.install import SETTINGS, edit
+from tests.guide.people import STOP_FILE, NotSeen
+from tests.guide.scene import PROGRAM, Scene
+
+ACTIONS = "who did what"
+Work = Callable[[Scene], str]
+TASKS: dict[str, Work] = {}
+"""By the first cell of the guide's row."""
+
+
+def task(name: str) -> Callable[[Work], Work]:
+    def known(work: Work) -> Work:
+        TASKS[name] = work
+        return work
+
+    return known
+
+
+@task("is it well?")
+def _(scene: Scene) -> str:
+    host = scene.leader
+    code, text = scene.status(host, "--no-slurm", "--json")
+    if code != 0 or not json.loads(text)["healthy"]:
+        raise NotSeen(f"status: {code}, {text}")
+    # Where the database cannot be opened at all, it could not look.
+    broken = host.ask(f"{PROGRAM} status --config /nowhere")
+    if broken.returncode != 2:
+        raise NotSeen(f"status without settings: {broken.returncode}, {broken.stderr}")
+    return "exit codes 0, and 2 where it could not look"
+
+
+@task("why was this job (not) resized?")
+def _(scene: Scene) -> str:
+    job_id = min(scene.elastic())
+    return scene.see(lambda: scene.why(job_id), f"job {job_id}.*shape")
+
+
+@task("stop everything at once, without ending it")
+def _(scene: Scene) -> str:
+    scene.stir()
+    scene.calm(True)
+    deadline = time.monotonic() + 60
+    with scene.store() as store:
+        while store.open_resizes():
+            if time.monotonic() > deadline:
+                raise NotSeen("resizes go on in spite of the stop file")
+            time.sleep(0.2)
+        count = len(store.resizes())
+        time.sleep(8)
+        if len(store.resizes()) != count:
+            raise NotSeen("resizes are begun in spite of the stop file")
+    scene.calm(False)
+    scene.ended(scene.stir())
+    return f"{STOP_FILE}: what was under way ended, nothing was begun; without it resizes went on"
+
+
+@task("leave one job alone")
+def _(scene: Scene) -> str:
+    job_id = max(scene.elastic())
+    scene.desk.wait(job_id, lambda job: job.running, "running")
+    scene.scontrol("scontrol", "update", f"JobId={job_id}", "Comment=ones: gpus=1-8 batch=16-64 resize=off")
+    line = scene.see(lambda: scene.why(job_id), "left alone|resize=off|switched off")
+    scene.scontrol("scontrol", "update", f"JobId={job_id}", "Comment=ones: gpus=1-8 batch=16-64")
+    return line
+
+
+@task("change settings")
+def _(scene: Scene) -> str:
+    host = scene.leader
+    path = host.root / SETTINGS.lstrip("/")
+    before = path.read_text()
+    scene.since = time.time()
+    edit(path, r"^tick_s = .*$", "tick_s = 3")
+    host.sh("systemctl reload slurm-ones")
+    line = scene.see_journal(host, "changed: tick_s", 15)
+    path.write_text(before)
+    host.sh("systemctl reload slurm-ones")
+    scene.see_journal(host, "changed: tick_s", 15)
+    return line
+
+
+@task("stop it")
+def _(scene: Scene) -> str:
+    host = scene.leader
+    scene.stir(("requeuing", "reshaping", "releasing"))
+    began = time.monotonic()
+    host.sh("systemctl stop slurm-ones")
+    took = time.monotonic() - began
+    held = [job_id for job_id in scene.elastic() if scene.desk.job(job_id).held]
+    result = host.sh("systemctl show -P Result slurm-ones").strip()
+    host.sh("systemctl start slurm-ones")
+    if held or result != "success":
+        raise NotSeen(f"jobs {held} are held after a stop that ended with {result}")
+    return f"in the middle of a resize: {took:.1f} s, nobody held"
+
+
+@task("upgrade")
+def _(scene: Scene) -> str:
+    hosts, lines = list(scene.installed), []
+    for host in hosts:
+        host.sh("systemctl stop slurm-ones")
+    for host in hosts:
+        host.sh("/opt/slurm-ones/bin/pip install --upgrade .", cwd="/root/slurm-ones", timeout=300)
+    lines.append(hosts[0].sh(f"cd /var/lib/slurm-ones && {PROGRAM} db upgrade").strip())
+    for host in hosts:
+        host.sh("systemctl start slurm-ones")
+    return "; ".join(lines)
+
+
+@task("back up")
+def _(scene: Scene) -> str:
+    scene.place.db.sh("pg_dump ones >/tmp/ones.sql", user="postgres", cwd="/")
+    lines = scene.place.db.sh("grep -c ^COPY /tmp/ones.sql").strip()
+    return f"pg_dump while it runs: {lines} tables"
+
+
+@task(ACTIONS)
+def _(scene: Scene) -> str:
+    host = scene.leader
+    query = guide.row("Day to day", ACTIONS).command("db query").removeprefix("slurm-ones")
+    told = host.sh(f"{PROGRAM} {query}")
+    for word in ("run --advise", "reload"):
+        if word not in told:
+            raise NotSeen(f"{word!r} is not among the actions: {told[-2000:]}")
+    errors = host.sh("journalctl -u slurm-ones -p err -o cat --no-pager")
+    if "elastic jobs run" in errors:
+        raise NotSeen(f"among the errors there is what is none: {errors[-2000:]}")
+    return "starts and reloads are there, and only errors in journalctl -p err"
