@@ -10,6 +10,7 @@ import numpy as np
 
 from ones_db import JobHistory, Store
 from slurm_ones.act.actor import Actor, Decided
+from slurm_ones.act.forgotten import let_go_again
 from slurm_ones.act.leases import Leases
 from slurm_ones.act.plan import Change
 from slurm_ones.act.resize import Machine
@@ -68,6 +69,7 @@ class Companion:
     ) -> None:
         self.settings = settings
         client = Fenced(client, check)
+        self._client = client
         self._store = store
         self._clock = clock
         self._observer = Observer(client, store, settings)
@@ -97,6 +99,7 @@ class Companion:
         self._actor.advance()
         self._stop_file.look(self._clock())
         seen = self._observer.look()
+        let_go_again(seen.snapshot.jobs.values(), self._client, self._store)
         histories = self._learn(seen)
         decided = self._decide(seen, histories)
         begun = self._actor.act(seen, histories, decided)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from ones_db import ResizeRecord
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from slurm_ones.act.back import WayBack
+from slurm_ones.act.forgotten import in_our_hold
 from slurm_ones.act.orders import OrderError, last_number
 from slurm_ones.act.states import State
 from slurm_ones.act.steps import ASK_AGAIN_S
@@ -24,6 +25,13 @@ from slurm_ones.slurm.verify import never_starts
 log = logging.getLogger(__name__)
 
 _HELD = "it was held while it ran"
+_LET_GO = {
+    State.WAITING: State.RESHAPING,
+    State.STARTING: State.RESHAPING,
+    State.WAITING_BACK: State.RESHAPING_BACK,
+    State.STARTING_BACK: State.RESHAPING_BACK,
+}
+"""States after a release, and where to begin again when it is forgotten."""
 _AT_ONCE_S = 3.0
 """A job that was parked may start at once, which on Slurm 22.05 is two seconds from now."""
 
@@ -54,6 +62,8 @@ class Machine(WayBack):
             return self._end(resize, State.ENDED, "Slurm no longer knows the job")
         if job.ended:
             return self._end(resize, State.ENDED, f"the job is {job.state.value}")
+        if State(resize.state) in _LET_GO and in_our_hold(job, resize):
+            return self._to(resize, _LET_GO[State(resize.state)], "Slurm has forgotten that it was let go")
         return self._handle(resize, job)
 
     def _handle(self, resize: ResizeRecord, job: Job) -> ResizeRecord:

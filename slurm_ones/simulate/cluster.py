@@ -105,7 +105,7 @@ class SimulatedCluster:
         """Set its priority anew: it queues from now on."""
         job = self.get(job_id)
         if job.held_by:
-            job.held_by = ""
+            job.held_by, job.requeue_held = "", False
             if job.pending:
                 self._wait(job, job.begin)
 
@@ -149,7 +149,7 @@ class SimulatedCluster:
         if job.running:
             self._requeue(job, hold=hold)
         elif job.pending and hold and not job.held_by:
-            job.held_by = "user"
+            job.held_by, job.requeue_held = "user", True
 
     def kill(self, job_id: int, code: int) -> None:
         """A signal ends its steps, and so the job."""
@@ -235,7 +235,7 @@ class SimulatedCluster:
         job.restart += 1
         job.submit_time = now
         if hold and not job.held_by:
-            job.held_by = "user"
+            job.held_by, job.requeue_held = "user", True
         self._let_end(job, gone)
         job.start_time, job.node_list = 0.0, ()
         self._wait(job, now + self.settings.requeue_delay_s)

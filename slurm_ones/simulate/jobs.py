@@ -79,6 +79,8 @@ class SimulatedJob:
     state: JobState = JobState.PENDING
     reason: str = "None"
     held_by: str = ""
+    requeue_held: bool = False
+    """Its hold is that of a requeue."""
     """Nobody, or user or admin."""
     restart: int = 0
     begin: float = 0.0
@@ -162,6 +164,7 @@ class SimulatedJob:
             reason=self._reason(),
             held=bool(self.held_by) and not self.ended,
             admin_held=self.held_by == "admin" and not self.ended,
+            requeue_held=self.requeue_held and self.held_by == "user" and not self.ended,
             restart=self.restart,
             requeue=request.requeue,
             nodes=nodes,

@@ -118,6 +118,9 @@ class Job:
     exit_code: int = 0
     eligible_time: float = 0.0
     """Its earliest start, by `--begin`, the delay after a requeue or `SlurmClient.defer`; 0 where there is none."""
+    requeue_held: bool = False
+    """It stands in the hold that it was requeued into, and has not been let go since. A snapshot may miss that an
+    operator holds it as well; `SlurmClient.job` does not."""
 
     @property
     def pending(self) -> bool:

@@ -135,6 +135,10 @@ def _exit_code(value: Any) -> int:
     return 128 + (status & 0x7F) if status & 0x7F else status >> 8
 
 
+REQUEUE_HELD = "requeued in held state"
+"""Slurm's words for a job in the hold of `scontrol requeuehold`, in place of a reason where it has but one field."""
+
+
 def _job(entry: Mapping[str, Any]) -> Job:
     held = number(entry.get("priority"), -1) == 0
     state, flags = state_of(_texts(entry.get("job_state")), held=held)
@@ -180,6 +184,7 @@ def _job(entry: Mapping[str, Any]) -> Job:
         priority=number(entry.get("priority")),
         array=bool(number(entry.get("array_job_id")) or number(entry.get("het_job_id"))),
         batch=bool(entry.get("batch_flag", True)),
+        requeue_held=held and reason == "JobHeldUser" and REQUEUE_HELD in text_of(entry.get("state_description")),
         exit_code=_exit_code(entry.get("exit_code")),
     )
 

@@ -20,7 +20,7 @@ import pyslurm
 
 from slurm_ones.slurm.command import CommandClient, error_of
 from slurm_ones.slurm.model import Job, JobState, Partition, Reservation, Shape, Snapshot
-from slurm_ones.slurm.parse import gpus, hosts, nodes_of, state_of, text_of
+from slurm_ones.slurm.parse import REQUEUE_HELD, gpus, hosts, nodes_of, state_of, text_of
 from slurm_ones.slurm.retry import with_retries
 
 
@@ -62,6 +62,7 @@ def _job(raw: Any) -> Job:
         reason=reason,
         held=held,
         admin_held=reason == "JobHeldAdmin",
+        requeue_held=held and REQUEUE_HELD in reason.replace("_", " "),
         restart=_count(raw.requeue_count),
         requeue=bool(raw.is_requeueable),
         nodes=_count(raw.num_nodes),

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import Job, JobState
-from slurm_ones.slurm.parse import allocated_gpus, gpus, hosts, nodes_asked, seconds, state_of, text_of
+from slurm_ones.slurm.parse import REQUEUE_HELD, allocated_gpus, gpus, hosts, nodes_asked, seconds, state_of, text_of
 
 FIELDS = (
     "JobID",
@@ -166,6 +166,7 @@ def _job(values: list[str]) -> Job:
         reason=text_of(reason),
         held=held,
         admin_held=reason == "JobHeldAdmin",
+        requeue_held=held and REQUEUE_HELD in reason.replace("_", " "),
         restart=_count(restart),
         requeue=requeue == "1",
         nodes=nodes,

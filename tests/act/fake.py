@@ -59,6 +59,8 @@ class FakeJob:
     state: JobState = JobState.PENDING
     held_by: str = ""
     """Nobody, or us, owner or operator."""
+    requeue_held: bool = False
+    """Slurm says of its hold that it was requeued into it."""
     restart: int = 0
     completing_until: float | None = None
     eligible_at: float = 0.0
@@ -180,7 +182,7 @@ class FakeSlurm:
             raise NotPermitted("Access/permission denied")
         if words := self.release_refused(job.shape):
             raise NotResizable(words)
-        job.held_by = ""
+        job.held_by, job.requeue_held = "", False
         self.calls.append(("release", start_now))
         self.fault("after release")
 
@@ -219,11 +221,16 @@ class FakeSlurm:
         if job.state in (JobState.PENDING, JobState.RUNNING):
             job.held_by = by
 
+    def forgets_release(self, job_id: int) -> None:
+        """slurmctld begins again from a state in which the job stood in the hold of its last requeue."""
+        job = self.jobs[job_id]
+        job.state, job.held_by, job.requeue_held = JobState.PENDING, "us", True
+
     def owner_releases(self, job_id: int) -> None:
         """`scontrol release` by the owner."""
         job = self.jobs[job_id]
         if job.held_by != "operator":
-            job.held_by = ""
+            job.held_by, job.requeue_held = "", False
 
     def preempt(self, job_id: int) -> None:
         """Slurm requeues the job by itself, not held."""
@@ -335,6 +342,7 @@ class FakeSlurm:
             work_dir=str(job.directory),
             comment=job.comment,
             eligible_time=float(max(job.eligible_at, job.begin_time)),
+            requeue_held=job.requeue_held and bool(job.held_by),
         )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, decode_order, directory_name
+from slurm_ones.act.forgotten import let_go_again
 from slurm_ones.act.states import FINAL, State
 from slurm_ones.slurm.client import SlurmError, Unreachable
 from slurm_ones.slurm.model import JobState, Shape
@@ -548,6 +550,32 @@ def test_a_hold_by_others_closes_the_resize(make_world: Make, state: State, by: 
     if by == "operator" and world.job.state is JobState.PENDING:
         assert world.job.held_by == "operator"
     assert resize.ended is not None
+
+
+@pytest.mark.parametrize("state", [State.WAITING, State.STARTING, State.WAITING_BACK, State.STARTING_BACK])
+def test_a_release_that_slurm_forgot_is_repeated(make_world: Make, state: State) -> None:
+    """slurmctld died, and began again from a state in which the job stood in our hold."""
+    world = make_world()
+    reach(world, state)
+    world.slurm.forgets_release(world.job_id)
+    resize = world.finish()
+    assert (world.job.state, world.job.held_by) == (JobState.RUNNING, "") and "held" not in resize.outcome
+
+
+@pytest.mark.parametrize("others", ["", "owner", "operator"])
+def test_a_release_that_slurm_forgot_after_the_resize_is_repeated(make_world: Make, others: str) -> None:
+    """Nobody else would let the job go. A hold that others put on it since is theirs."""
+    world = make_world()
+    world.begin()
+    assert world.finish().state == State.DONE
+    world.slurm.forgets_release(world.job_id)
+    if others:
+        world.job.held_by, world.job.requeue_held = others, False
+    seen = replace(world.slurm.job(world.job_id), requeue_held=True)
+    let_go_again([seen], world.slurm, world.store)
+    assert world.job.held_by == others
+    world.slurm.pass_time(130)
+    assert others or world.job.state is JobState.RUNNING
 
 
 @pytest.mark.parametrize("held_in", [State.WAITING, State.WAITING_BACK])

@@ -37,17 +37,18 @@ def test_a_requeued_job_is_held_for_its_owner(site: Site, user: str) -> None:
     job = site.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
     assert (job.job_id, job.restart, job.held, job.admin_held) == (job_id, first.restart + 1, True, False)
     assert (job.nodes, job.gpus_per_node, job.node_list) == (1, 1, ())
+    assert job.requeue_held and site.owner.snapshot().jobs[job_id].requeue_held
     site.as_(user).requeue_hold(job_id)
     assert site.owner.job(job_id).restart == 1
     site.owner.release(job_id)
     again = site.wait(job_id, lambda job: job.running, "RUNNING again")
-    assert again.restart == 1
+    assert (again.restart, again.requeue_held) == (1, False)
     assert again.start_time >= first.start_time
 
 
 def test_a_requeued_job_is_seen_until_its_processes_are_gone(site: Site) -> None:
     """While the last run's processes die it is completing, which 22.05's JSON shows in place of the state."""
-    stubborn = "#!/bin/bash\ntrap 'sleep 1.5; exit' TERM\nwhile :; do sleep 0.1; done\n"
+    stubborn = "#!/bin/bash\ntrap 'sleep 3; exit' TERM\nwhile :; do sleep 0.1; done\n"
     job_id = site.running("--nodes=1", "--gres=gpu:4", text=stubborn)
     site.owner.requeue_hold(job_id)
     for job in (site.owner.job(job_id), site.owner.snapshot().jobs[job_id]):
@@ -70,7 +71,8 @@ def test_a_held_job_can_be_released_by_its_owner(site: Site, user: str) -> None:
     job_id = site.submit("--nodes=1", "--begin=now+1hour")
     site.as_(user).hold(job_id)
     job = site.owner.job(job_id)
-    assert (job.held, job.admin_held) == (True, False)
+    assert (job.held, job.admin_held, job.requeue_held) == (True, False, False)
+    assert not site.owner.snapshot().jobs[job_id].requeue_held
     site.owner.release(job_id, start_now=False)
     assert not site.owner.job(job_id).held
 

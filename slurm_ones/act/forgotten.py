@@ -1,0 +1,48 @@
+"""Jobs that stand in a hold of ours again after they were let go, because Slurm went back in time.
+
+slurmctld saves what it knows a few seconds late, and where it dies in the middle of saving it begins again from what
+it saved before that, which may be minutes old. A job that stood in our hold then stands in it again, and nobody else
+would let it go. (An owner's `scontrol requeuehold` of a job that waits looks the same: `scontrol hold` is what holds
+it.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from ones_db import ResizeRecord, Store
+from slurm_ones.act.states import State
+from slurm_ones.slurm.client import SlurmClient, SlurmError, UnknownJob, Unreachable
+from slurm_ones.slurm.model import Job
+
+log = logging.getLogger(__name__)
+
+
+def in_our_hold(job: Job, resize: ResizeRecord) -> bool:
+    """Whether the job waits in the hold into which the resize requeued it. Any other requeue would have counted as one
+    more restart, and a hold put on it later has another reason."""
+    return job.pending and not job.completing and job.requeue_held and job.restart == resize.restart + 1 > 0
+
+
+def let_go_again(jobs: Iterable[Job], client: SlurmClient, store: Store) -> None:
+    """Release those of the jobs whose resize is over; raises `Unreachable`.
+
+    `jobs` are as a snapshot shows them. Slurm is asked anew about those alone that may be meant.
+    """
+    for seen in jobs:
+        if not (seen.pending and seen.requeue_held):
+            continue
+        resizes = store.resizes(seen.job_id)
+        if not resizes or not State(resizes[-1].state).final or resizes[-1].restart + 1 != seen.restart:
+            continue
+        try:
+            if in_our_hold(client.job(seen.job_id), resizes[-1]):
+                log.warning("job %d: Slurm has forgotten that it was let go; it is released again", seen.job_id)
+                client.release(seen.job_id)
+        except Unreachable:
+            raise
+        except UnknownJob:
+            continue
+        except SlurmError as error:
+            log.error("job %d: it could not be released: %s", seen.job_id, error)
