@@ -9,11 +9,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 install: $(VENV)/.installed
 
 # The stamp depends on what is declared, so a changed requirement reinstalls.
-$(VENV)/.installed: setup.cfg pyproject.toml
+$(VENV)/.installed: setup.cfg db/setup.cfg wrapper/setup.cfg pyproject.toml requirements-dev.txt
 	@echo "Installing slurm-ones and everything it is developed with into $(VENV) …"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --progress-bar off --upgrade pip
-	$(BIN)/pip install --progress-bar off --quiet --editable '.[wrapper,web,dev]'
+	$(BIN)/pip install --progress-bar off --quiet --requirement requirements-dev.txt \
+		--editable ./wrapper --editable './db[migrate]' --editable .
 	@touch $@
 
 # Said before anything is installed: a real Slurm needs root on a Debian-like host.

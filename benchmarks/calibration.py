@@ -23,18 +23,18 @@ import numpy as np
 
 from ones_db import Store, migrate
 from slurm_ones.companion import Companion, Tick
-from slurm_ones.daemon import Daemon
 from slurm_ones.decide import make_policy
-from slurm_ones.decide.policy import ClusterView, JobView, Policy, Schedule
-from slurm_ones.decide.tables import build_tables
 from slurm_ones.learn.calibration import Calibration
 from slurm_ones.learn.progress import ENOUGH, LEVELS
 from slurm_ones.learn.throughput import MeasuredThroughput
-from slurm_ones.simulate.application import Application
-from slurm_ones.simulate.engine import MOST_S, Complaints, companion_settings
-from slurm_ones.simulate.generate import MIXES, generate
-from slurm_ones.simulate.settings import ClusterSettings
-from slurm_ones.simulate.world import ClusterSpec, VirtualStop, World
+from slurm_ones.schedule.policy import ClusterView, JobView, Policy, Schedule
+from slurm_ones.schedule.tables import build_tables
+from slurm_ones.service.daemon import Daemon
+from slurm_ones.simulate.engines.companion import MOST_S, Complaints, companion_settings
+from slurm_ones.simulate.engines.world import ClusterSpec, VirtualStop, World
+from slurm_ones.simulate.slurm.settings import ClusterSettings
+from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.workloads.generate import MIXES, generate
 
 PER_NODE, TICK_S = 4, 60.0
 BEYOND = 1.2816

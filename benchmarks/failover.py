@@ -29,8 +29,8 @@ from ones_db import Store, migrate
 from ones_db.lead import LeadLock
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import Settings
-from slurm_ones.daemon import Daemon
-from slurm_ones.lead import Leadership
+from slurm_ones.service.daemon import Daemon
+from slurm_ones.service.leadership import Leadership
 from slurm_ones.slurm.model import Snapshot
 from tests.db.server import Server
 

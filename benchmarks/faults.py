@@ -20,8 +20,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from slurm_ones.simulate.faults.plan import Plan
-from slurm_ones.simulate.faults.run import Result, run
+from tests.faults.plan import Plan
+from tests.faults.run import Result, run
 
 SHOWN_S = 5.0
 """Between two lines of progress."""

@@ -30,19 +30,19 @@ import numpy as np
 from ones_db import Store, migrate
 from ones_wrapper.protocol import Epoch, Hello, Report, Spec, Throughput
 from slurm_ones.companion import Companion, Tick
-from slurm_ones.daemon import Daemon
 from slurm_ones.learn import knowledge, progress, throughput
 from slurm_ones.observe import observer
-from slurm_ones.observe.claims import Judged
-from slurm_ones.simulate import score
-from slurm_ones.simulate.application import Application
-from slurm_ones.simulate.engine import MOST_S, Complaints, companion_settings
-from slurm_ones.simulate.files import JobFiles
-from slurm_ones.simulate.generate import MIXES, generate
-from slurm_ones.simulate.jobs import Request
-from slurm_ones.simulate.settings import ClusterSettings
-from slurm_ones.simulate.workload import Submission, Workload
-from slurm_ones.simulate.world import ClusterSpec, VirtualStop, World
+from slurm_ones.observe.validator import Judged
+from slurm_ones.service.daemon import Daemon
+from slurm_ones.simulate.engines.companion import MOST_S, Complaints, companion_settings
+from slurm_ones.simulate.engines.world import ClusterSpec, VirtualStop, World
+from slurm_ones.simulate.slurm.jobs import Request
+from slurm_ones.simulate.slurm.settings import ClusterSettings
+from slurm_ones.simulate.study import score
+from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.training.files import JobFiles
+from slurm_ones.simulate.workloads.generate import MIXES, generate
+from slurm_ones.simulate.workloads.workload import Submission, Workload
 
 PER_NODE, TICK_S = 4, 60.0
 LIAR = "liar"

@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ones_db import Store, migrate
 from slurm_ones.companion import Companion, Tick
-from slurm_ones.daemon import Daemon
-from slurm_ones.simulate.engine import Complaints, companion_settings, memory
-from slurm_ones.simulate.generate import generate, offered
-from slurm_ones.simulate.settings import ClusterSettings
-from slurm_ones.simulate.world import ClusterSpec, VirtualStop, World
+from slurm_ones.service.daemon import Daemon
+from slurm_ones.simulate.engines.companion import Complaints, companion_settings, memory
+from slurm_ones.simulate.engines.world import ClusterSpec, VirtualStop, World
+from slurm_ones.simulate.slurm.settings import ClusterSettings
+from slurm_ones.simulate.workloads.generate import generate, offered
 
 MIB = float(1 << 20)
 NOT_OURS = ("*/slurm_ones/simulate/*", "*/benchmarks/memory.py", "*/tracemalloc.py", "<frozen*")

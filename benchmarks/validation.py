@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.progress import track
 
 from slurm_ones.decide import make_policy
-from slurm_ones.simulate.plain import plain_cluster, run_plain
-from slurm_ones.simulate.profiles import BadInput, read_profiles
-from slurm_ones.simulate.workload import Workload, read_workload
+from slurm_ones.simulate.engines.idealized import plain_cluster, run_plain
+from slurm_ones.simulate.workloads.profiles import BadInput, read_profiles
+from slurm_ones.simulate.workloads.workload import Workload, read_workload
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "adaptdl"
 WORKLOADS = ("workload-1", "workload-6")

@@ -10,21 +10,21 @@ import numpy as np
 
 from ones_db import JobHistory, Store
 from slurm_ones.act.actor import Actor, Decided
-from slurm_ones.act.forgotten import let_go_again
-from slurm_ones.act.leases import Leases
-from slurm_ones.act.plan import Change
+from slurm_ones.act.deferrals import Leases
 from slurm_ones.act.resize import Machine
+from slurm_ones.act.stale_holds import let_go_again
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.decide import make_policy
-from slurm_ones.decide.policy import Policy
-from slurm_ones.decide.within import decide_within
 from slurm_ones.learn.knowledge import Learner
-from slurm_ones.observe.mail import Mail
+from slurm_ones.observe.drain_reports import Mail
 from slurm_ones.observe.observer import Observer, Seen
 from slurm_ones.observe.stopfile import StopFile
-from slurm_ones.observe.views import bounds, cluster_view, job_views
+from slurm_ones.rules.bounds import decide_within
+from slurm_ones.rules.plan import Change
+from slurm_ones.rules.views import bounds, cluster_view, job_views
+from slurm_ones.schedule.policy import Policy
 from slurm_ones.slurm.client import SlurmClient
-from slurm_ones.slurm.fenced import Fenced
+from slurm_ones.slurm.leader_only import Fenced
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 from ones_db import ActionRecord, Store, migrate
 from ones_db.views import VIEWS
 from slurm_ones.act.advice import commands
-from slurm_ones.act.plan import Change
 from slurm_ones.cli import app
-from slurm_ones.logs import OneLine, Shown
-from slurm_ones.observe.eligible import Elastic
+from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.report.gpus import Bar, Panel
 from slurm_ones.report.page import write_page
+from slurm_ones.rules.plan import Change
+from slurm_ones.service.logs import OneLine, Shown
 from slurm_ones.slurm.model import Shape
 from tests.db.make import decision, job, resized_job
 from tests.fuzz.parsers import tags

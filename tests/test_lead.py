@@ -16,9 +16,9 @@ from ones_wrapper.protocol import ORDERS
 from slurm_ones.act.states import State
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError, Settings
-from slurm_ones.daemon import PULSE_S, Daemon
+from slurm_ones.service.daemon import PULSE_S, Daemon
 from slurm_ones.slurm.client import SlurmClient
-from slurm_ones.slurm.fenced import Fenced
+from slurm_ones.slurm.leader_only import Fenced
 from slurm_ones.slurm.model import JobState, Shape
 from tests.act.fake import Clock, FakeJob, FakeSlurm, Passing
 

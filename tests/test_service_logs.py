@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ones.logs import KINDS, LENGTH, MOST, PERIOD_S, Last, OneLine, Seldom, to_journal
+from slurm_ones.service.logs import KINDS, LENGTH, MOST, PERIOD_S, Last, OneLine, Seldom, to_journal
 
 
 def record(text: str, *arguments: object, level: int = logging.ERROR, name: str = "daemon") -> logging.LogRecord:

@@ -18,11 +18,11 @@ from slurm_ones.cli import app
 from slurm_ones.cli.status import examine, lines
 from slurm_ones.companion import Tick
 from slurm_ones.config import ConfigError, Settings, parse
-from slurm_ones.current import FIXED, Current
-from slurm_ones.health import Health
-from slurm_ones.logs import Last
 from slurm_ones.observe.observer import Seen
-from slurm_ones.service import Notifier
+from slurm_ones.service.health import Health
+from slurm_ones.service.logs import Last
+from slurm_ones.service.reload import FIXED, Current
+from slurm_ones.service.systemd import Notifier
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Snapshot
 
@@ -135,7 +135,7 @@ def test_ticks_and_errors_are_written_down(url: str) -> None:
 def test_prometheus_finds_figures_on_this_machine_alone() -> None:
     """At the port that was asked for, not on the network; a port that is taken is a setting that is refused."""
     pytest.importorskip("prometheus_client")
-    from slurm_ones.metrics import serve
+    from slurm_ones.service.metrics import serve
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, JobHistory, NotLeader, ResizeRecord, Store
 from ones_wrapper.protocol import Order
 from slurm_ones.act.advice import commands, waiting_commands
-from slurm_ones.act.leases import Leases
+from slurm_ones.act.deferrals import Leases
 from slurm_ones.act.orders import OrderError, clear_spool, next_number, write_order
-from slurm_ones.act.plan import DEFERRED, Change, Plan, plan
 from slurm_ones.act.resize import Machine
 from slurm_ones.act.states import HOLDS_JOB, State
 from slurm_ones.config import Settings
-from slurm_ones.decide.policy import Schedule
-from slurm_ones.observe.caps import caps_of
-from slurm_ones.observe.eligible import Elastic
+from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.observe.observer import Seen
+from slurm_ones.rules.plan import DEFERRED, Change, Plan, plan
+from slurm_ones.rules.site_caps import caps_of
+from slurm_ones.schedule.policy import Schedule
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.free import free_gpus
+from slurm_ones.slurm.gpus import free_gpus
 from slurm_ones.slurm.model import Job
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ones_wrapper.protocol import Order, encode
 from slurm_ones.act.orders import order_path
-from slurm_ones.act.plan import Change
 from slurm_ones.report.text import plain
+from slurm_ones.rules.plan import Change
 from slurm_ones.slurm.command import defer_command, hold_command, release_commands, requeue_command, reshape_command
 
 

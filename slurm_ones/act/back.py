@@ -9,10 +9,10 @@ from ones_wrapper.protocol import Order
 from slurm_ones.act.orders import OrderError
 from slurm_ones.act.states import State
 from slurm_ones.act.steps import Steps
-from slurm_ones.observe.reserve import new_of, target_of
+from slurm_ones.rules.reserved import new_of, target_of
 from slurm_ones.slurm.client import SlurmError, Unreachable
 from slurm_ones.slurm.model import Job
-from slurm_ones.slurm.verify import has_shape
+from slurm_ones.slurm.reshape import has_shape
 
 log = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from ones_db import ResizeRecord
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from slurm_ones.act.back import WayBack
-from slurm_ones.act.forgotten import in_our_hold
 from slurm_ones.act.orders import OrderError, last_number
+from slurm_ones.act.stale_holds import in_our_hold
 from slurm_ones.act.states import State
 from slurm_ones.act.steps import ASK_AGAIN_S
-from slurm_ones.observe.reserve import target_of
+from slurm_ones.rules.reserved import target_of
 from slurm_ones.slurm.client import SlurmError, UnknownJob, Unreachable
 from slurm_ones.slurm.model import PARKED, Job
-from slurm_ones.slurm.verify import never_starts
+from slurm_ones.slurm.reshape import never_starts
 
 log = logging.getLogger(__name__)
 

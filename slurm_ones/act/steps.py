@@ -11,14 +11,14 @@ from typing import Protocol
 
 from ones_db import ResizeRecord
 from ones_wrapper.protocol import DRAIN_WAIT_S, LOOK_SIGNAL, Order
-from slurm_ones.act.leases import Leases
+from slurm_ones.act.deferrals import Leases
 from slurm_ones.act.orders import OrderError, next_number, write_order
 from slurm_ones.act.states import State
 from slurm_ones.config import ResizeSettings
-from slurm_ones.observe.reserve import new_of
+from slurm_ones.rules.reserved import new_of
 from slurm_ones.slurm.client import SlurmClient, SlurmError, Unreachable
 from slurm_ones.slurm.model import PARKED, Job, Shape
-from slurm_ones.slurm.verify import has_shape
+from slurm_ones.slurm.reshape import has_shape
 
 log = logging.getLogger(__name__)
 

@@ -15,17 +15,17 @@ import typer
 
 from ones_db import Store, StoreBusy, StoreError, StoreLost, migrate
 from ones_db.lead import LeadLock
-from slurm_ones import logs
 from slurm_ones.cli.acted import note
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, settings_of
 from slurm_ones.companion import Companion, Tick, policy_of
 from slurm_ones.config import ConfigError, Settings
-from slurm_ones.current import Current
-from slurm_ones.daemon import Daemon
-from slurm_ones.health import Gauges, Health, words
-from slurm_ones.lead import Leadership
 from slurm_ones.report.text import plain
-from slurm_ones.service import Notifier
+from slurm_ones.service import logs
+from slurm_ones.service.daemon import Daemon
+from slurm_ones.service.health import Gauges, Health, words
+from slurm_ones.service.leadership import Leadership
+from slurm_ones.service.reload import Current
+from slurm_ones.service.systemd import Notifier
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.connect import connect
 
@@ -74,7 +74,7 @@ def jitter() -> float:
 def _gauges(port: int | None) -> Gauges | None:
     if port is None:
         return None
-    from slurm_ones.metrics import serve
+    from slurm_ones.service.metrics import serve
 
     return serve(port)
 

@@ -22,8 +22,8 @@ from slurm_ones.simulate.errors import BadInput
 
 # What simulates is imported by the command itself: no other command is to wait for it.
 if TYPE_CHECKING:
-    from slurm_ones.simulate.plan import Contender, Plan
-    from slurm_ones.simulate.study import Run, Standing
+    from slurm_ones.simulate.study.plan import Contender, Plan
+    from slurm_ones.simulate.study.study import Run, Standing
 
 QUICK_MIX = "ones-sc21"
 """Its jobs last minutes, so that decisions every minute would come too seldom."""
@@ -66,7 +66,7 @@ def parse_pairs(where: str, texts: Sequence[str]) -> dict[str, Any]:
 
 def parse_policy(text: str) -> Contender:
     """A policy and its options, from `name` or `name:option=value,…`. Raises `BadInput`."""
-    from slurm_ones.simulate.plan import Contender
+    from slurm_ones.simulate.study.plan import Contender
 
     name, _, options = text.partition(":")
     return Contender(text, name, parse_pairs(f"--policy {name}", options.split(",") if options else ()))
@@ -120,9 +120,9 @@ def simulate(
     ] = None,
 ) -> None:
     """Compare policies in a simulated cluster: the companion that drives the real Slurm, in virtual time."""
-    from slurm_ones.simulate.plan import Plan, Source
-    from slurm_ones.simulate.present import as_json, page
-    from slurm_ones.simulate.study import standings
+    from slurm_ones.simulate.study.plan import Plan, Source
+    from slurm_ones.simulate.study.present import as_json, page
+    from slurm_ones.simulate.study.study import standings
 
     nodes, gpus_per_node = parse_cluster(cluster)
     if interval is None:
@@ -184,7 +184,7 @@ def _headline(plan: Plan) -> str:
 
 def _run(plan: Plan, processes: int) -> list[Run]:
     """All runs, with a bar that fills as their jobs end."""
-    from slurm_ones.simulate.study import run_all
+    from slurm_ones.simulate.study.study import run_all
 
     shares: dict[tuple[str, int], float] = {}
     runs = len(plan.contenders) * len(plan.seeds)
@@ -203,7 +203,7 @@ def _run(plan: Plan, processes: int) -> list[Run]:
 
 
 def _print(found: Sequence[Standing]) -> None:
-    from slurm_ones.simulate.present import rows
+    from slurm_ones.simulate.study.present import rows
 
     table = Table(box=None, pad_edge=False)
     table.add_column("")

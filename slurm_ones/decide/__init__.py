@@ -11,11 +11,11 @@ from slurm_ones.decide.fifo import Fifo
 from slurm_ones.decide.ones.search import Ones
 from slurm_ones.decide.ones_sc21.search import OnesSc21
 from slurm_ones.decide.optimus import Optimus
-from slurm_ones.decide.policy import Policy
 from slurm_ones.decide.pollux import Pollux
 from slurm_ones.decide.sia import Sia
 from slurm_ones.decide.srtf import Srsf, Srtf
 from slurm_ones.decide.tiresias import Tiresias
+from slurm_ones.schedule.policy import Policy
 
 POLICIES: dict[str, Any] = {
     policy.name: policy for policy in (Ones, OnesSc21, Fifo, Srtf, Srsf, Tiresias, Optimus, Pollux, Sia, Ees, Drl)

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_ones.decide.pinned import pinned
-from slurm_ones.decide.policy import ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.decide.standing import conclude, left_over
-from slurm_ones.decide.tables import Tables, build_tables
+from slurm_ones.decide.build import conclude, left_over
+from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.schedule.tables import Tables, build_tables
 
 STICKINESS = 1e-9
 """Added to the factor of the current size, so that of equals nothing changes."""
@@ -53,7 +53,7 @@ class Ees:
         self._rescaled: float | None = None
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.decide.policy.Policy`."""
+        """See `slurm_ones.schedule.policy.Policy`."""
         staying = pinned(cluster, jobs)
         since = None if self._rescaled is None else now - self._rescaled
         if since is not None and 0 <= since < self.options.interval_s:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_ones.decide.pinned import pinned
-from slurm_ones.decide.policy import Allocation, ClusterView, JobView, Schedule
-from slurm_ones.decide.room import Room
-from slurm_ones.decide.tables import asked
-from slurm_ones.decide.turns import FITS_NOWHERE, gpus_of
+from slurm_ones.decide.allocate import FITS_NOWHERE, gpus_of
+from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.placement import Room
+from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.schedule.tables import asked
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Fifo:
         self.options = options
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.decide.policy.Policy`."""
+        """See `slurm_ones.schedule.policy.Policy`."""
         stays = pinned(cluster, jobs)
         allocations, reasons, parked = {}, {}, set()
         for job in jobs:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from slurm_ones.decide.policy import ClusterView, JobView
-from slurm_ones.decide.shapes import shape_of
+from slurm_ones.schedule.policy import ClusterView, JobView
+from slurm_ones.schedule.shapes import shape_of
 
 
 class History:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_ones.decide.policy import Floats
+from slurm_ones.schedule.policy import Floats
 
 Losses = tuple[tuple[float, float], ...]
 """(epochs done, loss) in order."""

@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from slurm_ones.decide.allocate import FITS_NOWHERE, gpus_of
 from slurm_ones.decide.losscurve import LossCurve, Losses, fit
-from slurm_ones.decide.pinned import pinned
-from slurm_ones.decide.policy import Allocation, ClusterView, Floats, JobView, Schedule
 from slurm_ones.decide.remaining import LONGEST, to_come
-from slurm_ones.decide.room import Room, settle
-from slurm_ones.decide.tables import Tables, build_tables
-from slurm_ones.decide.turns import FITS_NOWHERE, gpus_of
+from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.placement import Room, settle
+from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, JobView, Schedule
+from slurm_ones.schedule.tables import Tables, build_tables
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Optimus:
         """The last fit to each job's losses, good until it reports another."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.decide.policy.Policy`."""
+        """See `slurm_ones.schedule.policy.Policy`."""
         stays = pinned(cluster, jobs)
         self._fits = {job.job_id: self._fits[job.job_id] for job in jobs if job.job_id in self._fits}
         between = self._last <= now < self._last + self.options.interval_s

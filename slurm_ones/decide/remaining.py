@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from slurm_ones.decide.policy import Allocation, ClusterView, JobView
-from slurm_ones.decide.shapes import nodes_of
-from slurm_ones.decide.tables import predict
+from slurm_ones.schedule.policy import Allocation, ClusterView, JobView
+from slurm_ones.schedule.shapes import nodes_of
+from slurm_ones.schedule.tables import predict
 
 LONGEST = 1e12
 """Seconds beyond which one job is not told from another."""

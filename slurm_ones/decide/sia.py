@@ -25,11 +25,11 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
+from slurm_ones.decide.build import conclude, left_over
 from slurm_ones.decide.history import History, bounded, restart_factor
-from slurm_ones.decide.pinned import pinned
-from slurm_ones.decide.policy import ClusterView, Floats, Ints, JobView, Schedule
-from slurm_ones.decide.standing import conclude, left_over
-from slurm_ones.decide.tables import Tables, build_tables
+from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
+from slurm_ones.schedule.tables import Tables, build_tables
 
 SCALE = 1000.0
 """Costs are multiplied by it in the program. Near 1, HiGHS solves more of them twice, and its 1.12 writes a line to
@@ -71,7 +71,7 @@ class Sia:
         self._history = History()
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.decide.policy.Policy`."""
+        """See `slurm_ones.schedule.policy.Policy`."""
         self._history.update(jobs)
         staying = pinned(cluster, jobs)
         mobile = sorted((j for j in jobs if j.job_id not in staying), key=lambda j: (j.submitted, j.job_id))

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_ones.decide.policy import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.decide.allocate import serve
 from slurm_ones.decide.remaining import LONGEST, remaining_seconds
-from slurm_ones.decide.tables import asked
-from slurm_ones.decide.turns import serve
+from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.schedule.tables import asked
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Srtf:
         self.options = options
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.decide.policy.Policy`."""
+        """See `slurm_ones.schedule.policy.Policy`."""
         rank = {job.job_id: self._key(cluster, job) for job in jobs}
         # Of equal jobs the one that runs goes on.
         order = sorted(jobs, key=lambda job: (rank[job.job_id], job.shape is None, job.submitted, job.job_id))

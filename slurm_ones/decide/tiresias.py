@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_ones.decide.policy import ClusterView, JobView, Schedule
-from slurm_ones.decide.turns import serve
+from slurm_ones.decide.allocate import serve
+from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Tiresias:
         self.options = options
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.decide.policy.Policy`."""
+        """See `slurm_ones.schedule.policy.Policy`."""
         order = sorted(jobs, key=lambda job: (self.queue(job), job.submitted, job.job_id))
         return serve(cluster, jobs, order, "jobs that have had fewest GPU-seconds go first")
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from slurm_ones.decide.policy import Floats
 from slurm_ones.learn.progress import LEVELS, BetaProgress, FinishedJob
+from slurm_ones.schedule.policy import Floats
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_ones.decide.policy import Floats
 from slurm_ones.learn.step import (
     ACROSS,
     ACROSS_EACH,
@@ -30,6 +29,7 @@ from slurm_ones.learn.step import (
     log_step,
     log_step_and_slopes,
 )
+from slurm_ones.schedule.policy import Floats
 
 MISFIT = 0.15
 """Standard deviation of what no figures can explain, as a fraction of the step."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ones_db import JobHistory, SpecRecord
-from slurm_ones.decide.policy import EfficiencyModel, Progress, ThroughputModel
 from slurm_ones.learn.efficiency import CAUTIOUS as CAUTIOUS_NOISE
 from slurm_ones.learn.efficiency import NoiseEfficiency, noise_ratio
 from slurm_ones.learn.fit import CAUTIOUS, Fit, Points, Prior, fit_all, pool
@@ -19,6 +18,7 @@ from slurm_ones.learn.progress import BetaProgress, FinishedJob, Training, at_le
 from slurm_ones.learn.step import SPEED
 from slurm_ones.learn.throughput import ANY_LOCAL, MeasuredThroughput, points_of, reference_of
 from slurm_ones.learn.workload import script
+from slurm_ones.schedule.policy import EfficiencyModel, Progress, ThroughputModel
 
 TYPICAL_DEVIATION = 1.5
 """Standard deviation of the log speeds of jobs that have nothing to do with each other."""

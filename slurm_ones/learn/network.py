@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import digamma, gammaln
 
-from slurm_ones.decide.policy import Floats
+from slurm_ones.schedule.policy import Floats
 
 HIDDEN = 8
 ITERATIONS = 60

@@ -29,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betainc
 
-from slurm_ones.decide.policy import Floats, Progress
 from slurm_ones.learn.network import Network
+from slurm_ones.schedule.policy import Floats, Progress
 
 ENOUGH = 5
 """Finished jobs below which nothing is fitted."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_ones.decide.policy import Floats
+from slurm_ones.schedule.policy import Floats
 
 SPEED, OVERHEAD, INSIDE, INSIDE_EACH, ACROSS, ACROSS_EACH, OVERLAP = range(7)
 """Places of the figures: log samples/s of one GPU at the reference local batch; logit of the overhead's share of a step

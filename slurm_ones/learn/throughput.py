@@ -25,9 +25,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ones_db import ThroughputPoint
-from slurm_ones.decide.policy import Floats, Ints
 from slurm_ones.learn.fit import CAUTIOUS, MISFIT, NOISE, Fit, Points, Prior, correlated, fit_all
 from slurm_ones.learn.step import Sizes, log_compute, log_step, log_step_and_slopes, sizes
+from slurm_ones.schedule.policy import Floats, Ints
 
 LAST = 5
 """Measurements kept of each shape and batch (ONES)."""

@@ -22,7 +22,7 @@ from ones_db import (
     ThroughputRecord,
 )
 from ones_wrapper import protocol
-from slurm_ones.observe.eligible import Elastic
+from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.observe.reports import Line, Piece
 from slurm_ones.report.text import plain
 from slurm_ones.slurm.model import Node

@@ -11,11 +11,11 @@ from typing import Any
 from ones_db import JobRecord, ResizeRecord, Store
 from ones_wrapper.protocol import ORDERS, decode_order, directory_name
 from slurm_ones.act.actor import Actor, Decided
-from slurm_ones.act.leases import Leases
+from slurm_ones.act.deferrals import Leases
 from slurm_ones.config import Settings
-from slurm_ones.decide.policy import Allocation, Schedule
-from slurm_ones.observe.eligible import Elastic
+from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.observe.observer import Seen
+from slurm_ones.schedule.policy import Allocation, Schedule
 from slurm_ones.slurm.client import NotResizable, SlurmError, UnknownJob
 from slurm_ones.slurm.model import Job, Node, Partition, Shape, Snapshot
 from tests.act.make import NOW, elastic, history

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ones_db import JobHistory, JobRecord, SpecRecord
-from slurm_ones.observe.eligible import Elastic
+from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.observe.optin import OptIn
 from slurm_ones.slurm.model import JobState, Shape
 from tests.slurm.make import job_of

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ones_db import JobHistory, JobRecord, ResizeRecord
-from slurm_ones.act.plan import Plan, plan
 from slurm_ones.act.states import State
 from slurm_ones.config import LimitSettings, ResizeSettings
-from slurm_ones.decide.caps import Cap
-from slurm_ones.decide.policy import Allocation, Schedule
-from slurm_ones.observe.eligible import Elastic
+from slurm_ones.observe.eligibility import Elastic
+from slurm_ones.rules.caps import Cap
+from slurm_ones.rules.plan import Plan, plan
+from slurm_ones.schedule.policy import Allocation, Schedule
 from slurm_ones.slurm.model import PARKED, JobState, Shape
 from tests.act.make import FULL, NOW, elastic, history
 

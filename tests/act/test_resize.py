@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, decode_order, directory_name
-from slurm_ones.act.forgotten import let_go_again
+from slurm_ones.act.stale_holds import let_go_again
 from slurm_ones.act.states import FINAL, State
 from slurm_ones.slurm.client import SlurmError, Unreachable
 from slurm_ones.slurm.model import JobState, Shape

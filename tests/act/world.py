@@ -11,7 +11,7 @@ from unittest import mock
 import slurm_ones.act.steps as steps_module
 from ones_db import JobRecord, ResizeRecord, Store
 from ones_wrapper.protocol import Order
-from slurm_ones.act.leases import Leases
+from slurm_ones.act.deferrals import Leases
 from slurm_ones.act.orders import write_order
 from slurm_ones.act.resize import Machine
 from slurm_ones.act.states import State

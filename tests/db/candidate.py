@@ -11,7 +11,7 @@ import time
 
 from ones_db import ActionRecord, NotLeader, Store, StoreError
 from ones_db.lead import LeadLock
-from slurm_ones.lead import Leadership
+from slurm_ones.service.leadership import Leadership
 
 
 def main(url: str, takeover_s: float) -> None:

@@ -16,7 +16,7 @@ import pytest
 from ones_db import RunReports, Store, StoreError, StoreLost
 from slurm_ones.companion import Companion
 from slurm_ones.config import Settings
-from slurm_ones.daemon import Daemon
+from slurm_ones.service.daemon import Daemon
 from slurm_ones.slurm.model import Snapshot
 from tests.db.make import ask, change, job, throughput, told
 from tests.db.server import Server, may_unshare

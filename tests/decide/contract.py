@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from slurm_ones.decide.policy import (
+from slurm_ones.learn.efficiency import NoiseEfficiency
+from slurm_ones.schedule.policy import (
     Allocation,
     ClusterView,
     Floats,
@@ -19,8 +20,7 @@ from slurm_ones.decide.policy import (
     Progress,
     Schedule,
 )
-from slurm_ones.decide.shapes import least_and_most
-from slurm_ones.learn.efficiency import NoiseEfficiency
+from slurm_ones.schedule.shapes import least_and_most
 from slurm_ones.slurm.model import Shape
 
 

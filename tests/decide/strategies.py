@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from slurm_ones.decide.ones_sc21.search import OnesSc21, Options
 from slurm_ones.decide.ones_sc21.space import Space, build
-from slurm_ones.decide.policy import ClusterView, JobView, Limits, Progress
-from slurm_ones.decide.shapes import shape_of, valid_counts
+from slurm_ones.schedule.policy import ClusterView, JobView, Limits, Progress
+from slurm_ones.schedule.shapes import shape_of, valid_counts
 from tests.decide.contract import Power, cluster, job
 
 Round = tuple[ClusterView, list[JobView]]

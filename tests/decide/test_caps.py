@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_ones.decide import POLICIES, make_policy
-from slurm_ones.decide.caps import Cap, capped, entitled, narrowed
-from slurm_ones.decide.policy import Allocation, JobView, Schedule
-from slurm_ones.decide.within import Bounds, decide_within
+from slurm_ones.rules.bounds import Bounds, decide_within
+from slurm_ones.rules.caps import Cap, capped, entitled, narrowed
+from slurm_ones.schedule.policy import Allocation, JobView, Schedule
 from slurm_ones.slurm.model import Shape
 from tests.decide.contract import check, cluster, job
 from tests.decide.strategies import Round, rounds, seeded

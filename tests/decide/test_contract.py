@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_ones.decide import POLICIES, make_policy
-from slurm_ones.decide.policy import NodeView
+from slurm_ones.schedule.policy import NodeView
 from tests.decide.contract import Power, check, cluster, job
 from tests.decide.strategies import Round, rounds, seeded
 

@@ -11,12 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_ones.decide.drl.choose import best_steps, gpus_of
-from slurm_ones.decide.drl.network import SIZE, Network, load, random_network
-from slurm_ones.decide.drl.search import Drl, Game
-from slurm_ones.decide.drl.steps import CONTEXT, FEATURES, build_steps
-from slurm_ones.decide.policy import JobView
-from slurm_ones.simulate.train_drl import (
+from benchmarks.train_drl import (
     Adam,
     Draw,
     EqualShare,
@@ -29,6 +24,11 @@ from slurm_ones.simulate.train_drl import (
     mean_jct,
     training_task,
 )
+from slurm_ones.decide.drl.choose import best_steps, gpus_of
+from slurm_ones.decide.drl.network import SIZE, Network, load, random_network
+from slurm_ones.decide.drl.search import Drl, Game
+from slurm_ones.decide.drl.steps import CONTEXT, FEATURES, build_steps
+from slurm_ones.schedule.policy import JobView
 from tests.decide.contract import Power, check, cluster, job
 from tests.decide.strategies import Round as Situation
 from tests.decide.strategies import rounds, seeded
@@ -56,7 +56,7 @@ class TestWeights:
         trained = load()
         assert trained.network.flat.shape == (SIZE,)
         assert np.isfinite(trained.network.flat).all()
-        assert "slurm_ones.simulate.train_drl" in trained.command
+        assert "train_drl --seed" in trained.command
         assert f"--seed {trained.seed}" in trained.command
         assert trained.curve.shape[1] == 3
         assert trained.curve[:, 2].min() < 0.95 < trained.curve[0, 2]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from slurm_ones.decide import make_policy
 from slurm_ones.decide.ees import Ees, Options, allot, scaling_factors
-from slurm_ones.decide.policy import Limits
-from slurm_ones.decide.tables import build_tables
+from slurm_ones.schedule.policy import Limits
+from slurm_ones.schedule.tables import build_tables
 from tests.decide.contract import Power, check, cluster, job
 from tests.decide.strategies import seeded
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from slurm_ones.decide.ones.options import Options
 from slurm_ones.decide.ones.search import Ones
-from slurm_ones.decide.policy import ClusterView, JobView, Schedule
 from slurm_ones.learn.efficiency import NoiseEfficiency
+from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
 from tests.decide.contract import Power, check, cluster, job
 from tests.decide.strategies import Round, rounds, seeded
 

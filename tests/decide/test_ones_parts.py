@@ -12,9 +12,9 @@ from slurm_ones.decide.ones.greedy import fill, greedy
 from slurm_ones.decide.ones.placement import Nodes
 from slurm_ones.decide.ones.price import worth_of_progress
 from slurm_ones.decide.ones.worth import Choices, repaid
-from slurm_ones.decide.policy import Allocation, Floats, Ints, Schedule
-from slurm_ones.decide.room import settle
-from slurm_ones.decide.tables import build_tables
+from slurm_ones.schedule.placement import settle
+from slurm_ones.schedule.policy import Allocation, Floats, Ints, Schedule
+from slurm_ones.schedule.tables import build_tables
 from tests.decide.contract import placeable
 from tests.decide.strategies import Round, rounds, seeded
 

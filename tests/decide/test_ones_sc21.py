@@ -9,8 +9,8 @@ import numpy as np
 from slurm_ones.decide.ones_sc21.limits import SizeLimits
 from slurm_ones.decide.ones_sc21.search import OnesSc21, Options
 from slurm_ones.decide.ones_sc21.space import build
-from slurm_ones.decide.pinned import pinned
-from slurm_ones.decide.policy import ClusterView, Floats, Ints, JobView, Limits, Schedule
+from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Limits, Schedule
 from slurm_ones.slurm.model import Shape
 from tests.decide.contract import check, cluster, job
 from tests.decide.strategies import quick, seeded

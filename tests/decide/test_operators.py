@@ -12,9 +12,9 @@ from slurm_ones.decide.ones_sc21 import genome, operators
 from slurm_ones.decide.ones_sc21.placement import free_nodes, place
 from slurm_ones.decide.ones_sc21.score import remaining_utilisation, sample_progress
 from slurm_ones.decide.ones_sc21.space import Space, build
-from slurm_ones.decide.policy import Ints, NodeView
-from slurm_ones.decide.room import Room
-from slurm_ones.decide.shapes import shape_of
+from slurm_ones.schedule.placement import Room
+from slurm_ones.schedule.policy import Ints, NodeView
+from slurm_ones.schedule.shapes import shape_of
 from slurm_ones.slurm.model import Shape
 from tests.decide.contract import Power, cluster, job
 from tests.decide.strategies import seeded, spaces

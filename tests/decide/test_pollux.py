@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from slurm_ones.decide import make_policy
 from slurm_ones.decide.history import History, restart_factor
-from slurm_ones.decide.pinned import pinned
-from slurm_ones.decide.policy import Ints
 from slurm_ones.decide.pollux import Options, Pollux, operators, pareto
 from slurm_ones.decide.pollux.problem import LEAST_SPEEDUP, Problem, build
 from slurm_ones.decide.pollux.rows import Rows, make_rows, within
 from slurm_ones.decide.pollux.search import evolve
+from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.policy import Ints
 from tests.decide.contract import Power, check, cluster, job
 from tests.decide.strategies import Round, rounds, seeded
 

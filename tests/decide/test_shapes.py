@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ones.decide.policy import Limits
-from slurm_ones.decide.shapes import nodes_of, scaled_batch, shape_of, valid_counts
+from slurm_ones.schedule.policy import Limits
+from slurm_ones.schedule.shapes import nodes_of, scaled_batch, shape_of, valid_counts
 from slurm_ones.slurm.model import Shape
 from tests.decide.contract import cluster
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_ones.decide import make_policy
-from slurm_ones.decide.policy import Floats, Ints, Limits
 from slurm_ones.decide.sia import LARGEST_COST, Options, Sia, _costs, _limited, solve
-from slurm_ones.decide.tables import Tables, build_tables
+from slurm_ones.schedule.policy import Floats, Ints, Limits
+from slurm_ones.schedule.tables import Tables, build_tables
 from slurm_ones.slurm.model import Shape
 from tests.decide.contract import Power, check, cluster, job
 from tests.decide.strategies import seeded

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slurm_ones.decide.standing import conclude, left_over
-from slurm_ones.decide.tables import build_tables
+from slurm_ones.decide.build import conclude, left_over
+from slurm_ones.schedule.tables import build_tables
 from tests.decide.contract import check, cluster, job
 
 

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 
 from slurm_ones.decide.ones.explain import WEIGHED
 from slurm_ones.decide.ones.search import Ones
-from slurm_ones.decide.policy import Allocation
+from slurm_ones.schedule.policy import Allocation
 from tests.decide.contract import cluster, job
 from tests.decide.strategies import Round, rounds, seeded
 

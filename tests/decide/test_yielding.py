@@ -12,13 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slurm_ones.decide import POLICIES, make_policy
-from slurm_ones.decide.pinned import pinned
-from slurm_ones.decide.policy import Allocation, ClusterView, JobView, Limits, NodeView
-from slurm_ones.decide.shapes import shape_of
-from slurm_ones.decide.tables import build_tables
-from slurm_ones.decide.waiting import Claim, Release, Waiting
-from slurm_ones.decide.within import Bounds, decide_within
-from slurm_ones.decide.yielding import make_room
+from slurm_ones.rules.bounds import Bounds, decide_within
+from slurm_ones.rules.reclaim import make_room
+from slurm_ones.rules.rigid import Claim, Release, Waiting
+from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Limits, NodeView
+from slurm_ones.schedule.shapes import shape_of
+from slurm_ones.schedule.tables import build_tables
 from slurm_ones.slurm.model import Shape
 from tests.decide.contract import check, cluster, job
 from tests.decide.strategies import rounds, seeded

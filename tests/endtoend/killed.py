@@ -26,8 +26,8 @@ from slurm_ones.act import steps as steps_module
 from slurm_ones.act.orders import write_order
 from slurm_ones.companion import Tick
 from slurm_ones.config import Settings, load
-from slurm_ones.daemon import Daemon
-from slurm_ones.decide.policy import Allocation
+from slurm_ones.schedule.policy import Allocation
+from slurm_ones.service.daemon import Daemon
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.model import Job, Shape
 from tests.endtoend.scripted import Scripted, companion

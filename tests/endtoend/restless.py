@@ -26,7 +26,7 @@ import numpy as np
 from ones_db import Store
 from slurm_ones.cli import main as slurm_ones
 from slurm_ones.decide import POLICIES
-from slurm_ones.decide.policy import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.connect import why_not_pyslurm
 from slurm_ones.slurm.model import Shape

@@ -21,8 +21,8 @@ import numpy as np
 from ones_db import Store, migrate
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import Settings, load
-from slurm_ones.daemon import Daemon
-from slurm_ones.decide.policy import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.service.daemon import Daemon
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.connect import connect
 from slurm_ones.slurm.model import PARKED, Shape

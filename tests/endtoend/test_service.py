@@ -136,7 +136,7 @@ def test_a_service_that_hangs_is_killed_and_started_again(desk: Desk, spool: str
     unit.until(lambda: unit.count("elastic jobs run on") > ticks, "a tick")
     desk.cluster.run(["kill", "-ABRT", pid(desk, settings)], user="root")
     process.wait(10)
-    assert "Fatal Python error: Aborted" in unit.log() and "/slurm_ones/daemon.py" in unit.log()
+    assert "Fatal Python error: Aborted" in unit.log() and "/slurm_ones/service/daemon.py" in unit.log()
     ticks = unit.count("elastic jobs run on")
     process = unit.start()
     unit.until(lambda: unit.count("elastic jobs run on") > ticks, "a tick")

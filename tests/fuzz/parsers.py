@@ -225,7 +225,7 @@ _number = [0]
 
 
 def _elastic(job: Job) -> Any:
-    from slurm_ones.observe.eligible import Elastic
+    from slurm_ones.observe.eligibility import Elastic
 
     return Elastic(job, None, 4, False)
 
@@ -288,7 +288,7 @@ def queue(data: bytes) -> None:
 
 
 def _jobs(jobs: dict[int, Job]) -> None:
-    from slurm_ones.observe.eligible import look
+    from slurm_ones.observe.eligibility import look
 
     snapshot = Snapshot(NOW, jobs, {}, {})
     for job in jobs.values():
@@ -411,7 +411,7 @@ SCRIPTS = [
 
 
 def script(data: bytes) -> None:
-    from slurm_ones.simulate.sbatch import read_request
+    from slurm_ones.simulate.slurm.sbatch import read_request
 
     with contextlib.suppress(SlurmError):
         read_request(data.decode("utf-8", "replace"), (), now=NOW, work_dir="/", user="u", uid=1)
@@ -425,7 +425,7 @@ WORKLOADS = [
 
 def workload(data: bytes) -> None:
     from slurm_ones.simulate.errors import BadInput
-    from slurm_ones.simulate.workload import read_workload
+    from slurm_ones.simulate.workloads.workload import read_workload
 
     path = scratch() / "jobs.csv"
     path.write_bytes(data)
@@ -454,7 +454,7 @@ def profile(data: bytes) -> None:
     import warnings
 
     from slurm_ones.simulate.errors import BadInput
-    from slurm_ones.simulate.profiles import read_profile
+    from slurm_ones.simulate.workloads.profiles import read_profile
 
     folder = scratch() / "net"
     shutil.rmtree(folder, ignore_errors=True)
@@ -583,8 +583,8 @@ def shown(data: bytes) -> None:
     import logging
 
     from slurm_ones.cli.common import console
-    from slurm_ones.logs import OneLine, Shown
     from slurm_ones.report.text import plain, safe
+    from slurm_ones.service.logs import OneLine, Shown
 
     text = _text(data)
     found = plain(text, 40)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from slurm_ones.decide.policy import Progress
 from slurm_ones.learn.calibration import calibration
 from slurm_ones.learn.progress import BetaProgress, FinishedJob, Training
+from slurm_ones.schedule.policy import Progress
 
 Maker = Callable[[np.random.Generator], FinishedJob]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.optimize import check_grad
 
-from slurm_ones.decide.policy import Floats
 from slurm_ones.learn import network
 from slurm_ones.learn.progress import ENOUGH, BetaProgress, FinishedJob, Training
+from slurm_ones.schedule.policy import Floats
 
 
 def finished(rng: np.random.Generator) -> FinishedJob:

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ones_db import ThroughputPoint
-from slurm_ones.decide.policy import Floats
 from slurm_ones.learn import step
 from slurm_ones.learn.fit import CAUTIOUS, fit_all, pool
 from slurm_ones.learn.throughput import MeasuredThroughput, believable, points_of
+from slurm_ones.schedule.policy import Floats
 
 PROFILES = Path(__file__).parents[3] / "shared/data/adaptdl/profiles"
 PER_NODE = 4

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ones_wrapper.protocol import Batch, Epoch, First, Hello, Report, Throughput
-from slurm_ones.observe.claims import DUTY, GRACE_S, LENGTHS, SKEW_S, Claimed, Judged, Run, judge
 from slurm_ones.observe.reports import Line
+from slurm_ones.observe.validator import DUTY, GRACE_S, LENGTHS, SKEW_S, Claimed, Judged, Run, judge
 
 START = 10_000.0
 RUN = Run(START, START + 50_000.0, 4, 1000, 32)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from slurm_ones.config import LimitSettings
-from slurm_ones.decide.policy import Progress
-from slurm_ones.observe.dwell import near_end, near_limit, resized_enough, rested_at
+from slurm_ones.rules.dwell import near_end, near_limit, resized_enough, rested_at
+from slurm_ones.schedule.policy import Progress
 from slurm_ones.slurm.model import JobState
 from tests.act.make import history
 from tests.decide.contract import job as view

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_ones.observe.eligible import Elastic, look
+from slurm_ones.observe.eligibility import Elastic, look
 from slurm_ones.slurm.model import Job, Node, Partition, Shape, Snapshot
 from tests.slurm.make import job_of
 

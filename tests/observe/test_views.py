@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from ones_db import EpochPoint, JobHistory, NoisePoint, ResizeRecord, SpecRecord, ThroughputPoint
-from slurm_ones.decide.policy import ClusterView, JobView, Limits, NodeView
 from slurm_ones.learn.knowledge import Learner
-from slurm_ones.observe.eligible import look
+from slurm_ones.observe.eligibility import look
 from slurm_ones.observe.observer import Seen
-from slurm_ones.observe.views import ANY_BATCH, cluster_view, job_views, limits
+from slurm_ones.rules.views import ANY_BATCH, cluster_view, job_views, limits
+from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Shape, Snapshot
 from tests.act.make import history
 from tests.slurm.make import job_of

@@ -10,11 +10,11 @@ import pytest
 
 from ones_db import ResizeRecord
 from slurm_ones.config import LimitSettings, Settings
-from slurm_ones.decide.waiting import Claim
-from slurm_ones.observe.caps import caps_of
 from slurm_ones.observe.observer import Seen
-from slurm_ones.observe.views import bounds, cluster_view
-from slurm_ones.observe.waiting import waiting
+from slurm_ones.rules.rigid import Claim
+from slurm_ones.rules.rigid_jobs import waiting
+from slurm_ones.rules.site_caps import caps_of
+from slurm_ones.rules.views import bounds, cluster_view
 from slurm_ones.slurm.model import Job, Shape
 from tests.observe.test_views import running, seen
 from tests.observe.test_views import waiting as waits

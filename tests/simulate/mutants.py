@@ -10,11 +10,11 @@ from unittest import mock
 from ones_db import ResizeRecord, leaders
 from slurm_ones.act.resize import _HANDLERS, Machine
 from slurm_ones.act.states import State
-from slurm_ones.lead import Leadership
-from slurm_ones.observe.mail import Mail
+from slurm_ones.observe.drain_reports import Mail
 from slurm_ones.observe.observer import Observer
-from slurm_ones.observe.reserve import target_of
-from slurm_ones.simulate import client as client_module
+from slurm_ones.rules.reserved import target_of
+from slurm_ones.service.leadership import Leadership
+from slurm_ones.simulate.slurm import client as client_module
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import Job, Shape
 
@@ -73,7 +73,7 @@ def no_fence() -> Iterator[None]:
 @contextmanager
 def impatient_memory() -> Iterator[None]:
     """A new companion forgets the resizes that the one before it left open."""
-    from slurm_ones.simulate.faults.store import FaultyStore
+    from tests.faults.store import FaultyStore
 
     begun: set[int] = set()
     before, opened = FaultyStore.begin_resize, FaultyStore.open_resizes

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slurm_ones.decide.policy import Allocation, ClusterView, JobView, Schedule
-from slurm_ones.decide.room import settle
-from slurm_ones.decide.shapes import least_and_most
+from slurm_ones.schedule.placement import settle
+from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.schedule.shapes import least_and_most
 
 
 class Restless:

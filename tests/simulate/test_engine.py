@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from slurm_ones.decide.fifo import Fifo
-from slurm_ones.decide.policy import ClusterView, JobView, Schedule
-from slurm_ones.simulate.catalogue import KINDS, build
-from slurm_ones.simulate.engine import SimulationFailed, run
-from slurm_ones.simulate.profiles import BadInput
-from slurm_ones.simulate.result import Outcome
-from slurm_ones.simulate.settings import ClusterSettings
-from slurm_ones.simulate.workload import Submission, Workload
-from slurm_ones.simulate.world import ClusterSpec, asked_shape
+from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
+from slurm_ones.simulate.engines.companion import SimulationFailed, run
+from slurm_ones.simulate.engines.world import ClusterSpec, asked_shape
+from slurm_ones.simulate.slurm.settings import ClusterSettings
+from slurm_ones.simulate.study.result import Outcome
+from slurm_ones.simulate.workloads.catalogue import KINDS, build
+from slurm_ones.simulate.workloads.profiles import BadInput
+from slurm_ones.simulate.workloads.workload import Submission, Workload
 from slurm_ones.slurm.model import Shape
 from tests.simulate.scripted import Restless
 

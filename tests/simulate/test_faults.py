@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_ones.simulate.faults.kinds import PEOPLE, Kind
-from slurm_ones.simulate.faults.plan import Plan
-from slurm_ones.simulate.faults.run import run
+from tests.faults.kinds import PEOPLE, Kind
+from tests.faults.plan import Plan
+from tests.faults.run import run
 from tests.simulate.mutants import MUTANTS
 
 KEPT = {

@@ -9,11 +9,11 @@ import pytest
 
 from ones_db import Store, migrate
 from ones_wrapper.protocol import reports_name
-from slurm_ones.simulate.catalogue import KINDS, build
-from slurm_ones.simulate.invariants import broken
-from slurm_ones.simulate.settings import ClusterSettings
-from slurm_ones.simulate.workload import Submission, Workload
-from slurm_ones.simulate.world import ClusterSpec, World
+from slurm_ones.simulate.engines.world import ClusterSpec, World
+from slurm_ones.simulate.slurm.settings import ClusterSettings
+from slurm_ones.simulate.study.invariants import broken
+from slurm_ones.simulate.workloads.catalogue import KINDS, build
+from slurm_ones.simulate.workloads.workload import Submission, Workload
 
 WORK = Workload("one", (Submission("job", 0.0, "nlp", 1, 16, elastic=True),), {"nlp": build(KINDS["bert-glue"])})
 

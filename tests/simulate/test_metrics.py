@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slurm_ones.simulate.metrics import METRICS, completion_times, figures
-from slurm_ones.simulate.present import estimated, probability
-from slurm_ones.simulate.result import JobOutcome, Outcome, Segment
-from slurm_ones.simulate.statistics import Estimate, compare, estimate
+from slurm_ones.simulate.study.metrics import METRICS, completion_times, figures
+from slurm_ones.simulate.study.present import estimated, probability
+from slurm_ones.simulate.study.result import JobOutcome, Outcome, Segment
+from slurm_ones.simulate.study.statistics import Estimate, compare, estimate
 
 FIRST = JobOutcome(
     name="a",

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slurm_ones.simulate.profiles import BadInput, read_profile, read_profiles, smallest_rotation
-from slurm_ones.simulate.workload import read_workload
+from slurm_ones.simulate.workloads.profiles import BadInput, read_profile, read_profiles, smallest_rotation
+from slurm_ones.simulate.workloads.workload import read_workload
 from tests.simulate.profile import EPOCHS, ITERATIONS, write_profile, write_workload
 
 

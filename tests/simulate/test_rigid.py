@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from slurm_ones.simulate.catalogue import KINDS, build
-from slurm_ones.simulate.engine import run
-from slurm_ones.simulate.result import JobOutcome
-from slurm_ones.simulate.workload import Submission, Workload
-from slurm_ones.simulate.world import ClusterSpec
+from slurm_ones.simulate.engines.companion import run
+from slurm_ones.simulate.engines.world import ClusterSpec
+from slurm_ones.simulate.study.result import JobOutcome
+from slurm_ones.simulate.workloads.catalogue import KINDS, build
+from slurm_ones.simulate.workloads.workload import Submission, Workload
 
 LONG = build(KINDS["bert-glue"], name="long")
 BRIEF = build(replace(KINDS["resnet18-cifar10"], epochs=8), name="brief")

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from slurm_ones.decide import POLICIES
-from slurm_ones.decide.policy import ClusterView, JobView, Schedule
 from slurm_ones.report.gpus import Bar
 from slurm_ones.report.study import Lane, Text, held, thinned, write_study
+from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
 from slurm_ones.simulate.errors import BadInput
-from slurm_ones.simulate.plan import Contender, Plan, Source
-from slurm_ones.simulate.present import as_json, page, rows
-from slurm_ones.simulate.result import Outcome
-from slurm_ones.simulate.study import Run, run_all, standings
+from slurm_ones.simulate.study.plan import Contender, Plan, Source
+from slurm_ones.simulate.study.present import as_json, page, rows
+from slurm_ones.simulate.study.result import Outcome
+from slurm_ones.simulate.study.study import Run, run_all, standings
 
 
 @dataclass(frozen=True)

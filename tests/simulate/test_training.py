@@ -30,14 +30,14 @@ from ones_wrapper.protocol import (
     encode,
     reports_name,
 )
-from slurm_ones.simulate.application import Application
-from slurm_ones.simulate.catalogue import KINDS, build
-from slurm_ones.simulate.files import JobFiles
-from slurm_ones.simulate.progress import Course, Position
-from slurm_ones.simulate.settings import ClusterSettings
-from slurm_ones.simulate.timeline import Timeline
-from slurm_ones.simulate.training import Training
-from slurm_ones.simulate.workload import Submission
+from slurm_ones.simulate.slurm.settings import ClusterSettings
+from slurm_ones.simulate.slurm.timeline import Timeline
+from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.training.files import JobFiles
+from slurm_ones.simulate.training.progress import Course, Position
+from slurm_ones.simulate.training.training import Training
+from slurm_ones.simulate.workloads.catalogue import KINDS, build
+from slurm_ones.simulate.workloads.workload import Submission
 
 RESIZE_S = 40.0
 QUIET = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)

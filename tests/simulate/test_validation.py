@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from slurm_ones.decide import make_policy
-from slurm_ones.simulate.plain import plain_cluster, run_plain
-from slurm_ones.simulate.profiles import read_profiles
-from slurm_ones.simulate.workload import read_workload
+from slurm_ones.simulate.engines.idealized import plain_cluster, run_plain
+from slurm_ones.simulate.workloads.profiles import read_profiles
+from slurm_ones.simulate.workloads.workload import read_workload
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "adaptdl"
 

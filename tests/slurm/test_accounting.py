@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import AccountingJob
-from slurm_ones.observe.past import Past
+from slurm_ones.observe.accounting import Past
 from slurm_ones.slurm.accounting import (
     ENDS,
     FIELDS,

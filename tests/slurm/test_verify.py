@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, UnknownJob, Unreachable
 from slurm_ones.slurm.model import Job, JobState, Shape
-from slurm_ones.slurm.verify import has_shape, reshape
+from slurm_ones.slurm.reshape import has_shape, reshape
 from tests.slurm.make import job_of
 
 SHAPES = st.builds(Shape, st.integers(1, 8), st.integers(1, 8))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ones.observe.eligible import Elastic, look
+from slurm_ones.observe.eligibility import Elastic, look
 from slurm_ones.observe.optin import parse_comment
 from tests.slurm.sites import Site
 

@@ -7,7 +7,7 @@ mean of several rollouts of one workload as baseline; reward minus the jobs in t
 
 search.py is the policy and reads from the top; steps.py says what a job's next step looks like, as figures; network.py
 weighs them; choose.py takes one step after another. weights.npz was trained by
-`python -m slurm_ones.simulate.train_drl`; `load` tells the exact command, and how the training went.
+`python -m benchmarks.train_drl`; `load` tells the exact command, and how the training went.
 docs/decisions/0010-policy-gradient-rival.md has the figures.
 
 Where it differs from both:

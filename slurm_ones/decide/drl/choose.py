@@ -8,7 +8,7 @@ import numpy as np
 
 from slurm_ones.decide.drl.network import Network
 from slurm_ones.decide.drl.steps import Steps
-from slurm_ones.decide.policy import Ints
+from slurm_ones.schedule.policy import Ints
 
 
 def best_steps(network: Network, steps: Steps, gpus: int, total: int) -> Ints:

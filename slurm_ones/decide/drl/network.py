@@ -9,7 +9,7 @@ from importlib import resources
 import numpy as np
 
 from slurm_ones.decide.drl.steps import CONTEXT, FEATURES
-from slurm_ones.decide.policy import Floats
+from slurm_ones.schedule.policy import Floats
 
 HIDDEN = (32, 16)
 SHAPES = ((FEATURES, HIDDEN[0]), (HIDDEN[0],), HIDDEN, (HIDDEN[1],), (HIDDEN[1], 1), (CONTEXT,))

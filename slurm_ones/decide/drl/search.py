@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slurm_ones.decide.build import conclude
 from slurm_ones.decide.drl.choose import best_steps, gpus_of
 from slurm_ones.decide.drl.network import Network, load
 from slurm_ones.decide.drl.steps import Steps, build_steps
-from slurm_ones.decide.pinned import pinned
-from slurm_ones.decide.policy import ClusterView, Ints, JobView, Schedule
-from slurm_ones.decide.room import Room
-from slurm_ones.decide.standing import conclude
+from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.placement import Room
+from slurm_ones.schedule.policy import ClusterView, Ints, JobView, Schedule
 
 WHY = "the trained network's best"
 
@@ -34,7 +34,7 @@ class Drl:
         self.network = network or load().network
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.decide.policy.Policy`."""
+        """See `slurm_ones.schedule.policy.Policy`."""
         game = Game(cluster, jobs, now)
         return game.schedule(best_steps(self.network, game.steps, game.gpus, game.total))
 

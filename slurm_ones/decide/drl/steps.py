@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slurm_ones.decide.policy import ClusterView, Floats, Ints, JobView
-from slurm_ones.decide.tables import Tables, build_tables
+from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView
+from slurm_ones.schedule.tables import Tables, build_tables
 
 FEATURES = 21
 ASKED_LEFT = 11

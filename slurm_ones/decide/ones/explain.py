@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from slurm_ones.decide.ones.worth import Choices
-from slurm_ones.decide.policy import Allocation, ClusterView, JobView, Weighed
-from slurm_ones.decide.shapes import shape_of
-from slurm_ones.decide.tables import Tables
+from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Weighed
+from slurm_ones.schedule.shapes import shape_of
+from slurm_ones.schedule.tables import Tables
 from slurm_ones.slurm.model import Shape
 
 WEIGHED = 3

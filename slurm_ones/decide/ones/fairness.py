@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slurm_ones.decide.policy import Floats, Ints
+from slurm_ones.schedule.policy import Floats, Ints
 
 STEEPNESS = 2.0
 HEAVIEST = 16.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from slurm_ones.decide.ones.worth import Choices
-from slurm_ones.decide.policy import Floats, Ints
+from slurm_ones.schedule.policy import Floats, Ints
 
 
 def crossover(parents: Ints, rng: np.random.Generator) -> Ints:

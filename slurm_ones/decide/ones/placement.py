@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slurm_ones.decide.policy import ClusterView, Floats, Ints, JobView
-from slurm_ones.decide.shapes import shape_of
+from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView
+from slurm_ones.schedule.shapes import shape_of
 
 
 class Nodes:

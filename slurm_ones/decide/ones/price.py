@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from slurm_ones.decide.policy import Floats, Ints
+from slurm_ones.schedule.policy import Floats, Ints
 
 Bools = npt.NDArray[np.bool_]
 

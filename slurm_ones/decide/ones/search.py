@@ -13,10 +13,10 @@ from slurm_ones.decide.ones.options import Options
 from slurm_ones.decide.ones.placement import Nodes
 from slurm_ones.decide.ones.price import worth_of_progress
 from slurm_ones.decide.ones.worth import Choices, repaid
-from slurm_ones.decide.pinned import pinned
-from slurm_ones.decide.policy import Allocation, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
-from slurm_ones.decide.room import settle
-from slurm_ones.decide.tables import Tables, build_tables, predict
+from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.placement import settle
+from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
+from slurm_ones.schedule.tables import Tables, build_tables, predict
 from slurm_ones.slurm.model import Shape
 
 LARGEST = 1e15
@@ -48,7 +48,7 @@ class Ones:
         """When a job last came or went."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.decide.policy.Policy`."""
+        """See `slurm_ones.schedule.policy.Policy`."""
         jobs = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
         staying = pinned(cluster, jobs)
         self._remember(jobs, now)

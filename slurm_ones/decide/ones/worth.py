@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from slurm_ones.decide.ones.price import Bools
-from slurm_ones.decide.policy import Floats, Ints
+from slurm_ones.schedule.policy import Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from slurm_ones.decide.ones_sc21 import operators, score
 from slurm_ones.decide.ones_sc21.space import Space
-from slurm_ones.decide.policy import Ints
+from slurm_ones.schedule.policy import Ints
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from slurm_ones.decide.ones_sc21.space import Space
-from slurm_ones.decide.policy import Ints
+from slurm_ones.schedule.policy import Ints
 
 
 def genes(space: Space, counts: Ints) -> Ints:

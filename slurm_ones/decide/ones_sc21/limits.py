@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from slurm_ones.decide.ones_sc21.space import Space
-from slurm_ones.decide.policy import Ints, JobView
+from slurm_ones.schedule.policy import Ints, JobView
 
 
 class SizeLimits:

@@ -9,8 +9,8 @@ import numpy as np
 
 from slurm_ones.decide.ones_sc21.placement import place, start
 from slurm_ones.decide.ones_sc21.space import Space
-from slurm_ones.decide.policy import Floats, Ints
-from slurm_ones.decide.tables import Bools
+from slurm_ones.schedule.policy import Floats, Ints
+from slurm_ones.schedule.tables import Bools
 
 
 def refresh(space: Space, remembered: Ints, limit: Ints) -> Ints:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from slurm_ones.decide.ones_sc21.space import Space
-from slurm_ones.decide.policy import Ints
-from slurm_ones.decide.tables import Bools
+from slurm_ones.schedule.policy import Ints
+from slurm_ones.schedule.tables import Bools
 
 
 def free_nodes(space: Space, same: Bools) -> Ints:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_ones.decide.ones_sc21.space import Space
-from slurm_ones.decide.policy import Ints, JobView
+from slurm_ones.schedule.policy import Ints, JobView
 
 
 def explain(space: Space, jobs: Sequence[JobView], chosen: Ints, best: Ints, note: str) -> dict[int, str]:

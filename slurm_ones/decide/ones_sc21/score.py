@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from slurm_ones.decide.ones_sc21.space import Space
-from slurm_ones.decide.policy import Floats, Ints
+from slurm_ones.schedule.policy import Floats, Ints
 
 LEAST_PROGRESS = 1e-3
 """ρ is not believed to be smaller: a draw near 0 would decide a whole generation."""

@@ -13,8 +13,8 @@ from slurm_ones.decide.ones_sc21.deploy import deploy
 from slurm_ones.decide.ones_sc21.limits import SizeLimits
 from slurm_ones.decide.ones_sc21.reasons import explain
 from slurm_ones.decide.ones_sc21.space import Space, build
-from slurm_ones.decide.pinned import pinned
-from slurm_ones.decide.policy import Allocation, ClusterView, Ints, JobView, Schedule
+from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.policy import Allocation, ClusterView, Ints, JobView, Schedule
 
 _LEAST = {"population": 2, "cap_over_request": 1}
 
@@ -63,7 +63,7 @@ class OnesSc21:
         """(K, jobs of the last decision) GPUs of each job; `_known` has their columns."""
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.decide.policy.Policy`."""
+        """See `slurm_ones.schedule.policy.Policy`."""
         space = build(cluster, jobs, pinned(cluster, jobs))
         limit = self._limits.update(space, jobs)
         best, cost = self._search(space, limit, rng)

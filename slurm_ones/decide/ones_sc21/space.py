@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_ones.decide.policy import Allocation, ClusterView, Floats, Ints, JobView
-from slurm_ones.decide.shapes import shape_of
-from slurm_ones.decide.tables import Bools, Tables, build_tables
+from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView
+from slurm_ones.schedule.shapes import shape_of
+from slurm_ones.schedule.tables import Bools, Tables, build_tables
 
 LARGEST = 1e15
 """Samples that no job exceeds."""

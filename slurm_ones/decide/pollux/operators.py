@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from slurm_ones.decide.policy import Ints
 from slurm_ones.decide.pollux.problem import Problem
 from slurm_ones.decide.pollux.rows import Rows, within
+from slurm_ones.schedule.policy import Ints
 
 CROSSED = 0.9
 """Chance of a pair of parents to be crossed."""

@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 import numpy as np
 
-from slurm_ones.decide.policy import Floats, Ints
+from slurm_ones.schedule.policy import Floats, Ints
 
 
 def ranks(first: Floats, second: Floats) -> Ints:

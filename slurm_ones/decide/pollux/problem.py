@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from slurm_ones.decide.build import left_over
 from slurm_ones.decide.history import History, bounded, restart_factor
-from slurm_ones.decide.policy import ClusterView, Floats, Ints, JobView
 from slurm_ones.decide.pollux.rows import Rows, make_rows
-from slurm_ones.decide.standing import left_over
-from slurm_ones.decide.tables import Tables, batch_options, build_tables, predict
+from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView
+from slurm_ones.schedule.tables import Tables, batch_options, build_tables, predict
 
 Bools = npt.NDArray[np.bool_]
 

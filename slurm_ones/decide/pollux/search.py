@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slurm_ones.decide.build import conclude
 from slurm_ones.decide.history import History
-from slurm_ones.decide.pinned import pinned
-from slurm_ones.decide.policy import ClusterView, Floats, Ints, JobView, Schedule
 from slurm_ones.decide.pollux import operators, pareto
 from slurm_ones.decide.pollux.problem import Problem, build
 from slurm_ones.decide.pollux.rows import Rows, make_rows
-from slurm_ones.decide.standing import conclude
+from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Pollux:
         self._nodes: tuple[str, ...] = ()
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `slurm_ones.decide.policy.Policy`."""
+        """See `slurm_ones.schedule.policy.Policy`."""
         self._history.update(jobs)
         staying = pinned(cluster, jobs)
         problem = build(cluster, jobs, staying, self._history, now, self.options.power)

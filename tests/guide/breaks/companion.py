@@ -57,7 +57,7 @@ def _(scene: Scene) -> None:
     host.sh(f"kill -STOP {MAIN_PID}")
     scene.see_journal(host, "Watchdog timeout", HUNG_S)
     scene.see_journal(host, "Fatal Python error: Aborted")
-    scene.see_journal(host, "slurm_ones/daemon.py")
+    scene.see_journal(host, "slurm_ones/service/daemon.py")
     scene.see_journal(host, "leads, in term")
 
 

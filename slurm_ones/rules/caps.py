@@ -1,0 +1,166 @@
+"""Caps on how far elastic jobs may grow together: those of a user, of an account, of a partition.
+
+A cap bounds what the companion gives. What a user asked Slurm for is Slurm's to grant, and what a job has it keeps: so
+every job may always have what it asked for or already has, whichever is more, and anything beyond only as long as all
+jobs under the cap stay within it. A cap never shrinks a job, also not where it was lowered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slurm_ones.schedule.placement import Room
+from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.schedule.shapes import shape_of
+from slurm_ones.schedule.tables import build_tables
+from slurm_ones.slurm.model import Shape
+
+
+@dataclass(frozen=True)
+class Cap:
+    """Most GPUs that some jobs may have in all before none of them grows any more."""
+
+    gpus: int
+    """Left for `jobs`: what others under the same cap have elsewhere is subtracted. May be below 0."""
+    jobs: frozenset[int]
+    words: str
+    """What it is, for the jobs' owners."""
+
+
+def hindering(caps: Sequence[Cap], job_id: int, gpus: int, others: Callable[[int], int]) -> Cap | None:
+    """The first cap that keeps the job from having so many GPUs, while each of the others has what is said of it."""
+    for cap in caps:
+        if job_id in cap.jobs and gpus + sum(others(other) for other in cap.jobs if other != job_id) > cap.gpus:
+            return cap
+    return None
+
+
+def entitled(job: JobView) -> int:
+    """GPUs that no cap takes from the job."""
+    return max(job.requested, job.shape.gpus if job.shape is not None else 0)
+
+
+def narrowed(jobs: Sequence[JobView], caps: Sequence[Cap]) -> Sequence[JobView]:
+    """The jobs without the sizes that their caps would not let them have even if all others under these were at their
+    smallest, so that a policy does not plan with them. A job's smallest size stays."""
+    if not caps:
+        return jobs
+    least = {job.job_id: min(job.limits.gpus, default=0) for job in jobs if job.shape is not None}
+    most: dict[int, int] = {}
+    for cap in caps:
+        taken = sum(least.get(job_id, 0) for job_id in cap.jobs)
+        for job_id in cap.jobs:
+            most[job_id] = min(most.get(job_id, cap.gpus), cap.gpus - taken + least.get(job_id, 0))
+    return [_within(job, max(most[job.job_id], entitled(job))) if job.job_id in most else job for job in jobs]
+
+
+def _within(job: JobView, most: int) -> JobView:
+    counts = job.limits.gpus
+    if not counts or counts[-1] <= most:
+        return job
+    return replace(job, limits=replace(job.limits, gpus=tuple(n for n in counts if n <= max(most, counts[0]))))
+
+
+def capped(cluster: ClusterView, jobs: Sequence[JobView], schedule: Schedule, caps: Sequence[Cap]) -> Schedule:
+    """The schedule with no job growing beyond its caps: of several the one submitted first may.
+
+    A job that would gets the largest of its sizes below, or keeps what it has. Where the others then do not find room
+    as planned, they keep what they have as well. A schedule that keeps all caps is returned as it is.
+    """
+    if not caps:
+        return schedule
+    by_id = {job.job_id: job for job in sorted(jobs, key=lambda job: (job.submitted, job.job_id))}
+    given = {id_: got.shape for id_, got in schedule.allocations.items() if id_ in by_id}
+    words: dict[int, str] = {}
+    while True:
+        changed = _cut(cluster, by_id, given, schedule.parked, caps, words)
+        if not changed and not words:
+            return schedule
+        odd = _without_room(cluster, list(by_id.values()), given)
+        if odd is None:
+            break
+        words.setdefault(odd, "it has no room since a cap keeps others where they are")
+        _put_back(by_id[odd], given)
+    return _retold(cluster, by_id, schedule, given, words)
+
+
+def _cut(
+    cluster: ClusterView,
+    jobs: Mapping[int, JobView],
+    given: dict[int, Shape],
+    parked: frozenset[int],
+    caps: Sequence[Cap],
+    words: dict[int, str],
+) -> bool:
+    """Cut what is `given` down to the caps; True where that changed anything."""
+    due = {id_: entitled(job) for id_, job in jobs.items()}
+    # Whoever waits and may start counts with what it asks for.
+    have = {id_: due[id_] if job.shape is None and id_ not in parked else 0 for id_, job in jobs.items()}
+    have |= {id_: min(shape.gpus, due[id_]) for id_, shape in given.items()}
+    changed = False
+    for id_, job in jobs.items():
+        shape = given.get(id_)
+        if shape is None or shape.gpus <= due[id_]:
+            continue
+        cap = hindering(caps, id_, shape.gpus, lambda other: have.get(other, 0))
+        if cap is not None:
+            words[id_] = cap.words
+            changed = True
+            _put_back(job, given)
+            for gpus in sorted(_sizes(cluster, job), reverse=True):
+                held = job.shape.gpus if job.shape is not None else 0
+                fits = gpus <= due[id_] or hindering(caps, id_, gpus, lambda other: have.get(other, 0)) is None
+                smaller = shape_of(cluster, gpus)
+                if held < gpus < shape.gpus and fits and smaller is not None:
+                    given[id_] = smaller
+                    break
+        have[id_] = given[id_].gpus if id_ in given else due[id_]
+    return changed
+
+
+def _sizes(cluster: ClusterView, job: JobView) -> dict[int, int]:
+    """The job's sizes here, each with its batch."""
+    tables = build_tables(cluster, [job])
+    return {int(n): int(b) for n, b in zip(tables.sizes, tables.batch[0], strict=True) if b > 0}
+
+
+def _put_back(job: JobView, given: dict[int, Shape]) -> None:
+    """The job keeps what it has."""
+    if job.shape is not None:
+        given[job.job_id] = job.shape
+    else:
+        given.pop(job.job_id, None)
+
+
+def _without_room(cluster: ClusterView, jobs: Sequence[JobView], given: Mapping[int, Shape]) -> int | None:
+    """A job that finds no room where the others stay or move as given; None where all do."""
+    moving = [job for job in jobs if job.job_id in given and given[job.job_id] != job.shape]
+    room = Room(cluster, [job for job in jobs if job.shape is not None and given.get(job.job_id) == job.shape])
+    grows = {job.job_id: given[job.job_id].gpus > (job.shape.gpus if job.shape else 0) for job in moving}
+    for job in sorted(moving, key=lambda job: (grows[job.job_id], -given[job.job_id].gpus, job.job_id)):
+        if not room.take(given[job.job_id]):
+            return job.job_id
+    return None
+
+
+def _retold(
+    cluster: ClusterView,
+    jobs: Mapping[int, JobView],
+    schedule: Schedule,
+    given: Mapping[int, Shape],
+    words: Mapping[int, str],
+) -> Schedule:
+    allocations, reasons = dict(schedule.allocations), dict(schedule.reasons)
+    for id_, why in words.items():
+        job, planned = jobs[id_], schedule.allocations[id_].shape.gpus
+        shape = given.get(id_)
+        if shape is None:
+            del allocations[id_]
+        elif shape == job.shape:
+            allocations[id_] = Allocation(shape, job.batch)
+        else:
+            allocations[id_] = Allocation(shape, _sizes(cluster, job)[shape.gpus])
+        got = "waits" if shape is None else f"gets {shape.gpus} GPU{'s' if shape.gpus > 1 else ''}"
+        reasons[id_] = f"{got} where {planned} would serve best: {why}"
+    return replace(schedule, allocations=allocations, reasons=reasons, refused={**schedule.refused, **words})

@@ -1,0 +1,66 @@
+"""When a job is left in peace: between two resizes, once it had too many, and near its end."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ones_db import JobHistory
+from slurm_ones.config import LimitSettings
+from slurm_ones.schedule.policy import JobView
+from slurm_ones.schedule.tables import predict
+from slurm_ones.slurm.model import Job
+
+HOUR_S = 3600.0
+SURE = 0.9
+"""Chance with which a job that is said to be near its end is."""
+
+MOST_DOUBLINGS = 6
+
+
+def rested_at(job: Job, history: JobHistory | None, dwell_s: float) -> float:
+    """When the job may be resized (again): the dwell time after its start and its last resize.
+
+    Resizes in a row that did not take effect double it, up to 64 times: what Slurm refused or kept waiting (a limit of
+    the user's, say) it will mostly refuse again, and each try costs a running job a restart. A job that waits is
+    otherwise free at once, since nothing of it is interrupted.
+    """
+    failures = history.failures if history is not None else 0
+    last = (history.last_resize_end if history is not None else None) or 0.0
+    again = last + dwell_s * 2.0 ** min(failures, MOST_DOUBLINGS)
+    if job.running:
+        return max(job.start_time + dwell_s, again)
+    return again if failures else 0.0
+
+
+def resized_enough(job: Job, history: JobHistory | None, limits: LimitSettings, now: float) -> str:
+    """Why a job that runs may not be interrupted again, or not yet; empty where it may."""
+    if history is None or not job.running:
+        return ""
+    most, hourly = limits.resizes_per_job, limits.resizes_per_hour
+    if most is not None and len(history.interrupted) >= most:
+        return f"it was resized {most} time{'s' * (most != 1)}, and may be no more (limits.resizes_per_job)"
+    if hourly is not None and sum(begun > now - HOUR_S for begun in history.interrupted) >= hourly:
+        return f"it was resized {hourly} time{'s' * (hourly != 1)} within an hour (limits.resizes_per_hour)"
+    return ""
+
+
+def near_limit(job: Job, limits: LimitSettings, now: float) -> str:
+    """Whether the job reaches its time limit soon, in words; empty where it does not."""
+    if job.running and job.time_limit_s and job.start_time + job.time_limit_s - now < limits.near_limit_s:
+        return f"it is near its time limit: within {limits.near_limit_s:.0f} s (limits.near_limit_s)"
+    return ""
+
+
+def near_end(view: JobView, limits: LimitSettings) -> str:
+    """Whether the job is as good as sure to end soon at what it has, in words; empty where not, or where it waits."""
+    if view.shape is None or not view.dataset or not limits.near_end_s:
+        return ""
+    left = view.progress.to_come(SURE) * view.dataset
+    nodes, gpus = np.array([view.shape.nodes]), np.array([view.shape.gpus])
+    _, goodput = predict(view, nodes, gpus, np.array([[max(view.batch, 1)]]))
+    seconds = left / float(goodput[0, 0])
+    if math.isfinite(seconds) and seconds < limits.near_end_s:
+        return f"it is expected to end within {limits.near_end_s:.0f} s (limits.near_end_s)"
+    return ""

@@ -1,0 +1,195 @@
+"""The companion's life: tick after tick, further with resizes in between, and a leave that holds nobody.
+
+Of several over one database one leads that life, and the others stand by.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from ones_db import NotLeader, StoreError
+from slurm_ones.companion import Companion, Tick
+from slurm_ones.config import ConfigError
+from slurm_ones.service.leadership import Alone, Lead
+from slurm_ones.slurm.client import Unreachable
+
+log = logging.getLogger(__name__)
+
+PULSE_S = 10.0
+"""The longest wait between two pulses."""
+
+
+class Stop(Protocol):
+    """How `Daemon.run` waits, and is told to stop: `threading.Event`, or a simulator's, in whose `wait` its time
+    passes."""
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float) -> bool:
+        """Wait so many seconds, or until it is set."""
+
+
+class Daemon:
+    """Lets a companion tick until it is stopped, while it leads.
+
+    `make` makes it, over a store of its own: for the start, after a reload and whenever the lead is taken again, since
+    what a companion remembers is true only as long as nobody else writes. `pulse` is called before each tick and in
+    waits, at least each `PULSE_S` seconds; without one, nothing cuts a wait short. `clock` gives the time, and `sleep`
+    lets it pass where `Stop.wait` no longer does, after the stop. `jitter` is drawn for each tick, and stretches the
+    wait for the next.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Companion],
+        *,
+        lead: Lead | None = None,
+        pulse: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], object] = time.sleep,
+        jitter: Callable[[], float] = lambda: 1.0,
+    ) -> None:
+        self._make = make
+        self._lead = lead or Alone()
+        self._pulse = pulse
+        self._clock = clock
+        self._sleep = sleep
+        self._jitter = jitter
+        self._companion: Companion | None = None
+        self._wait = 0.0
+        self._reload = False
+
+    def reload(self) -> None:
+        """Before the next tick, which comes at the next pulse, make the companion anew; where `make` raises
+        `ConfigError`, the old one stays. May be called by a signal's handler."""
+        self._reload = True
+
+    def run(self, stop: Stop, on_tick: Callable[[Tick], None] = lambda tick: None) -> None:
+        """Tick until `stop` is set; between ticks, take resizes under way further.
+
+        An unreachable controller or database costs the tick: the next one comes after a wait that doubles up to ten
+        intervals, or after one while resizes are under way. A companion that does not lead asks for the lead each
+        `Lead.wait_s` seconds and does nothing else.
+        Before it returns, one that leads releases the jobs that it holds, for as long as `resize.leave_s`, and lets
+        those start that it keeps from starting. Raises the `ConfigError` of a `make` that has no older companion to
+        fall back on.
+        """
+        try:
+            while True:
+                self._felt()
+                companion = self._leading(stop)
+                # Only now, so that one whose lead was taken meanwhile does not leave in another's place.
+                if stop.is_set():
+                    break
+                if companion is not None:
+                    self._turn(companion, stop, on_tick)
+            if self._companion is not None:
+                self._leave(self._companion)
+        finally:
+            self._drop()
+            self._lead.leave()
+
+    def _leading(self, stop: Stop) -> Companion | None:
+        """The companion that is to tick now; None where another one leads, or nobody knows, once a wait is over."""
+        try:
+            if self._lead.take():
+                return self._newest()
+            self._drop()
+        except (Unreachable, StoreError) as error:
+            log.error("%s; asking who leads again in %.0f s", error, self._lead.wait_s)
+        # A reload is for one that leads: whoever takes the lead is made of the newest settings anyway.
+        self._reload = False
+        self._pause(stop, self._lead.wait_s)
+        return None
+
+    def _newest(self) -> Companion:
+        old = self._companion
+        if old is not None and not self._reload:
+            return old
+        self._reload = False
+        try:
+            self._companion = self._make()
+        except ConfigError as error:
+            if old is None:
+                raise
+            log.error("%s; the settings before stay in force", error)
+            return old
+        self._wait = self._companion.settings.interval_s
+        if old is not None and old is not self._companion:
+            old.close()
+        return self._companion
+
+    def _drop(self) -> None:
+        """Forget what is only known of a time in which this one led."""
+        if self._companion is not None:
+            self._companion.close()
+        self._companion = None
+
+    def _turn(self, companion: Companion, stop: Stop, on_tick: Callable[[Tick], None]) -> None:
+        """One tick, and the wait behind it."""
+        try:
+            on_tick(companion.tick())
+            self._wait = companion.settings.interval_s
+            self._between(companion, stop, self._wait * self._jitter())
+        except NotLeader as error:
+            # Asked again at once whether it leads, it stands by.
+            log.warning("%s", error)
+        except (Unreachable, StoreError) as error:
+            self._wait = self._back_off(companion, self._wait)
+            log.error("%s; trying again in %.0f s", error, self._wait)
+            self._pause(stop, self._wait * self._jitter())
+        except Exception:
+            # One odd job must not leave everybody else's resizes unfinished.
+            self._wait = self._back_off(companion, self._wait)
+            log.exception("this tick failed; the next one comes in %.0f s", self._wait)
+            self._pause(stop, self._wait * self._jitter())
+
+    def _back_off(self, companion: Companion, wait: float) -> float:
+        """The wait after one of `wait` seconds was in vain; short while a job may stand in a hold of ours."""
+        try:
+            most = 1 if companion.resizing else 10
+        except StoreError:
+            # Nobody knows whether one does.
+            most = 1
+        return min(wait * 2, most * companion.settings.interval_s)
+
+    def _leave(self, companion: Companion) -> None:
+        """Take the resizes whose jobs stand in a hold of ours past their release, and end all deferrals."""
+        settings = companion.settings.resize
+        until = self._clock() + settings.leave_s
+        try:
+            while companion.advance(held_only=True) and self._clock() < until:
+                self._felt()
+                self._sleep(min(settings.advance_s, 1.0))
+            companion.leave()
+        except NotLeader as error:
+            log.warning("%s; what is under way is for whoever leads", error)
+        except (Unreachable, StoreError) as error:
+            log.error("%s; the next start finishes what is under way, and jobs kept from starting do so later", error)
+
+    def _between(self, companion: Companion, stop: Stop, seconds: float) -> None:
+        until = self._clock() + seconds
+        while not (stop.is_set() or self._reload) and (left := until - self._clock()) > 0:
+            # No longer than this, should the clock have been set back.
+            left = min(left, seconds)
+            if companion.advance():
+                self._pause(stop, min(left, companion.settings.resize.advance_s))
+            else:
+                self._pause(stop, left)
+                return
+
+    def _pause(self, stop: Stop, seconds: float) -> None:
+        """Wait so long, or until the stop or a reload."""
+        longest = seconds if self._pulse is None else PULSE_S
+        while seconds > 0 and not (stop.is_set() or self._reload):
+            piece = min(seconds, longest)
+            stop.wait(piece)
+            seconds -= piece
+            self._felt()
+
+    def _felt(self) -> None:
+        if self._pulse is not None:
+            self._pulse()

@@ -1,0 +1,169 @@
+"""Policies on the assumptions of the published studies alone: no Slurm, no companion, no noise.
+
+Decisions come at fixed intervals, a schedule takes effect at once, models are the truth, and a resize stops a job
+for a fixed time. So our policies can be held against published figures, and tried quickly.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from slurm_ones.schedule.policy import ClusterView, NodeView, Policy, Schedule
+from slurm_ones.simulate.engines.ideal import EPSILON, IdealJob
+from slurm_ones.simulate.study.fairness import fair_seconds
+from slurm_ones.simulate.study.result import JobOutcome, Outcome, Segment
+from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.slurm.model import Shape
+
+
+def run_plain(
+    policy: Policy,
+    workload: Workload,
+    cluster: ClusterView,
+    *,
+    interval_s: float = 60.0,
+    resize_s: float | None = 30.0,
+    spread: bool = False,
+    seed: int = 0,
+    most_s: float = 30 * 86400.0,
+    on_time: Callable[[float, int], None] = lambda now, ended: None,
+) -> Outcome:
+    """The workload to its end under a policy. `resize_s` of None takes each application's own.
+
+    Jobs are packed, the largest first, each where least is left over, as policies take for granted that weigh sizes.
+    With `spread` each goes to the emptiest nodes, in the order of the schedule's allocations, which is how Pollux's
+    study places the jobs of the rivals that say nothing of placement. Where a GPU count does not change nobody moves.
+
+    `on_time` hears the simulated time and how many jobs have ended. Jobs that have not ended after `most_s` are
+    given up.
+    """
+    rng = np.random.default_rng(seed)
+    began = time.perf_counter()
+    jobs = []
+    for i, submission in enumerate(workload.submissions, 1):
+        app = workload.applications[submission.application]
+        jobs.append(IdealJob(i, submission, app, cluster, app.resize_s if resize_s is None else resize_s))
+    now, waiting, live = 0.0, list(jobs), list[IdealJob]()
+    segments: list[Segment] = []
+    decisions: list[float] = []
+    goodput: list[tuple[float, float]] = []
+    presence: list[tuple[float, int]] = []
+    while (waiting or live) and now < most_s:
+        if not live and waiting and waiting[0].submission.time > now:
+            now = math.floor(waiting[0].submission.time / interval_s) * interval_s
+        while waiting and waiting[0].submission.time <= now:
+            live.append(waiting.pop(0))
+        if live:
+            views = [job.view() for job in live]
+            started = time.perf_counter()
+            schedule = policy.decide(cluster, views, now, rng)
+            decisions.append(time.perf_counter() - started)
+            _apply(schedule, live, cluster, now, spread)
+        presence.append((now, len(live)))
+        goodput.append((now, sum(_worth(job) for job in live)))
+        for job in live:
+            held, batch = dict(job.nodes), job.batch
+            job.run(now, interval_s)
+            if held:
+                _extend(segments, job.submission.name, now, job.ended or now + interval_s, held, batch)
+        live = [job for job in live if job.ended is None]
+        now += interval_s
+        on_time(now, len(jobs) - len(live) - len(waiting))
+    gpus = cluster.gpus
+    return Outcome(
+        policy=policy.name,
+        workload=workload.name,
+        seed=seed,
+        gpus=gpus,
+        jobs=tuple(_outcome(job, presence, gpus, cluster.gpus_per_node) for job in jobs),
+        segments=tuple(segments),
+        decision_s=tuple(decisions),
+        goodput=tuple((at, value / gpus) for at, value in goodput),
+        wall_s=time.perf_counter() - began,
+    )
+
+
+def plain_cluster(nodes: int, gpus_per_node: int, *, uniform: bool = False) -> ClusterView:
+    """A cluster of equal nodes; a public study's jobs may be spread over them in any way."""
+    views = tuple(NodeView(f"n{i}", gpus_per_node) for i in range(1, nodes + 1))
+    return ClusterView(views, node_gpus=gpus_per_node, uniform=uniform)
+
+
+def _apply(schedule: Schedule, live: Sequence[IdealJob], cluster: ClusterView, now: float, spread: bool) -> None:
+    """Put the schedule in force: unchanged jobs stay where they are, the others are placed anew."""
+    by_id = {job.job_id: job for job in live}
+    free = {node.name: node.gpus for node in cluster.nodes}
+    for job in live:
+        got = schedule.allocations.get(job.job_id)
+        if got is None or job.shape is None or got.shape.gpus != job.shape.gpus:
+            job.stop()
+        else:
+            job.batch = got.batch
+        for name, gpus in job.nodes.items():
+            free[name] -= gpus
+    moving = [(by_id[i], got) for i, got in schedule.allocations.items() if by_id[i].shape is None]
+    if not spread:
+        moving.sort(key=lambda pair: -pair[1].shape.gpus)
+    for job, got in moving:
+        job.start(now, got.shape, _place(got.shape, free, cluster, spread), got.batch)
+
+
+def _place(shape: Shape, free: dict[str, int], cluster: ClusterView, spread: bool) -> dict[str, int]:
+    """GPUs on nodes for the shape; taken from `free`."""
+    found: dict[str, int] = {}
+    if cluster.uniform:
+        fitting = sorted((gpus, name) for name, gpus in free.items() if gpus >= shape.gpus_per_node)
+        found = {name: shape.gpus_per_node for _, name in fitting[: shape.nodes]}
+    else:
+        left = shape.gpus
+        while left > 0 and (room := {name: gpus for name, gpus in free.items() if gpus > 0 and name not in found}):
+            enough = {name: gpus for name, gpus in room.items() if gpus >= left and not spread}
+            name = min(enough, key=enough.__getitem__) if enough else max(room, key=room.__getitem__)
+            found[name] = min(left, free[name])
+            left -= found[name]
+    if sum(found.values()) < shape.gpus:
+        raise ValueError(f"the schedule cannot be placed: {shape} does not fit")
+    for name, gpus in found.items():
+        free[name] -= gpus
+    return found
+
+
+def _worth(job: IdealJob) -> float:
+    """GPUs that the job puts to good use: its goodput over what one GPU brings at its best batch."""
+    return 0.0 if job.shape is None else job.goodput / job.application.single_goodput(job.done)
+
+
+def _extend(segments: list[Segment], name: str, start: float, end: float, nodes: Mapping[str, int], batch: int) -> None:
+    gpus = sum(nodes.values())
+    for i in range(len(segments) - 1, max(len(segments) - 200, -1), -1):
+        last = segments[i]
+        if last.job == name:
+            if last.end >= start - EPSILON and (last.gpus, last.nodes) == (gpus, len(nodes)):
+                segments[i] = Segment(name, last.start, end, gpus, len(nodes), batch)
+                return
+            break
+    segments.append(Segment(name, start, end, gpus, len(nodes), batch))
+
+
+def _outcome(job: IdealJob, presence: Sequence[tuple[float, int]], gpus: int, per_node: int) -> JobOutcome:
+    return JobOutcome(
+        name=job.submission.name,
+        application=job.submission.application,
+        submitted=job.submission.time,
+        started=job.started,
+        ended=job.ended,
+        running_s=job.running_s,
+        gpu_s=job.gpu_s,
+        lost_gpu_s=job.lost_gpu_s,
+        resizes=job.resizes,
+        fair_s=fair_seconds(
+            job.application, job.submission.epochs, job.submission.time, job.ended, presence, gpus, per_node
+        ),
+        metric=job.application.metric_at(job.done, job.batch),
+        target=job.application.target,
+        elastic=job.submission.elastic,
+    )

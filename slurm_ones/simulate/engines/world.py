@@ -1,0 +1,199 @@
+"""A workload on a simulated cluster, and the waiting in which its time passes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from slurm_ones.simulate.slurm.client import SimulatedClient
+from slurm_ones.simulate.slurm.cluster import SimulatedCluster
+from slurm_ones.simulate.slurm.jobs import Request
+from slurm_ones.simulate.slurm.nodes import PartitionSpec
+from slurm_ones.simulate.slurm.settings import ClusterSettings
+from slurm_ones.simulate.slurm.timeline import EPOCH, Timeline
+from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.training.files import JobFiles
+from slurm_ones.simulate.training.training import Training
+from slurm_ones.simulate.workloads.workload import Submission, Workload
+from slurm_ones.slurm.model import Shape
+
+PARTITION = "gpu"
+USER = "researcher"
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """Equal nodes in one partition."""
+
+    nodes: int
+    gpus_per_node: int
+    whole_nodes: bool = False
+    """Slurm hands out whole nodes, and knows of no GPUs."""
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    def partition(self) -> PartitionSpec:
+        names = tuple(f"n{i}" for i in range(1, self.nodes + 1))
+        return PartitionSpec(PARTITION, names, self.gpus_per_node, self.whole_nodes)
+
+
+def asked_shape(gpus: int, spec: ClusterSpec) -> Shape:
+    """The smallest uniform shape of so many GPUs at least, on the fewest nodes; no more than the cluster has."""
+    gpus = min(gpus, spec.gpus)
+    nodes = -(-gpus // spec.gpus_per_node)
+    return Shape(nodes, spec.gpus_per_node if spec.whole_nodes else -(-gpus // nodes))
+
+
+class World:
+    """Everything that the companion does not see: the cluster, its jobs' truth, and what is still to be submitted."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        spec: ClusterSpec,
+        directory: Path,
+        settings: ClusterSettings,
+        *,
+        resize_s: float | None = 30.0,
+        seed: int = 0,
+    ) -> None:
+        """Jobs keep their files in `directory`. `resize_s` of None takes each application's own."""
+        self.spec = spec
+        self.workload = workload
+        self.directory = directory
+        self.settings = settings
+        self.timeline = Timeline()
+        self.cluster = SimulatedCluster([spec.partition()], settings, self.timeline, seed=seed)
+        self.client = SimulatedClient(self.cluster, user=USER)
+        self.trainings: dict[int, Training] = {}
+        self.job_ids: dict[str, int] = {}
+        """Of the submissions by their names."""
+        self._resize_s = resize_s
+        self._seed = seed
+        self._to_come = sorted((s.time for s in workload.submissions), reverse=True)
+        for submission in workload.submissions:
+            self.timeline.at(EPOCH + submission.time, lambda s=submission: self._submit(s))  # type: ignore[misc]
+        self.pass_time(0.0)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return self.timeline.now - EPOCH
+
+    @property
+    def done(self) -> bool:
+        """Every job has been submitted and has ended."""
+        return not self._to_come and not self.cluster.live
+
+    @property
+    def ended(self) -> int:
+        """Jobs that have ended."""
+        return len(self.trainings) - self.cluster.live
+
+    def pass_time(self, seconds: float, *, stir: bool = False) -> None:
+        """Let jobs hear what was ordered, let time pass, and let their reports be read."""
+        live = [training for job_id, training in self.trainings.items() if not self.cluster.jobs[job_id].ended]
+        for training in live:
+            training.listen()
+        self.timeline.stirred = False
+        self.timeline.run(self.timeline.now + seconds, stir=stir)
+        for training in live:
+            if training.files is not None:
+                training.files.flush()
+
+    def idle_s(self) -> float:
+        """Seconds until something can happen, where Slurm knows of no job; 0 otherwise."""
+        if not self.cluster.empty or not self._to_come:
+            return 0.0
+        return max(EPOCH + self._to_come[-1] - self.timeline.now, 0.0)
+
+    def _submit(self, submission: Submission) -> None:
+        self._to_come.pop()
+        app = self.workload.applications[submission.application]
+        request = self._request(submission, app)
+
+        def program(job_id: int) -> Training:
+            training = Training(
+                submission,
+                app,
+                self._files(submission, job_id) if submission.elastic else None,
+                self.timeline,
+                self.settings,
+                app.resize_s if self._resize_s is None else self._resize_s,
+                np.random.default_rng([self._seed, 2, job_id]),
+            )
+            training.exited = lambda code: self.cluster.exited(job_id, code)
+            self.trainings[job_id] = training
+            return training
+
+        self.job_ids[submission.name] = self.cluster.submit(request, program)
+
+    def _request(self, submission: Submission, app: Application) -> Request:
+        """What its user tells sbatch."""
+        shape = asked_shape(submission.gpus, self.spec)
+        most = max(min(app.max_gpus, self.spec.gpus), shape.gpus)
+        batch = f"{app.min_batch or app.base_batch}-{app.max_batch}"
+        return Request(
+            nodes=shape.nodes,
+            gpus_per_node=0 if self.spec.whole_nodes else shape.gpus_per_node,
+            name=submission.name,
+            comment=f"ones: gpus=1-{most} batch={batch}" if submission.elastic else "",
+            work_dir=str(self.directory),
+            priority=submission.priority,
+            user=USER,
+            uid=os.geteuid(),
+        )
+
+    def _files(self, submission: Submission, job_id: int) -> JobFiles:
+        """Its directory."""
+        return JobFiles(self.directory, job_id)
+
+
+class VirtualStop:
+    """How the companion waits in a simulation: `daemon.Stop`, in whose `wait` the world goes on.
+
+    Between two ticks the companion looks again and again at the resizes under way. Nothing changes between two
+    things that happen to jobs, so the wait then ends with the first look after the next one: what a resize has given
+    up waiting for it finds out at the next tick.
+    """
+
+    def __init__(self, world: World, interval_s: float, advance_s: float, check: Callable[[], None]) -> None:
+        """`check` is called before time passes, and may raise."""
+        self._world = world
+        self._interval_s = interval_s
+        self._advance_s = advance_s
+        self._check = check
+        self._next_tick = 0.0
+        self._set = False
+
+    def set(self) -> None:
+        """Let the companion stop."""
+        self._set = True
+
+    def ticked(self) -> None:
+        """A tick has ended: the next one is an interval away."""
+        self._next_tick = self._world.timeline.now + self._interval_s
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, timeout: float) -> bool:
+        self._check()
+        world, begun = self._world, self._world.timeline.now
+        left = self._next_tick - begun
+        if timeout <= self._advance_s < left:
+            world.pass_time(left, stir=True)
+            looks = math.ceil((world.timeline.now - begun) / self._advance_s - 1e-9)
+            rest = begun + min(max(looks, 1) * self._advance_s, left) - world.timeline.now
+            world.pass_time(max(rest, 0.0))
+        else:
+            world.pass_time(timeout)
+            world.pass_time(math.floor(world.idle_s() / self._interval_s) * self._interval_s)
+        return self._set

@@ -1,0 +1,326 @@
+"""Slurm in virtual time: a queue, nodes, and everything that happens to jobs between submission and end.
+
+What it does beyond Slurm's documentation is what real ones were seen to do; tests hold the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from slurm_ones.simulate.slurm.jobs import Allocation, Program, Request, SimulatedJob
+from slurm_ones.simulate.slurm.nodes import Nodes, PartitionSpec
+from slurm_ones.simulate.slurm.scheduler import UNLIMITED_S, Holding, Wish, backfill, starts
+from slurm_ones.simulate.slurm.settings import ClusterSettings
+from slurm_ones.simulate.slurm.timeline import Timeline
+from slurm_ones.slurm.client import NotResizable, SlurmError, UnknownJob
+from slurm_ones.slurm.model import JobState, Shape, Snapshot
+
+
+class SimulatedCluster:
+    """Job ids start at 1. Nothing here knows who asks: `client.SimulatedClient` does."""
+
+    def __init__(
+        self, partitions: Sequence[PartitionSpec], settings: ClusterSettings, timeline: Timeline, *, seed: int = 0
+    ) -> None:
+        self.settings = settings
+        self.timeline = timeline
+        self.nodes = Nodes(partitions)
+        self.jobs: dict[int, SimulatedJob] = {}
+        """All jobs ever submitted."""
+        self.rng = np.random.default_rng([seed, 1])
+        self._known: dict[int, SimulatedJob] = {}
+        self._due = False
+        self._backfill_due = False
+        if settings.node_mtbf_s:
+            for name in self.nodes.names():
+                self._fail_some_time(name)
+
+    # -- what is seen --------------------------------------------------------------------------------------------
+
+    def get(self, job_id: int) -> SimulatedJob:
+        """The job; raises `UnknownJob` also for one that Slurm has forgotten."""
+        try:
+            return self._known[job_id]
+        except KeyError:
+            raise UnknownJob(f"job {job_id}: Invalid job id specified") from None
+
+    def snapshot(self) -> Snapshot:
+        """All that Slurm shows now."""
+        jobs = {job_id: job.seen() for job_id, job in self._known.items()}
+        partitions = {name: spec.seen() for name, spec in self.nodes.partitions.items()}
+        return Snapshot(self.timeline.now, jobs, self.nodes.seen(), partitions)
+
+    @property
+    def live(self) -> int:
+        """Jobs that have not ended."""
+        return sum(not job.ended for job in self._known.values())
+
+    @property
+    def empty(self) -> bool:
+        """Slurm knows of no job, not even of one that ended."""
+        return not self._known
+
+    # -- what users and operators do -----------------------------------------------------------------------------
+
+    def submit(self, request: Request, program: Callable[[int], Program]) -> int:
+        """A new job, whose program is made for its id. Raises `SlurmError` for what no partition has."""
+        default = next(spec.name for spec in self.nodes.partitions.values() if spec.default)
+        partition = request.partition or default
+        if partition not in self.nodes.partitions:
+            raise SlurmError(f"invalid partition specified: {partition}")
+        now, job_id = self.timeline.now, len(self.jobs) + 1
+        job = SimulatedJob(
+            job_id=job_id,
+            request=request,
+            program=program(job_id),
+            partition=partition,
+            nodes=request.nodes,
+            max_nodes=max(request.max_nodes, request.nodes),
+            gpus_per_node=request.gpus_per_node,
+            submit_time=now,
+            held_by="user" if request.hold else "",
+            limit_s=request.time_limit_s or self.settings.time_limit_s,
+        )
+        self.jobs[job_id] = self._known[job_id] = job
+        self._wait(job, request.begin)
+        return job_id
+
+    def cancel(self, job_id: int) -> None:
+        """`scancel`."""
+        job = self.get(job_id)
+        if not job.ended:
+            self._end(job, JobState.CANCELLED, 0)
+
+    def hold(self, job_id: int, by: str = "user") -> None:
+        """Set its priority to 0; a hold that reaches a running job strikes at its next requeue."""
+        job = self.get(job_id)
+        if not job.ended and job.held_by != "admin":
+            job.held_by = by
+
+    def release(self, job_id: int) -> None:
+        """Set its priority anew: it queues from now on."""
+        job = self.get(job_id)
+        if job.held_by:
+            job.held_by, job.requeue_held = "", False
+            if job.pending:
+                self._wait(job, job.begin)
+
+    def begin(self, job_id: int, time: float) -> None:
+        """Set its earliest start; raises `NotResizable` for a job that does not wait."""
+        job = self.get(job_id)
+        if not job.pending:
+            raise NotResizable(f"job {job_id}: Job is no longer pending execution")
+        if time > self.timeline.now or job.begin:
+            self._wait(job, time)
+
+    def shape(self, job_id: int, shape: Shape, *, nodes_alone: bool = False) -> None:
+        """Give a waiting job other nodes, and unless it has none or `nodes_alone` other GPUs on each."""
+        job = self.get(job_id)
+        if not job.pending:
+            raise NotResizable(f"job {job_id}: Job is no longer pending execution")
+        job.nodes = job.max_nodes = shape.nodes
+        if job.gpus_per_node and not nodes_alone:
+            job.gpus_per_node = shape.gpus_per_node
+        self._soon()
+
+    def bar(self, job_id: int, shape: Shape) -> None:
+        """Never start the job at this shape, which Slurm takes: it says BadConstraints once it looks."""
+        job = self.get(job_id)
+        job.barred |= {shape}
+
+    def comment(self, job_id: int, text: str) -> None:
+        """Change its comment, as its owner may at any time."""
+        job = self.get(job_id)
+        job.request = replace(job.request, comment=text)
+
+    def preempt(self, job_id: int) -> None:
+        """Requeue a running job as preemption does: without a hold."""
+        job = self.get(job_id)
+        if job.running:
+            self._requeue(job, hold=False)
+
+    def requeue(self, job_id: int, *, hold: bool) -> None:
+        """Let a running job wait again, under the same id; anything else stays as it is."""
+        job = self.get(job_id)
+        if job.running:
+            self._requeue(job, hold=hold)
+        elif job.pending and hold and not job.held_by:
+            job.held_by, job.requeue_held = "user", True
+
+    def kill(self, job_id: int, code: int) -> None:
+        """A signal ends its steps, and so the job."""
+        job = self.get(job_id)
+        if job.running:
+            self._end(job, JobState.FAILED, code)
+
+    # -- what happens to nodes -----------------------------------------------------------------------------------
+
+    def drain(self, name: str) -> None:
+        """No job starts there any more; those that run stay."""
+        self.nodes[name].drained = True
+
+    def resume(self, name: str) -> None:
+        """The node takes jobs again."""
+        node = self.nodes[name]
+        node.drained = node.down = False
+        self._soon()
+
+    def fail(self, name: str) -> None:
+        """The node dies: its jobs are requeued if they may be, else they end."""
+        self.nodes[name].down = True
+        for job_id in list(self.nodes[name].held):
+            job = self.jobs[job_id]
+            if not job.running:
+                continue
+            if job.request.requeue:
+                self._requeue(job, hold=False)
+            else:
+                self._end(job, JobState.NODE_FAIL, 1)
+
+    def _fail_some_time(self, name: str) -> None:
+        def fail() -> None:
+            self.fail(name)
+            self.timeline.after(self.settings.node_repair_s, repaired)
+
+        def repaired() -> None:
+            self.resume(name)
+            self._fail_some_time(name)
+
+        self.timeline.after(float(self.rng.exponential(self.settings.node_mtbf_s)), fail)
+
+    # -- the life of a job ---------------------------------------------------------------------------------------
+
+    def exited(self, job_id: int, code: int) -> None:
+        """Its program ended by itself."""
+        job = self.jobs[job_id]
+        if job.running:
+            self._end(job, JobState.FAILED if code else JobState.COMPLETED, code, seconds=self.settings.ending_s)
+
+    def _wait(self, job: SimulatedJob, begin: float) -> None:
+        """It waits, from `begin` on in the queue, at its end: what keeps a job from starting costs it its place."""
+        now = self.timeline.now
+        job.begin = begin if begin > now else 0.0
+        job.waits_since = max(begin, now)
+        job.reason = "BeginTime" if begin > now else "None"
+        job.forget_events()
+        if begin > now:
+            job.events.append(self.timeline.at(begin, lambda: self._wait(job, 0.0)))
+        self._soon()
+
+    def _start(self, job: SimulatedJob, nodes: Sequence[str]) -> None:
+        now = self.timeline.now
+        job.forget_events()
+        job.gpus = dict.fromkeys(nodes, self._per_node(job))
+        job.node_list = tuple(nodes)
+        self.nodes.take(job.job_id, job.gpus)
+        job.state, job.start_time, job.begin = JobState.RUNNING, now, 0.0
+        job.nodes = job.max_nodes = len(nodes)
+        if job.limit_s:
+            job.events.append(self.timeline.after(job.limit_s, lambda: self._end(job, JobState.TIMEOUT, 0)))
+        if self.settings.preempt_mtbf_s:
+            seconds = float(self.rng.exponential(self.settings.preempt_mtbf_s))
+            job.events.append(self.timeline.after(seconds, lambda: self._requeue(job, hold=False)))
+        self.timeline.stirred = True
+        job.program.start(job.restart, job.gpus)
+
+    def _requeue(self, job: SimulatedJob, *, hold: bool) -> None:
+        now = self.timeline.now
+        gone = job.program.stop()
+        job.forget_events()
+        job.state = JobState.PENDING
+        job.restart += 1
+        job.submit_time = now
+        if hold and not job.held_by:
+            job.held_by, job.requeue_held = "user", True
+        self._let_end(job, gone)
+        job.start_time, job.node_list = 0.0, ()
+        self._wait(job, now + self.settings.requeue_delay_s)
+
+    def _end(self, job: SimulatedJob, state: JobState, code: int, *, seconds: float | None = None) -> None:
+        job.forget_events()
+        was_running = job.running
+        if was_running and seconds is None:
+            seconds = job.program.stop()
+        job.state, job.exit_code, job.end_time, job.held_by = state, code, self.timeline.now, ""
+        if was_running:
+            self._let_end(job, seconds or 0.0)
+        self.timeline.stirred = True
+        self.timeline.after(self.settings.min_job_age_s, lambda: self._forget(job.job_id))
+
+    def _forget(self, job_id: int) -> None:
+        del self._known[job_id]
+
+    def _let_end(self, job: SimulatedJob, seconds: float) -> None:
+        """Its processes end; until the last is gone it holds its GPUs."""
+        job.ending = True
+        started = job.start_time
+
+        def gone() -> None:
+            self.nodes.give_back(job.job_id, job.gpus)
+            job.allocations.append(Allocation(started, self.timeline.now, job.gpus, job.program.batch))
+            job.gpus, job.ending = {}, False
+            self.timeline.stirred = True
+            self._soon()
+
+        self.timeline.after(seconds, gone)
+
+    # -- the scheduler -------------------------------------------------------------------------------------------
+
+    def _per_node(self, job: SimulatedJob) -> int:
+        """GPUs that it takes of each of its nodes: all where nodes are handed out whole, and of a job that asks for
+        GPUs in all as many as make up their number."""
+        spec = self.nodes.partitions[job.partition]
+        if spec.whole_nodes:
+            return spec.gpus_per_node
+        return job.gpus_per_node or math.ceil(job.request.gpus_total / job.nodes)
+
+    def _soon(self) -> None:
+        if not self._due:
+            self._due = True
+            self.timeline.after(self.settings.schedule_s, self._schedule)
+
+    def _queue(self, partition: str) -> list[Wish]:
+        jobs = [
+            job for job in self._known.values() if job.startable and job.partition == partition and not job.impossible
+        ]
+        jobs.sort(key=lambda job: (-job.request.priority, job.waits_since, job.job_id))
+        return [job.wish(self._per_node(job)) for job in jobs]
+
+    def _schedule(self) -> None:
+        """Slurm's main scheduling."""
+        self._due = False
+        for job in self._known.values():
+            if job.barred and job.startable and job.impossible:
+                job.reason = "BadConstraints"
+        for partition in self.nodes.partitions:
+            queue = self._queue(partition)
+            if not queue:
+                continue
+            chosen, waiting = starts(queue, self.nodes.free(partition), self.nodes.whole(partition))
+            for job_id, nodes in chosen:
+                self._start(self.jobs[job_id], nodes)
+            for job_id in waiting:
+                self.jobs[job_id].reason = "Resources" if job_id == waiting[0] else "Priority"
+            if len(waiting) > 1 and not self._backfill_due:
+                self._backfill_due = True
+                every = self.settings.backfill_s
+                self.timeline.at((self.timeline.now // every + 1) * every, self._backfill)
+
+    def _backfill(self) -> None:
+        """Slurm's backfill. The next round comes when the main scheduling finds that jobs wait behind another."""
+        self._backfill_due = False
+        now = self.timeline.now
+        for partition in self.nodes.partitions:
+            held = [
+                Holding(job.start_time + (job.limit_s or UNLIMITED_S), job.gpus)
+                for job in self._known.values()
+                if job.gpus and job.partition == partition
+            ]
+            queue = self._queue(partition)
+            for job_id, nodes in backfill(queue, self.nodes.free(partition), self.nodes.whole(partition), held, now):
+                self._start(self.jobs[job_id], nodes)
+        self._soon()

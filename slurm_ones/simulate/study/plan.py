@@ -1,0 +1,121 @@
+"""What a study is to run: which policies, on which work, on which cluster. Plain data, checked before anything runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from slurm_ones.decide import make_policy
+from slurm_ones.simulate.errors import BadInput
+from slurm_ones.simulate.workloads.arrivals import Arrivals
+from slurm_ones.simulate.workloads.generate import MIXES, generate
+from slurm_ones.simulate.workloads.profiles import read_profiles
+from slurm_ones.simulate.workloads.workload import Workload, check_fits, read_workload
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A policy with its options, under the name by which it is shown."""
+
+    label: str
+    policy: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the work comes from: one of the `MIXES`, or a file with a folder of profiles."""
+
+    workload: str
+    profiles: Path | None = None
+    jobs: int | None = None
+    """As many as the study has; of a file, its first ones."""
+    load: float = 1.0
+    arrivals: Arrivals | None = None
+    hours: float | None = None
+    rigid: float = 0.0
+
+    def load_workload(self, seed: int, gpus: int, per_node: int) -> Workload:
+        """The work of one seed; a file's is the same for all. Raises `BadInput`."""
+        if self.workload in MIXES:
+            return generate(
+                self.workload,
+                jobs=self.jobs,
+                seed=seed,
+                load=self.load,
+                gpus=gpus,
+                gpus_per_node=per_node,
+                arrivals=self.arrivals,
+                hours=self.hours,
+                rigid=self.rigid,
+            )
+        path = Path(self.workload)
+        if not path.exists():
+            raise BadInput(f"workload: {self.workload!r:.200} is neither a file nor one of {', '.join(MIXES)}")
+        if self.profiles is None:
+            raise BadInput(f"{path}: the profiles of its applications are needed (--profiles DIR)")
+        if self.arrivals is not None or self.hours is not None or self.rigid:
+            raise BadInput(
+                f"{path}: when its jobs arrive and which are rigid is in the file; only generated ones are told"
+            )
+        if not 0 < self.load < math.inf or (self.jobs is not None and self.jobs < 1):
+            raise BadInput(f"{path}: load {self.load} and jobs {self.jobs} must be above 0")
+        found = read_workload(path, read_profiles(self.profiles))
+        first = found.submissions[: self.jobs]
+        return replace(found, submissions=tuple(replace(s, time=s.time / self.load) for s in first))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run. Plain data, so that it reaches a process of its own."""
+
+    source: Source
+    contenders: tuple[Contender, ...]
+    seeds: tuple[int, ...]
+    nodes: int = 16
+    gpus_per_node: int = 4
+    interval_s: float = 60.0
+    resize_s: float | None = 30.0
+    """None for what the published studies measured for each application."""
+    plain: bool = False
+    """The published studies' assumptions in place of the companion on a simulated Slurm."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The companion's, in place of the simulation's defaults."""
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    def workload(self, seed: int) -> Workload:
+        """The work of one seed; raises `BadInput`, also for a job that does not fit the cluster."""
+        found = self.source.load_workload(seed, self.gpus, self.gpus_per_node)
+        check_fits(found, self.gpus)
+        return found
+
+    def check(self) -> None:
+        """Raises `BadInput` for whatever can be known to be wrong before anything is run."""
+        labels = [contender.label for contender in self.contenders]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise BadInput(f"policy: {label!r:.80} is given twice")
+        for contender in self.contenders:
+            try:
+                make_policy(contender.policy, **contender.options)
+            except (TypeError, ValueError) as error:
+                raise BadInput(str(error)) from None
+        for seed in self.seeds:
+            self.workload(seed)
+        if self.settings:
+            from slurm_ones.simulate.engines.companion import companion_settings
+            from slurm_ones.simulate.engines.world import ClusterSpec
+
+            try:
+                companion_settings(ClusterSpec(self.nodes, self.gpus_per_node), Path(), self.settings)
+            except ValidationError as error:
+                wrong = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()]
+                raise BadInput(f"--set: {'; '.join(wrong)}") from None

@@ -1,0 +1,174 @@
+"""What a study found, as a table's cells and as JSON."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from slurm_ones.report.gpus import Bar
+from slurm_ones.report.study import Lane, Text
+from slurm_ones.simulate.study.metrics import METRICS, completion_times
+from slurm_ones.simulate.study.plan import Plan
+from slurm_ones.simulate.study.statistics import Estimate
+from slurm_ones.simulate.study.study import Run, Standing
+from slurm_ones.simulate.workloads.generate import MIXES
+
+VARIANT = re.compile(r"-[a-h]$")
+"""What sets generated applications of one kind apart."""
+
+Row = tuple[str, list[str]]
+"""Title, and a cell for each contender."""
+
+UNITS = {"s": ", s", "ms": ", ms", "share": ", %", "": ""}
+"""How a title names the unit of its row."""
+
+
+def value(number: float, unit: str) -> str:
+    """A figure as people read it."""
+    if not math.isfinite(number):
+        return "–"
+    if unit == "s":
+        return f"{number:,.0f}"
+    if unit == "ms":
+        return f"{number * 1e3:.3g}"
+    if unit == "share":
+        return f"{number * 100:.1f}"
+    return f"{number:.2f}"
+
+
+def estimated(found: Estimate | None, unit: str, *, interval: bool = True) -> str:
+    """The mean, and its interval where there are several seeds."""
+    if found is None or not math.isfinite(found.mean):
+        return "–"
+    if not interval or not math.isfinite(found.low) or found.low == found.high:
+        return value(found.mean, unit)
+    return f"{value(found.mean, unit)} ({value(found.low, unit)} – {value(found.high, unit)})"
+
+
+def rows(standings: Sequence[Standing], *, intervals: bool = True) -> list[Row]:
+    """All metrics, then each contender against the first. Figures that no contender has are left out."""
+
+    def cell(found: Estimate | None, unit: str) -> str:
+        return estimated(found, unit, interval=intervals)
+
+    found: list[Row] = []
+    for metric in METRICS:
+        cells = [cell(standing.metrics.get(metric.key), metric.unit) for standing in standings]
+        nothing_wrong = metric.key == "unfinished" and all(c in ("0.00", "–") for c in cells)
+        if any(c != "–" for c in cells) and not nothing_wrong:
+            found.append((metric.title + UNITS[metric.unit], cells))
+    if len(standings) > 1:
+        first = standings[0].label
+        pairs = [standing.against_first for standing in standings]
+        found += [
+            (f"mean JCT less {first}'s, s", [cell(p.difference if p else None, "s") for p in pairs]),
+            (f"mean JCT over {first}'s", [cell(p.ratio if p else None, "") for p in pairs]),
+            (f"jobs sooner than with {first}, %", [value(p.sooner, "share") if p else "–" for p in pairs]),
+            ("Wilcoxon p, paired by job", [probability(p.p_value) if p else "–" for p in pairs]),
+        ]
+    return found
+
+
+def probability(p: float) -> str:
+    """A p-value."""
+    return "–" if math.isnan(p) else f"{p:.1e}" if p < 0.001 else f"{p:.3f}"
+
+
+def as_json(plan: Plan, standings: Sequence[Standing], runs: Sequence[Run]) -> dict[str, Any]:
+    """What was run and all that was found. Means over seeds are under their own names, intervals beside them."""
+    policies = {
+        standing.label: {
+            **{key: number(found.mean) for key, found in standing.metrics.items()},
+            "intervals": {key: [number(found.low), number(found.high)] for key, found in standing.metrics.items()},
+            "seeds": list(standing.seeds),
+            "against_first": _finite(asdict(standing.against_first)) if standing.against_first else None,
+            "errors": list(standing.errors),
+        }
+        for standing in standings
+    }
+    return {
+        "run": {
+            **_finite(asdict(plan.source)),
+            "profiles": str(plan.source.profiles) if plan.source.profiles else None,
+            "cluster": f"{plan.nodes}x{plan.gpus_per_node}",
+            "seeds": list(plan.seeds),
+            "interval_s": plan.interval_s,
+            "resize_cost_s": "measured" if plan.resize_s is None else plan.resize_s,
+            "engine": "plain" if plan.plain else "companion",
+            "settings": dict(plan.settings),
+            "policies": {c.label: {"policy": c.policy, "options": dict(c.options)} for c in plan.contenders},
+            "wall_s": {
+                c.label: sum(r.outcome.wall_s for r in runs if r.outcome is not None and r.contender == c.label)
+                for c in plan.contenders
+            },
+            "notes": sorted({note for run in runs if run.outcome is not None for note in run.outcome.notes}),
+        },
+        "policies": policies,
+        "jobs": [job for run in runs for job in _jobs(run)],
+    }
+
+
+def _jobs(run: Run) -> list[dict[str, Any]]:
+    if run.outcome is None:
+        return []
+    times = completion_times(run.outcome)
+    return [
+        {"policy": run.contender, "seed": run.seed, **_finite(asdict(job)), "jct_s": float(jct), "missed": job.missed}
+        for job, jct in zip(run.outcome.jobs, times, strict=True)
+    ]
+
+
+def page(plan: Plan, standings: Sequence[Standing], runs: Sequence[Run]) -> tuple[Text, list[Lane], dict[str, str]]:
+    """What `report.study.write_study` takes."""
+    seed = plan.seeds[0]
+    lanes = []
+    for standing in standings:
+        own = [run.outcome for run in runs if run.contender == standing.label and run.outcome is not None]
+        drawn = [run for run in runs if (run.contender, run.seed) == (standing.label, seed) and run.outcome is not None]
+        outcome = drawn[0].outcome if drawn else None
+        bars = [Bar(s.job, s.start, s.end, s.gpus) for s in outcome.segments] if outcome else []
+        jct = [float(t) for found in own for t in completion_times(found)]
+        lanes.append(Lane(standing.label, jct, bars, outcome.goodput if outcome else (), plan.gpus))
+    work = plan.workload(seed).submissions
+    generated = plan.source.workload in MIXES
+    groups = {s.name: VARIANT.sub("", s.application) if generated else s.application for s in work}
+    text = Text(
+        title=f"Policies compared: {plan.source.workload}",
+        run=_run_in_words(plan, len(work)),
+        rows=rows(standings),
+        meanings=[(metric.title, metric.meaning) for metric in METRICS],
+        errors=[f"{standing.label}: {error}" for standing in standings for error in standing.errors],
+    )
+    return text, lanes, groups
+
+
+def _run_in_words(plan: Plan, jobs: int) -> list[tuple[str, str]]:
+    source = plan.source
+    how = "the published studies' assumptions" if plan.plain else "the companion on a simulated Slurm"
+    found = [
+        ("work", f"{source.workload}, {jobs} jobs, load {source.load:g}"),
+        ("cluster", f"{plan.nodes} nodes × {plan.gpus_per_node} GPUs"),
+        ("seeds", ", ".join(map(str, plan.seeds))),
+        ("decisions", f"every {plan.interval_s:g} s"),
+        ("a resize", "as measured of each application" if plan.resize_s is None else f"{plan.resize_s:g} s"),
+        ("simulated", how),
+    ]
+    if plan.settings:
+        found.append(("settings", ", ".join(f"{key}={value}" for key, value in plan.settings.items())))
+    return found
+
+
+def number(found: float) -> float | None:
+    """A number as JSON has it: none that are not finite."""
+    return found if math.isfinite(found) else None
+
+
+def _finite(found: Any) -> Any:
+    if isinstance(found, float):
+        return number(found)
+    if isinstance(found, dict):
+        return {key: _finite(item) for key, item in found.items()}
+    return found

@@ -1,0 +1,241 @@
+"""Kinds of training jobs of our own writing, so that workloads can be generated with no measurements at hand.
+
+The figures are round ones, for V100- and T4-like GPUs, four to a node: each says what it is modelled on. Nothing in
+them was measured by us. A workload perturbs them anew from its seed, so that no policy can be tuned to them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from slurm_ones.schedule.policy import Floats
+from slurm_ones.simulate.training.application import Application
+
+Size = Literal["small", "medium", "large", "extra-large"]
+"""GPU-hours on one GPU: up to 1.5, up to 12, up to 60, beyond."""
+
+DROP = 3.0
+"""How much the noise scale rises where the learning rate drops."""
+
+
+@dataclass(frozen=True)
+class ParametricSpeed:
+    """Step time from compute and gradient exchange, which overlap in part (Pollux, OSDI 2021, §3.2).
+
+    compute = a + b × local batch; exchange = c + d × (GPUs − 2), of its own inside a node and between nodes; the
+    step is (compute^γ + exchange^γ)^(1/γ): γ of 1 overlaps nothing, a large one all.
+    """
+
+    fixed: float
+    """a: seconds of a step that do not depend on its samples."""
+    sample: float
+    """b: seconds a sample, data loading included."""
+    inside: tuple[float, float]
+    """c and d where all GPUs share a node."""
+    across: tuple[float, float]
+    """c and d between nodes."""
+    overlap: float = 1.6
+    """γ."""
+
+    def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
+        """See `application.Speed`."""
+        compute: Floats = self.fixed + self.sample * np.asarray(local, dtype=np.float64)
+        if gpus < 2:
+            return compute, np.zeros_like(compute)
+        base, growth = self.inside if nodes == 1 else self.across
+        exchange = base + growth * (gpus - 2)
+        step = (compute**self.overlap + exchange**self.overlap) ** (1.0 / self.overlap)
+        return step, step - compute
+
+    def perturbed(self, compute: float, exchange: float) -> ParametricSpeed:
+        """The same with compute and exchange that many times as slow."""
+        return ParametricSpeed(
+            self.fixed * compute,
+            self.sample * compute,
+            (self.inside[0] * exchange, self.inside[1] * exchange),
+            (self.across[0] * exchange, self.across[1] * exchange),
+            self.overlap,
+        )
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of job, from which `build` makes applications."""
+
+    name: str
+    size: Size
+    dataset: int
+    """Samples an epoch."""
+    epochs: int
+    """Epochs at the base batch until it is done, those of its patience included."""
+    base_batch: int
+    max_batch: int
+    max_local_batch: int
+    speed: ParametricSpeed
+    noise: tuple[float, float]
+    """Gradient noise scale in samples at the start and at the end of the training."""
+    top: float
+    """Metric at its end at the base batch."""
+    drops: tuple[float, ...] = ()
+    """Shares of the training after which the learning rate drops; the noise scale then jumps."""
+    tolerance: float = 0.005
+    """How far below `top` its user is content, as a share of it."""
+    target: float = math.nan
+    """Metric at which its user is content, in place of `tolerance`."""
+    patience: int = 0
+    """Epochs without improvement after which it ends; 0 where it trains all its epochs."""
+    pace: float = 0.2
+    """Share of the training in which the metric covers 63 % of what is left of its way; with patience it follows from
+    that."""
+    too_large: float = 2.0
+    """Batches beyond so many noise scales generalise worse …"""
+    gap: float = 0.02
+    """… by this share of the metric for each doubling."""
+    resize_s: float = 30.0
+    gpus: int = 0
+    """GPUs that its user asks for; 0 where that follows from how it scales."""
+    max_gpus: int = 64
+
+
+def build(
+    kind: Kind, *, name: str = "", compute: float = 1.0, exchange: float = 1.0, noise: float = 1.0, length: float = 1.0
+) -> Application:
+    """The application of a kind, perturbed by factors: seconds of compute and exchange, noise scale, and samples."""
+    dataset = max(round(kind.dataset * length), kind.base_batch)
+    doublings = max(math.ceil(math.log2(kind.max_batch / kind.base_batch)), 0)
+    batches = np.unique(np.minimum(kind.base_batch * 2 ** np.arange(doublings + 1), kind.max_batch)).astype(np.int64)
+    at = np.arange(1, kind.epochs + 1) / kind.epochs
+    scale = noise * _noise(kind, at)
+    # What patience waits out at the end adds nothing worth the name.
+    pace = (kind.epochs - kind.patience) / kind.epochs / 4.0 if kind.patience else kind.pace
+    curve = (1.0 - np.exp(-at / pace)) / (1.0 - math.exp(-1.0 / pace))
+    beyond = np.log2(np.maximum(batches[None, :] / (kind.too_large * scale[:, None]), 1.0))
+    metric = kind.top * curve[:, None] * np.maximum(1.0 - kind.gap * beyond, 0.1)
+    gain = metric[-1, 0] - metric[-1 - kind.patience, 0] if kind.patience else 0.0
+    wide = np.ones((1, len(batches)))
+    return Application(
+        name=name or kind.name,
+        speed=kind.speed.perturbed(compute, exchange),
+        base_batch=kind.base_batch,
+        max_batch=kind.max_batch,
+        max_local_batch=kind.max_local_batch,
+        max_gpus=min(kind.max_gpus, kind.max_batch),
+        ends=dataset * np.arange(1.0, kind.epochs + 1),
+        batches=batches,
+        sqr=np.ones((kind.epochs, 1)) * wide,
+        var=scale[:, None] / kind.base_batch * wide,
+        metric=metric,
+        resize_s=kind.resize_s,
+        target=kind.top * (1.0 - kind.tolerance) if math.isnan(kind.target) else kind.target,
+        patience=kind.patience,
+        least_gain=float(gain),
+    )
+
+
+def _noise(kind: Kind, at: Floats) -> Floats:
+    """Noise scale in samples after each share of the training: grows evenly in its logarithm, and jumps at drops."""
+    begin, end = kind.noise
+    jumps = sum((np.where(at > drop, math.log(DROP), 0.0) for drop in kind.drops), np.zeros_like(at))
+    smooth = math.log(end / begin) - math.log(DROP) * len(kind.drops)
+    result: Floats = begin * np.exp(smooth * at**0.7 + jumps)
+    return result
+
+
+def speed(
+    fixed_ms: float, per_s: float, inside_ms: tuple[float, float], across_ms: tuple[float, float], overlap: float = 1.6
+) -> ParametricSpeed:
+    """From milliseconds, and samples/s of one GPU at large batches."""
+    return ParametricSpeed(
+        fixed_ms / 1e3,
+        1.0 / per_s,
+        (inside_ms[0] / 1e3, inside_ms[1] / 1e3),
+        (across_ms[0] / 1e3, across_ms[1] / 1e3),
+        overlap,
+    )
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        # A neural collaborative filter on some 20 million interactions: tiny compute, large batches, minutes.
+        Kind(
+            "recommender", "small", 20_000_000, 8, 1024, 32768, 32768,
+            speed(5, 1.6e6, (4, 0.3), (18, 0.4)), (40e3, 4e6), 0.69, max_gpus=16, resize_s=15,
+        ),
+        # ResNet-18 on CIFAR-10 in half precision.
+        Kind(
+            "resnet18-cifar10", "small", 50_000, 60, 128, 16384, 1024,
+            speed(14, 2400, (4, 0.5), (22, 0.6)), (250, 6000), 0.945, drops=(0.5, 0.75), resize_s=40,
+        ),
+        # A wide residual network on CIFAR-100.
+        Kind(
+            "wideresnet-cifar100", "small", 50_000, 60, 128, 8192, 256,
+            speed(25, 750, (12, 1), (60, 1)), (400, 3000), 0.80, drops=(0.5, 0.75), resize_s=45,
+        ),
+        # A recurrent language model on WikiText-2, sequences of 35 tokens: the exchange of its embeddings dominates.
+        Kind(
+            "lstm-wikitext2", "small", 60_000, 40, 20, 640, 160,
+            speed(18, 900, (16, 2), (85, 2)), (60, 1500), 0.62, drops=(0.7,), resize_s=20,
+        ),
+        # Fine-tuning a BERT base model on a sentence task, sequences of 128 tokens.
+        Kind(
+            "bert-glue", "small", 60_000, 3, 16, 512, 32,
+            speed(35, 105, (9, 0.5), (95, 1)), (60, 200), 0.88, pace=0.3, resize_s=90,
+        ),
+        # Segmentation of microscope images by a U-Net, few images and a small batch.
+        Kind(
+            "unet-cells", "small", 1_600, 60, 4, 128, 8,
+            speed(30, 24, (10, 1), (70, 1)), (10, 50), 0.91, resize_s=25,
+        ),
+        # Fine-tuning BERT on questions and answers, sequences of 384 tokens, three epochs.
+        Kind(
+            "bert-squad", "medium", 88_000, 3, 12, 384, 12,
+            speed(40, 24, (60, 5), (330, 4)), (200, 1500), 0.885, pace=0.3, resize_s=110,
+        ),
+        # Recurrent speech recognition on a hundred hours of speech.
+        Kind(
+            "speech-rnn", "medium", 28_000, 60, 16, 512, 64,
+            speed(50, 52, (50, 10), (280, 6)), (40, 20e3), 0.78, drops=(0.6,), resize_s=30,
+        ),
+        # A translation model on a few hundred thousand pairs of sentences.
+        Kind(
+            "transformer-iwslt", "medium", 160_000, 40, 64, 2048, 128,
+            speed(40, 520, (14, 1), (90, 1.5)), (300, 6000), 0.65, resize_s=35,
+        ),
+        # ResNet-50 on 100,000 images of 64 × 64 pixels.
+        Kind(
+            "resnet50-tiny", "medium", 100_000, 60, 128, 16384, 256,
+            speed(30, 620, (10, 0.6), (55, 0.8)), (500, 6000), 0.66, drops=(0.33, 0.67), resize_s=50,
+        ),
+        # A one-stage detector on Pascal VOC: eight images fill a GPU, and the exchange is large.
+        Kind(
+            "detector-voc", "large", 16_500, 60, 8, 512, 8,
+            speed(70, 18, (40, 10), (420, 5)), (30, 1800), 0.80, drops=(0.7,), resize_s=80,
+        ),
+        # Fine-tuning GPT-2 small on 100 million tokens, sequences of 1,024.
+        Kind(
+            "gpt2-finetune", "large", 100_000, 3, 16, 512, 4,
+            speed(60, 3.6, (25, 1), (260, 2)), (120, 900), 0.55, pace=0.35, resize_s=120,
+        ),
+        # A detector on COCO.
+        Kind(
+            "detector-coco", "large", 118_000, 24, 32, 2048, 32,
+            speed(60, 31, (18, 1), (130, 2)), (90, 900), 0.52, drops=(0.67, 0.9), resize_s=100,
+        ),
+        # ResNet-50 on ImageNet, 90 epochs.
+        Kind(
+            "resnet50-imagenet", "extra-large", 1_281_000, 90, 256, 16384, 256,
+            speed(25, 235, (15, 1), (70, 0.8)), (1500, 30e3), 0.76, drops=(0.33, 0.67, 0.89), resize_s=240,
+        ),
+        # A small vision transformer on ImageNet, 100 epochs.
+        Kind(
+            "vit-imagenet", "extra-large", 1_281_000, 100, 512, 16384, 128,
+            speed(35, 270, (18, 1), (90, 1)), (4000, 40e3), 0.78, resize_s=220,
+        ),
+    )
+}  # fmt: skip
+"""Kinds of mixed clusters, by name."""

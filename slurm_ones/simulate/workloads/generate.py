@@ -1,0 +1,154 @@
+"""Workloads from a seed: of which kinds the jobs are, when they arrive, and what their users ask for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+
+from slurm_ones.schedule.policy import Floats
+from slurm_ones.simulate.errors import BadInput
+from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.workloads.arrivals import Arrivals, submission_times
+from slurm_ones.simulate.workloads.catalogue import KINDS, Kind, build
+from slurm_ones.simulate.workloads.sc21 import SC21_KINDS
+from slurm_ones.simulate.workloads.user_requests import ask, mean_gpu_hours, undisturbed_s
+from slurm_ones.simulate.workloads.workload import Submission, Workload
+
+WEIGHTS = {"small": 0.77, "medium": 0.167, "large": 0.045, "extra-large": 0.018}
+"""Shares of the sizes in a mix like Philly's (Jeon et al., ATC 2019): most jobs are small, a few take most GPU time."""
+OFFERED = 2.3
+"""GPU-hours asked for over the GPU-hours of the cluster while jobs are submitted, at load 1. What Pollux's default
+study has: 160 jobs in eight hours on 64 GPUs, of which the largest train on long after."""
+VARIANTS = 4
+"""Most different perturbations of one kind in a workload."""
+PERTURB = {"compute": 0.2, "exchange": 0.3, "noise": 0.3, "length": 0.35}
+"""Standard deviation of the logarithm of each factor that a seed draws (see `catalogue.build`)."""
+STUDIED_GPUS = 64
+"""GPUs for which the published studies chose their arrivals."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Kinds of jobs and how frequent each is."""
+
+    kinds: tuple[Kind, ...]
+    shares: tuple[float, ...]
+    jobs: int = 160
+    """How many its study has."""
+    gap_s: int = 0
+    """Mean seconds between submissions on `STUDIED_GPUS`; 0 where that follows from what the jobs ask for."""
+
+
+def _philly() -> Mix:
+    kinds = tuple(KINDS.values())
+    of_size = {size: sum(kind.size == size for kind in kinds) for size in WEIGHTS}
+    return Mix(kinds, tuple(WEIGHTS[kind.size] / of_size[kind.size] for kind in kinds))
+
+
+MIXES: dict[str, Mix] = {
+    "ones-sc21": Mix(SC21_KINDS, (1 / len(SC21_KINDS),) * len(SC21_KINDS), jobs=50, gap_s=30),
+    "philly": _philly(),
+    "uniform": Mix(tuple(KINDS.values()), (1 / len(KINDS),) * len(KINDS)),
+}
+"""Workloads that can be generated: ONES' own mix (SC21), one as skewed as Philly's, and its kinds all as frequent."""
+
+
+def generate(
+    kind: str,
+    *,
+    jobs: int | None = None,
+    seed: int = 0,
+    load: float = 1.0,
+    gpus: int = 64,
+    gpus_per_node: int = 4,
+    arrivals: Arrivals | None = None,
+    hours: float | None = None,
+    rigid: float = 0.0,
+) -> Workload:
+    """A workload of one of the `MIXES`, of `jobs` jobs (as many as its study has).
+
+    `load` multiplies the rate of arrival. At 1 it is the study's: for `ones-sc21` whole seconds between 0 and 60 apart
+    on 64 GPUs, for the others such that the jobs ask for `OFFERED` times what the cluster has. `hours` sets the time in
+    which they are submitted instead. `arrivals` of None is what the study has: the seconds just named, or Poisson.
+    `rigid` is the share of jobs that never opted in. The seed also perturbs what the applications are, by some tens of
+    percent. Raises `BadInput` naming the accepted values.
+    """
+    mix = _checked(kind, load, gpus, hours, rigid, arrivals)
+    jobs = mix.jobs if jobs is None else jobs
+    if jobs < 1:
+        raise BadInput(f"jobs: {jobs} is not above 0")
+    rng = np.random.default_rng(seed)
+    kinds = _drawn(mix, jobs, rng)
+    applications, chosen = _perturbed(kinds, rng)
+    asked = [ask(applications[name], kinds[i], gpus, gpus_per_node, rng) for i, name in enumerate(chosen)]
+    if arrivals is None and mix.gap_s and hours is None:
+        pace = load * gpus / STUDIED_GPUS
+        times = np.cumsum(rng.integers(0, 2 * mix.gap_s, jobs, endpoint=True)) / pace
+    else:
+        window_s = _window_s(mix, jobs, load, gpus, gpus_per_node) if hours is None else hours * 3600.0
+        times = submission_times(arrivals or "poisson", jobs, window_s, rng)
+    stiff = rng.permutation(jobs) < round(rigid * jobs)
+    submissions = tuple(
+        Submission(f"{name}-{i + 1}", float(round(at)), name, size, batch, elastic=not stiff[i])
+        for i, (at, name, (size, batch)) in enumerate(zip(times, chosen, asked, strict=True))
+    )
+    return Workload(kind, submissions, applications)
+
+
+def offered(workload: Workload, gpus: int, gpus_per_node: int) -> float:
+    """GPU-seconds that the jobs hold if each runs undisturbed at what its user asks for, over the cluster's until the
+    last submission."""
+    wanted = sum(
+        s.gpus * undisturbed_s(workload.applications[s.application], s, gpus_per_node) for s in workload.submissions
+    )
+    return wanted / (gpus * max(s.time for s in workload.submissions))
+
+
+def _checked(kind: str, load: float, gpus: int, hours: float | None, rigid: float, arrivals: Arrivals | None) -> Mix:
+    if kind not in MIXES:
+        raise BadInput(f"workload: {kind!r:.60} is neither a file nor one of {', '.join(MIXES)}")
+    if arrivals is not None and arrivals not in get_args(Arrivals):
+        raise BadInput(f"arrivals: {arrivals!r:.60} is none of {', '.join(get_args(Arrivals))}")
+    for name, value in (("load", load), ("gpus", gpus), ("hours", 1.0 if hours is None else hours)):
+        if not (math.isfinite(value) and value > 0):
+            raise BadInput(f"{name}: {value} is not above 0")
+    if not 0.0 <= rigid <= 1.0:
+        raise BadInput(f"rigid: {rigid} is not between 0 and 1")
+    return MIXES[kind]
+
+
+def _drawn(mix: Mix, jobs: int, rng: np.random.Generator) -> list[Kind]:
+    """The kind of each job: each as frequent as its share, rounded at random, so that seeds ask for about as much."""
+    edges = np.cumsum(mix.shares) / np.sum(mix.shares) * jobs
+    # One offset rounds them all, so that the counts add up.
+    rounded = np.floor(edges - 1e-9 + rng.random()).astype(int)
+    rounded[-1] = jobs
+    counts = np.diff(rounded, prepend=0)
+    drawn = [kind for kind, count in zip(mix.kinds, counts, strict=True) for _ in range(count)]
+    return [drawn[i] for i in rng.permutation(len(drawn))]
+
+
+def _perturbed(kinds: Sequence[Kind], rng: np.random.Generator) -> tuple[dict[str, Application], list[str]]:
+    """Perturbed applications, a few of each kind, and the one of each job."""
+    applications: dict[str, Application] = {}
+    of_kind: dict[str, list[str]] = {}
+    for kind in sorted({kind.name: kind for kind in kinds}.values(), key=lambda kind: kind.name):
+        for variant in range(min(VARIANTS, sum(other is kind for other in kinds))):
+            factors = {name: float(np.exp(rng.normal(0.0, sigma))) for name, sigma in PERTURB.items()}
+            name = f"{kind.name}-{'abcdefgh'[variant]}"
+            applications[name] = build(kind, name=name, **factors)
+            of_kind.setdefault(kind.name, []).append(name)
+    return applications, [str(rng.choice(of_kind[kind.name])) for kind in kinds]
+
+
+def _window_s(mix: Mix, jobs: int, load: float, gpus: int, per_node: int) -> float:
+    """Seconds in which the jobs are submitted."""
+    if mix.gap_s:
+        return jobs * mix.gap_s * STUDIED_GPUS / (gpus * load)
+    shares: Floats = np.array(mix.shares)
+    hours = np.array([mean_gpu_hours(build(kind), kind, gpus, per_node) for kind in mix.kinds])
+    return float(jobs * (shares @ hours) / (gpus * OFFERED * load) * 3600.0)

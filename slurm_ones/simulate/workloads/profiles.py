@@ -1,0 +1,243 @@
+"""Profiles that were measured on real GPUs, in the layout that Pollux's simulator made common.
+
+A folder per application with `placements.csv`, `scalability.csv` and `validation-<batch>.csv`.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
+from scipy.spatial import QhullError
+
+from slurm_ones.schedule.policy import Floats
+from slurm_ones.simulate.errors import BadInput as BadInput
+from slurm_ones.simulate.training.application import Application
+
+MAX_LOCAL = {"yolov3": 8}
+"""Largest local batch where it is not the largest measured."""
+FIXED_BATCH = {"ncf": 32768}
+"""Applications whose authors fix the batch."""
+MOST_GPUS = {"ncf": 1}
+"""Applications whose authors never run them on more."""
+PASSES_ALONE = 2
+"""One GPU accumulates at least once beyond the base batch, since its authors measure the gradient's noise so."""
+RESIZE_S = {"ncf": 15.0, "deepspeech2": 25.0, "cifar10": 50.0, "yolov3": 80.0, "bert": 120.0, "imagenet": 250.0}
+"""What a resize of each took on real machines (Sia, SOSP 2023)."""
+FALLING = {"deepspeech2"}
+"""Applications whose metric falls as they learn."""
+MAX_NODES = 16
+_PLACEMENT = re.compile(r"[1-9]{1,100}")
+_BATCH = re.compile(r"[1-9][0-9]{0,8}")
+
+
+def read_table(path: Path, columns: Sequence[str], text: Sequence[str] = ()) -> list[dict[str, str | float]]:
+    """The rows of a CSV file; those of `columns` not in `text` as finite numbers, not negative.
+
+    Raises `BadInput`.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in columns if name not in (reader.fieldnames or ())]
+            if missing:
+                raise BadInput(f"{path}: line 1: no column {', '.join(missing)}; it has {reader.fieldnames}")
+            return [_row(path, reader.line_num, row, columns, text) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadInput(f"{path}: cannot be read: {error}") from None
+
+
+def _row(
+    path: Path, line: int, row: Mapping[str, str], columns: Sequence[str], text: Sequence[str]
+) -> dict[str, str | float]:
+    values: dict[str, str | float] = {}
+    for name in columns:
+        given = (row.get(name) or "").strip()
+        if name in text:
+            if not given:
+                raise BadInput(f"{path}: line {line}, column {name}: empty")
+            values[name] = given
+            continue
+        try:
+            value = float(given)
+        except ValueError:
+            raise BadInput(f"{path}: line {line}, column {name}: {given!r:.40} is not a number") from None
+        if not math.isfinite(value):
+            raise BadInput(f"{path}: line {line}, column {name}: {given!r:.40} is not finite")
+        if value < 0 and name != "metric":
+            raise BadInput(f"{path}: line {line}, column {name}: {given!r:.40} is negative")
+        values[name] = value
+    return values
+
+
+@dataclass(frozen=True)
+class MeasuredSpeed:
+    """Step times as measured: linear in the local batch within a placement, else over (nodes, GPUs, local batch).
+
+    A local batch beyond those measured takes what the nearest measured one takes; so do GPUs, nodes and local batch
+    outside all that was measured together.
+    """
+
+    placements: Mapping[tuple[int, ...], Floats]
+    """Rows (local batch, step, sync) of each placement: GPUs on each node, in its smallest rotation."""
+    points: Floats
+    """(P, 3) nodes, GPUs and local batch of every measurement, each once."""
+    values: Floats
+    """(P, 2) step and sync there."""
+
+    def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
+        """See `application.Speed`."""
+        return self.placed(_packed(nodes, gpus, max(max(key) for key in self.placements)), local)
+
+    def placed(self, placement: tuple[int, ...], local: Floats) -> tuple[Floats, Floats]:
+        """See `application.PlacedSpeed`."""
+        rows = self.placements.get(smallest_rotation(placement))
+        if rows is not None:
+            return np.interp(local, rows[:, 0], rows[:, 1]), np.interp(local, rows[:, 0], rows[:, 2])
+        nodes = min(len(placement), MAX_NODES)
+        local = np.clip(local, self.points[:, 2].min(), self.points[:, 2].max())
+        wanted = np.stack([np.full(len(local), nodes), np.full(len(local), sum(placement)), local], axis=1)
+        found = self.inside(wanted)
+        outside = ~np.isfinite(found[:, 0])
+        if outside.any():
+            found[outside] = self.nearest(wanted[outside] / self.scale)
+        return found[:, 0], found[:, 1]
+
+    def enough(self) -> bool:
+        """Whether the measurements span nodes, GPUs and local batches, so that others lie between them."""
+        try:
+            return self.inside is not None
+        except (QhullError, ValueError):
+            return False
+
+    @cached_property
+    def inside(self) -> LinearNDInterpolator:
+        """(step, sync) at rows (nodes, GPUs, local batch); not a number outside what was measured together."""
+        return LinearNDInterpolator(self.points, self.values)
+
+    @cached_property
+    def nearest(self) -> NearestNDInterpolator:
+        """The same anywhere, at rows divided by `scale`."""
+        return NearestNDInterpolator(self.points / self.scale, self.values)
+
+    @cached_property
+    def scale(self) -> Floats:
+        """(3,) the largest nodes, GPUs and local batch measured."""
+        result: Floats = self.points.max(axis=0)
+        return result
+
+
+def smallest_rotation(placement: tuple[int, ...]) -> tuple[int, ...]:
+    """One name for placements that differ in which node comes first."""
+    return min(placement[i:] + placement[:i] for i in range(len(placement)))
+
+
+def _packed(nodes: int, gpus: int, per_node: int) -> tuple[int, ...]:
+    """GPUs on each node when as many nodes as possible are full."""
+    counts = [1] * nodes
+    left = gpus - nodes
+    for i in range(nodes):
+        more = min(left, per_node - 1)
+        counts[i] += more
+        left -= more
+    return tuple(counts)
+
+
+def read_profile(folder: Path) -> Application:
+    """The application measured in a folder; raises `BadInput`."""
+    path = folder / "placements.csv"
+    rows: dict[tuple[int, ...], list[tuple[float, float, float]]] = defaultdict(list)
+    points: dict[tuple[int, int, float], list[tuple[float, float]]] = defaultdict(list)
+    for number, row in enumerate(
+        read_table(path, ("placement", "local_bsz", "step_time", "sync_time"), text=("placement",)), 2
+    ):
+        digits = str(row["placement"])
+        if not _PLACEMENT.fullmatch(digits):
+            raise BadInput(f"{path}: line {number}, column placement: {digits!r:.40} is not GPUs per node as digits")
+        key = smallest_rotation(tuple(int(digit) for digit in digits))
+        found = (float(row["local_bsz"]), float(row["step_time"]), float(row["sync_time"]))
+        if found[1] <= 0 or found[0] < 1:
+            raise BadInput(f"{path}: line {number}: local_bsz {found[0]:g} and step_time {found[1]:g} must be above 0")
+        rows[key].append(found)
+        points[len(key), sum(key), found[0]].append(found[1:])
+    if (1,) not in rows or len(rows[(1,)]) < 2:
+        raise BadInput(f"{path}: too few points: placement 1 needs two local batches at least")
+    scale = folder / "scalability.csv"
+    if scale.exists():
+        names = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
+        for row in read_table(scale, names):
+            at = (int(row["num_nodes"]), int(row["num_replicas"]), float(row["local_bsz"]))
+            points[at].append((float(row["step_time"]), float(row["sync_time"])))
+    means = np.array([np.mean(found, axis=0) for found in points.values()])
+    speed = MeasuredSpeed({key: _merged(found) for key, found in rows.items()}, np.array(list(points), float), means)
+    if not speed.enough():
+        raise BadInput(f"{path}: too few points: several nodes, GPUs and local batches must have been measured")
+    batches, progress, metric, sqr, var = _validation(folder)
+    fixed = FIXED_BATCH.get(folder.name, 0)
+    local = MAX_LOCAL.get(folder.name, int(max(found[0] for found in rows[(1,)])))
+    return Application(
+        name=folder.name,
+        speed=speed,
+        base_batch=batches[0],
+        min_batch=fixed or batches[0],
+        max_batch=fixed or batches[-1],
+        max_local_batch=local,
+        max_gpus=MOST_GPUS.get(folder.name, max(point[1] for point in points)),
+        passes_alone=PASSES_ALONE,
+        ends=progress.min(axis=1) * batches[0],
+        batches=np.array(batches),
+        sqr=sqr,
+        var=var,
+        metric=-metric if folder.name in FALLING else metric,
+        resize_s=RESIZE_S.get(folder.name, 30.0),
+    )
+
+
+def _merged(rows: Sequence[tuple[float, float, float]]) -> Floats:
+    """Rows by ascending local batch, several of one local batch averaged."""
+    table = np.array(rows)
+    locals_, at = np.unique(table[:, 0], return_inverse=True)
+    sums = np.zeros((len(locals_), 2))
+    np.add.at(sums, at.ravel(), table[:, 1:])
+    return np.column_stack([locals_, sums / np.bincount(at.ravel())[:, None]])
+
+
+def _validation(folder: Path) -> tuple[list[int], Floats, Floats, Floats, Floats]:
+    """Batches (B,) and, each (epochs, B), progress in base-batch steps, metric, grad_sqr and grad_var."""
+    files = {}
+    for path in folder.glob("validation-*.csv"):
+        size = path.stem.partition("-")[2]
+        if not _BATCH.fullmatch(size):
+            raise BadInput(f"{path}: {size!r} in its name is not a batch")
+        files[int(size)] = path
+    if not files:
+        raise BadInput(f"{folder}: no validation-BATCH.csv")
+    names = ("progress", "iteration", "metric", "grad_sqr", "grad_var")
+    tables = {size: read_table(files[size], names) for size in sorted(files)}
+    epochs = min(len(table) for table in tables.values())
+    if epochs < 1:
+        raise BadInput(f"{files[min(files)]}: too few points: no epoch")
+    stacked = np.array([[[float(row[name]) for name in names] for row in t[:epochs]] for t in tables.values()])
+    by_name = stacked.transpose(2, 1, 0)
+    progress = by_name[0]
+    if (np.diff(progress.min(axis=1)) <= 0).any() or progress[0].min() <= 0:
+        raise BadInput(f"{folder}: progress does not rise from epoch to epoch")
+    return sorted(files), progress, by_name[2], by_name[3], by_name[4]
+
+
+def read_profiles(folder: Path) -> dict[str, Application]:
+    """Every application of a folder of profiles; raises `BadInput`."""
+    if not folder.is_dir():
+        raise BadInput(f"{folder}: no such directory of profiles")
+    found = {path.name: read_profile(path) for path in sorted(folder.iterdir()) if path.is_dir()}
+    if not found:
+        raise BadInput(f"{folder}: no application's profile in it")
+    return found

@@ -1,0 +1,176 @@
+"""Files between job and companion, with everything that can go wrong on their way."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from ones_wrapper.protocol import (
+    CHECKPOINTS,
+    MANIFEST,
+    Batch,
+    Checkpoint,
+    Hello,
+    Order,
+    Report,
+    Throughput,
+    reports_name,
+)
+from slurm_ones.act import actor, steps
+from slurm_ones.act.orders import OrderError, write_order
+from slurm_ones.observe import reports
+from slurm_ones.observe.files import NotBelieved, read_from
+from slurm_ones.simulate.training.files import JobFiles
+from slurm_ones.slurm.model import Job
+from tests.faults.chance import READS, Chance
+from tests.faults.kinds import REPORTS, Kind
+from tests.faults.watch import Watch
+
+LATE_S = 400.0
+"""How long reports are late at most."""
+
+_GARBAGE = (b"\x00\xff\xfe{{{{\n", b"[[[[\n", b"null\n", b'{"n":1\n', b"\n\n\n", "{\u202e}\n".encode())
+_WRONG: tuple[dict[str, Any], ...] = (
+    {"n": "one", "t": [], "kind": "hello"},
+    {"n": 2**60, "t": 0, "kind": "bye", "reason": "finished", "step": 1},
+    {"n": -1, "t": 1e308, "kind": "checkpoint", "name": "../../etc", "epoch": 0, "cursor": 0, "step": 0},
+    {"n": 10**9, "t": {"a": {}}, "kind": ["throughput"]},
+    {"n": True, "t": None, "kind": "epoch", "epoch": 1e9},
+)
+
+
+class FaultyFiles(JobFiles):
+    """One job's directory. What it truly reported is kept beside what becomes of it."""
+
+    def __init__(self, work_dir: Path, job_id: int, chance: Chance, flaws: frozenset[Kind], clock: Callable[[], float]):
+        super().__init__(work_dir, job_id)
+        self.truth: defaultdict[int, list[Report]] = defaultdict(list)
+        """What each run reported."""
+        self.told_batch: int | None = None
+        """Batch in force, as last reported."""
+        self.told_at = 0.0
+        """When that was."""
+        self._chance = chance
+        self._flaws = flaws
+        self._clock = clock
+        self._late_until = 0.0
+        self.off = 0.0
+        """Seconds by which its clock is ahead."""
+        if Kind.JOB_CLOCK in flaws:
+            self.off = chance.random.choice((-7200.0, -120.0, -20.0, -2.0, 2.0, 20.0, 120.0, 7200.0))
+
+    @property
+    def honest(self) -> bool:
+        """All that it reported is what happened, and arrived so."""
+        return not self._flaws
+
+    @property
+    def lies(self) -> bool:
+        """It may report a checkpoint that it never made."""
+        return Kind.FALSE_CHECKPOINT in self._flaws
+
+    def _has(self, kind: Kind, share: float) -> bool:
+        """Whether a flaw of this job shows now."""
+        if kind in self._flaws and self._chance.on and self._chance.random.random() < share:
+            self._chance.count(kind, self.directory.name)
+            return True
+        return False
+
+    def report(self, time: float, report: Report) -> None:
+        self.truth[self._restart].append(report)
+        if isinstance(report, (Hello, Batch)):
+            self.told_batch, self.told_at = report.batch, self._clock()
+        if self.off and self._has(Kind.JOB_CLOCK, 1.0):
+            time = max(time + self.off, 0.0)
+        if isinstance(report, Throughput) and self._has(Kind.LIES, 0.5):
+            report = replace(report, samples=report.samples * 1000 + 7, noise=0.0, progress=2.0**50, cursor=2**52)
+        super().report(time, report)
+
+    def flush(self) -> None:
+        if self._flaws and self._lines:
+            if self._clock() < self._late_until:
+                return
+            for kind in REPORTS:
+                if self._has(kind, 0.15):
+                    self._spoil(kind)
+        super().flush()
+
+    def open(self, restart: int, spec: Any) -> None:
+        self._late_until = 0.0
+        super().open(restart, spec)
+
+    def _spoil(self, kind: Kind) -> None:
+        lines, random = self._lines, self._chance.random
+        match kind:
+            case Kind.CUT_SHORT:
+                lines[-1] = lines[-1][: random.randrange(len(lines[-1]))]
+            case Kind.REPEATED:
+                lines += lines
+            case Kind.REORDERED:
+                random.shuffle(lines)
+            case Kind.MISSING:
+                del lines[random.randrange(len(lines))]
+            case Kind.GARBAGE:
+                lines.insert(random.randrange(len(lines) + 1), random.choice(_GARBAGE))
+            case Kind.WRONG_TYPES:
+                lines.insert(random.randrange(len(lines) + 1), json.dumps(random.choice(_WRONG)).encode() + b"\n")
+            case Kind.HUGE:
+                lines.insert(
+                    random.randrange(len(lines) + 1), b"9" * random.choice((20_000, 100_000, 1_200_000)) + b"\n"
+                )
+            case Kind.LATE:
+                self._late_until = self._clock() + random.uniform(1.0, LATE_S)
+
+    def checkpoint(self, step: int) -> str:
+        if self._has(Kind.JOB_DISK_FULL, 0.3):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        name = super().checkpoint(step)
+        if self._has(Kind.NO_MANIFEST, 0.3):
+            (self.directory / CHECKPOINTS / name / MANIFEST).write_bytes(b"")
+        return name
+
+    def newer_order(self) -> bool:
+        if not super().newer_order():
+            return False
+        if self._has(Kind.ORDER_LOST, 0.3):
+            return False
+        if self.order is not None and self.order.drain and self._has(Kind.FALSE_CHECKPOINT, 0.3):
+            name = self._checkpoints[-1] if self._checkpoints else "step-000000000"
+            super().report(self._clock(), Checkpoint(name, 0, 0, 0, 0, 0.0, order=self.order.number))
+        if self.order is not None and self.order.drain and self._has(Kind.DRAIN_IGNORED, 0.3):
+            self.order = replace(self.order, drain=False)
+        return True
+
+
+@contextmanager
+def faulty_access(chance: Chance, watch: Watch) -> Iterator[None]:
+    """While it lasts, companions of this process write orders and read reports through faults."""
+
+    def write(job: Job, order: Order, spool: Path | None) -> None:
+        chance.step(f"before order {order.number} to {job.job_id}", job.job_id)
+        watch.orders(job, order)
+        if chance.strikes(Kind.ORDER_FULL):
+            raise OrderError(f"{job.work_dir}: No space left on device")
+        write_order(job, order, spool)
+        watch.ordered(job.job_id, order)
+        chance.step(f"after order {order.number} to {job.job_id}", job.job_id)
+
+    def read(directory: int, name: str, uid: int, offset: int, limit: int) -> tuple[bytes, int]:
+        chance.step(f"read {name}", reads=True)
+        if name.startswith(reports_name(0)[:7]) and chance.strikes(Kind.READ_ERROR, READS):
+            raise NotBelieved(f"{name}: Input/output error")
+        return read_from(directory, name, uid, offset, limit)
+
+    with (
+        mock.patch.object(steps, "write_order", write),
+        mock.patch.object(actor, "write_order", write),
+        mock.patch.object(reports, "read_from", read),
+    ):
+        yield

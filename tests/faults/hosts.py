@@ -1,0 +1,111 @@
+"""Companions as processes in virtual time: each lives until it is killed, waits while others act, and comes back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from slurm_ones.simulate.slurm.timeline import Timeline
+from tests.faults.chance import Crash
+
+
+class HostClock:
+    """The clock of a companion's host: virtual time, and what it is off by."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self.off = 0.0
+
+    def __call__(self) -> float:
+        return self._timeline.now + self.off
+
+
+class Host:
+    """A service node on which one companion runs, and is started again after it died.
+
+    Its process is a thread, of which only one runs at any moment: it runs from `go` to its next `wait`. So the order of
+    all that happens follows from the seed.
+    """
+
+    def __init__(self, name: str, timeline: Timeline, live: Callable[[Host], None]) -> None:
+        """`live` is the process: it waits by `wait`, and may raise."""
+        self.name = name
+        self.clock = HostClock(timeline)
+        self.wake = timeline.now
+        """When the process goes on, or is started again."""
+        self.stopped = False
+        """Told to stop."""
+        self.ended = False
+        """Its process came to its end by itself."""
+        self.failure: BaseException | None = None
+        """What its process died of, where that was no fault of ours."""
+        self._timeline = timeline
+        self._live = live
+        self._thread: threading.Thread | None = None
+        self._killed = False
+        self._to_host, self._to_others = threading.Lock(), threading.Lock()
+        self._to_host.acquire()
+        self._to_others.acquire()
+
+    @property
+    def alive(self) -> bool:
+        """Its process runs, or waits."""
+        return self._thread is not None
+
+    @property
+    def dying(self) -> bool:
+        """What happens now no longer happens in the process: it was killed."""
+        return self._killed
+
+    def go(self) -> None:
+        """Let the process run until it waits, ends, or dies; starts it where it does not run."""
+        if self._thread is None:
+            self._killed = False
+            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            self._thread.start()
+        else:
+            self._to_host.release()
+        self._to_others.acquire()
+
+    def die(self) -> None:
+        """In the process: it is killed at this step."""
+        self._killed = True
+
+    def kill(self) -> None:
+        """Kill the process while it waits."""
+        if self._thread is not None:
+            self._killed = True
+            self.go()
+
+    def wait(self, seconds: float) -> None:
+        """In the process: let so much time pass."""
+        self.wake = self._timeline.now + max(seconds, 0.0)
+        self._to_others.release()
+        self._to_host.acquire()
+        if self._killed:
+            raise Crash("killed while it waited")
+
+    def _run(self) -> None:
+        try:
+            self._live(self)
+            self.ended = True
+        except Crash:
+            self._killed = True
+        except BaseException as failure:
+            self.failure = failure
+        self._thread = None
+        self._to_others.release()
+
+
+class HostStop:
+    """How the companion on a host waits: `daemon.Stop`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def is_set(self) -> bool:
+        return self._host.stopped
+
+    def wait(self, timeout: float) -> bool:
+        self._host.wait(timeout)
+        return self._host.stopped

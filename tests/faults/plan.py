@@ -1,0 +1,136 @@
+"""What a seed stands for: a small cluster, some jobs, and how often what goes wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from slurm_ones.simulate.engines.world import ClusterSpec
+from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.workloads.catalogue import KINDS, build
+from tests.faults.kinds import HOST, OF_JOBS, PEOPLE, REPORTS, STEPS, Kind
+
+INTERVAL_S = 60.0
+"""Between two ticks."""
+POLICIES = ("ones", "fifo", "srsf", "tiresias", "optimus", "sia", "ees")
+"""Those that decide fast on a few jobs."""
+
+
+@cache
+def applications() -> Mapping[str, Application]:
+    """What jobs do, of two kinds: some half an hour on one GPU."""
+    return {
+        "cnn": build(replace(KINDS["resnet18-cifar10"], epochs=96), name="cnn"),
+        "nlp": build(KINDS["bert-glue"], name="nlp"),
+    }
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """One job as its user submits it."""
+
+    name: str
+    time: float
+    application: str
+    gpus: int
+    epochs: float
+    consent: str
+    """elastic, off (`resize=off`), bad (a comment that nobody understands), or rigid: no word of us."""
+    flaws: frozenset[Kind] = frozenset()
+    limit_s: float = 0.0
+    begin_s: float = 0.0
+    hold: bool = False
+    requeue: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run."""
+
+    seed: int
+    spec: ClusterSpec
+    jobs: tuple[JobPlan, ...]
+    ticks: int
+    """How long faults strike."""
+    policy: str
+    settings: Mapping[str, Any]
+    rates: Mapping[Kind, float]
+    """Share of the steps at which each kind strikes, where it can."""
+    meddling: float
+    """Share of the steps at which somebody else acts at that very moment."""
+    happenings: tuple[tuple[float, Kind], ...]
+    """Seconds after the start, and what happens then."""
+    companions: int = 1
+    resize_s: float = 30.0
+    people: tuple[Kind, ...] = field(default=PEOPLE)
+    """What those do who meddle."""
+
+    @classmethod
+    def of(cls, seed: int) -> Plan:
+        """The plan of a seed."""
+        rng = random.Random(seed)
+        nodes, gpus = rng.randint(1, 4), rng.choice((1, 2, 4, 4, 4))
+        spec = ClusterSpec(max(nodes, 2) if gpus == 1 else nodes, gpus, whole_nodes=rng.random() < 0.15)
+        ticks = rng.randint(8, 24)
+        wild = rng.random() < 0.15
+        rates = {kind: _rate(rng) for kind in STEPS if wild or rng.random() < 0.3}
+        people = PEOPLE if wild or rng.random() < 0.3 else tuple(rng.sample(PEOPLE, 3))
+        times = rng.randint(0, 8)
+        kinds = [*people, *HOST, Kind.CRASH, Kind.ABSENCE]
+        return cls(
+            seed=seed,
+            spec=spec,
+            jobs=tuple(_job(rng, i, spec, ticks) for i in range(rng.randint(3, 6))),
+            ticks=ticks,
+            policy=rng.choice(POLICIES) if rng.random() < 0.1 else "restless",
+            settings=_settings(rng),
+            rates=rates,
+            meddling=rng.choice((0.0, 0.01, 0.03, 0.1)),
+            happenings=tuple(sorted((rng.uniform(0.0, ticks * INTERVAL_S), rng.choice(kinds)) for _ in range(times))),
+            companions=2 if rng.random() < 0.15 else 1,
+            resize_s=rng.choice((5.0, 30.0, 30.0, 90.0)),
+            people=people,
+        )
+
+
+def _rate(rng: random.Random) -> float:
+    return rng.choice((0.01, 0.02, 0.03, 0.06))
+
+
+def _job(rng: random.Random, number: int, spec: ClusterSpec, ticks: int) -> JobPlan:
+    consent = rng.choices(("elastic", "off", "bad", "rigid"), (80, 5, 4, 11))[0]
+    flaws = rng.sample((*REPORTS, *OF_JOBS), rng.randint(1, 3)) if rng.random() < 0.3 else []
+    end = ticks * INTERVAL_S
+    return JobPlan(
+        name=f"job-{number}",
+        time=0.0 if rng.random() < 0.6 else rng.uniform(0.0, end / 3),
+        application=rng.choice(("cnn", "nlp")),
+        gpus=min(rng.choice((1, 1, 2, 4, 8)), spec.gpus),
+        epochs=rng.uniform(0.2, 1.0) if consent != "rigid" else rng.uniform(0.02, 0.2),
+        consent=consent,
+        flaws=frozenset(flaws) if consent != "rigid" else frozenset(),
+        limit_s=rng.uniform(300.0, end) if rng.random() < 0.1 else 0.0,
+        begin_s=rng.uniform(60.0, end) if rng.random() < 0.08 else 0.0,
+        hold=rng.random() < 0.05,
+        requeue=rng.random() > 0.04,
+    )
+
+
+def _settings(rng: random.Random) -> dict[str, Any]:
+    return {
+        "resize.dwell_s": rng.choice((0.0, 0.0, 0.0, 0.0, 60.0, 300.0)),
+        "resize.max_wait_s": rng.choice((60.0, 300.0)),
+        "resize.drain_timeout_s": rng.choice((60.0, 120.0, 300.0)),
+        "resize.start_timeout_s": rng.choice((120.0, 300.0)),
+        "resize.max_open": rng.choice((1, 4, 64)),
+        "resize.start_now": rng.random() < 0.8,
+        "resize.advance_s": rng.choice((2.0, 10.0, 10.0, 30.0)),
+        "limits.near_end_s": 0.0,
+        "limits.near_limit_s": 0.0,
+        "resize.park_lease_s": rng.choice((300.0, 900.0)),
+        "resize.shrink": rng.random() < 0.9,
+        "resize.preempt": rng.random() < 0.9,
+    }

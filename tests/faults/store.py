@@ -1,0 +1,111 @@
+"""The database, with everything that can go wrong at it."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from sqlalchemy import Connection, Dialect, Engine, create_engine, make_url
+
+from ones_db import ResizeRecord, Store, StoreBusy, StoreError, StoreLost, migrate, sqlite
+from slurm_ones.simulate.engines.companion import memory
+from tests.faults.chance import READS, Chance
+from tests.faults.kinds import Kind
+from tests.faults.watch import Watch
+
+
+@cache
+def _kept() -> tuple[Dialect, dict[Any, Any]]:
+    """SQLite as SQLAlchemy speaks to it, and the statements compiled so far."""
+    engine = create_engine("sqlite://")
+    with engine.connect():  # it learns of SQLite's version
+        return engine.dialect, {}
+
+
+@contextmanager
+def statements_kept() -> Iterator[None]:
+    """While it lasts, all databases that are opened share the statements that SQLAlchemy has compiled: for companions
+    that live for minutes, compiling them anew would be a quarter of a run's time."""
+
+    def make(url: str, *, creator: Any, poolclass: Any, execution_options: dict[str, Any]) -> Engine:
+        dialect, statements = _kept()
+        options = {**execution_options, "compiled_cache": statements}
+        return Engine(poolclass(creator), dialect, make_url(url), execution_options=options)
+
+    with mock.patch.object(sqlite, "create_engine", make):
+        yield
+
+
+class FaultyStore(Store):
+    """A store over a real database. `chance` and `watch` are set once it is open."""
+
+    chance: Chance | None = None
+    watch: Watch | None = None
+
+    @contextmanager
+    def _read(self) -> Iterator[Connection]:
+        if self.chance is not None:
+            self.chance.step("read the database", reads=True)
+            if self.chance.strikes(Kind.STORE_LOST, READS):
+                raise StoreLost("the server closed the connection")
+        with super()._read() as connection:
+            yield connection
+
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        chance = self.chance
+        if chance is None:
+            with super()._write() as connection:
+                yield connection
+            return
+        chance.step("before a write to the database")
+        if chance.strikes(Kind.STORE_BUSY):
+            raise StoreBusy("locked by another process")
+        if chance.strikes(Kind.STORE_LOST):
+            raise StoreLost("the server closed the connection")
+        with super()._write() as connection:
+            yield connection
+            if chance.strikes(Kind.STORE_FULL):
+                raise StoreError("no space is left on its disk; nothing of this call was stored")
+        if chance.strikes(Kind.STORE_LOST_DONE):
+            raise StoreLost("the server closed the connection at the commit")
+        chance.step("after a write to the database")
+
+    def begin_resize(self, record: ResizeRecord) -> ResizeRecord:
+        if self.watch is not None:
+            self.watch.begins(record)
+        made = super().begin_resize(record)
+        self._tell(made)
+        return made
+
+    def step_resize(self, resize_id: int, state: str, **told: Any) -> ResizeRecord:
+        made = super().step_resize(resize_id, state, **told)
+        self._tell(made)
+        return made
+
+    def end_resize(
+        self, resize_id: int, state: str, outcome: str, time: float, pause_s: float | None = None
+    ) -> ResizeRecord:
+        made = super().end_resize(resize_id, state, outcome, time, pause_s)
+        self._tell(made)
+        return made
+
+    def _tell(self, record: ResizeRecord) -> None:
+        if self.chance is not None:
+            self.chance.told(f"    job {record.job_id}: {record.state} {record.outcome}")
+
+
+@cache
+def empty() -> Path:
+    """A database with its tables, made once a process."""
+    directory = Path(tempfile.mkdtemp(prefix="slurm-ones-faults-", dir=memory()))
+    migrate.upgrade(f"sqlite:///{directory / 'empty.sqlite'}")
+    with closing(sqlite3.connect(directory / "empty.sqlite")) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return directory / "empty.sqlite"
