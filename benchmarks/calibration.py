@@ -138,7 +138,7 @@ def simulate(mix: str, jobs: int, gpus: int, seed: int, found: Found) -> None:
 
         def on_tick(tick: Tick) -> None:
             stop.ticked()
-            if (world.done and not tick.seen.elastic) or world.seconds > MOST_S:
+            if (world.done and not tick.observation.elastic) or world.seconds > MOST_S:
                 stop.set()
 
         url = f"sqlite:///{directory / 'ones.sqlite'}"

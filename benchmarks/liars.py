@@ -247,7 +247,7 @@ def simulate(work: Workload, gpus: int, seed: int, lie: type[Liar], settings: Ma
 
         def on_tick(tick: Tick) -> None:
             stop.ticked()
-            if (world.done and not tick.seen.elastic) or world.seconds > MOST_S:
+            if (world.done and not tick.observation.elastic) or world.seconds > MOST_S:
                 stop.set()
 
         url = f"sqlite:///{directory / 'ones.sqlite'}"

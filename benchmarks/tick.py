@@ -248,13 +248,13 @@ def measure(client_name: str, url: str, ticks: int, lines: int, mode: str) -> No
             took = {"seconds": time.perf_counter() - began, "processor": processor() - busy}
             asked = rpcs()
             asked.subtract(before)
-            elastic = tick.seen.elastic.values()
+            elastic = tick.observation.elastic.values()
             figures.append(
                 {
                     **took,
                     "parts": dict(parts.seconds),
                     "rpcs": {name: count for name, count in sorted(asked.items()) if count},
-                    "jobs": len(tick.seen.snapshot.jobs),
+                    "jobs": len(tick.observation.snapshot.jobs),
                     "elastic": len(elastic),
                     "running": sum(e.job.running for e in elastic),
                     "begun": len(tick.begun),

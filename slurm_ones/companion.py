@@ -10,28 +10,28 @@ import numpy as np
 
 from ones_db import JobHistory, Store
 from slurm_ones.act.actor import Actor, Decided
-from slurm_ones.act.deferrals import Leases
+from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.resize import Machine
-from slurm_ones.act.stale_holds import let_go_again
+from slurm_ones.act.stale_holds import release_stale_holds
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.decide import make_policy
 from slurm_ones.learn.knowledge import Learner
-from slurm_ones.observe.drain_reports import Mail
-from slurm_ones.observe.observer import Observer, Seen
+from slurm_ones.observe.drain_reports import DrainReports
+from slurm_ones.observe.observer import Observation, Observer
 from slurm_ones.observe.stopfile import StopFile
 from slurm_ones.rules.bounds import decide_within
 from slurm_ones.rules.plan import Change
 from slurm_ones.rules.views import bounds, cluster_view, job_views
 from slurm_ones.schedule.policy import Policy
 from slurm_ones.slurm.client import SlurmClient
-from slurm_ones.slurm.leader_only import Fenced
+from slurm_ones.slurm.leader_only import LeaderOnlyClient
 
 
 @dataclass(frozen=True)
 class Tick:
     """What one tick saw and did."""
 
-    seen: Seen
+    observation: Observation
     decided: list[Decided] = field(default_factory=list)
     begun: list[Change] = field(default_factory=list)
     seconds: float = 0.0
@@ -68,7 +68,7 @@ class Companion:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
-        client = Fenced(client, check)
+        client = LeaderOnlyClient(client, check)
         self._client = client
         self._store = store
         self._clock = clock
@@ -79,11 +79,11 @@ class Companion:
         self._make = make or (lambda: policy_of(settings))
         self._make()
         self._rng = np.random.default_rng(settings.seed)
-        leases = Leases(client, store, settings.lease_s, clock)
+        leases = Deferrals(client, store, settings.lease_s, clock)
         machine = Machine(
             client=client,
             journal=store,
-            reports=Mail(self._observer, store, clock),
+            reports=DrainReports(self._observer, store, clock),
             settings=settings.resize,
             spool=settings.spool,
             clock=clock,
@@ -99,18 +99,18 @@ class Companion:
         self._actor.advance()
         self._stop_file.look(self._clock())
         seen = self._observer.look()
-        let_go_again(seen.snapshot.jobs.values(), self._client, self._store)
+        release_stale_holds(seen.snapshot.jobs.values(), self._client, self._store)
         histories = self._learn(seen)
         decided = self._decide(seen, histories)
         begun = self._actor.act(seen, histories, decided)
         return Tick(seen, decided, begun, time.monotonic() - started)
 
-    def _learn(self, seen: Seen) -> Mapping[int, JobHistory]:
+    def _learn(self, seen: Observation) -> Mapping[int, JobHistory]:
         histories = self._store.histories(list(seen.elastic))
         self._learner.finished(self._store.finished_histories())
         return histories
 
-    def _decide(self, seen: Seen, histories: Mapping[int, JobHistory]) -> list[Decided]:
+    def _decide(self, seen: Observation, histories: Mapping[int, JobHistory]) -> list[Decided]:
         resizes = self._store.open_resizes()
         open_jobs = {resize.job_id for resize in resizes}
         decided = []

@@ -18,7 +18,7 @@ from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.service.daemon import PULSE_S, Daemon
 from slurm_ones.slurm.client import SlurmClient
-from slurm_ones.slurm.leader_only import Fenced
+from slurm_ones.slurm.leader_only import LeaderOnlyClient
 from slurm_ones.slurm.model import JobState, Shape
 from tests.act.fake import Clock, FakeJob, FakeSlurm, Passing
 
@@ -200,7 +200,7 @@ def test_no_change_without_the_lead(call: str) -> None:
         if not answers.pop(0):
             raise NotLeader("another one leads")
 
-    fenced = Fenced(client, check)  # type: ignore[arg-type]
+    fenced = LeaderOnlyClient(client, check)  # type: ignore[arg-type]
     with pytest.raises(NotLeader):
         getattr(fenced, call)(*CHANGES[call])
     assert client.calls == [] and answers == []
@@ -221,7 +221,7 @@ def test_reading_asks_nobody() -> None:
     def never() -> None:
         raise AssertionError
 
-    fenced = Fenced(client, never)  # type: ignore[arg-type]
+    fenced = LeaderOnlyClient(client, never)  # type: ignore[arg-type]
     fenced.version(), fenced.config(), fenced.snapshot(), fenced.job(1), fenced.details([1])
     assert client.calls == ["version", "config", "snapshot", "job", "details"] and fenced.name == "recorder"
 

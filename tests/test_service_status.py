@@ -18,7 +18,7 @@ from slurm_ones.cli import app
 from slurm_ones.cli.status import examine, lines
 from slurm_ones.companion import Tick
 from slurm_ones.config import ConfigError, Settings, parse
-from slurm_ones.observe.observer import Seen
+from slurm_ones.observe.observer import Observation
 from slurm_ones.service.health import Health
 from slurm_ones.service.logs import Last
 from slurm_ones.service.reload import FIXED, Current
@@ -112,7 +112,7 @@ def test_settings_are_read_again_or_refused_as_a_whole(tmp_path: Path) -> None:
 
 
 def tick() -> Tick:
-    return Tick(Seen(Snapshot(0.0, {}, {}, {}), {}), seconds=0.25)
+    return Tick(Observation(Snapshot(0.0, {}, {}, {}), {}), seconds=0.25)
 
 
 def test_ticks_and_errors_are_written_down(url: str) -> None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, JobHistory, NotLeader, ResizeRecord, Store
 from ones_wrapper.protocol import Order
 from slurm_ones.act.advice import commands, waiting_commands
-from slurm_ones.act.deferrals import Leases
+from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderError, clear_spool, next_number, write_order
 from slurm_ones.act.resize import Machine
 from slurm_ones.act.states import HOLDS_JOB, State
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.observe.observer import Seen
+from slurm_ones.observe.observer import Observation
 from slurm_ones.rules.plan import DEFERRED, Change, Plan, plan
 from slurm_ones.rules.site_caps import caps_of
 from slurm_ones.schedule.policy import Schedule
@@ -44,7 +44,7 @@ class Actor:
         machine: Machine,
         store: Store,
         settings: Settings,
-        leases: Leases,
+        leases: Deferrals,
         *,
         clock: Callable[[], float] = time.time,
         say: Callable[[str], None] = print,
@@ -87,7 +87,7 @@ class Actor:
                 left += 1
         return left
 
-    def act(self, seen: Seen, histories: Mapping[int, JobHistory], decided: list[Decided]) -> list[Change]:
+    def act(self, seen: Observation, histories: Mapping[int, JobHistory], decided: list[Decided]) -> list[Change]:
         """Begin what the schedules ask for and limits allow; returns the changes begun (or advised).
 
         Then the jobs that must wait are kept from starting, and all others let go. Raises `Unreachable`.
@@ -117,7 +117,7 @@ class Actor:
         self._forget(seen)
         return begun
 
-    def _forget(self, seen: Seen) -> None:
+    def _forget(self, seen: Observation) -> None:
         """Leave nothing behind of jobs that have ended. Their leases and resizes end by themselves."""
         alive = {job_id for job_id, job in seen.snapshot.jobs.items() if not job.ended}
         for remembered in (self._ordered, self._advised):
@@ -131,7 +131,7 @@ class Actor:
         """Let go the jobs that are kept from starting. Raises `Unreachable`."""
         self._leases.end()
 
-    def _keep(self, deferred: set[int], queued: set[int], seen: Seen) -> None:
+    def _keep(self, deferred: set[int], queued: set[int], seen: Observation) -> None:
         if not self.acting:
             for job_id in sorted(deferred):
                 job = seen.elastic[job_id].job

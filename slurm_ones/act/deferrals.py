@@ -28,7 +28,7 @@ class Ledger(Protocol):
 
 
 @dataclass
-class Leases:
+class Deferrals:
     """The deferrals that this companion, or one before it, gave to waiting jobs."""
 
     client: SlurmClient

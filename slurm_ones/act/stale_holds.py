@@ -25,7 +25,7 @@ def in_our_hold(job: Job, resize: ResizeRecord) -> bool:
     return job.pending and not job.completing and job.requeue_held and job.restart == resize.restart + 1 > 0
 
 
-def let_go_again(jobs: Iterable[Job], client: SlurmClient, store: Store) -> None:
+def release_stale_holds(jobs: Iterable[Job], client: SlurmClient, store: Store) -> None:
     """Release those of the jobs whose resize is over; raises `Unreachable`.
 
     `jobs` are as a snapshot shows them. Slurm is asked anew about those alone that may be meant.

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ones_db import ResizeRecord
 from ones_wrapper.protocol import DRAIN_WAIT_S, LOOK_SIGNAL, Order
-from slurm_ones.act.deferrals import Leases
+from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderError, next_number, write_order
 from slurm_ones.act.states import State
 from slurm_ones.config import ResizeSettings
@@ -60,7 +60,7 @@ class Steps:
     clock: Callable[[], float]
     wanted: Callable[[Job], bool]
     """Whether a job is still to be resized: it has not opted out, and nobody stopped the companion's hand."""
-    leases: Leases
+    leases: Deferrals
     check: Callable[[], None] = lambda: None
     """Raises `NotLeader` where another companion acts; asked before an order is written, as the client asks it."""
 

@@ -9,7 +9,7 @@ from slurm_ones.observe.observer import Observer
 from slurm_ones.slurm.model import Job
 
 
-class Mail:
+class DrainReports:
     """Reads a job's newest reports before it answers, so a resize need not wait for the next tick."""
 
     def __init__(self, observer: Observer, store: Store, clock: Callable[[], float]) -> None:

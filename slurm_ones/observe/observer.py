@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """What a tick has seen: the whole queue, and of it the jobs that opted in and have not ended."""
 
     snapshot: Snapshot
@@ -54,7 +54,7 @@ class Observer:
         self._claimed: dict[tuple[int, int], Claimed] = {}
         """What each run has claimed in the reports that are stored."""
 
-    def look(self) -> Seen:
+    def look(self) -> Observation:
         """One tick's look. Raises `Unreachable`."""
         snapshot = self._client.snapshot()
         seen: dict[int, Elastic] = {}
@@ -73,7 +73,7 @@ class Observer:
         self._notes = {id_: note for id_, note in self._notes.items() if id_ in snapshot.jobs}
         ended = {(id_, e.job.restart) for id_, e in seen.items() if e.job.ended}
         self._finished = {key for key in self._finished if key[0] in snapshot.jobs} | ended
-        return Seen(snapshot, {id_: e for id_, e in seen.items() if not e.job.ended})
+        return Observation(snapshot, {id_: e for id_, e in seen.items() if not e.job.ended})
 
     def _closer(self, seen: dict[int, Elastic], snapshot: Snapshot) -> dict[int, Elastic]:
         """The same with what a snapshot does not show: each job that would be resized is looked at closely once, all

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from ones_db import ResizeRecord
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.observe.observer import Seen
+from slurm_ones.observe.observer import Observation
 from slurm_ones.rules.reserved import holdings, set_aside, target_of
 from slurm_ones.rules.rigid import Claim, Rank, Release, Waiting
 from slurm_ones.slurm.gpus import free_gpus, partition_gpus
@@ -35,7 +35,7 @@ def rigid_jobs(snapshot: Snapshot, partition: str, elastic: Mapping[int, Elastic
 
 
 def waiting(
-    seen: Seen, partition: str, whole_node_gpus: Mapping[str, int], resizes: Iterable[ResizeRecord] = ()
+    seen: Observation, partition: str, whole_node_gpus: Mapping[str, int], resizes: Iterable[ResizeRecord] = ()
 ) -> Waiting:
     """What rigid jobs need in the first partition that they name, and what there is for them."""
     snapshot = seen.snapshot

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ones_db import ResizeRecord
 from slurm_ones.config import LimitSettings
-from slurm_ones.observe.observer import Seen
+from slurm_ones.observe.observer import Observation
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.reserved import target_of
 from slurm_ones.slurm.gpus import partition_gpus
@@ -15,7 +15,7 @@ from slurm_ones.slurm.model import Job
 
 
 def caps_of(
-    seen: Seen,
+    seen: Observation,
     partition: str,
     limits: LimitSettings,
     whole_node_gpus: Mapping[str, int],
@@ -35,7 +35,7 @@ def caps_of(
 
 
 def _share(
-    seen: Seen, partition: str, here: Mapping[int, Job], share: float, whole_node_gpus: Mapping[str, int]
+    seen: Observation, partition: str, here: Mapping[int, Job], share: float, whole_node_gpus: Mapping[str, int]
 ) -> Iterator[Cap]:
     part = seen.snapshot.partitions.get(partition)
     if share >= 1 or part is None or not here:

@@ -10,7 +10,7 @@ from ones_db import JobHistory, ResizeRecord, SpecRecord
 from slurm_ones.config import LimitSettings, Settings
 from slurm_ones.learn.knowledge import Known, Learner
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.observe.observer import Seen
+from slurm_ones.observe.observer import Observation
 from slurm_ones.rules.bounds import Bounds
 from slurm_ones.rules.dwell import near_end, near_limit, resized_enough, rested_at
 from slurm_ones.rules.reserved import holdings, set_aside
@@ -27,7 +27,7 @@ ANY_BATCH = 2**31
 
 
 def cluster_view(
-    seen: Seen, partition: str, whole_node_gpus: Mapping[str, int], resizes: Iterable[ResizeRecord] = ()
+    seen: Observation, partition: str, whole_node_gpus: Mapping[str, int], resizes: Iterable[ResizeRecord] = ()
 ) -> ClusterView:
     """The nodes of a partition with the GPUs that its elastic jobs hold or may take.
 
@@ -51,7 +51,7 @@ def cluster_view(
     return ClusterView(nodes, whole, full)
 
 
-def bounds(seen: Seen, partition: str, settings: Settings, resizes: Sequence[ResizeRecord] = ()) -> Bounds:
+def bounds(seen: Observation, partition: str, settings: Settings, resizes: Sequence[ResizeRecord] = ()) -> Bounds:
     """What a policy must decide within in this partition: the needs of rigid jobs, and the site's caps."""
     yields = settings.limits.yield_to_rigid and settings.resize.shrink
     return Bounds(
@@ -100,7 +100,7 @@ def _fixed(job: Job, elastic: Elastic, history: JobHistory | None, dwell_s: floa
 
 
 def job_views(
-    seen: Seen,
+    seen: Observation,
     partition: str,
     cluster: ClusterView,
     histories: Mapping[int, JobHistory],

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betaincinv
 
+from slurm_ones.reasons import Reason
 from slurm_ones.slurm.model import Shape
 
 Floats = npt.NDArray[np.float64]
@@ -149,11 +150,8 @@ class JobView:
     """(epochs done, loss) at the ends of its epochs, as far as it reports them."""
     true_remaining_s: float = float("nan")
     """Seconds still needed at its requested GPUs and batch. Only a simulator can know; NaN elsewhere."""
-    fixed: str = ""
-    """Why it must keep its shape in this round, in words for its owner; a waiting job then stays waiting. Empty where
-    it may change."""
-    limited: bool = False
-    """`fixed` is for a limit that the site has set."""
+    fixed: Reason | None = None
+    """Why it must keep its shape in this round; a waiting job then stays waiting. None where it may change."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +181,8 @@ class Schedule:
     """
 
     allocations: Mapping[int, Allocation]
-    reasons: Mapping[int, str] = field(default_factory=dict)
-    """For each job, in words a user understands, why it gets what it gets (or waits)."""
+    reasons: Mapping[int, Reason] = field(default_factory=dict)
+    """For each job why it gets what it gets, or waits."""
     score: float = float("nan")
     parked: frozenset[int] = frozenset()
     """Jobs that must not run now: a running one is checkpointed and requeued, a waiting one kept from starting, until a
@@ -192,9 +190,8 @@ class Schedule:
     weighed: Mapping[int, tuple[Weighed, ...]] = field(default_factory=dict)
     """For jobs that might have been given something else, the few sizes of most worth, best first; of policies that can
     tell."""
-    refused: Mapping[int, str] = field(default_factory=dict)
-    """For each job that a limit of the site kept from something, which; words that stay as long as it does so. Filled
-    in by `within.decide_within`, not by policies."""
+    refused: Mapping[int, Reason] = field(default_factory=dict)
+    """For each job that a limit of the site kept from something, which. Filled in by `rules`, not by policies."""
 
 
 class Policy(Protocol):

@@ -55,12 +55,12 @@ class Health:
 
     def ticked(self, tick: Tick) -> None:
         """A tick ended well."""
-        running = [e for e in tick.seen.elastic.values() if e.job.running]
+        running = [e for e in tick.observation.elastic.values() if e.job.running]
         self._record = self._record._replace(
             tick_time=self._clock(),
             tick_s=tick.seconds,
             running=len(running),
-            waiting=len(tick.seen.elastic) - len(running),
+            waiting=len(tick.observation.elastic) - len(running),
             gpus=sum(e.shape.gpus for e in running),
         )
         if self._gauges is not None:
@@ -90,7 +90,7 @@ class Health:
 
 def words(tick: Tick) -> str:
     """A tick in a line."""
-    jobs = tick.seen.elastic.values()
+    jobs = tick.observation.elastic.values()
     running = [e for e in jobs if e.job.running]
     begun = ", ".join(f"job {c.job_id} {c}" for c in tick.begun)
     return (

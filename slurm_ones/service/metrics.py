@@ -30,11 +30,11 @@ class Figures:
 
     def ticked(self, now: float, tick: Tick) -> None:
         """Take in a tick that ended at `now`, Unix seconds."""
-        running = [e for e in tick.seen.elastic.values() if e.job.running]
+        running = [e for e in tick.observation.elastic.values() if e.job.running]
         self._time.set(now)
         self._took.set(tick.seconds)
         self._running.set(len(running))
-        self._waiting.set(len(tick.seen.elastic) - len(running))
+        self._waiting.set(len(tick.observation.elastic) - len(running))
         self._gpus.set(sum(e.shape.gpus for e in running))
         self._ticks.inc()
         self._begun.inc(len(tick.begun))

@@ -13,7 +13,7 @@ from slurm_ones.slurm.model import Job, Shape, Snapshot
 log = logging.getLogger(__name__)
 
 
-class Fenced:
+class LeaderOnlyClient:
     """A `SlurmClient` whose changes need the lead: where `check` raises `NotLeader`, Slurm hears nothing.
 
     Slurm itself knows no terms, so a window is left: a process that is stopped (SIGSTOP, a frozen virtual machine)

@@ -11,10 +11,10 @@ from typing import Any
 from ones_db import JobRecord, ResizeRecord, Store
 from ones_wrapper.protocol import ORDERS, decode_order, directory_name
 from slurm_ones.act.actor import Actor, Decided
-from slurm_ones.act.deferrals import Leases
+from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.observe.observer import Seen
+from slurm_ones.observe.observer import Observation
 from slurm_ones.schedule.policy import Allocation, Schedule
 from slurm_ones.slurm.client import NotResizable, SlurmError, UnknownJob
 from slurm_ones.slurm.model import Job, Node, Partition, Shape, Snapshot
@@ -76,7 +76,7 @@ class Bench:
             self.machine,  # type: ignore[arg-type]
             store,
             Settings(**settings),
-            Leases(self.slurm, store, LEASE_S, self.clock),  # type: ignore[arg-type]
+            Deferrals(self.slurm, store, LEASE_S, self.clock),  # type: ignore[arg-type]
             clock=self.clock,
             say=self.said.append,
         )
@@ -106,7 +106,7 @@ class Bench:
         parts = {name: Partition(name, True, ("n1", "n2"), 0.0, 0, False) for name in partitions}
         schedule = Schedule(wanted, dict.fromkeys(wanted, "because"), parked=frozenset(parked))
         decided = [Decided(name, schedule, 0.1) for name in sorted(parts)]
-        seen = Seen(Snapshot(NOW, jobs, nodes, parts), dict(elastic))
+        seen = Observation(Snapshot(NOW, jobs, nodes, parts), dict(elastic))
         return [change.job_id for change in self.actor.act(seen, {id_: history(id_) for id_ in elastic}, decided)]
 
     def change(self, job_id: int, **changes: Any) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, decode_order, directory_name
-from slurm_ones.act.stale_holds import let_go_again
+from slurm_ones.act.stale_holds import release_stale_holds
 from slurm_ones.act.states import FINAL, State
 from slurm_ones.slurm.client import SlurmError, Unreachable
 from slurm_ones.slurm.model import JobState, Shape
@@ -572,7 +572,7 @@ def test_a_release_that_slurm_forgot_after_the_resize_is_repeated(make_world: Ma
     if others:
         world.job.held_by, world.job.requeue_held = others, False
     seen = replace(world.slurm.job(world.job_id), requeue_held=True)
-    let_go_again([seen], world.slurm, world.store)
+    release_stale_holds([seen], world.slurm, world.store)
     assert world.job.held_by == others
     world.slurm.pass_time(130)
     assert others or world.job.state is JobState.RUNNING

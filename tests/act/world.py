@@ -11,7 +11,7 @@ from unittest import mock
 import slurm_ones.act.steps as steps_module
 from ones_db import JobRecord, ResizeRecord, Store
 from ones_wrapper.protocol import Order
-from slurm_ones.act.deferrals import Leases
+from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import write_order
 from slurm_ones.act.resize import Machine
 from slurm_ones.act.states import State
@@ -53,7 +53,7 @@ class World:
         self.store = store
         self.settings = ResizeSettings(**({"max_wait_s": 30, "drain_timeout_s": 40} | (settings or {})))
         self.parks = parks
-        self.leases = Leases(self.slurm, _Ledger(self), LEASE_S, self.clock)
+        self.leases = Deferrals(self.slurm, _Ledger(self), LEASE_S, self.clock)
         self.stopped = False
         """The stop file is there."""
         self.events: list[str] = []

@@ -165,8 +165,8 @@ class Drama:
         return Calmed(policy, lambda: self.calm)
 
     def _ticked(self, tick: Tick) -> None:
-        self.stage.seen_elastic = set(tick.seen.elastic)
-        self.stage.seen_at = tick.seen.snapshot.time
+        self.stage.seen_elastic = set(tick.observation.elastic)
+        self.stage.seen_at = tick.observation.snapshot.time
         quiet = self.calm and not tick.begun and not self._open() and not self._deferred()
         self._quiet = self._quiet + 1 if quiet else 0
         if self._quiet >= CALM_TICKS:

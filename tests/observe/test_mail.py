@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from ones_db import CheckpointRecord
-from slurm_ones.observe.drain_reports import Mail
+from slurm_ones.observe.drain_reports import DrainReports
 
 NOW = 1000.0
 
@@ -21,7 +21,7 @@ def drained(last: int, *, stands: bool = True, reported: bool = True) -> float |
     )
     observer = SimpleNamespace(collect=lambda jobs, now: None, checkpoint_stands=lambda job, name: stands)
     job = SimpleNamespace(job_id=1, work_dir=str(Path("/")), uid=os.geteuid())
-    return Mail(observer, store, lambda: NOW).drained(job, 0, 7)  # type: ignore[arg-type]
+    return DrainReports(observer, store, lambda: NOW).drained(job, 0, 7)  # type: ignore[arg-type]
 
 
 def test_a_job_that_says_more_after_its_checkpoint_trains_on() -> None:

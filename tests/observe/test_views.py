@@ -12,7 +12,7 @@ import pytest
 from ones_db import EpochPoint, JobHistory, NoisePoint, ResizeRecord, SpecRecord, ThroughputPoint
 from slurm_ones.learn.knowledge import Learner
 from slurm_ones.observe.eligibility import look
-from slurm_ones.observe.observer import Seen
+from slurm_ones.observe.observer import Observation
 from slurm_ones.rules.views import ANY_BATCH, cluster_view, job_views, limits
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Shape, Snapshot
@@ -39,7 +39,9 @@ def waiting(job_id: int, shape: Shape, **other: Any) -> Job:
     return replace(job_of(shape), **(changes | other))
 
 
-def seen(*jobs: Job, used: dict[str, int] | None = None, unusable: tuple[str, ...] = (), up: bool = True) -> Seen:
+def seen(
+    *jobs: Job, used: dict[str, int] | None = None, unusable: tuple[str, ...] = (), up: bool = True
+) -> Observation:
     """A partition of 4 × 4 GPUs with these jobs, of which `used` GPUs are used on each node."""
     nodes = {
         name: Node(name, "", name not in unusable, 4, (used or {}).get(name, 0), ("gpu",), not (used or {}).get(name))
@@ -48,7 +50,7 @@ def seen(*jobs: Job, used: dict[str, int] | None = None, unusable: tuple[str, ..
     queue = {job.job_id: job for job in jobs}
     snapshot = Snapshot(0.0, queue, nodes, {"gpu": Partition("gpu", up, FOUR, 0.0, 0, False)})
     found = {job.job_id: look(job, snapshot, {}, None) for job in jobs}
-    return Seen(snapshot, {job_id: elastic for job_id, elastic in found.items() if elastic is not None})
+    return Observation(snapshot, {job_id: elastic for job_id, elastic in found.items() if elastic is not None})
 
 
 def gpus(view: ClusterView) -> dict[str, int]:

@@ -10,7 +10,7 @@ import pytest
 
 from ones_db import ResizeRecord
 from slurm_ones.config import LimitSettings, Settings
-from slurm_ones.observe.observer import Seen
+from slurm_ones.observe.observer import Observation
 from slurm_ones.rules.rigid import Claim
 from slurm_ones.rules.rigid_jobs import waiting
 from slurm_ones.rules.site_caps import caps_of
@@ -24,7 +24,7 @@ def rigid(job_id: int, shape: Shape, **other: Any) -> Job:
     return waits(job_id, shape, **({"comment": "", "priority": 5} | other))
 
 
-def full(*jobs: Job) -> Seen:
+def full(*jobs: Job) -> Observation:
     """An elastic job on all of n1 to n3, and others."""
     elastic = running(1, Shape(3, 4), "n1", "n2", "n3", priority=3)
     return seen(elastic, *jobs, used={"n1": 4, "n2": 4, "n3": 4})

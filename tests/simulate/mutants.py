@@ -10,7 +10,7 @@ from unittest import mock
 from ones_db import ResizeRecord, leaders
 from slurm_ones.act.resize import _HANDLERS, Machine
 from slurm_ones.act.states import State
-from slurm_ones.observe.drain_reports import Mail
+from slurm_ones.observe.drain_reports import DrainReports
 from slurm_ones.observe.observer import Observer
 from slurm_ones.rules.reserved import target_of
 from slurm_ones.service.leadership import Leadership
@@ -52,7 +52,7 @@ def refused_and_forgotten() -> Iterator[None]:
 
 def no_checkpoint() -> AbstractContextManager[Any]:
     """A job is requeued without waiting for its checkpoint."""
-    return mock.patch.object(Mail, "drained", lambda self, job, restart, order: self._clock())
+    return mock.patch.object(DrainReports, "drained", lambda self, job, restart, order: self._clock())
 
 
 def deaf_to_owners() -> AbstractContextManager[Any]:

@@ -166,7 +166,7 @@ def run(
             presence.append((world.seconds, world.cluster.live))
             if on_time is not None:
                 on_time(world.seconds, world.ended)
-            if (world.done and not tick.seen.elastic) or world.seconds > most_s:
+            if (world.done and not tick.observation.elastic) or world.seconds > most_s:
                 stop.set()
 
         url = f"sqlite:///{directory / 'ones.sqlite'}"
