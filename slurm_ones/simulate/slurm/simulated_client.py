@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_job import Program, Request, SimulatedJob
-from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, Unreachable
+from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, Unreachable
 from slurm_ones.slurm.model import Job, Shape, Snapshot
 from slurm_ones.slurm.reshape import reshape
 
@@ -23,7 +23,7 @@ UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise SlurmError(f"sbatch: {message}")
+        raise Refused(f"sbatch: {message}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,11 +40,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def read_request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, user: str, uid: int) -> Request:
-    """The request of a script's text and further options, which come first. Raises `SlurmError`."""
+    """The request of a script's text and further options, which come first. Raises `Refused`."""
     try:
         return _request(text, arguments, now=now, work_dir=work_dir, user=user, uid=uid)
     except (ValueError, OverflowError) as error:  # a quote without its end, a number that is none
-        raise SlurmError(f"sbatch: {error}") from None
+        raise Refused(f"sbatch: {error}") from None
 
 
 def _request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, user: str, uid: int) -> Request:
@@ -54,7 +54,7 @@ def _request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, 
     low, _, high = (given.nodes or "1").partition("-")
     gpus = re.fullmatch(r"gpu(?::\w*[a-z]\w*)?:(\d+)", given.gres) if given.gres else None
     if given.gres and gpus is None:
-        raise SlurmError(f"sbatch: Invalid generic resource (gres) specification: {given.gres}")
+        raise Refused(f"sbatch: Invalid generic resource (gres) specification: {given.gres}")
     nodes = int(low)
     return Request(
         nodes=nodes,
@@ -87,7 +87,7 @@ def _limit(text: str) -> float:
 def _begin(text: str, now: float) -> float:
     match = re.fullmatch(r"now(?:\+(\d+)(second|minute|hour|day)?s?)?", text or "now")
     if match is None:
-        raise SlurmError(f"sbatch: Invalid --begin specification: {text}")
+        raise Refused(f"sbatch: Invalid --begin specification: {text}")
     return now + int(match[1]) * UNITS[match[2] or "second"] if match[1] else 0.0
 
 
@@ -154,7 +154,7 @@ class SimulatedClient:
         try:
             text = script.read_text()
         except OSError as error:
-            raise SlurmError(f"sbatch: Unable to open file {script}: {error.strerror}") from None
+            raise Refused(f"sbatch: Unable to open file {script}: {error.strerror}") from None
         request = read_request(
             text,
             arguments,
@@ -191,7 +191,7 @@ class SimulatedClient:
 
     def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
         if f"SIG{signal}" not in signals.Signals.__members__:
-            raise SlurmError(f"scancel: error: Unknown job signal: {signal}")
+            raise Refused(f"scancel: error: Unknown job signal: {signal}")
         self._own(job_id)
         if signal in ("KILL", "TERM"):
             code = 128 + signals.Signals[f"SIG{signal}"]
