@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from slurm_ones.slurm.client import SlurmError, SlurmMissing, Unreachable
+from slurm_ones.slurm.client import Refused, SlurmMissing, Unreachable
 from slurm_ones.slurm.command import error_of
 
 FIELDS = (
@@ -226,7 +226,7 @@ def parse_rows(
 
 
 class Sacct:
-    """The command, as this release has it. Raises `SlurmMissing` where there is none, `SlurmError` where it fails."""
+    """The command, as this release has it. Raises `SlurmMissing` where there is none, `Refused` where it fails."""
 
     def __init__(self, cluster: str = "", *, timeout_s: float = 600.0) -> None:
         self._cluster = cluster
@@ -238,7 +238,7 @@ class Sacct:
             known = {word.lower() for line in lines for word in line.decode("utf-8", "replace").split()}
         missing = [name for name in FIELDS if name.lower() not in known]
         if missing:
-            raise SlurmError(f"sacct: this release does not tell {', '.join(missing)}")
+            raise Refused(f"sacct: this release does not tell {', '.join(missing)}")
         self._restarts = RESTARTS.lower() in known
 
     def command(self, since: float, until: float, separator: str) -> list[str]:

@@ -11,7 +11,7 @@ import re
 import secrets
 from functools import lru_cache
 
-from slurm_ones.slurm.client import SlurmError
+from slurm_ones.slurm.client import Refused
 from slurm_ones.slurm.model import Job, JobState
 from slurm_ones.slurm.parse import REQUEUE_HELD, allocated_gpus, gpus, hosts, nodes_asked, seconds, state_of, text_of
 
@@ -69,16 +69,16 @@ def asked(between: str) -> str:
 
 
 def parse_queue(text: str, between: str) -> dict[int, Job]:
-    """Jobs from what `squeue --noheader` printed. Raises `SlurmError` where that is not what was asked for."""
+    """Jobs from what `squeue --noheader` printed. Raises `Refused` where that is not what was asked for."""
     values = text.split(between)
     if (len(values) - 1) % len(FIELDS) or values[-1].strip("\n"):
-        raise SlurmError(f"squeue: {len(values) - 1} fields are no whole number of jobs with {len(FIELDS)} each")
+        raise Refused(f"squeue: {len(values) - 1} fields are no whole number of jobs with {len(FIELDS)} each")
     jobs = {}
     for first in range(0, len(values) - 1, len(FIELDS)):
         try:
             job = _job(values[first : first + len(FIELDS)])
         except ValueError:
-            raise SlurmError(f"squeue: {values[first]!r:.40} is no job, or has no user") from None
+            raise Refused(f"squeue: {values[first]!r:.40} is no job, or has no user") from None
         jobs[job.job_id] = job
     return jobs
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ones_db import AccountingJob
 from slurm_ones.observe.past_jobs import Past
-from slurm_ones.slurm.client import SlurmError, SlurmMissing, Unreachable
+from slurm_ones.slurm.client import Refused, SlurmMissing, Unreachable
 from slurm_ones.slurm.sacct import (
     ENDS,
     FIELDS,
@@ -261,10 +261,10 @@ def test_commands_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(SlurmMissing, match="sacct"):
         Sacct()
     sacct(tmp_path, monkeypatch, "echo 'Slurm accounting storage is disabled' >&2; exit 1")
-    with pytest.raises(SlurmError, match="storage is disabled"):
+    with pytest.raises(Refused, match="storage is disabled"):
         list(Sacct().rows(0.0, 1.0))
     (tmp_path / "bin/sacct").write_text("#!/bin/sh\necho JobID\n")
-    with pytest.raises(SlurmError, match="does not tell JobIDRaw"):
+    with pytest.raises(Refused, match="does not tell JobIDRaw"):
         Sacct()
 
 

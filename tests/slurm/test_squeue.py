@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ones.slurm.client import SlurmError
+from slurm_ones.slurm.client import Refused
 from slurm_ones.slurm.model import Job, JobState
 from slurm_ones.slurm.parse import LONGEST
 from slurm_ones.slurm.squeue import FIELDS, asked, parse_queue, separator
@@ -113,7 +113,7 @@ def test_a_users_text_changes_nothing_else(name: str, comment: str, work_dir: st
 def test_half_an_answer_is_none(cut: int) -> None:
     """A queue that was cut short must not pass for a shorter queue."""
     between = separator()
-    with pytest.raises(SlurmError, match="squeue"):
+    with pytest.raises(Refused, match="squeue"):
         parse_queue(printed(between, RUNNING, RUNNING)[: -cut - 1], between)
 
 

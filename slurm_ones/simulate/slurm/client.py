@@ -11,7 +11,7 @@ from pathlib import Path
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.jobs import Program, SimulatedJob
 from slurm_ones.simulate.slurm.sbatch import read_request
-from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, Unreachable
+from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, Unreachable
 from slurm_ones.slurm.model import Job, Shape, Snapshot
 from slurm_ones.slurm.reshape import reshape
 
@@ -79,7 +79,7 @@ class SimulatedClient:
         try:
             text = script.read_text()
         except OSError as error:
-            raise SlurmError(f"sbatch: Unable to open file {script}: {error.strerror}") from None
+            raise Refused(f"sbatch: Unable to open file {script}: {error.strerror}") from None
         request = read_request(
             text,
             arguments,
@@ -116,7 +116,7 @@ class SimulatedClient:
 
     def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
         if f"SIG{signal}" not in signals.Signals.__members__:
-            raise SlurmError(f"scancel: error: Unknown job signal: {signal}")
+            raise Refused(f"scancel: error: Unknown job signal: {signal}")
         self._own(job_id)
         if signal in ("KILL", "TERM"):
             code = 128 + signals.Signals[f"SIG{signal}"]

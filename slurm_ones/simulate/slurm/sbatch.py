@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from slurm_ones.simulate.slurm.jobs import Request
-from slurm_ones.slurm.client import SlurmError
+from slurm_ones.slurm.client import Refused
 
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise SlurmError(f"sbatch: {message}")
+        raise Refused(f"sbatch: {message}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -33,11 +33,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def read_request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, user: str, uid: int) -> Request:
-    """The request of a script's text and further options, which come first. Raises `SlurmError`."""
+    """The request of a script's text and further options, which come first. Raises `Refused`."""
     try:
         return _request(text, arguments, now=now, work_dir=work_dir, user=user, uid=uid)
     except (ValueError, OverflowError) as error:  # a quote without its end, a number that is none
-        raise SlurmError(f"sbatch: {error}") from None
+        raise Refused(f"sbatch: {error}") from None
 
 
 def _request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, user: str, uid: int) -> Request:
@@ -47,7 +47,7 @@ def _request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, 
     low, _, high = (given.nodes or "1").partition("-")
     gpus = re.fullmatch(r"gpu(?::\w*[a-z]\w*)?:(\d+)", given.gres) if given.gres else None
     if given.gres and gpus is None:
-        raise SlurmError(f"sbatch: Invalid generic resource (gres) specification: {given.gres}")
+        raise Refused(f"sbatch: Invalid generic resource (gres) specification: {given.gres}")
     nodes = int(low)
     return Request(
         nodes=nodes,
@@ -80,5 +80,5 @@ def _limit(text: str) -> float:
 def _begin(text: str, now: float) -> float:
     match = re.fullmatch(r"now(?:\+(\d+)(second|minute|hour|day)?s?)?", text or "now")
     if match is None:
-        raise SlurmError(f"sbatch: Invalid --begin specification: {text}")
+        raise Refused(f"sbatch: Invalid --begin specification: {text}")
     return now + int(match[1]) * UNITS[match[2] or "second"] if match[1] else 0.0
