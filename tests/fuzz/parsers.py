@@ -320,7 +320,7 @@ def _queue_fields(rng: Rng) -> bytes:
 
 
 def queue_fields(data: bytes) -> None:
-    from slurm_ones.slurm.queue import parse_queue
+    from slurm_ones.slurm.squeue import parse_queue
 
     try:
         jobs = parse_queue(data.decode("utf-8", "replace"), _BETWEEN)
@@ -362,8 +362,8 @@ def _row(rng: Rng) -> bytes:
 
 
 def rows(data: bytes) -> None:
-    from slurm_ones.slurm.accounting import LONGEST as ROW
-    from slurm_ones.slurm.accounting import Rejected, parse_rows
+    from slurm_ones.slurm.sacct import LONGEST as ROW
+    from slurm_ones.slurm.sacct import Rejected, parse_rows
 
     for found in parse_rows(io.BytesIO(data), _SEPARATOR, "here", restarts=True):
         if isinstance(found, Rejected):

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import AccountingJob
-from slurm_ones.observe.accounting import Past
-from slurm_ones.slurm.accounting import (
+from slurm_ones.observe.past_jobs import Past
+from slurm_ones.slurm.client import Refused, SlurmMissing, Unreachable
+from slurm_ones.slurm.sacct import (
     ENDS,
     FIELDS,
     LONGEST,
@@ -24,7 +25,6 @@ from slurm_ones.slurm.accounting import (
     parse_row,
     parse_rows,
 )
-from slurm_ones.slurm.client import Refused, SlurmMissing, Unreachable
 
 SEPARATOR = "|1f2e3d4c|"
 GOOD = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slurm_ones.slurm.client import Refused
 from slurm_ones.slurm.model import Job, JobState
 from slurm_ones.slurm.parse import LONGEST
-from slurm_ones.slurm.queue import FIELDS, asked, parse_queue, separator
+from slurm_ones.slurm.squeue import FIELDS, asked, parse_queue, separator
 
 # As 26.05 prints a job of `--nodes=1-2 --gres=gpu:2` that runs.
 RUNNING = {

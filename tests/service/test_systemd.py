@@ -25,7 +25,7 @@ from slurm_ones.service.daemon import Daemon
 from slurm_ones.service.systemd import Notifier
 from tests.act.fake import Clock, FakeSlurm
 from tests.cluster import paths
-from tests.test_daemon import Passing
+from tests.service.test_daemon import Passing
 
 SYSTEMD = paths.REPOSITORY / "systemd"
 UNIT = SYSTEMD / "slurm-ones.service"

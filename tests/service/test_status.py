@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ones_db import HealthRecord, ResizeRecord, Store, migrate
-from ones_db.lead import LeadLock
+from ones_db.leader_lock import LeadLock
 from ones_db.records import JobRecord
 from slurm_ones.cli import app
 from slurm_ones.cli.status import examine, lines

@@ -19,7 +19,7 @@ import pytest
 
 from ones_db import ActionRecord, LeaderRecord, NotLeader, Store, StoreError, StoreLost
 from ones_db.engine import backend_of
-from ones_db.lead import LeadLock
+from ones_db.leader_lock import LeadLock
 from slurm_ones.service.leadership import Leadership
 from tests.db.make import ask, change, job
 from tests.db.server import Server

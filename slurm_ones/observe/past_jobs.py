@@ -10,7 +10,7 @@ from math import prod
 from ones_db import AccountingJob, JobRecord, RunRecord
 from ones_db.accounting import SAME_JOB_S
 from ones_wrapper.hostlist import expand
-from slurm_ones.slurm.accounting import AccountingRow
+from slurm_ones.slurm.sacct import AccountingRow
 
 MOST_NODES = 100_000
 """Nodes of a run whose names are kept."""

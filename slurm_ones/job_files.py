@@ -1,4 +1,4 @@
-"""Opening files that somebody else owns, believing nothing.
+"""The files of a job: where they are, and how to open what somebody else owns, believing nothing.
 
 A job's directory is writable by its user, while the reader may be privileged: links are not followed, nothing that
 could block is opened, ownership is checked on the open descriptor, and reads are bounded.
@@ -12,11 +12,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ones_wrapper.protocol import directory_name
+from slurm_ones.slurm.model import Job
+
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class NotBelieved(Exception):
     """A file or directory is not what it should be; the message says what and where."""
+
+
+def job_directory(job: Job) -> Path:
+    """Where the job's wrapper keeps its files."""
+    return Path(job.work_dir) / directory_name(job.job_id)
 
 
 @contextmanager
