@@ -10,7 +10,7 @@ from slurm_ones.act.orders import OrderError
 from slurm_ones.act.states import State
 from slurm_ones.act.steps import Steps
 from slurm_ones.rules.reserved import new_of, target_of
-from slurm_ones.slurm.client import SlurmError, Unreachable
+from slurm_ones.slurm.client import Refused
 from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.reshape import has_shape
 
@@ -31,15 +31,13 @@ class WayBack(Steps):
     def _reshaping_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         try:
             self._put_back(resize, job)
-        except Unreachable:
-            raise
-        except SlurmError as error:
+        except Refused as error:
             # Not to be held for it: it is tried again of the job that waits.
             return self._to(resize, State.RELEASING_BACK, f"the old shape was refused: {error}")
         return self._to(resize, State.RELEASING_BACK)
 
     def _put_back(self, resize: ResizeRecord, job: Job) -> None:
-        """Its old batch and shape; raises `SlurmError` where Slurm does not take the shape."""
+        """Its old batch and shape; raises `Refused` where Slurm does not take the shape."""
         if resize.restart >= 0:
             try:
                 self._order(job, Order(self._next_number(job), resize.restart + 1, resize.old_batch))
@@ -60,9 +58,7 @@ class WayBack(Steps):
             if self._due(resize):
                 try:
                     self._put_back(resize, job)
-                except Unreachable:
-                    raise
-                except SlurmError as error:
+                except Refused as error:
                     log.warning("job %d: the old shape was refused: %s", job.job_id, error)
                 else:
                     return self._handle(resize, self.client.job(job.job_id))

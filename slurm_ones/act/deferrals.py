@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from slurm_ones.slurm.client import SlurmClient, SlurmError, UnknownJob, Unreachable
+from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Deferrals:
         return _is_ours(job, self.ledger.deferrals().get(job.job_id))
 
     def grant(self, job: Job) -> None:
-        """Defer the job for the length of a lease from now; raises `SlurmError`.
+        """Defer the job for the length of a lease from now; raises `Refused`.
 
         It is written down first. Should the companion die between the two, the earliest start that Slurm holds passes
         for the owner's, and comes in its time.
@@ -86,9 +86,7 @@ class Deferrals:
             return
         try:
             self.grant(job)
-        except Unreachable:
-            raise
-        except SlurmError as error:
+        except Refused as error:
             # It may have started or ended since it was looked at; the next look tells.
             log.warning("job %d: it could not be kept from starting: %s", job.job_id, error)
 
@@ -96,9 +94,7 @@ class Deferrals:
         if job is not None and _is_ours(job, until) and until > self.clock():
             try:
                 self.client.defer(job_id, self.clock())
-            except Unreachable:
-                raise
-            except SlurmError as error:
+            except Refused as error:
                 log.warning("job %d: its wait could not be ended before its time: %s", job_id, error)
             else:
                 log.info("job %d: may start", job_id)

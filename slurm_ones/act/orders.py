@@ -14,8 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ones_wrapper.protocol import MAX_LINE, ORDERS, Order, ProtocolError, decode_order, encode, spool_order_name
-from slurm_ones.observe.files import NotBelieved, directory_of, read_from
-from slurm_ones.observe.reports import job_directory
+from slurm_ones.job_files import NotBelieved, directory_of, job_directory, read_from
 from slurm_ones.slurm.model import Job
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from slurm_ones.act.stale_holds import in_our_hold
 from slurm_ones.act.states import State
 from slurm_ones.act.steps import ASK_AGAIN_S
 from slurm_ones.rules.reserved import target_of
-from slurm_ones.slurm.client import SlurmError, UnknownJob, Unreachable
+from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import PARKED, Job
 from slurm_ones.slurm.reshape import never_starts
 
@@ -45,9 +45,7 @@ class Machine(WayBack):
             before = resize.state
             try:
                 resize = self._advance_once(resize)
-            except Unreachable:
-                raise
-            except SlurmError as error:
+            except Refused as error:
                 # Looked at again next time; the others' resizes must not wait for it.
                 log.error("job %d: %s: %s", resize.job_id, before, error)
                 break
@@ -114,9 +112,7 @@ class Machine(WayBack):
         if job.running and self._due(resize):
             try:
                 self.client.requeue_hold(job.job_id)
-            except Unreachable:
-                raise
-            except SlurmError as error:
+            except Refused as error:
                 return self._call_off(resize, job, f"Slurm did not requeue it: {error}")
         return resize
 
@@ -131,9 +127,7 @@ class Machine(WayBack):
                     # In this order: a job that is let go first could start in between.
                     self.leases.grant(job)
                     self.client.release(job.job_id, start_now=False)
-                except Unreachable:
-                    raise
-                except SlurmError as error:
+                except Refused as error:
                     return self._to(resize, State.RELEASING_BACK, f"Slurm did not defer it: {error}")
             return self._look_again(resize, job)
         if self.leases.ours(job):
@@ -155,18 +149,16 @@ class Machine(WayBack):
             return self._to(resize, State.RESHAPING_BACK, "resizing was switched off")
         try:
             self.client.reshape(job.job_id, target_of(resize))
-        except Unreachable:
-            raise
-        except SlurmError as error:
+        except Refused as error:
             return self._to(resize, State.RESHAPING_BACK, str(error))
         return self._to(resize, State.RELEASING)
 
     def _releasing(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         try:
             return self._release(resize, job, State.WAITING, State.STARTING)
-        except (Unreachable, UnknownJob):
-            raise
-        except SlurmError as error:
+        except UnknownJob:
+            return resize
+        except Refused as error:
             # Slurm may have taken a shape that it refused; a companion that died then left the job with it.
             return self._to(resize, State.RESHAPING_BACK, f"Slurm does not release it at this shape: {error}")
 

@@ -16,7 +16,7 @@ from slurm_ones.act.orders import OrderError, next_number, write_order
 from slurm_ones.act.states import State
 from slurm_ones.config import ResizeSettings
 from slurm_ones.rules.reserved import new_of
-from slurm_ones.slurm.client import SlurmClient, SlurmError, Unreachable
+from slurm_ones.slurm.client import Refused, SlurmClient
 from slurm_ones.slurm.model import PARKED, Job, Shape
 from slurm_ones.slurm.reshape import has_shape
 
@@ -77,9 +77,7 @@ class Steps:
         if self._due(resize):
             try:
                 self.client.hold(job.job_id)
-            except Unreachable:
-                raise
-            except SlurmError as error:
+            except Refused as error:
                 return self._to(resize, State.RELEASING_BACK, f"Slurm did not hold it: {error}")
         return resize
 
@@ -120,9 +118,7 @@ class Steps:
         start_now = self.settings.start_now and job.pending and resize.restart >= 0
         try:
             self.client.release(job.job_id, start_now=start_now)
-        except Unreachable:
-            raise
-        except SlurmError:
+        except Refused:
             if not start_now:
                 raise
             self.client.release(job.job_id, start_now=False)
@@ -169,7 +165,7 @@ class Steps:
     def _order(self, job: Job, order: Order) -> None:
         self.check()
         write_order(job, order, self.spool)
-        with suppress(SlurmError):  # it would find the order by itself, a little later
+        with suppress(Refused):  # it would find the order by itself, a little later
             self.client.signal(job.job_id, LOOK_SIGNAL)
 
     def _next_number(self, job: Job) -> int:

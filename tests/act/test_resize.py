@@ -11,7 +11,7 @@ import pytest
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, decode_order, directory_name
 from slurm_ones.act.stale_holds import release_stale_holds
 from slurm_ones.act.states import FINAL, State
-from slurm_ones.slurm.client import SlurmError, Unreachable
+from slurm_ones.slurm.client import Refused, Unreachable
 from slurm_ones.slurm.model import JobState, Shape
 from tests.act.fake import FakeJob, FakeSlurm
 from tests.act.world import NEW, NEW_BATCH, OLD, OLD_BATCH, Crash, World
@@ -659,7 +659,7 @@ def test_another_error_is_looked_at_again(make_world: Make, caplog: pytest.LogCa
     fault = slurm.fault
 
     def nonsense(event: str) -> None:
-        raise SlurmError("squeue --json: not JSON")
+        raise Refused("squeue --json: not JSON")
 
     slurm.fault = nonsense
     assert world.machine.advance(world.resize).state == State.DRAINING

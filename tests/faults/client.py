@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slurm_ones.simulate.slurm.client import SimulatedClient
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
-from slurm_ones.slurm.client import NotResizable, SlurmError, Unreachable
+from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
+from slurm_ones.slurm.client import NotResizable, Refused, Unreachable
 from slurm_ones.slurm.model import Job, Shape, Snapshot
 from tests.faults.chance import READS, Chance
 from tests.faults.kinds import Kind
@@ -123,7 +123,7 @@ class FaultyClient(SimulatedClient):
         self._controller.reach(what, 1.0)
         kind = _REFUSED.get(word)
         if kind is not None and self._chance.strikes(kind):
-            raise SlurmError(f"{what}: Requested operation is presently disabled")
+            raise Refused(f"{what}: Requested operation is presently disabled")
         if word == "requeuehold":
             self._watch.requeued(job_id)
         change()

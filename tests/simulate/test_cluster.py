@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_ones.simulate.slurm.scheduler import Holding, Wish, backfill, place
-from slurm_ones.simulate.slurm.settings import ClusterSettings
-from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, UnknownJob, Unreachable
+from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmError, UnknownJob, Unreachable
 from slurm_ones.slurm.model import JobState, Shape
 from tests.simulate.desk import Desk
 
@@ -164,7 +164,7 @@ def test_a_deferred_job_starts_when_its_time_has_come_or_it_is_let_go() -> None:
     assert (desk.job(deferred).pending, desk.job(let_go).running) == (True, True)
     desk.wait(60)
     assert desk.job(deferred).running
-    with pytest.raises(SlurmError):
+    with pytest.raises(Refused):
         desk.owner.defer(deferred, 5000.0)
 
 

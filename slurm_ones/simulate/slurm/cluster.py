@@ -11,12 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from slurm_ones.simulate.slurm.jobs import Allocation, Program, Request, SimulatedJob
-from slurm_ones.simulate.slurm.nodes import Nodes, PartitionSpec
-from slurm_ones.simulate.slurm.scheduler import UNLIMITED_S, Holding, Wish, backfill, starts
-from slurm_ones.simulate.slurm.settings import ClusterSettings
-from slurm_ones.simulate.slurm.timeline import Timeline
-from slurm_ones.slurm.client import NotResizable, SlurmError, UnknownJob
+from slurm_ones.simulate.slurm.scheduler import UNLIMITED_S, Holding, Nodes, PartitionSpec, Wish, backfill, starts
+from slurm_ones.simulate.slurm.simulated_job import Allocation, Program, Request, SimulatedJob
+from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
+from slurm_ones.slurm.client import NotResizable, Refused, UnknownJob
 from slurm_ones.slurm.model import JobState, Shape, Snapshot
 
 
@@ -67,11 +65,11 @@ class SimulatedCluster:
     # -- what users and operators do -----------------------------------------------------------------------------
 
     def submit(self, request: Request, program: Callable[[int], Program]) -> int:
-        """A new job, whose program is made for its id. Raises `SlurmError` for what no partition has."""
+        """A new job, whose program is made for its id. Raises `Refused` for what no partition has."""
         default = next(spec.name for spec in self.nodes.partitions.values() if spec.default)
         partition = request.partition or default
         if partition not in self.nodes.partitions:
-            raise SlurmError(f"invalid partition specified: {partition}")
+            raise Refused(f"invalid partition specified: {partition}")
         now, job_id = self.timeline.now, len(self.jobs) + 1
         job = SimulatedJob(
             job_id=job_id,
