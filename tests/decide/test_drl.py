@@ -24,9 +24,8 @@ from benchmarks.train_drl import (
     mean_jct,
     training_task,
 )
-from slurm_ones.decide.drl.choose import best_steps, gpus_of
-from slurm_ones.decide.drl.network import SIZE, Network, load, random_network
-from slurm_ones.decide.drl.search import Drl, Game
+from slurm_ones.decide.drl.drl import Drl, Game, best_steps, gpus_of
+from slurm_ones.decide.drl.perceptron import SIZE, Network, load, random_network
 from slurm_ones.decide.drl.steps import CONTEXT, FEATURES, build_steps
 from slurm_ones.schedule.policy import JobView
 from tests.decide.contract import Power, check, cluster, job
