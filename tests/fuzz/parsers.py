@@ -142,7 +142,7 @@ def spec(data: bytes) -> None:
 
 
 def order(data: bytes) -> None:
-    from ones_wrapper.mailbox import Inbox
+    from ones_wrapper.job_files import Inbox
 
     folder = scratch() / "inbox"
     folder.mkdir(exist_ok=True)
@@ -491,7 +491,7 @@ def _tensor_file(rng: Rng) -> bytes:
 
 
 def tensors(data: bytes) -> None:
-    from ones_wrapper.checkpoint.header import decode
+    from ones_wrapper.checkpoint.safetensors import decode
 
     path = scratch() / "tensors-00000.safetensors"
     path.write_bytes(data)
@@ -528,8 +528,9 @@ TRIES = {"job_id": 7, "requeues": 2, "requeued_at": "step-000000700", "restarts"
 
 
 def tries(data: bytes) -> None:
-    from ones_wrapper import again, jobdir
-    from ones_wrapper.codes import OUT_OF_MEMORY, STOP_CODE
+    from ones_wrapper.launch import job_directory as jobdir
+    from ones_wrapper.launch import restart_policy as again
+    from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY, STOP_CODE
 
     place = scratch() / "run"
     place.mkdir(exist_ok=True)
@@ -542,7 +543,7 @@ def tries(data: bytes) -> None:
 
 
 def told(data: bytes) -> None:
-    from ones_wrapper import jobdir
+    from ones_wrapper.launch import job_directory as jobdir
 
     place = scratch() / "run"
     place.mkdir(exist_ok=True)
