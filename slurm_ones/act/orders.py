@@ -24,8 +24,7 @@ from ones_wrapper.protocol import (
     encode,
     spool_order_name,
 )
-from slurm_ones.observe.files import NotBelieved, directory_of, read_from
-from slurm_ones.observe.reports import job_directory
+from slurm_ones.job_files import NotBelieved, directory_of, job_directory, read_from
 from slurm_ones.slurm.client import Refused, SlurmClient
 from slurm_ones.slurm.model import Job
 

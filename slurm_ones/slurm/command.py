@@ -30,9 +30,9 @@ from slurm_ones.slurm.client import (
 )
 from slurm_ones.slurm.model import Job, Node, Shape, Snapshot
 from slurm_ones.slurm.parse import json_fault, nodes_of, parse_jobs, parse_nodes, parse_partitions, parse_reservations
-from slurm_ones.slurm.queue import FORMAT, asked, parse_queue, separator
 from slurm_ones.slurm.reshape import reshape
 from slurm_ones.slurm.retry import with_retries
+from slurm_ones.slurm.squeue import FORMAT, asked, parse_queue, separator
 
 log = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from ones_wrapper.protocol import (
 )
 from slurm_ones.act import orders
 from slurm_ones.act.orders import OrderError, write_order
+from slurm_ones.job_files import NotBelieved, read_from
 from slurm_ones.observe import reports
-from slurm_ones.observe.files import NotBelieved, read_from
-from slurm_ones.simulate.training.files import JobFiles
+from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.slurm.model import Job
 from tests.faults.chance import READS, Chance
 from tests.faults.kinds import REPORTS, Kind
