@@ -18,6 +18,29 @@ SENTENCES: dict[str, str] = {
     # The round: who keeps what they have in it (rules/)
     # Limits that a site has set (rules/)
     # What a policy gives and why (decide/)
+    "fits_nowhere": "none of the GPU counts it takes ({counts}) and their batches fit this cluster",
+    "nodes_do_not_add_up": "the GPUs it holds are not all on nodes that can be used now",
+    "no_room": "there is no room now for {gpus:GPU|GPUs}",
+    "in_queue": "there is no room now for {gpus:GPU|GPUs}: it is number {place} of {waiting} waiting",
+    "turn": "its turn has come: {first} go first",
+    "interrupted": "its turn is too late to keep its GPUs: {first} go first",
+    "never_interrupted": "this policy never interrupts a running job",
+    "between_changes": "running jobs change size every {seconds:.0f} s at most",
+    "least_total_time": "the sum of all jobs' completion times is expected to be least so",
+    "trains_faster": "there it is expected to train {factor:.2g} times as fast",
+    "gives_up_gpus": "at {factor:.2g} times its speed the sum of all jobs' completion times is expected to be least",
+    "no_change_repays": "no change of its GPUs would repay an interruption of {seconds:.0f} s",
+    "better_batch": "it is expected to train faster with batch {batch} than with {before}",
+    "smallest_size": "a job starts on the smallest size that it takes",
+    "least_remaining": "all jobs then need the fewest GPU-seconds; {speed:.3g} samples/s are predicted for it",
+    "stopped": "all jobs need the fewest GPU-seconds while it is stopped",
+    "changed_lately": "{gpus:GPU|GPUs} would be better, but that changes a job that changed less than "
+    "{epochs:epoch|epochs} ago",
+    "shortens_most": "GPUs go one by one to the job whose remaining time they shorten most",
+    "best_total": "of all schedules weighed, this one is best by {total}",
+    "nearly_best_total": "of all schedules weighed, this one is within {percent:.2g} % of the best by {total}",
+    "no_solution": "the integer program has no answer ({message}), so nothing changes",
+    "network": "the trained network scored this highest",
     # What became of it (rules/plan.py, act/)
 }
 """The sentence of each code. ``{gpus:GPU|GPUs}`` is the number with the word that fits it, ``{seconds:.0f}`` as in
