@@ -44,7 +44,7 @@ class Reports(Protocol):
     def drained(self, job: Job, restart: int, order: int) -> float | None:
         """When the durable checkpoint that answers the drain order was reported, None while there is none."""
 
-    def greeted(self, job: Job, after_restart: int) -> float | None:
+    def restarted(self, job: Job, after_restart: int) -> float | None:
         """Seconds that training stood still, once a run after `after_restart` said hello; None before."""
 
 
@@ -131,7 +131,7 @@ class Steps:
     def _greet(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if resize.restart < 0:
             return self._settle(resize, job)
-        pause = self.reports.greeted(job, resize.restart)
+        pause = self.reports.restarted(job, resize.restart)
         if pause is not None:
             return self._settle(resize, job, pause_s=pause)
         if not job.running:
