@@ -30,9 +30,9 @@ from slurm_ones.learn.throughput import MeasuredThroughput
 from slurm_ones.schedule.policy import ClusterView, JobView, Policy, Schedule
 from slurm_ones.schedule.tables import build_tables
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.simulate.engines.companion import MOST_S, Complaints, companion_settings
+from slurm_ones.simulate.engines.companion_engine import MOST_S, Complaints, companion_settings
 from slurm_ones.simulate.engines.world import ClusterSpec, VirtualStop, World
-from slurm_ones.simulate.slurm.settings import ClusterSettings
+from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.workloads.generate import MIXES, generate
 

@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from ones_db import Store, migrate
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.simulate.engines.companion import Complaints, companion_settings, memory
+from slurm_ones.simulate.engines.companion_engine import Complaints, companion_settings, memory
 from slurm_ones.simulate.engines.world import ClusterSpec, VirtualStop, World
-from slurm_ones.simulate.slurm.settings import ClusterSettings
+from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.workloads.generate import generate, offered
 
 MIB = float(1 << 20)

@@ -18,12 +18,12 @@ from rich.table import Table
 
 from slurm_ones.cli.common import command, console, errors
 from slurm_ones.report.text import plain, safe, seconds
-from slurm_ones.simulate.errors import BadInput
+from slurm_ones.simulate import BadInput
 
 # What simulates is imported by the command itself: no other command is to wait for it.
 if TYPE_CHECKING:
     from slurm_ones.simulate.study.plan import Contender, Plan
-    from slurm_ones.simulate.study.study import Run, Standing
+    from slurm_ones.simulate.study.runs import Run, Standing
 
 QUICK_MIX = "ones-sc21"
 """Its jobs last minutes, so that decisions every minute would come too seldom."""
@@ -122,7 +122,7 @@ def simulate(
     """Compare policies in a simulated cluster: the companion that drives the real Slurm, in virtual time."""
     from slurm_ones.simulate.study.plan import Plan, Source
     from slurm_ones.simulate.study.present import as_json, page
-    from slurm_ones.simulate.study.study import standings
+    from slurm_ones.simulate.study.runs import standings
 
     nodes, gpus_per_node = parse_cluster(cluster)
     if interval is None:
@@ -184,7 +184,7 @@ def _headline(plan: Plan) -> str:
 
 def _run(plan: Plan, processes: int) -> list[Run]:
     """All runs, with a bar that fills as their jobs end."""
-    from slurm_ones.simulate.study.study import run_all
+    from slurm_ones.simulate.study.runs import run_all
 
     shares: dict[tuple[str, int], float] = {}
     runs = len(plan.contenders) * len(plan.seeds)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from slurm_ones.cli.common import command, console
-from slurm_ones.simulate.errors import BadInput
+from slurm_ones.simulate import BadInput
 
 FOLDERS = ("sbatch_templates", "service/units")
 """Where the package keeps them: users' batch scripts, and what systemd needs."""

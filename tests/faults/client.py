@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slurm_ones.simulate.slurm.client import SimulatedClient
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
+from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.slurm.client import NotResizable, Refused, Unreachable
 from slurm_ones.slurm.model import Job, Shape, Snapshot
 from tests.faults.chance import READS, Chance

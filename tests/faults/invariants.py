@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ones_db import Store
-from slurm_ones.simulate.slurm.jobs import SimulatedJob
-from slurm_ones.simulate.study.invariants import order_of_samples
+from slurm_ones.simulate.engines.invariants import order_of_samples
+from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
 from slurm_ones.slurm.model import JobState
 from tests.faults.files import FaultyFiles
 from tests.faults.stage import Stage

@@ -19,7 +19,7 @@ from slurm_ones.decide import make_policy
 from slurm_ones.observe.reports import FUTURE_S
 from slurm_ones.schedule.policy import Policy
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.simulate.engines.companion import companion_settings, memory
+from slurm_ones.simulate.engines.companion_engine import companion_settings, memory
 from slurm_ones.simulate.engines.world import USER
 from slurm_ones.simulate.slurm.timeline import EPOCH
 from slurm_ones.slurm.model import Shape

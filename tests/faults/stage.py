@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurm_ones.simulate.engines.world import World, asked_shape
-from slurm_ones.simulate.slurm.jobs import Request, SimulatedJob
-from slurm_ones.simulate.slurm.settings import ClusterSettings
-from slurm_ones.simulate.slurm.timeline import EPOCH
+from slurm_ones.simulate.slurm.simulated_job import Request, SimulatedJob
+from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.workloads.workload import Submission, Workload
 from slurm_ones.slurm.model import JobState

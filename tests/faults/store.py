@@ -14,7 +14,7 @@ from unittest import mock
 from sqlalchemy import Connection, Dialect, Engine, create_engine, make_url
 
 from ones_db import ResizeRecord, Store, StoreBusy, StoreError, StoreLost, migrate, sqlite
-from slurm_ones.simulate.engines.companion import memory
+from slurm_ones.simulate.engines.companion_engine import memory
 from tests.faults.chance import READS, Chance
 from tests.faults.kinds import Kind
 from tests.faults.watch import Watch

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from slurm_ones.cli import app
 from slurm_ones.cli.simulate import parse_cluster, parse_pairs, parse_policy, parse_resize_cost
-from slurm_ones.simulate.errors import BadInput
+from slurm_ones.simulate import BadInput
 
 HEADER = "name,time,application,num_replicas,batch_size\n"
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_ones.simulate.slurm.scheduler import Holding, Wish, backfill, place
-from slurm_ones.simulate.slurm.settings import ClusterSettings
+from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmError, UnknownJob, Unreachable
 from slurm_ones.slurm.model import JobState, Shape
 from tests.simulate.desk import Desk

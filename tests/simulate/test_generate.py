@@ -9,14 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_ones.simulate.errors import BadInput
+from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.training.application import Application
-from slurm_ones.simulate.training.early_stopping import Patience
-from slurm_ones.simulate.workloads.arrivals import day_rate, submission_times
+from slurm_ones.simulate.training.training_progress import Patience
 from slurm_ones.simulate.workloads.catalogue import KINDS, ParametricSpeed, build
-from slurm_ones.simulate.workloads.generate import MIXES, OFFERED, generate, offered
+from slurm_ones.simulate.workloads.generate import (
+    MIXES,
+    OFFERED,
+    USEFUL,
+    best,
+    day_rate,
+    generate,
+    offered,
+    sensible,
+    submission_times,
+    undisturbed_s,
+)
 from slurm_ones.simulate.workloads.sc21 import SC21_KINDS
-from slurm_ones.simulate.workloads.user_requests import USEFUL, best, sensible, undisturbed_s
 from slurm_ones.simulate.workloads.workload import Workload
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from ones_db import Store, migrate
 from ones_wrapper.protocol import reports_name
+from slurm_ones.simulate.engines.invariants import broken
 from slurm_ones.simulate.engines.world import ClusterSpec, World
-from slurm_ones.simulate.slurm.settings import ClusterSettings
-from slurm_ones.simulate.study.invariants import broken
+from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.workload import Submission, Workload
 

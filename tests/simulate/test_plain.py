@@ -12,7 +12,7 @@ import pytest
 from slurm_ones.decide import make_policy
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy, Schedule
 from slurm_ones.simulate.engines.idealized import plain_cluster, run_plain
-from slurm_ones.simulate.study.result import Outcome
+from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.workloads.profiles import read_profile
 from slurm_ones.simulate.workloads.workload import Submission, Workload
 from slurm_ones.slurm.model import Shape

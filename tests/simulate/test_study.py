@@ -13,11 +13,11 @@ from slurm_ones.decide import POLICIES
 from slurm_ones.report.gpus import Bar
 from slurm_ones.report.study import Lane, Text, held, thinned, write_study
 from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
-from slurm_ones.simulate.errors import BadInput
+from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.study.plan import Contender, Plan, Source
 from slurm_ones.simulate.study.present import as_json, page, rows
-from slurm_ones.simulate.study.result import Outcome
-from slurm_ones.simulate.study.study import Run, run_all, standings
+from slurm_ones.simulate.study.runs import Run, run_all, standings
 
 
 @dataclass(frozen=True)

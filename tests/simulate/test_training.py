@@ -30,12 +30,11 @@ from ones_wrapper.protocol import (
     encode,
     reports_name,
 )
-from slurm_ones.simulate.slurm.settings import ClusterSettings
-from slurm_ones.simulate.slurm.timeline import Timeline
+from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.simulate.training.application import Application
-from slurm_ones.simulate.training.files import JobFiles
-from slurm_ones.simulate.training.progress import Course, Position
+from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.simulate.training.training import Training
+from slurm_ones.simulate.training.training_progress import Course, Position
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.workload import Submission
 

@@ -11,11 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from slurm_ones.simulate.slurm.jobs import Allocation, Program, Request, SimulatedJob
-from slurm_ones.simulate.slurm.nodes import Nodes, PartitionSpec
-from slurm_ones.simulate.slurm.scheduler import UNLIMITED_S, Holding, Wish, backfill, starts
-from slurm_ones.simulate.slurm.settings import ClusterSettings
-from slurm_ones.simulate.slurm.timeline import Timeline
+from slurm_ones.simulate.slurm.scheduler import UNLIMITED_S, Holding, Nodes, PartitionSpec, Wish, backfill, starts
+from slurm_ones.simulate.slurm.simulated_job import Allocation, Program, Request, SimulatedJob
+from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import NotResizable, Refused, UnknownJob
 from slurm_ones.slurm.model import JobState, Shape, Snapshot
 

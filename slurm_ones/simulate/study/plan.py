@@ -11,9 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from slurm_ones.decide import make_policy
-from slurm_ones.simulate.errors import BadInput
-from slurm_ones.simulate.workloads.arrivals import Arrivals
-from slurm_ones.simulate.workloads.generate import MIXES, generate
+from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate
 from slurm_ones.simulate.workloads.profiles import read_profiles
 from slurm_ones.simulate.workloads.workload import Workload, check_fits, read_workload
 
@@ -111,7 +110,7 @@ class Plan:
         for seed in self.seeds:
             self.workload(seed)
         if self.settings:
-            from slurm_ones.simulate.engines.companion import companion_settings
+            from slurm_ones.simulate.engines.companion_engine import companion_settings
             from slurm_ones.simulate.engines.world import ClusterSpec
 
             try:

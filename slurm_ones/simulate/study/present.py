@@ -10,10 +10,9 @@ from typing import Any
 
 from slurm_ones.report.gpus import Bar
 from slurm_ones.report.study import Lane, Text
-from slurm_ones.simulate.study.metrics import METRICS, completion_times
+from slurm_ones.simulate.study.figures import METRICS, Estimate, completion_times
 from slurm_ones.simulate.study.plan import Plan
-from slurm_ones.simulate.study.statistics import Estimate
-from slurm_ones.simulate.study.study import Run, Standing
+from slurm_ones.simulate.study.runs import Run, Standing
 from slurm_ones.simulate.workloads.generate import MIXES
 
 VARIANT = re.compile(r"-[a-h]$")

@@ -10,12 +10,10 @@ from enum import Enum
 import numpy as np
 
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
-from slurm_ones.simulate.slurm.settings import ClusterSettings
-from slurm_ones.simulate.slurm.timeline import Event, Timeline
+from slurm_ones.simulate.slurm.timeline import ClusterSettings, Event, Timeline
 from slurm_ones.simulate.training.application import Application
-from slurm_ones.simulate.training.files import JobFiles
-from slurm_ones.simulate.training.progress import Course, Position
-from slurm_ones.simulate.training.reporter import Reporter
+from slurm_ones.simulate.training.job_reports import JobFiles, Reporter
+from slurm_ones.simulate.training.training_progress import Course, Position
 from slurm_ones.simulate.workloads.workload import Submission
 
 HEARD_S = 0.1

@@ -21,11 +21,19 @@ from slurm_ones.config import Settings
 from slurm_ones.decide import make_policy
 from slurm_ones.schedule.policy import ClusterView, JobView, Policy, Schedule
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.simulate.engines.world import PARTITION, ClusterSpec, VirtualStop, World, asked_shape
-from slurm_ones.simulate.slurm.settings import ClusterSettings
-from slurm_ones.simulate.study import score
-from slurm_ones.simulate.study.invariants import InvariantBroken, broken
-from slurm_ones.simulate.study.result import Outcome
+from slurm_ones.simulate.engines.invariants import InvariantBroken, broken
+from slurm_ones.simulate.engines.outcome import Outcome
+from slurm_ones.simulate.engines.world import (
+    PARTITION,
+    ClusterSpec,
+    VirtualStop,
+    World,
+    asked_shape,
+    job_outcome,
+    run_segments,
+    total_goodput,
+)
+from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.workloads.workload import Workload, check_fits
 
 ORACLES = frozenset({"srtf", "srsf"})
@@ -162,7 +170,7 @@ def run(
         def on_tick(tick: Tick) -> None:
             stop.ticked()
             decisions.extend(decided.seconds for decided in tick.decided)
-            goodput.append((world.seconds, score.goodput(world) / cluster.gpus))
+            goodput.append((world.seconds, total_goodput(world) / cluster.gpus))
             presence.append((world.seconds, world.cluster.live))
             if on_time is not None:
                 on_time(world.seconds, world.ended)
@@ -190,8 +198,8 @@ def run(
             workload=workload.name,
             seed=seed,
             gpus=cluster.gpus,
-            jobs=tuple(score.outcome(world, submission, presence) for submission in workload.submissions),
-            segments=tuple(score.segments(world)),
+            jobs=tuple(job_outcome(world, submission, presence) for submission in workload.submissions),
+            segments=tuple(run_segments(world)),
             decision_s=tuple(decisions),
             goodput=tuple(goodput),
             wall_s=time.perf_counter() - began,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from ones_db import Store
 from ones_wrapper.protocol import Bye, Checkpoint, Epoch, Hello, Report, Throughput, decode_report, reports_name
 from slurm_ones.simulate.engines.world import World
-from slurm_ones.simulate.slurm.jobs import SimulatedJob
+from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
 from slurm_ones.simulate.training.training import Training
 from slurm_ones.slurm.model import JobState
 

@@ -15,13 +15,12 @@ from functools import partial
 from pathlib import Path
 
 from slurm_ones.decide import make_policy
+from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.engines.idealized import plain_cluster, run_plain
-from slurm_ones.simulate.errors import BadInput
-from slurm_ones.simulate.study.metrics import completion_times, figures
+from slurm_ones.simulate.engines.outcome import Outcome
+from slurm_ones.simulate.study.figures import Comparison, Estimate, compare, completion_times, estimate, figures
 from slurm_ones.simulate.study.plan import Contender, Plan
-from slurm_ones.simulate.study.result import Outcome
-from slurm_ones.simulate.study.statistics import Comparison, Estimate, compare, estimate
-from slurm_ones.simulate.workloads.user_requests import undisturbed_s
+from slurm_ones.simulate.workloads.generate import undisturbed_s
 from slurm_ones.simulate.workloads.workload import Workload
 
 POLL_S = 0.2
@@ -77,7 +76,7 @@ def simulate(plan: Plan, contender: Contender, seed: int, on_share: Callable[[fl
             on_time=on_time,
         )
     # The companion and its database are needed for this one alone.
-    from slurm_ones.simulate.engines.companion import run
+    from slurm_ones.simulate.engines.companion_engine import run
     from slurm_ones.simulate.engines.world import ClusterSpec
 
     return run(
