@@ -13,7 +13,7 @@ import pytest
 
 from ones_db import JobRecord, NotLeader, ResizeRecord, Store, StoreLost, migrate
 from ones_wrapper.protocol import ORDERS
-from slurm_ones.act.states import State
+from slurm_ones.act.transitions import State
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.service.daemon import PULSE_S, Daemon
