@@ -61,8 +61,8 @@ class Source:
             raise BadInput(f"{path}: the profiles of its applications are needed (--profiles DIR)")
         if self.arrivals is not None or self.hours is not None or self.rigid:
             raise BadInput(
-                f"{path}: when its jobs arrive and which are rigid is in the file: --arrivals, --hours and --rigid are for "
-                "generated workloads"
+                f"{path}: when its jobs arrive and which are rigid is in the file: --arrivals, "
+                "--hours and --rigid are for generated workloads"
             )
         if not 0 < self.load < math.inf or (self.jobs is not None and self.jobs < 1):
             raise BadInput(f"{path}: load {self.load} and jobs {self.jobs} must be above 0")
