@@ -190,7 +190,7 @@ def directory(data: bytes) -> None:
         hold(len(piece.lines) <= 4 and len(piece.problem) <= reading.MAX_PROBLEM, "too much at once")
         hold(piece.problem.isprintable(), f"a complaint: {piece.problem!r}")
         for line in piece.lines:
-            hold(after < line.number <= reading.allowed(job, 1, NOW), "numbers out of order, or too many")
+            hold(after < line.number <= reading.highest_number(job, 1, NOW), "numbers out of order, or too many")
             hold(line.time <= NOW + 300, "the future")
             after = line.number
             _sound(line.report)
@@ -288,14 +288,14 @@ def queue(data: bytes) -> None:
 
 
 def _jobs(jobs: dict[int, Job]) -> None:
-    from slurm_ones.observe.eligibility import look
+    from slurm_ones.observe.eligibility import elastic_job
 
     snapshot = Snapshot(NOW, jobs, {}, {})
     for job in jobs.values():
         for value in vars(job).values():
             storable(value)
         _ = (job.ended, job.running, job.completing)
-        if (elastic := look(job, snapshot, {}, None)) is not None:
+        if (elastic := elastic_job(job, snapshot, {}, None)) is not None:
             _ = (elastic.shape.gpus, elastic.gpu_range)
             storable(elastic.refusal)
 
@@ -584,7 +584,7 @@ def shown(data: bytes) -> None:
 
     from slurm_ones.cli.common import console
     from slurm_ones.report.text import plain, safe
-    from slurm_ones.service.logs import OneLine, Shown
+    from slurm_ones.service.logs import OneLine, TerminalFormatter
 
     text = _text(data)
     found = plain(text, 40)
@@ -596,7 +596,7 @@ def shown(data: bytes) -> None:
     record = logging.LogRecord("x", logging.WARNING, "", 1, "job %d: %s", (7, text), None)
     for layout in (OneLine(journal=True), OneLine(journal=False)):
         hold(layout.format(record).isprintable(), "a log line")
-    hold(all(line.isprintable() for line in Shown().format(record).split("\n")), "a log line on a terminal")
+    hold(all(line.isprintable() for line in TerminalFormatter().format(record).split("\n")), "a log line on a terminal")
 
 
 class _Tags(HTMLParser):
