@@ -50,6 +50,8 @@ from ones_db.records import (
 )
 from ones_db.store import Store
 
+__version__ = "0.2.0"
+
 __all__ = [
     "RESIZE_DONE",
     "SCHEMA_REVISION",

@@ -190,7 +190,7 @@ def directory(data: bytes) -> None:
         hold(len(piece.lines) <= 4 and len(piece.problem) <= reading.MAX_PROBLEM, "too much at once")
         hold(piece.problem.isprintable(), f"a complaint: {piece.problem!r}")
         for line in piece.lines:
-            hold(after < line.number <= reading.allowed(job, 1, NOW), "numbers out of order, or too many")
+            hold(after < line.number <= reading.highest_number(job, 1, NOW), "numbers out of order, or too many")
             hold(line.time <= NOW + 300, "the future")
             after = line.number
             _sound(line.report)
@@ -288,14 +288,14 @@ def queue(data: bytes) -> None:
 
 
 def _jobs(jobs: dict[int, Job]) -> None:
-    from slurm_ones.observe.eligibility import look
+    from slurm_ones.observe.eligibility import elastic_job
 
     snapshot = Snapshot(NOW, jobs, {}, {})
     for job in jobs.values():
         for value in vars(job).values():
             storable(value)
         _ = (job.ended, job.running, job.completing)
-        if (elastic := look(job, snapshot, {}, None)) is not None:
+        if (elastic := elastic_job(job, snapshot, {}, None)) is not None:
             _ = (elastic.shape.gpus, elastic.gpu_range)
             storable(elastic.refusal)
 
@@ -320,7 +320,7 @@ def _queue_fields(rng: Rng) -> bytes:
 
 
 def queue_fields(data: bytes) -> None:
-    from slurm_ones.slurm.queue import parse_queue
+    from slurm_ones.slurm.squeue import parse_queue
 
     try:
         jobs = parse_queue(data.decode("utf-8", "replace"), _BETWEEN)
@@ -362,8 +362,8 @@ def _row(rng: Rng) -> bytes:
 
 
 def rows(data: bytes) -> None:
-    from slurm_ones.slurm.accounting import LONGEST as ROW
-    from slurm_ones.slurm.accounting import Rejected, parse_rows
+    from slurm_ones.slurm.sacct import LONGEST as ROW
+    from slurm_ones.slurm.sacct import Rejected, parse_rows
 
     for found in parse_rows(io.BytesIO(data), _SEPARATOR, "here", restarts=True):
         if isinstance(found, Rejected):
@@ -411,7 +411,7 @@ SCRIPTS = [
 
 
 def script(data: bytes) -> None:
-    from slurm_ones.simulate.slurm.sbatch import read_request
+    from slurm_ones.simulate.slurm.simulated_client import read_request
 
     with contextlib.suppress(SlurmError):
         read_request(data.decode("utf-8", "replace"), (), now=NOW, work_dir="/", user="u", uid=1)
@@ -424,7 +424,7 @@ WORKLOADS = [
 
 
 def workload(data: bytes) -> None:
-    from slurm_ones.simulate.errors import BadInput
+    from slurm_ones.simulate import BadInput
     from slurm_ones.simulate.workloads.workload import read_workload
 
     path = scratch() / "jobs.csv"
@@ -453,7 +453,7 @@ def _profiles(rng: Rng) -> bytes:
 def profile(data: bytes) -> None:
     import warnings
 
-    from slurm_ones.simulate.errors import BadInput
+    from slurm_ones.simulate import BadInput
     from slurm_ones.simulate.workloads.profiles import read_profile
 
     folder = scratch() / "net"
@@ -585,7 +585,7 @@ def shown(data: bytes) -> None:
 
     from slurm_ones.cli.common import console
     from slurm_ones.report.text import plain, safe
-    from slurm_ones.service.logs import OneLine, Shown
+    from slurm_ones.service.logs import OneLine, TerminalFormatter
 
     text = _text(data)
     found = plain(text, 40)
@@ -597,7 +597,7 @@ def shown(data: bytes) -> None:
     record = logging.LogRecord("x", logging.WARNING, "", 1, "job %d: %s", (7, text), None)
     for layout in (OneLine(journal=True), OneLine(journal=False)):
         hold(layout.format(record).isprintable(), "a log line")
-    hold(all(line.isprintable() for line in Shown().format(record).split("\n")), "a log line on a terminal")
+    hold(all(line.isprintable() for line in TerminalFormatter().format(record).split("\n")), "a log line on a terminal")
 
 
 class _Tags(HTMLParser):

@@ -12,14 +12,14 @@ from slurm_ones.slurm import command
 from slurm_ones.slurm.client import (
     NotPermitted,
     NotResizable,
+    Refused,
     SlurmError,
     SlurmMissing,
     UnknownJob,
     Unreachable,
 )
-from slurm_ones.slurm.command import CommandClient, error_of
+from slurm_ones.slurm.command import CommandClient, error_of, with_retries
 from slurm_ones.slurm.model import Shape
-from slurm_ones.slurm.retry import with_retries
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ from slurm_ones.slurm.retry import with_retries
         ("Requested node configuration is not available for job 6", NotResizable),
         ("Invalid generic resource (gres) specification for job 6", NotResizable),
         ("Job is no longer pending execution for job 30", NotResizable),
-        ("Job update not available right now, the DB index is being set, try again in a bit", SlurmError),
-        ("scancel: error: Unknown job signal: FOO", SlurmError),
-        ("", SlurmError),
+        ("Job update not available right now, the DB index is being set, try again in a bit", Refused),
+        ("scancel: error: Unknown job signal: FOO", Refused),
+        ("", Refused),
     ],
 )
 def test_answers_of_slurm(answer: str, kind: type[SlurmError]) -> None:
@@ -91,10 +91,10 @@ def test_a_command_that_hangs_is_unreachable(commands: Path) -> None:
 def test_every_try_is_a_sign_of_life(commands: Path) -> None:
     """A companion that waits for a slow controller, call after call, must not be taken for one that hangs."""
     fake(commands, "squeue", "sleep 60")
-    felt: list[float] = []
+    keepalive: list[float] = []
     with pytest.raises(Unreachable):
-        CommandClient(timeout_s=0.1, felt=lambda: felt.append(time.monotonic())).job(7)
-    assert len(felt) == 4
+        CommandClient(timeout_s=0.1, keepalive=lambda: keepalive.append(time.monotonic())).job(7)
+    assert len(keepalive) == 4
 
 
 def test_a_users_own_formats_are_not_used(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_json_that_is_none(commands: Path) -> None:
     """A Slurm without its JSON plugin is told what is missing."""
     fake(commands, "scontrol", "echo slurm 26.05.5")
     fake(commands, "squeue", "echo no serializer")
-    with pytest.raises(SlurmError, match="serializer/json"):
+    with pytest.raises(Refused, match="serializer/json"):
         CommandClient().job(7)
 
 
