@@ -11,20 +11,19 @@ import numpy as np
 from ones_db import JobHistory, Store
 from slurm_ones.act.actor import Actor, Decided
 from slurm_ones.act.deferrals import Deferrals
-from slurm_ones.act.resize import Machine
+from slurm_ones.act.orders import OrderWriter
+from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.stale_holds import release_stale_holds
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.decide import make_policy
 from slurm_ones.learn.knowledge import Learner
-from slurm_ones.observe.drain_reports import DrainReports
-from slurm_ones.observe.observer import Observation, Observer
-from slurm_ones.observe.stopfile import StopFile
+from slurm_ones.observe.eligibility import Observation
+from slurm_ones.observe.observer import DrainReports, Observer, StopFile
 from slurm_ones.rules.bounds import decide_within
 from slurm_ones.rules.plan import Change
 from slurm_ones.rules.views import bounds, cluster_view, job_views
 from slurm_ones.schedule.policy import Policy
-from slurm_ones.slurm.client import SlurmClient
-from slurm_ones.slurm.leader_only import LeaderOnlyClient
+from slurm_ones.slurm.client import LeaderOnlyClient, SlurmClient
 
 
 @dataclass(frozen=True)
@@ -79,26 +78,26 @@ class Companion:
         self._make = make or (lambda: policy_of(settings))
         self._make()
         self._rng = np.random.default_rng(settings.seed)
-        leases = Deferrals(client, store, settings.lease_s, clock)
-        machine = Machine(
+        deferrals = Deferrals(client, store, settings.lease_s, clock)
+        orders = OrderWriter(client, settings.spool, clock, check)
+        machine = ResizeMachine(
             client=client,
-            journal=store,
+            store=store,
             reports=DrainReports(self._observer, store, clock),
             settings=settings.resize,
-            spool=settings.spool,
+            orders=orders,
+            deferrals=deferrals,
             clock=clock,
             wanted=self._observer.may_resize,
-            leases=leases,
-            check=check,
         )
-        self._actor = Actor(machine, store, settings, leases, clock=clock, say=say, check=check)
+        self._actor = Actor(machine, store, settings, deferrals, orders, clock=clock, say=say)
 
     def tick(self) -> Tick:
         """One round. Raises `Unreachable` when Slurm does not answer."""
         started = time.monotonic()
         self._actor.advance()
-        self._stop_file.look(self._clock())
-        seen = self._observer.look()
+        self._stop_file.check(self._clock())
+        seen = self._observer.observe()
         release_stale_holds(seen.snapshot.jobs.values(), self._client, self._store)
         histories = self._learn(seen)
         decided = self._decide(seen, histories)

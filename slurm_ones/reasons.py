@@ -41,7 +41,37 @@ SENTENCES: dict[str, str] = {
     "nearly_best_total": "of all schedules weighed, this one is within {percent:.2g} % of the best by {total}",
     "no_solution": "the integer program has no answer ({message}), so nothing changes",
     "network": "the trained network scored this highest",
-    # What became of it (rules/plan.py, act/)
+    # What the plan makes of it (rules/plan.py)
+    # What became of a resize (act/)
+    "job_unknown": "Slurm no longer knows the job",
+    "job_ended": "the job is {state}",
+    "release_forgotten": "Slurm has forgotten that it released the job, which is reshaped and released again",
+    "run_ended": "its run ended before it was drained",
+    "switched_off": "resizing was switched off",
+    "held_while_running": "it was held while it ran",
+    "order_not_written": "no order could be given: {problem}",
+    "no_checkpoint": "no checkpoint in time",
+    "released_before_reshape": "it was released before it could be reshaped",
+    "started_before_reshape": "it started before it could be reshaped",
+    "released_before_parking": "it was released before it could be parked",
+    "not_requeued_in_time": "it was not requeued in time and trains on",
+    "drain_cancelled": "its drain was cancelled",
+    "requeue_refused": "Slurm did not requeue it: {answer}",
+    "hold_refused": "Slurm did not hold it: {answer}",
+    "defer_refused": "Slurm did not defer it: {answer}",
+    "shape_refused": "the new shape was refused: {answer}",
+    "old_shape_refused": "the old shape was refused: {answer}",
+    "release_refused": "Slurm does not release it at this shape: {answer}",
+    "held_by_operator": "it is held by an operator",
+    "held_by_owner": "it is held by its owner",
+    "never_starts": "Slurm never starts it at this shape: {cause}",
+    "waits_for_other": "it waits for its earliest start, or for another job",
+    "queued_too_long": "it waited longer than {seconds:.0f} s",
+    "parked": "it is parked",
+    "stands": "it {now} at {shape}",
+    "stands_held": "it {now} at {shape}, held by {holder}",
+    "stands_run_ended": "it {now} at {shape}, and that run ended before it reported its start",
+    "stands_no_start_report": "it {now} at {shape}, and has not reported its start",
 }
 """The sentence of each code. ``{gpus:GPU|GPUs}`` is the number with the word that fits it, ``{seconds:.0f}`` as in
 `str.format`."""
@@ -60,6 +90,10 @@ class Reason:
     def __str__(self) -> str:
         """The sentence, for a job's owner."""
         return render(self.code, dict(self.arguments))
+
+    def stored(self) -> tuple[str, dict[str, Argument], str]:
+        """Code, arguments and sentence, as the database keeps them (`ones_db.ReasonRecord`)."""
+        return self.code, dict(self.arguments), str(self)
 
 
 def reason(code: str, **arguments: Argument) -> Reason:

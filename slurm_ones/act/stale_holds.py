@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable
 
 from ones_db import ResizeRecord, Store
-from slurm_ones.act.states import State
+from slurm_ones.act.transitions import State
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job
 

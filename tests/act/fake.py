@@ -356,7 +356,7 @@ class FakeReports:
         runs = [run for run in self._slurm.jobs[job.job_id].runs if run.restart == restart]
         return runs[-1].checkpoints.get(order) if runs else None
 
-    def greeted(self, job: Job, after_restart: int) -> float | None:
+    def restarted(self, job: Job, after_restart: int) -> float | None:
         fake = self._slurm.jobs[job.job_id]
         later = [run.hello for run in fake.runs if run.restart > after_restart and run.hello is not None]
         return later[0] - 1_000_000.0 if later else None

@@ -107,10 +107,10 @@ class FaultyClient(SimulatedClient):
             raise NotResizable(f"job {job_id}: Requested node configuration is not available")
         in_part = self._chance.strikes(Kind.UPDATE_IN_PART)
         if self._watch.is_new(job_id, shape) and self._chance.strikes(Kind.UPDATE_LATER_BAD):
-            self._cluster.bar(job_id, shape)
+            self._cluster.forbid_shape(job_id, shape)
 
         def change() -> None:
-            self._cluster.shape(job_id, shape, nodes_alone=in_part)
+            self._cluster.reshape(job_id, shape, nodes_alone=in_part)
 
         self._change(f"update {job_id} {shape}", change)
         if in_part:
@@ -131,6 +131,6 @@ class FaultyClient(SimulatedClient):
             raise Unreachable(f"{what}: Socket timed out on send/recv operation")
         self._chance.step(f"after {what}", job_id)
 
-    def _reach(self, what: str) -> None:
+    def _check_reachable(self, what: str) -> None:
         self._chance.step(what, reads=True)
         self._controller.reach(what, READS)

@@ -43,7 +43,7 @@ class Client(SimulatedClient):
 
     def _update_shape(self, job: Job, shape: Shape) -> None:
         if self.partial and shape != Shape(job.nodes, job.gpus_per_node):
-            self._cluster.shape(job.job_id, shape, nodes_alone=True)
+            self._cluster.reshape(job.job_id, shape, nodes_alone=True)
         else:
             super()._update_shape(job, shape)
 

@@ -12,11 +12,11 @@ from slurm_ones.simulate.training.training import Training
 from slurm_ones.slurm.model import JobState
 
 
-class InvariantBroken(Exception):
+class InvariantViolated(Exception):
     """A job was lost or left held, work was skipped or repeated, or the database says something else."""
 
 
-def broken(world: World, store: Store) -> list[str]:
+def violations(world: World, store: Store) -> list[str]:
     """What is wrong, in words; empty when nothing is.
 
     A job that ended by its time limit or with its node was not lost by the companion.
@@ -34,7 +34,7 @@ def _lost(world: World) -> Iterator[str]:
             yield f"job {job.job_id} ended {job.state.value}"
         elif job.state is JobState.COMPLETED and not world.trainings[job.job_id].finished:
             yield f"job {job.job_id} is COMPLETED and has not trained to its end"
-    for node in world.cluster.nodes.seen().values():
+    for node in world.cluster.nodes.to_model().values():
         if not node.idle:
             yield f"node {node.name} is {node.state} at the end"
 
@@ -74,7 +74,7 @@ def _skipped(world: World) -> Iterator[str]:
     for job_id, training in world.trainings.items():
         if training.files is not None:
             runs = [tuple(_reports(training, restart)) for restart in range(world.cluster.jobs[job_id].restart + 1)]
-            yield from (f"job {job_id}: {fault}" for fault in order_of_samples(training.course.dataset, runs))
+            yield from (f"job {job_id}: {fault}" for fault in order_of_samples(training.curve.dataset, runs))
 
 
 def order_of_samples(dataset: int, runs: Iterable[Iterable[Report]]) -> Iterator[str]:
