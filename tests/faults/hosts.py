@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
-from ones_db.leader_lock import LeadLock
+from ones_db.leader_lock import LeaderLock
 from slurm_ones.service.leadership import Leadership
 from slurm_ones.simulate.slurm.timeline import Timeline
 from tests.faults.injector import Crash, FaultInjector
@@ -136,7 +136,7 @@ class HostLeadership:
         self._injector = injector
         self._leaders = leaders
         self._cluster = cluster
-        self._lock = LeadLock(url, cluster)
+        self._lock = LeaderLock(url, cluster)
         self._lead = Leadership(self._lock, NEVER_S, clock=host.clock, say=injector.trace)
         self._leads = False
 
