@@ -16,6 +16,7 @@ from ones_db.errors import NotLeader, ResizeConflict, SchemaError, StoreBusy, St
 from ones_db.frames import Database, connect
 from ones_db.models import SCHEMA_REVISION
 from ones_db.records import (
+    NO_REASON,
     RESIZE_DONE,
     AccountingJob,
     ActionRecord,
@@ -39,6 +40,7 @@ from ones_db.records import (
     NodeRecord,
     NoisePoint,
     PastJob,
+    ReasonRecord,
     ResizeRecord,
     ResizeStepRecord,
     RunRecord,
@@ -51,6 +53,7 @@ from ones_db.records import (
 from ones_db.store import Store
 
 __all__ = [
+    "NO_REASON",
     "RESIZE_DONE",
     "SCHEMA_REVISION",
     "AccountingJob",
@@ -77,6 +80,7 @@ __all__ = [
     "NoisePoint",
     "NotLeader",
     "PastJob",
+    "ReasonRecord",
     "ResizeConflict",
     "ResizeRecord",
     "ResizeStepRecord",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ones_db import ResizeRecord
+from ones_db import NO_REASON, ReasonRecord, ResizeRecord
 from ones_wrapper.protocol import DRAIN_WAIT_S, LOOK_SIGNAL, Order
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderError, next_number, write_order
@@ -30,11 +30,17 @@ class Journal(Protocol):
     """What the machine needs of the database (`ones_db.Store` has it)."""
 
     def step_resize(
-        self, resize_id: int, state: str, *, time: float, detail: str = "", deadline: float | None = None
+        self,
+        resize_id: int,
+        state: str,
+        *,
+        time: float,
+        detail: ReasonRecord = NO_REASON,
+        deadline: float | None = None,
     ) -> ResizeRecord: ...
 
     def end_resize(
-        self, resize_id: int, state: str, outcome: str, time: float, pause_s: float | None = None
+        self, resize_id: int, state: str, outcome: ReasonRecord, time: float, pause_s: float | None = None
     ) -> ResizeRecord: ...
 
 
@@ -198,10 +204,12 @@ class Steps:
     ) -> ResizeRecord:
         log.info("job %d: %s → %s %s", resize.job_id, resize.state, state.value, detail)
         self._asked.pop((resize.id, state), None)
-        return self.journal.step_resize(resize.id, state.value, time=self.clock(), detail=detail, deadline=deadline)
+        return self.journal.step_resize(
+            resize.id, state.value, time=self.clock(), detail=ReasonRecord(text=detail), deadline=deadline
+        )
 
     def _end(self, resize: ResizeRecord, state: State, outcome: str, *, pause_s: float | None = None) -> ResizeRecord:
         log.info("job %d: %s → %s: %s", resize.job_id, resize.state, state.value, outcome)
         self._asked = {key: at for key, at in self._asked.items() if key[0] != resize.id}
         self._freed.pop(resize.id, None)
-        return self.journal.end_resize(resize.id, state.value, outcome, self.clock(), pause_s)
+        return self.journal.end_resize(resize.id, state.value, ReasonRecord(text=outcome), self.clock(), pause_s)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from ones_db import JobRecord, NodeRecord, RunRecord, RunReports, SpecRecord, Store
+from ones_db import JobRecord, NodeRecord, ReasonRecord, RunRecord, RunReports, SpecRecord, Store
 from ones_wrapper import protocol
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic, look
@@ -126,7 +126,7 @@ class Observer:
             else:
                 end, refusal = (job.end_time if job.ended else None), "its comment no longer opts in"
                 now = replace(record, state=job.state.value, restart=job.restart, end_time=end)
-                records.append(replace(now, elastic=False, refusal=refusal))
+                records.append(replace(now, elastic=False, refusal=ReasonRecord(text=refusal)))
         self._store.see_jobs(records)
 
     def collect(self, jobs: Sequence[Job], *, now: float) -> None:
