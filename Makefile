@@ -1,10 +1,11 @@
-# Two commands set everything up on a fresh machine: `make demo` and `make test`.
+# Two commands set everything up on a fresh machine: `make demo` and `make test`. Neither root nor Debian is needed for
+# `make install`, `make check` and `make docs`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install check-host demo test lint cluster-up cluster-down clean
+.PHONY: install check-host demo check test lint docs cluster-up cluster-down clean
 
 install: $(VENV)/.installed
 
@@ -24,7 +25,13 @@ check-host:
 demo: check-host install
 	$(BIN)/python -m tests.demo
 
-# More workers than a small machine has cores: half of the tests wait for a Slurm, and each worker has clusters of its own.
+# What to run before each commit: lint, and every test that needs no Slurm and is not slow. Under 3 minutes on two cores.
+CHECK_WORKERS ?= 2
+check: lint
+	$(BIN)/python -m pytest --quiet --numprocesses $(CHECK_WORKERS) -m 'not cluster and not slow'
+
+# All tests. More workers than a small machine has cores: half of the tests wait for a Slurm, and each worker has
+# clusters of its own.
 WORKERS ?= 3
 test: lint
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -34,7 +41,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/shellcheck sbatch_templates/*.sbatch
+	$(BIN)/shellcheck sbatch_templates/*.sbatch .ci/run
+
+docs: install
+	$(BIN)/mkdocs build --strict
 
 cluster-up: check-host install
 	$(BIN)/python -m tests.cluster up gres
@@ -43,4 +53,4 @@ cluster-down: install
 	$(BIN)/python -m tests.cluster down --all
 
 clean:
-	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

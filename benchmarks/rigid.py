@@ -23,9 +23,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from slurm_ones.simulate.engines.companion import run
+from slurm_ones.simulate.engines.companion_engine import run
+from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.engines.world import ClusterSpec
-from slurm_ones.simulate.study.result import Outcome
 from slurm_ones.simulate.workloads.generate import generate
 from slurm_ones.simulate.workloads.workload import Workload
 

@@ -1,3 +1,3 @@
 """slurm-ones: training jobs on Slurm that grow and shrink with the cluster (ONES, SC21)."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

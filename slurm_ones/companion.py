@@ -11,7 +11,8 @@ import numpy as np
 from ones_db import JobHistory, Store
 from slurm_ones.act.actor import Actor, Decided
 from slurm_ones.act.deferrals import Deferrals
-from slurm_ones.act.resize import Machine
+from slurm_ones.act.orders import OrderWriter
+from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.stale_holds import release_stale_holds
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.decide import make_policy
@@ -79,19 +80,19 @@ class Companion:
         self._make = make or (lambda: policy_of(settings))
         self._make()
         self._rng = np.random.default_rng(settings.seed)
-        leases = Deferrals(client, store, settings.lease_s, clock)
-        machine = Machine(
+        deferrals = Deferrals(client, store, settings.lease_s, clock)
+        orders = OrderWriter(client, settings.spool, clock, check)
+        machine = ResizeMachine(
             client=client,
-            journal=store,
+            store=store,
             reports=DrainReports(self._observer, store, clock),
             settings=settings.resize,
-            spool=settings.spool,
+            orders=orders,
+            deferrals=deferrals,
             clock=clock,
             wanted=self._observer.may_resize,
-            leases=leases,
-            check=check,
         )
-        self._actor = Actor(machine, store, settings, leases, clock=clock, say=say, check=check)
+        self._actor = Actor(machine, store, settings, deferrals, orders, clock=clock, say=say)
 
     def tick(self) -> Tick:
         """One round. Raises `Unreachable` when Slurm does not answer."""

@@ -34,19 +34,23 @@ class ResizeSettings(_Section):
 
     dwell_s: float = Field(300, ge=0, description="least time between two resizes of a job, and after its start")
     max_wait_s: float = Field(300, gt=0, description="a resized job that waits longer gets its old shape back")
-    drain_timeout_s: float = Field(300, gt=0, description="a job that has not checkpointed by then is left alone")
-    start_timeout_s: float = Field(300, gt=0, description="how long a new run may take to say hello")
+    drain_timeout_s: float = Field(
+        300, gt=0, description="longest time from an order to drain to its checkpoint; then the job is left alone"
+    )
+    start_timeout_s: float = Field(300, gt=0, description="longest time from a run's start to its first report")
     max_open: int = Field(4, ge=1, description="resizes under way at once")
     start_now: bool = Field(True, description="skip Slurm's delay after a requeue (StartTime=now)")
     settle_s: float = Field(
         2.0,
         ge=0,
-        description="with start_now, a requeued job is released this long after its last run ended, so that nothing "
-        "that Slurm still says to that one ends the next",
+        description="with start_now, a requeued job is released this long after its last run ended, since Slurm may "
+        "still be ending that run",
     )
-    advance_s: float = Field(1.0, gt=0, description="how often resizes under way are looked at between ticks")
-    leave_s: float = Field(60, ge=0, description="how long a companion that is stopped takes to release jobs it holds")
-    shrink: bool = Field(True, description="running jobs may be shrunk for the sake of others")
+    advance_s: float = Field(1.0, gt=0, description="how often resizes under way are advanced between ticks")
+    leave_s: float = Field(
+        60, ge=0, description="longest time that a companion takes to release the jobs in its hold when it is stopped"
+    )
+    shrink: bool = Field(True, description="running jobs may be shrunk so that others can start or grow")
     preempt: bool = Field(
         True,
         description="running jobs may be taken to zero GPUs where a policy asks for it; the default policy never does",
@@ -54,8 +58,8 @@ class ResizeSettings(_Section):
     park_lease_s: float = Field(
         900,
         gt=0,
-        description="a job kept from starting starts by itself this long after the companion's last word; "
-        "at least three ticks",
+        description="length of a deferral: a deferred job starts by itself this long after the companion last renewed "
+        "it; at least three ticks",
     )
 
 
@@ -63,60 +67,61 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class LimitSettings(_Section):
-    """Limits that protect people from each other's elastic jobs. They bound what the companion does by itself: what a
-    user asked Slurm for is Slurm's to give."""
+    """Limits that protect people from each other's elastic jobs. They bound only what the companion does: Slurm decides
+    on what a user asked it for."""
 
     yield_to_rigid: bool = Field(
         True,
-        description="running elastic jobs shrink where a rigid job could start in what they give up: to what they "
-        "asked for, and for one of higher priority to their minimum",
+        description="running elastic jobs shrink where a rigid job could then start: to what they asked for, and to "
+        "their minimum for one of higher priority",
     )
     share: float = Field(
-        1.0, gt=0, le=1, description="elastic jobs grow within this share of a partition's GPUs, all together"
+        1.0, gt=0, le=1, description="share of a partition's GPUs up to which its elastic jobs may grow together"
     )
     gpus_per_user: Count | None = Field(
-        None, description="elastic jobs of one user grow within so many GPUs in all; none: no such cap"
+        None, description="GPUs up to which the elastic jobs of one user may grow together; none: no cap"
     )
     gpus_per_account: Count | None = Field(None, description="the same for one account")
     gpus_of_user: dict[str, Count] = Field(
-        default_factory=dict, description="cap of single users, in place of gpus_per_user"
+        default_factory=dict, description="caps of single users, in place of gpus_per_user"
     )
     gpus_of_account: dict[str, Count] = Field(
-        default_factory=dict, description="cap of single accounts, in place of gpus_per_account"
+        default_factory=dict, description="caps of single accounts, in place of gpus_per_account"
     )
     resizes_per_hour: Count | None = Field(
         None,
-        description="resizes of one job that interrupt it, begun within an hour; none: as many as `dwell_s` allows",
+        description="most interrupting resizes of one job begun within an hour; none: as many as `dwell_s` allows",
     )
-    resizes_per_job: Count | None = Field(None, description="the same in its life; none: no such limit")
+    resizes_per_job: Count | None = Field(None, description="the same over the job's life; none: no limit")
     near_end_s: float = Field(
-        120, ge=0, description="a job that is expected to end within so many seconds is not resized any more"
+        120, ge=0, description="a job that is expected to end within this many seconds is not resized"
     )
-    near_limit_s: float = Field(300, ge=0, description="nor one that reaches its time limit within so many seconds")
+    near_limit_s: float = Field(
+        300, ge=0, description="a job that reaches its time limit within this many seconds is not resized"
+    )
 
 
 class RetentionSettings(_Section):
     """What `slurm-ones db maintain` makes of a job's rows, in days after the job's end."""
 
-    minutes_after_days: float = Field(7, ge=0, description="its throughput samples become one a minute")
-    hours_after_days: float = Field(30, ge=0, description="its throughput samples become one an hour")
+    minutes_after_days: float = Field(7, ge=0, description="then its throughput samples are reduced to one a minute")
+    hours_after_days: float = Field(30, ge=0, description="then its throughput samples are reduced to one an hour")
     forget_after_days: float | None = Field(
         None,
         ge=0,
-        description="decisions that led to nothing, and the steps of its resizes, are deleted; without a value they "
-        "stay",
+        description="then decisions without effect and the steps of its resizes are deleted; without a value they stay",
     )
 
 
 class Settings(_Section):
-    """Everything the companion can be told. Defaults suit an operator's daemon that only advises."""
+    """All settings of the companion. The defaults suit an operator's daemon that only advises."""
 
     cluster: str = Field("", description="name in the database; empty takes Slurm's ClusterName")
     database: str = Field(
         "",
         description="sqlite:///PATH or postgresql://USER@HOST/DATABASE; empty takes "
-        "~/.local/share/slurm-ones/ones.sqlite. A password belongs in ~/.pgpass, PGPASSWORD or a service file; in here "
-        "only while nobody else may read this file",
+        "~/.local/share/slurm-ones/ones.sqlite. Put a password in ~/.pgpass, PGPASSWORD or a service file; here only "
+        "if nobody else may read this file",
     )
     mode: Literal["advise", "act"] = Field("advise", description="advise prints the commands and changes nothing")
     scope: Literal["all", "own"] = Field("all", description="operator mode (all users' jobs) or user mode (own jobs)")
@@ -125,12 +130,12 @@ class Settings(_Section):
     takeover_s: float | None = Field(
         None,
         gt=0,
-        description="a companion that leads and is not heard of for so long loses the lead to one that stands by "
-        "(PostgreSQL); tick_s without a value",
+        description="a standby takes the lead from a leader without a heartbeat for this long (PostgreSQL); tick_s "
+        "without a value",
     )
     timeout_s: float = Field(30, gt=0, description="longest wait for one answer of Slurm")
     metrics_port: int | None = Field(
-        None, ge=1, le=65535, description="port of this machine alone at which Prometheus finds figures; none without"
+        None, ge=1, le=65535, description="port on localhost with figures for Prometheus; without a value there is none"
     )
     policy: str = Field("ones", description="name of the policy")
     policy_options: dict[str, float | int | bool | str] = Field(
@@ -139,18 +144,18 @@ class Settings(_Section):
     seed: int = Field(0, description="seed of the policy's random numbers")
     stop_file: Path = Field(
         Path("/etc/slurm-ones/stop"),
-        description="while this file exists, no resize is begun and drains are called off",
+        description="while this file exists, no resize begins and drains are cancelled",
     )
     spool: Path | None = Field(
-        None, description="directory for orders where the companion may not write into jobs' directories"
+        None, description="shared directory for orders, for a companion that may not write into jobs' directories"
     )
     whole_node_gpus: dict[str, int] = Field(
-        default_factory=dict, description="GPUs per node of partitions where Slurm knows of none (no GRES)"
+        default_factory=dict, description="GPUs per node of partitions where Slurm has no GRES"
     )
     resize: ResizeSettings = ResizeSettings()
-    limits: LimitSettings = Field(LimitSettings(), description="limits that protect people, below")
+    limits: LimitSettings = Field(LimitSettings(), description="limits on elastic jobs, below")
     retention: RetentionSettings = Field(
-        RetentionSettings(), description="when old rows become fewer, by `slurm-ones db maintain`"
+        RetentionSettings(), description="when `slurm-ones db maintain` reduces old rows, below"
     )
 
     @model_validator(mode="after")

@@ -18,7 +18,60 @@ SENTENCES: dict[str, str] = {
     # The round: who keeps what they have in it (rules/)
     # Limits that a site has set (rules/)
     # What a policy gives and why (decide/)
-    # What became of it (rules/plan.py, act/)
+    "fits_nowhere": "none of the GPU counts it takes ({counts}) and their batches fit this cluster",
+    "nodes_do_not_add_up": "the GPUs it holds are not all on nodes that can be used now",
+    "no_room": "there is no room now for {gpus:GPU|GPUs}",
+    "in_queue": "there is no room now for {gpus:GPU|GPUs}: it is number {place} of {waiting} waiting",
+    "turn": "its turn has come: {first} go first",
+    "interrupted": "its turn is too late to keep its GPUs: {first} go first",
+    "never_interrupted": "this policy never interrupts a running job",
+    "between_changes": "running jobs change size every {seconds:.0f} s at most",
+    "least_total_time": "the sum of all jobs' completion times is expected to be least so",
+    "trains_faster": "there it is expected to train {factor:.2g} times as fast",
+    "gives_up_gpus": "at {factor:.2g} times its speed the sum of all jobs' completion times is expected to be least",
+    "no_change_repays": "no change of its GPUs would repay an interruption of {seconds:.0f} s",
+    "better_batch": "it is expected to train faster with batch {batch} than with {before}",
+    "smallest_size": "a job starts on the smallest size that it takes",
+    "least_remaining": "all jobs then need the fewest GPU-seconds; {speed:.3g} samples/s are predicted for it",
+    "stopped": "all jobs need the fewest GPU-seconds while it is stopped",
+    "changed_lately": "{gpus:GPU|GPUs} would be better, but that changes a job that changed less than "
+    "{epochs:epoch|epochs} ago",
+    "shortens_most": "GPUs go one by one to the job whose remaining time they shorten most",
+    "best_total": "of all schedules weighed, this one is best by {total}",
+    "nearly_best_total": "of all schedules weighed, this one is within {percent:.2g} % of the best by {total}",
+    "no_solution": "the integer program has no answer ({message}), so nothing changes",
+    "network": "the trained network scored this highest",
+    # What the plan makes of it (rules/plan.py)
+    # What became of a resize (act/)
+    "job_unknown": "Slurm no longer knows the job",
+    "job_ended": "the job is {state}",
+    "release_forgotten": "Slurm has forgotten that it released the job, which is reshaped and released again",
+    "run_ended": "its run ended before it was drained",
+    "switched_off": "resizing was switched off",
+    "held_while_running": "it was held while it ran",
+    "order_not_written": "no order could be given: {problem}",
+    "no_checkpoint": "no checkpoint in time",
+    "released_before_reshape": "it was released before it could be reshaped",
+    "started_before_reshape": "it started before it could be reshaped",
+    "released_before_parking": "it was released before it could be parked",
+    "not_requeued_in_time": "it was not requeued in time and trains on",
+    "drain_cancelled": "its drain was cancelled",
+    "requeue_refused": "Slurm did not requeue it: {answer}",
+    "hold_refused": "Slurm did not hold it: {answer}",
+    "defer_refused": "Slurm did not defer it: {answer}",
+    "shape_refused": "the new shape was refused: {answer}",
+    "old_shape_refused": "the old shape was refused: {answer}",
+    "release_refused": "Slurm does not release it at this shape: {answer}",
+    "held_by_operator": "it is held by an operator",
+    "held_by_owner": "it is held by its owner",
+    "never_starts": "Slurm never starts it at this shape: {cause}",
+    "waits_for_other": "it waits for its earliest start, or for another job",
+    "queued_too_long": "it waited longer than {seconds:.0f} s",
+    "parked": "it is parked",
+    "stands": "it {now} at {shape}",
+    "stands_held": "it {now} at {shape}, held by {holder}",
+    "stands_run_ended": "it {now} at {shape}, and that run ended before it reported its start",
+    "stands_no_start_report": "it {now} at {shape}, and has not reported its start",
 }
 """The sentence of each code. ``{gpus:GPU|GPUs}`` is the number with the word that fits it, ``{seconds:.0f}`` as in
 `str.format`."""
@@ -37,6 +90,10 @@ class Reason:
     def __str__(self) -> str:
         """The sentence, for a job's owner."""
         return render(self.code, dict(self.arguments))
+
+    def stored(self) -> tuple[str, dict[str, Argument], str]:
+        """Code, arguments and sentence, as the database keeps them (`ones_db.ReasonRecord`)."""
+        return self.code, dict(self.arguments), str(self)
 
 
 def reason(code: str, **arguments: Argument) -> Reason:

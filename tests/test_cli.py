@@ -95,7 +95,7 @@ class TestJobs:
         with Store.open(url, "gres"):
             pass
         done = call("jobs", "--database", url)
-        assert (done.exit_code, "sbatch_templates" in done.stdout) == (0, True)
+        assert (done.exit_code, "slurm-ones template" in done.stdout) == (0, True)
 
     def test_no_database(self, url: str) -> None:
         """One line, exit code 2."""
@@ -268,3 +268,31 @@ class TestDoctor:
         done = cluster.run([str(program), "doctor", "--own"], user="bob", env={"COLUMNS": "60"}, check=False)
         assert done.returncode == 0
         assert "partition whole" in done.stdout.replace("\n", " ")
+
+
+class TestTemplate:
+    """`template`."""
+
+    def test_they_are_listed_with_what_they_are_for(self) -> None:
+        """Batch scripts by their short names, service files by theirs."""
+        done = call("template")
+        assert done.exit_code == 0
+        lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+        assert {"ddp", "ddp-whole-node", "mpi", "slurm-ones.service", "config.toml"} <= set(lines)
+        assert lines["mpi"].startswith("Elastic training on CPU nodes with MPI")
+
+    @pytest.mark.parametrize("name", ["ddp", "ddp.sbatch"])
+    def test_one_is_printed_as_it_is(self, name: str) -> None:
+        """So that `slurm-ones template ddp > ddp.sbatch` makes the file."""
+        done = call("template", name)
+        assert (done.exit_code, done.stdout) == (
+            0,
+            (Path(__file__).parents[1] / "sbatch_templates/ddp.sbatch").read_text(),
+        )
+
+    def test_an_unknown_name(self) -> None:
+        """One line that names those there are, exit code 2."""
+        done = call("template", "nope")
+        assert done.exit_code == 2
+        assert "'nope'" in done.stderr
+        assert "ddp-whole-node" in done.stderr

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, Store, migrate
 from slurm_ones.cli import app
-from slurm_ones.slurm.accounting import FIELDS
+from slurm_ones.slurm.sacct import FIELDS
 from tests.db.make import hello, job, said, throughput, told
 
 HOSTILE = "evil\x1b[2J[red]x[/red]"

@@ -1,10 +1,14 @@
-"""Documents that would go stale if nobody looked."""
+"""Documents that would go stale if nobody looked: names, paths, links, settings, and their language."""
 
 from __future__ import annotations
 
 import json
+import pkgutil
+import re
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -14,12 +18,41 @@ from slurm_ones.config import LimitSettings, ResizeSettings, RetentionSettings, 
 from slurm_ones.decide import POLICIES
 
 TOP = Path(__file__).parents[1]
+DOCS = TOP / "docs"
+PAGES = sorted([TOP / "README.md", TOP / "CHANGELOG.md", *DOCS.rglob("*.md")])
+UNFINISHED = {
+    *DOCS.glob("decisions/0*.md"),
+    *(DOCS / f"{name}.md" for name in ("architecture", "benchmarks", "database", "security", "validation")),
+    TOP / "CHANGELOG.md",
+} - {DOCS / "decisions/0001-three-distributions.md"}
+"""Pages that are still to be rewritten."""
+
+MOST_WORDS = 500
+"""Of the README: `len(text.split())`, code, tables and links included."""
+MOST_CHARACTERS = 200
+
+BANNED = re.compile(
+    r"\b(told|felt|greet\w*|oust\w*|stays? its hand|forgotten|leases?|struck|strikes?|drama|courts?|judg\w+|seats?"
+    r"|in peace|lets? (it|them|him|her|those) go|let go|mend(s|ed|ing)?|greedily|peacefully)\b",
+    flags=re.IGNORECASE,
+)
+"""Metaphors, and second words for what the glossary has a word for."""
+
+FOLDERS = "slurm_ones|wrapper|db|tests|docs|benchmarks|systemd|sbatch_templates"
+PATH = re.compile(rf"(?<![\w./~-])((?:{FOLDERS})(?:/[\w.-]+)+/?)(?![\w*<{{])")
+NAME = re.compile(r"(?<![\w./-])((?:slurm_ones|ones_db|ones_wrapper|benchmarks|tests)(?:\.[A-Za-z_]\w*)+)")
+SUFFIXES = (".md", ".sqlite")
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def ids(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(TOP)) for path in paths]
 
 
 @pytest.mark.parametrize("model", [Settings, ResizeSettings, LimitSettings, RetentionSettings])
 def test_every_setting_is_documented_as_it_is(model: type[BaseModel]) -> None:
     """An admin finds each key with the description that the program itself has."""
-    text = (TOP / "docs/configuration.md").read_text()
+    text = (DOCS / "configuration.md").read_text()
     for name, field in model.model_fields.items():
         if name != "resize":
             assert f"`{name}`" in text
@@ -29,25 +62,126 @@ def test_every_setting_is_documented_as_it_is(model: type[BaseModel]) -> None:
 @pytest.mark.parametrize("name", POLICIES)
 def test_policies_and_their_options_are_documented(name: str) -> None:
     """An admin finds each policy, and each of its options with the default that it has."""
-    text = (TOP / "docs/configuration.md").read_text()
+    text = (DOCS / "configuration.md").read_text()
     assert f"`{name}`" in text
     for field in fields(POLICIES[name].options_type):
-        told = json.dumps(field.default)
-        assert f"| `{field.name}` | `{told}` |" in text or f"`{field.name}` {told}" in text
+        default = json.dumps(field.default)
+        assert f"| `{field.name}` | `{default}` |" in text or f"`{field.name}` {default}" in text
 
 
 def test_policies_are_named_where_people_choose() -> None:
-    """A researcher finds each policy in the README."""
-    text = (TOP / "README.md").read_text()
+    """A researcher finds each policy."""
+    text = (DOCS / "researcher.md").read_text()
     assert all(f"`{name}`" in text for name in POLICIES)
 
 
-def test_readme_names_what_exists() -> None:
-    """The commands and files that the README sends people to are there."""
-    text = (TOP / "README.md").read_text()
+def test_commands_are_named_where_people_need_them() -> None:
+    """Each command is on a page of those who use it."""
+    text = "".join((DOCS / page).read_text() for page in ("user.md", "admin.md", "researcher.md"))
     for command in app.registered_commands:
         assert command.callback is not None
         assert f"slurm-ones {command.callback.__name__}" in text
-    for path in ("docs/benchmarks.md", "docs/architecture.md", "docs/img/demo.png", "wrapper/README.md"):
-        assert path in text
-        assert (TOP / path).exists(), path
+
+
+def test_the_readme_is_short() -> None:
+    """It leads to the pages and shows the picture."""
+    text = (TOP / "README.md").read_text()
+    assert len(text.split()) <= MOST_WORDS
+    for target in ("docs/user.md", "docs/admin.md", "docs/researcher.md", "docs/developer.md", "docs/img/demo.png"):
+        assert f"]({target})" in text
+
+
+def test_every_decision_is_listed() -> None:
+    text = (DOCS / "decisions/index.md").read_text()
+    for path in DOCS.glob("decisions/0*.md"):
+        title = path.read_text().splitlines()[0].removeprefix("# ")
+        number, _, words = title.partition(". ")
+        assert f"| {number} | [{words}]({path.name}) |" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_links_lead_somewhere(page: Path) -> None:
+    """To files that exist, and to headings of pages."""
+    for target in LINK.findall(page.read_text()):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        assert path.exists(), target
+        if anchor:
+            assert anchor in set(anchors(path)), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_paths_and_names_exist(page: Path) -> None:
+    """What a page names by its path, or as a module, class or attribute, is there."""
+    if page in UNFINISHED:
+        return
+    for path in PATH.findall(page.read_text()):
+        assert (TOP / path.rstrip(".")).exists(), path
+    for name in NAME.findall(page.read_text()):
+        assert name.endswith(SUFFIXES) or resolves(name), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_one_sentence_a_line(page: Path) -> None:
+    """So a change shows the sentence that changed, and no sentence has to be read twice."""
+    if page in UNFINISHED:
+        return
+    lines = list(prose(page))
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        assert len(line) <= MOST_CHARACTERS, line
+        assert not re.search(r"[a-z0-9)`\"*][.!?] +[A-Z`*\[]", without_dots(line)), line
+        if line and following and not re.match(r" *([-*]|\d+\.) ", following):
+            assert re.search(r"[.:?!][*_)\"]*$", line), f"{line!r} goes on in the line below"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_the_words_of_the_field(page: Path) -> None:
+    """Texts have the glossary's words and no metaphors; code in them is what it is."""
+    if page in UNFINISHED:
+        return
+    text = re.sub(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", "", page.read_text(), flags=re.DOTALL)
+    assert [match[0] for match in BANNED.finditer(text)] == []
+
+
+def test_the_site_has_every_page() -> None:
+    """What mkdocs.yml lists exists, and every page but single decisions is listed."""
+    listed = set(re.findall(r"([\w/]+\.md)$", (TOP / "mkdocs.yml").read_text(), flags=re.MULTILINE))
+    pages = {str(path.relative_to(DOCS)) for path in PAGES if DOCS in path.parents}
+    assert {page for page in pages if not page.startswith("decisions/0")} == {
+        page for page in listed if "*" not in page
+    }
+
+
+def prose(page: Path) -> Iterator[str]:
+    """The lines of a page that are sentences; others (code, tables, headings, markers) are empty."""
+    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for line in text.splitlines():
+        is_prose = not line.lstrip().startswith(("|", "#", "<!--", "![", ":::"))
+        yield re.sub(r"\]\([^)]*\)", "]", line) if is_prose else ""
+
+
+def without_dots(line: str) -> str:
+    """The line without code, and without dots that end no sentence."""
+    line = re.sub(r"`[^`]*`", "`x`", line)
+    return re.sub(r"\b(al|vs|e\.g|i\.e|No|\d+)\. ", " ", line)
+
+
+def anchors(page: Path) -> Iterator[str]:
+    for heading in re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE):
+        yield re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def resolves(name: str) -> bool:
+    """A module, or an attribute of one; fields of dataclasses without a default count."""
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        owner, _, attribute = name.rpartition(".")
+        try:
+            found: Any = pkgutil.resolve_name(owner)
+        except (ImportError, AttributeError):
+            return False
+        return attribute in getattr(found, "__annotations__", {})
+    return True

@@ -52,6 +52,8 @@ from ones_db.records import (
 )
 from ones_db.store import Store
 
+__version__ = "0.2.0"
+
 __all__ = [
     "NO_REASON",
     "RESIZE_DONE",

@@ -75,8 +75,8 @@ class Store(Beside):
         ``sqlite:////var/lib/slurm-ones/ones.sqlite`` or ``postgresql://ones@server/ones``.
 
         Opened for writing, it makes the cluster known; for reading, an empty name means the only one there is.
-        With the `term` of a leader (`ones_db.lead`) every writing method raises `NotLeader`, and stores nothing, once
-        there is a newer one; without, as commands open it, none asks who leads.
+        With the `term` of a leader (`ones_db.leader_lock`) every writing method raises `NotLeader`, and stores nothing,
+        once there is a newer one; without, as commands open it, none asks who leads.
         A server's password is best left to ~/.pgpass, PGPASSWORD or a service file.
         Raises `SchemaError`, saying what to run, where the database is absent, older or newer than this version, or
         not ours, and `StoreError` where it cannot be opened, or is read for a cluster that is not among those it has.

@@ -20,9 +20,9 @@ from ones_db import (
 from ones_wrapper.protocol import Order
 from slurm_ones.act.advice import commands, waiting_commands
 from slurm_ones.act.deferrals import Deferrals
-from slurm_ones.act.orders import OrderError, clear_spool, next_number, write_order
-from slurm_ones.act.resize import Machine
-from slurm_ones.act.states import HOLDS_JOB, State
+from slurm_ones.act.orders import OrderError, OrderWriter
+from slurm_ones.act.resize import ResizeMachine
+from slurm_ones.act.transitions import HOLDS_JOB, State, first_state
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.observe.observer import Observation
@@ -50,23 +50,22 @@ class Actor:
 
     def __init__(
         self,
-        machine: Machine,
+        machine: ResizeMachine,
         store: Store,
         settings: Settings,
-        leases: Deferrals,
+        deferrals: Deferrals,
+        orders: OrderWriter,
         *,
         clock: Callable[[], float] = time.time,
         say: Callable[[str], None] = print,
-        check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check` raises `NotLeader` where another companion acts; asked before anything is written for a job."""
         self._machine = machine
-        self._leases = leases
+        self._deferrals = deferrals
+        self._orders = orders
         self._store = store
         self._settings = settings
         self._clock = clock
         self._say = say
-        self._check = check
         self._ordered: dict[int, int | None] = {}
         self._advised: dict[int, Hashable] = {}
         self._written: dict[str, tuple[object, ...]] = {}
@@ -127,18 +126,17 @@ class Actor:
         return begun
 
     def _forget(self, seen: Observation) -> None:
-        """Leave nothing behind of jobs that have ended. Their leases and resizes end by themselves."""
+        """Leave nothing behind of jobs that have ended. Their deferrals and resizes end by themselves."""
         alive = {job_id for job_id, job in seen.snapshot.jobs.items() if not job.ended}
         for remembered in (self._ordered, self._advised):
             for job_id in remembered.keys() - alive:
                 del remembered[job_id]
-        if self._settings.spool is not None and self.acting:
-            self._check()
-            clear_spool(self._settings.spool, alive)
+        if self.acting:
+            self._orders.clear(alive)
 
     def leave(self) -> None:
         """Let go the jobs that are kept from starting. Raises `Unreachable`."""
-        self._leases.end()
+        self._deferrals.release_all()
 
     def _keep(self, deferred: set[int], queued: set[int], seen: Observation) -> None:
         if not self.acting:
@@ -148,9 +146,9 @@ class Actor:
                 self._advise(job_id, DEFERRED, lines)
             deferred = queued = set()
         jobs = seen.snapshot.jobs
-        deferred |= {job_id for job_id in queued if self._leases.ours(jobs[job_id])}
-        # Also in advise mode: what an acting companion kept from starting must not wait for its lease to end.
-        self._leases.keep(deferred, jobs, {resize.job_id for resize in self._store.open_resizes()})
+        deferred |= {job_id for job_id in queued if self._deferrals.ours(jobs[job_id])}
+        # Also in advise mode: what an acting companion kept from starting must not wait for its deferral to end.
+        self._deferrals.reconcile(deferred, jobs, {resize.job_id for resize in self._store.open_resizes()})
 
     def _advise(self, job_id: int, advice: Hashable, lines: list[str]) -> None:
         """Say the lines, once as long as the job is advised the same."""
@@ -164,13 +162,13 @@ class Actor:
         if not self.acting:
             batch = f", batch {change.new_batch}" if change.new_batch is not None else ""
             told = [f"# job {job.job_id} ({job.user}): {change}{batch}"]
-            told += commands(change, self._order_number(job), self._settings.spool, self._settings.lease_s)
+            told += commands(change, self._orders.next_number(job), self._settings.spool, self._settings.lease_s)
             self._advise(job.job_id, hash(change), told)
             return
         if change.old == change.new:
             self._order_batch(job, change.new_batch)
             return
-        number = self._order_number(job)
+        number = self._orders.next_number(job)
         record = ResizeRecord(
             job_id=job.job_id,
             restart=job.restart if job.running else -1,
@@ -180,7 +178,7 @@ class Actor:
             new_nodes=change.new.nodes,
             new_gpus_per_node=change.new.gpus_per_node,
             new_batch=change.new_batch,
-            state=(State.DRAINING if job.running else State.HOLDING).value,
+            state=first_state(job.running).value,
             started=self._clock(),
             decision_id=decision,
             order_number=number,
@@ -191,15 +189,11 @@ class Actor:
     def _order_batch(self, job: Job, batch: int | None) -> None:
         if self._ordered.get(job.job_id) == batch:
             return
-        self._check()
         try:
-            write_order(job, Order(self._order_number(job), job.restart, batch), self._settings.spool)
+            self._orders.write(job, Order(self._orders.next_number(job), job.restart, batch))
             self._ordered[job.job_id] = batch
         except OrderError as error:
             log.warning("job %d: no batch could be ordered: %s", job.job_id, error)
-
-    def _order_number(self, job: Job) -> int:
-        return next_number(job, self._settings.spool, self._clock())
 
     def _write(
         self, one: Decided, elastic: Mapping[int, Elastic], histories: Mapping[int, JobHistory], made: Plan
@@ -239,12 +233,12 @@ def _record(
         nodes=allocation.shape.nodes if allocation else None,
         gpus_per_node=allocation.shape.gpus_per_node if allocation else None,
         batch=allocation.batch if allocation else None,
-        reason=ReasonRecord(text=str(schedule.reasons.get(job_id, elastic.refusal))),
+        reason=ReasonRecord.of(schedule.reasons.get(job_id, elastic.refusal)),
         from_nodes=elastic.shape.nodes if running else None,
         from_gpus_per_node=elastic.shape.gpus_per_node if running else None,
         from_batch=history.batch if running and history else None,
         acted=acted,
-        outcome=ReasonRecord(text=str(made.outcomes.get(job_id) or schedule.refused.get(job_id, ""))),
+        outcome=ReasonRecord.of(made.outcomes.get(job_id) or schedule.refused.get(job_id, "")),
         alternatives=tuple(
             AlternativeRecord(one.shape.nodes, one.shape.gpus_per_node, one.batch, worth)
             if one is not None

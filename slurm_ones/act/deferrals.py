@@ -1,7 +1,7 @@
-"""Keeping waiting jobs from starting: a lease, never a hold.
+"""Keeping waiting jobs from starting: for a while, never by a hold.
 
 A job is deferred to a time not far off, and deferred again before that comes, for as long as the schedule parks it.
-So a companion that dies leaves no job behind that does not start: Slurm starts it when its lease is over. What was
+So a companion that dies leaves no job behind that does not start: Slurm starts it when its deferral is over. What was
 deferred is in the database, so that a new companion knows it from what a job's owner asked for with `--begin`.
 """
 
@@ -13,14 +13,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from slurm_ones.slurm.client import SlurmClient, SlurmError, UnknownJob, Unreachable
+from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job
 
 log = logging.getLogger(__name__)
 
 
-class Ledger(Protocol):
-    """What the leases need of the database (`ones_db.Store` has it)."""
+class DeferralStore(Protocol):
+    """What deferrals need of the database (`ones_db.Store` has it)."""
 
     def set_deferral(self, job_id: int, until: float | None) -> None: ...
 
@@ -32,77 +32,73 @@ class Deferrals:
     """The deferrals that this companion, or one before it, gave to waiting jobs."""
 
     client: SlurmClient
-    ledger: Ledger
-    lease_s: float
+    store: DeferralStore
+    length_s: float
     """How long a deferral lasts that nobody renews."""
     clock: Callable[[], float]
 
     def ours(self, job: Job) -> bool:
         """Whether the job's earliest start is the one that we set: another one is its owner's, or Slurm's."""
-        return _is_ours(job, self.ledger.deferrals().get(job.job_id))
+        return _is_ours(job, self.store.deferrals().get(job.job_id))
 
-    def grant(self, job: Job) -> None:
-        """Defer the job for the length of a lease from now; raises `SlurmError`.
+    def defer(self, job: Job) -> None:
+        """Defer the job for `length_s` from now; raises `Refused`.
 
         It is written down first. Should the companion die between the two, the earliest start that Slurm holds passes
         for the owner's, and comes in its time.
         """
-        until = float(math.ceil(self.clock() + self.lease_s))
-        self.ledger.set_deferral(job.job_id, until)
+        until = float(math.ceil(self.clock() + self.length_s))
+        self.store.set_deferral(job.job_id, until)
         self.client.defer(job.job_id, until)
 
-    def let_go(self, job: Job) -> None:
+    def release(self, job: Job) -> None:
         """End the job's deferral if it has one of ours; raises `Unreachable`."""
-        if (until := self.ledger.deferrals().get(job.job_id)) is not None:
-            self._let_go(job.job_id, job, until)
+        if (until := self.store.deferrals().get(job.job_id)) is not None:
+            self._release(job.job_id, job, until)
 
-    def keep(self, parked: Collection[int], jobs: Mapping[int, Job], busy: Collection[int]) -> None:
-        """Keep the waiting jobs `parked` from starting, and let go all others that we deferred; raises `Unreachable`.
+    def reconcile(self, parked: Collection[int], jobs: Mapping[int, Job], busy: Collection[int]) -> None:
+        """Keep the waiting jobs `parked` from starting, and release all others that we deferred; raises `Unreachable`.
 
         `jobs` are those that Slurm knows; `busy` those in a resize, whose deferral is the resize's business.
         """
-        known = self.ledger.deferrals()
+        known = self.store.deferrals()
         for job_id in sorted({*parked, *known} - {*busy}):
             job, until = jobs.get(job_id), known.get(job_id)
             if job_id in parked and job is not None and job.pending:
                 self._renew(job, _is_ours(job, until))
             elif until is not None:
-                self._let_go(job_id, job, until)
+                self._release(job_id, job, until)
 
-    def end(self) -> None:
-        """Let go all that we deferred; raises `Unreachable`."""
+    def release_all(self) -> None:
+        """Release all that we deferred; raises `Unreachable`."""
         jobs = {}
-        for job_id in self.ledger.deferrals():
+        for job_id in self.store.deferrals():
             try:
                 jobs[job_id] = self.client.job(job_id)
             except UnknownJob:
                 continue
-        self.keep((), jobs, ())
+        self.reconcile((), jobs, ())
 
     def _renew(self, job: Job, ours: bool) -> None:
-        """Where less than half of the lease is left. An earliest start that is not ours is the job's own wait."""
+        """Where less than half of it is left. An earliest start that is not ours is the job's own wait."""
         left = job.eligible_time - self.clock()
-        if left > 0 and (not ours or left >= self.lease_s / 2):
+        if left > 0 and (not ours or left >= self.length_s / 2):
             return
         try:
-            self.grant(job)
-        except Unreachable:
-            raise
-        except SlurmError as error:
-            # It may have started or ended since it was looked at; the next look tells.
+            self.defer(job)
+        except Refused as error:
+            # It may have started or ended since the snapshot; the next one tells.
             log.warning("job %d: it could not be kept from starting: %s", job.job_id, error)
 
-    def _let_go(self, job_id: int, job: Job | None, until: float) -> None:
+    def _release(self, job_id: int, job: Job | None, until: float) -> None:
         if job is not None and _is_ours(job, until) and until > self.clock():
             try:
                 self.client.defer(job_id, self.clock())
-            except Unreachable:
-                raise
-            except SlurmError as error:
+            except Refused as error:
                 log.warning("job %d: its wait could not be ended before its time: %s", job_id, error)
             else:
                 log.info("job %d: may start", job_id)
-        self.ledger.set_deferral(job_id, None)
+        self.store.set_deferral(job_id, None)
 
 
 def _is_ours(job: Job, until: float | None) -> bool:

@@ -9,13 +9,23 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Container
+from collections.abc import Callable, Container
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from ones_wrapper.protocol import MAX_LINE, ORDERS, Order, ProtocolError, decode_order, encode, spool_order_name
-from slurm_ones.observe.files import NotBelieved, directory_of, read_from
-from slurm_ones.observe.reports import job_directory
+from ones_wrapper.protocol import (
+    LOOK_SIGNAL,
+    MAX_LINE,
+    ORDERS,
+    Order,
+    ProtocolError,
+    decode_order,
+    encode,
+    spool_order_name,
+)
+from slurm_ones.job_files import NotBelieved, directory_of, job_directory, read_from
+from slurm_ones.slurm.client import Refused, SlurmClient
 from slurm_ones.slurm.model import Job
 
 log = logging.getLogger(__name__)
@@ -96,12 +106,6 @@ def last_number(job: Job, spool: Path | None) -> int:
     return last
 
 
-def next_number(job: Job, spool: Path | None, now: float) -> int:
-    """Of the next order to this job: `now` in milliseconds, and above the order in force also where a clock was set
-    back."""
-    return max(round(now * 1000), last_number(job, spool) + 1)
-
-
 def clear_spool(spool: Path, alive: Container[int]) -> None:
     """Remove the spool's orders to jobs that are not alive any more: Slurm will give their ids to other jobs, which
     would obey. What cannot be removed stays until the next time."""
@@ -112,3 +116,37 @@ def clear_spool(spool: Path, alive: Container[int]) -> None:
                 path.unlink(missing_ok=True)
     except OSError as error:
         log.warning("%s: orders to jobs that ended could not be removed: %s", spool, error)
+
+
+@dataclass(frozen=True)
+class OrderWriter:
+    """Gives orders to jobs, and wakes those that run."""
+
+    client: SlurmClient
+    spool: Path | None
+    clock: Callable[[], float]
+    check: Callable[[], None] = lambda: None
+    """Raises `NotLeader` where another companion acts; asked before an order is written, as the client asks it."""
+
+    def next_number(self, job: Job) -> int:
+        """Of the next order to this job: the time in milliseconds, and above the order in force also where a clock was
+        set back."""
+        return max(round(self.clock() * 1000), self.last_number(job) + 1)
+
+    def last_number(self, job: Job) -> int:
+        """Of the order in force, 0 where there is none to be read."""
+        return last_number(job, self.spool)
+
+    def write(self, job: Job, order: Order, *, wake: bool = False) -> None:
+        """Replace the order in force; with `wake` the job is told to look for it now. Raises `OrderError`."""
+        self.check()
+        write_order(job, order, self.spool)
+        if wake:
+            with suppress(Refused):  # it would find the order by itself, a little later
+                self.client.signal(job.job_id, LOOK_SIGNAL)
+
+    def clear(self, alive: Container[int]) -> None:
+        """Remove the spool's orders to jobs that have ended."""
+        if self.spool is not None:
+            self.check()
+            clear_spool(self.spool, alive)

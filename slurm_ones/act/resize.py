@@ -1,6 +1,6 @@
 """The resize: a durable state machine, and the only code that changes a job.
 
-Each intent is in the database before it is acted on (states.py), and each action may be repeated: after a crash at
+Each intent is in the database before it is acted on (transitions.py), and each action may be repeated: after a crash at
 any point the machine looks at the job as Slurm holds it and goes on from there. What a job wrote is used for one
 thing, to learn that its checkpoint is durable; lying about that harms the liar alone.
 """
@@ -9,45 +9,89 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
-from ones_db import ResizeRecord
+from ones_db import NO_REASON, ReasonRecord, ResizeRecord
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
-from slurm_ones.act.back import WayBack
-from slurm_ones.act.orders import OrderError, last_number
+from slurm_ones.act.deferrals import Deferrals
+from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.act.stale_holds import in_our_hold
-from slurm_ones.act.states import State
-from slurm_ones.act.steps import ASK_AGAIN_S
-from slurm_ones.rules.reserved import target_of
-from slurm_ones.slurm.client import SlurmError, UnknownJob, Unreachable
+from slurm_ones.act.timing import ASK_AGAIN_S, ActionTimes
+from slurm_ones.act.transitions import State, check_transition
+from slurm_ones.config import ResizeSettings
+from slurm_ones.reasons import Reason, reason
+from slurm_ones.rules.reserved import new_of, old_of, target_of
+from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import PARKED, Job
-from slurm_ones.slurm.reshape import never_starts
+from slurm_ones.slurm.reshape import has_shape, never_starts
 
 log = logging.getLogger(__name__)
 
-_HELD = "it was held while it ran"
-_LET_GO = {
+AT_ONCE_S = 3.0
+"""A job that was parked may start at once, which on Slurm 22.05 is two seconds from now."""
+
+_RELEASED = {
     State.WAITING: State.RESHAPING,
     State.STARTING: State.RESHAPING,
     State.WAITING_BACK: State.RESHAPING_BACK,
     State.STARTING_BACK: State.RESHAPING_BACK,
 }
-"""States after a release, and where to begin again when it is forgotten."""
-_AT_ONCE_S = 3.0
-"""A job that was parked may start at once, which on Slurm 22.05 is two seconds from now."""
+"""States after a release, and where to begin again when Slurm forgets it."""
 
 
-class Machine(WayBack):
+class ResizeStore(Protocol):
+    """What the machine needs of the database (`ones_db.Store` has it)."""
+
+    def step_resize(
+        self,
+        resize_id: int,
+        state: str,
+        *,
+        time: float,
+        detail: ReasonRecord = NO_REASON,
+        deadline: float | None = None,
+    ) -> ResizeRecord: ...
+
+    def end_resize(
+        self, resize_id: int, state: str, outcome: ReasonRecord, time: float, pause_s: float | None = None
+    ) -> ResizeRecord: ...
+
+
+class Reports(Protocol):
+    """What the machine needs to know of a job's reports."""
+
+    def drained(self, job: Job, restart: int, order: int) -> float | None:
+        """When the durable checkpoint that answers the drain order was reported, None while there is none."""
+
+    def restarted(self, job: Job, after_restart: int) -> float | None:
+        """Seconds that training stood still, once a run after `after_restart` has reported its start; None before."""
+
+
+@dataclass
+class ResizeMachine:
     """Carries resizes forward. `advance` may be called at any time, as often as one likes."""
 
+    client: SlurmClient
+    store: ResizeStore
+    reports: Reports
+    settings: ResizeSettings
+    orders: OrderWriter
+    deferrals: Deferrals
+    clock: Callable[[], float]
+    wanted: Callable[[Job], bool]
+    """Whether a job is still to be resized: it has not opted out, and the stop file is not there."""
+
+    def __post_init__(self) -> None:
+        self._times = ActionTimes(self.settings, self.clock)
+
     def advance(self, resize: ResizeRecord) -> ResizeRecord:
-        """Take the resize as far as it goes now; returns how it stands. Raises `Unreachable`, no other `SlurmError`."""
+        """Take the resize as far as it goes now; returns how it stands. Raises `Unreachable`, and never `Refused`."""
         while not State(resize.state).final:
             before = resize.state
             try:
                 resize = self._advance_once(resize)
-            except Unreachable:
-                raise
-            except SlurmError as error:
+            except Refused as error:
                 # Looked at again next time; the others' resizes must not wait for it.
                 log.error("job %d: %s: %s", resize.job_id, before, error)
                 break
@@ -59,38 +103,59 @@ class Machine(WayBack):
         try:
             job = self.client.job(resize.job_id)
         except UnknownJob:
-            return self._end(resize, State.ENDED, "Slurm no longer knows the job")
+            return self._move(resize, State.ENDED, reason("job_unknown"))
         if job.ended:
-            return self._end(resize, State.ENDED, f"the job is {job.state.value}")
-        if State(resize.state) in _LET_GO and in_our_hold(job, resize):
-            return self._to(resize, _LET_GO[State(resize.state)], "Slurm has forgotten that it was let go")
+            return self._move(resize, State.ENDED, reason("job_ended", state=job.state.value))
+        state = State(resize.state)
+        if state in _RELEASED and in_our_hold(job, resize):
+            return self._move(resize, _RELEASED[state], reason("release_forgotten"))
         return self._handle(resize, job)
 
     def _handle(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
-        return _HANDLERS[State(resize.state)](self, resize, job)
+        """What the resize's state asks for, of the job as it is."""
+        return HANDLERS[State(resize.state)](self, resize, job)
+
+    def _move(
+        self,
+        resize: ResizeRecord,
+        state: State,
+        why: Reason | None = None,
+        *,
+        deadline: float | None = None,
+        pause_s: float | None = None,
+    ) -> ResizeRecord:
+        """Write down the state that comes next; no other code does. Raises `IllegalTransition`."""
+        check_transition(State(resize.state), state)
+        log.info("job %d: %s → %s%s", resize.job_id, resize.state, state.value, f": {why}" if why else "")
+        detail = ReasonRecord.of(why)
+        if not state.final:
+            self._times.entered(resize, state)
+            return self.store.step_resize(resize.id, state.value, time=self.clock(), detail=detail, deadline=deadline)
+        self._times.forget(resize)
+        return self.store.end_resize(resize.id, state.value, detail, self.clock(), pause_s)
 
     def _draining(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         assert resize.order_number is not None
         if job.pending or job.restart != resize.restart:
-            return self._call_off(resize, job, "its run ended before it was drained")
+            return self._cancel_drain(resize, job, reason("run_ended"))
         if not self.wanted(job):
-            return self._call_off(resize, job, "resizing was switched off")
+            return self._cancel_drain(resize, job, reason("switched_off"))
         if job.held:
             # Somebody else's, for its next start: once it is requeued it would pass for ours, and be lifted.
-            return self._call_off(resize, job, _HELD)
-        # After a restart of ours it may be there, or called off already.
-        if self._due(resize, once=True) and last_number(job, self.spool) < resize.order_number:
+            return self._cancel_drain(resize, job, reason("held_while_running"))
+        # After a restart of ours it may be there, or cancelled already.
+        if self._times.due(resize, once=True) and self.orders.last_number(job) < resize.order_number:
             order = Order(resize.order_number, resize.restart, resize.new_batch, drain=True)
             try:
-                self._order(job, order)
+                self.orders.write(job, order, wake=True)
             except OrderError as error:
-                return self._end(resize, State.ABANDONED, f"no order could be given: {error}")
+                return self._move(resize, State.ABANDONED, reason("order_not_written", problem=str(error)))
         drained = self.reports.drained(job, resize.restart, resize.order_number)
         if drained is not None:
             # A job that has waited nearly its whole minute is about to train on: leave it to that.
-            return self._to(resize, State.REQUEUING, deadline=drained + DRAIN_WAIT_S - ASK_AGAIN_S)
-        if self._late(resize):
-            return self._call_off(resize, job, "no checkpoint in time")
+            return self._move(resize, State.REQUEUING, deadline=drained + DRAIN_WAIT_S - ASK_AGAIN_S)
+        if self._times.late(resize):
+            return self._cancel_drain(resize, job, reason("no_checkpoint"))
         return resize
 
     def _requeuing(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
@@ -98,112 +163,235 @@ class Machine(WayBack):
             return resize
         if job.pending:
             if not job.held:
-                return self._call_off(resize, job, "it was released before it could be reshaped")
-            return self._to(resize, State.PARKING if target_of(resize) == PARKED else State.RESHAPING)
+                return self._cancel_drain(resize, job, reason("released_before_reshape"))
+            return self._move(resize, State.PARKING if target_of(resize) == PARKED else State.RESHAPING)
         if job.restart != resize.restart:
-            return self._call_off(resize, job, "it was released and started before it could be reshaped")
-        if self._late(resize) or self.reports.drained(job, resize.restart, resize.order_number or 0) is None:
-            return self._call_off(resize, job, "it was not requeued in time and trains on")
-        if last_number(job, self.spool) > (resize.order_number or 0):
-            # A companion that died, or could not write it down, told the job to carry on.
-            return self._end(resize, State.ABANDONED, "its drain was called off")
+            return self._cancel_drain(resize, job, reason("started_before_reshape"))
+        if self._times.late(resize) or self.reports.drained(job, resize.restart, resize.order_number or 0) is None:
+            return self._cancel_drain(resize, job, reason("not_requeued_in_time"))
+        if self.orders.last_number(job) > (resize.order_number or 0):
+            # A companion that died, or could not write it down, cancelled it.
+            return self._move(resize, State.ABANDONED, reason("drain_cancelled"))
         if not self.wanted(job):
-            return self._call_off(resize, job, "resizing was switched off")
+            return self._cancel_drain(resize, job, reason("switched_off"))
         if job.held:
-            return self._call_off(resize, job, _HELD)
-        if job.running and self._due(resize):
+            return self._cancel_drain(resize, job, reason("held_while_running"))
+        if job.running and self._times.due(resize):
             try:
                 self.client.requeue_hold(job.job_id)
-            except Unreachable:
-                raise
-            except SlurmError as error:
-                return self._call_off(resize, job, f"Slurm did not requeue it: {error}")
+            except Refused as error:
+                return self._cancel_drain(resize, job, reason("requeue_refused", answer=str(error)))
         return resize
 
     def _parking(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if job.held and job.admin_held:
-            return self._settle(resize, job)
+            return self._finish(resize, job)
         if job.held:
             if not self.wanted(job):
-                return self._to(resize, State.RELEASING_BACK, "resizing was switched off")
-            if self._due(resize):
+                return self._move(resize, State.RELEASING_BACK, reason("switched_off"))
+            if self._times.due(resize):
                 try:
-                    # In this order: a job that is let go first could start in between.
-                    self.leases.grant(job)
+                    # In this order: a job that is released first could start in between.
+                    self.deferrals.defer(job)
                     self.client.release(job.job_id, start_now=False)
-                except Unreachable:
-                    raise
-                except SlurmError as error:
-                    return self._to(resize, State.RELEASING_BACK, f"Slurm did not defer it: {error}")
-            return self._look_again(resize, job)
-        if self.leases.ours(job):
-            return self._end(resize, State.DONE, "it is parked")
-        return self._to(resize, State.RELEASING_BACK, "it was released before it could be parked")
+                except Refused as error:
+                    return self._move(resize, State.RELEASING_BACK, reason("defer_refused", answer=str(error)))
+            return self._handle_if_released(resize, job)
+        if self.deferrals.ours(job):
+            return self._move(resize, State.DONE, reason("parked"))
+        return self._move(resize, State.RELEASING_BACK, reason("released_before_parking"))
 
     def _holding(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if not job.pending:
             # A hold that came too late must not outlive this run: it would strike at its next requeue.
-            return self._to(resize, State.RELEASING_BACK, "it started before it could be reshaped")
+            return self._move(resize, State.RELEASING_BACK, reason("started_before_reshape"))
         if job.held:
-            return self._to(resize, State.RESHAPING)
+            return self._move(resize, State.RESHAPING)
         if not self.wanted(job):
-            return self._end(resize, State.ABANDONED, "resizing was switched off")
-        return self._ask_to_hold(resize, job)
+            return self._move(resize, State.ABANDONED, reason("switched_off"))
+        return self._hold(resize, job)
 
     def _reshaping(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if not self.wanted(job):
-            return self._to(resize, State.RESHAPING_BACK, "resizing was switched off")
+            return self._move(resize, State.RESHAPING_BACK, reason("switched_off"))
         try:
             self.client.reshape(job.job_id, target_of(resize))
-        except Unreachable:
-            raise
-        except SlurmError as error:
-            return self._to(resize, State.RESHAPING_BACK, str(error))
-        return self._to(resize, State.RELEASING)
+        except Refused as error:
+            return self._move(resize, State.RESHAPING_BACK, reason("shape_refused", answer=str(error)))
+        return self._move(resize, State.RELEASING)
 
     def _releasing(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         try:
             return self._release(resize, job, State.WAITING, State.STARTING)
-        except (Unreachable, UnknownJob):
-            raise
-        except SlurmError as error:
+        except UnknownJob:
+            return resize
+        except Refused as error:
             # Slurm may have taken a shape that it refused; a companion that died then left the job with it.
-            return self._to(resize, State.RESHAPING_BACK, f"Slurm does not release it at this shape: {error}")
+            return self._move(resize, State.RESHAPING_BACK, reason("release_refused", answer=str(error)))
 
     def _waiting(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if job.running:
-            return self._to(resize, State.STARTING, deadline=self.clock() + self.settings.start_timeout_s)
+            return self._move(resize, State.STARTING, deadline=self._times.start_deadline)
         if job.held:
-            return self._give_back(resize, "held by its owner")
+            return self._wait_at_old_shape(resize, reason("held_by_owner"))
         if never_starts(job):
-            return self._to(resize, State.HOLDING_BACK, f"Slurm never starts it at this shape: {job.reason}")
-        late = self._late(resize)
+            return self._move(resize, State.HOLDING_BACK, reason("never_starts", cause=job.reason))
+        late = self._times.late(resize)
         if resize.restart < 0:
             # Nothing of a job that waited is interrupted: it may wait on, once Slurm has had a look at its new shape.
-            if job.eligible_time > self.clock() + _AT_ONCE_S or job.reason == "Dependency":
-                return self._give_back(resize, "it waits for its earliest start, or for another job")
+            if job.eligible_time > self.clock() + AT_ONCE_S or job.reason == "Dependency":
+                return self._wait_at_old_shape(resize, reason("waits_for_other"))
             if late or job.reason not in ("", "None", "BeginTime"):
-                return self._settle(resize, job)
+                return self._finish(resize, job)
         if late:
-            return self._to(resize, State.HOLDING_BACK, f"waited longer than {self.settings.max_wait_s:.0f} s")
+            return self._move(resize, State.HOLDING_BACK, reason("queued_too_long", seconds=self.settings.max_wait_s))
         return resize
 
     def _starting(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
-        return self._greet(resize, job)
+        if resize.restart < 0:
+            return self._finish(resize, job)
+        pause = self.reports.restarted(job, resize.restart)
+        if pause is not None:
+            return self._finish(resize, job, pause_s=pause)
+        if not job.running:
+            return self._finish(resize, job, remark="run_ended")
+        if self._times.late(resize):
+            return self._finish(resize, job, remark="no_start_report")
+        return resize
+
+    def _holding_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        if not job.pending:
+            # It started at the new shape after all.
+            return self._move(resize, State.RELEASING)
+        if job.held:
+            return self._move(resize, State.RESHAPING_BACK)
+        return self._hold(resize, job)
+
+    def _reshaping_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        try:
+            self._restore(resize, job)
+        except Refused as error:
+            # Not to be held for it: it is tried again of the job that waits.
+            return self._move(resize, State.RELEASING_BACK, reason("old_shape_refused", answer=str(error)))
+        return self._move(resize, State.RELEASING_BACK)
+
+    def _releasing_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        return self._release(resize, job, State.WAITING_BACK, State.STARTING_BACK)
+
+    def _waiting_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        if job.running:
+            return self._move(resize, State.STARTING_BACK, deadline=self._times.start_deadline)
+        late = self._times.late(resize)
+        if job.pending and has_shape(job, new_of(resize)) and not has_shape(job, target_of(resize)):
+            # Refused a moment ago, or not asked for yet.
+            if self._times.due(resize):
+                try:
+                    self._restore(resize, job)
+                except Refused as error:
+                    log.warning("job %d: the old shape was refused: %s", job.job_id, error)
+                else:
+                    return self._handle(resize, self.client.job(job.job_id))
+            if not late:
+                return resize
+        if resize.restart < 0 or job.held or late:
+            return self._finish(resize, job)
+        return resize
+
+    def _cancel_drain(self, resize: ResizeRecord, job: Job, why: Reason) -> ResizeRecord:
+        """Tell a job that was drained to carry on as it was, at once rather than after its minute."""
+        try:
+            order = Order(self.orders.next_number(job), resize.restart, resize.old_batch)
+            self.orders.write(job, order, wake=True)
+        except OrderError as error:
+            log.warning("job %d: the drain could not be cancelled: %s", job.job_id, error)
+        return self._move(resize, State.ABANDONED, why)
+
+    def _hold(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        if self._times.due(resize):
+            try:
+                self.client.hold(job.job_id)
+            except Refused as error:
+                return self._move(resize, State.RELEASING_BACK, reason("hold_refused", answer=str(error)))
+        return resize
+
+    def _release(self, resize: ResizeRecord, job: Job, waiting: State, starting: State) -> ResizeRecord:
+        if job.held and job.admin_held:
+            return self._wait_at_old_shape(resize, reason("held_by_operator"))
+        if job.held:
+            if self._times.just_requeued(resize, job):
+                return resize
+            # Also a running job: a hold that came too late would strike at its next requeue.
+            if self._times.due(resize):
+                self._ask_to_release(resize, job)
+            return self._handle_if_released(resize, job)
+        if job.pending:
+            self.deferrals.release(job)
+            return self._move(resize, waiting, deadline=self._times.queue_deadline)
+        return self._move(resize, starting, deadline=self._times.start_deadline)
+
+    def _ask_to_release(self, resize: ResizeRecord, job: Job) -> None:
+        # Slurm delays what was requeued, nothing else: a waiting job's own --begin stays.
+        if self.settings.start_now and job.pending and resize.restart >= 0:
+            try:
+                self.client.release(job.job_id, start_now=True)
+                return
+            except Refused as error:
+                log.info("job %d: it is released to start after Slurm's own delay: %s", job.job_id, error)
+        self.client.release(job.job_id, start_now=False)
+
+    def _handle_if_released(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        """After an action that takes effect at once: go on in this round if it did."""
+        fresh = self.client.job(job.job_id)
+        return resize if fresh.held else self._handle(resize, fresh)
+
+    def _wait_at_old_shape(self, resize: ResizeRecord, why: Reason) -> ResizeRecord:
+        """For a job that waits for something else than room: Slurm does not say of it whether it would ever start at
+        the new shape. Its hold, where it has one, is not ours and stays."""
+        return self._move(resize, State.WAITING_BACK, why, deadline=self._times.queue_deadline)
+
+    def _restore(self, resize: ResizeRecord, job: Job) -> None:
+        """Its old batch and shape; raises `Refused` where Slurm does not take the shape."""
+        if resize.restart >= 0:
+            try:
+                order = Order(self.orders.next_number(job), resize.restart + 1, resize.old_batch)
+                self.orders.write(job, order, wake=True)
+            except OrderError as error:
+                log.warning("job %d: its batch could not be put back: %s", job.job_id, error)
+        self.client.reshape(job.job_id, target_of(resize))
+
+    def _finish(
+        self, resize: ResizeRecord, job: Job, *, remark: str = "", pause_s: float | None = None
+    ) -> ResizeRecord:
+        """Close the resize by the shape that Slurm holds, whichever was asked for last. `remark` is what was odd."""
+        new = new_of(resize)
+        # A job that was to be parked keeps its shape: where it comes here, it was released instead.
+        state = State.DONE if new != PARKED and has_shape(job, new) else State.ROLLED_BACK
+        at = "its old shape" if has_shape(job, old_of(resize)) else "another shape"
+        at = "its new shape" if state is State.DONE else at
+        now = "waits" if job.pending else "runs"
+        if job.held:
+            why = reason("stands_held", now=now, shape=at, holder="an operator" if job.admin_held else "its owner")
+        elif remark == "run_ended":
+            why = reason("stands_run_ended", now=now, shape=at)
+        elif remark:
+            why = reason("stands_no_start_report", now=now, shape=at)
+        else:
+            why = reason("stands", now=now, shape=at)
+        return self._move(resize, state, why, pause_s=pause_s)
 
 
-_HANDLERS: dict[State, Callable[[Machine, ResizeRecord, Job], ResizeRecord]] = {
-    State.DRAINING: Machine._draining,
-    State.REQUEUING: Machine._requeuing,
-    State.PARKING: Machine._parking,
-    State.HOLDING: Machine._holding,
-    State.RESHAPING: Machine._reshaping,
-    State.RELEASING: Machine._releasing,
-    State.WAITING: Machine._waiting,
-    State.STARTING: Machine._starting,
-    State.HOLDING_BACK: Machine._holding_back,
-    State.RESHAPING_BACK: Machine._reshaping_back,
-    State.RELEASING_BACK: Machine._releasing_back,
-    State.WAITING_BACK: Machine._waiting_back,
-    State.STARTING_BACK: Machine._starting_back,
+HANDLERS: dict[State, Callable[[ResizeMachine, ResizeRecord, Job], ResizeRecord]] = {
+    State.DRAINING: ResizeMachine._draining,
+    State.REQUEUING: ResizeMachine._requeuing,
+    State.PARKING: ResizeMachine._parking,
+    State.HOLDING: ResizeMachine._holding,
+    State.RESHAPING: ResizeMachine._reshaping,
+    State.RELEASING: ResizeMachine._releasing,
+    State.WAITING: ResizeMachine._waiting,
+    State.STARTING: ResizeMachine._starting,
+    State.HOLDING_BACK: ResizeMachine._holding_back,
+    State.RESHAPING_BACK: ResizeMachine._reshaping_back,
+    State.RELEASING_BACK: ResizeMachine._releasing_back,
+    State.WAITING_BACK: ResizeMachine._waiting_back,
+    State.STARTING_BACK: ResizeMachine._starting,
 }

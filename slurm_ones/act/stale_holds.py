@@ -12,8 +12,8 @@ import logging
 from collections.abc import Iterable
 
 from ones_db import ResizeRecord, Store
-from slurm_ones.act.states import State
-from slurm_ones.slurm.client import SlurmClient, SlurmError, UnknownJob, Unreachable
+from slurm_ones.act.transitions import State
+from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job
 
 log = logging.getLogger(__name__)
@@ -40,9 +40,7 @@ def release_stale_holds(jobs: Iterable[Job], client: SlurmClient, store: Store) 
             if in_our_hold(client.job(seen.job_id), resizes[-1]):
                 log.warning("job %d: Slurm has forgotten that it was let go; it is released again", seen.job_id)
                 client.release(seen.job_id)
-        except Unreachable:
-            raise
         except UnknownJob:
             continue
-        except SlurmError as error:
+        except Refused as error:
             log.error("job %d: it could not be released: %s", seen.job_id, error)

@@ -10,7 +10,8 @@ from typer.core import TyperGroup
 
 from slurm_ones import __version__
 
-_MODULES = {name: name for name in ("run", "status", "jobs", "why", "doctor", "simulate", "db")} | {"import": "import_"}
+_MODULES = {name: name for name in ("run", "status", "jobs", "why", "doctor", "simulate", "db", "template")}
+_MODULES["import"] = "import_"
 
 
 class _Commands(TyperGroup):

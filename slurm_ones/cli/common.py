@@ -17,7 +17,7 @@ from ones_db import SchemaError, Store, StoreError
 from ones_db.engine import names_password
 from slurm_ones.config import ConfigError, Settings, load
 from slurm_ones.report.text import plain
-from slurm_ones.simulate.errors import BadInput
+from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import SlurmError
 
 P = ParamSpec("P")

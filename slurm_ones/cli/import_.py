@@ -27,10 +27,10 @@ from slurm_ones.cli.common import (
 from slurm_ones.cli.maintain import DAY_S, age
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.learn.workload import Workload, workload
-from slurm_ones.observe.accounting import Past
+from slurm_ones.observe.past_jobs import Past
 from slurm_ones.report.text import plain, seconds
-from slurm_ones.slurm.accounting import AccountingRow, Sacct
 from slurm_ones.slurm.command import CommandClient
+from slurm_ones.slurm.sacct import AccountingRow, Sacct
 
 app = typer.Typer(add_completion=False, help="Bring in what others remember.", no_args_is_help=True)
 

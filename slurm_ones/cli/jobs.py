@@ -88,4 +88,4 @@ def jobs(
         for note in notes(found):
             console.print(note, soft_wrap=True)
     else:
-        console.print("No job has opted in yet: see sbatch_templates/ for how one does.")
+        console.print("No job has opted in yet: `slurm-ones template` lists batch scripts that do.")

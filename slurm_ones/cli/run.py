@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from ones_db import Store, StoreBusy, StoreError, StoreLost, migrate
-from ones_db.lead import LeadLock
+from ones_db.leader_lock import LeadLock
 from slurm_ones.cli.acted import note
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, settings_of
 from slurm_ones.companion import Companion, Tick, policy_of

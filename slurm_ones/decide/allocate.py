@@ -9,26 +9,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from slurm_ones.decide.build import fits_nowhere
+from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.fixed import pinned
 from slurm_ones.schedule.policy import Allocation, ClusterView, Ints, JobView, Schedule
 from slurm_ones.schedule.tables import asked
 from slurm_ones.slurm.model import Shape
 
-FITS_NOWHERE = "waits: none of the GPU counts it takes and their batches fit this cluster"
 
-
-def gpus_of(shape: Shape) -> str:
-    """A shape's GPUs in words."""
-    return f"{shape.gpus} GPU{'s' if shape.gpus != 1 else ''}"
-
-
-def serve(cluster: ClusterView, jobs: Sequence[JobView], order: Sequence[JobView], rule: str) -> Schedule:
+def serve(cluster: ClusterView, jobs: Sequence[JobView], order: Sequence[JobView], first: str) -> Schedule:
     """The schedule that gives GPUs in `order` (of all `jobs`, pinned ones are skipped) until none are left.
 
     A job that does not fit is passed over and later ones may start. A running job keeps its size, batch and nodes
     while its turn comes in time, else it is parked. Where only whole shapes can be placed, a job whose turn comes
-    earlier may take the node of one whose turn comes later; no running job is moved for any other reason. `rule` says
-    in words what the order is. Allocations are in the order given.
+    earlier may take the node of one whose turn comes later; no running job is moved for any other reason. `first` says
+    which jobs go first. Allocations are in the order given.
     """
     stays = pinned(cluster, jobs)
     wanted = {job.job_id: _wanted(cluster, job) for job in order if job.job_id not in stays}
@@ -46,8 +41,7 @@ def serve(cluster: ClusterView, jobs: Sequence[JobView], order: Sequence[JobView
                 given.append(job.job_id)
     chosen = set(given)
     allocations = {j.job_id: Allocation(j.shape, j.batch) for j in jobs if j.job_id in stays and j.shape is not None}
-    parked, reasons = set(), {i: f"waits: {why}" for i, why in stays.items()}
-    reasons |= {i: f"keeps {gpus_of(got.shape)}: {stays[i]}" for i, got in allocations.items()}
+    parked, reasons = set(), dict(stays)
     for job in order:
         if job.job_id in stays:
             continue
@@ -56,7 +50,7 @@ def serve(cluster: ClusterView, jobs: Sequence[JobView], order: Sequence[JobView
             allocations[job.job_id] = got
         else:
             parked.add(job.job_id)
-        reasons[job.job_id] = _words(job, got, job.job_id in chosen, rule)
+        reasons[job.job_id] = _reason(job, got, job.job_id in chosen, first)
     return Schedule(allocations, reasons, parked=frozenset(parked))
 
 
@@ -79,14 +73,12 @@ def _by_count(
     return in_time, late
 
 
-def _words(job: JobView, got: Allocation | None, runs: bool, rule: str) -> str:
+def _reason(job: JobView, got: Allocation | None, runs: bool, first: str) -> Reason:
     if got is None:
-        return FITS_NOWHERE
+        return fits_nowhere(job)
     if runs:
-        return f"{'starts on' if job.shape is None else 'keeps'} {gpus_of(got.shape)}: {rule}"
-    if job.shape is None:
-        return f"waits: no room for {gpus_of(got.shape)} at its turn; {rule}"
-    return f"gives its {gpus_of(got.shape)} to others: {rule}"
+        return reason("turn", first=first)
+    return reason("no_room", gpus=got.shape.gpus) if job.shape is None else reason("interrupted", first=first)
 
 
 class _Floor:

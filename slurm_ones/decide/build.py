@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.placement import settle
 from slurm_ones.schedule.policy import Allocation, ClusterView, Ints, JobView, Schedule
 from slurm_ones.schedule.tables import Tables
@@ -25,17 +26,17 @@ def left_over(cluster: ClusterView, jobs: Sequence[JobView], staying: Collection
 def conclude(
     cluster: ClusterView,
     jobs: Sequence[JobView],
-    staying: Mapping[int, str],
+    staying: Mapping[int, Reason],
     tables: Tables,
     wanted: Mapping[int, int],
-    why: str,
+    why: Reason,
     score: float = float("nan"),
 ) -> Schedule:
     """The schedule for the GPU counts `wanted`, in order of precedence.
 
     `jobs` are all of the round, those named in `staying` (see `pinned.pinned`) included; `tables` cover the others, and
     the limits of their views say which sizes they may fall back on where fragments have no room. A job that was to grow
-    and finds none stays as it is. `why` says in words what the sizes serve.
+    and finds none stays as it is. `why` says what the sizes serve.
     """
     limited = {job.job_id: job for job in tables.jobs}
     place = {job_id: i for i, job_id in enumerate(wanted)}
@@ -60,14 +61,18 @@ def conclude(
             batch = int(tables.batch[row[job.job_id], column[shape.gpus]])
             allocations[job.job_id] = Allocation(shape, batch)
     parked = frozenset(job.job_id for job in jobs if job.job_id not in allocations and job.job_id not in staying)
-    reasons = {}
+    reasons, free = dict(staying), int(left_over(cluster, jobs, staying).sum())
     for job in jobs:
         if job.job_id in staying:
-            held = "waits" if job.shape is None else f"keeps {_gpus(job.shape)}"
-            reasons[job.job_id] = f"{held}: {staying[job.job_id]}"
+            continue
+        shape, possible = shapes.get(job.job_id), tables.sizes[tables.allowed[row[job.job_id]]]
+        got = shape.gpus if shape else 0
+        if not len(possible):
+            reasons[job.job_id] = fits_nowhere(job)
+        elif got == wanted.get(job.job_id, 0):
+            reasons[job.job_id] = why if got or possible[0] <= free else reason("no_room", gpus=int(possible[0]))
         else:
-            possible = bool(tables.allowed[row[job.job_id]].any())
-            reasons[job.job_id] = _reason(job, shapes.get(job.job_id), possible, why)
+            reasons[job.job_id] = reason("no_room", gpus=wanted[job.job_id])
     return Schedule(allocations, reasons, score, parked)
 
 
@@ -79,19 +84,6 @@ def _thwarted(job: JobView, sizes: Mapping[int, int], shapes: Mapping[int, Shape
     return got is None or got.gpus <= job.shape.gpus
 
 
-def _reason(job: JobView, shape: Shape | None, possible: bool, why: str) -> str:
-    if shape is None:
-        if not possible:
-            valid = ", ".join(map(str, job.limits.gpus)) or "none"
-            return f"waits: none of the GPU counts it takes ({valid}) and their batches fit this cluster"
-        return f"waits: others' GPUs serve better; {why}" if job.shape is None else f"parked: {why}"
-    if job.shape is None:
-        return f"starts on {_gpus(shape)}: {why}"
-    if shape.gpus == job.shape.gpus:
-        return f"keeps {_gpus(shape)}: {why}"
-    verb = "grows" if shape.gpus > job.shape.gpus else "shrinks"
-    return f"{verb} {job.shape.gpus} → {_gpus(shape)}: {why}"
-
-
-def _gpus(shape: Shape) -> str:
-    return "1 GPU" if shape.gpus == 1 else f"{shape.gpus} GPUs"
+def fits_nowhere(job: JobView) -> Reason:
+    """Why a job waits that could not run on the empty cluster."""
+    return reason("fits_nowhere", counts=", ".join(map(str, job.limits.gpus)) or "none")

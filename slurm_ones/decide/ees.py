@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slurm_ones.decide.build import conclude, left_over
+from slurm_ones.reasons import reason
 from slurm_ones.schedule.fixed import pinned
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
 from slurm_ones.schedule.tables import Tables, build_tables
@@ -57,8 +58,8 @@ class Ees:
         staying = pinned(cluster, jobs)
         since = None if self._rescaled is None else now - self._rescaled
         if since is not None and 0 <= since < self.options.interval_s:
-            why = f"sizes change every {self.options.interval_s:.0f} s"
-            staying = {**{job.job_id: why for job in jobs if job.shape is not None}, **staying}
+            unchanged = reason("between_changes", seconds=self.options.interval_s)
+            staying = {**{job.job_id: unchanged for job in jobs if job.shape is not None}, **staying}
         else:
             self._rescaled = now
         mobile = sorted(
@@ -69,7 +70,7 @@ class Ees:
         free = int(left_over(cluster, jobs, staying).sum())
         columns, total = allot(tables.sizes, scaling_factors(tables), free)
         wanted = {job.job_id: int(tables.sizes[u]) for job, u in zip(mobile, columns, strict=True)}
-        why = "this makes the sum of all jobs' speed-ups largest"
+        why = reason("best_total", total="the sum of all jobs' speed-ups")
         return conclude(cluster, jobs, staying, tables, wanted, why, total)
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_ones.decide.allocate import FITS_NOWHERE, gpus_of
+from slurm_ones.decide.build import fits_nowhere
+from slurm_ones.reasons import reason
 from slurm_ones.schedule.fixed import pinned
 from slurm_ones.schedule.placement import Room
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
@@ -43,22 +44,22 @@ class Fifo:
         for job in jobs:
             if job.shape is not None:
                 allocations[job.job_id] = Allocation(job.shape, job.batch)
-                reasons[job.job_id] = f"keeps {gpus_of(job.shape)}: {stays.get(job.job_id, 'nothing interrupts it')}"
+                reasons[job.job_id] = stays.get(job.job_id) or reason("never_interrupted")
         room = Room(cluster, [job for job in jobs if job.shape is not None])
         blocked = False
         for job in sorted((j for j in jobs if j.shape is None), key=lambda j: (j.submitted, j.job_id)):
             if job.job_id in stays:
-                reasons[job.job_id] = f"waits: {stays[job.job_id]}"
+                reasons[job.job_id] = stays[job.job_id]
                 continue
             wanted = asked(cluster, job)
             if wanted is not None and not blocked and room.take(wanted.shape):
                 allocations[job.job_id] = wanted
-                reasons[job.job_id] = f"starts on {gpus_of(wanted.shape)}: its turn has come"
+                reasons[job.job_id] = reason("turn", first="jobs submitted first")
                 continue
             parked.add(job.job_id)
             if wanted is None:
-                reasons[job.job_id] = FITS_NOWHERE
+                reasons[job.job_id] = fits_nowhere(job)
             else:
-                reasons[job.job_id] = f"waits: no room for {gpus_of(wanted.shape)} at its turn"
+                reasons[job.job_id] = reason("no_room", gpus=wanted.shape.gpus)
                 blocked = not self.options.backfill
         return Schedule(allocations, reasons, parked=frozenset(parked))

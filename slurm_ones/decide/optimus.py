@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slurm_ones.decide.allocate import FITS_NOWHERE, gpus_of
+from slurm_ones.decide.build import fits_nowhere
 from slurm_ones.decide.losscurve import LossCurve, Losses, fit
 from slurm_ones.decide.remaining import LONGEST, to_come
+from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.fixed import pinned
 from slurm_ones.schedule.placement import Room, settle
 from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, JobView, Schedule
@@ -66,7 +67,8 @@ class Optimus:
         self._fits = {job.job_id: self._fits[job.job_id] for job in jobs if job.job_id in self._fits}
         between = self._last <= now < self._last + self.options.interval_s
         if between:
-            stays = {job.job_id: "sizes change every few minutes" for job in jobs if job.shape is not None} | stays
+            unchanged = reason("between_changes", seconds=self.options.interval_s)
+            stays = {job.job_id: unchanged for job in jobs if job.shape is not None} | stays
         else:
             self._last = now
         queue = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
@@ -141,7 +143,7 @@ def _gains(seconds: Floats, sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -
 
 
 def _schedule(
-    cluster: ClusterView, queue: Sequence[JobView], stays: dict[int, str], table: Tables, wanted: dict[int, int]
+    cluster: ClusterView, queue: Sequence[JobView], stays: dict[int, Reason], table: Tables, wanted: dict[int, int]
 ) -> Schedule:
     """Placeable shapes for the sizes wanted, small ones first; who finds no room is parked."""
     row = {job.job_id: j for j, job in enumerate(table.jobs)}
@@ -160,22 +162,21 @@ def _schedule(
         if shape is None:
             if why is None:
                 parked.add(job.job_id)
-            nowhere = why is None and not table.allowed[row[job.job_id]].any()
-            reasons[job.job_id] = FITS_NOWHERE if nowhere else f"waits: {why or 'no GPU is left for it'}"
+            reasons[job.job_id] = why or _left_out(job, table, row[job.job_id], wanted.get(job.job_id, 0))
             continue
         stay = job.shape is not None and (why is not None or shape.gpus == job.shape.gpus)
         batch = job.batch if stay else int(table.batch[row[job.job_id], column[shape.gpus]])
         allocations[job.job_id] = Allocation(job.shape if stay and job.shape is not None else shape, batch)
-        reasons[job.job_id] = _words(job, shape.gpus, why)
+        reasons[job.job_id] = why or _given(shape.gpus, wanted[job.job_id])
     return Schedule(allocations, reasons, parked=frozenset(parked))
 
 
-def _words(job: JobView, gpus: int, why: str | None) -> str:
-    if job.shape is None:
-        return f"starts on {gpus} GPUs: there they shorten remaining times most"
-    if why is not None:
-        return f"keeps {gpus_of(job.shape)}: {why}"
-    if job.shape.gpus == gpus:
-        return f"keeps {gpus_of(job.shape)}: they shorten remaining times most here"
-    verb = "grows" if gpus > job.shape.gpus else "shrinks"
-    return f"{verb} {job.shape.gpus} → {gpus} GPUs: so they shorten remaining times most"
+def _given(gpus: int, wanted: int) -> Reason:
+    return reason("shortens_most") if gpus == wanted else reason("no_room", gpus=wanted)
+
+
+def _left_out(job: JobView, table: Tables, j: int, wanted: int) -> Reason:
+    """Every job is to have its smallest size at least: it finds no room."""
+    if not table.allowed[j].any():
+        return fits_nowhere(job)
+    return reason("no_room", gpus=wanted or int(table.sizes[table.allowed[j].argmax()]))

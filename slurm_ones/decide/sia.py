@@ -27,6 +27,7 @@ from scipy.sparse import csr_array
 
 from slurm_ones.decide.build import conclude, left_over
 from slurm_ones.decide.history import History, bounded, restart_factor
+from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.fixed import pinned
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
 from slurm_ones.schedule.tables import Tables, build_tables
@@ -36,6 +37,8 @@ SCALE = 1000.0
 standard output whenever it does."""
 LARGEST_COST = 3000.0
 """No configuration costs more in the program; its authors' value."""
+TOTAL = "the sum of all jobs' goodputs, each to its power"
+BEST = reason("best_total", total=TOTAL)
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,8 @@ class Sia:
         left = left_over(cluster, jobs, staying)
         whole = int((left == cluster.gpus_per_node).sum()) if cluster.uniform else len(left)
         solved = solve(tables, costs, int(left.sum()), whole, cluster.gpus_per_node, self.options)
-        why = "this serves the sum of all jobs' goodputs best"
-        if solved.note:
-            why = f"{why}; {solved.note}"
         wanted = {job.job_id: int(tables.sizes[u]) for job, u in zip(mobile, solved.column, strict=True)}
-        return conclude(cluster, jobs, staying, tables, wanted, why, solved.cost)
+        return conclude(cluster, jobs, staying, tables, wanted, solved.reason, solved.cost)
 
 
 def _limited(cluster: ClusterView, job: JobView, bound: int) -> JobView:
@@ -122,8 +122,8 @@ class Solved:
     column: Ints
     """(J,) column of each job's configuration; 0 for none."""
     cost: float
-    note: str = ""
-    """What was not as it should be; empty where the program was solved to its gap."""
+    reason: Reason = BEST
+    """Why these; whether the program was solved to its gap."""
 
 
 def solve(tables: Tables, costs: Floats, free: int, whole: int, per_node: int, options: Options) -> Solved:
@@ -150,8 +150,10 @@ def solve(tables: Tables, costs: Floats, free: int, whole: int, per_node: int, o
     result = np.zeros(jobs, dtype=np.int64)
     if found.x is None:
         why = str(found.message).partition(" (")[0]
-        return Solved(tables.current, float("nan"), f"the integer program has no answer ({why}), so nothing changes")
+        return Solved(tables.current, float("nan"), reason("no_solution", message=why))
     chosen = np.flatnonzero(found.x > 0.5)
     result[row[chosen]] = column[chosen]
-    note = "" if found.status == 0 else f"the integer program stopped at {100 * found.mip_gap:.2g} % from the best"
-    return Solved(result, float(found.fun) / SCALE + options.left_out * jobs, note)
+    cost = float(found.fun) / SCALE + options.left_out * jobs
+    if found.status == 0:
+        return Solved(result, cost)
+    return Solved(result, cost, reason("nearly_best_total", total=TOTAL, percent=100 * float(found.mip_gap)))

@@ -31,7 +31,7 @@ class Srtf:
 
     options_type = Options
 
-    rule = "jobs that end soonest go first"
+    first = "jobs that end soonest"
 
     def __init__(self, options: Options = Options()) -> None:
         self.options = options
@@ -41,7 +41,7 @@ class Srtf:
         rank = {job.job_id: self._key(cluster, job) for job in jobs}
         # Of equal jobs the one that runs goes on.
         order = sorted(jobs, key=lambda job: (rank[job.job_id], job.shape is None, job.submitted, job.job_id))
-        return serve(cluster, jobs, order, self.rule)
+        return serve(cluster, jobs, order, self.first)
 
     def _key(self, cluster: ClusterView, job: JobView) -> float:
         wanted = asked(cluster, job)
@@ -56,7 +56,7 @@ class Srsf(Srtf):
 
     name = "srsf"
 
-    rule = "jobs with the fewest GPU-seconds to come go first"
+    first = "jobs with the fewest GPU-seconds to come"
 
     def _weigh(self, wanted: Allocation, seconds: float) -> float:
         return seconds * wanted.shape.gpus

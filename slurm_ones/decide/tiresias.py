@@ -50,7 +50,7 @@ class Tiresias:
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
         order = sorted(jobs, key=lambda job: (self.queue(job), job.submitted, job.job_id))
-        return serve(cluster, jobs, order, "jobs that have had fewest GPU-seconds go first")
+        return serve(cluster, jobs, order, "jobs that have had fewest GPU-seconds")
 
     def queue(self, job: JobView) -> int:
         """The queue that the job is in, 0 the first served."""

@@ -30,7 +30,7 @@ class DrainReports:
         # The job's clock may be ahead of ours.
         return min(found.time, self._clock())
 
-    def greeted(self, job: Job, after_restart: int) -> float | None:
+    def restarted(self, job: Job, after_restart: int) -> float | None:
         """Seconds from the last step before the drain to the new run's hello."""
         self._observer.collect([job], now=self._clock())
         return self._store.pause_after(job.job_id, after_restart)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from ones_db import JobRecord, NodeRecord, ReasonRecord, RunRecord, RunReports, SpecRecord, Store
 from ones_wrapper import protocol
 from slurm_ones.config import Settings
+from slurm_ones.job_files import NotBelieved, directory_of, job_directory, read_from
 from slurm_ones.observe.eligibility import Elastic, look
-from slurm_ones.observe.files import NotBelieved, directory_of, read_from
 from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.observe.records import job_record, node_record, run_record, told
-from slurm_ones.observe.reports import Piece, job_directory, read_reports, share
+from slurm_ones.observe.reports import Piece, read_reports, share
 from slurm_ones.observe.validator import Claimed, Run, judge
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.model import Job, JobState, Snapshot

@@ -49,7 +49,7 @@ def job_record(elastic: Elastic, note: str) -> JobRecord:
         work_dir=plain(job.work_dir, 4096),
         restart=job.restart,
         elastic=not elastic.refusal,
-        refusal=ReasonRecord(text=elastic.refusal),
+        refusal=ReasonRecord.of(elastic.refusal),
         state=job.state.value,
         end_time=job.end_time if job.ended else None,
         exit_code=job.exit_code if job.ended else None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ones_wrapper.protocol import (
     MAX_LINE,
@@ -13,10 +12,9 @@ from ones_wrapper.protocol import (
     Spec,
     decode_report,
     decode_spec,
-    directory_name,
     reports_name,
 )
-from slurm_ones.observe.files import NotBelieved, directory_of, read_from
+from slurm_ones.job_files import NotBelieved, directory_of, job_directory, read_from
 from slurm_ones.slurm.model import Job
 
 MAX_PIECE = 1 << 20
@@ -58,11 +56,6 @@ class Piece:
     """What could not be believed, for people; empty when nothing."""
     last: int = 0
     """Number of the last report so far. One from the future counts: by whichever clock, the job said something."""
-
-
-def job_directory(job: Job) -> Path:
-    """Where the job's wrapper keeps its files."""
-    return Path(job.work_dir) / directory_name(job.job_id)
 
 
 def share(jobs: int) -> int:

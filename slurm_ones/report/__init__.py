@@ -1,0 +1,1 @@
+"""What people are shown: text, charts, and HTML pages."""

@@ -15,10 +15,15 @@ def new_of(resize: ResizeRecord) -> Shape:
     return Shape(resize.new_nodes, resize.new_gpus_per_node)
 
 
+def old_of(resize: ResizeRecord) -> Shape:
+    """The shape that the job had before it."""
+    return Shape(resize.old_nodes, resize.old_gpus_per_node)
+
+
 def target_of(resize: ResizeRecord) -> Shape:
     """The shape that the resize is heading for: the old one once it is on its way back."""
     if resize.state.endswith("_back"):
-        return Shape(resize.old_nodes, resize.old_gpus_per_node)
+        return old_of(resize)
     return new_of(resize)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ones_db import LeaderRecord, NotLeader, StoreError
-from ones_db.lead import LeadLock
+from ones_db.leader_lock import LeadLock
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Alone:
 
 
 class Leadership:
-    """The lead of one cluster, shared by all companions over one database (`ones_db.lead`).
+    """The lead of one cluster, shared by all companions over one database (`ones_db.leader_lock`).
 
     One that leads is heard of by a thread, however long its tick takes: a process that is not is gone, stopped or cut
     off. One that stands by then ends its sessions, where the database can, and leads. Time is counted by the clock of

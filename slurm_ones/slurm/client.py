@@ -10,27 +10,34 @@ from slurm_ones.slurm.model import Job, Shape, Snapshot
 
 
 class SlurmError(Exception):
-    """Slurm refused or failed; the message says what was asked and what Slurm answered."""
+    """Slurm did not do what was asked; the message says what that was and what Slurm answered.
+
+    Raised as one of its kinds, which are siblings: whoever handles a refusal lets the others pass.
+    """
 
 
-class NotPermitted(SlurmError):
+class Refused(SlurmError):
+    """Slurm refused or failed, or its answer is not understood."""
+
+
+class NotPermitted(Refused):
     """The caller may not do this to that job (another user's, or an owner asking for what only operators may)."""
 
 
-class UnknownJob(SlurmError):
-    """No such job: never submitted, or ended longer than MinJobAge ago."""
-
-
-class NotResizable(SlurmError):
+class NotResizable(Refused):
     """Slurm will not take the shape, or took only part of it; the old shape is in force again."""
+
+
+class SlurmMissing(Refused):
+    """There is no Slurm on this machine."""
+
+
+class UnknownJob(Refused):
+    """No such job: never submitted, or ended longer than MinJobAge ago."""
 
 
 class Unreachable(SlurmError):
     """The controller did not answer, also after retries with back-off."""
-
-
-class SlurmMissing(SlurmError):
-    """There is no Slurm on this machine."""
 
 
 class SlurmClient(Protocol):
@@ -89,7 +96,7 @@ class SlurmClient(Protocol):
         """Let a pending job start at `until` (Unix seconds) at the earliest; a time that is past lets it start at once.
 
         Not a hold: it ends by itself, whatever becomes of the caller, and outlives a hold and its release. The job's
-        `eligible_time` shows it, to the whole second after `until`. Raises `SlurmError` for a job that is not pending.
+        `eligible_time` shows it, to the whole second after `until`. Raises `Refused` for a job that is not pending.
         """
 
     def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:

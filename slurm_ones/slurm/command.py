@@ -22,6 +22,7 @@ from typing import Any
 from slurm_ones.slurm.client import (
     NotPermitted,
     NotResizable,
+    Refused,
     SlurmError,
     SlurmMissing,
     UnknownJob,
@@ -29,9 +30,9 @@ from slurm_ones.slurm.client import (
 )
 from slurm_ones.slurm.model import Job, Node, Shape, Snapshot
 from slurm_ones.slurm.parse import json_fault, nodes_of, parse_jobs, parse_nodes, parse_partitions, parse_reservations
-from slurm_ones.slurm.queue import FORMAT, asked, parse_queue, separator
 from slurm_ones.slurm.reshape import reshape
 from slurm_ones.slurm.retry import with_retries
+from slurm_ones.slurm.squeue import FORMAT, asked, parse_queue, separator
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +61,9 @@ _ANSWERS: tuple[tuple[type[SlurmError], re.Pattern[str]], ...] = (
 
 
 def error_of(what: str, answer: str) -> SlurmError:
-    """Slurm's answer as one of the protocol's errors; what nobody knows is a plain `SlurmError`."""
+    """Slurm's answer as one of the protocol's errors; what nobody knows is a plain `Refused`."""
     text = " ".join(answer.split())[:500]
-    kind = next((kind for kind, pattern in _ANSWERS if pattern.search(text)), SlurmError)
+    kind = next((kind for kind, pattern in _ANSWERS if pattern.search(text)), Refused)
     return kind(f"{what}: {text or 'failed without a word'}")
 
 
@@ -154,7 +155,7 @@ class CommandClient:
     def version(self) -> tuple[int, int]:
         match = re.search(r"(\d+)\.(\d+)", self.run(["scontrol", "--version"]))
         if match is None:
-            raise SlurmError("scontrol --version names no version")
+            raise Refused("scontrol --version names no version")
         return int(match[1]), int(match[2])
 
     def config(self) -> dict[str, str]:
@@ -189,9 +190,7 @@ class CommandClient:
             try:
                 data: Any = json.loads(text)
             except ValueError as error:
-                raise SlurmError(
-                    f"squeue --json: not JSON ({error}); is its serializer/json plugin installed?"
-                ) from None
+                raise Refused(f"squeue --json: not JSON ({error}); is its serializer/json plugin installed?") from None
             # A release may end with status 0 and no jobs when the controller does not answer, as 22.05 does: that must
             # not pass for an empty queue.
             if fault := json_fault(data):
@@ -222,7 +221,7 @@ class CommandClient:
         try:
             return int(answer.strip().splitlines()[-1].split(";")[0])
         except (ValueError, IndexError):
-            raise SlurmError(f"sbatch: no job id in its answer: {answer[:200]!r}") from None
+            raise Refused(f"sbatch: no job id in its answer: {answer[:200]!r}") from None
 
     def requeue_hold(self, job_id: int) -> None:
         self.run(requeue_command(job_id))

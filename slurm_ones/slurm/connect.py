@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 
 from slurm_ones.config import Settings
-from slurm_ones.slurm.client import SlurmClient, SlurmError, SlurmMissing
+from slurm_ones.slurm.client import Refused, SlurmClient, SlurmMissing
 from slurm_ones.slurm.command import CommandClient
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def why_not_pyslurm() -> str:
 def connect(settings: Settings, felt: Callable[[], None] = lambda: None) -> SlurmClient:
     """The client that the settings ask for. `felt` is called before each thing that Slurm is asked.
 
-    Raises `SlurmMissing`, or `SlurmError` when PySlurm was demanded in vain.
+    Raises `SlurmMissing`, or `Refused` when PySlurm was demanded in vain.
     """
     if shutil.which("scontrol") is None:
         raise SlurmMissing(
@@ -40,6 +40,6 @@ def connect(settings: Settings, felt: Callable[[], None] = lambda: None) -> Slur
 
             return PySlurmClient(timeout_s=settings.timeout_s, felt=felt)
         if settings.client == "pyslurm":
-            raise SlurmError(f'PySlurm cannot be used: {why}; set client = "command" or install the fitting PySlurm')
+            raise Refused(f'PySlurm cannot be used: {why}; set client = "command" or install the fitting PySlurm')
         log.info("using the command line: %s", why)
     return CommandClient(timeout_s=settings.timeout_s, felt=felt)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ones_wrapper.hostlist import expand
-from slurm_ones.slurm.client import SlurmError
+from slurm_ones.slurm.client import Refused
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Reservation
 
 _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z_/:]*)=(\S*)")
@@ -71,13 +71,13 @@ def number(value: Any, default: int = 0) -> int:
 
 
 def hosts(text: Any) -> tuple[str, ...]:
-    """Names in a host list, none where Slurm names none. Raises `SlurmError` for what is no list of hosts."""
+    """Names in a host list, none where Slurm names none. Raises `Refused` for what is no list of hosts."""
     if not isinstance(text, str) or text in ("", "(null)"):
         return ()
     try:
         return tuple(expand(_characters(text)))
     except ValueError as error:
-        raise SlurmError(f"Slurm's answer is not understood: {error}") from None
+        raise Refused(f"Slurm's answer is not understood: {error}") from None
 
 
 def gpus(text: Any) -> int:

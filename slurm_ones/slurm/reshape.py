@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slurm_ones.slurm.client import NotResizable, SlurmError, UnknownJob, Unreachable
+from slurm_ones.slurm.client import NotResizable, Refused
 from slurm_ones.slurm.model import Job, Shape
 
 
@@ -55,12 +55,10 @@ def reshape(read: Callable[[int], Job], update: Callable[[Job, Shape], None], jo
     if has_shape(before, shape):
         return
     old = Shape(before.nodes, before.gpus_per_node)
-    refused: SlurmError | None = None
+    refused: Refused | None = None
     try:
         update(before, shape)
-    except (UnknownJob, Unreachable):
-        raise
-    except SlurmError as error:
+    except Refused as error:
         refused = error
     after = read(job_id)
     fault = _fault(after, shape, before)
@@ -69,9 +67,7 @@ def reshape(read: Callable[[int], Job], update: Callable[[Job, Shape], None], jo
     if not has_shape(after, old):
         try:
             update(before, old)
-        except (UnknownJob, Unreachable):
-            raise
-        except SlurmError as error:
+        except Refused as error:
             raise NotResizable(f"job {job_id}: {refused or fault}; and {old} could not be put back: {error}") from None
         if not has_shape(read(job_id), old):
             raise NotResizable(f"job {job_id}: {refused or fault}; and Slurm did not take {old} back")

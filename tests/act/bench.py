@@ -12,6 +12,7 @@ from ones_db import JobRecord, ResizeRecord, Store
 from ones_wrapper.protocol import ORDERS, decode_order, directory_name
 from slurm_ones.act.actor import Actor, Decided
 from slurm_ones.act.deferrals import Deferrals
+from slurm_ones.act.orders import OrderWriter
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.observe.observer import Observation
@@ -77,6 +78,7 @@ class Bench:
             store,
             Settings(**settings),
             Deferrals(self.slurm, store, LEASE_S, self.clock),  # type: ignore[arg-type]
+            OrderWriter(self.slurm, Settings(**settings).spool, self.clock),  # type: ignore[arg-type]
             clock=self.clock,
             say=self.said.append,
         )

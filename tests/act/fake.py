@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, Order, decode_order, directory_name
-from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, UnknownJob
+from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, UnknownJob
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Shape, Snapshot
 
 Fault = Callable[[str], None]
@@ -133,12 +133,12 @@ class FakeSlurm:
         return Snapshot(self.clock(), jobs, {"n1": node}, {"gpu": partition})
 
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
-        raise SlurmError("submit: not part of a resize")
+        raise Refused("submit: not part of a resize")
 
     def requeue_hold(self, job_id: int) -> None:
         self.fault("before requeue_hold")
         if self.requeue_refused:
-            raise SlurmError(self.requeue_refused)
+            raise Refused(self.requeue_refused)
         job = self._get(job_id)
         if job.state is JobState.RUNNING:
             trainer = job.runs[-1]
@@ -150,7 +150,7 @@ class FakeSlurm:
     def hold(self, job_id: int) -> None:
         self.fault("before hold")
         if self.hold_refused:
-            raise SlurmError(self.hold_refused)
+            raise Refused(self.hold_refused)
         job = self._get(job_id)
         if not job.held_by and not job.ended:
             job.held_by = "us"
@@ -163,7 +163,7 @@ class FakeSlurm:
         if job.state is not JobState.PENDING:
             raise NotResizable(f"job {job_id} is {job.state.value}")
         if words := self.refuses(shape):
-            raise SlurmError(words)
+            raise Refused(words)
         if self.takes_part(shape):
             job.shape = Shape(shape.nodes, job.shape.gpus_per_node)
             raise NotResizable("Requested node configuration is not available")
@@ -196,7 +196,7 @@ class FakeSlurm:
         self.fault("after defer")
 
     def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
-        raise SlurmError("signal: not part of a resize")
+        raise Refused("signal: not part of a resize")
 
     # -- what others do ------------------------------------------------------------------------------------------
 
@@ -356,7 +356,7 @@ class FakeReports:
         runs = [run for run in self._slurm.jobs[job.job_id].runs if run.restart == restart]
         return runs[-1].checkpoints.get(order) if runs else None
 
-    def greeted(self, job: Job, after_restart: int) -> float | None:
+    def restarted(self, job: Job, after_restart: int) -> float | None:
         fake = self._slurm.jobs[job.job_id]
         later = [run.hello for run in fake.runs if run.restart > after_restart and run.hello is not None]
         return later[0] - 1_000_000.0 if later else None

@@ -11,7 +11,7 @@ import pytest
 from ones_db import ByeRecord, JobRecord, ResizeRecord, RunReports, Store
 from ones_wrapper.protocol import ORDERS, Order, decode_order, directory_name, encode, spool_order_name
 from slurm_ones.act.orders import OrderError, order_path, write_order
-from slurm_ones.act.states import State
+from slurm_ones.act.transitions import State
 from slurm_ones.schedule.policy import Allocation
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState, Shape

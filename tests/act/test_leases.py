@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ones_db import JobRecord, ResizeRecord, Store
-from slurm_ones.act.states import State
+from slurm_ones.act.transitions import State
 from slurm_ones.rules.plan import DEFERRED
 from slurm_ones.schedule.policy import Allocation
 from slurm_ones.slurm.client import NotResizable, Unreachable

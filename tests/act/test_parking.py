@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ones_wrapper.protocol import ORDERS, decode_order, directory_name
-from slurm_ones.act.states import State
+from slurm_ones.act.transitions import State
 from slurm_ones.slurm.client import NotPermitted
 from slurm_ones.slurm.model import JobState
 from tests.act.world import LEASE_S, OLD, OLD_BATCH, World
@@ -38,7 +38,7 @@ def test_a_running_job_is_parked(make_world: Make, counts_early: bool) -> None:
     assert order.drain and order.batch is None
     world.slurm.pass_time(300)
     assert (world.job.state, world.job.held_by, world.job.shape) == (JobState.PENDING, "", OLD)
-    assert world.leases.ours(world.slurm.job(world.job_id))
+    assert world.deferrals.ours(world.slurm.job(world.job_id))
 
 
 def test_a_lease_ends_by_itself_when_the_companion_dies(make_world: Make) -> None:
@@ -150,5 +150,5 @@ def test_errors_of_the_lease_do_not_reach_the_machine(make_world: Make) -> None:
         raise error
 
     world.slurm.defer = refuse  # type: ignore[method-assign]
-    world.leases.let_go(world.slurm.job(world.job_id))
+    world.deferrals.release(world.slurm.job(world.job_id))
     assert world.store.deferrals().get(world.job_id) is None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ones_db import JobHistory, JobRecord, ResizeRecord
-from slurm_ones.act.states import State
+from slurm_ones.act.transitions import State
 from slurm_ones.config import LimitSettings, ResizeSettings
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.rules.caps import Cap

@@ -10,8 +10,8 @@ import pytest
 
 from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, decode_order, directory_name
 from slurm_ones.act.stale_holds import release_stale_holds
-from slurm_ones.act.states import FINAL, State
-from slurm_ones.slurm.client import SlurmError, Unreachable
+from slurm_ones.act.transitions import FINAL, State
+from slurm_ones.slurm.client import Refused, Unreachable
 from slurm_ones.slurm.model import JobState, Shape
 from tests.act.fake import FakeJob, FakeSlurm
 from tests.act.world import NEW, NEW_BATCH, OLD, OLD_BATCH, Crash, World
@@ -606,7 +606,7 @@ def test_a_run_that_says_nothing_does_not_keep_the_resize_open(make_world: Make)
     world = make_world(hello_s=1e9)
     world.begin()
     resize = world.finish()
-    assert resize.outcome.text == "it runs at its new shape, it has not said hello" and resize.pause_s is None
+    assert resize.outcome.text == "it runs at its new shape, and has not reported its start" and resize.pause_s is None
 
 
 def test_a_run_that_ends_before_its_hello(make_world: Make) -> None:
@@ -617,7 +617,7 @@ def test_a_run_that_ends_before_its_hello(make_world: Make) -> None:
     world.slurm.preempt(world.job_id)
     world.slurm.gpus = 0
     resize = world.finish()
-    assert resize.outcome.text == "it waits at its new shape, that run ended before it said hello"
+    assert resize.outcome.text == "it waits at its new shape, and that run ended before it reported its start"
 
 
 def test_the_outcome_is_what_slurm_holds(make_world: Make) -> None:
@@ -659,7 +659,7 @@ def test_another_error_is_looked_at_again(make_world: Make, caplog: pytest.LogCa
     fault = slurm.fault
 
     def nonsense(event: str) -> None:
-        raise SlurmError("squeue --json: not JSON")
+        raise Refused("squeue --json: not JSON")
 
     slurm.fault = nonsense
     assert world.machine.advance(world.resize).state == State.DRAINING

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import slurm_ones.act.steps as steps_module
+import slurm_ones.act.orders as orders_module
 from ones_db import JobRecord, ResizeRecord, Store
 from ones_wrapper.protocol import Order
 from slurm_ones.act.deferrals import Deferrals
-from slurm_ones.act.orders import write_order
-from slurm_ones.act.resize import Machine
-from slurm_ones.act.states import State
+from slurm_ones.act.orders import OrderWriter, write_order
+from slurm_ones.act.resize import ResizeMachine
+from slurm_ones.act.transitions import State, first_state
 from slurm_ones.config import ResizeSettings
 from slurm_ones.observe.optin import parse_comment
 from slurm_ones.slurm.client import Unreachable
@@ -53,7 +53,7 @@ class World:
         self.store = store
         self.settings = ResizeSettings(**({"max_wait_s": 30, "drain_timeout_s": 40} | (settings or {})))
         self.parks = parks
-        self.leases = Deferrals(self.slurm, _Ledger(self), LEASE_S, self.clock)
+        self.deferrals = Deferrals(self.slurm, _DeferralStore(self), LEASE_S, self.clock)
         self.stopped = False
         """The stop file is there."""
         self.events: list[str] = []
@@ -69,24 +69,24 @@ class World:
         self.slurm.fault = self._event
 
     def __enter__(self) -> World:
-        self._patch = mock.patch.object(steps_module, "write_order", self._order)
+        self._patch = mock.patch.object(orders_module, "write_order", self._order)
         self._patch.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._patch.stop()
 
-    def companion(self) -> Machine:
+    def companion(self) -> ResizeMachine:
         """A companion that has just started."""
-        return Machine(
+        return ResizeMachine(
             client=self.slurm,
-            journal=_Journal(self),
+            store=_ResizeStore(self),
             reports=FakeReports(self.slurm),
             settings=self.settings,
-            spool=None,
+            orders=OrderWriter(self.slurm, None, self.clock),
             clock=self.clock,
             wanted=self._wanted,
-            leases=self.leases,
+            deferrals=self.deferrals,
         )
 
     def begin(self) -> ResizeRecord:
@@ -103,7 +103,7 @@ class World:
                 new_nodes=new.nodes,
                 new_gpus_per_node=new.gpus_per_node,
                 new_batch=None if self.parks else NEW_BATCH,
-                state=(State.DRAINING if running else State.HOLDING).value,
+                state=first_state(running).value,
                 started=self.clock(),
                 order_number=round(self.clock() * 1000),
                 deadline=self.clock() + self.settings.drain_timeout_s,
@@ -195,7 +195,7 @@ class World:
                 assert job.trainer.batch == OLD_BATCH, f"trains with the new batch after {self.states}"
 
 
-class _Ledger:
+class _DeferralStore:
     """The store, between two events a write."""
 
     def __init__(self, world: World) -> None:
@@ -210,7 +210,7 @@ class _Ledger:
         return {id_: until for id_, until in self._world.store.deferrals().items() if id_ == self._world.job_id}
 
 
-class _Journal:
+class _ResizeStore:
     """The store, between two events a write."""
 
     def __init__(self, world: World) -> None:

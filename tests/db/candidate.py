@@ -10,7 +10,7 @@ import sys
 import time
 
 from ones_db import ActionRecord, NotLeader, Store, StoreError
-from ones_db.lead import LeadLock
+from ones_db.leader_lock import LeadLock
 from slurm_ones.service.leadership import Leadership
 
 

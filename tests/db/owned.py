@@ -13,7 +13,7 @@ from ones_db import (
     Store,
 )
 from ones_db.access import CLOSED, OPEN
-from ones_db.lead import LeadLock
+from ones_db.leader_lock import LeadLock
 from ones_db.models import Base
 from tests.db.make import change, decision, job, resized_job, told
 

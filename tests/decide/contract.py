@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from slurm_ones.learn.efficiency import NoiseEfficiency
+from slurm_ones.reasons import Reason
 from slurm_ones.schedule.policy import (
     Allocation,
     ClusterView,
@@ -22,6 +23,8 @@ from slurm_ones.schedule.policy import (
 )
 from slurm_ones.schedule.shapes import least_and_most
 from slurm_ones.slurm.model import Shape
+
+HELD = Reason("held")
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,14 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
     assert schedule.parked <= by_id.keys(), "a schedule parks a job that does not exist"
     assert not schedule.parked & schedule.allocations.keys(), "a job both runs and does not"
     assert schedule.reasons.keys() == by_id.keys(), "each job is told why"
-    assert all(schedule.reasons.values())
+    for job_id, why in schedule.reasons.items():
+        assert isinstance(why, Reason) and str(why), f"job {job_id} is told {why!r}"
     for j in jobs:
         got = schedule.allocations.get(j.job_id)
         if j.shape is not None:
             assert got is not None or j.job_id in schedule.parked, f"running job {j.job_id} was forgotten"
         if j.fixed:
+            assert schedule.reasons[j.job_id] == j.fixed, "a fixed job is told what fixes it"
             assert (got.shape, got.batch) == (j.shape, j.batch) if got and j.shape else got is None
             assert j.shape is None or j.job_id not in schedule.parked, f"fixed job {j.job_id} was parked"
         if got is None:

@@ -11,7 +11,7 @@ from slurm_ones.decide.ones_sc21.search import OnesSc21, Options
 from slurm_ones.decide.ones_sc21.space import Space, build
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, Progress
 from slurm_ones.schedule.shapes import shape_of, valid_counts
-from tests.decide.contract import Power, cluster, job
+from tests.decide.contract import HELD, Power, cluster, job
 
 Round = tuple[ClusterView, list[JobView]]
 
@@ -70,7 +70,7 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> R
                 epochs_since_change=draw(st.integers(0, epochs)),
                 progress=Progress(max(epochs, 0.5), draw(st.sampled_from([1.0, 20.0, math.nan, math.inf, 0.0]))),
                 resize_s=draw(st.sampled_from([30.0, 0.0, math.nan])),
-                fixed=draw(st.sampled_from(["", "", "", "", "", "held"])),
+                fixed=draw(st.sampled_from([None, None, None, None, None, HELD])),
             )
         )
     return view, jobs
@@ -89,7 +89,7 @@ def _spread(left: dict[str, int], gpus: int) -> dict[str, int]:
 def spaces(draw: st.DrawFn) -> Space:
     """What a decision would search over in such a round."""
     view, jobs = draw(rounds(uniform=True))
-    return build(view, jobs, {j.job_id: "fixed" for j in jobs if j.fixed})
+    return build(view, jobs, {j.job_id: j.fixed for j in jobs if j.fixed})
 
 
 def seeded(seed: int = 0) -> np.random.Generator:

@@ -9,10 +9,11 @@ import numpy as np
 from slurm_ones.decide.ones_sc21.limits import SizeLimits
 from slurm_ones.decide.ones_sc21.search import OnesSc21, Options
 from slurm_ones.decide.ones_sc21.space import build
+from slurm_ones.reasons import reason
 from slurm_ones.schedule.fixed import pinned
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Limits, Schedule
 from slurm_ones.slurm.model import Shape
-from tests.decide.contract import check, cluster, job
+from tests.decide.contract import HELD, check, cluster, job
 from tests.decide.strategies import quick, seeded
 
 
@@ -87,7 +88,7 @@ def test_running_jobs_may_be_taken_to_zero() -> None:
     schedule = decide(OnesSc21(), view, [long, job(2), job(3)])
     assert sizes(schedule) == {2: 1, 3: 1}
     assert schedule.parked == {1}
-    assert schedule.reasons[1].startswith("stops at a checkpoint")
+    assert schedule.reasons[1].code == "stopped"
 
 
 def test_newcomers_start_first_come_first_served() -> None:
@@ -95,7 +96,7 @@ def test_newcomers_start_first_come_first_served() -> None:
     jobs = [job(7, submitted=1.0), job(3, submitted=2.0), job(5, submitted=0.0)]
     schedule = decide(quick(), cluster(1, 2), jobs)
     assert sizes(schedule) == {5: 1, 7: 1}
-    assert schedule.reasons[3] == "waits: no room for its 1 GPU; 1st of 1 waiting"
+    assert schedule.reasons[3] == reason("in_queue", gpus=1, place=1, waiting=1)
 
 
 def test_running_jobs_do_not_grow_past_waiting_ones() -> None:
@@ -131,7 +132,7 @@ def test_deployed_when_every_changing_job_is_settled() -> None:
     jobs = [fresh, settled, job(3)]
     schedule = decide(quick(mutation=0.0), cluster(2), jobs)
     assert sizes(schedule) == {1: 4, 2: 1, 3: 1}
-    assert "changed less than an epoch ago" in schedule.reasons[1]
+    assert "changed less than 1 epoch ago" in str(schedule.reasons[1])
     deployed = decide(quick(mutation=0.0), cluster(2), [replace(fresh, epochs_since_change=1), settled, job(3)])
     assert sizes(deployed)[1] < 4
     assert sizes(deployed)[2] > 1
@@ -139,11 +140,11 @@ def test_deployed_when_every_changing_job_is_settled() -> None:
 
 def test_fixed_jobs_are_left_alone() -> None:
     """A fixed running job keeps shape and batch, a fixed waiting one takes nothing, and both are told why."""
-    jobs = [job(1, {"n1": 2}, epochs=9, batch=77, fixed="held"), job(2, fixed="held"), job(3)]
+    jobs = [job(1, {"n1": 2}, epochs=9, batch=77, fixed=HELD), job(2, fixed=HELD), job(3)]
     schedule = decide(quick(), cluster(1), jobs)
     assert (schedule.allocations[1].shape, schedule.allocations[1].batch) == (Shape(1, 2), 77)
     assert 2 not in schedule.allocations
-    assert schedule.reasons[2] == "waits: held"
+    assert schedule.reasons[1] == schedule.reasons[2] == HELD
 
 
 def test_a_job_keeps_an_odd_shape_it_runs_in() -> None:
@@ -170,8 +171,8 @@ def test_impossible_jobs_wait_and_are_told() -> None:
     no_batch = job(2, limits=Limits((1, 2), 4096, 4096, 16))
     schedule = decide(quick(), cluster(1), [too_large, no_batch, job(3)])
     assert sizes(schedule) == {3: 1}
-    assert schedule.reasons[1].startswith("waits: none of the GPU counts it takes (32)")
-    assert schedule.reasons[2].startswith("waits: none of the GPU counts it takes (1, 2) and their batches")
+    assert schedule.reasons[1] == reason("fits_nowhere", counts="32")
+    assert schedule.reasons[2] == reason("fits_nowhere", counts="1, 2")
 
 
 class TestSizeLimits:

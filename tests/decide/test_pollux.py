@@ -15,7 +15,7 @@ from slurm_ones.decide.pollux.rows import Rows, make_rows, within
 from slurm_ones.decide.pollux.search import evolve
 from slurm_ones.schedule.fixed import pinned
 from slurm_ones.schedule.policy import Ints
-from tests.decide.contract import Power, check, cluster, job
+from tests.decide.contract import HELD, Power, check, cluster, job
 from tests.decide.strategies import Round, rounds, seeded
 
 seeds = st.integers(0, 2**16)
@@ -107,7 +107,7 @@ def test_jobs_of_several_nodes_do_not_meet() -> None:
     """Of two that would share nodes the one with less service stays, and none goes where a fixed one is."""
     gpus = tuple(range(1, 9))
     history = History()
-    fixed = job(3, {"n2": 1, "n3": 1}, fixed="held", gpus=gpus)
+    fixed = job(3, {"n2": 1, "n3": 1}, fixed=HELD, gpus=gpus)
     jobs = [job(1, gpus=gpus), job(2, gpus=gpus), fixed]
     history.update([job(1, {"n1": 8}), job(2, {"n1": 8}, epochs=1)])
     view = cluster(3, 4, uniform=False)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_ones.decide import make_policy
-from slurm_ones.decide.sia import LARGEST_COST, Options, Sia, _costs, _limited, solve
+from slurm_ones.decide.sia import BEST, LARGEST_COST, Options, Sia, _costs, _limited, solve
 from slurm_ones.schedule.policy import Floats, Ints, Limits
 from slurm_ones.schedule.tables import Tables, build_tables
 from slurm_ones.slurm.model import Shape
@@ -45,7 +45,7 @@ def test_the_program_equals_brute_force(values: list[list[float]], free: int, wh
     wider = Tables(**{**vars(tables), "sizes": sizes})
     options = Options(gap=0.0)
     found = solve(wider, costs, free, whole, 4, options)
-    assert found.note == ""
+    assert found.reason == BEST
     assert found.cost == pytest.approx(brute(costs, sizes, free, whole, 4, options.left_out), abs=1e-5)
     taken = sizes[found.column]
     assert taken.sum() <= free
@@ -107,7 +107,8 @@ def test_a_solver_that_finds_nothing_says_so() -> None:
     tables = build_tables(cluster(), jobs)
     costs = np.where(tables.allowed, rng.random(tables.allowed.shape), np.inf)
     found = solve(tables, costs, 777, 150, 4, Options(time_limit_s=0.0, gap=0.0))
-    assert "nothing changes" in found.note
+    assert found.reason.code == "no_solution"
+    assert "nothing changes" in str(found.reason)
     assert found.column.tolist() == tables.current.tolist()
 
 

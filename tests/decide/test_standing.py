@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurm_ones.decide.build import conclude, left_over
+from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.tables import build_tables
 from tests.decide.contract import check, cluster, job
 
@@ -19,15 +20,16 @@ def test_growth_that_fragments_prevent_is_no_loss() -> None:
     view = cluster(2, 4)
     jobs = [job(1, {"n1": 2}), job(2, {"n2": 2}), job(3, {"n1": 2}), job(4, {"n2": 2})]
     tables = build_tables(view, jobs)
-    schedule = conclude(view, jobs, {}, tables, {1: 4, 2: 0, 3: 2, 4: 2}, "so it goes")
+    schedule = conclude(view, jobs, {}, tables, {1: 4, 2: 0, 3: 2, 4: 2}, Reason("so it goes"))
     check(view, jobs, schedule)
     assert {i: a.shape.gpus for i, a in schedule.allocations.items()} == {1: 2, 3: 2, 4: 2}
     assert schedule.parked == {2}
 
 
-def test_everybody_is_told_what_happens() -> None:
-    """Starts, grows, shrinks, keeps, is parked, waits: each reason begins with what it is."""
+def test_everybody_is_told_why() -> None:
+    """Who gets what was wanted is told what it serves, who does not finds no room; what fixes a job is its reason."""
     view = cluster(4, 4)
+    writing, held = Reason("checkpoint is written"), Reason("held")
     jobs = [
         job(1),
         job(2, {"n1": 1}),
@@ -36,15 +38,17 @@ def test_everybody_is_told_what_happens() -> None:
         job(5, {"n3": 4}),
         job(6),
         job(7, gpus=(64,)),
-        job(8, {"n1": 1}, fixed="its checkpoint is being written"),
-        job(9, fixed="it is held"),
+        job(8, {"n1": 1}, fixed=writing),
+        job(9, fixed=held),
+        job(10),
     ]
     tables = build_tables(view, [j for j in jobs if not j.fixed])
     staying = {j.job_id: j.fixed for j in jobs if j.fixed}
-    schedule = conclude(view, jobs, staying, tables, {1: 1, 2: 4, 3: 2, 4: 1, 5: 0, 6: 0, 7: 0}, "so it goes")
+    serves = Reason("so it goes")
+    schedule = conclude(view, jobs, staying, tables, {1: 1, 2: 4, 3: 2, 4: 1, 5: 0, 6: 0, 7: 0, 10: 16}, serves)
     check(view, jobs, schedule)
-    begun = ["starts on 1 GPU", "grows 1 → 4 GPUs", "shrinks 4 → 2 GPUs", "keeps 1 GPU", "parked", "waits", "waits"]
-    for job_id, words in enumerate([*begun, "keeps 1 GPU: its checkpoint", "waits: it is held"], 1):
-        assert schedule.reasons[job_id].startswith(words)
-    assert "64" in schedule.reasons[7]
-    assert schedule.parked == {5, 6, 7}
+    assert all(schedule.reasons[i] == serves for i in range(1, 7))
+    assert schedule.reasons[7] == reason("fits_nowhere", counts="64")
+    assert (schedule.reasons[8], schedule.reasons[9]) == (writing, held)
+    assert schedule.reasons[10] == reason("no_room", gpus=16)
+    assert schedule.parked == {5, 6, 7, 10}

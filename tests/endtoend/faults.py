@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ones_db import StoreError
-from slurm_ones.act.states import State
+from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import Job
 from tests.cluster import Cluster, ClusterError
 from tests.db.server import NoServer, Server

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from ones_db import Store, migrate
-from slurm_ones.act import steps as steps_module
+from slurm_ones.act import orders as orders_module
 from slurm_ones.act.orders import write_order
 from slurm_ones.companion import Tick
 from slurm_ones.config import Settings, load
@@ -95,7 +95,7 @@ def look_after(settings: Settings, job_id: int, to: Allocation | None, events: E
             order = events.around("order", write_order)
             for name in WRITES:
                 setattr(store, name, events.around(name, getattr(store, name)))
-        with mock.patch.object(steps_module, "write_order", order):
+        with mock.patch.object(orders_module, "write_order", order):
             Daemon(lambda: companion(settings, client, store, policy)).run(stop, on_tick)
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ones_wrapper.protocol import CHECKPOINTS, Bye, Checkpoint, Hello
-from slurm_ones.act.states import State
+from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import JobState
 from tests.endtoend.desk import FOR_EVER, TRAIN, Desk
 from tests.endtoend.test_people import scripted

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ones_wrapper.protocol import Bye, Hello
-from slurm_ones.act.states import State
+from slurm_ones.act.transitions import State
 from tests.cluster import paths
 from tests.endtoend.desk import TRAIN, Desk
 from tests.wrapper.runs import assert_exactly_once

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slurm_ones.act.states import State
+from slurm_ones.act.transitions import State
 from tests.cluster import paths
 from tests.endtoend.desk import Desk
 

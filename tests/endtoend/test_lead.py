@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from ones_db import ResizeRecord, Store, migrate
-from slurm_ones.act.states import State
+from slurm_ones.act.transitions import State
 from tests.db.server import ADMIN, Server
 from tests.endtoend.desk import WAIT_S, Desk
 from tests.endtoend.test_move import shown

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from slurm_ones.act.states import State
+from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import Job
 from tests.endtoend.desk import Desk
 

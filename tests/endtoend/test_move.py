@@ -12,7 +12,7 @@ import pytest
 
 from ones_db import Store
 from ones_db.models import Base
-from slurm_ones.act.states import State
+from slurm_ones.act.transitions import State
 from tests.db.make import ask
 from tests.db.server import ADMIN, Server
 from tests.endtoend.desk import DATABASE, Desk

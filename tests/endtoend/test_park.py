@@ -9,7 +9,7 @@ import time
 import pytest
 
 from ones_wrapper.protocol import Hello
-from slurm_ones.act.states import State
+from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import Job
 from tests.cluster import paths
 from tests.endtoend.desk import Desk

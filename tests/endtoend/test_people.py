@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from ones_wrapper.protocol import ORDERS, Checkpoint, Hello
-from slurm_ones.act.states import State
+from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import Job
 from tests.cluster import paths
 from tests.cluster.sites import OPERATOR

@@ -13,7 +13,7 @@ from typing import Any
 from tests.cluster import paths
 from tests.endtoend.desk import WAIT_S, Desk
 
-UNIT = paths.REPOSITORY / "systemd/slurm-ones.service"
+UNIT = paths.REPOSITORY / "slurm_ones/service/units/slurm-ones.service"
 WATCHDOG_S = 8.0
 # As NoNewPrivileges, UMask and MemoryDenyWriteExecute (PR_SET_MDWE, since Linux 6.3; older ones refuse it) would be.
 CONFINED = """

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ones_wrapper.protocol import DRAIN_WAIT_S
-from slurm_ones.act.states import State
-from slurm_ones.act.steps import ASK_AGAIN_S
+from slurm_ones.act.timing import ASK_AGAIN_S
+from slurm_ones.act.transitions import State
 from slurm_ones.config import Settings
 
 

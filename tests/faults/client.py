@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slurm_ones.simulate.slurm.client import SimulatedClient
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
-from slurm_ones.slurm.client import NotResizable, SlurmError, Unreachable
+from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
+from slurm_ones.slurm.client import NotResizable, Refused, Unreachable
 from slurm_ones.slurm.model import Job, Shape, Snapshot
 from tests.faults.chance import READS, Chance
 from tests.faults.kinds import Kind
@@ -107,10 +107,10 @@ class FaultyClient(SimulatedClient):
             raise NotResizable(f"job {job_id}: Requested node configuration is not available")
         in_part = self._chance.strikes(Kind.UPDATE_IN_PART)
         if self._watch.is_new(job_id, shape) and self._chance.strikes(Kind.UPDATE_LATER_BAD):
-            self._cluster.bar(job_id, shape)
+            self._cluster.forbid_shape(job_id, shape)
 
         def change() -> None:
-            self._cluster.shape(job_id, shape, nodes_alone=in_part)
+            self._cluster.reshape(job_id, shape, nodes_alone=in_part)
 
         self._change(f"update {job_id} {shape}", change)
         if in_part:
@@ -123,7 +123,7 @@ class FaultyClient(SimulatedClient):
         self._controller.reach(what, 1.0)
         kind = _REFUSED.get(word)
         if kind is not None and self._chance.strikes(kind):
-            raise SlurmError(f"{what}: Requested operation is presently disabled")
+            raise Refused(f"{what}: Requested operation is presently disabled")
         if word == "requeuehold":
             self._watch.requeued(job_id)
         change()
@@ -131,6 +131,6 @@ class FaultyClient(SimulatedClient):
             raise Unreachable(f"{what}: Socket timed out on send/recv operation")
         self._chance.step(f"after {what}", job_id)
 
-    def _reach(self, what: str) -> None:
+    def _check_reachable(self, what: str) -> None:
         self._chance.step(what, reads=True)
         self._controller.reach(what, READS)

@@ -23,11 +23,11 @@ from ones_wrapper.protocol import (
     Throughput,
     reports_name,
 )
-from slurm_ones.act import actor, steps
+from slurm_ones.act import orders
 from slurm_ones.act.orders import OrderError, write_order
+from slurm_ones.job_files import NotBelieved, read_from
 from slurm_ones.observe import reports
-from slurm_ones.observe.files import NotBelieved, read_from
-from slurm_ones.simulate.training.files import JobFiles
+from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.slurm.model import Job
 from tests.faults.chance import READS, Chance
 from tests.faults.kinds import REPORTS, Kind
@@ -169,8 +169,7 @@ def faulty_access(chance: Chance, watch: Watch) -> Iterator[None]:
         return read_from(directory, name, uid, offset, limit)
 
     with (
-        mock.patch.object(steps, "write_order", write),
-        mock.patch.object(actor, "write_order", write),
+        mock.patch.object(orders, "write_order", write),
         mock.patch.object(reports, "read_from", read),
     ):
         yield

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ones_db import Store
-from slurm_ones.simulate.slurm.jobs import SimulatedJob
-from slurm_ones.simulate.study.invariants import order_of_samples
+from slurm_ones.simulate.engines.invariants import order_of_samples
+from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
 from slurm_ones.slurm.model import JobState
 from tests.faults.files import FaultyFiles
 from tests.faults.stage import Stage
@@ -21,7 +21,7 @@ def left_behind(stage: Stage, store: Store, slack_s: float) -> Iterator[str]:
             continue
         if job.held_by and job_id not in stage.held:
             yield f"job {job_id} is left held by {job.held_by}"
-        if job.pending and job.impossible:
+        if job.pending and job.never_starts:
             yield f"job {job_id} is left at {job.nodes}x{job.gpus_per_node}, at which Slurm never starts it"
         if job.pending and job_id not in stage.asked and job.begin > now + slack_s:
             yield f"job {job_id} is left to start in {job.begin - now:.0f} s"
@@ -93,7 +93,7 @@ def lost(stage: Stage) -> Iterator[str]:
                 yield f"job {job_id} is COMPLETED and has not trained to its end"
         elif job.state is not excuse and not (job.state is JobState.TIMEOUT and job.limit_s):
             yield f"job {job_id} ended {job.state.value}"
-    for node in stage.cluster.nodes.seen().values():
+    for node in stage.cluster.nodes.to_model().values():
         if not node.idle:
             yield f"node {node.name} is {node.state} at the end"
 
@@ -103,5 +103,5 @@ def samples(stage: Stage) -> Iterator[str]:
     for job_id, training in stage.trainings.items():
         files = training.files
         if isinstance(files, FaultyFiles):
-            faults = order_of_samples(training.course.dataset, [run for _, run in sorted(files.truth.items())])
+            faults = order_of_samples(training.curve.dataset, [run for _, run in sorted(files.truth.items())])
             yield from (f"job {job_id}: {fault}" for fault in faults)

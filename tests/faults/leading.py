@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import quote
 
-from ones_db.lead import LeadLock
+from ones_db.leader_lock import LeadLock
 from slurm_ones.service.leadership import Leadership
 from tests.faults.chance import Chance
 from tests.faults.hosts import Host

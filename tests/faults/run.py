@@ -19,7 +19,7 @@ from slurm_ones.decide import make_policy
 from slurm_ones.observe.reports import FUTURE_S
 from slurm_ones.schedule.policy import Policy
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.simulate.engines.companion import companion_settings, memory
+from slurm_ones.simulate.engines.companion_engine import companion_settings, fast_directory
 from slurm_ones.simulate.engines.world import USER
 from slurm_ones.simulate.slurm.timeline import EPOCH
 from slurm_ones.slurm.model import Shape
@@ -64,7 +64,7 @@ class Result:
 def run(plan: Plan, told: Callable[[str], None] | None = None) -> Result:
     """Carry the plan out; `told` hears what happens, step by step."""
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="slurm-ones-faults-", dir=memory()) as name:
+    with tempfile.TemporaryDirectory(prefix="slurm-ones-faults-", dir=fast_directory()) as name:
         drama = Drama(plan, Path(name), told)
         with faulty_access(drama.chance, drama.watch), statements_kept():
             drama.play()

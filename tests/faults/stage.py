@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurm_ones.simulate.engines.world import World, asked_shape
-from slurm_ones.simulate.slurm.jobs import Request, SimulatedJob
-from slurm_ones.simulate.slurm.settings import ClusterSettings
-from slurm_ones.simulate.slurm.timeline import EPOCH
+from slurm_ones.simulate.slurm.simulated_job import Request, SimulatedJob
+from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.workloads.workload import Submission, Workload
 from slurm_ones.slurm.model import JobState
@@ -100,7 +99,7 @@ class Stage(World):
         gpus = rng.randint(1, self.spec.gpus)
         plan = JobPlan(name, self.seconds, "cnn", gpus, rng.uniform(0.03, 0.3), "rigid")
         self._plans[name] = plan
-        self._to_come.append(self.seconds)
+        self._upcoming.append(self.seconds)
         self._submit(_submission(plan))
 
     # -- what others do ------------------------------------------------------------------------------------------
@@ -170,20 +169,20 @@ class Stage(World):
                 if not job.pending:
                     return False
                 shape = asked_shape(rng.randint(1, self.spec.gpus), self.spec)
-                job.barred -= {shape}
+                job.forbidden_shapes -= {shape}
                 self.reshaped.add(job_id)
-                cluster.shape(job_id, shape)
+                cluster.reshape(job_id, shape)
             case Kind.OPTED_OUT:
-                cluster.comment(job_id, rng.choice(("", "my job")))
+                cluster.set_comment(job_id, rng.choice(("", "my job")))
             case Kind.RESIZE_OFF:
-                cluster.comment(job_id, "ones: gpus=1-8 resize=off")
+                cluster.set_comment(job_id, "ones: gpus=1-8 resize=off")
             case Kind.BAD_COMMENT:
-                cluster.comment(job_id, "ones: gpus=0-8 colour=red")
+                cluster.set_comment(job_id, "ones: gpus=0-8 colour=red")
             case Kind.BEGIN:
                 if not job.pending:
                     return False
                 self.asked.add(job_id)
-                cluster.begin(job_id, now + rng.uniform(10.0, 900.0))
+                cluster.set_begin(job_id, now + rng.uniform(10.0, 900.0))
         self._read(job_id)
         return True
 

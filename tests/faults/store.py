@@ -14,7 +14,7 @@ from unittest import mock
 from sqlalchemy import Connection, Dialect, Engine, create_engine, make_url
 
 from ones_db import ReasonRecord, ResizeRecord, Store, StoreBusy, StoreError, StoreLost, migrate, sqlite
-from slurm_ones.simulate.engines.companion import memory
+from slurm_ones.simulate.engines.companion_engine import fast_directory
 from tests.faults.chance import READS, Chance
 from tests.faults.kinds import Kind
 from tests.faults.watch import Watch
@@ -104,7 +104,7 @@ class FaultyStore(Store):
 @cache
 def empty() -> Path:
     """A database with its tables, made once a process."""
-    directory = Path(tempfile.mkdtemp(prefix="slurm-ones-faults-", dir=memory()))
+    directory = Path(tempfile.mkdtemp(prefix="slurm-ones-faults-", dir=fast_directory()))
     migrate.upgrade(f"sqlite:///{directory / 'empty.sqlite'}")
     with closing(sqlite3.connect(directory / "empty.sqlite")) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

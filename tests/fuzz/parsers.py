@@ -320,7 +320,7 @@ def _queue_fields(rng: Rng) -> bytes:
 
 
 def queue_fields(data: bytes) -> None:
-    from slurm_ones.slurm.queue import parse_queue
+    from slurm_ones.slurm.squeue import parse_queue
 
     try:
         jobs = parse_queue(data.decode("utf-8", "replace"), _BETWEEN)
@@ -362,8 +362,8 @@ def _row(rng: Rng) -> bytes:
 
 
 def rows(data: bytes) -> None:
-    from slurm_ones.slurm.accounting import LONGEST as ROW
-    from slurm_ones.slurm.accounting import Rejected, parse_rows
+    from slurm_ones.slurm.sacct import LONGEST as ROW
+    from slurm_ones.slurm.sacct import Rejected, parse_rows
 
     for found in parse_rows(io.BytesIO(data), _SEPARATOR, "here", restarts=True):
         if isinstance(found, Rejected):
@@ -411,7 +411,7 @@ SCRIPTS = [
 
 
 def script(data: bytes) -> None:
-    from slurm_ones.simulate.slurm.sbatch import read_request
+    from slurm_ones.simulate.slurm.simulated_client import read_request
 
     with contextlib.suppress(SlurmError):
         read_request(data.decode("utf-8", "replace"), (), now=NOW, work_dir="/", user="u", uid=1)
@@ -424,7 +424,7 @@ WORKLOADS = [
 
 
 def workload(data: bytes) -> None:
-    from slurm_ones.simulate.errors import BadInput
+    from slurm_ones.simulate import BadInput
     from slurm_ones.simulate.workloads.workload import read_workload
 
     path = scratch() / "jobs.csv"
@@ -453,7 +453,7 @@ def _profiles(rng: Rng) -> bytes:
 def profile(data: bytes) -> None:
     import warnings
 
-    from slurm_ones.simulate.errors import BadInput
+    from slurm_ones.simulate import BadInput
     from slurm_ones.simulate.workloads.profiles import read_profile
 
     folder = scratch() / "net"

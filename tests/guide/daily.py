@@ -109,7 +109,7 @@ def _(scene: Scene) -> str:
     for host in hosts:
         host.sh("systemctl stop slurm-ones")
     for host in hosts:
-        host.sh("/opt/slurm-ones/bin/pip install --upgrade .", cwd="/root/slurm-ones", timeout=300)
+        host.sh(guide.row("Day to day", "upgrade").command("pip install"), cwd="/root/slurm-ones", timeout=300)
     lines.append(hosts[0].sh(f"cd /var/lib/slurm-ones && {PROGRAM} db upgrade").strip())
     for host in hosts:
         host.sh("systemctl start slurm-ones")

@@ -108,7 +108,7 @@ def _type(place: Place, host: Host, step: Step, command: Command, settings: str,
         edit(host.root / "usr/lib/sysusers.d/slurm-ones.conf", rf"^u {ACCOUNT} -", f"u {ACCOUNT} {NUMBER}")
     if "pip install" in line:
         place.keep_environment(host)
-    if line == f"cp systemd/config.toml {Path(SETTINGS).parent}/":
+    if line == f"cp slurm_ones/service/units/config.toml {Path(SETTINGS).parent}/":
         write(host, settings)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import hashlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from tests.guide.site import HOST
 
 PLATFORMS = ("manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux_2_27_x86_64", "manylinux_2_28_x86_64")
 BUILD = ("setuptools>=68", "wheel")
-EXTRAS = ("postgres", "metrics")
+DISTRIBUTIONS = ("wrapper", "db", ".")
+EXTRAS = ("migrate", "postgres", "metrics")
 INSIDE = "/mirror"
 PIP_CONF = f"[global]\nno-index = true\nfind-links = {INSIDE}\ndisable-pip-version-check = true\n"
 
@@ -28,14 +30,23 @@ def _newest(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
+def _requirements() -> list[str]:
+    """What the three distributions need from elsewhere, with the extras that the guide installs."""
+    lines: list[str] = []
+    for name in DISTRIBUTIONS:
+        setup = configparser.ConfigParser()
+        setup.read(paths.REPOSITORY / name / "setup.cfg")
+        lines += setup["options"]["install_requires"].splitlines()
+        if setup.has_section("options.extras_require"):
+            extras = setup["options.extras_require"]
+            lines += [line for extra in EXTRAS for line in extras.get(extra, "").splitlines()]
+    ours = ("", "ones-db", "ones-wrapper")
+    return [line for line in lines if re.split(r"[\[=]", line)[0] not in ours and "python_version <" not in line]
+
+
 def folder() -> Path:
     """The folder of wheels on this machine, filled first where it is not. Raises ClusterError where it cannot be."""
-    setup = configparser.ConfigParser()
-    setup.read(paths.REPOSITORY / "setup.cfg")
-    lines = [*setup["options"]["install_requires"].splitlines()]
-    for extra in EXTRAS:
-        lines += setup["options.extras_require"][extra].splitlines()
-    wanted = [*BUILD, *(line for line in lines if line and "python_version <" not in line)]
+    wanted = list(dict.fromkeys([*BUILD, *_requirements()]))
     python = _python()
     key = hashlib.sha256("\n".join([python, *wanted]).encode()).hexdigest()[:10]
     place = paths.cache() / "wheels" / key

@@ -64,9 +64,9 @@ class Place:
         )
         for name in listed.stdout.splitlines():
             source, target = paths.REPOSITORY / name, self.folder / "checkout" / name
-            if source.is_file():
+            if source.is_file() or source.is_symlink():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source, target)
+                shutil.copy(source, target, follow_symlinks=False)
 
     def _small(self, *names: str) -> list[Bind]:
         return [Bind(str(self._disks[name]), name, writable=True) for name in names if name in self._disks]

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_wrapper.protocol import MAX_LINE, Bye, Epoch, Spec, encode, encode_report
-from slurm_ones.observe.reports import MAX_PIECE, Piece, job_directory, read_reports
+from slurm_ones.job_files import job_directory
+from slurm_ones.observe.reports import MAX_PIECE, Piece, read_reports
 from slurm_ones.slurm.model import Job, Shape
 from tests.slurm.make import job_of
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from slurm_ones.simulate.slurm.client import SimulatedClient
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
-from slurm_ones.simulate.slurm.jobs import Program, Request, SimulatedJob
-from slurm_ones.simulate.slurm.nodes import PartitionSpec
-from slurm_ones.simulate.slurm.settings import ClusterSettings
-from slurm_ones.simulate.slurm.timeline import Timeline
+from slurm_ones.simulate.slurm.scheduler import PartitionSpec
+from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
+from slurm_ones.simulate.slurm.simulated_job import Program, Request, SimulatedJob
+from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.model import Job
 
 OWNER, STRANGER = 1001, 1002

@@ -8,14 +8,14 @@ from typing import Any
 from unittest import mock
 
 from ones_db import ResizeRecord, leaders
-from slurm_ones.act.resize import _HANDLERS, Machine
-from slurm_ones.act.states import State
+from slurm_ones.act.resize import HANDLERS, ResizeMachine
+from slurm_ones.act.transitions import TRANSITIONS, State
 from slurm_ones.observe.drain_reports import DrainReports
 from slurm_ones.observe.observer import Observer
 from slurm_ones.rules.reserved import target_of
 from slurm_ones.service.leadership import Leadership
-from slurm_ones.simulate.slurm import client as client_module
-from slurm_ones.slurm.client import SlurmError
+from slurm_ones.simulate.slurm import simulated_client as client_module
+from slurm_ones.slurm.client import Refused, SlurmError
 from slurm_ones.slurm.model import Job, Shape
 
 
@@ -39,14 +39,15 @@ def no_reading_back() -> Iterator[None]:
 def refused_and_forgotten() -> Iterator[None]:
     """A refused update ends the resize, and nobody releases the job."""
 
-    def reshaping(self: Machine, resize: ResizeRecord, job: Job) -> ResizeRecord:
+    def reshaping(self: ResizeMachine, resize: ResizeRecord, job: Job) -> ResizeRecord:
         try:
             self.client.reshape(job.job_id, target_of(resize))
-        except SlurmError as error:
-            return self._end(resize, State.ABANDONED, str(error))
-        return self._to(resize, State.RELEASING)
+        except Refused:
+            return self._move(resize, State.ABANDONED)
+        return self._move(resize, State.RELEASING)
 
-    with mock.patch.dict(_HANDLERS, {State.RESHAPING: reshaping}):
+    allowed = {State.RESHAPING: TRANSITIONS[State.RESHAPING] | {State.ABANDONED}}
+    with mock.patch.dict(HANDLERS, {State.RESHAPING: reshaping}), mock.patch.dict(TRANSITIONS, allowed):  # type: ignore[arg-type]
         yield
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_ones.simulate.slurm.scheduler import Holding, Wish, backfill, place
-from slurm_ones.simulate.slurm.settings import ClusterSettings
-from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, UnknownJob, Unreachable
+from slurm_ones.simulate.slurm.scheduler import QueuedJob, RunningJob, backfill, place
+from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmError, UnknownJob, Unreachable
 from slurm_ones.slurm.model import JobState, Shape
 from tests.simulate.desk import Desk
 
@@ -56,11 +56,11 @@ def test_without_time_limits_nothing_overtakes_onto_reserved_nodes() -> None:
 def test_a_job_that_no_node_could_take_holds_nobody_up() -> None:
     """`NumNodes=9-9` is accepted for a held job on four nodes; the others must not starve for it."""
     desk = Desk()
-    impossible = desk.submit(9, 4)
+    never_starts = desk.submit(9, 4)
     other = desk.submit(1, 4)
     desk.wait(2)
     assert desk.job(other).running
-    assert desk.job(impossible).pending
+    assert desk.job(never_starts).pending
 
 
 def test_gpus_are_taken_where_least_is_left_over() -> None:
@@ -164,7 +164,7 @@ def test_a_deferred_job_starts_when_its_time_has_come_or_it_is_let_go() -> None:
     assert (desk.job(deferred).pending, desk.job(let_go).running) == (True, True)
     desk.wait(60)
     assert desk.job(deferred).running
-    with pytest.raises(SlurmError):
+    with pytest.raises(Refused):
         desk.owner.defer(deferred, 5000.0)
 
 
@@ -384,8 +384,8 @@ def test_backfill_never_delays_the_first_job_that_waits(
     for node, gpus, ends in running:
         if free[f"n{node}"] >= gpus:
             free[f"n{node}"] -= gpus
-            held.append(Holding(float(ends), {f"n{node}": gpus}))
-    wishes = [Wish(i, nodes, nodes, gpus, float(limit)) for i, ((nodes, gpus), limit) in enumerate(queue)]
+            held.append(RunningJob(float(ends), {f"n{node}": gpus}))
+    wishes = [QueuedJob(i, nodes, nodes, gpus, float(limit)) for i, ((nodes, gpus), limit) in enumerate(queue)]
     chosen = dict(backfill(wishes, free, whole, held, 0.0))
     waiting = [wish for wish in wishes if wish.job_id not in chosen]
     if not waiting:
@@ -398,14 +398,18 @@ def test_backfill_never_delays_the_first_job_that_waits(
 
 
 def _starts(
-    wish: Wish, free: dict[str, int], held: list[Holding], others: list[Wish], where: dict[int, tuple[str, ...]]
+    wish: QueuedJob,
+    free: dict[str, int],
+    held: list[RunningJob],
+    others: list[QueuedJob],
+    where: dict[int, tuple[str, ...]],
 ) -> float:
     """When it finds room beside the others."""
     left, ends = dict(free), list(held)
     for other in others:
         for name in where[other.job_id]:
             left[name] -= other.gpus
-        ends.append(Holding(other.limit_s, dict.fromkeys(where[other.job_id], other.gpus)))
+        ends.append(RunningJob(other.limit_s, dict.fromkeys(where[other.job_id], other.gpus)))
     time = 0.0
     for holding in sorted(ends, key=lambda h: h.ends):
         if place(wish, left) is not None:

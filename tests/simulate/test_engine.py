@@ -12,10 +12,10 @@ import pytest
 
 from slurm_ones.decide.fifo import Fifo
 from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
-from slurm_ones.simulate.engines.companion import SimulationFailed, run
+from slurm_ones.simulate.engines.companion_engine import SimulationFailed, run
+from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.engines.world import ClusterSpec, asked_shape
-from slurm_ones.simulate.slurm.settings import ClusterSettings
-from slurm_ones.simulate.study.result import Outcome
+from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.profiles import BadInput
 from slurm_ones.simulate.workloads.workload import Submission, Workload

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from slurm_ones.simulate.study.metrics import METRICS, completion_times, figures
+from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome, Segment
+from slurm_ones.simulate.study.figures import METRICS, Estimate, compare, completion_times, estimate, figures
 from slurm_ones.simulate.study.present import estimated, probability
-from slurm_ones.simulate.study.result import JobOutcome, Outcome, Segment
-from slurm_ones.simulate.study.statistics import Estimate, compare, estimate
 
 FIRST = JobOutcome(
     name="a",

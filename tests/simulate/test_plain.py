@@ -11,8 +11,8 @@ import pytest
 
 from slurm_ones.decide import make_policy
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy, Schedule
-from slurm_ones.simulate.engines.idealized import plain_cluster, run_plain
-from slurm_ones.simulate.study.result import Outcome
+from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
+from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.workloads.profiles import read_profile
 from slurm_ones.simulate.workloads.workload import Submission, Workload
 from slurm_ones.slurm.model import Shape
@@ -50,7 +50,7 @@ class Flutter:
 
 def run(policy: Policy | str, workload: Workload, **options: object) -> Outcome:
     made = make_policy(policy) if isinstance(policy, str) else policy
-    return run_plain(made, workload, plain_cluster(2, 4), **options)  # type: ignore[arg-type]
+    return run_idealized(made, workload, idealized_cluster(2, 4), **options)  # type: ignore[arg-type]
 
 
 def test_a_job_alone_takes_what_its_profile_says(made: Workload) -> None:

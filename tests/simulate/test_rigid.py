@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from slurm_ones.simulate.engines.companion import run
+from slurm_ones.simulate.engines.companion_engine import run
+from slurm_ones.simulate.engines.outcome import JobOutcome
 from slurm_ones.simulate.engines.world import ClusterSpec
-from slurm_ones.simulate.study.result import JobOutcome
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.workload import Submission, Workload
 

@@ -18,7 +18,7 @@ T = TypeVar("T")
 ERRORS = {
     error.__name__: error
     for error in (
-        door.SlurmError,
+        door.Refused,
         door.NotPermitted,
         door.UnknownJob,
         door.NotResizable,

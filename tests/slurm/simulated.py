@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ones.simulate.slurm.client import SimulatedClient
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
-from slurm_ones.simulate.slurm.jobs import Program
-from slurm_ones.simulate.slurm.nodes import PartitionSpec
-from slurm_ones.simulate.slurm.settings import ClusterSettings
-from slurm_ones.simulate.slurm.timeline import Timeline
+from slurm_ones.simulate.slurm.scheduler import PartitionSpec
+from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
+from slurm_ones.simulate.slurm.simulated_job import Program
+from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import Job, Shape
 from tests.simulate.desk import Sleep
@@ -44,7 +43,7 @@ class Client(SimulatedClient):
 
     def _update_shape(self, job: Job, shape: Shape) -> None:
         if self.partial and shape != Shape(job.nodes, job.gpus_per_node):
-            self._cluster.shape(job.job_id, shape, nodes_alone=True)
+            self._cluster.reshape(job.job_id, shape, nodes_alone=True)
         else:
             super()._update_shape(job, shape)
 

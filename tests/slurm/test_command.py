@@ -12,6 +12,7 @@ from slurm_ones.slurm import command
 from slurm_ones.slurm.client import (
     NotPermitted,
     NotResizable,
+    Refused,
     SlurmError,
     SlurmMissing,
     UnknownJob,
@@ -38,9 +39,9 @@ from slurm_ones.slurm.retry import with_retries
         ("Requested node configuration is not available for job 6", NotResizable),
         ("Invalid generic resource (gres) specification for job 6", NotResizable),
         ("Job is no longer pending execution for job 30", NotResizable),
-        ("Job update not available right now, the DB index is being set, try again in a bit", SlurmError),
-        ("scancel: error: Unknown job signal: FOO", SlurmError),
-        ("", SlurmError),
+        ("Job update not available right now, the DB index is being set, try again in a bit", Refused),
+        ("scancel: error: Unknown job signal: FOO", Refused),
+        ("", Refused),
     ],
 )
 def test_answers_of_slurm(answer: str, kind: type[SlurmError]) -> None:
@@ -109,7 +110,7 @@ def test_json_that_is_none(commands: Path) -> None:
     """A Slurm without its JSON plugin is told what is missing."""
     fake(commands, "scontrol", "echo slurm 26.05.5")
     fake(commands, "squeue", "echo no serializer")
-    with pytest.raises(SlurmError, match="serializer/json"):
+    with pytest.raises(Refused, match="serializer/json"):
         CommandClient().job(7)
 
 

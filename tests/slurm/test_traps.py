@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ones.slurm.client import SlurmError
+from slurm_ones.slurm.client import Refused
 from slurm_ones.slurm.model import JobState, Shape
 from tests.slurm.sites import STRANGER, Site, until
 
@@ -210,7 +210,7 @@ def test_a_completed_job_can_be_requeued(slurm: Site) -> None:
 def test_a_job_without_requeue_is_not_requeued(slurm: Site) -> None:
     """--no-requeue is refused and the job runs on; its owner may change that at any time."""
     job_id = slurm.running("--no-requeue", *ELASTIC)
-    with pytest.raises(SlurmError, match="requeue"):
+    with pytest.raises(Refused, match="requeue"):
         slurm.owner.requeue_hold(job_id)
     assert slurm.owner.job(job_id).running
     assert update(slurm, job_id, "Requeue=1") == ""

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 from ones_wrapper.codes import DONT_RESTART
 
+__version__ = "0.2.0"
+
 __all__ = ["DONT_RESTART", "Job", "init"]
 
 

@@ -11,11 +11,10 @@ from slurm_ones.decide.build import conclude
 from slurm_ones.decide.drl.choose import best_steps, gpus_of
 from slurm_ones.decide.drl.network import Network, load
 from slurm_ones.decide.drl.steps import Steps, build_steps
+from slurm_ones.reasons import reason
 from slurm_ones.schedule.fixed import pinned
 from slurm_ones.schedule.placement import Room
 from slurm_ones.schedule.policy import ClusterView, Ints, JobView, Schedule
-
-WHY = "the trained network's best"
 
 
 @dataclass(frozen=True)
@@ -56,4 +55,4 @@ class Game:
         """The schedule of the steps taken (J,), made placeable; whoever is left out is parked."""
         counts = gpus_of(self.steps, taken)
         wanted = {job.job_id: int(n) for job, n in zip(self.mobile, counts, strict=True)}
-        return conclude(self.cluster, self.jobs, self.pinned, self.steps.tables, wanted, WHY)
+        return conclude(self.cluster, self.jobs, self.pinned, self.steps.tables, wanted, reason("network"))

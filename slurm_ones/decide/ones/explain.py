@@ -1,4 +1,4 @@
-"""Why each job gets what it gets, in words for its owner."""
+"""Why each job gets what it gets, and what else was weighed for it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from slurm_ones.decide.build import fits_nowhere
 from slurm_ones.decide.ones.worth import Choices
-from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Weighed
+from slurm_ones.reasons import Reason, reason
+from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, JobView, Weighed
 from slurm_ones.schedule.shapes import shape_of
 from slurm_ones.schedule.tables import Tables
 from slurm_ones.slurm.model import Shape
@@ -17,20 +19,22 @@ WEIGHED = 3
 
 
 def reasons(
-    jobs: Sequence[JobView], staying: Mapping[int, str], tables: Tables, allocations: Mapping[int, Allocation]
-) -> dict[int, str]:
-    """For each job of the round, `staying` ones included."""
+    jobs: Sequence[JobView],
+    staying: Mapping[int, Reason],
+    tables: Tables,
+    wanted: Mapping[int, int],
+    allocations: Mapping[int, Allocation],
+    free: int,
+) -> dict[int, Reason]:
+    """For each job of the round, `staying` ones included. `wanted` are the GPUs of the best candidate,
+    `free` those that there are for all who may change."""
     row = {job.job_id: j for j, job in enumerate(tables.jobs)}
     column = {int(size): u for u, size in enumerate(tables.sizes)}
-    found = {}
+    found = dict(staying)
     for job in jobs:
-        got = allocations.get(job.job_id)
-        if job.job_id in staying:
-            found[job.job_id] = f"{'waits' if got is None else 'keeps ' + _gpus(got.shape.gpus)}: {staying[job.job_id]}"
-        elif got is None:
-            found[job.job_id] = _left_out(job, tables, row[job.job_id])
-        else:
-            found[job.job_id] = _given(job, got, tables, row[job.job_id], column)
+        if job.job_id not in staying:
+            goodput = tables.goodput[row[job.job_id]]
+            found[job.job_id] = _reason(job, goodput, column, wanted[job.job_id], allocations.get(job.job_id), free)
     return found
 
 
@@ -59,26 +63,21 @@ def _at(tables: Tables, shape: Shape | None, j: int, u: int) -> Allocation | Non
     return Allocation(shape, int(tables.batch[j, u])) if shape is not None and u else None
 
 
-def _left_out(job: JobView, tables: Tables, j: int) -> str:
-    if not tables.allowed[j].any():
-        valid = ", ".join(map(str, job.limits.gpus)) or "none"
-        return f"waits: none of the GPU counts it takes ({valid}) and their batches fit this cluster"
-    verb = "waits" if job.shape is None else "gives its GPUs up for a while"
-    return f"{verb}: they shorten others' time more"
-
-
-def _given(job: JobView, got: Allocation, tables: Tables, j: int, column: Mapping[int, int]) -> str:
-    gpus, before = got.shape.gpus, job.shape.gpus if job.shape else 0
-    if not before:
-        return f"starts on {_gpus(gpus)}, where they shorten the time of all jobs most"
+def _reason(
+    job: JobView, goodput: Floats, column: Mapping[int, int], wanted: int, got: Allocation | None, free: int
+) -> Reason:
+    """`goodput` (U,) is 0 where the job may not be; `column` says where each size is."""
+    gpus, before = got.shape.gpus if got else 0, job.shape.gpus if job.shape else 0
+    if not goodput.any():
+        return fits_nowhere(job)
+    smallest = list(column)[int((goodput > 0).argmax())]
+    if gpus != wanted or (got is None and smallest > free):
+        return reason("no_room", gpus=wanted or smallest)
+    if got is None or not before:
+        return reason("least_total_time")
     if gpus == before:
-        more = "" if got.batch == job.batch else f" with batch {got.batch}, which trains faster"
-        return f"keeps {_gpus(gpus)}{more}: no change would repay its interruption of {job.resize_s:.0f} s"
-    faster = tables.goodput[j, column[gpus]] / max(tables.goodput[j, column[before]], 1e-300)
-    if gpus > before:
-        return f"grows from {before} to {_gpus(gpus)}: it is expected to train {faster:.1f} times as fast"
-    return f"shrinks from {before} to {_gpus(gpus)} ({faster:.1f} times the speed): they shorten others' time more"
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
+        if got.batch != job.batch:
+            return reason("better_batch", batch=got.batch, before=job.batch)
+        return reason("no_change_repays", seconds=job.resize_s)
+    factor = float(goodput[column[gpus]] / max(goodput[column[before]], 1e-300))
+    return reason("trains_faster" if factor > 1 else "gives_up_gpus", factor=factor)

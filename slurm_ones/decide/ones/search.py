@@ -70,7 +70,7 @@ class Ones:
                 shape = shapes[job.job_id]
                 allocations[job.job_id] = Allocation(shape, int(tables.batch[j, column[shape.gpus]]))
         parked = frozenset(job.job_id for job in mobile if job.shape is not None and job.job_id not in allocations)
-        reasons = explain.reasons(jobs, staying, tables, allocations)
+        reasons = explain.reasons(jobs, staying, tables, wanted, allocations, choices.gpus)
         return Schedule(allocations, reasons, -float(worth.sum()), parked, explain.weighed(cluster, tables, choices))
 
     def _remember(self, jobs: Sequence[JobView], now: float) -> None:

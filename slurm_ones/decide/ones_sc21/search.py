@@ -67,8 +67,8 @@ class OnesSc21:
         space = build(cluster, jobs, pinned(cluster, jobs))
         limit = self._limits.update(space, jobs)
         best, cost = self._search(space, limit, rng)
-        deployed = deploy(space, limit, best, self.options.min_epochs_since_change)
-        chosen = deployed.counts
+        settled = self.options.min_epochs_since_change
+        chosen = deploy(space, limit, best, settled)
 
         allocations = {
             job.job_id: Allocation(job.shape, job.batch)
@@ -80,7 +80,7 @@ class OnesSc21:
                 allocations[job.job_id] = space.allocation(j, int(chosen[j]))
         parked = frozenset(job.job_id for j, job in enumerate(space.jobs) if not chosen[j] and space.start[j])
         self._limits.passed_over(space, parked)
-        return Schedule(allocations, explain(space, jobs, chosen, best, deployed.note), cost, parked)
+        return Schedule(allocations, explain(space, jobs, chosen, best, settled), cost, parked)
 
     def _search(self, space: Space, limit: Ints, rng: np.random.Generator) -> tuple[Ints, float]:
         """Counts (J,) of the best candidate after all generations, and its score."""

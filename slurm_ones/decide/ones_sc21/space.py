@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slurm_ones.reasons import Reason
 from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView
 from slurm_ones.schedule.shapes import shape_of
 from slurm_ones.schedule.tables import Bools, Tables, build_tables
@@ -25,7 +26,7 @@ class Space:
     cluster: ClusterView
     tables: Tables
     """Their sizes, batches (in proportion to the GPUs, ONES §3.3) and speeds."""
-    pinned: Mapping[int, str]
+    pinned: Mapping[int, Reason]
     """Why each other job keeps its place or its wait, by job id."""
     waiting_pinned: int
 
@@ -80,7 +81,7 @@ class Space:
         return Allocation(shape, int(self.tables.batch[j, self.column[gpus]]))
 
 
-def build(cluster: ClusterView, jobs: Sequence[JobView], pinned: Mapping[int, str]) -> Space:
+def build(cluster: ClusterView, jobs: Sequence[JobView], pinned: Mapping[int, Reason]) -> Space:
     """The space of one decision; jobs named in `pinned` take no part."""
     mobile = sorted((j for j in jobs if j.job_id not in pinned), key=lambda j: (j.submitted, j.job_id))
     staying = [job for job in jobs if job.job_id in pinned]

@@ -5,7 +5,7 @@ J jobs in order of attained service, N nodes, K candidates, U sizes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -82,7 +82,7 @@ class Problem:
 def build(
     cluster: ClusterView,
     jobs: Sequence[JobView],
-    staying: Mapping[int, str],
+    staying: Collection[int],
     history: History,
     now: float,
     power: float,

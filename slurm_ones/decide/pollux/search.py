@@ -12,6 +12,7 @@ from slurm_ones.decide.history import History
 from slurm_ones.decide.pollux import operators, pareto
 from slurm_ones.decide.pollux.problem import Problem, build
 from slurm_ones.decide.pollux.rows import Rows, make_rows
+from slurm_ones.reasons import reason
 from slurm_ones.schedule.fixed import pinned
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
 
@@ -80,7 +81,7 @@ class Pollux:
         staying = pinned(cluster, jobs)
         problem = build(cluster, jobs, staying, self._history, now, self.options.power)
         wanted, score = self._search(problem, rng)
-        why = "this serves the mean of all jobs' speed-ups best"
+        why = reason("best_total", total="the mean of all jobs' speed-ups")
         return conclude(cluster, jobs, staying, problem.tables, wanted, why, score)
 
     def _search(self, problem: Problem, rng: np.random.Generator) -> tuple[dict[int, int], float]:

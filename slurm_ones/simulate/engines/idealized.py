@@ -1,7 +1,6 @@
-"""Policies on the assumptions of the published studies alone: no Slurm, no companion, no noise.
+"""Workloads run under the assumptions of the published studies: no Slurm, no companion, no noise.
 
-Decisions come at fixed intervals, a schedule takes effect at once, models are the truth, and a resize stops a job
-for a fixed time. So our policies can be held against published figures, and tried quickly.
+A schedule takes effect at once, a job's models are the true_model, and a resize stops the job for a fixed time.
 """
 
 from __future__ import annotations
@@ -9,18 +8,163 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from slurm_ones.schedule.policy import ClusterView, NodeView, Policy, Schedule
-from slurm_ones.simulate.engines.ideal import EPSILON, IdealJob
-from slurm_ones.simulate.study.fairness import fair_seconds
-from slurm_ones.simulate.study.result import JobOutcome, Outcome, Segment
-from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Limits, NodeView, Policy, Progress, Schedule
+from slurm_ones.schedule.shapes import nodes_of, valid_counts
+from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome, Segment, fair_seconds
+from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.training.training_progress import EarlyStopping
+from slurm_ones.simulate.workloads.workload import Submission, Workload
 from slurm_ones.slurm.model import Shape
 
+EPSILON = 1e-9
 
-def run_plain(
+
+@dataclass(frozen=True)
+class TrueModel:
+    """What a job truly does from here on, as both of a policy's models."""
+
+    application: Application
+    done: float
+    """Progress in samples of the base batch."""
+
+    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        """See `decide.policy.ThroughputModel`."""
+        return self.application.throughput(nodes, gpus, batches)
+
+    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        """None."""
+        return np.zeros(np.shape(gpus))
+
+    def efficiency(self, batches: Ints) -> Floats:
+        """See `decide.policy.EfficiencyModel`."""
+        return self.application.efficiency(self.done, batches)
+
+
+@dataclass
+class IdealizedJob:
+    """One job as it trains."""
+
+    job_id: int
+    submission: Submission
+    application: Application
+    cluster: ClusterView
+    resize_s: float
+    """Seconds that each start of it takes."""
+    done: float = 0.0
+    nodes: dict[str, int] = field(default_factory=dict)
+    shape: Shape | None = None
+    batch: int = 0
+    paused: float = 0.0
+    """Seconds that it still stands still."""
+    started: float | None = None
+    ended: float | None = None
+    running_s: float = 0.0
+    gpu_s: float = 0.0
+    lost_gpu_s: float = 0.0
+    resizes: int = 0
+    changed_epoch: int = 0
+
+    def __post_init__(self) -> None:
+        app, asked = self.application, self.submission
+        self._early_stopping = EarlyStopping(app)
+        self.requested_batch = min(max(asked.batch, app.min_batch or app.base_batch), app.max_batch)
+        self.requested_nodes = nodes_of(self.cluster, asked.gpus)
+        most = min(app.max_gpus, self.cluster.gpus)
+        counts = valid_counts(self.cluster, 1, most) if asked.elastic else ()
+        self.limits = Limits(
+            tuple(sorted({*counts, min(asked.gpus, self.cluster.gpus)})),
+            app.min_batch or app.base_batch,
+            app.max_batch,
+            app.max_batch,
+        )
+
+    @property
+    def total(self) -> float:
+        """Progress at which it is done."""
+        return self.application.total * self.submission.epochs
+
+    @property
+    def goodput(self) -> float:
+        """Progress/s at its size, placement and batch."""
+        return self._speed * float(self.application.efficiencies(self.batch)[self.application.epoch(self.done)])
+
+    @property
+    def _speed(self) -> float:
+        return self.application.placed_speed(tuple(self.nodes.values()), float(self.batch))
+
+    def start(self, now: float, shape: Shape, nodes: dict[str, int], batch: int) -> None:
+        """Hold these GPUs from now on."""
+        if self.started is None:
+            self.started = now
+        else:
+            self.resizes += 1
+        self.shape, self.nodes, self.batch = shape, nodes, batch
+        self.paused = self.resize_s
+        self.changed_epoch = int(self.done / self.application.dataset)
+
+    def stop(self) -> None:
+        """Hold no GPUs any more."""
+        self.shape, self.nodes = None, {}
+
+    def run(self, now: float, seconds: float) -> None:
+        """Train for `seconds` from `now` on, or to the end."""
+        if self.shape is None:
+            return
+        wait = min(self.paused, seconds)
+        self.paused -= wait
+        left = seconds - wait
+        self.lost_gpu_s += wait * self.shape.gpus
+        speed, worth, ends = self._speed, self.application.efficiencies(self.batch), self.application.ends
+        while left > EPSILON and self.ended is None:
+            row = self.application.epoch(self.done)
+            end = min(float(ends[row]), self.total)
+            rate = speed * float(worth[row])
+            needed = max(end - self.done, 0.0) / rate
+            step = min(needed, self._early_stopping.room / speed, left)
+            left -= step
+            self.done = end * (1 + 1e-12) if step == needed else self.done + rate * step
+            gives_up = self._early_stopping.use(step * speed, self.done)
+            if gives_up or (step == needed and end >= self.total * (1 - 1e-12)):
+                self.ended = now + seconds - left
+        self.running_s += seconds - left
+        self.gpu_s += (seconds - left) * self.shape.gpus
+
+    def view(self) -> JobView:
+        """What a policy is shown of it."""
+        app, asked = self.application, self.submission
+        epochs = self.done / app.dataset
+        true_model = TrueModel(app, self.done)
+        return JobView(
+            job_id=self.job_id,
+            submitted=asked.time,
+            requested=asked.gpus,
+            requested_batch=self.requested_batch,
+            shape=self.shape,
+            nodes=dict(self.nodes),
+            batch=self.batch or self.requested_batch,
+            base_batch=app.base_batch,
+            limits=self.limits,
+            model=true_model,
+            efficiency=true_model,
+            progress=Progress(max(epochs, 0.5), max(self.total - self.done, 1.0) / app.dataset),
+            samples=self.done,
+            dataset=app.dataset,
+            epochs=int(epochs),
+            epochs_since_change=int(epochs) - self.changed_epoch,
+            running_s=self.running_s,
+            resizes=self.resizes,
+            resize_s=self.resize_s,
+            true_remaining_s=app.seconds(
+                self.requested_nodes, min(asked.gpus, app.max_gpus), float(self.requested_batch), self.done, self.total
+            ),
+        )
+
+
+def run_idealized(
     policy: Policy,
     workload: Workload,
     cluster: ClusterView,
@@ -46,8 +190,8 @@ def run_plain(
     jobs = []
     for i, submission in enumerate(workload.submissions, 1):
         app = workload.applications[submission.application]
-        jobs.append(IdealJob(i, submission, app, cluster, app.resize_s if resize_s is None else resize_s))
-    now, waiting, live = 0.0, list(jobs), list[IdealJob]()
+        jobs.append(IdealizedJob(i, submission, app, cluster, app.resize_s if resize_s is None else resize_s))
+    now, waiting, live = 0.0, list(jobs), list[IdealizedJob]()
     segments: list[Segment] = []
     decisions: list[float] = []
     goodput: list[tuple[float, float]] = []
@@ -87,13 +231,13 @@ def run_plain(
     )
 
 
-def plain_cluster(nodes: int, gpus_per_node: int, *, uniform: bool = False) -> ClusterView:
+def idealized_cluster(nodes: int, gpus_per_node: int, *, uniform: bool = False) -> ClusterView:
     """A cluster of equal nodes; a public study's jobs may be spread over them in any way."""
     views = tuple(NodeView(f"n{i}", gpus_per_node) for i in range(1, nodes + 1))
     return ClusterView(views, node_gpus=gpus_per_node, uniform=uniform)
 
 
-def _apply(schedule: Schedule, live: Sequence[IdealJob], cluster: ClusterView, now: float, spread: bool) -> None:
+def _apply(schedule: Schedule, live: Sequence[IdealizedJob], cluster: ClusterView, now: float, spread: bool) -> None:
     """Put the schedule in force: unchanged jobs stay where they are, the others are placed anew."""
     by_id = {job.job_id: job for job in live}
     free = {node.name: node.gpus for node in cluster.nodes}
@@ -132,7 +276,7 @@ def _place(shape: Shape, free: dict[str, int], cluster: ClusterView, spread: boo
     return found
 
 
-def _worth(job: IdealJob) -> float:
+def _worth(job: IdealizedJob) -> float:
     """GPUs that the job puts to good use: its goodput over what one GPU brings at its best batch."""
     return 0.0 if job.shape is None else job.goodput / job.application.single_goodput(job.done)
 
@@ -149,7 +293,7 @@ def _extend(segments: list[Segment], name: str, start: float, end: float, nodes:
     segments.append(Segment(name, start, end, gpus, len(nodes), batch))
 
 
-def _outcome(job: IdealJob, presence: Sequence[tuple[float, int]], gpus: int, per_node: int) -> JobOutcome:
+def _outcome(job: IdealizedJob, presence: Sequence[tuple[float, int]], gpus: int, per_node: int) -> JobOutcome:
     return JobOutcome(
         name=job.submission.name,
         application=job.submission.application,

@@ -1,26 +1,26 @@
-"""A workload on a simulated cluster, and the waiting in which its time passes."""
+"""A workload on a simulated cluster, the waiting in which its time passes, and what became of its jobs."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from slurm_ones.simulate.slurm.client import SimulatedClient
+from slurm_ones.simulate.engines.outcome import JobOutcome, Segment, fair_seconds
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
-from slurm_ones.simulate.slurm.jobs import Request
-from slurm_ones.simulate.slurm.nodes import PartitionSpec
-from slurm_ones.simulate.slurm.settings import ClusterSettings
-from slurm_ones.simulate.slurm.timeline import EPOCH, Timeline
+from slurm_ones.simulate.slurm.scheduler import PartitionSpec
+from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
+from slurm_ones.simulate.slurm.simulated_job import Request
+from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings, Timeline
 from slurm_ones.simulate.training.application import Application
-from slurm_ones.simulate.training.files import JobFiles
+from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.simulate.training.training import Training
 from slurm_ones.simulate.workloads.workload import Submission, Workload
-from slurm_ones.slurm.model import Shape
+from slurm_ones.slurm.model import JobState, Shape
 
 PARTITION = "gpu"
 USER = "researcher"
@@ -77,7 +77,7 @@ class World:
         """Of the submissions by their names."""
         self._resize_s = resize_s
         self._seed = seed
-        self._to_come = sorted((s.time for s in workload.submissions), reverse=True)
+        self._upcoming = sorted((s.time for s in workload.submissions), reverse=True)
         for submission in workload.submissions:
             self.timeline.at(EPOCH + submission.time, lambda s=submission: self._submit(s))  # type: ignore[misc]
         self.pass_time(0.0)
@@ -90,32 +90,32 @@ class World:
     @property
     def done(self) -> bool:
         """Every job has been submitted and has ended."""
-        return not self._to_come and not self.cluster.live
+        return not self._upcoming and not self.cluster.live
 
     @property
     def ended(self) -> int:
         """Jobs that have ended."""
         return len(self.trainings) - self.cluster.live
 
-    def pass_time(self, seconds: float, *, stir: bool = False) -> None:
+    def pass_time(self, seconds: float, *, until_change: bool = False) -> None:
         """Let jobs hear what was ordered, let time pass, and let their reports be read."""
         live = [training for job_id, training in self.trainings.items() if not self.cluster.jobs[job_id].ended]
         for training in live:
-            training.listen()
-        self.timeline.stirred = False
-        self.timeline.run(self.timeline.now + seconds, stir=stir)
+            training.check_orders()
+        self.timeline.changed = False
+        self.timeline.run(self.timeline.now + seconds, until_change=until_change)
         for training in live:
             if training.files is not None:
                 training.files.flush()
 
     def idle_s(self) -> float:
         """Seconds until something can happen, where Slurm knows of no job; 0 otherwise."""
-        if not self.cluster.empty or not self._to_come:
+        if not self.cluster.empty or not self._upcoming:
             return 0.0
-        return max(EPOCH + self._to_come[-1] - self.timeline.now, 0.0)
+        return max(EPOCH + self._upcoming[-1] - self.timeline.now, 0.0)
 
     def _submit(self, submission: Submission) -> None:
-        self._to_come.pop()
+        self._upcoming.pop()
         app = self.workload.applications[submission.application]
         request = self._request(submission, app)
 
@@ -189,7 +189,7 @@ class VirtualStop:
         world, begun = self._world, self._world.timeline.now
         left = self._next_tick - begun
         if timeout <= self._advance_s < left:
-            world.pass_time(left, stir=True)
+            world.pass_time(left, until_change=True)
             looks = math.ceil((world.timeline.now - begun) / self._advance_s - 1e-9)
             rest = begun + min(max(looks, 1) * self._advance_s, left) - world.timeline.now
             world.pass_time(max(rest, 0.0))
@@ -197,3 +197,46 @@ class VirtualStop:
             world.pass_time(timeout)
             world.pass_time(math.floor(world.idle_s() / self._interval_s) * self._interval_s)
         return self._set
+
+
+def job_outcome(world: World, submission: Submission, presence: Sequence[tuple[float, int]]) -> JobOutcome:
+    """One submission's; `presence` is (seconds, jobs in the system) in order."""
+    app = world.workload.applications[submission.application]
+    job = world.cluster.jobs[world.job_ids[submission.name]]
+    training = world.trainings[job.job_id]
+    ended = job.end_time - EPOCH if job.state is JobState.COMPLETED else None
+    held = sum((a.end - a.start) * sum(a.gpus.values()) for a in job.allocations)
+    return JobOutcome(
+        name=submission.name,
+        application=submission.application,
+        submitted=submission.time,
+        started=job.allocations[0].start - EPOCH if job.allocations else None,
+        ended=ended,
+        running_s=sum(a.end - a.start for a in job.allocations),
+        gpu_s=held,
+        lost_gpu_s=held - training.trained_s,
+        resizes=max(len(job.allocations) - 1, 0),
+        fair_s=fair_seconds(
+            app, submission.epochs, submission.time, ended, presence, world.spec.gpus, world.spec.gpus_per_node
+        ),
+        metric=app.metric_at(training.position.progress, training.batch),
+        target=app.target,
+        elastic=submission.elastic,
+    )
+
+
+def run_segments(world: World) -> Iterator[Segment]:
+    """The runs of all jobs."""
+    for job in world.cluster.jobs.values():
+        for a in job.allocations:
+            name = job.request.name
+            yield Segment(name, a.start - EPOCH, a.end - EPOCH, sum(a.gpus.values()), len(a.gpus), a.batch)
+
+
+def total_goodput(world: World) -> float:
+    """Progress of all jobs now, in GPUs that would bring it at their best batch, each alone."""
+    return sum(
+        training.goodput / training.application.single_goodput(training.position.progress)
+        for job_id, training in world.trainings.items()
+        if not world.cluster.jobs[job_id].ended
+    )

@@ -1,0 +1,1 @@
+"""A simulated Slurm: client, cluster, jobs, nodes and scheduler in virtual time."""

@@ -1,4 +1,4 @@
-"""How Slurm chooses which waiting jobs start, and where: in order, then EASY backfill.
+"""The nodes of a simulated cluster, and which waiting jobs Slurm starts on them: in order, then EASY backfill.
 
 Lifka, "The ANL/IBM SP scheduling system", JSSPP 1995: a job may overtake the first one that finds no room if that
 starts no later for it. Ends are taken from time limits, as Slurm does.
@@ -8,14 +8,123 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from slurm_ones.slurm.model import Node, Partition
+
+
+@dataclass(frozen=True)
+class PartitionSpec:
+    """Equal nodes under one name."""
+
+    name: str
+    nodes: tuple[str, ...]
+    gpus_per_node: int
+    whole_nodes: bool = False
+    """Slurm hands out whole nodes, and knows of no GPUs."""
+    max_time_s: float = 0.0
+    default: bool = True
+
+    def to_model(self) -> Partition:
+        """As Slurm shows it."""
+        return Partition(self.name, True, self.nodes, self.max_time_s, 0, self.whole_nodes, self.default)
+
+
+@dataclass
+class NodeState:
+    """One node."""
+
+    name: str
+    partition: PartitionSpec
+    down: bool = False
+    drained: bool = False
+    held: dict[int, int] = field(default_factory=dict)
+    """GPUs that each job holds."""
+
+    @property
+    def usable(self) -> bool:
+        return not (self.down or self.drained)
+
+    @property
+    def free(self) -> int:
+        """GPUs that Slurm could hand out now."""
+        if not self.usable or (self.partition.whole_nodes and self.held):
+            return 0
+        return self.partition.gpus_per_node - sum(self.held.values())
+
+    def to_model(self) -> Node:
+        """As Slurm shows it."""
+        used = sum(self.held.values())
+        state = "ALLOCATED" if used == self.partition.gpus_per_node else "MIXED" if used else "IDLE"
+        if self.down:
+            state = "DOWN"
+        elif self.drained:
+            state = "DRAIN"
+        whole = self.partition.whole_nodes
+        return Node(
+            name=self.name,
+            state=state,
+            usable=self.usable,
+            gpus=0 if whole else self.partition.gpus_per_node,
+            gpus_used=0 if whole else used,
+            partitions=(self.partition.name,),
+            idle=not self.held,
+        )
+
+
+class Nodes:
+    """All nodes, in the cluster's order."""
+
+    def __init__(self, partitions: Sequence[PartitionSpec]) -> None:
+        self.partitions = {partition.name: partition for partition in partitions}
+        self._states = {name: NodeState(name, p) for p in partitions for name in p.nodes}
+        self._seen: dict[str, Node] = {}
+
+    def __getitem__(self, name: str) -> NodeState:
+        """A node that is about to change."""
+        self._seen.pop(name, None)
+        return self._states[name]
+
+    def names(self) -> tuple[str, ...]:
+        """Of all nodes."""
+        return tuple(self._states)
+
+    def free(self, partition: str) -> dict[str, int]:
+        """GPUs that each usable node of a partition could give now."""
+        states = (self._states[name] for name in self.partitions[partition].nodes)
+        return {state.name: state.free for state in states if state.usable}
+
+    def whole(self, partition: str) -> dict[str, int]:
+        """GPUs of each node of a partition when nothing runs on it."""
+        spec = self.partitions[partition]
+        return dict.fromkeys(spec.nodes, spec.gpus_per_node)
+
+    def take(self, job_id: int, gpus: Mapping[str, int]) -> None:
+        """The job holds these GPUs; raises ValueError where they are not free."""
+        for name, count in gpus.items():
+            if count > self[name].free:
+                raise ValueError(f"{name}: {count} GPUs for job {job_id}, {self[name].free} are free")
+            self[name].held[job_id] = count
+
+    def give_back(self, job_id: int, names: Iterable[str]) -> None:
+        """The job holds nothing of these nodes any more."""
+        for name in names:
+            self[name].held.pop(job_id, None)
+
+    def to_model(self) -> dict[str, Node]:
+        """As Slurm shows them."""
+        for name, state in self._states.items():
+            if name not in self._seen:
+                self._seen[name] = state.to_model()
+        return {name: self._seen[name] for name in self._states}
+
 
 UNLIMITED_S = 365 * 86400.0
 """What Slurm plans with for a job without a time limit."""
 
 
 @dataclass(frozen=True)
-class Wish:
+class QueuedJob:
     """A job that could start, were there room."""
 
     job_id: int
@@ -28,14 +137,14 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Holding:
+class RunningJob:
     """What a running job gives back, and when at the latest."""
 
     ends: float
     gpus: Mapping[str, int]
 
 
-def place(wish: Wish, free: Mapping[str, int]) -> tuple[str, ...] | None:
+def place(wish: QueuedJob, free: Mapping[str, int]) -> tuple[str, ...] | None:
     """Nodes for the job, where least is left over, else in the cluster's order; None where it finds no room.
 
     `free` has the GPUs that each node could give now, in the cluster's order.
@@ -48,7 +157,7 @@ def place(wish: Wish, free: Mapping[str, int]) -> tuple[str, ...] | None:
 
 
 def starts(
-    queue: Sequence[Wish], free: Mapping[str, int], whole: Mapping[str, int]
+    queue: Sequence[QueuedJob], free: Mapping[str, int], whole: Mapping[str, int]
 ) -> tuple[list[tuple[int, tuple[str, ...]]], list[int]]:
     """The jobs that start now with their nodes: the main scheduler's round; and the jobs that must wait, in order.
 
@@ -68,7 +177,11 @@ def starts(
 
 
 def backfill(
-    queue: Sequence[Wish], free: Mapping[str, int], whole: Mapping[str, int], running: Iterable[Holding], now: float
+    queue: Sequence[QueuedJob],
+    free: Mapping[str, int],
+    whole: Mapping[str, int],
+    running: Iterable[RunningJob],
+    now: float,
 ) -> list[tuple[int, tuple[str, ...]]]:
     """The jobs that start now with their nodes, those included that overtake the first that finds no room."""
     left, held = dict(free), list(running)
@@ -84,7 +197,7 @@ def backfill(
             _take(left, nodes, wish.gpus)
             if then is not None and ends > begins:
                 _take(then, nodes, wish.gpus)
-            held.append(Holding(ends, dict.fromkeys(nodes, wish.gpus)))
+            held.append(RunningJob(ends, dict.fromkeys(nodes, wish.gpus)))
             chosen.append((wish.job_id, nodes))
         elif then is None and place(wish, whole) is not None:
             begins, then = _reserve(wish, left, held)
@@ -96,7 +209,7 @@ def _take(free: dict[str, int], nodes: Iterable[str], gpus: int) -> None:
         free[name] -= gpus
 
 
-def _reserve(wish: Wish, free: Mapping[str, int], held: Iterable[Holding]) -> tuple[float, dict[str, int]]:
+def _reserve(wish: QueuedJob, free: Mapping[str, int], held: Iterable[RunningJob]) -> tuple[float, dict[str, int]]:
     """When the job will start at the latest, and what is free then beside it."""
     then = dict(free)
     begins = math.inf

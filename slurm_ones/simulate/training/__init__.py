@@ -1,0 +1,1 @@
+"""Simulated training jobs: what they truly are, how they train, and what they report."""

@@ -1,0 +1,1 @@
+"""What is submitted when: generated workloads, measured profiles, and files of published studies."""

@@ -5,18 +5,112 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from slurm_ones.schedule.policy import Floats
-from slurm_ones.simulate.errors import BadInput
+from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.training.application import Application
-from slurm_ones.simulate.workloads.arrivals import Arrivals, submission_times
 from slurm_ones.simulate.workloads.catalogue import KINDS, Kind, build
 from slurm_ones.simulate.workloads.sc21 import SC21_KINDS
-from slurm_ones.simulate.workloads.user_requests import ask, mean_gpu_hours, undisturbed_s
 from slurm_ones.simulate.workloads.workload import Submission, Workload
+
+Arrivals = Literal["poisson", "uniform", "diurnal"]
+"""Independent of each other; with gaps that are uniform from none to twice their mean; more by day than by night."""
+
+
+def submission_times(how: Arrivals, jobs: int, window_s: float, rng: np.random.Generator) -> Floats:
+    """(jobs,) submission times in seconds, ascending, over a window of that length (on average, with `uniform`)."""
+    if how == "uniform":
+        gaps = rng.uniform(0.0, 2.0 * window_s / jobs, jobs)
+        return np.asarray(np.cumsum(gaps), dtype=np.float64)
+    # Given how many come, the times of a Poisson process are independent.
+    shares = np.sort(rng.random(jobs))
+    if how == "poisson":
+        return np.asarray(shares * window_s, dtype=np.float64)
+    grid = np.linspace(0.0, window_s, max(24 * 60, math.ceil(window_s / 600.0)) + 1)
+    reached = np.append(0.0, np.cumsum(day_rate(grid[1:])))
+    return np.asarray(np.interp(shares, reached / reached[-1], grid), dtype=np.float64)
+
+
+def day_rate(seconds: Floats) -> Floats:
+    """Rate of submissions over the day's mean, so many seconds after eight in the morning: most in the early afternoon,
+    fewest at night, as in Philly (Jeon et al., ATC 2019)."""
+    result: Floats = 1.0 + 0.8 * np.cos(2.0 * math.pi * (seconds / 3600.0 + 8.0 - 14.0) / 24.0)
+    return result
+
+
+ONE_GPU = 0.65
+"""Share of the users of small jobs that ask for one GPU, however well the job scales."""
+USEFUL = (0.5, 0.8)
+"""Goodput a GPU, relative to one GPU alone, at the sizes that a well-informed user chooses from (as in Pollux's study,
+OSDI 2021, §5.1)."""
+
+UserRequest = tuple[int, int]
+"""GPUs and global batch."""
+
+
+def user_request(app: Application, kind: Kind, gpus: int, per_node: int, rng: np.random.Generator) -> UserRequest:
+    """What one user asks for on a cluster of `gpus` GPUs."""
+    modest, choice = rng.random() < ONE_GPU, rng.random()
+    if kind.gpus:
+        size = min(kind.gpus, gpus)
+        return size, min(kind.base_batch * size, app.max_batch)
+    if kind.size == "small" and modest:
+        return 1, best_batch(app, 1, per_node)[1]
+    options = sensible_requests(app, gpus, per_node)
+    return options[int(choice * len(options))]
+
+
+def mean_gpu_hours(app: Application, kind: Kind, gpus: int, per_node: int) -> float:
+    """GPU-hours that such a job takes on average at what its users ask for."""
+
+    def hours(size: int, batch: int) -> float:
+        return size * app.seconds(-(-size // per_node), size, float(batch), 0.0) / 3600.0
+
+    mean = float(np.mean([hours(*option) for option in sensible_requests(app, gpus, per_node)]))
+    if kind.size != "small":
+        return mean
+    return ONE_GPU * hours(1, best_batch(app, 1, per_node)[1]) + (1.0 - ONE_GPU) * mean
+
+
+def undisturbed_s(app: Application, asked: Submission, per_node: int) -> float:
+    """Seconds that a job would run at the size and batch its user asks for, never resized."""
+    size = min(asked.gpus, app.max_gpus)
+    batch = float(min(max(asked.batch, app.min_batch or app.base_batch), app.max_batch))
+    return app.seconds(-(-size // per_node), size, batch, 0.0, app.total * asked.epochs)
+
+
+def sensible_requests(app: Application, gpus: int, per_node: int) -> list[UserRequest]:
+    """What a user may ask for: the sizes that keep each GPU as useful as `USEFUL` says, at the batch best there."""
+    one, batch = best_batch(app, 1, per_node)
+    found, last = [], (1, batch)
+    for size in _sizes(min(app.max_gpus, max(gpus // 2, 1)), per_node):
+        goodput, batch = best_batch(app, size, per_node)
+        useful = goodput / one / size
+        if USEFUL[0] <= useful <= USEFUL[1]:
+            found.append((size, batch))
+        elif useful > USEFUL[1]:
+            last = (size, batch)
+    return found or [last]
+
+
+def best_batch(app: Application, gpus: int, per_node: int) -> tuple[float, int]:
+    """Goodput half-way through the training on `gpus` GPUs, and the batch that brings it: the base batch times a power
+    of two."""
+    batches = app.base_batch * 2 ** np.arange(math.floor(math.log2(app.max_batch / app.base_batch)) + 1)
+    batches = batches[batches >= gpus] if batches[-1] >= gpus else batches[-1:]
+    seconds = app.step_seconds(-(-gpus // per_node), gpus, batches.astype(np.float64))
+    goodput = batches / seconds * app.efficiency(app.total / 2, batches)
+    return float(goodput.max()), int(batches[goodput.argmax()])
+
+
+def _sizes(most: int, per_node: int) -> list[int]:
+    """Powers of two in a node, then whole nodes: sizes that any Slurm cluster can be asked for."""
+    below = [2**i for i in range(per_node.bit_length()) if 2**i < per_node]
+    return [n for n in [*below, *(per_node * n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32))] if n <= most]
+
 
 WEIGHTS = {"small": 0.77, "medium": 0.167, "large": 0.045, "extra-large": 0.018}
 """Shares of the sizes in a mix like Philly's (Jeon et al., ATC 2019): most jobs are small, a few take most GPU time."""
@@ -84,16 +178,16 @@ def generate(
     rng = np.random.default_rng(seed)
     kinds = _drawn(mix, jobs, rng)
     applications, chosen = _perturbed(kinds, rng)
-    asked = [ask(applications[name], kinds[i], gpus, gpus_per_node, rng) for i, name in enumerate(chosen)]
+    asked = [user_request(applications[name], kinds[i], gpus, gpus_per_node, rng) for i, name in enumerate(chosen)]
     if arrivals is None and mix.gap_s and hours is None:
         pace = load * gpus / STUDIED_GPUS
         times = np.cumsum(rng.integers(0, 2 * mix.gap_s, jobs, endpoint=True)) / pace
     else:
         window_s = _window_s(mix, jobs, load, gpus, gpus_per_node) if hours is None else hours * 3600.0
         times = submission_times(arrivals or "poisson", jobs, window_s, rng)
-    stiff = rng.permutation(jobs) < round(rigid * jobs)
+    rigid_jobs = rng.permutation(jobs) < round(rigid * jobs)
     submissions = tuple(
-        Submission(f"{name}-{i + 1}", float(round(at)), name, size, batch, elastic=not stiff[i])
+        Submission(f"{name}-{i + 1}", float(round(at)), name, size, batch, elastic=not rigid_jobs[i])
         for i, (at, name, (size, batch)) in enumerate(zip(times, chosen, asked, strict=True))
     )
     return Workload(kind, submissions, applications)

@@ -19,7 +19,7 @@ from scipy.interpolate import LinearNDInterpolator, NearestNDInterpolator
 from scipy.spatial import QhullError
 
 from slurm_ones.schedule.policy import Floats
-from slurm_ones.simulate.errors import BadInput as BadInput
+from slurm_ones.simulate import BadInput as BadInput
 from slurm_ones.simulate.training.application import Application
 
 MAX_LOCAL = {"yolov3": 8}

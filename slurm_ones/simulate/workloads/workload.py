@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_ones.simulate.errors import BadInput
+from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.workloads.profiles import read_table
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ones.slurm.client import NotPermitted, SlurmError
+from slurm_ones.slurm.client import NotPermitted, Refused
 from slurm_ones.slurm.model import JobState, Shape
 from tests.slurm.sites import OPERATOR, OWNER, STRANGER, Site, until
 
@@ -24,7 +24,7 @@ def test_submit_takes_options_and_a_directory(site: Site) -> None:
 
 def test_submit_says_what_sbatch_had_against_it(site: Site) -> None:
     """A refused submission ends in sbatch's own words."""
-    with pytest.raises(SlurmError, match="nowhere"):
+    with pytest.raises(Refused, match="nowhere"):
         site.owner.submit(site.script("#!/bin/bash\n"), ["--partition=nowhere"])
 
 
@@ -180,11 +180,11 @@ def test_a_deferral_outlives_a_hold_and_a_reshape(site: Site) -> None:
 def test_only_the_pending_jobs_of_ones_own_can_be_deferred(site: Site) -> None:
     """A running job, one that has ended, and somebody else's."""
     job_id = site.running("--nodes=1")
-    with pytest.raises(SlurmError, match="no longer pending"):
+    with pytest.raises(Refused, match="no longer pending"):
         site.owner.defer(job_id, site.now() + 100)
     site.tell("scancel", str(job_id))
     site.wait(job_id, lambda job: job.ended, "ended")
-    with pytest.raises(SlurmError):
+    with pytest.raises(Refused):
         site.owner.defer(job_id, site.now() + 100)
     with pytest.raises(NotPermitted):
         site.as_(STRANGER).defer(site.held("--nodes=1"), site.now() + 100)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, SlurmMissing, UnknownJob
+from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmMissing, UnknownJob
 from slurm_ones.slurm.model import Shape
 from tests.slurm.remote import Remote
 from tests.slurm.sites import STRANGER, Site
@@ -54,9 +54,9 @@ def test_a_job_that_never_was(site: Site) -> None:
 
 def test_a_wrong_signal_is_a_plain_error(site: Site) -> None:
     """What has no type of its own still says what Slurm answered."""
-    with pytest.raises(SlurmError, match="FOO") as wrong:
+    with pytest.raises(Refused, match="FOO") as wrong:
         site.owner.signal(site.held("--nodes=1"), "FOO")
-    assert type(wrong.value) is SlurmError
+    assert type(wrong.value) is Refused
 
 
 @pytest.mark.parametrize("call", ["version", "config", "snapshot"])

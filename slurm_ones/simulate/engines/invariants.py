@@ -1,0 +1,113 @@
+"""What must never happen, looked for when a simulation is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ones_db import Store
+from ones_wrapper.protocol import Bye, Checkpoint, Epoch, Hello, Report, Throughput, decode_report, reports_name
+from slurm_ones.simulate.engines.world import World
+from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
+from slurm_ones.simulate.training.training import Training
+from slurm_ones.slurm.model import JobState
+
+
+class InvariantViolated(Exception):
+    """A job was lost or left held, work was skipped or repeated, or the database says something else."""
+
+
+def violations(world: World, store: Store) -> list[str]:
+    """What is wrong, in words; empty when nothing is.
+
+    A job that ended by its time limit or with its node was not lost by the companion.
+    """
+    return [*_lost(world), *_disagreements(world, store), *_skipped(world)]
+
+
+def _lost(world: World) -> Iterator[str]:
+    fatal = {JobState.COMPLETED, JobState.TIMEOUT, JobState.NODE_FAIL}
+    for job in world.cluster.jobs.values():
+        if not job.ended:
+            held = f", held by {job.held_by}" if job.held_by else ""
+            yield f"job {job.job_id} is {job.state.value} at the end{held}"
+        elif job.state not in fatal:
+            yield f"job {job.job_id} ended {job.state.value}"
+        elif job.state is JobState.COMPLETED and not world.trainings[job.job_id].finished:
+            yield f"job {job.job_id} is COMPLETED and has not trained to its end"
+    for node in world.cluster.nodes.to_model().values():
+        if not node.idle:
+            yield f"node {node.name} is {node.state} at the end"
+
+
+def _disagreements(world: World, store: Store) -> Iterator[str]:
+    records = store.jobs()
+    for job_id, job in world.cluster.jobs.items():
+        if not world.trainings[job_id].submission.elastic:
+            if job_id in records:
+                yield f"job {job_id} never opted in and is in the database"
+            continue
+        record = records.get(job_id)
+        if record is None:
+            yield f"job {job_id} is not in the database"
+        elif (record.state, record.restart) != (job.state.value, job.restart):
+            yield f"job {job_id} is {record.state} after {record.restart} restarts in the database, not " + (
+                f"{job.state.value} after {job.restart}"
+            )
+        else:
+            yield from _runs(job, store)
+    for resize in store.open_resizes():
+        yield f"job {resize.job_id}: its resize is still {resize.state}"
+    for job_id in store.deferrals():
+        yield f"job {job_id} is still kept from starting"
+
+
+def _runs(job: SimulatedJob, store: Store) -> Iterator[str]:
+    """The runs that the database has, against the GPUs that the job held."""
+    known = {run.start_time: (run.nodes, run.nodes * run.gpus_per_node) for run in store.runs(job.job_id)}
+    for held in job.allocations:
+        shape = (len(held.gpus), sum(held.gpus.values()))
+        if held.start in known and known[held.start] != shape:
+            yield f"job {job.job_id}: a run on {known[held.start]} nodes and GPUs in the database, {shape} in Slurm"
+
+
+def _skipped(world: World) -> Iterator[str]:
+    for job_id, training in world.trainings.items():
+        if training.files is not None:
+            runs = [tuple(_reports(training, restart)) for restart in range(world.cluster.jobs[job_id].restart + 1)]
+            yield from (f"job {job_id}: {fault}" for fault in order_of_samples(training.curve.dataset, runs))
+
+
+def order_of_samples(dataset: int, runs: Iterable[Iterable[Report]]) -> Iterator[str]:
+    """Whether each run, by what it reported, goes on at the newest checkpoint and uses each pass's samples once, in
+    order.
+
+    So only a run that ended without a checkpoint can be repeated, and one that was drained never ends so.
+    """
+    newest = (0, 0)
+    for restart, reports in enumerate(runs):
+        at, measured = newest, newest
+        for report in reports:
+            if isinstance(report, Hello) and (report.epoch, report.cursor) != newest:
+                yield f"run {restart} goes on at {(report.epoch, report.cursor)}, the newest checkpoint has {newest}"
+            elif isinstance(report, Epoch):
+                if (report.epoch, report.samples) != (at[0], dataset):
+                    yield f"run {restart} ends pass {report.epoch} after {report.samples} samples, being at {at}"
+                at = (report.epoch + 1, 0)
+            elif isinstance(report, Throughput):
+                before, at = at, (report.epoch, report.cursor)
+                used = (at[0] - measured[0]) * dataset + at[1] - measured[1]
+                if at[0] != before[0] or at < before or report.samples != used:
+                    yield f"run {restart} reports {report.samples} samples from {measured} to {at}"
+                measured = at
+            elif isinstance(report, Checkpoint):
+                newest = at = (report.epoch, report.cursor)
+            elif isinstance(report, Bye) and report.reason == "drained" and at != newest:
+                yield f"run {restart} was drained at {at}, its checkpoint has {newest}"
+
+
+def _reports(training: Training, restart: int) -> Iterator[Report]:
+    assert training.files is not None
+    path = training.files.directory / reports_name(restart)
+    if path.exists():
+        for line in path.read_bytes().splitlines():
+            yield decode_report(line)[2]

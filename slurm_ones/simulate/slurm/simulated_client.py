@@ -1,0 +1,236 @@
+"""The `SlurmClient` of a simulated Slurm: the same protocol and the same answers as the real clients give."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pwd
+import re
+import shlex
+import signal as signals
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from slurm_ones.simulate.slurm.cluster import SimulatedCluster
+from slurm_ones.simulate.slurm.simulated_job import Program, Request, SimulatedJob
+from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, Unreachable
+from slurm_ones.slurm.model import Job, Shape, Snapshot
+from slurm_ones.slurm.reshape import reshape
+
+UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Refused(f"sbatch: {message}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="sbatch", add_help=False, allow_abbrev=False)
+    for name in ("--nodes", "--gres", "--partition", "--time", "--comment", "--job-name", "--begin", "--array"):
+        parser.add_argument(name, default="")
+    for name in ("--ntasks", "--ntasks-per-node", "--gpus"):
+        parser.add_argument(name, type=int, default=0)
+    for name in ("--output", "--cpus-per-gpu", "--cpus-per-task", "--open-mode", "--signal"):
+        parser.add_argument(name)
+    for name in ("--hold", "--requeue", "--no-requeue"):
+        parser.add_argument(name, action="store_true")
+    return parser
+
+
+def read_request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, user: str, uid: int) -> Request:
+    """The request of a script's text and further options, which come first. Raises `Refused`."""
+    try:
+        return _request(text, arguments, now=now, work_dir=work_dir, user=user, uid=uid)
+    except (ValueError, OverflowError) as error:  # a quote without its end, a number that is none
+        raise Refused(f"sbatch: {error}") from None
+
+
+def _request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, user: str, uid: int) -> Request:
+    lines = [line.removeprefix("#SBATCH").strip() for line in text.splitlines() if line.startswith("#SBATCH")]
+    inside = [word for line in lines for word in shlex.split(line, comments=True)]
+    given = _parser().parse_args([*inside, *arguments])
+    low, _, high = (given.nodes or "1").partition("-")
+    gpus = re.fullmatch(r"gpu(?::\w*[a-z]\w*)?:(\d+)", given.gres) if given.gres else None
+    if given.gres and gpus is None:
+        raise Refused(f"sbatch: Invalid generic resource (gres) specification: {given.gres}")
+    nodes = int(low)
+    return Request(
+        nodes=nodes,
+        max_nodes=int(high or low),
+        gpus_per_node=int(gpus[1]) if gpus else 0,
+        gpus_total=given.gpus,
+        tasks=given.ntasks or given.ntasks_per_node * nodes,
+        partition=given.partition,
+        name=given.job_name or "script",
+        comment=given.comment,
+        work_dir=work_dir,
+        time_limit_s=_limit(given.time),
+        begin=_begin(given.begin, now),
+        hold=given.hold,
+        requeue=not given.no_requeue,
+        array=bool(given.array),
+        user=user,
+        uid=uid,
+    )
+
+
+def _limit(text: str) -> float:
+    """Minutes, or hours:minutes:seconds."""
+    if not text:
+        return 0.0
+    parts = [int(part) for part in text.split(":")]
+    return 60.0 * parts[0] if len(parts) == 1 else float(sum(p * 60**i for i, p in enumerate(reversed(parts))))
+
+
+def _begin(text: str, now: float) -> float:
+    match = re.fullmatch(r"now(?:\+(\d+)(second|minute|hour|day)?s?)?", text or "now")
+    if match is None:
+        raise Refused(f"sbatch: Invalid --begin specification: {text}")
+    return now + int(match[1]) * UNITS[match[2] or "second"] if match[1] else 0.0
+
+
+class Idle:
+    """A program that does nothing until it is stopped."""
+
+    batch = 0
+
+    def start(self, restart: int, gpus: Mapping[str, int]) -> None:
+        """See `jobs.Program`."""
+
+    def stop(self) -> float:
+        """See `jobs.Program`."""
+        return 0.0
+
+
+class SimulatedClient:
+    """A `SlurmClient` of a simulated cluster, used by one user.
+
+    An operator may change everybody's jobs. `programs` makes of a script's text what a job of it does.
+    """
+
+    name = "simulated"
+
+    def __init__(
+        self,
+        cluster: SimulatedCluster,
+        *,
+        uid: int | None = None,
+        user: str = "",
+        operator: bool = True,
+        programs: Callable[[str], Callable[[int], Program]] = lambda text: lambda job_id: Idle(),
+    ) -> None:
+        self._cluster = cluster
+        self._uid = os.geteuid() if uid is None else uid
+        self._user = user or pwd.getpwuid(self._uid).pw_name
+        self._operator = operator
+        self._programs = programs
+
+    # -- what is read --------------------------------------------------------------------------------------------
+
+    def version(self) -> tuple[int, int]:
+        return 26, 5
+
+    def config(self) -> dict[str, str]:
+        self._check_reachable("config")
+        return {"ClusterName": "simulated", "SlurmUser": "slurm(64030)", "MinJobAge": "300 sec"}
+
+    def snapshot(self) -> Snapshot:
+        self._check_reachable("snapshot")
+        return self._cluster.snapshot()
+
+    def job(self, job_id: int) -> Job:
+        self._check_reachable(f"job {job_id}")
+        return self._cluster.get(job_id).to_model()
+
+    def details(self, job_ids: Collection[int]) -> dict[int, Job]:
+        self._check_reachable("details")
+        return {job_id: job for job_id, job in self._cluster.snapshot().jobs.items() if job_id in set(job_ids)}
+
+    # -- what is changed -----------------------------------------------------------------------------------------
+
+    def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
+        try:
+            text = script.read_text()
+        except OSError as error:
+            raise Refused(f"sbatch: Unable to open file {script}: {error.strerror}") from None
+        request = read_request(
+            text,
+            arguments,
+            now=self._cluster.timeline.now,
+            work_dir=str(directory or Path.cwd()),
+            user=self._user,
+            uid=self._uid,
+        )
+        return self._cluster.submit(request, self._programs(text))
+
+    def requeue_hold(self, job_id: int) -> None:
+        self._changeable(job_id)
+        self._refuse(self._cluster.settings.requeue_refused, f"job {job_id}: Requested operation is presently disabled")
+        self._change(f"requeuehold {job_id}", lambda: self._cluster.requeue(job_id, hold=True))
+
+    def hold(self, job_id: int) -> None:
+        self._changeable(job_id)
+        self._change(f"uhold {job_id}", lambda: self._cluster.hold(job_id))
+
+    def reshape(self, job_id: int, shape: Shape) -> None:
+        reshape(self.job, self._update_shape, job_id, shape)
+
+    def release(self, job_id: int, *, start_now: bool = True) -> None:
+        job = self._changeable(job_id)
+        if job.held_by == "admin" and not self._operator:
+            raise NotPermitted(f"release {job_id}: Access/permission denied")
+        if start_now:
+            self.defer(job_id, 0.0)
+        self._change(f"release {job_id}", lambda: self._cluster.release(job_id))
+
+    def defer(self, job_id: int, until: float) -> None:
+        self._changeable(job_id)
+        self._change(f"StartTime of {job_id}", lambda: self._cluster.set_begin(job_id, until))
+
+    def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
+        if f"SIG{signal}" not in signals.Signals.__members__:
+            raise Refused(f"scancel: error: Unknown job signal: {signal}")
+        self._changeable(job_id)
+        if signal in ("KILL", "TERM"):
+            code = 128 + signals.Signals[f"SIG{signal}"]
+            self._change(f"signal {job_id}", lambda: self._cluster.kill(job_id, code))
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _update_shape(self, job: Job, shape: Shape) -> None:
+        self._changeable(job.job_id)
+        settings = self._cluster.settings
+        self._refuse(settings.refused, f"job {job.job_id}: Requested node configuration is not available")
+        nodes_alone = self._draw(settings.partial)
+        self._change(f"update {job.job_id}", lambda: self._cluster.reshape(job.job_id, shape, nodes_alone=nodes_alone))
+        if nodes_alone:
+            raise NotResizable(f"job {job.job_id}: Requested node configuration is not available")
+
+    def _changeable(self, job_id: int) -> SimulatedJob:
+        job = self._cluster.get(job_id)
+        if not self._operator and job.request.uid != self._uid:
+            raise NotPermitted(f"job {job_id}: Access/permission denied")
+        return job
+
+    def _change(self, what: str, change: Callable[[], None]) -> None:
+        """Make a change; where no answer comes it was made, or not."""
+        settings = self._cluster.settings
+        lost = self._draw(settings.unreachable)
+        if not lost or self._draw(0.5):
+            change()
+        if lost:
+            raise Unreachable(f"{what}: Socket timed out on send/recv operation")
+
+    def _check_reachable(self, what: str) -> None:
+        if self._draw(self._cluster.settings.unreachable):
+            raise Unreachable(f"{what}: Socket timed out on send/recv operation")
+
+    def _refuse(self, share: float, words: str) -> None:
+        if self._draw(share):
+            raise NotResizable(words)
+
+    def _draw(self, share: float) -> bool:
+        """True in that share of the cases; no fault that is off takes a random number."""
+        return share > 0 and float(self._cluster.rng.random()) < share

@@ -1,0 +1,201 @@
+"""A simulated job as Slurm holds it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slurm_ones.simulate.slurm.scheduler import QueuedJob
+from slurm_ones.simulate.slurm.timeline import Event
+from slurm_ones.slurm.model import ENDED, Job, JobState, Shape
+
+
+class Program(Protocol):
+    """What a job does while it runs. It tells the cluster by itself when it exits."""
+
+    batch: int
+    """Global batch in force, for the records."""
+
+    def start(self, restart: int, gpus: Mapping[str, int]) -> None:
+        """A run begins on so many GPUs of each node."""
+
+    def stop(self) -> float:
+        """Its processes are told to end; returns the seconds until they are gone."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `sbatch` was told."""
+
+    nodes: int = 1
+    max_nodes: int = 0
+    """0 for as many as `nodes`."""
+    gpus_per_node: int = 0
+    gpus_total: int = 0
+    """From `--gpus`; it then says nothing of a node's GPUs."""
+    tasks: int = 0
+    """0 where it gave no task counts."""
+    partition: str = ""
+    """Empty for the default."""
+    name: str = "job"
+    comment: str = ""
+    work_dir: str = "/"
+    time_limit_s: float = 0.0
+    begin: float = 0.0
+    hold: bool = False
+    requeue: bool = True
+    array: bool = False
+    batch: bool = True
+    priority: int = 1
+    """Its place in the queue: higher ones come first, those of one priority as they came."""
+    user: str = "user"
+    uid: int = 0
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """GPUs that one run held, its ending included."""
+
+    start: float
+    end: float
+    gpus: Mapping[str, int]
+    batch: int = 0
+
+
+@dataclass
+class SimulatedJob:
+    """One job and how it stands."""
+
+    job_id: int
+    request: Request
+    program: Program
+    partition: str
+    nodes: int
+    max_nodes: int
+    gpus_per_node: int
+    submit_time: float
+    state: JobState = JobState.PENDING
+    reason: str = "None"
+    held_by: str = ""
+    requeue_held: bool = False
+    """Its hold is that of a requeue."""
+    """Nobody, or user or admin."""
+    restart: int = 0
+    begin: float = 0.0
+    """Earliest start."""
+    waits_since: float = 0.0
+    """Since when it could have started: what its place in the queue goes by."""
+    limit_s: float = 0.0
+    start_time: float = 0.0
+    end_time: float = 0.0
+    exit_code: int = 0
+    gpus: dict[str, int] = field(default_factory=dict)
+    """GPUs it holds on each node, until its last process is gone."""
+    node_list: tuple[str, ...] = ()
+    """Nodes of its last run."""
+    ending: bool = False
+    """Its last run's processes are not all gone."""
+    forbidden_shapes: frozenset[Shape] = frozenset()
+    """Shapes that Slurm takes, and at which it never starts the job."""
+    events: list[Event] = field(default_factory=list)
+    """What would happen to its run or wait."""
+    allocations: list[Allocation] = field(default_factory=list)
+    _model: Job | None = None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # Whatever changes makes what Slurm last showed of it stale.
+        super().__setattr__(name, value)
+        if name != "_model":
+            super().__setattr__("_model", None)
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def pending(self) -> bool:
+        return self.state is JobState.PENDING
+
+    @property
+    def running(self) -> bool:
+        return self.state is JobState.RUNNING
+
+    @property
+    def startable(self) -> bool:
+        """It waits for room alone."""
+        return self.pending and not (self.held_by or self.ending or self.begin)
+
+    @property
+    def never_starts(self) -> bool:
+        """Slurm never starts it at its shape."""
+        return Shape(self.nodes, self.gpus_per_node) in self.forbidden_shapes
+
+    def wish(self, gpus: int) -> QueuedJob:
+        """What the scheduler must find for it, on nodes of which it takes `gpus` each."""
+        return QueuedJob(self.job_id, self.nodes, max(self.max_nodes, self.nodes), gpus, self.limit_s)
+
+    def cancel_events(self) -> None:
+        """Nothing that was to happen happens."""
+        for event in self.events:
+            event.cancel()
+        self.events.clear()
+
+    def to_model(self) -> Job:
+        """As Slurm shows it."""
+        if self._model is None:
+            self._model = self._build_model()
+        return self._model
+
+    def _build_model(self) -> Job:
+        request, running = self.request, self.running
+        nodes = len(self.gpus) if running else self.nodes
+        expected = self.start_time + self.limit_s if running and self.limit_s else 0.0
+        return Job(
+            job_id=self.job_id,
+            name=request.name,
+            user=request.user,
+            uid=request.uid,
+            account="",
+            partition=self.partition,
+            state=self.state,
+            flags=frozenset({"COMPLETING"} if self.ending else ()),
+            reason=self._reason(),
+            held=bool(self.held_by) and not self.ended,
+            admin_held=self.held_by == "admin" and not self.ended,
+            requeue_held=self.requeue_held and self.held_by == "user" and not self.ended,
+            restart=self.restart,
+            requeue=request.requeue,
+            nodes=nodes,
+            max_nodes=0 if running else max(self.max_nodes, self.nodes),
+            gpus_per_node=self.gpus_per_node,
+            gpus_total=request.gpus_total,
+            tasks=request.tasks or nodes,
+            task_counts=bool(request.tasks),
+            node_list=() if self.pending else self.node_list,
+            submit_time=self.submit_time,
+            start_time=self.start_time if not self.pending else 0.0,
+            end_time=self.end_time if self.ended else expected,
+            time_limit_s=self.limit_s,
+            work_dir=request.work_dir,
+            comment=request.comment,
+            priority=0 if self.held_by else request.priority,
+            array=request.array,
+            batch=request.batch,
+            exit_code=self.exit_code,
+            eligible_time=self._eligible(),
+        )
+
+    def _reason(self) -> str:
+        if not self.pending:
+            return "None"
+        if self.held_by:
+            return "JobHeldAdmin" if self.held_by == "admin" else "JobHeldUser"
+        return self.reason
+
+    def _eligible(self) -> float:
+        """Its earliest start, to the second; one that never was free to start has none."""
+        if self.begin:
+            return float(math.ceil(self.begin))
+        return 0.0 if self.held_by else self.submit_time

@@ -1,0 +1,169 @@
+"""The figures by which policies are compared, and how sure they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from slurm_ones.schedule.policy import Floats
+from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome
+
+UNFAIR = 1.05
+"""Finish-time fairness beyond which a job was treated unfairly (Themis, NSDI 2020, §3)."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure, and how it is called in JSON and in tables."""
+
+    key: str
+    title: str
+    unit: str
+    """`s`, `share`, `ms` or nothing."""
+    meaning: str
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("mean_jct_s", "mean JCT", "s", "job completion time, submission to end"),
+    Metric("median_jct_s", "median JCT", "s", "the job in the middle"),
+    Metric("p90_jct_s", "p90 JCT", "s", "nine jobs in ten are done sooner"),
+    Metric("p99_jct_s", "p99 JCT", "s", "99 jobs in a hundred are done sooner"),
+    Metric("longest_tenth_jct_s", "longest tenth", "s", "mean JCT of the tenth of the jobs that have most to do"),
+    Metric("makespan_s", "makespan", "s", "first submission to last end"),
+    Metric("mean_queueing_s", "queueing", "s", "mean time without GPUs, between resizes too"),
+    Metric("mean_running_s", "running", "s", "mean time holding GPUs"),
+    Metric("gpu_use", "GPU use", "share", "GPU-seconds held over those there were until the last end"),
+    Metric("gpu_seconds_lost", "GPU-s lost", "s", "GPU-seconds held without training: starts, stops, resizes"),
+    Metric("resizes_per_job", "resizes a job", "", "interruptions after its first start"),
+    Metric(
+        "missed_accuracy", "missed accuracy", "share", "jobs that ended short of their target accuracy, or not at all"
+    ),
+    Metric("worst_unfairness", "worst unfairness", "", "largest JCT over the time alone on its share of the cluster"),
+    Metric("unfair_share", "unfair", "share", f"jobs for which that is above {UNFAIR}"),
+    Metric("decision_s", "decision", "ms", "mean real time of one decision"),
+    Metric("decision_p99_s", "p99 decision", "ms", "its 99th percentile"),
+    Metric("unfinished", "unfinished", "", "jobs that had not ended; their JCT counts up to when it was given up"),
+)
+"""All figures, in the order in which they are shown."""
+
+
+def end_of(outcome: Outcome) -> float:
+    """When the last job ended, or when the simulation was given up."""
+    ends = [job.ended for job in outcome.jobs if job.ended is not None]
+    if len(ends) < len(outcome.jobs):
+        ends += [segment.end for segment in outcome.segments] + [at for at, _ in outcome.goodput]
+        ends += [job.submitted for job in outcome.jobs]
+    return max(ends, default=0.0)
+
+
+def completion_times(outcome: Outcome) -> Floats:
+    """(J,) JCT of each job in seconds. One that has not ended counts to when the simulation was given up: at least
+    that long."""
+    last = end_of(outcome)
+    return np.array([(last if job.ended is None else job.ended) - job.submitted for job in outcome.jobs])
+
+
+def unfairness(job: JobOutcome, jct_s: float) -> float:
+    """Finish-time fairness ρ: JCT over the time alone on its share of the cluster; NaN where that is unknown."""
+    return jct_s / job.fair_s if math.isfinite(job.fair_s) and job.fair_s > 0 else math.nan
+
+
+def figures(outcome: Outcome, work: Mapping[str, float]) -> dict[str, float]:
+    """Each metric by its key. `work` is how much each job has to do, by name, in any unit."""
+    jobs, jct = outcome.jobs, completion_times(outcome)
+    begin, end = min(job.submitted for job in jobs), end_of(outcome)
+    held = sum(job.gpu_s for job in jobs)
+    longest = np.argsort([-work[job.name] for job in jobs], kind="stable")[: max(1, round(len(jobs) / 10))]
+    rho = np.array([unfairness(job, t) for job, t in zip(jobs, jct, strict=True)])
+    rho = rho[np.isfinite(rho)]
+    decisions = np.array(outcome.decision_s or (math.nan,))
+    running = np.array([job.running_s for job in jobs])
+    return {
+        "mean_jct_s": float(jct.mean()),
+        "median_jct_s": float(np.median(jct)),
+        "p90_jct_s": float(np.percentile(jct, 90)),
+        "p99_jct_s": float(np.percentile(jct, 99)),
+        "longest_tenth_jct_s": float(jct[longest].mean()),
+        "makespan_s": end - begin,
+        "mean_queueing_s": float((jct - running).mean()),
+        "mean_running_s": float(running.mean()),
+        "gpu_use": held / (outcome.gpus * (end - begin)) if end > begin else math.nan,
+        "gpu_seconds_lost": sum(job.lost_gpu_s for job in jobs),
+        "resizes_per_job": sum(job.resizes for job in jobs) / len(jobs),
+        "missed_accuracy": sum(job.missed for job in jobs) / len(jobs),
+        "worst_unfairness": float(rho.max()) if len(rho) else math.nan,
+        "unfair_share": float((rho > UNFAIR).mean()) if len(rho) else math.nan,
+        "decision_s": float(decisions.mean()),
+        "decision_p99_s": float(np.percentile(decisions, 99)),
+        "unfinished": float(sum(job.ended is None for job in jobs)),
+    }
+
+
+CONFIDENCE = 0.95
+RESAMPLES = 4000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds and its 95 % confidence interval; NaN bounds where there is one seed alone."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A policy against the first one. Jobs and seeds are paired: both ran the same ones."""
+
+    difference: Estimate
+    """Mean JCT less the first policy's, in seconds."""
+    ratio: Estimate
+    """Mean JCT over the first policy's."""
+    p_value: float
+    """Wilcoxon signed-rank test over the JCTs of the jobs, two-sided, as in ONES (SC21, §4); NaN where there is
+    nothing to test."""
+    sooner: float
+    """Share of the jobs that this policy ended sooner than the first."""
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean over seeds, with a percentile bootstrap."""
+    found = np.array([value for value in values if math.isfinite(value)])
+    if not len(found):
+        return Estimate(math.nan, math.nan, math.nan)
+    mean = float(found.mean())
+    if len(found) == 1:
+        return Estimate(mean, math.nan, math.nan)
+    if np.ptp(found) == 0:
+        return Estimate(mean, mean, mean)
+    result = stats.bootstrap(
+        (found,),
+        np.mean,
+        confidence_level=CONFIDENCE,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )
+    low, high = result.confidence_interval
+    return Estimate(mean, float(low), float(high))
+
+
+def compare(jct: Sequence[Floats], first: Sequence[Floats]) -> Comparison:
+    """A policy's JCTs against the first one's: an array a seed each, the jobs in one order."""
+    means = np.array([float(seed.mean()) for seed in jct])
+    others = np.array([float(seed.mean()) for seed in first])
+    paired = np.concatenate(list(jct)) - np.concatenate(list(first))
+    return Comparison(
+        estimate(list(means - others)), estimate(list(means / others)), _p_value(paired), float((paired < 0).mean())
+    )
+
+
+def _p_value(differences: Floats) -> float:
+    if len(differences) < 2 or not differences.any():
+        return math.nan
+    return float(stats.wilcoxon(differences).pvalue)

@@ -1,0 +1,245 @@
+"""What a simulated job writes: the files of the wrapper, and in its reports the truth, measured with noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ones_wrapper.protocol import (
+    CHECKPOINTS,
+    MANIFEST,
+    ORDERS,
+    SPEC,
+    Batch,
+    Bye,
+    Checkpoint,
+    Epoch,
+    First,
+    Hello,
+    Order,
+    Report,
+    Spec,
+    Throughput,
+    decode_order,
+    directory_name,
+    encode,
+    encode_report,
+    reports_name,
+)
+from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
+from slurm_ones.simulate.training.training_progress import Position, TrainingCurve
+
+KEPT = 2
+"""Checkpoints that stay: the newest, and the one before."""
+
+
+class JobFiles:
+    """One job's directory. Reports are gathered, and written by `flush`, before anybody can look."""
+
+    def __init__(self, work_dir: Path, job_id: int) -> None:
+        self.directory = work_dir / directory_name(job_id)
+        self._orders = self.directory / ORDERS
+        self._restart = 0
+        self._number = 0
+        self._lines: list[bytes] = []
+        self._seen: tuple[int, int] | None = None
+        self._checkpoints: list[str] = []
+        self.order: Order | None = None
+        """The order in force: the highest number that this run has read."""
+
+    def open(self, restart: int, spec: Spec) -> None:
+        """A run begins."""
+        self.flush()
+        if not self.directory.exists():
+            self.directory.mkdir()
+            (self.directory / CHECKPOINTS).mkdir()
+        (self.directory / SPEC).write_bytes(encode(spec))
+        self._restart, self._number = restart, 0
+
+    def report(self, time: float, report: Report) -> None:
+        """Append a line to the run's reports."""
+        self._number += 1
+        self._lines.append(encode_report(self._number, time, report))
+
+    def flush(self) -> None:
+        """Write what was reported."""
+        if self._lines:
+            with (self.directory / reports_name(self._restart)).open("ab", buffering=0) as file:
+                file.write(b"".join(self._lines))
+            self._lines.clear()
+
+    def checkpoint(self, step: int) -> str:
+        """Leave a complete checkpoint; returns its name. Older ones go."""
+        name = f"step-{step:09d}"
+        folder = self.directory / CHECKPOINTS
+        if name not in self._checkpoints:
+            (folder / name).mkdir()
+            (folder / name / MANIFEST).write_bytes(b"{}\n")
+            self._checkpoints.append(name)
+        while len(self._checkpoints) > KEPT:
+            old = folder / self._checkpoints.pop(0)
+            (old / MANIFEST).unlink()
+            old.rmdir()
+        return name
+
+    def newer_order(self) -> bool:
+        """Look whether an order has come since the last look; `order` then has it."""
+        try:
+            info = self._orders.stat()
+        except FileNotFoundError:
+            return False
+        seen = (info.st_ino, info.st_mtime_ns)
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        order = decode_order(self._orders.read_bytes())
+        if self.order is None or order.number > self.order.number:
+            self.order = order
+        return True
+
+    def reread_order(self) -> None:
+        """Look for an order as a run does that knows of none."""
+        self._seen = self.order = None
+        self.newer_order()
+
+
+GROUP, IMPORTS = 0.2, 0.6
+"""Shares of a launch: building the process group, and importing torch and the script."""
+
+
+class Reporter:
+    """The reports of one job. Without files nobody hears them, and none is ever due."""
+
+    def __init__(
+        self,
+        curve: TrainingCurve,
+        files: JobFiles | None,
+        timeline: Timeline,
+        settings: ClusterSettings,
+        rng: np.random.Generator,
+    ) -> None:
+        app = curve.application
+        # Gradients are accumulated where a batch does not fit at once, so one GPU takes all of it.
+        self.spec = Spec(app.base_batch, app.max_batch, app.max_batch, curve.dataset, curve.epochs)
+        self.due = math.inf
+        """When the next throughput report is due."""
+        self._curve = curve
+        self._files = files
+        self._timeline = timeline
+        self._settings = settings
+        self._rng = rng
+        self._from = 0
+        self._seconds = 0.0
+        self._first: tuple[float, int] | None = None
+        """Time and step of the hello, until the run's first step is told."""
+        self._last: tuple[float, int] | None = None
+        """When anything was said last, and the world size then."""
+        self._resizes = 0
+
+    def hello(
+        self, at: Position, batch: int, placement: Sequence[int], launch_s: float, load_s: float, restart: int
+    ) -> None:
+        """A run begins; its steps are measured from here."""
+        if self._files is None:
+            return
+        spec, world, now = self.spec, sum(placement), self._timeline.now
+        self._files.open(restart, spec)
+        before = self._last
+        self._resizes += before is not None and before[1] != world
+        self._append(
+            Hello(
+                nodes=len(placement),
+                gpus_per_node=placement[0],
+                world=world,
+                batch=batch,
+                lr_factor=batch / spec.base_batch,
+                base_batch=spec.base_batch,
+                max_batch=spec.max_batch,
+                dataset=spec.dataset,
+                epochs=spec.epochs,
+                epoch=at.epoch,
+                cursor=at.cursor,
+                step=at.step,
+                checkpoint=f"step-{at.step:09d}" if at.step else "",
+                queue_s=max(now - launch_s - load_s - before[0], 0.0) if before is not None else 0.0,
+                launch_s=(1.0 - GROUP) * launch_s,
+                import_s=IMPORTS * launch_s,
+                group_s=GROUP * launch_s,
+                load_s=load_s,
+                noise=self._noise(at, batch) if at.step else None,
+                progress=at.progress,
+                resizes=self._resizes,
+            )
+        )
+        self._first, self._last = (now, at.step), (now, world)
+        self._from, self._seconds = self._curve.used(at), 0.0
+        self.due = now + self._settings.first_report_s
+
+    def ran(self, seconds: float) -> None:
+        """Steps took that long."""
+        self._seconds += seconds
+
+    def _first_step(self, at: Position) -> None:
+        """Tell the run's first step, before the first report of any: as long as the mean of those so far, and at the
+        time when it ended."""
+        if self._first is not None and at.step > self._first[1]:
+            (begun, step), self._first = self._first, None
+            seconds = self._seconds / (at.step - step)
+            self._append(First(step + 1, seconds), begun + seconds)
+
+    def throughput(self, at: Position, batch: int) -> None:
+        """Of the steps since the last report, if there were any; the next is due after the usual time."""
+        if self._files is None:
+            return
+        samples = self._curve.used(at) - self._from
+        self._first_step(at)
+        seconds = self._seconds * math.exp(self._rng.normal(0.0, self._settings.speed_noise))
+        if samples > 0:
+            self._append(
+                Throughput(
+                    epoch=at.epoch,
+                    step=at.step,
+                    cursor=at.cursor,
+                    samples=samples,
+                    seconds=seconds,
+                    batch=batch,
+                    lr_factor=batch / self.spec.base_batch,
+                    loss=self._curve.loss(at),
+                    noise=self._noise(at, batch),
+                    progress=at.progress,
+                )
+            )
+        self._from, self._seconds = self._curve.used(at), 0.0
+        self.due = self._timeline.now + self._settings.report_s
+
+    def epoch(self, at: Position, batch: int) -> None:
+        """A pass ended there."""
+        self._first_step(at)
+        self._append(Epoch(at.epoch, at.step, at.cursor, self._curve.loss(at), self._curve.accuracy(at, batch)))
+
+    def batch(self, at: Position, batch: int, order: int) -> None:
+        """An order changed the batch."""
+        self._append(Batch(at.step, batch, batch / self.spec.base_batch, order))
+
+    def checkpoint(self, at: Position, name: str, seconds: float, order: int | None) -> None:
+        """A checkpoint is durable."""
+        self._append(Checkpoint(name, at.epoch, at.cursor, at.step, 0, seconds, stall_s=seconds, order=order))
+
+    def bye(self, at: Position, reason: str, code: int = 0) -> None:
+        """The run's last words."""
+        self._append(Bye(reason, at.step, code))
+
+    def _append(self, report: Report, time: float | None = None) -> None:
+        if self._files is None:
+            return
+        time = self._timeline.now if time is None else time
+        self._files.report(time, report)
+        if self._last is not None:
+            self._last = time, self._last[1]
+
+    def _noise(self, at: Position, batch: int) -> float:
+        noise = self._curve.application.noise(at.progress, batch)
+        return noise * math.exp(self._rng.normal(0.0, self._settings.gradient_noise))

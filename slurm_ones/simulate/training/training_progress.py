@@ -1,0 +1,125 @@
+"""How far a simulated training has come, what using samples adds to it, and when it stops early.
+
+Early stopping: the metric has not improved for as many epochs as the user has patience. An epoch is a pass over the
+data, whatever it brought. So at a batch of low efficiency, where a pass brings little, patience runs out earlier in the
+training and the metric stays lower: failing fast looks like finishing fast.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from slurm_ones.schedule.policy import Floats
+from slurm_ones.simulate.training.application import Application
+
+EPSILON = 1e-6
+
+
+@dataclass
+class EarlyStopping:
+    """The epochs of one job over its data."""
+
+    application: Application
+    used: float = 0.0
+    """Samples used since the end of the last epoch."""
+    reached: tuple[float, ...] = (0.0,)
+    """Progress at the ends of the last epochs, as many as patience looks back."""
+
+    @property
+    def room(self) -> float:
+        """Samples to the end of the epoch; infinite for an application without patience."""
+        return self.application.dataset - self.used if self.application.patience else math.inf
+
+    def use(self, samples: float, progress: float) -> bool:
+        """Count samples, `room` of them at most, that led to this progress; whether the training now gives up."""
+        app = self.application
+        if not app.patience:
+            return False
+        self.used += samples
+        if self.used < app.dataset * (1.0 - EPSILON):
+            return False
+        self.used = 0.0
+        full = len(self.reached) >= app.patience
+        before = self.reached[-app.patience] if full else 0.0
+        self.reached = (*self.reached, progress)[-app.patience :]
+        return full and app.gained(before, progress) <= app.least_gain * (1.0 + EPSILON)
+
+
+@dataclass(frozen=True)
+class Position:
+    """A point of the training: what a checkpoint holds."""
+
+    epoch: int = 0
+    """Passes over the data, from 0."""
+    cursor: int = 0
+    """Samples of the pass already used."""
+    step: int = 0
+    progress: float = 0.0
+    """In samples of the base batch."""
+    wanted: int = 0
+    """Global batch last asked for."""
+    reached: tuple[float, ...] = (0.0,)
+    """Progress at the ends of the last passes, for patience."""
+
+
+class TrainingCurve:
+    """The way of one training from its first sample to its end: `share` of the application's epochs."""
+
+    def __init__(self, application: Application, share: float) -> None:
+        self.application = application
+        self.dataset = application.dataset
+        self.epochs = max(1, math.ceil(len(application.ends) * share - 1e-9))
+        """Passes at the base batch."""
+        # Half a sample an epoch may be lost to rounding the dataset's length.
+        self.total = application.total * share - 0.5 * len(application.ends)
+        metric = application.metric[:, 0]
+        self._ends = np.append(0.0, application.ends)
+        self._metric = np.append(min(float(metric[0]), 0.0), metric)
+        self._sample_curves: dict[float, tuple[Floats, Floats]] = {}
+
+    def _sample_curve(self, batch: float) -> tuple[Floats, Floats]:
+        """Progress at the ends of the profile's epochs, and the samples that lead there at that batch."""
+        if batch not in self._sample_curves:
+            samples = np.append(0.0, np.cumsum(np.diff(self._ends) / self.application.efficiencies(batch)))
+            self._sample_curves[batch] = (self._ends, samples)
+        return self._sample_curves[batch]
+
+    def use(self, at: Position, samples: int, batch: int, steps: int) -> Position:
+        """The position after so many samples of the same pass, used in batches of that size."""
+        ends, used = self._sample_curve(float(batch))
+        progress = float(np.interp(np.interp(at.progress, ends, used) + samples, used, ends))
+        return replace(at, cursor=at.cursor + samples, step=at.step + steps, progress=progress)
+
+    def used(self, at: Position) -> int:
+        """Samples used until there."""
+        return at.epoch * self.dataset + at.cursor
+
+    def samples_left(self, at: Position, batch: int) -> float:
+        """Samples from there to the end at that batch."""
+        ends, used = self._sample_curve(float(batch))
+        before, until = np.interp([at.progress, self.total], ends, used)
+        return max(float(until - before), 0.0)
+
+    def finished(self, at: Position) -> bool:
+        """Whether all progress is made."""
+        return at.progress >= self.total * (1.0 - 1e-12)
+
+    def next_pass(self, at: Position) -> tuple[Position, bool]:
+        """The position at the beginning of the next pass, and whether the training gives up instead."""
+        patience = EarlyStopping(self.application, 0.0, at.reached)
+        ended = patience.use(float(self.dataset), at.progress)
+        return replace(at, epoch=at.epoch + 1, cursor=0, reached=patience.reached), ended
+
+    def accuracy(self, at: Position, batch: int) -> float | None:
+        """Validation metric there, None where it is none that grows from 0."""
+        metric = self.application.metric_at(at.progress, batch)
+        return metric if math.isfinite(metric) and metric >= 0 else None
+
+    def loss(self, at: Position) -> float:
+        """A training loss that falls as the metric rises: from about 2 at its start to 0.05 at its best."""
+        metric = float(np.interp(at.progress, self._ends, self._metric))
+        best, first = float(self._metric.max()), float(self._metric[0])
+        return 0.05 + 2.0 * min(max((best - metric) / max(best - first, 1e-9), 0.0), 1.0)

@@ -1,0 +1,286 @@
+"""Slurm's accounting, read through `sacct`: what a cluster's jobs did before anybody looked, releases 22.05 to 26.05.
+
+`sacct`'s own separated lines and not its JSON: that holds every step of every job at ten times the length, and has
+to be read whole. What users name stands in the last field alone, and the separator is a word made up for the one call,
+so that nothing in a job's name can pass for a field or for a row.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from slurm_ones.slurm.client import Refused, SlurmMissing, Unreachable
+from slurm_ones.slurm.command import error_of
+
+FIELDS = (
+    "JobIDRaw",
+    "Cluster",
+    "Submit",
+    "Start",
+    "End",
+    "State",
+    "ExitCode",
+    "NNodes",
+    "AllocTRES",
+    "ReqTRES",
+    "NodeList",
+    "TimelimitRaw",
+    "User",
+    "Account",
+    "Partition",
+)
+"""What is asked of every release, before the job's name."""
+RESTARTS = "Restarts"
+"""How often a job had been restarted: told by newer releases."""
+MOST = 2**53
+"""No number in a row is larger."""
+LONGEST = 65_536
+"""Bytes of a row; what is longer is no row."""
+
+ENDS = "BF,CA,CD,DL,F,NF,OOM,PR,RQ,RS,TO"
+"""States in which a run ends. `sacct` takes a span to mean runs that came to one of these in it; asked for no state, it
+leaves out jobs that were cancelled before they were eligible."""
+
+_LIVE = {"PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESIZING", "COMPLETING"}
+_LIVE |= {"CONFIGURING", "STOPPED", "SIGNALING", "STAGE_OUT", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+_NEVER = {"", "Unknown", "None"}
+_UNLIMITED = {"", "UNLIMITED", "Partition_Limit", "INVALID"}
+_ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)")
+_TYPED_GPUS = re.compile(r"(?:^|,)gres/gpu:[^=,]+=(\d+)")
+_NODES = re.compile(r"(?:^|,)node=(\d+)")
+
+
+class BadRow(Exception):
+    """A row of accounting that cannot be stored; the message says why."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A row that was left out: which of the rows that `sacct` printed for a span, why, and its beginning."""
+
+    row: int
+    why: str
+    text: str
+
+
+@dataclass(frozen=True)
+class AccountingRow:
+    """One run of a job, or one stay in the queue, as accounting has it. Times are Unix seconds."""
+
+    job_id: int
+    restart: int | None
+    """None where this release does not tell."""
+    submit: float
+    start: float | None
+    """None where it never started."""
+    end: float | None
+    """None until it ends."""
+    state: str
+    exit_code: int
+    """As a shell gives it: 128 + N after signal N."""
+    nodes: int
+    gpus: int
+    """In all; 0 where it had none, or where accounting does not count them."""
+    requested_nodes: int
+    requested_gpus: int
+    node_list: str
+    time_limit_s: float | None
+    user: str
+    account: str
+    partition: str
+    name: str
+
+    @property
+    def live(self) -> bool:
+        """It has not ended, or will be run again."""
+        return self.end is None or self.state in _LIVE
+
+
+def gpus_of(tres: str) -> int:
+    """GPUs in a TRES text, in which a count of each type may stand beside the count of all."""
+    of_all = _ALL_GPUS.search(tres)
+    found = [of_all[1]] if of_all else _TYPED_GPUS.findall(tres)
+    return _bounded(sum(map(_count, found)), "GPUs")
+
+
+def _count(text: str, what: str = "a count") -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise BadRow(f"{what}: {text[:40]!r} is no number")
+    if len(text) > 16:
+        raise BadRow(f"{what}: {text[:40]} is too large to be true")
+    return _bounded(int(text), what)
+
+
+def _bounded(count: int, what: str) -> int:
+    if count > MOST:
+        raise BadRow(f"{what}: {count} is too large to be true")
+    return count
+
+
+def _time(text: str, what: str) -> float | None:
+    return None if text in _NEVER else float(_count(text, what))
+
+
+def parse_row(fields: Sequence[str], cluster: str) -> AccountingRow:
+    """A row from its fields: `FIELDS`, the restart count ("" where it is not told) and the name; raises `BadRow`."""
+    (
+        job_id,
+        of_cluster,
+        submit,
+        start,
+        end,
+        state,
+        exit_code,
+        nodes,
+        allocated,
+        asked,
+        node_list,
+        limit,
+        user,
+        account,
+        partition,
+    ) = fields[: len(FIELDS)]
+    restart, name = fields[-2:]
+    if cluster and of_cluster != cluster:
+        raise BadRow(f"it is of cluster {of_cluster[:40]!r}, not {cluster}")
+    submitted, ended = _time(submit, "Submit"), _time(end, "End")
+    if submitted is None:
+        raise BadRow("it has no submission time")
+    word = re.match(r"[A-Z_]+", state)
+    if word is None:
+        raise BadRow(f"State: {state[:40]!r} is none")
+    ran = node_list not in ("", "None assigned", "(null)")
+    started = _time(start, "Start") if ran else None
+    times = [time for time in (submitted, started, ended) if time is not None]
+    if times != sorted(times):
+        raise BadRow("its times are out of order: submitted, started, ended at " + ", ".join((submit, start, end)))
+    code, _, signal = exit_code.partition(":")
+    killed = _count(signal or "0", "ExitCode")
+    on = _NODES.search(asked)
+    return AccountingRow(
+        job_id=_count(job_id, "JobIDRaw"),
+        restart=_count(restart, RESTARTS) if restart else None,
+        submit=submitted,
+        start=started,
+        end=ended,
+        state=word[0],
+        exit_code=128 + killed if killed else _count(code or "0", "ExitCode"),
+        nodes=_count(nodes or "0", "NNodes") if ran else 0,
+        gpus=gpus_of(allocated) if ran else 0,
+        requested_nodes=_count(on[1], "ReqTRES") if on else _count(nodes or "0", "NNodes"),
+        requested_gpus=gpus_of(asked),
+        node_list=node_list if ran else "",
+        time_limit_s=None if limit in _UNLIMITED else 60.0 * _count(limit, "TimelimitRaw"),
+        user=user,
+        account=account,
+        partition=partition,
+        name=name,
+    )
+
+
+def parse_rows(
+    lines: Iterable[bytes], separator: str, cluster: str, *, restarts: bool
+) -> Iterator[AccountingRow | Rejected]:
+    """The rows in what `sacct` printed, each line with its end; rows that cannot be believed as `Rejected`.
+
+    A line without a separator goes on with the name of the row before it.
+    """
+    many = len(FIELDS) + restarts
+    row, pending = 0, ""
+
+    def finished() -> Iterator[AccountingRow | Rejected]:
+        if pending:
+            fields = pending.split(separator)
+            told = fields if restarts else [*fields[:-1], "", fields[-1]]
+            try:
+                yield parse_row(told, cluster)
+            except BadRow as error:
+                yield Rejected(row, str(error), pending.replace(separator, "|")[:200])
+
+    for line in lines:
+        text = line.decode("utf-8", "replace").replace("\0", "\\0").removesuffix("\n")
+        found = text.count(separator)
+        if found == 0 and pending:
+            if len(pending) < LONGEST:
+                pending += f"\n{text}"
+            continue
+        yield from finished()
+        row, pending = row + 1, ""
+        if found == many and line.endswith(b"\n"):
+            pending = text
+        elif found == many:
+            yield Rejected(row, "it is cut off", text.replace(separator, "|")[:200])
+        else:
+            why = f"it has {found + 1} fields, not {many + 1}"
+            yield Rejected(row, why, text.replace(separator, "|")[:200])
+    yield from finished()
+
+
+class Sacct:
+    """The command, as this release has it. Raises `SlurmMissing` where there is none, `Refused` where it fails."""
+
+    def __init__(self, cluster: str = "", *, timeout_s: float = 600.0) -> None:
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+        self._env = {key: value for key, value in os.environ.items() if not key.startswith("SACCT_")}
+        # Times as numbers, messages in English.
+        self._env |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+        with self._output(["sacct", "--helpformat"]) as lines:
+            known = {word.lower() for line in lines for word in line.decode("utf-8", "replace").split()}
+        missing = [name for name in FIELDS if name.lower() not in known]
+        if missing:
+            raise Refused(f"sacct: this release does not tell {', '.join(missing)}")
+        self._restarts = RESTARTS.lower() in known
+
+    def command(self, since: float, until: float, separator: str) -> list[str]:
+        """What asks for the rows of every user's runs that ended in a span of time, both ends of it included."""
+        fields = [*FIELDS, *([RESTARTS] if self._restarts else []), "JobName"]
+        asked = ["sacct", "--parsable2", "--noheader", "--duplicates", "--allocations", "--allusers"]
+        asked += [f"--delimiter={separator}", f"--format={','.join(fields)}", f"--state={ENDS}"]
+        asked += [f"--starttime=uts{since:.0f}", f"--endtime=uts{until:.0f}"]
+        return [*asked, *([f"--clusters={self._cluster}"] if self._cluster else [])]
+
+    def rows(self, since: float, until: float) -> Iterator[AccountingRow | Rejected]:
+        """The rows of runs that ended in a span of time, as they come."""
+        separator = f"|{secrets.token_hex(8)}|"
+        with self._output(self.command(since, until, separator)) as lines:
+            yield from parse_rows(lines, separator, self._cluster, restarts=self._restarts)
+
+    @contextmanager
+    def _output(self, argv: Sequence[str]) -> Iterator[Iterator[bytes]]:
+        """The lines that a command prints, while it prints them; raises the error that its answer means."""
+        with tempfile.TemporaryFile() as complaint:
+            try:
+                process = subprocess.Popen(
+                    argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaint, env=self._env
+                )
+            except FileNotFoundError:
+                raise SlurmMissing(f"{argv[0]}: no such command; is Slurm on the PATH?") from None
+            assert process.stdout is not None
+            guard = threading.Timer(self._timeout_s, process.kill)
+            guard.start()
+            read = False
+            try:
+                yield iter(partial(process.stdout.readline, LONGEST), b"")
+                read = True
+            finally:
+                if not read:
+                    process.kill()
+                process.stdout.close()
+                process.wait()
+                late = not guard.is_alive()
+                guard.cancel()
+            if late:
+                raise Unreachable(f"{argv[0]}: no end of its answer within {self._timeout_s:.0f} s")
+            if process.returncode:
+                complaint.seek(0)
+                raise error_of(argv[0], complaint.read(LONGEST).decode("utf-8", "replace"))

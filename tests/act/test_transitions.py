@@ -1,0 +1,47 @@
+"""The table of a resize's states: what it allows, and that its picture is the one in the documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_ones.act.resize import HANDLERS
+from slurm_ones.act.transitions import FINAL, TRANSITIONS, IllegalTransition, State, first_state, picture
+from tests.act.world import World
+
+PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+
+
+def test_every_state_has_a_row_and_a_handler() -> None:
+    """Protects from a state that a resize never leaves."""
+    assert TRANSITIONS.keys() == set(State)
+    assert HANDLERS.keys() == set(State) - FINAL == {state for state in State if TRANSITIONS[state]}
+
+
+def test_every_state_is_reached_and_leads_to_an_end() -> None:
+    """Protects from a row that nothing leads to, and from a loop without a way out."""
+    reached = {first_state(running=True), first_state(running=False)}
+    while more := {after for state in reached for after in TRANSITIONS[state]} - reached:
+        reached |= more
+    assert reached == set(State)
+    ending = set(FINAL)
+    while more := {state for state in State if TRANSITIONS[state] & ending} - ending:
+        ending |= more
+    assert ending == set(State)
+
+
+def test_a_step_that_the_table_does_not_have_is_refused(make_world: Callable[..., World]) -> None:
+    """Protects the database from a state that no companion could go on from."""
+    world = make_world()
+    world.begin()
+    with pytest.raises(IllegalTransition, match="from draining to starting"):
+        world.machine._move(world.resize, State.STARTING)
+    assert world.states == ["draining"]
+
+
+def test_the_picture_in_the_documents_is_that_of_the_table() -> None:
+    """python -m slurm_ones.act.transitions prints what belongs between the markers."""
+    shown = PAGE.read_text().split("<!-- transitions -->")[1].split("<!-- /transitions -->")[0]
+    assert shown.strip() == f"```mermaid\n{picture()}\n```"

@@ -1,0 +1,249 @@
+"""Each of the three wheels, installed alone in an empty environment, does its job with what it says it requires."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from ones_db import Store, migrate
+from tests.db.make import resized_job
+from tests.packaging.environment import OURS, TOP, Environment, applies, build, clean_copy, members, requirements
+
+PACKAGES = {"slurm-ones": "slurm_ones", "ones-db": "ones_db", "ones-wrapper": "ones_wrapper"}
+Wheels = dict[str, Path]
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+package, *may_lack = sys.argv[1:]
+for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
+    if module.name.endswith(".__main__") or ".migrations." in module.name:
+        continue
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:
+        if error.name.partition(".")[0] not in may_lack:
+            raise
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+"""Imports every module of a package, and prints what that brought in; `may_lack` are what extras bring."""
+
+TRAIN = """
+import torch
+import ones_wrapper as ones
+
+data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+job = ones.init(batch=8, max_batch=16, max_local_batch=4, epochs=2)
+model = job.ddp(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+job.register(model=model, optimizer=optimizer)
+loader = job.loader(data)
+for epoch in job.epochs():
+    for x, y in loader:
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    job.epoch_end(loss=loss.item())
+if job.rank == 0:
+    print(f"trained on {job.world}")
+"""
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return clean_copy(tmp_path_factory.mktemp("sources"))
+
+
+@pytest.fixture(scope="module")
+def wheels(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Wheels:
+    return build((sources / "wrapper", sources / "db", sources), tmp_path_factory.mktemp("wheels"))
+
+
+def environment(factory: pytest.TempPathFactory, wheels: Wheels, name: str, *extras: str) -> Environment:
+    made = Environment(factory.mktemp(name))
+    made.install(wheels, name, *extras)
+    made.check()
+    return made
+
+
+@pytest.fixture(scope="module")
+def bare(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """ones-wrapper where no torch is."""
+    return environment(tmp_path_factory, wheels, "ones-wrapper")
+
+
+@pytest.fixture(scope="module")
+def training(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """ones-wrapper in a training environment."""
+    return environment(tmp_path_factory, wheels, "ones-wrapper", "torch")
+
+
+@pytest.fixture(scope="module")
+def notebook(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """ones-db where frames are wanted, and nothing is migrated."""
+    made = environment(tmp_path_factory, wheels, "ones-db")
+    made.link(Requirement("pandas"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def service(wheels: Wheels, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """slurm-ones on a service node."""
+    return environment(tmp_path_factory, wheels, "slurm-ones")
+
+
+class TestContents:
+    """What is in the wheels."""
+
+    def test_one_package_each_with_its_licence(self, wheels: Wheels) -> None:
+        """Nothing called `db`, `wrapper` or `tests` is installed into anybody's environment."""
+        assert set(wheels) == OURS
+        for name, wheel in wheels.items():
+            found = members(wheel)
+            info = wheel.name.rpartition("-py3-")[0] + ".dist-info"
+            assert {path.partition("/")[0] for path in found} == {PACKAGES[name], info}
+            assert {f"{PACKAGES[name]}/py.typed", f"{info}/licenses/LICENSE"} <= found
+
+    def test_every_file_of_the_packages_is_there(self, wheels: Wheels) -> None:
+        """A data file that nobody declared shows here."""
+        listed = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+            cwd=TOP, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if listed.returncode != 0:
+            pytest.skip("not a git checkout")
+        for name, folder in (("slurm-ones", ""), ("ones-db", "db/"), ("ones-wrapper", "wrapper/")):
+            prefix = f"{folder}{PACKAGES[name]}/"
+            wanted = {line.removeprefix(folder) for line in listed.stdout.splitlines() if line.startswith(prefix)}
+            wanted = {path for path in wanted if (TOP / folder / path).is_file()}
+            assert wanted - members(wheels[name]) == set()
+
+    def test_templates_and_units(self, wheels: Wheels) -> None:
+        """What `slurm-ones template` prints: the folder at the top of the repository is there by a link."""
+        found = members(wheels["slurm-ones"])
+        for path in (TOP / "sbatch_templates").iterdir():
+            assert f"slurm_ones/sbatch_templates/{path.name}" in found
+        assert "slurm_ones/service/units/slurm-ones.service" in found
+
+    def test_no_fault_injector_and_no_trainer(self, wheels: Wheels) -> None:
+        """They are the tests' and the benchmarks' own."""
+        found = members(wheels["slurm-ones"])
+        assert not [path for path in found if path.startswith("slurm_ones/simulate/faults")]
+        assert not [path for path in found if Path(path).stem.startswith("train") and "/decide/" in path]
+
+    def test_a_wheel_from_the_sdist_is_the_same(self, wheels: Wheels, sources: Path, tmp_path: Path) -> None:
+        """The links of the checkout are files in an sdist."""
+        code = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+        subprocess.run([sys.executable, "-c", code, tmp_path], cwd=sources, check=True, capture_output=True)
+        (sdist,) = tmp_path.glob("slurm_ones-*.tar.gz")
+        again = build([sdist], tmp_path / "again")
+        assert members(again["slurm-ones"]) == members(wheels["slurm-ones"])
+
+
+class TestVersions:
+    """One version, kept in one place a distribution."""
+
+    def test_all_three_are_the_same_and_require_each_other(self, wheels: Wheels) -> None:
+        """A release is one tag."""
+        (number,) = {wheel.name.split("-")[1] for wheel in wheels.values()}
+        for wheel in wheels.values():
+            assert {str(one.specifier) for one in requirements(wheel) if one.name in OURS} <= {f"=={number}", ""}
+
+    @pytest.mark.parametrize(("where", "name"), [("bare", "ones-wrapper"), ("notebook", "ones-db")])
+    def test_packages_know_theirs(self, request: pytest.FixtureRequest, where: str, name: str) -> None:
+        """`__version__` is what pip knows."""
+        package = PACKAGES[name]
+        code = f"import {package}, importlib.metadata as m; print({package}.__version__ == m.version({name!r}))"
+        assert request.getfixturevalue(where).python(code) == "True"
+
+    def test_slurm_ones_says_its(self, service: Environment) -> None:
+        """What to name in a bug report."""
+        done = service.run("slurm-ones", "--version")
+        assert done.stdout.strip() == f"slurm-ones {version('slurm-ones')}"
+
+
+class TestWrapper:
+    """ones-wrapper in a training environment."""
+
+    FOREIGN = ("sqlalchemy", "alembic", "pydantic", "typer", "rich", "scipy", "slurm_ones", "ones_db")
+
+    def test_it_requires_numpy_alone(self, wheels: Wheels) -> None:
+        """Nothing is pulled into a training environment that could change what is there."""
+        assert [one.name for one in requirements(wheels["ones-wrapper"]) if applies(one, ())] == ["numpy"]
+
+    def test_the_protocol_needs_no_torch(self, bare: Environment) -> None:
+        """The companion reads reports where no torch is."""
+        assert bare.lacks("torch", *self.FOREIGN)
+        bare.python("import ones_wrapper, ones_wrapper.protocol")
+
+    def test_every_module_works_with_torch_alone(self, training: Environment) -> None:
+        """Nothing of the companion's is imported anywhere; mpi4py is an extra."""
+        assert training.lacks(*self.FOREIGN)
+        loaded = training.python(IMPORT_ALL, "ones_wrapper", "mpi4py").split()
+        assert "torch" in loaded
+
+    def test_two_processes_train(self, training: Environment) -> None:
+        """Two ranks by ones-run, with what `pip install 'ones-wrapper[torch]'` brings."""
+        script = training.folder / "train.py"
+        script.write_text(TRAIN)
+        done = training.run("ones-run", "--gpus-per-node=2", script, ONES_JOB_DIR=str(training.folder / "job"))
+        assert done.returncode == 0, done.stderr
+        assert "trained on 2" in done.stdout
+
+
+class TestDatabase:
+    """ones-db in a notebook's environment."""
+
+    def test_it_reads_a_database_into_a_frame(self, notebook: Environment, tmp_path: Path) -> None:
+        """Without alembic, which only creates and upgrades."""
+        url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
+        migrate.upgrade(url)
+        with Store.open(url, "gres") as store:
+            resized_job(store, 7)
+        assert notebook.lacks("alembic", "torch", "pydantic", "typer", "slurm_ones")
+        code = "import sys, ones_db; print(ones_db.connect(sys.argv[1]).job_summary()[['job_id', 'resizes']].values)"
+        assert notebook.python(code, url) == "[[7 1]]"
+
+
+class TestCompanion:
+    """slurm-ones on a service node."""
+
+    def test_it_has_no_torch(self, service: Environment) -> None:
+        """Nor what extras bring."""
+        assert service.lacks("torch", "pyslurm", "psycopg", "matplotlib", "pandas", "slurm_ones.simulate.faults")
+
+    def test_every_module_works_without_the_extras(self, service: Environment) -> None:
+        """What needs an extra imports it when it is used."""
+        service.python(IMPORT_ALL, "slurm_ones", "pyslurm", "pytest", "hypothesis")
+
+    @pytest.mark.parametrize("command", [["--help"], ["doctor", "--help"], ["db", "--help"], ["template"]])
+    def test_commands_answer(self, service: Environment, command: list[str]) -> None:
+        """As they are installed."""
+        done = service.run("slurm-ones", *command)
+        assert done.returncode == 0, done.stderr
+
+    def test_a_template_is_printed(self, service: Environment) -> None:
+        """From the wheel, where no checkout is."""
+        done = service.run("slurm-ones", "template", "ddp")
+        assert done.stdout == (TOP / "sbatch_templates/ddp.sbatch").read_text()
+
+    def test_a_fresh_database(self, service: Environment, tmp_path: Path) -> None:
+        """Alembic and the migrations come along."""
+        done = service.run("slurm-ones", "db", "upgrade", "--database", f"sqlite:///{tmp_path}/ones.sqlite")
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "ones.sqlite").is_file()
+
+    def test_a_small_study(self, service: Environment, tmp_path: Path) -> None:
+        """The simulator, with the companion in it."""
+        done = service.run(
+            "slurm-ones", "simulate", "--workload", "ones-sc21", "--jobs", "3", "--cluster", "1x4", "--policy", "ones",
+            "--processes", "1", "--json", tmp_path / "study.json",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert json.loads((tmp_path / "study.json").read_text())["policies"]["ones"]["unfinished"] == 0

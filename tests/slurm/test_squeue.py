@@ -1,0 +1,131 @@
+"""The queue read field by field: nothing that a user writes can pass for a field."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_ones.slurm.client import Refused
+from slurm_ones.slurm.model import Job, JobState
+from slurm_ones.slurm.parse import LONGEST
+from slurm_ones.slurm.squeue import FIELDS, asked, parse_queue, separator
+
+# As 26.05 prints a job of `--nodes=1-2 --gres=gpu:2` that runs.
+RUNNING = {
+    "JobID": "81",
+    "Name": "train",
+    "UserName": "alice",
+    "UserID": "2001",
+    "Account": "(null)",
+    "Partition": "gpu",
+    "State": "RUNNING",
+    "Reason": "None",
+    "PriorityLong": "4294901759",
+    "RestartCnt": "3",
+    "Requeue": "1",
+    "NumNodes": "2",
+    "MaxNodes": "2",
+    "tres-per-node": "gres/gpu:2",
+    "tres-per-job": "N/A",
+    "tres-alloc": "cpu=2,mem=8000M,node=2,billing=2,gres/gpu=4,gres/gpu:a100=4",
+    "NumTasks": "2",
+    "NTPerNode": "0",
+    "NodeList": "n[1-2]",
+    "SubmitTime": "1795292320",
+    "StartTime": "1795292321",
+    "EndTime": "1795328320",
+    "EligibleTime": "1795292320",
+    "TimeLimit": "1-10:00:00",
+    "WorkDir": "/scratch",
+    "Comment": "ones: gpus=1-8",
+    "ArrayTaskID": "N/A",
+    "HetJobID": "N/A",
+    "BatchFlag": "1",
+    "exit_code": "0:0",
+}
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=200)
+
+
+def printed(between: str, *jobs: dict[str, str]) -> str:
+    return "".join("".join(job[name] + between for name in FIELDS) + "\n" for job in jobs)
+
+
+def read(**changes: str) -> Job:
+    between = separator()
+    (job,) = parse_queue(printed(between, {**RUNNING, **changes}), between).values()
+    return job
+
+
+def test_a_job_that_runs() -> None:
+    """What a schedule is made of; GPUs of a type are not counted beside the sum of all types."""
+    job = read()
+    assert (job.job_id, job.uid, job.account, job.state, job.restart) == (81, 2001, "", JobState.RUNNING, 3)
+    assert (job.nodes, job.max_nodes, job.gpus_per_node, job.gpus_total) == (2, 2, 2, 4)
+    assert (job.node_list, job.start_time, job.time_limit_s) == (("n1", "n2"), 1795292321.0, 34 * 3600.0)
+    assert (job.requeue, job.batch, job.array, job.held, job.task_counts) == (True, True, False, False, False)
+    assert job.priority == 4294901759
+
+
+def test_a_job_that_waits() -> None:
+    """The start that Slurm expects is none, and what it asks for is not what it has."""
+    waits = {"State": "PENDING", "PriorityLong": "0", "Reason": "JobHeldAdmin", "NodeList": "", "NumNodes": "1"}
+    job = read(**waits, StartTime="1795292999", EndTime="N/A")
+    assert (job.pending, job.held, job.admin_held, job.gpus_total) == (True, True, True, 0)
+    assert (job.nodes, job.max_nodes, job.node_list, job.start_time) == (1, 2, (), 0.0)
+
+
+def test_a_requeued_job_of_22_05_asks_for_what_its_tres_say() -> None:
+    """It goes on showing the nodes of the last run, and for want of a maximum the same number again."""
+    job = read(State="PENDING", NumNodes="2", MaxNodes="2", NodeList="", **{"tres-alloc": "cpu=4,node=4,billing=4"})
+    assert (job.nodes, job.max_nodes) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("told", "code"), [("7:0", 7), ("0:9", 137), ("1792", 7), ("9", 137), ("0", 0), ("0:0", 0), ("N/A", 0)]
+)
+def test_exit_codes(told: str, code: int) -> None:
+    """22.05 prints a wait status, others code and signal."""
+    assert read(State="FAILED", exit_code=told).exit_code == code
+
+
+@pytest.mark.parametrize(("task", "het", "array"), [("N/A", "N/A", False), ("3", "0", True), ("N/A", "80", True)])
+def test_arrays_and_heterogeneous_jobs(task: str, het: str, array: bool) -> None:
+    """Neither is resized."""
+    assert read(ArrayTaskID=task, HetJobID=het).array is array
+
+
+@given(TEXT, TEXT, TEXT)
+def test_a_users_text_changes_nothing_else(name: str, comment: str, work_dir: str) -> None:
+    """Line ends, and what stood between the fields of another call, are text like any other."""
+    old = separator()
+    forged = printed(old, RUNNING | {"JobID": "1", "UserID": "0"})
+    between = separator()
+    hostile = RUNNING | {"Name": name + forged[: LONGEST // 2], "Comment": f"{comment}\n", "WorkDir": work_dir}
+    jobs = parse_queue(printed(between, hostile, RUNNING | {"JobID": "82"}), between)
+    assert jobs.keys() == {81, 82}
+    assert (jobs[81].uid, jobs[81].user, jobs[81].restart) == (2001, "alice", 3)
+    assert jobs[81].comment == f"{comment}\n" or comment == "(null)"
+    assert jobs[81].work_dir == work_dir
+
+
+@pytest.mark.parametrize("cut", [1, 40, 300])
+def test_half_an_answer_is_none(cut: int) -> None:
+    """A queue that was cut short must not pass for a shorter queue."""
+    between = separator()
+    with pytest.raises(Refused, match="squeue"):
+        parse_queue(printed(between, RUNNING, RUNNING)[: -cut - 1], between)
+
+
+def test_an_empty_queue() -> None:
+    """It is no error."""
+    assert parse_queue("", separator()) == {}
+
+
+def test_nobody_can_know_what_stands_between_fields() -> None:
+    """It is another for each call, long, and no width of a field."""
+    assert separator() != separator()
+    between = separator()
+    assert len(between) > 20
+    assert not between[0].isdigit()
+    assert asked(between).count(between) == len(FIELDS)
