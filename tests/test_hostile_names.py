@@ -23,7 +23,7 @@ from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.report.gpus import Bar, Panel
 from slurm_ones.report.page import write_page
 from slurm_ones.rules.plan import Change
-from slurm_ones.service.logs import OneLine, Shown
+from slurm_ones.service.logs import OneLine, TerminalFormatter
 from slurm_ones.slurm.model import Shape
 from tests.db.make import decision, job, resized_job, said
 from tests.fuzz.parsers import tags
@@ -107,7 +107,7 @@ def test_errors(url: str, tmp_path: Path) -> None:
         assert harmless(done.output + done.stderr)
 
 
-@pytest.mark.parametrize("layout", [OneLine(journal=True), OneLine(journal=False), Shown()])
+@pytest.mark.parametrize("layout", [OneLine(journal=True), OneLine(journal=False), TerminalFormatter()])
 def test_the_log(layout: logging.Formatter) -> None:
     """One event is one line of a file or of the journal, and a traceback of an error about such a name too."""
     try:
@@ -116,7 +116,7 @@ def test_the_log(layout: logging.Formatter) -> None:
         record = logging.LogRecord("x", logging.ERROR, "", 1, "job %d: %s", (8, NAME), sys.exc_info())
     text = layout.format(record)
     assert harmless(text)
-    assert ("\n" in text) == isinstance(layout, Shown)
+    assert ("\n" in text) == isinstance(layout, TerminalFormatter)
 
 
 def test_the_log_on_a_terminal() -> None:
@@ -126,7 +126,7 @@ def test_the_log_on_a_terminal() -> None:
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, color_system=None, width=400, highlight=False)
     handler = RichHandler(console=console, show_path=False, markup=False)
-    handler.setFormatter(Shown())
+    handler.setFormatter(TerminalFormatter())
     handler.emit(logging.LogRecord("x", logging.WARNING, "", 1, "job %d: %s", (8, NAME), None))
     assert harmless(written.getvalue())
     assert "[red]" in written.getvalue()

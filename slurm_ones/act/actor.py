@@ -24,8 +24,7 @@ from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import HOLDS_JOB, State, first_state
 from slurm_ones.config import Settings
-from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.observe.observer import Observation
+from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.rules.plan import DEFERRED, Change, Plan, plan
 from slurm_ones.rules.site_caps import caps_of
 from slurm_ones.schedule.policy import Schedule

@@ -42,6 +42,14 @@ class Elastic:
         return self.shape.gpus, self.shape.gpus
 
 
+@dataclass(frozen=True)
+class Observation:
+    """What a tick has seen: the whole queue, and of it the jobs that opted in and have not ended."""
+
+    snapshot: Snapshot
+    elastic: dict[int, Elastic]
+
+
 def _refusal(job: Job, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: int | None) -> str:
     if own_uid is not None and job.uid != own_uid:
         return f"it belongs to {job.user}, and this companion looks after its own user's jobs alone"
@@ -65,7 +73,7 @@ def _refusal(job: Job, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: i
     return ""
 
 
-def look(job: Job, snapshot: Snapshot, whole_node_gpus: dict[str, int], own_uid: int | None) -> Elastic | None:
+def elastic_job(job: Job, snapshot: Snapshot, whole_node_gpus: dict[str, int], own_uid: int | None) -> Elastic | None:
     """What the job's owner allows; None for a job that did not opt in, which is never touched."""
     try:
         optin, misread = parse_comment(job.comment), ""

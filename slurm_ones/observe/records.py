@@ -24,7 +24,7 @@ from ones_db import (
 )
 from ones_wrapper import protocol
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.observe.reports import Line, Piece
+from slurm_ones.observe.reports import Line, NewReports
 from slurm_ones.report.text import plain
 from slurm_ones.slurm.model import Node
 from slurm_ones.slurm.parse import usable
@@ -77,7 +77,7 @@ def run_record(elastic: Elastic) -> RunRecord:
     )
 
 
-def told(job_id: int, restart: int, piece: Piece, number: int, spec: SpecRecord | None) -> RunReports:
+def run_reports(job_id: int, restart: int, piece: NewReports, number: int, spec: SpecRecord | None) -> RunReports:
     """What one look found, for the store; `number` is that of the last report in it, believed or not."""
     found: dict[type, list[Any]] = defaultdict(list)
     for line in piece.lines:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from ones_db import ResizeRecord
-from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.observe.observer import Observation
+from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.rules.reserved import holdings, set_aside, target_of
 from slurm_ones.rules.rigid import Claim, Rank, Release, Waiting
 from slurm_ones.slurm.gpus import free_gpus, partition_gpus

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ones_db import ResizeRecord
 from slurm_ones.config import LimitSettings
-from slurm_ones.observe.observer import Observation
+from slurm_ones.observe.eligibility import Observation
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.reserved import target_of
 from slurm_ones.slurm.gpus import partition_gpus

@@ -9,8 +9,7 @@ from dataclasses import replace
 from ones_db import JobHistory, ResizeRecord, SpecRecord
 from slurm_ones.config import LimitSettings, Settings
 from slurm_ones.learn.knowledge import Known, Learner
-from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.observe.observer import Observation
+from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.rules.bounds import Bounds
 from slurm_ones.rules.dwell import near_end, near_limit, resized_enough, rested_at
 from slurm_ones.rules.reserved import holdings, set_aside

@@ -18,10 +18,9 @@ from typing import Any
 
 import pyslurm
 
-from slurm_ones.slurm.command import CommandClient, error_of
+from slurm_ones.slurm.command import CommandClient, error_of, with_retries
 from slurm_ones.slurm.model import Job, JobState, Partition, Reservation, Shape, Snapshot
 from slurm_ones.slurm.parse import REQUEUE_HELD, gpus, hosts, nodes_of, state_of, text_of
-from slurm_ones.slurm.retry import with_retries
 
 
 @contextmanager
@@ -116,10 +115,10 @@ class PySlurmClient:
 
     name = "pyslurm"
 
-    def __init__(self, *, timeout_s: float = 30.0, felt: Callable[[], None] = lambda: None) -> None:
-        """`felt` is called before each question: as long as they come, whoever asks does not hang."""
-        self._command = CommandClient(timeout_s=timeout_s, felt=felt)
-        self._felt = felt
+    def __init__(self, *, timeout_s: float = 30.0, keepalive: Callable[[], None] = lambda: None) -> None:
+        """`keepalive` is called before each question: as long as they come, whoever asks does not hang."""
+        self._command = CommandClient(timeout_s=timeout_s, keepalive=keepalive)
+        self._keepalive = keepalive
 
     def version(self) -> tuple[int, int]:
         return self._command.version()
@@ -129,7 +128,7 @@ class PySlurmClient:
 
     def _load(self, what: str, load: Callable[[], Any]) -> Any:
         def once() -> Any:
-            self._felt()
+            self._keepalive()
             with _errors(what):
                 return load()
 

@@ -306,7 +306,7 @@ class Stage:
                 if not folder.name.isdecimal() or (folder / "ns/pid").readlink() != space:
                     continue
                 words = (folder / "cmdline").read_bytes()
-                if b"light.py" not in words and b"ones_wrapper.node" not in words:
+                if b"light.py" not in words and b"ones_wrapper.launch.node" not in words:
                     continue
                 if f"SLURM_JOB_ID={job_id}\0".encode() in (folder / "environ").read_bytes():
                     found.append(int(folder.name))

@@ -32,7 +32,7 @@ def ranks_of(desk: Desk, job_id: int) -> list[int]:
             words = (folder / "cmdline").read_bytes()
         except OSError:
             continue
-        if f"SLURM_JOB_ID={job_id}\0".encode() in environ and b"ones_wrapper.node" in words:
+        if f"SLURM_JOB_ID={job_id}\0".encode() in environ and b"ones_wrapper.launch.node" in words:
             found.append(int(folder.name))
     return sorted(found)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import quote
 
-from ones_db.leader_lock import LeadLock
+from ones_db.leader_lock import LeaderLock
 from slurm_ones.service.leadership import Leadership
 from tests.faults.chance import Chance
 from tests.faults.hosts import Host
@@ -29,7 +29,7 @@ class HostLead:
         self._chance = chance
         self._leaders = leaders
         self._cluster = cluster
-        self._lock = LeadLock(url, cluster)
+        self._lock = LeaderLock(url, cluster)
         self._lead = Leadership(self._lock, NEVER_S, clock=host.clock, say=chance.told)
         self._leads = False
 

@@ -10,7 +10,7 @@ import pytest
 
 from ones_db import ResizeRecord
 from slurm_ones.config import LimitSettings, Settings
-from slurm_ones.observe.observer import Observation
+from slurm_ones.observe.eligibility import Observation
 from slurm_ones.rules.rigid import Claim
 from slurm_ones.rules.rigid_jobs import waiting
 from slurm_ones.rules.site_caps import caps_of

@@ -10,8 +10,7 @@ from unittest import mock
 from ones_db import ResizeRecord, leaders
 from slurm_ones.act.resize import HANDLERS, ResizeMachine
 from slurm_ones.act.transitions import TRANSITIONS, State
-from slurm_ones.observe.drain_reports import DrainReports
-from slurm_ones.observe.observer import Observer
+from slurm_ones.observe.observer import DrainReports, Observer
 from slurm_ones.rules.reserved import target_of
 from slurm_ones.service.leadership import Leadership
 from slurm_ones.simulate.slurm import simulated_client as client_module

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ones_wrapper.api import Job, init
 
-from ones_wrapper.codes import DONT_RESTART
+from ones_wrapper.launch.restart_policy import DONT_RESTART
 
 __version__ = "0.2.0"
 

@@ -20,16 +20,16 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from ones_wrapper.batch import LrRule
 from ones_wrapper.checkpoint import Progress, State, Stateful
-from ones_wrapper.exchange import DdpExchange
-from ones_wrapper.foreign import already_requeued_by
-from ones_wrapper.group import TorchGroup, join
+from ones_wrapper.data.streams import make_feed
+from ones_wrapper.gradients.exchange import DdpExchange
+from ones_wrapper.gradients.noise import NoiseScale
+from ones_wrapper.group import Group, TorchGroup, join_torch
+from ones_wrapper.launch.process_hooks import already_requeued_by
+from ones_wrapper.learning_rate import LrRule
 from ones_wrapper.loop import Loader
-from ones_wrapper.noise import NoiseScale
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run import Run, Settings
-from ones_wrapper.streams import make_feed
 
 
 def init(
@@ -81,12 +81,25 @@ def init(
         raise ValueError("init: lr_rule='adascale' needs the noise scale; leave out noise_scale=False")
     if why := already_requeued_by():
         raise RuntimeError(why)
-    group = join(backend or os.environ.get("ONES_BACKEND") or None)
+    group = join(backend)
     spec = Spec(batch, max_batch, max_local_batch, 0, epochs, max_passes)
     run = Run(group, spec, Settings(rule, lr_ramp, checkpoint_every_s, write_behind), started)
     if noise_scale:
         run.noise = NoiseScale(group)
     return Job(run)
+
+
+def join(backend: str | None = None) -> Group:
+    """Build the process group: torch.distributed's, or with `mpi` that of the ranks that the MPI launcher started.
+
+    `backend` is `ONES_BACKEND` unless given. With mpi torch.distributed is left alone.
+    """
+    backend = backend or os.environ.get("ONES_BACKEND") or None
+    if backend != "mpi":
+        return join_torch(backend)
+    from ones_wrapper.mpi_group import join_mpi  # only those who use MPI need mpi4py
+
+    return join_mpi(os.environ)
 
 
 class Job:
@@ -143,7 +156,7 @@ class Job:
         run = self._run
         if isinstance(run.group, TorchGroup):
             return self._wrap(DdpExchange(run.group, run.noise), model, options)
-        from ones_wrapper.mpi_exchange import MpiExchange
+        from ones_wrapper.gradients.mpi_exchange import MpiExchange
         from ones_wrapper.mpi_group import MpiGroup
 
         assert isinstance(run.group, MpiGroup)
@@ -156,7 +169,7 @@ class Job:
         `fully_shard`'s. Synchronises all ranks. In training each pass gathers every unit's parameters twice and
         exchanges its gradients once.
         """
-        from ones_wrapper.fsdp import FsdpExchange
+        from ones_wrapper.gradients.fsdp import FsdpExchange
 
         return self._wrap(FsdpExchange(self._run.group, self._run.noise), model, options)
 
