@@ -46,7 +46,7 @@ def check_parked_and_started(desk: Desk) -> None:
     desk.trains(job_id, restart=1)
     with desk.store(settings) as store:
         first, second = store.resizes(job_id)
-        assert (first.state, first.new_nodes, first.outcome) == (State.DONE, 0, "it is parked")
+        assert (first.state, first.new_nodes, first.outcome.text) == (State.DONE, 0, "it is parked")
         assert (second.state, second.restart, second.new_nodes) == (State.DONE, -1, 2)
         assert store.histories([job_id])[job_id].resizes == 1 and store.deferrals() == {}
     told = desk.cluster.run(["slurm-ones", "why", str(job_id), "--config", settings], user="alice").stdout

@@ -194,7 +194,7 @@ def test_a_resize_that_would_wait_too_long_goes_back(desk: Desk) -> None:
     with desk.store(settings) as store:
         resize = store.resizes(job_id)[0]
         states = [step.state for step in store.resize_steps(resize.id)]
-    assert (resize.state, resize.outcome) == (State.ROLLED_BACK, "it runs at its old shape")
+    assert (resize.state, resize.outcome.text) == (State.ROLLED_BACK, "it runs at its old shape")
     assert {"waiting", "holding_back", "reshaping_back", "releasing_back"} <= set(states)
     job = desk.job(job_id)
     assert job.running and not job.held and (job.nodes, job.gpus_per_node, job.restart) == (1, 1, 1)

@@ -158,7 +158,7 @@ def _requeues(
     for resize in resizes:
         states = {step.state for step in store.resize_steps(resize.id)}
         # Its owner may have released or cancelled it before anything else was done.
-        cut_short = "requeuing" in states and resize.outcome.startswith(("it was released", "the job is"))
+        cut_short = "requeuing" in states and resize.outcome.text.startswith(("it was released", "the job is"))
         if resize.restart < 0 or not (states & PAST_REQUEUE or cut_short):
             continue
         ours.add(resize.restart)

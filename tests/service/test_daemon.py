@@ -105,7 +105,7 @@ def test_resizes_under_way_are_looked_at_between_ticks(store: Store, tmp_path: P
     Daemon(lambda: companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop)
     (resize,) = store.resizes(1)
     # Nobody reports here, so the drain is called off at its deadline.
-    assert resize.outcome == "no checkpoint in time"
+    assert resize.outcome.text == "no checkpoint in time"
     assert stop.waits == [2.5] * 9 + [37.5, 60.0, 60.0]
 
 

@@ -28,8 +28,8 @@ def _(scene: Scene) -> None:
     scene.mended("the nodes resumed")
     ended = scene.ended(resize)
     if ended.state not in ("rolled_back", "done"):
-        raise AssertionError(f"the resize ended {ended.state}: {ended.outcome}")
-    scene.record.seen.append(f"{ended.state}: {ended.outcome}")
+        raise AssertionError(f"the resize ended {ended.state}: {ended.outcome.text}")
+    scene.record.seen.append(f"{ended.state}: {ended.outcome.text}")
 
 
 @row(OWNER, "cancels")
@@ -81,7 +81,7 @@ def _meanwhile(scene: Scene, what: str, command: str, states: tuple[str, ...]) -
     scene.broken(f"job {resize.job_id} {what} by its owner while it was {resize.state}")
     scene.scontrol(*[word.format(job=resize.job_id) for word in command.split()])
     ended = scene.ended(resize)
-    scene.record.seen.append(f"{ended.state}: {ended.outcome}" if ended.outcome else ended.state)
+    scene.record.seen.append(f"{ended.state}: {ended.outcome.text}" if ended.outcome.text else ended.state)
     return resize.job_id
 
 

@@ -65,7 +65,7 @@ def no_fence() -> Iterator[None]:
     """A leader that was stopped does not look whether it still leads."""
     with (
         mock.patch.object(Leadership, "check", lambda self: None),
-        mock.patch.object(leaders, "check_term", lambda *told: None),
+        mock.patch.object(leaders, "check_term", lambda *_: None),
     ):
         yield
 

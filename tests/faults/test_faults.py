@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.faults.kinds import PEOPLE, Kind
-from tests.faults.plan import Plan
+from tests.faults.kinds import BY_OTHERS, FaultKind
+from tests.faults.mutants import MUTANTS
+from tests.faults.plan import FaultPlan
 from tests.faults.run import run
-from tests.simulate.mutants import MUTANTS
 
 KEPT = {
     12: "a drain called off, whose end was not stored, was ordered again under its old number",
@@ -35,41 +35,45 @@ FRESH = 5
 
 @pytest.mark.parametrize("seed", KEPT, ids=str)
 def test_what_was_mended_stays_mended(seed: int) -> None:
-    assert run(Plan.of(seed)).broken == ()
+    assert run(FaultPlan.of(seed)).violations == ()
 
 
 def test_fresh_seeds(seed: int) -> None:
     """The run's seed and those after it."""
-    found = {result.seed: result.broken for result in (run(Plan.of(seed + i)) for i in range(FRESH)) if result.broken}
+    found = {
+        result.seed: result.violations
+        for result in (run(FaultPlan.of(seed + i)) for i in range(FRESH))
+        if result.violations
+    }
     assert not found, f"replay with: python benchmarks/faults.py --verbose --seed {min(found)}"
 
 
 def test_a_seed_gives_the_same_run_again() -> None:
-    def told(seed: int) -> list[str]:
+    def trace(seed: int) -> list[str]:
         lines: list[str] = []
-        run(Plan.of(seed), lines.append)
+        run(FaultPlan.of(seed), lines.append)
         return lines
 
-    first = told(7)
+    first = trace(7)
     assert len(first) > 20
-    assert told(7) == first
+    assert trace(7) == first
 
 
-def _hard(seed: int, kind: Kind, companions: int) -> Plan:
-    """A seed's plan in which that kind of fault strikes often, and nothing else but deaths."""
-    plan = replace(Plan.of(seed), policy="restless", companions=companions, ticks=16, happenings=(), meddling=0.0)
-    if kind in PEOPLE:
-        return replace(plan, people=(kind,), meddling=0.05, rates={})
-    return replace(plan, rates={Kind.CRASH: 0.02, kind: 0.2})
+def _hard(seed: int, kind: FaultKind, companions: int) -> FaultPlan:
+    """A seed's plan in which that kind of fault is injected often, and nothing else but deaths."""
+    plan = replace(FaultPlan.of(seed), policy="random", companions=companions, ticks=16, events=(), interference=0.0)
+    if kind in BY_OTHERS:
+        return replace(plan, others=(kind,), interference=0.05, rates={})
+    return replace(plan, rates={FaultKind.CRASH: 0.02, kind: 0.2})
 
 
 CAUGHT = {
-    "no reading back of a reshape": (Kind.UPDATE_IN_PART, 1),
-    "no release after a refused update": (Kind.UPDATE_REFUSED, 1),
-    "a requeue without a checkpoint": (Kind.STORE_BUSY, 1),
-    "an owner who is not heard": (Kind.RESIZE_OFF, 1),
-    "a leader that does not ask whether it leads": (Kind.PAUSED, 2),
-    "a resize that a new companion does not take up": (Kind.CRASH, 1),
+    "no reading back of a reshape": (FaultKind.UPDATE_IN_PART, 1),
+    "no release after a refused update": (FaultKind.UPDATE_REFUSED, 1),
+    "a requeue without a checkpoint": (FaultKind.STORE_BUSY, 1),
+    "an owner who is not heard": (FaultKind.RESIZE_OFF, 1),
+    "a leader that does not ask whether it leads": (FaultKind.PAUSED, 2),
+    "a resize that a new companion does not take up": (FaultKind.CRASH, 1),
 }
 WITHIN = 12
 """Seeds within which each mutant is found."""
@@ -81,8 +85,8 @@ def test_a_companion_with_a_safeguard_left_out_is_found(mutant: str) -> None:
     for seed in range(1, WITHIN + 1):
         plan = _hard(seed, kind, companions)
         with MUTANTS[mutant]():
-            found = run(plan).broken
+            found = run(plan).violations
         if found:
-            assert not run(plan).broken, "the companion as it is does not keep this seed either"
+            assert not run(plan).violations, "the companion as it is does not keep this seed either"
             return
     pytest.fail(f"not found within {WITHIN} seeds")

@@ -1,4 +1,4 @@
-"""The policy that gives a companion the most to do, and the calm in which it does nothing more."""
+"""A policy that gives a companion the most to do, and one that stops it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy,
 from slurm_ones.schedule.shapes import least_and_most
 
 
-class Restless:
+class RandomPolicy:
     """Any valid schedule, at random: another size and batch for most jobs at each decision, and some parked."""
 
-    name = "restless"
+    name = "random"
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
@@ -44,16 +44,16 @@ class Restless:
         return int(rng.choice(job.limits.gpus)) if job.limits.gpus and rng.random() < 0.9 else 0
 
 
-class Calmed:
-    """A policy until the calm; then every job keeps what it has, and none is parked."""
+class QuietPolicy:
+    """Another policy until it is to be quiet; then every job keeps what it has, and none is parked."""
 
-    def __init__(self, policy: Policy, calm: Callable[[], bool]) -> None:
+    def __init__(self, policy: Policy, quiet: Callable[[], bool]) -> None:
         self.name = policy.name
         self._policy = policy
-        self._calm = calm
+        self._quiet = quiet
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
-        if not self._calm():
+        if not self._quiet():
             return self._policy.decide(cluster, jobs, now, rng)
         return Schedule({job.job_id: Allocation(job.shape, job.batch) for job in jobs if job.shape is not None})
