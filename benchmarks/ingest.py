@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from ones_db import HelloRecord, JobRecord, RunReports, Store, ThroughputRecord, migrate
-from ones_db.copying import stream_of
-from ones_db.reports import THROUGHPUT
+from ones_db.postgres import stream_of
+from ones_db.tables import THROUGHPUT
 from ones_wrapper.protocol import Throughput, decode_report, encode_report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -32,13 +32,13 @@ from sqlalchemy import Connection, func, select
 
 from ones_db import DecisionJobRecord, DecisionRecord, ReasonRecord, RunReports, Store, ThroughputRecord, migrate
 from ones_db.engine import backend_behind, backend_of, transaction
-from ones_db.models import Base
 from ones_db.query import Reader, view_query
+from ones_db.tables import METADATA
 from ones_db.views import VIEWS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-TABLES = Base.metadata.tables
+TABLES = METADATA.tables
 SMALL = 100_000
 """Samples of the smaller database."""
 BEGIN = 1.7e9

@@ -12,14 +12,13 @@ or, with pandas, `ones_db.connect("sqlite:///ones.sqlite").job_summary()`; docs/
 `ones_db.migrate` creates and upgrades databases; `ones_db.models` holds the tables.
 """
 
+from ones_db.accounting import AccountingJob, Imported, PastJob
 from ones_db.errors import NotLeader, ResizeConflict, SchemaError, StoreBusy, StoreError, StoreLost, UnknownRecord
 from ones_db.frames import Database, connect
-from ones_db.models import SCHEMA_REVISION
+from ones_db.leaders import LeaderRecord
 from ones_db.records import (
     NO_REASON,
     RESIZE_DONE,
-    AccountingJob,
-    ActionRecord,
     AlternativeRecord,
     BatchRecord,
     ByeRecord,
@@ -29,17 +28,10 @@ from ones_db.records import (
     EpochPoint,
     EpochRecord,
     FirstRecord,
-    HealthRecord,
     HelloRecord,
-    Imported,
     JobHistory,
     JobRecord,
-    JobSummary,
-    LeaderRecord,
-    NodeChange,
-    NodeRecord,
     NoisePoint,
-    PastJob,
     ReasonRecord,
     ResizeRecord,
     ResizeStepRecord,
@@ -48,9 +40,11 @@ from ones_db.records import (
     SpecRecord,
     ThroughputPoint,
     ThroughputRecord,
-    TimelineRow,
 )
+from ones_db.site import ActionRecord, HealthRecord, NodeChange, NodeRecord
 from ones_db.store import Store
+from ones_db.summary import JobSummary, TimelineRow
+from ones_db.tables import SCHEMA_REVISION
 
 __version__ = "0.2.0"
 

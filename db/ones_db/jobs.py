@@ -8,17 +8,13 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Table, bindparam, case, exists, func, select
+from sqlalchemy import ColumnElement, Connection, bindparam, case, exists, func, select
 
+from ones_db.columns import storable
+from ones_db.engine import add_or_replace
 from ones_db.errors import UnknownRecord
-from ones_db.models import Accounting, Job, Run
-from ones_db.models.base import storable
 from ones_db.records import JobRecord, ReasonRecord, RunRecord, SpecRecord
-from ones_db.upsert import add_or_replace
-
-JOBS: Table = Job.metadata.tables["jobs"]
-RUNS: Table = Run.metadata.tables["runs"]
-ACCOUNTING: Table = Accounting.metadata.tables["accounting"]
+from ones_db.tables import ACCOUNTING, JOBS, RUNS
 
 # Made once: an alias copies every column.
 _LATER = JOBS.alias("later")

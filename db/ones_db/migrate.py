@@ -11,10 +11,9 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
-from ones_db.engine import backend_of, transaction
+from ones_db.engine import backend_of, revision_of, transaction
 from ones_db.errors import SchemaError, StoreError
-from ones_db.models import SCHEMA_REVISION
-from ones_db.schema import revision_of
+from ones_db.tables import SCHEMA_REVISION
 
 logger = logging.getLogger(__name__)
 

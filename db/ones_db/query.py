@@ -16,9 +16,8 @@ from typing import Any
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from ones_db.engine import backend_of, transaction
+from ones_db.engine import backend_of, check_revision, transaction
 from ones_db.errors import SchemaError, StoreError
-from ones_db.schema import check_revision
 from ones_db.view import View
 from ones_db.views import VIEWS
 

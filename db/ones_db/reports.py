@@ -10,17 +10,12 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, func, select
+from sqlalchemy import Connection, bindparam, func, select
 
-from ones_db.jobs import JOBS, RUNS, among, key_of, known, newest
-from ones_db.models import Base
+from ones_db.engine import add_new, add_rows
+from ones_db.jobs import among, key_of, known, newest
 from ones_db.records import CheckpointRecord, EpochRecord, HelloRecord, RunReports, SpecRecord, ThroughputRecord
-from ones_db.upsert import add_new, add_rows
-
-THROUGHPUT: Table = Base.metadata.tables["throughput"]
-EPOCHS: Table = Base.metadata.tables["epochs"]
-CHECKPOINTS: Table = Base.metadata.tables["checkpoints"]
-BATCHES: Table = Base.metadata.tables["batch_changes"]
+from ones_db.tables import BATCHES, CHECKPOINTS, EPOCHS, JOBS, RUNS, THROUGHPUT
 
 Row = Mapping[Any, Any]
 

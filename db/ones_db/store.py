@@ -11,32 +11,27 @@ from sqlalchemy import Connection, Engine, select
 
 from ones_db import decisions, history, jobs, leaders, reports, resizes, summary
 from ones_db.backend import UPGRADE
-from ones_db.beside import Beside
-from ones_db.engine import backend_behind, backend_of, transaction
+from ones_db.engine import add_new, backend_behind, backend_of, check_revision, transaction
 from ones_db.errors import SchemaError, StoreError
-from ones_db.memory import Memory
-from ones_db.models import Base
+from ones_db.history import Memory
 from ones_db.records import (
     NO_REASON,
     CheckpointRecord,
     DecisionRecord,
     JobHistory,
     JobRecord,
-    JobSummary,
     ReasonRecord,
     ResizeRecord,
     ResizeStepRecord,
     RunRecord,
     RunReports,
-    TimelineRow,
 )
-from ones_db.schema import check_revision
-from ones_db.upsert import add_new
+from ones_db.site import SiteStore
+from ones_db.summary import JobSummary, TimelineRow
+from ones_db.tables import CLUSTERS
 
-CLUSTERS = Base.metadata.tables["clusters"]
 
-
-class Store(Beside):
+class Store(SiteStore):
     """What is remembered of one cluster. The contract of every database behind it:
 
     * One writer a cluster: the companion that leads. Any number of readers, in any process, at the same time; neither

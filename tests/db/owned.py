@@ -14,12 +14,12 @@ from ones_db import (
 )
 from ones_db.access import CLOSED, OPEN
 from ones_db.leader_lock import LeaderLock
-from ones_db.models import Base
+from ones_db.tables import METADATA
 from tests.db.make import change, decision, job, resized_job, told
 
 JOBS = {"alice": 7, "bob": 8}
 """The Slurm job id of each user's job."""
-OWNED = sorted(set(Base.metadata.tables) - set(OPEN) - set(CLOSED))
+OWNED = sorted(set(METADATA.tables) - set(OPEN) - set(CLOSED))
 """Tables that belong to jobs."""
 
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from ones_db import Store, StoreError, access, connect
 from ones_db.access import CLOSED, OPEN, ROLE, grant, granted, parents, renew, revoke
 from ones_db.migrate import upgrade
-from ones_db.models import Base
 from ones_db.query import QueryError
+from ones_db.tables import METADATA
 from ones_db.views import VIEWS, create_views, drop_views
 from slurm_ones.cli import app
 from tests.db.make import ask, change, job, opened, run, throughput, told
@@ -49,14 +49,14 @@ def tell(url: str, user: str, sql: str) -> list[tuple[Any, ...]]:
 
 
 def counts(url: str, user: str) -> dict[str, int]:
-    names = [*sorted(set(Base.metadata.tables) - set(CLOSED)), *VIEWS]
+    names = [*sorted(set(METADATA.tables) - set(CLOSED)), *VIEWS]
     return {name: tell(url, user, f"SELECT count(*) FROM {name}")[0][0] for name in names}
 
 
 def test_every_table_is_open_closed_or_somebodys() -> None:
     """Protects a table that a later schema brings from being shown, or hidden, without a thought."""
     assert set(parents()) == set(OWNED) - {"jobs"}
-    assert len(OWNED) + len(OPEN) + len(CLOSED) == len(Base.metadata.tables)
+    assert len(OWNED) + len(OPEN) + len(CLOSED) == len(METADATA.tables)
 
 
 def test_users_see_their_own_jobs(site: str) -> None:
@@ -76,7 +76,7 @@ def test_users_see_their_own_jobs(site: str) -> None:
                 assert tell(site, user, f"SELECT DISTINCT user_name, job_id FROM {name}") == [(user, JOBS[user])]
     assert counts(site, ADMIN) == everything
     # Whoever is no member sees nothing at all.
-    for name in (*Base.metadata.tables, *VIEWS):
+    for name in (*METADATA.tables, *VIEWS):
         with pytest.raises(DENIED):
             tell(site, "eve", f"SELECT 1 FROM {name}")
 
@@ -98,7 +98,7 @@ def test_the_same_rows_whoever_asks(site: str) -> None:
 def test_readers_only_read(site: str, user: str) -> None:
     """Protects the database from its readers, and operators' actions and other roles from everybody."""
     grant(site)
-    for name in Base.metadata.tables:
+    for name in METADATA.tables:
         for sql in (f"DELETE FROM {name}", f"TRUNCATE {name}", f"INSERT INTO {name} DEFAULT VALUES"):
             with pytest.raises(DENIED):
                 tell(site, user, sql)
@@ -190,7 +190,7 @@ def test_a_site_opens_and_closes_itself(site: str) -> None:
     assert counts(site, "alice") == own
     revoke(site)
     revoke(site)
-    for name in (*Base.metadata.tables, *VIEWS, *partitions(site)):
+    for name in (*METADATA.tables, *VIEWS, *partitions(site)):
         with pytest.raises(DENIED):
             tell(site, "alice", f"SELECT 1 FROM {name}")
     assert counts(site, ADMIN) == everything

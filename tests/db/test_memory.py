@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ones_db.memory import SPARE, Memory
+from ones_db.history import SPARE, Memory
 
 
 def test_jobs_that_went_are_forgotten() -> None:

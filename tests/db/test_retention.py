@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 
 from ones_db import RunReports, Store, ThroughputRecord, maintenance, retention
 from ones_db.maintenance import Ages, maintain
-from ones_db.reports import THROUGHPUT
+from ones_db.tables import THROUGHPUT
 from slurm_ones.learn.knowledge import Learner
 from tests.db.make import SPEC, decision, epoch, hello, job, resize, run, said, throughput, told
 
