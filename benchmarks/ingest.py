@@ -154,7 +154,7 @@ class BareCopy:
 
 def prepare(store: Store, jobs: int) -> None:
     """Jobs that run and have said hello."""
-    store.see_jobs([JobRecord(n, f"job{n}", "alice", 1.7e9, 1, 1, elastic=True) for n in range(1, jobs + 1)])
+    store.record_jobs([JobRecord(n, f"job{n}", "alice", 1.7e9, 1, 1, elastic=True) for n in range(1, jobs + 1)])
     store.add_reports(
         [RunReports(n, 0, 1, 1, hello=HelloRecord(1, 1.7e9, 1, 1, 64, 1.0, 0, 0, 0)) for n in range(1, jobs + 1)]
     )

@@ -33,8 +33,8 @@ def filled(url: str) -> str:
     migrate.upgrade(url)
     with Store.open(url, "gres") as store:
         resized_job(store, 7)
-        store.see_jobs([job(8, elastic=False, refusal=said("it was submitted with task counts"), state="PENDING")])
-        store.see_jobs(
+        store.record_jobs([job(8, elastic=False, refusal=said("it was submitted with task counts"), state="PENDING")])
+        store.record_jobs(
             [job(9, name=HOSTILE, user=HOSTILE, comment=HOSTILE, refusal=said(HOSTILE), report_note=HOSTILE)]
         )
         store.add_decision(decision(2400.0, 7, 8))

@@ -70,11 +70,11 @@ this, and takes far longer to come round to the same id."""
 Row = Mapping[Any, Any]
 
 
-def add_accounting(connection: Connection, cluster: int, told: Sequence[AccountingJob]) -> Imported:
-    known, runs = _known(connection, cluster, [one.job.job_id for one in told])
+def add_accounting(connection: Connection, cluster: int, given: Sequence[AccountingJob]) -> Imported:
+    known, runs = _known(connection, cluster, [one.job.job_id for one in given])
     done, now = Imported(), time.time()
     marks: list[dict[str, Any]] = []
-    for one in told:
+    for one in given:
         row = next((row for row in known[one.job.job_id] if _same(row, one)), None)
         if row is None:
             key = _insert(connection, cluster, one)

@@ -35,7 +35,7 @@ PAGE = 20_000
 """Rows compared, and copied in one transaction."""
 
 Progress = Callable[[str, str, int, int], None]
-"""Told what is done (compared, copied or verified), of which table, how many rows and of how many."""
+"""Called with what is done (compared, copied or verified), of which table, how many rows and of how many."""
 
 Row = tuple[Any, ...]
 

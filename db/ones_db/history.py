@@ -26,11 +26,11 @@ SPEEDS = 5
 NOISES = 8
 """Newest gradient noise scales kept of a job."""
 SPARE = 250
-"""Jobs remembered beyond as many as were ever asked for at once; those not asked for longest are forgotten first."""
+"""Jobs cached beyond as many as were ever asked for at once; those not asked for longest are forgotten first."""
 
 
 @dataclass
-class RunMemory:
+class CachedRun:
     """The reports of one run, up to a number."""
 
     restart: int
@@ -56,33 +56,33 @@ class RunMemory:
 
 
 @dataclass
-class JobMemory:
-    """A job's runs, and its history as its rows stood when it was last told."""
+class CachedJob:
+    """A job's runs, and its history as its rows stood when it was last made."""
 
-    runs: dict[int, RunMemory] = field(default_factory=dict)
+    runs: dict[int, CachedRun] = field(default_factory=dict)
     state: Any = None
     history: JobHistory | None = None
 
 
-class Memory:
+class HistoryCache:
     """What one store remembers. Not for several threads at a time."""
 
     def __init__(self) -> None:
-        self._jobs: dict[int, JobMemory] = {}
+        self._jobs: dict[int, CachedJob] = {}
         self._most = 0
         self.finished: tuple[Any, list[JobHistory]] | None = None
-        """What the finished jobs were told to be, and the state of their rows then."""
+        """The histories of the finished jobs, and the state of their rows then."""
 
-    def of(self, keys: Sequence[int]) -> dict[int, JobMemory]:
-        """What is remembered of these jobs, empty for new ones; makes them the last to be forgotten."""
-        asked = {key: self._jobs.pop(key) if key in self._jobs else JobMemory() for key in keys}
+    def of(self, keys: Sequence[int]) -> dict[int, CachedJob]:
+        """What is cached of these jobs, empty for new ones; makes them the last to be forgotten."""
+        asked = {key: self._jobs.pop(key) if key in self._jobs else CachedJob() for key in keys}
         self._jobs.update(asked)
         self._most = max(self._most, len(asked))
         while len(self._jobs) > self._most + SPARE:
             del self._jobs[next(iter(self._jobs))]
         return asked
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Start anew."""
         self._jobs.clear()
         self.finished = None
@@ -92,23 +92,23 @@ Row: TypeAlias = Any
 """A row of SQLAlchemy, its columns by name."""
 
 PAUSES = 3
-"""Resizes of a job whose mean pause is told."""
+"""Resizes of a job whose mean pause is given."""
 CHUNK = 250
 """Runs that one query asks for by themselves."""
 
 
 def histories(
-    connection: Connection, cluster: int, memory: Memory, job_ids: Sequence[int] | None
+    connection: Connection, cluster: int, cache: HistoryCache, job_ids: Sequence[int] | None
 ) -> dict[int, JobHistory]:
     query = select(JOBS).where(newest(cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
     if job_ids is None:
         query = query.where(JOBS.c.elastic, JOBS.c.end_time.is_(None))
     else:
         query = query.where(among(JOBS.c.job_id, job_ids))
-    return {history.job.job_id: history for history in _of(connection, memory, query)}
+    return {history.job.job_id: history for history in _of(connection, cache, query)}
 
 
-def finished_histories(connection: Connection, cluster: int, memory: Memory, limit: int) -> list[JobHistory]:
+def finished_histories(connection: Connection, cluster: int, cache: HistoryCache, limit: int) -> list[JobHistory]:
     trained = select(EPOCHS.c.run_id).join(RUNS, RUNS.c.id == EPOCHS.c.run_id).where(RUNS.c.job_id == JOBS.c.id)
     # What may still come of a job that ended: its last words, and the pause of its last resize.
     said = select(func.sum(RUNS.c.report_number)).where(RUNS.c.job_id == JOBS.c.id)
@@ -123,25 +123,25 @@ def finished_histories(connection: Connection, cluster: int, memory: Memory, lim
     state = [tuple(row) for row in connection.execute(query)]
     if not state:
         return []
-    if memory.finished is None or memory.finished[0] != state:
+    if cache.finished is None or cache.finished[0] != state:
         keys = [row[0] for row in state]
         jobs = select(JOBS).where(among(JOBS.c.id, keys)).order_by(JOBS.c.end_time.desc(), JOBS.c.id.desc())
-        memory.finished = state, _of(connection, memory, jobs)
-    return memory.finished[1]
+        cache.finished = state, _of(connection, cache, jobs)
+    return cache.finished[1]
 
 
-def _of(connection: Connection, memory: Memory, query: Any) -> list[JobHistory]:
+def _of(connection: Connection, cache: HistoryCache, query: Any) -> list[JobHistory]:
     jobs = connection.execute(query).all()
     keys = [row.id for row in jobs]
     if not keys:
         return []
     runs = _runs(connection, keys)
     resizes = _resizes(connection, keys)
-    remembered = memory.of(keys)
-    _read_on(connection, [(remembered[key], run) for key in keys for run in runs[key]])
+    cached = cache.of(keys)
+    _read_on(connection, [(cached[key], run) for key in keys for run in runs[key]])
     found = []
     for row in jobs:
-        job, mine, ended = remembered[row.id], runs[row.id], resizes[row.id]
+        job, mine, ended = cached[row.id], runs[row.id], resizes[row.id]
         state = [tuple(row), *map(tuple, mine), *map(tuple, ended)]
         if job.history is None or job.state != state:
             job.state, job.history = state, _history(row, mine, job.runs, ended)
@@ -195,12 +195,12 @@ _EPOCH = select(*(EPOCHS.c[name] for name in ("run_id", "number", "time", "epoch
 _SAMPLES, _EPOCHS = str(_SAMPLE), str(_EPOCH)
 
 
-def _read_on(connection: Connection, runs: Sequence[tuple[JobMemory, Row]]) -> None:
-    """Take what was reported since the last look into what is remembered of each run."""
-    started: dict[int, RunMemory] = {}
-    known: dict[int, RunMemory] = {}
+def _read_on(connection: Connection, runs: Sequence[tuple[CachedJob, Row]]) -> None:
+    """Take what was reported since the last look into what is cached of each run."""
+    started: dict[int, CachedRun] = {}
+    known: dict[int, CachedRun] = {}
     for job, row in runs:
-        run = job.runs.setdefault(row.id, RunMemory(row.restart))
+        run = job.runs.setdefault(row.id, CachedRun(row.restart))
         if run.number < row.report_number:
             (known if run.number else started)[row.id] = run
     if started:
@@ -248,20 +248,20 @@ def _by_job(connection: Connection, query: Any) -> dict[int, list[Row]]:
     return rows
 
 
-def _history(row: Row, runs: Sequence[Row], told: Mapping[int, RunMemory], resizes: Sequence[Row]) -> JobHistory:
+def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], resizes: Sequence[Row]) -> JobHistory:
     job, spec = job_record(row._mapping), spec_record(row._mapping)
     epoch, cursor = next(((run.epoch, run.cursor) for run in reversed(runs) if run.epoch is not None), (0, 0))
     # Later runs come last and overwrite what they did anew; beyond the position, a lost checkpoint undid it.
     latest: dict[int, tuple[EpochPoint, int]] = {}
     for run in runs:
-        latest.update(told[run.id].epochs)
+        latest.update(cached[run.id].epochs)
     ended = [latest[number] for number in sorted(latest) if number < epoch]
     epochs = tuple(point for point, _ in ended)
     used = sum(used for _, used in ended)
     # Where the job does not know its dataset's length, its epochs tell it as they end.
     samples = cursor + (epoch * spec.dataset if spec is not None and spec.dataset else used)
     progress = _newest(runs, "progress")
-    noises = [point for run in runs for point in told[run.id].noises]
+    noises = [point for run in runs for point in cached[run.id].noises]
     changed = resizes[-1].ended if resizes else None
     done = [number for number, resize in enumerate(resizes, 1) if resize.state == RESIZE_DONE]
     started = [run for run in runs if run.start_time is not None]
@@ -269,7 +269,7 @@ def _history(row: Row, runs: Sequence[Row], told: Mapping[int, RunMemory], resiz
         job=job,
         spec=spec,
         epochs=epochs,
-        throughput=_throughput(runs, told),
+        throughput=_throughput(runs, cached),
         samples=float(samples),
         batch=_newest(runs, "batch_now"),
         first_start=min((run.start_time for run in started), default=None),
@@ -310,13 +310,13 @@ def _newest(runs: Sequence[Row], name: str) -> Any:
     return next((value for run in reversed(runs) if (value := getattr(run, name)) is not None), None)
 
 
-def _throughput(runs: Sequence[Row], told: Mapping[int, RunMemory]) -> tuple[ThroughputPoint, ...]:
+def _throughput(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[ThroughputPoint, ...]:
     """The newest samples of each shape and batch over all runs, oldest first."""
     kept: dict[tuple[int, int, int], list[tuple[float, float]]] = defaultdict(list)
     for run in runs:
         # Without a shape it teaches nothing.
         if run.nodes * run.gpus_per_node > 0:
-            for batch, samples in told[run.id].speeds.items():
+            for batch, samples in cached[run.id].speeds.items():
                 kept[run.nodes, run.gpus_per_node, batch] += samples
     points = [ThroughputPoint(*kind, *sample) for kind, samples in kept.items() for sample in samples[-SPEEDS:]]
     return tuple(sorted(points, key=lambda point: point.time))

@@ -18,7 +18,7 @@ from ones_db.tables import SCHEMA_REVISION
 logger = logging.getLogger(__name__)
 
 Step = Callable[[str, str], None]
-"""Told of each migration once it is done: its revision, and what it did."""
+"""Called for each migration once it is done: its revision, and what it did."""
 
 
 def head() -> str:

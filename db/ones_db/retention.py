@@ -163,9 +163,9 @@ def _finite_samples(row: Any) -> float:
     return max(float(row["samples"] - (row["nonfinite"] or 0) * row["batch"]), 0.0)
 
 
-def _mean(told: Sequence[tuple[float | None, float]]) -> float | None:
-    """The mean of the values that are told, each with its weight; None where none is."""
-    known = [(value, weight) for value, weight in told if value is not None]
+def _mean(values: Sequence[tuple[float | None, float]]) -> float | None:
+    """The mean of the values that are known, each with its weight; None where none is."""
+    known = [(value, weight) for value, weight in values if value is not None]
     if not known:
         return None
     total = sum(weight for _, weight in known)

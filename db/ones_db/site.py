@@ -76,7 +76,7 @@ GONE = "GONE"
 """State of a node that Slurm no longer knows."""
 
 
-def see_nodes(connection: Connection, cluster: int, time: float, nodes: Collection[NodeRecord]) -> None:
+def record_nodes(connection: Connection, cluster: int, time: float, nodes: Collection[NodeRecord]) -> None:
     last = _last(connection, cluster)
     there = {node.name for node in nodes}
     lost = [node for name, node in last.items() if name not in there and node.state != GONE]
@@ -136,7 +136,7 @@ def actions(connection: Connection, cluster: int, limit: int) -> list[ActionReco
     return [ActionRecord(*row) for row in connection.execute(query)]
 
 
-def see_health(connection: Connection, cluster: int, record: HealthRecord) -> None:
+def record_health(connection: Connection, cluster: int, record: HealthRecord) -> None:
     add_or_replace(connection, HEALTH, ("cluster_id",), [{"cluster_id": cluster, **record._asdict()}])
 
 
@@ -157,10 +157,10 @@ class SiteStore:
     def _write(self) -> AbstractContextManager[Connection]:
         raise NotImplementedError
 
-    def see_nodes(self, time: float, nodes_now: Collection[NodeRecord]) -> None:
+    def record_nodes(self, time: float, nodes_now: Collection[NodeRecord]) -> None:
         """Store the nodes as they are now: those that changed, and those that are gone."""
         with self._write() as connection:
-            see_nodes(connection, self._cluster, time, nodes_now)
+            record_nodes(connection, self._cluster, time, nodes_now)
 
     def node_changes(self, name: str | None = None) -> list[NodeChange]:
         """What one node was, or all were, from when on; oldest first."""
@@ -182,23 +182,23 @@ class SiteStore:
         with self._read() as connection:
             return leaders.leader(connection, self._cluster)
 
-    def see_health(self, record: HealthRecord) -> None:
+    def record_health(self, record: HealthRecord) -> None:
         """Store how the companion is."""
         with self._write() as connection:
-            see_health(connection, self._cluster, record)
+            record_health(connection, self._cluster, record)
 
     def health(self) -> HealthRecord | None:
         """How the companion that acted last was at its last tick; None where there was none."""
         with self._read() as connection:
             return health(connection, self._cluster)
 
-    def add_accounting(self, told: Sequence[AccountingJob]) -> Imported:
+    def add_accounting(self, jobs: Sequence[AccountingJob]) -> Imported:
         """Store jobs that have ended, as accounting has them, in one transaction.
 
         A job that the companion has seen stays as it is; of one that is known from accounting, what is new is added.
         """
         with self._write() as connection:
-            return accounting.add_accounting(connection, self._cluster, told)
+            return accounting.add_accounting(connection, self._cluster, jobs)
 
     def past_jobs(self, since: float, until: float) -> list[PastJob]:
         """The jobs that were submitted in that span and have ended, by their submission."""

@@ -13,7 +13,7 @@ from ones_db import decisions, history, jobs, leaders, reports, resizes, summary
 from ones_db.backend import UPGRADE
 from ones_db.engine import add_new, backend_behind, backend_of, check_revision, transaction
 from ones_db.errors import SchemaError, StoreError
-from ones_db.history import Memory
+from ones_db.history import HistoryCache
 from ones_db.records import (
     NO_REASON,
     CheckpointRecord,
@@ -58,8 +58,8 @@ class Store(SiteStore):
         self._backend = backend_behind(engine)
         self._cluster = cluster_key
         self._term = term
-        self._memory = Memory()
-        self._remember = Lock()
+        self._cache = HistoryCache()
+        self._cache_lock = Lock()
         self.place = self._backend.place
         self.cluster = cluster
         self.read_only = read_only
@@ -126,12 +126,12 @@ class Store(SiteStore):
             yield connection
 
     @contextmanager
-    def _remembering(self) -> Iterator[Connection]:
-        with self._remember, self._read() as connection:
+    def _read_with_cache(self) -> Iterator[Connection]:
+        with self._cache_lock, self._read() as connection:
             try:
                 yield connection
             except BaseException:
-                self._memory.forget()
+                self._cache.clear()
                 raise
 
     @contextmanager
@@ -146,20 +146,20 @@ class Store(SiteStore):
 
     # What snapshots and jobs say
 
-    def see_jobs(self, records: Iterable[JobRecord]) -> None:
+    def record_jobs(self, records: Iterable[JobRecord]) -> None:
         """Store jobs as they are now; what did not change is not written.
 
         A record with restart 0 and a later submission time than the stored one is a new job that got an old
         id. What the job asked for, and when it was submitted, stay as first seen.
         """
         with self._write() as connection:
-            jobs.see_jobs(connection, self._cluster, records)
+            jobs.record_jobs(connection, self._cluster, records)
 
-    def see_runs(self, records: Iterable[RunRecord]) -> None:
+    def record_runs(self, records: Iterable[RunRecord]) -> None:
         """Store runs as Slurm has them. What a record does not know (None, 0 nodes) stays as stored, and so
         does how far the run's reports were read."""
         with self._write() as connection:
-            jobs.see_runs(connection, self._cluster, records)
+            jobs.record_runs(connection, self._cluster, records)
 
     def end_run(self, job_id: int, restart: int, end_time: float, reason: str = "") -> None:
         """Store when a run ended. The reason counts only where the run itself gave none."""
@@ -309,16 +309,16 @@ class Store(SiteStore):
         and only what was reported since the last call is read. A job that has shown nothing new gets the very same
         object again.
         """
-        with self._remembering() as connection:
-            return history.histories(connection, self._cluster, self._memory, job_ids)
+        with self._read_with_cache() as connection:
+            return history.histories(connection, self._cluster, self._cache, job_ids)
 
     def finished_histories(self, limit: int = 200) -> list[JobHistory]:
         """The elastic jobs that completed last and ended at least one epoch, newest first.
 
         The very same list again while there is nothing new.
         """
-        with self._remembering() as connection:
-            return history.finished_histories(connection, self._cluster, self._memory, limit)
+        with self._read_with_cache() as connection:
+            return history.finished_histories(connection, self._cluster, self._cache, limit)
 
     def job_summaries(self, job_ids: Sequence[int] | None = None) -> list[JobSummary]:
         """One line a job, in the order of their submission: those named, or all that a companion has seen."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, and_, cast, func, select
 
-from ones_db.jobs import among, newest, run_end, seen
+from ones_db.jobs import among, newest, run_end
 from ones_db.records import RESIZE_DONE
 from ones_db.tables import BATCHES, EPOCHS, JOBS, RESIZES, RUNS, THROUGHPUT
 
@@ -136,7 +136,7 @@ def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] |
         .where(newest(cluster))
         .order_by(JOBS.c.submit_time, JOBS.c.job_id)
     )
-    query = query.where(seen() if job_ids is None else among(JOBS.c.job_id, job_ids))
+    query = query.where(observed() if job_ids is None else among(JOBS.c.job_id, job_ids))
     return [_summary(row) for row in connection.execute(query).mappings()]
 
 
@@ -216,7 +216,7 @@ def timeline(connection: Connection, cluster: int) -> list[TimelineRow]:
             run_end(),
         )
         .join(RUNS, RUNS.c.job_id == JOBS.c.id)
-        .where(JOBS.c.cluster_id == cluster, RUNS.c.start_time.is_not(None), seen())
+        .where(JOBS.c.cluster_id == cluster, RUNS.c.start_time.is_not(None), observed())
         .order_by(RUNS.c.start_time, JOBS.c.job_id)
     )
     return [TimelineRow(*row) for row in connection.execute(query)]

@@ -33,8 +33,8 @@ BEGAN = "latest(r.start_time, j.submit_time)"
 
 JOBS = "FROM clusters c CROSS JOIN jobs j"
 
-TOLD = "t.seconds > 1e-6 AND t.samples > 0"
-"""Of throughput samples: those that tell a throughput, whatever a job reports. Where numbers overflow databases fail,
+MEASURED = "t.seconds > 1e-6 AND t.samples > 0"
+"""Of throughput samples: those that measure a throughput, whatever a job reports. Where numbers overflow databases fail,
 and then for everybody: hence also sums of numbers with a point."""
 
 GPUS = "CASE WHEN r.nodes < 1000000 AND r.gpus_per_node < 1000000 THEN r.nodes * r.gpus_per_node ELSE 0 END"
@@ -89,7 +89,7 @@ JOB_SUMMARY = View(
         Column("gpu_hours", "float", "GPU-hours of all its runs"),
         Column("resizes", "int", "resizes that interrupted it and took effect"),
         Column("pause_s", "float", "pauses of all its resizes together, seconds; 0 where none is known"),
-        Column("accuracy", "float", "of its newest epoch that told one, as a fraction"),
+        Column("accuracy", "float", "of its newest epoch that reported one, as a fraction"),
     ),
     f"""
     SELECT {WHOSE}, j.account, j.partition, j.state, CASE WHEN j.elastic THEN 1 ELSE 0 END AS elastic,
@@ -172,7 +172,7 @@ SCALING = View(
                 / SUM(CASE WHEN t.noise > 0 AND j.base_batch > 0 THEN t.seconds END) AS statistical_efficiency
         {JOBS} CROSS JOIN runs r CROSS JOIN throughput t
         WHERE j.cluster_id = c.id AND r.job_id = j.id AND t.run_id = r.id
-            AND {GPUS} > 0 AND {TOLD}
+            AND {GPUS} > 0 AND {MEASURED}
         GROUP BY c.name, j.job_id, j.submit_time, j.name, j.user_name, r.nodes, r.gpus_per_node, t.batch
     ) m
     WINDOW smallest AS (PARTITION BY m.cluster, m.job_id, m.submit_time ORDER BY m.gpus, m.nodes, m.batch)""",
@@ -203,7 +203,7 @@ RESIZE_COST = View(
         Column("group_s", "float", "to build the process group, seconds"),
         Column("load_s", "float", "to load the checkpoint, seconds"),
         Column("first_step_s", "float", "from the hello to the end of the first step, seconds"),
-        Column("attempts", "int", "how often ranks were started again within the new run; the last start is told"),
+        Column("attempts", "int", "how often ranks were started again within the new run; the last start counts"),
         Column("outcome", "text", "what came of it, in words"),
         Column("outcome_code", "text", "code of the outcome"),
         Column("outcome_arguments", "text", "what the outcome names, as a JSON object"),
@@ -345,7 +345,7 @@ WHAT_IF = View(
     ) w""".format(
         measured=f"""FROM runs r CROSS JOIN throughput t WHERE r.job_id = j.id AND t.run_id = r.id
                 AND r.nodes = j.requested_nodes AND r.gpus_per_node = j.requested_gpus_per_node
-                AND t.batch = f.batch AND {TOLD}"""
+                AND t.batch = f.batch AND {MEASURED}"""
     ),
     ("submit_time", "job_id"),
 )

@@ -90,16 +90,16 @@ class Observer:
         jobs = {id_: job_record(elastic, self._notes.get(id_, "")) for id_, elastic in seen.items()}
         runs = {id_: run_record(e) for id_, e in seen.items() if e.job.start_time and not e.job.pending}
         if changed := [job for id_, job in jobs.items() if self._jobs.get(id_) != job]:
-            self._store.see_jobs(changed)
+            self._store.record_jobs(changed)
         if begun := [run for id_, run in runs.items() if self._runs.get(id_) != run]:
-            self._store.see_runs(begun)
+            self._store.record_runs(begun)
         self._jobs, self._runs = jobs, runs
 
     def _see_nodes(self, snapshot: Snapshot) -> None:
         """Store the nodes where one is not as it was at the last look."""
         nodes = {name: node_record(node) for name, node in snapshot.nodes.items()}
         if nodes != self._nodes:
-            self._store.see_nodes(snapshot.time, nodes.values())
+            self._store.record_nodes(snapshot.time, nodes.values())
             self._nodes = nodes
 
     def _close_forgotten(self, snapshot: Snapshot, seen: Set[int]) -> None:
@@ -121,7 +121,7 @@ class Observer:
                 end, refusal = (job.end_time if job.ended else None), "its comment no longer opts in"
                 now = replace(record, state=job.state.value, restart=job.restart, end_time=end)
                 records.append(replace(now, elastic=False, refusal=ReasonRecord(text=refusal)))
-        self._store.see_jobs(records)
+        self._store.record_jobs(records)
 
     def collect(self, jobs: Sequence[Job], *, now: float) -> None:
         """Store what the jobs' newest runs have reported since the last look, in one transaction."""

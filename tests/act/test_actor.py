@@ -95,7 +95,7 @@ def test_decisions_are_stored_where_they_change(own_store: Store, tmp_path: Path
 
 def begun(store: Store, job_id: int, state: State) -> ResizeRecord:
     """A resize that a companion before this one began."""
-    store.see_jobs([JobRecord(job_id, "job", "alice", 1.0, 1, 1)])
+    store.record_jobs([JobRecord(job_id, "job", "alice", 1.0, 1, 1)])
     return store.begin_resize(ResizeRecord(job_id, 0, 1, 1, 32, 1, 2, 64, state.value, NOW))
 
 

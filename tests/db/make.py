@@ -147,8 +147,8 @@ def decision(time: float, *job_ids: int, **other: Any) -> DecisionRecord:
 
 def resized_job(store: Store, job_id: int = 7, user: str = "alice") -> None:
     """A job that trained two epochs on one GPU, was resized to four, and completed its third epoch there."""
-    store.see_jobs([job(job_id, user=user)])
-    store.see_runs([run(job_id, 0, 1, 1)])
+    store.record_jobs([job(job_id, user=user)])
+    store.record_runs([run(job_id, 0, 1, 1)])
     told(
         store,
         job_id,
@@ -163,8 +163,8 @@ def resized_job(store: Store, job_id: int = 7, user: str = "alice") -> None:
     number = store.begin_resize(resize(job_id, started=2500.0)).id
     store.step_resize(number, "drained", detail=said("step 21"), time=2600.0, order_number=9)
     store.end_run(job_id, 0, 2900.0, "REQUEUED")
-    store.see_jobs([job(job_id, user=user, restart=1, submit_time=2901.0)])
-    store.see_runs([run(job_id, 1, 1, 4, start_time=3000.0)])
+    store.record_jobs([job(job_id, user=user, restart=1, submit_time=2901.0)])
+    store.record_runs([run(job_id, 1, 1, 4, start_time=3000.0)])
     told(
         store,
         job_id,

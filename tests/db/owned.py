@@ -39,11 +39,11 @@ def fill(url: str) -> None:
             )
             store.end_run(number, 1, 3600.0, "COMPLETED")
             ended = job(number, user=user, restart=1, submit_time=2901.0, state="COMPLETED", end_time=3600.0)
-            store.see_jobs([replace(ended, requested_gpus_per_node=1)])
+            store.record_jobs([replace(ended, requested_gpus_per_node=1)])
         made = decision(2400.0, *JOBS.values())
         weighed = (AlternativeRecord(1, 4, 256, 3.5), AlternativeRecord(0, 0, 0, 0.0))
         store.add_decision(replace(made, jobs=tuple(replace(given, alternatives=weighed) for given in made.jobs)))
-        store.see_nodes(1.0, [NodeRecord("n1", "UP", True, 4, "gpu")])
+        store.record_nodes(1.0, [NodeRecord("n1", "UP", True, 4, "gpu")])
         store.add_action(ActionRecord(1.0, "ops", "run --act", "policy ones"))
     with LeaderLock(url, "gres") as lock:
         lock.take(1.0)

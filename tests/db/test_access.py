@@ -158,8 +158,8 @@ def test_partitions_are_no_way_round(site: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(time, "gmtime", lambda *_: time.struct_time((2099, 5, 1, 0, 0, 0, 0, 1, 0)))
     with Store.open(site, "gres") as store:
         for user, number in (("alice", 20), ("bob", 21)):
-            store.see_jobs([job(number, user=user)])
-            store.see_runs([run(number, 0)])
+            store.record_jobs([job(number, user=user)])
+            store.record_runs([run(number, 0)])
             told(store, number, 0, throughput=[throughput(2, time=then)], offset=1, number=2)
     later = sorted(set(partitions(site)) - set(before))
     assert later and "throughput_209905" in later

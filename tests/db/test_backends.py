@@ -98,7 +98,7 @@ def test_without_psycopg() -> None:
 
 def test_many_rows_some_of_them_twice(store: Store, url: str) -> None:
     """Protects a long look at a file in which a number stands twice: the first is believed, the others stored once."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     samples = [throughput(n) for n in range(2, 302)]
     doubled = [throughput(n, samples=1) for n in range(2, 302, 7)]
     store.add_reports([RunReports(1, 0, 1, 301, throughput=[*samples, *doubled])])
@@ -113,7 +113,7 @@ def test_many_rows_some_of_them_twice(store: Store, url: str) -> None:
 @pytest.mark.parametrize("rows", [1, 100])
 def test_numbers_beyond_64_bits(store: Store, url: str, rows: int) -> None:
     """Protects from a job's absurd figure, alone or among many: an error in words, and nothing stored."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     samples = [throughput(n, samples=2**63) for n in range(2, 2 + rows)]
     with pytest.raises(StoreError, match="64 bits"):
         told(store, 1, 0, throughput=samples, offset=1, number=rows + 1)
@@ -124,13 +124,13 @@ def test_numbers_beyond_64_bits(store: Store, url: str, rows: int) -> None:
 
 def test_zeros_in_a_name(store: Store) -> None:
     """Protects a snapshot from a name that PostgreSQL does not take."""
-    store.see_jobs([job(1, name="a\0b", comment="tab\t and \x1b")])
+    store.record_jobs([job(1, name="a\0b", comment="tab\t and \x1b")])
     assert (store.jobs()[1].name, store.jobs()[1].comment) == ("a\\x00b", "tab\t and \x1b")
 
 
 def test_counts_are_whole_numbers(store: Store) -> None:
     """Protects JSON and plots from a server's own kinds of numbers."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     told(store, 1, 0, throughput=[throughput(2, nonfinite=3)], offset=1, number=2)
     (summary,) = store.job_summaries()
     assert (type(summary.nonfinite), type(summary.attempts), type(summary.pause_s)) == (int, int, float)
@@ -151,7 +151,7 @@ def test_a_month_has_a_partition_of_its_own(postgresql_url: str, monkeypatch: py
         ):
             assert reading.exec_driver_sql("SELECT count(*) FROM throughput").scalar() == (now > 1.8e9)
             number = int(now)
-            store.see_jobs([job(number)])
+            store.record_jobs([job(number)])
             told(store, number, 0, throughput=[throughput(2)], offset=1, number=2)
             assert len(store.histories([number])[number].throughput) == 0
     monkeypatch.undo()
@@ -167,7 +167,7 @@ def test_a_month_has_a_partition_of_its_own(postgresql_url: str, monkeypatch: py
 def test_fifty_readers_at_once(postgresql_url: str) -> None:
     """Protects a tick from a class of students: all are in the middle of a transaction, and the writer writes."""
     with Store.open(postgresql_url, "gres") as store:
-        store.see_jobs([job(1)])
+        store.record_jobs([job(1)])
         reading, done = threading.Barrier(51), threading.Event()
         counts: list[int] = []
 
@@ -183,7 +183,7 @@ def test_fifty_readers_at_once(postgresql_url: str) -> None:
             thread.start()
         reading.wait(60)
         began = time.monotonic()
-        store.see_jobs([job(2)])
+        store.record_jobs([job(2)])
         told(store, 2, 0, throughput=[throughput(n) for n in range(2, 202)], offset=1, number=201)
         took = time.monotonic() - began
         done.set()

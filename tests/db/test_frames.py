@@ -71,7 +71,7 @@ def test_the_example_draws_throughput_by_size(sqlite_url: str, tmp_path: Path, m
     """Protects the notebook that researchers copy: it runs as it is, and its picture is of the job it should be of."""
     with Store.open(sqlite_url, "gres") as store:
         fill(store)
-        store.see_runs([run(8, 1, 1, 2, start_time=9e5), run(8, 2, 1, 4, start_time=9.5e5)])
+        store.record_runs([run(8, 1, 1, 2, start_time=9e5), run(8, 2, 1, 4, start_time=9.5e5)])
         for restart, seconds in ((1, 0.5), (2, 0.25)):
             reported = [throughput(n, seconds=seconds) for n in (2, 3)]
             told(store, 8, restart, hello=hello(), throughput=reported, offset=9, number=3)

@@ -120,7 +120,7 @@ def test_older_schema_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_file_is_copied_before_its_upgrade(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects a site's data on the way to a newer version."""
     with Store.open(sqlite_url, "gres") as store:
-        store.see_jobs([job(1)])
+        store.record_jobs([job(1)])
     monkeypatch.setattr("ones_db.migrate.SCHEMA_REVISION", "9999")
     migrate.upgrade(sqlite_url)
     (copy,) = file_of(sqlite_url).parent.glob("*.bak")

@@ -48,8 +48,8 @@ def tell(store: Store) -> None:
 
 def test_reports_of_a_run(store: Store) -> None:
     """Protects what the run's row takes from its reports."""
-    store.see_jobs([job(1)])
-    store.see_runs([run(1)])
+    store.record_jobs([job(1)])
+    store.record_runs([run(1)])
     tell(store)
     assert store.runs(1) == [
         replace(
@@ -86,21 +86,21 @@ def test_reports_of_a_run(store: Store) -> None:
 
 def test_telling_it_again_changes_nothing(store: Store, url: str) -> None:
     """Protects from doubled samples when the companion died between reading a file and remembering it."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     told(store, 1, 0, spec=SPEC, offset=0, number=None)
-    store.see_runs([run(1)])
+    store.record_runs([run(1)])
     tell(store)
     before = contents(url)
     assert [len(before[table]) for table in TABLES[3:]] == [3, 1, 1, 1]
     tell(store)
-    store.see_jobs([job(1)])
-    store.see_runs([run(1)])
+    store.record_jobs([job(1)])
+    store.record_runs([run(1)])
     assert contents(url) == before
 
 
 def test_another_value_under_a_stored_number_is_not_believed(store: Store, url: str) -> None:
     """Protects stored history from a report file that was rewritten."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     told(store, 1, 0, hello=hello(), throughput=[throughput(2)], offset=100, number=2)
     before = contents(url)["throughput"]
     told(store, 1, 0, throughput=[throughput(2, samples=10**9)], offset=50, number=2)
@@ -110,9 +110,9 @@ def test_another_value_under_a_stored_number_is_not_believed(store: Store, url: 
 
 def test_what_reports_hold_is_in_their_tables(store: Store, url: str) -> None:
     """Protects each figure on its way into the columns that queries read."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     told(store, 1, 0, spec=replace(SPEC, max_passes=4), offset=0, number=None)
-    store.see_runs([run(1)])
+    store.record_runs([run(1)])
     tell(store)
     asked = {
         "batch_changes": ("passes, ramp", [(2, 100)]),
@@ -132,8 +132,8 @@ AGAIN = hello(20, time=2100.0, epoch=0, cursor=128, step=2, batch=32, attempt=1,
 
 def test_ranks_that_were_started_again_within_a_run(store: Store) -> None:
     """Protects from a position, batch or end that the run lost when a rank died: its last hello counts."""
-    store.see_jobs([job(1)])
-    store.see_runs([run(1)])
+    store.record_jobs([job(1)])
+    store.record_runs([run(1)])
     tell(store)
     assert store.histories([1])[1].samples == 1000
     told(store, 1, 0, hello=AGAIN, first=FirstRecord(21, 2101.0, 3, 2.5), offset=990, number=21)
@@ -150,7 +150,7 @@ def test_ranks_that_were_started_again_within_a_run(store: Store) -> None:
 
 def test_several_starts_told_in_any_pieces_come_to_the_same(store: Store, url: str) -> None:
     """Protects from an earlier start's words when a file is read again, or all at once after an outage."""
-    store.see_jobs([job(1), job(2)])
+    store.record_jobs([job(1), job(2)])
     first, last = hello(1, launch_s=1.0), hello(6, cursor=64, step=1, attempt=2, launch_s=3.0)
     early, late = FirstRecord(2, 2002.0, 1, 0.5), FirstRecord(7, 2007.0, 2, 0.6)
     stretches = [throughput(3, cursor=192, step=3, progress=190.0), throughput(8, cursor=128, step=2)]
@@ -180,8 +180,8 @@ def test_several_starts_told_in_any_pieces_come_to_the_same(store: Store, url: s
 
 def test_a_late_hello_leaves_slurms_word_on_the_end(store: Store) -> None:
     """Protects how a run ended from a hello that is read after Slurm said it was over."""
-    store.see_jobs([job(1)])
-    store.see_runs([run(1)])
+    store.record_jobs([job(1)])
+    store.record_runs([run(1)])
     store.end_run(1, 0, 2900.0, "NODE_FAIL")
     told(store, 1, 0, hello=AGAIN, offset=10, number=20)
     assert (store.runs(1)[0].end_reason, store.runs(1)[0].end_time) == ("NODE_FAIL", 2900.0)
@@ -189,12 +189,12 @@ def test_a_late_hello_leaves_slurms_word_on_the_end(store: Store) -> None:
 
 def test_a_run_that_no_snapshot_saw(store: Store) -> None:
     """Protects the reports of a run that began and ended between two snapshots."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     assert store.report_positions([1]) == {}
     told(store, 1, 3, hello=hello(nodes=2, gpus_per_node=4), offset=10, number=1)
     (made,) = store.runs(1)
     assert (made.restart, made.nodes, made.gpus_per_node, made.start_time) == (3, 2, 4, 2001.0)
-    store.see_runs([run(1, 3, 2, 4, start_time=1999.0)])
+    store.record_runs([run(1, 3, 2, 4, start_time=1999.0)])
     assert store.runs(1)[0].start_time == 1999.0
     assert store.runs(1)[0].batch == 64
 
@@ -202,7 +202,7 @@ def test_a_run_that_no_snapshot_saw(store: Store) -> None:
 def test_reports_without_their_hello(store: Store) -> None:
     """Protects the rest of a file whose first line was unreadable; without a shape it teaches no
     throughput."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     told(store, 1, 0, throughput=[throughput(2)], epochs=[epoch(3, 0)], offset=10, number=3)
     history = store.histories([1])[1]
     assert history.throughput == ()
@@ -211,15 +211,15 @@ def test_reports_without_their_hello(store: Store) -> None:
 
 def test_slurms_word_on_the_shape_comes_first(store: Store) -> None:
     """Protects learning from a job that tells another shape than it has."""
-    store.see_jobs([job(1)])
-    store.see_runs([run(1, 0, 1, 2)])
+    store.record_jobs([job(1)])
+    store.record_runs([run(1, 0, 1, 2)])
     told(store, 1, 0, hello=hello(nodes=64, gpus_per_node=8), offset=10, number=1)
     assert (store.runs(1)[0].nodes, store.runs(1)[0].gpus_per_node) == (1, 2)
 
 
 def test_the_checkpoint_that_answers_an_order(store: Store) -> None:
     """Protects the requeue, which must not come before the checkpoint of this very order and run."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     told(store, 1, 0, hello=hello(), checkpoints=[CHECKPOINT], offset=1, number=5)
     order = CHECKPOINT.order_number or 0
     assert store.checkpoint_for_order(1, 0, order) == CHECKPOINT
@@ -229,13 +229,13 @@ def test_the_checkpoint_that_answers_an_order(store: Store) -> None:
 
 def test_the_pause_of_a_resize(store: Store) -> None:
     """Protects the cost of a resize: from the last step, where its checkpoint began, to the next run's hello."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     asked = replace(CHECKPOINT, time=2100.0, seconds=2.5)
     samples = [throughput(2, time=2050.0)]
     bye = replace(BYE, time=2160.0)
     told(store, 1, 0, hello=hello(), throughput=samples, checkpoints=[asked], bye=bye, offset=1, number=8)
     assert store.pause_after(1, 0) is None
-    store.see_runs([run(1, 1, start_time=2170.0)])
+    store.record_runs([run(1, 1, start_time=2170.0)])
     assert store.pause_after(1, 0) is None
     told(store, 1, 1, hello=hello(time=2180.0), offset=1, number=1)
     assert store.pause_after(1, 0) == 2180.0 - 2097.5
@@ -245,7 +245,7 @@ def test_the_pause_of_a_resize(store: Store) -> None:
 
 def test_bytes_without_a_report(store: Store) -> None:
     """Protects from reading the same unreadable bytes for ever."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     told(store, 1, 0, hello=hello(), offset=10, number=1)
     told(store, 1, 0, offset=500, number=None)
     assert store.report_positions([1]) == {(1, 0): (500, 1)}
@@ -253,7 +253,7 @@ def test_bytes_without_a_report(store: Store) -> None:
 
 def test_a_spec_alone_makes_no_run(store: Store) -> None:
     """Protects a job that waits after its requeue from a run that never was."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     told(store, 1, 1, spec=SPEC, offset=0, number=None)
     assert store.runs(1) == []
     assert store.histories([1])[1].spec == SPEC
@@ -261,7 +261,7 @@ def test_a_spec_alone_makes_no_run(store: Store) -> None:
 
 def test_many_runs_in_one_call_or_none(store: Store) -> None:
     """Protects a tick: all jobs' reports are one transaction, and one that cannot be stored leaves nothing of it."""
-    store.see_jobs([job(1), job(2)])
+    store.record_jobs([job(1), job(2)])
     looks = [
         RunReports(n, r, 10 * n, 2, SPEC, hello(), throughput=[throughput(2)]) for n, r in ((1, 0), (1, 1), (2, 0))
     ]
@@ -275,7 +275,7 @@ def test_many_runs_in_one_call_or_none(store: Store) -> None:
 
 def test_a_report_that_comes_late_is_not_believed(store: Store, url: str) -> None:
     """Protects what was read already, and remembered, from a file into whose middle something was written."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     told(store, 1, 0, hello=hello(), throughput=[throughput(2), throughput(5)], offset=10, number=5)
     told(store, 1, 0, throughput=[throughput(4), throughput(6)], offset=20, number=6)
     assert [row[1] for row in contents(url)["throughput"]] == [2, 5, 6]
@@ -283,7 +283,7 @@ def test_a_report_that_comes_late_is_not_believed(store: Store, url: str) -> Non
 
 def test_noise_and_progress_are_the_newest(store: Store) -> None:
     """Protects progress of a run: what its hello took up, then what its last stretch said."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     told(store, 1, 0, hello=hello(noise=50.0, progress=10.0), offset=1, number=1)
     assert (store.runs(1)[0].noise, store.runs(1)[0].progress) == (50.0, 10.0)
     samples = [throughput(2, noise=60.0, progress=40.0), throughput(3, progress=70.0), throughput(4)]

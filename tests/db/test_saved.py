@@ -57,7 +57,7 @@ def test_every_released_schema_is_upgraded(saved: tuple[str, str]) -> None:
         assert [summary.job_id for summary in store.job_summaries()] == [7, 8, 9]
         assert store.histories([7])[7].pause_s == 410.0
         assert store.deferrals() == {9: 5000.0}
-        store.see_jobs([job(10)])
+        store.record_jobs([job(10)])
         told(store, 10, 0, throughput=[throughput(2)], offset=1, number=2)
         assert store.histories([10])[10].samples == 128
 

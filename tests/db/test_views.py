@@ -27,11 +27,11 @@ def fill(store: Store) -> None:
     told(store, 7, 0, checkpoints=[asked], offset=200, number=32)
     told(store, 7, 1, throughput=[throughput(5, time=3511.0, samples=256, batch=256, noise=192.0)], offset=60, number=5)
     store.end_run(7, 1, 3600.0, "COMPLETED")
-    store.see_jobs(
+    store.record_jobs(
         [job(7, restart=1, submit_time=2901.0, state="COMPLETED", end_time=3600.0, requested_gpus_per_node=1)]
     )
-    store.see_jobs([job(8, user="bob", account="lab"), job(9, name="waits ✓", state="PENDING", elastic=False)])
-    store.see_runs([run(8, 0, 2, 4, start_time=DAY - 1800.0)])
+    store.record_jobs([job(8, user="bob", account="lab"), job(9, name="waits ✓", state="PENDING", elastic=False)])
+    store.record_runs([run(8, 0, 2, 4, start_time=DAY - 1800.0)])
     told(
         store,
         8,
@@ -42,7 +42,7 @@ def fill(store: Store) -> None:
         offset=9,
         number=2,
     )
-    store.see_runs([run(9, 0, start_time=None)])
+    store.record_runs([run(9, 0, start_time=None)])
     store.add_decision(decision(2400.0, 7, 9))
     store.add_decision(decision(DAY + 3600.0, 8))
     rolled_back = store.begin_resize(resize(8, started=DAY + 100.0, old_nodes=2, old_gpus_per_node=4))
@@ -130,8 +130,8 @@ def test_scaling(store: Store, url: str) -> None:
 def test_scaling_of_a_job_id_that_was_used_again(store: Store, url: str) -> None:
     """Protects a job from being measured against an older one that had its id."""
     for submitted, samples in ((1000.0, 64), (9000.0, 640)):
-        store.see_jobs([job(5, submit_time=submitted)])
-        store.see_runs([run(5)])
+        store.record_jobs([job(5, submit_time=submitted)])
+        store.record_runs([run(5)])
         told(store, 5, 0, throughput=[throughput(2, samples=samples)], offset=5, number=2)
     first, second = rows(url, "scaling", job_id=5)
     assert (first["samples_per_s"], second["samples_per_s"]) == (128.0, 1280.0)
@@ -174,8 +174,8 @@ def test_days_add_up_to_runs(store: Store, url: str, spans: list[tuple[float, fl
     with opened(url, write=True) as connection:
         for table in ("runs", "jobs"):
             connection.exec_driver_sql(f"DELETE FROM {table}")
-    store.see_jobs([job(number, submit_time=0.0) for number in range(len(spans))])
-    store.see_runs(
+    store.record_jobs([job(number, submit_time=0.0) for number in range(len(spans))])
+    store.record_runs(
         [run(n, 0, 1, gpus, start_time=began, end_time=began + s) for n, (began, s, gpus) in enumerate(spans)]
     )
     days = rows(url, "gpu_hours")
@@ -227,7 +227,7 @@ def test_what_a_job_reports_breaks_no_view(store: Store, url: str, odd: float) -
     """Protects everybody's answers from one job that reports numbers at the ends of what is taken, in 1970."""
     fill(store)
     before = {name: len(rows(url, name)) for name in VIEWS}
-    store.see_jobs([job(66, submit_time=DAY)])
+    store.record_jobs([job(66, submit_time=DAY)])
     reported = [
         throughput(n, time=0.0, seconds=odd, noise=odd, progress=odd, samples=2**53 - n, batch=2**53 - 1)
         for n in range(2, 1200)

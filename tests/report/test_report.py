@@ -90,7 +90,7 @@ def test_page_escapes_what_users_wrote(tmp_path: Path) -> None:
     job |= {"state": "COMPLETED", "resizes": 1, "pauses_s": [1.5]}
     found = {"ones": {"jobs": [job], "mean_jct_s": 2.0}, "slurm": {"jobs": [job], "mean_jct_s": 3.0}}
     with Store.open(url, "here") as store:
-        store.see_jobs([JobRecord(7, evil, "bob", 1.0, 1, 1, elastic=True)])
+        store.record_jobs([JobRecord(7, evil, "bob", 1.0, 1, 1, elastic=True)])
         store.begin_resize(ResizeRecord(7, 0, 1, 1, 8, 1, 2, 16, "draining", 5.0))
         write_page(tmp_path / "page.html", store, [Panel("p", [Bar("a", 0, 1, 1)], 4)], found, "Emulated & slow")
     html = (tmp_path / "page.html").read_text()
