@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from ones_db import Store, migrate
 from slurm_ones.cli import app
 from tests.cluster import Cluster
-from tests.db.make import SPEC, decision, hello, job, resized_job, said, throughput, told
+from tests.db.make import SPEC, decision, hello, job, report, resized_job, said, throughput
 
 HOSTILE = "evil\x1b]0;owned\x07\x1b[2J\n[red]x[/red]"
 
@@ -146,9 +146,9 @@ class TestWhy:
         assert "Look at it" not in call("why", "7", "--database", filled).stdout
         with Store.open(filled, "gres") as store:
             odd = throughput(21, step=40, loss=None, nonfinite=12)
-            told(store, 7, 1, hello=hello(20, attempt=2, batch=256, note="rank 3 died"), offset=90, number=20)
-            told(store, 7, 1, spec=replace(SPEC, max_local_batch=32, max_passes=2), offset=90, number=20)
-            told(store, 7, 1, throughput=[odd], offset=99, number=21)
+            report(store, 7, 1, hello=hello(20, attempt=2, batch=256, note="rank 3 died"), offset=90, number=20)
+            report(store, 7, 1, spec=replace(SPEC, max_local_batch=32, max_passes=2), offset=90, number=20)
+            report(store, 7, 1, throughput=[odd], offset=99, number=21)
         done = call("why", "7", "--database", filled)
         assert "not a finite number (NaN or infinite) in 12 steps, last near step 40" in done.stdout
         assert "Run 1 started its ranks 3 times." in done.stdout

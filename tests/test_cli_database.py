@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, Store, migrate
 from slurm_ones.cli import app
 from slurm_ones.slurm.sacct import FIELDS
-from tests.db.make import hello, job, said, throughput, told
+from tests.db.make import hello, job, report, said, throughput
 
 HOSTILE = "evil\x1b[2J[red]x[/red]"
 
@@ -127,7 +127,7 @@ class TestMaintain:
         migrate.upgrade(url)
         with Store.open(url, "here") as store:
             store.record_jobs([job(7)])
-            told(store, 7, 0, hello=hello(), throughput=[throughput(n) for n in range(2, 302)], offset=9, number=301)
+            report(store, 7, 0, hello=hello(), throughput=[throughput(n) for n in range(2, 302)], offset=9, number=301)
             store.record_jobs([job(7, state="COMPLETED", end_time=4000.0)])
         return url
 

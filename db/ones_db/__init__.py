@@ -9,7 +9,7 @@ Usable alone, from a notebook say::
             print(row.job_id, row.jct_s, row.accuracy)
 
 or, with pandas, `ones_db.connect("sqlite:///ones.sqlite").job_summary()`; docs/database.md shows what can be asked.
-`ones_db.migrate` creates and upgrades databases; `ones_db.models` holds the tables.
+`ones_db.migrate` creates and upgrades databases; `ones_db.tables` defines the tables.
 """
 
 from ones_db.accounting import AccountingJob, Imported, PastJob
@@ -20,26 +20,19 @@ from ones_db.records import (
     NO_REASON,
     RESIZE_DONE,
     AlternativeRecord,
-    BatchRecord,
-    ByeRecord,
-    CheckpointRecord,
     DecisionJobRecord,
     DecisionRecord,
     EpochPoint,
-    EpochRecord,
-    FirstRecord,
-    HelloRecord,
     JobHistory,
     JobRecord,
     NoisePoint,
     ReasonRecord,
+    ReportLine,
     ResizeRecord,
     ResizeStepRecord,
     RunRecord,
     RunReports,
-    SpecRecord,
     ThroughputPoint,
-    ThroughputRecord,
 )
 from ones_db.site import ActionRecord, HealthRecord, NodeChange, NodeRecord
 from ones_db.store import Store
@@ -55,17 +48,11 @@ __all__ = [
     "AccountingJob",
     "ActionRecord",
     "AlternativeRecord",
-    "BatchRecord",
-    "ByeRecord",
-    "CheckpointRecord",
     "Database",
     "DecisionJobRecord",
     "DecisionRecord",
     "EpochPoint",
-    "EpochRecord",
-    "FirstRecord",
     "HealthRecord",
-    "HelloRecord",
     "Imported",
     "JobHistory",
     "JobRecord",
@@ -77,19 +64,18 @@ __all__ = [
     "NotLeader",
     "PastJob",
     "ReasonRecord",
+    "ReportLine",
     "ResizeConflict",
     "ResizeRecord",
     "ResizeStepRecord",
     "RunRecord",
     "RunReports",
     "SchemaError",
-    "SpecRecord",
     "Store",
     "StoreBusy",
     "StoreError",
     "StoreLost",
     "ThroughputPoint",
-    "ThroughputRecord",
     "TimelineRow",
     "UnknownRecord",
     "connect",

@@ -13,8 +13,9 @@ from sqlalchemy import ColumnElement, Connection, bindparam, case, exists, func,
 from ones_db.columns import storable
 from ones_db.engine import add_or_replace
 from ones_db.errors import UnknownRecord
-from ones_db.records import JobRecord, ReasonRecord, RunRecord, SpecRecord
+from ones_db.records import JobRecord, ReasonRecord, RunRecord
 from ones_db.tables import ACCOUNTING, JOBS, RUNS
+from ones_wrapper.protocol import Spec
 
 # Made once: an alias copies every column.
 _LATER = JOBS.alias("later")
@@ -155,9 +156,9 @@ def job_record(row: Mapping[Any, Any]) -> JobRecord:
     return JobRecord(user=row["user_name"], refusal=reason_of("refusal", row), **values)
 
 
-def spec_record(row: Mapping[Any, Any]) -> SpecRecord | None:
-    values = {name: row[name] for name in SpecRecord.__dataclass_fields__}
-    return None if None in values.values() else SpecRecord(**values)
+def spec_record(row: Mapping[Any, Any]) -> Spec | None:
+    values = {name: row[name] for name in Spec.__dataclass_fields__}
+    return None if None in values.values() else Spec(**values)
 
 
 def jobs(connection: Connection, cluster: int, job_ids: Collection[int] | None) -> dict[int, JobRecord]:

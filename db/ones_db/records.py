@@ -1,7 +1,7 @@
 """What goes into the store and comes out of it: plain frozen data.
 
 All times are Unix seconds. A batch is a global batch in samples. Text is stored as it came: whoever prints it
-guards the terminal. Fields named like those of the reports that jobs write mean the same. Records of one subject
+guards the terminal. What jobs report is `ones_wrapper.protocol`'s and defined there alone. Records of one subject
 alone stand with it: nodes, actions and health in `ones_db.site`, lines and bars for people in `ones_db.summary`.
 """
 
@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from ones_wrapper.protocol import Report, Spec
 
-class Reason(Protocol):
+
+class CodedReason(Protocol):
     """What `ReasonRecord.of` takes: the companion's reasons are such (`slurm_ones.reasons.Reason`)."""
 
     @property
@@ -37,7 +39,7 @@ class ReasonRecord:
     """The sentence."""
 
     @classmethod
-    def of(cls, reason: Reason | str | None) -> ReasonRecord:
+    def of(cls, reason: CodedReason | str | None) -> ReasonRecord:
         """What is stored of a reason; of a bare sentence that alone, of None nothing."""
         if reason is None or isinstance(reason, str):
             return cls(text=reason or "")
@@ -81,21 +83,6 @@ class JobRecord:
     exit_code: int | None = None
     report_note: str = ""
     """What of its directory or reports could not be believed."""
-
-
-@dataclass(frozen=True)
-class SpecRecord:
-    """What a job can do, as it says itself."""
-
-    base_batch: int
-    max_batch: int
-    max_local_batch: int
-    dataset: int
-    """Samples in an epoch; 0 when it does not know."""
-    epochs: int
-    """0 when the script does not say."""
-    max_passes: int = 1
-    """Most forward passes, of `max_local_batch` samples per GPU each, in an optimizer step."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +264,7 @@ class JobHistory:
     """What a job has shown so far: all that learning needs."""
 
     job: JobRecord
-    spec: SpecRecord | None
+    spec: Spec | None
     epochs: tuple[EpochPoint, ...]
     """Ascending, each epoch once. One that a lost checkpoint undid is not there until it is done again."""
     throughput: tuple[ThroughputPoint, ...]
@@ -322,151 +309,24 @@ class JobHistory:
 
 
 @dataclass(frozen=True)
-class HelloRecord:
-    """First report of a run, and of each later start of its ranks within it."""
+class ReportLine:
+    """One line of a run's report file, as numbered and timed by the job."""
 
     number: int
     time: float
-    nodes: int
-    gpus_per_node: int
-    batch: int
-    lr_factor: float
-    epoch: int
-    cursor: int
-    step: int
-    checkpoint: str = ""
-    note: str = ""
-    launch_s: float = 0.0
-    group_s: float = 0.0
-    load_s: float = 0.0
-    noise: float | None = None
-    progress: float | None = None
-    queue_s: float = 0.0
-    import_s: float = 0.0
-    resizes: int = 0
-    attempt: int = 0
-
-
-@dataclass(frozen=True)
-class FirstRecord:
-    """The first step of a run ended."""
-
-    number: int
-    time: float
-    step: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class ThroughputRecord:
-    """Samples used over a stretch of steps."""
-
-    number: int
-    time: float
-    epoch: int
-    step: int
-    cursor: int
-    samples: int
-    seconds: float
-    batch: int
-    lr_factor: float
-    loss: float | None = None
-    noise: float | None = None
-    """Gradient noise scale, samples."""
-    progress: float | None = None
-    """Progress since the job's first run, samples of the base batch."""
-    nonfinite: int = 0
-
-
-@dataclass(frozen=True)
-class EpochRecord:
-    """An epoch ended."""
-
-    number: int
-    time: float
-    epoch: int
-    step: int
-    samples: int
-    loss: float | None = None
-    accuracy: float | None = None
-    nonfinite: int = 0
-
-
-@dataclass(frozen=True)
-class CheckpointRecord:
-    """A checkpoint became durable."""
-
-    number: int
-    time: float
-    name: str
-    epoch: int
-    cursor: int
-    step: int
-    bytes: int
-    seconds: float
-    order_number: int | None = None
-    stall_s: float | None = None
-
-
-@dataclass(frozen=True)
-class BatchRecord:
-    """The global batch changed at a step boundary."""
-
-    number: int
-    time: float
-    step: int
-    batch: int
-    lr_factor: float
-    order_number: int | None = None
-    passes: int = 1
-    ramp: int = 0
-
-
-@dataclass(frozen=True)
-class ByeRecord:
-    """Last report of a run that could still speak."""
-
-    number: int
-    time: float
-    reason: str
-    step: int
-    exit_code: int = 0
-    note: str = ""
-
-
-AnyReport = HelloRecord | FirstRecord | ThroughputRecord | EpochRecord | CheckpointRecord | BatchRecord | ByeRecord
+    report: Report
 
 
 @dataclass(frozen=True)
 class RunReports:
-    """The reports of one run that were read in one look, each kind in the order of its numbers."""
+    """The reports of one run that were read in one look, in the order of their numbers."""
 
     job_id: int
     restart: int
     offset: int
     """Bytes of the report file that were read with them."""
     number: int | None
-    """Number of the last report in those bytes; None where they held none."""
-    spec: SpecRecord | None = None
+    """Number of the last report in those bytes, believed or not; None where they held none."""
+    spec: Spec | None = None
     """What the job says of itself now, where that was read too; without a report it makes no run."""
-    hello: HelloRecord | None = None
-    """The last one, where the run's ranks were started several times in this look."""
-    begun: float | None = None
-    """When the first of those was written."""
-    first: FirstRecord | None = None
-    throughput: Sequence[ThroughputRecord] = ()
-    epochs: Sequence[EpochRecord] = ()
-    checkpoints: Sequence[CheckpointRecord] = ()
-    batches: Sequence[BatchRecord] = ()
-    bye: ByeRecord | None = None
-
-    def last(self) -> list[AnyReport]:
-        """The last report of each kind."""
-        kinds = (self.throughput, self.epochs, self.checkpoints, self.batches)
-        ends = [report for report in (self.hello, self.first, self.bye) if report is not None]
-        return [*(kind[-1] for kind in kinds if kind), *ends]
-
-    def all(self) -> list[AnyReport]:
-        """Every report."""
-        ends = [report for report in (self.hello, self.first, self.bye) if report is not None]
-        return [*self.throughput, *self.epochs, *self.checkpoints, *self.batches, *ends]
+    lines: Sequence[ReportLine] = ()

@@ -16,7 +16,6 @@ from ones_db.errors import SchemaError, StoreError
 from ones_db.history import HistoryCache
 from ones_db.records import (
     NO_REASON,
-    CheckpointRecord,
     DecisionRecord,
     JobHistory,
     JobRecord,
@@ -29,6 +28,7 @@ from ones_db.records import (
 from ones_db.site import SiteStore
 from ones_db.summary import JobSummary, TimelineRow
 from ones_db.tables import CLUSTERS
+from ones_wrapper.protocol import Checkpoint
 
 
 class Store(SiteStore):
@@ -166,7 +166,7 @@ class Store(SiteStore):
         with self._write() as connection:
             jobs.end_run(connection, self._cluster, job_id, restart, end_time, reason)
 
-    def add_reports(self, told: Sequence[RunReports]) -> None:
+    def add_reports(self, looks: Sequence[RunReports]) -> None:
         """Store what runs reported, each run once, and with it how far their files were read.
 
         Reports that are stored already stay as they are: those whose number is not above the last one stored are left
@@ -174,7 +174,7 @@ class Store(SiteStore):
         for all of them: a tick costs one commit however many jobs reported.
         """
         with self._write() as connection:
-            reports.add_reports(connection, self._cluster, told)
+            reports.add_reports(connection, self._cluster, looks)
 
     # What was decided and done
 
@@ -256,8 +256,9 @@ class Store(SiteStore):
         with self._read() as connection:
             return reports.report_positions(connection, self._cluster, job_ids)
 
-    def checkpoint_for_order(self, job_id: int, restart: int, order: int) -> CheckpointRecord | None:
-        """The checkpoint that a run reported in answer to an order, None while there is none."""
+    def checkpoint_for_order(self, job_id: int, restart: int, order: int) -> tuple[int, float, Checkpoint] | None:
+        """The number, the time and the report of the checkpoint that a run reported in answer to an order, None while
+        there is none."""
         with self._read() as connection:
             return reports.checkpoint_for_order(connection, self._cluster, job_id, restart, order)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, and_, cast, func, select
 
-from ones_db.jobs import among, newest, run_end
+from ones_db.jobs import among, newest, observed, run_end
 from ones_db.records import RESIZE_DONE
 from ones_db.tables import BATCHES, EPOCHS, JOBS, RESIZES, RUNS, THROUGHPUT
 

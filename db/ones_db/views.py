@@ -34,8 +34,8 @@ BEGAN = "latest(r.start_time, j.submit_time)"
 JOBS = "FROM clusters c CROSS JOIN jobs j"
 
 MEASURED = "t.seconds > 1e-6 AND t.samples > 0"
-"""Of throughput samples: those that measure a throughput, whatever a job reports. Where numbers overflow databases fail,
-and then for everybody: hence also sums of numbers with a point."""
+"""Of throughput samples: those that measure a throughput, whatever a job reports. Where numbers overflow databases
+fail, and then for everybody: hence also sums of numbers with a point."""
 
 GPUS = "CASE WHEN r.nodes < 1000000 AND r.gpus_per_node < 1000000 THEN r.nodes * r.gpus_per_node ELSE 0 END"
 """GPUs of a run; its shape too may be a job's own word."""

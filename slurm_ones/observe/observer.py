@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-from ones_db import ActionRecord, JobRecord, NodeRecord, ReasonRecord, RunRecord, RunReports, SpecRecord, Store
+from ones_db import ActionRecord, JobRecord, NodeRecord, ReasonRecord, RunRecord, RunReports, Store
 from ones_wrapper import protocol
+from ones_wrapper.protocol import Spec
 from slurm_ones.config import Settings
 from slurm_ones.job_files import NotBelieved, directory_of, job_directory, read_from
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.optin import BadComment, parse_comment
-from slurm_ones.observe.records import job_record, node_record, run_record, run_reports
+from slurm_ones.observe.records import job_record, node_record, run_record
 from slurm_ones.observe.reports import NewReports, lines_per_job, read_reports
 from slurm_ones.observe.validator import Claimed, Run, judge
 from slurm_ones.slurm.client import SlurmClient
@@ -43,7 +44,7 @@ class Observer:
         self._nodes: dict[str, NodeRecord] = {}
         self._counted: dict[int, bool] = {}
         """Whether jobs of the queue were submitted with task counts, of those that were looked at closely."""
-        self._specs: dict[tuple[int, int], SpecRecord] = {}
+        self._specs: dict[tuple[int, int], Spec] = {}
         """What each run was last stored to say of its job."""
         self._claimed: dict[tuple[int, int], Claimed] = {}
         """What each run has claimed in the reports that are stored."""
@@ -152,12 +153,12 @@ class Observer:
             # The last complaint stays, so that the job's owner finds it; a liar's count is not logged at each look.
             self._notes[job.job_id] = problem
             log.log(logging.INFO if before.doubted else logging.WARNING, "job %d: %s", job.job_id, problem)
-        spec = SpecRecord(**vars(piece.spec)) if piece.spec is not None and restart == job.restart else None
+        spec = piece.spec if restart == job.restart else None
         if spec is not None and self._specs.get((job.job_id, restart)) == spec:
             spec = None
         if piece.offset == offset and spec is None:
             return None
-        return run_reports(job.job_id, restart, replace(piece, lines=judged.lines), piece.last, spec), judged.claimed
+        return RunReports(job.job_id, restart, piece.offset, piece.last, spec, judged.lines), judged.claimed
 
     def may_resize(self, job: Job) -> bool:
         """Whether the job's owner still opts in and nobody stopped the companion's hand."""
@@ -209,14 +210,17 @@ class DrainReports:
         """When the checkpoint that answers the order was reported, if it was, stands, and the job still waits."""
         self._observer.collect([job], now=self._clock())
         found = self._store.checkpoint_for_order(job.job_id, restart, order)
-        if found is None or not self._observer.checkpoint_stands(job, found.name):
+        if found is None:
+            return None
+        number, time, checkpoint = found
+        if not self._observer.checkpoint_stands(job, checkpoint.name):
             return None
         # A drained job says nothing more. One that does trains on, whatever the clocks say of its minute.
         _, last = self._store.report_positions([job.job_id]).get((job.job_id, restart), (0, 0))
-        if last > found.number:
+        if last > number:
             return None
         # The job's clock may be ahead of ours.
-        return min(found.time, self._clock())
+        return min(time, self._clock())
 
     def restarted(self, job: Job, after_restart: int) -> float | None:
         """Seconds from the last step before the drain to the new run's hello."""

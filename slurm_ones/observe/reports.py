@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ones_db import ReportLine
 from ones_wrapper.protocol import (
     MAX_LINE,
     SPEC,
     ProtocolError,
-    Report,
     Spec,
     decode_report,
     decode_spec,
@@ -36,19 +36,10 @@ MAX_PROBLEM = 500
 
 
 @dataclass(frozen=True)
-class Line:
-    """One report line, as numbered and timed by the job."""
-
-    number: int
-    time: float
-    report: Report
-
-
-@dataclass(frozen=True)
 class NewReports:
     """What one look at a job's directory found."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[ReportLine, ...]
     offset: int
     """Where to read on."""
     spec: Spec | None
@@ -107,7 +98,7 @@ def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int
         # A line longer than a whole piece would be waited for for ever: step over it.
         over = offset + len(data) if len(data) == MAX_PIECE else offset
         return NewReports((), over, spec, "; ".join(problems), after)
-    lines: list[Line] = []
+    lines: list[ReportLine] = []
     bad = place = 0
     first_bad = ""
     highest = highest_number(job, restart, now)
@@ -132,7 +123,7 @@ def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int
             bad += 1
             first_bad = first_bad or str(error)
             continue
-        lines.append(Line(number, time, report))
+        lines.append(ReportLine(number, time, report))
         after = number
     if bad:
         problems.append(f"{name}: {bad} unreadable line{'s' * (bad > 1)}, the first: {first_bad}")

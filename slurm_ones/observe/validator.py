@@ -25,8 +25,8 @@ from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, replace
 
+from ones_db import ReportLine
 from ones_wrapper.protocol import Batch, Epoch, First, Hello, Throughput
-from slurm_ones.observe.reports import Line
 
 SKEW_S = 300.0
 """How far a node's clock may be from ours."""
@@ -95,14 +95,14 @@ class Claimed:
 class Judged:
     """Lines of one look, as far as they are believed."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[ReportLine, ...]
     claimed: Claimed
     """What is to be judged against at the next look, once these lines are stored."""
     doubt: str
     """What was not believed of them, in words for the job's owner; empty where everything was."""
 
 
-def judge(lines: Iterable[Line], run: Run, before: Claimed) -> Judged:
+def judge(lines: Iterable[ReportLine], run: Run, before: Claimed) -> Judged:
     """What of a run's new lines, in their order, is believed. Pure."""
     court = _Court(run, copy(before))
     kept = tuple(line for said in lines if (line := court.hear(said)) is not None)
@@ -120,7 +120,7 @@ class _Court:
         self.last = ""
         """What was not believed last."""
 
-    def hear(self, line: Line) -> Line | None:
+    def hear(self, line: ReportLine) -> ReportLine | None:
         """The line as it is believed; None where it is not."""
         told = self.told
         told.gap = told.gap or line.number != told.number + 1
@@ -146,7 +146,7 @@ class _Court:
                 return self._stretch(line, line.report)
         return line
 
-    def _hello(self, line: Line, said: Hello) -> Line:
+    def _hello(self, line: ReportLine, said: Hello) -> ReportLine:
         """The ranks start, the first time or again: no further than the run had come."""
         told, place = self.told, (said.epoch, said.cursor)
         if told.place is not None and not told.gap and self._beyond(told.furthest, place) > UNMEASURED * said.batch:
@@ -160,12 +160,12 @@ class _Court:
         self._moves(line, said, place)
         return replace(line, report=said)
 
-    def _moves(self, line: Line, said: Hello | Throughput, place: tuple[int, int]) -> None:
+    def _moves(self, line: ReportLine, said: Hello | Throughput, place: tuple[int, int]) -> None:
         told = self.told
         told.place, told.time, told.furthest, told.epoch = place, line.time, max(place, told.furthest), said.epoch - 1
         told.noise, told.progress, told.gap = said.noise, said.progress, False
 
-    def _epoch(self, line: Line, said: Epoch) -> Line | None:
+    def _epoch(self, line: ReportLine, said: Epoch) -> ReportLine | None:
         """An epoch ended: the one after the last, and not before its samples could be used."""
         told, end = self.told, (said.epoch + 1, 0)
         last, told.epoch, told.furthest = told.epoch, said.epoch, max(told.furthest, end)
@@ -180,7 +180,7 @@ class _Court:
             return None
         return line
 
-    def _stretch(self, line: Line, said: Throughput) -> Line | None:
+    def _stretch(self, line: ReportLine, said: Throughput) -> ReportLine | None:
         """A stretch of steps: its samples, its seconds, its batch, its worth."""
         told, now = copy(self.told), self.told
         elapsed = max(line.time - (line.time if told.since is None else told.since), 0.0)
@@ -223,7 +223,7 @@ class _Court:
             return f"has {said.samples} samples, while its cursor moved by {moved}"
         return ""
 
-    def _worth(self, line: Line, told: Claimed, said: Throughput) -> Throughput:
+    def _worth(self, line: ReportLine, told: Claimed, said: Throughput) -> Throughput:
         """Without the noise scale and the progress where they contradict physics, or each other."""
         assert told.place is not None and told.progress is not None and said.progress is not None
         moved = self._beyond(told.place, (said.epoch, said.cursor))
@@ -255,6 +255,6 @@ class _Court:
         """Samples from one place to another, as far as an epoch's length is known."""
         return (other[0] - place[0]) * self.run.dataset + other[1] - place[1]
 
-    def _doubt(self, line: Line, why: str) -> None:
+    def _doubt(self, line: ReportLine, why: str) -> None:
         self.last = f"report {line.number} {why}"
         self.told.doubted += 1

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
-from ones_db import JobHistory, ResizeRecord, SpecRecord
+from ones_db import JobHistory, ResizeRecord
+from ones_wrapper.protocol import Spec
 from slurm_ones.config import LimitSettings, Settings
 from slurm_ones.learn.knowledge import Known, Learner
 from slurm_ones.observe.eligibility import Elastic, Observation
@@ -59,7 +60,7 @@ def bounds(seen: Observation, partition: str, settings: Settings, resizes: Seque
     )
 
 
-def limits(elastic: Elastic, cluster: ClusterView, spec: SpecRecord | None) -> Limits:
+def limits(elastic: Elastic, cluster: ClusterView, spec: Spec | None) -> Limits:
     """What the job can take: what its owner allows, as far as its script can."""
     low, high = elastic.gpu_range
     counts = valid_counts(cluster, low, high)
@@ -76,7 +77,7 @@ def limits(elastic: Elastic, cluster: ClusterView, spec: SpecRecord | None) -> L
     return Limits(counts, least, most, _most_per_gpu(spec))
 
 
-def _most_per_gpu(spec: SpecRecord | None) -> int:
+def _most_per_gpu(spec: Spec | None) -> int:
     """Most samples per GPU and step, which accumulates gradients over as many passes as its wrapper is allowed."""
     if spec is None:
         return ANY_BATCH

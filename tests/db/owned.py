@@ -7,15 +7,14 @@ from dataclasses import replace
 from ones_db import (
     ActionRecord,
     AlternativeRecord,
-    BatchRecord,
-    CheckpointRecord,
     NodeRecord,
     Store,
 )
 from ones_db.access import CLOSED, OPEN
 from ones_db.leader_lock import LeaderLock
 from ones_db.tables import METADATA
-from tests.db.make import change, decision, job, resized_job, told
+from ones_wrapper.protocol import Batch, Checkpoint
+from tests.db.make import change, decision, job, line, report, resized_job
 
 JOBS = {"alice": 7, "bob": 8}
 """The Slurm job id of each user's job."""
@@ -28,12 +27,12 @@ def fill(url: str) -> None:
     with Store.open(url, "gres") as store:
         for user, number in JOBS.items():
             resized_job(store, number, user)
-            told(
+            report(
                 store,
                 number,
                 1,
-                checkpoints=[CheckpointRecord(5, 3011.5, "step-22", 2, 0, 22, 1000, 1.25)],
-                batches=[BatchRecord(6, 3012.0, 23, 128, 2.0)],
+                checkpoints=[line(5, Checkpoint("step-22", 2, 0, 22, 1000, 1.25), 3011.5)],
+                batches=[line(6, Batch(23, 128, 2.0), 3012.0)],
                 offset=90,
                 number=6,
             )

@@ -7,8 +7,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from ones_db import SCHEMA_REVISION, BatchRecord, CheckpointRecord, Store, migrate
-from tests.db.make import ask, decision, job, resized_job, said, told
+from ones_db import SCHEMA_REVISION, Store, migrate
+from ones_wrapper.protocol import Batch, Checkpoint
+from tests.db.make import ask, decision, job, line, report, resized_job, said
 from tests.db.server import Server
 
 SAVED = Path(__file__).with_name("saved")
@@ -20,9 +21,9 @@ def site(url: str) -> None:
         resized_job(store, 7)
         resized_job(store, 8, "bob")
         store.record_jobs([job(9, name="Zoë", state="PENDING", elastic=False, refusal=said("no room"))])
-        checkpoint = CheckpointRecord(32, 2610.0, "step-21", 2, 0, 21, 2**40, 1.25, order_number=9, stall_s=0.5)
-        batch = BatchRecord(33, 2611.0, 22, 128, 2.0, order_number=9, passes=2, ramp=100)
-        told(store, 7, 0, checkpoints=[checkpoint], batches=[batch], offset=200, number=33)
+        checkpoint = line(32, Checkpoint("step-21", 2, 0, 21, 2**40, 1.25, order=9, stall_s=0.5), 2610.0)
+        batch = line(33, Batch(22, 128, 2.0, order=9, passes=2, ramp=100), 2611.0)
+        report(store, 7, 0, checkpoints=[checkpoint], batches=[batch], offset=200, number=33)
         store.add_decision(decision(2400.0, 7, 8))
         store.set_deferral(9, 5000.0)
 

@@ -18,7 +18,7 @@ from ones_db.query import QueryError
 from ones_db.tables import METADATA
 from ones_db.views import VIEWS, create_views, drop_views
 from slurm_ones.cli import app
-from tests.db.make import ask, change, job, opened, run, throughput, told
+from tests.db.make import ask, change, job, opened, report, run, throughput
 from tests.db.owned import JOBS, OWNED, fill
 from tests.db.server import ADMIN, Server
 
@@ -160,7 +160,7 @@ def test_partitions_are_no_way_round(site: str, monkeypatch: pytest.MonkeyPatch)
         for user, number in (("alice", 20), ("bob", 21)):
             store.record_jobs([job(number, user=user)])
             store.record_runs([run(number, 0)])
-            told(store, number, 0, throughput=[throughput(2, time=then)], offset=1, number=2)
+            report(store, number, 0, throughput=[throughput(2, time=then)], offset=1, number=2)
     later = sorted(set(partitions(site)) - set(before))
     assert later and "throughput_209905" in later
     assert ask(site, "SELECT count(*) FROM throughput_209905") == [(2,)]

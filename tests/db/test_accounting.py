@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ones_db import AccountingJob, Imported, JobRecord, RunRecord, Store
-from tests.db.make import SPEC, epoch, hello, job, run, told
+from tests.db.make import SPEC, epoch, hello, job, report, run
 
 DAY = 86_400.0
 
@@ -96,7 +96,7 @@ def test_neither_learning_nor_the_tables_see_them(store: Store) -> None:
     """Protects the companion's tick, its plots and `slurm-ones jobs` from a site's whole past."""
     store.add_accounting([past(n, submit=1000.0 + n) for n in range(100, 200)])
     store.record_jobs([job(7)])
-    told(store, 7, 0, spec=SPEC, hello=hello(), epochs=[epoch(2, 0)], offset=1, number=2)
+    report(store, 7, 0, spec=SPEC, hello=hello(), epochs=[epoch(2, 0)], offset=1, number=2)
     assert store.live_jobs() == {7} and list(store.histories()) == [7] and store.finished_histories() == []
     assert [line.job_id for line in store.job_summaries()] == [7] == [row.job_id for row in store.timeline()]
     assert [line.job_id for line in store.job_summaries([100])] == [100]

@@ -14,7 +14,7 @@ import pytest
 from ones_db import RunReports, Store, StoreError, migrate
 from ones_db.engine import backend_of, names_password
 from ones_db.postgres import RUNS_A_MONTH
-from tests.db.make import ask, change, job, throughput, told
+from tests.db.make import ask, change, job, report, throughput
 from tests.db.server import Server
 
 
@@ -101,10 +101,10 @@ def test_many_rows_some_of_them_twice(store: Store, url: str) -> None:
     store.record_jobs([job(1)])
     samples = [throughput(n) for n in range(2, 302)]
     doubled = [throughput(n, samples=1) for n in range(2, 302, 7)]
-    store.add_reports([RunReports(1, 0, 1, 301, throughput=[*samples, *doubled])])
+    store.add_reports([RunReports(1, 0, 1, 301, lines=[*samples, *doubled])])
     assert ask(url, "SELECT count(*), min(samples) FROM throughput") == [(300, 64)]
     more = [throughput(n, loss=None, noise=2.5, nonfinite=n) for n in range(302, 402)]
-    store.add_reports([RunReports(1, 0, 2, 401, throughput=more)])
+    store.add_reports([RunReports(1, 0, 2, 401, lines=more)])
     assert ask(url, "SELECT count(*), sum(noise), max(nonfinite) FROM throughput WHERE loss IS NULL") == [
         (100, 250.0, 401)
     ]
@@ -116,9 +116,9 @@ def test_numbers_beyond_64_bits(store: Store, url: str, rows: int) -> None:
     store.record_jobs([job(1)])
     samples = [throughput(n, samples=2**63) for n in range(2, 2 + rows)]
     with pytest.raises(StoreError, match="64 bits"):
-        told(store, 1, 0, throughput=samples, offset=1, number=rows + 1)
+        report(store, 1, 0, throughput=samples, offset=1, number=rows + 1)
     assert ask(url, "SELECT count(*) FROM throughput") == [(0,)]
-    told(store, 1, 0, throughput=[throughput(2, samples=2**63 - 1)], offset=1, number=2)
+    report(store, 1, 0, throughput=[throughput(2, samples=2**63 - 1)], offset=1, number=2)
     assert ask(url, "SELECT samples FROM throughput") == [(2**63 - 1,)]
 
 
@@ -131,7 +131,7 @@ def test_zeros_in_a_name(store: Store) -> None:
 def test_counts_are_whole_numbers(store: Store) -> None:
     """Protects JSON and plots from a server's own kinds of numbers."""
     store.record_jobs([job(1)])
-    told(store, 1, 0, throughput=[throughput(2, nonfinite=3)], offset=1, number=2)
+    report(store, 1, 0, throughput=[throughput(2, nonfinite=3)], offset=1, number=2)
     (summary,) = store.job_summaries()
     assert (type(summary.nonfinite), type(summary.attempts), type(summary.pause_s)) == (int, int, float)
 
@@ -152,7 +152,7 @@ def test_a_month_has_a_partition_of_its_own(postgresql_url: str, monkeypatch: py
             assert reading.exec_driver_sql("SELECT count(*) FROM throughput").scalar() == (now > 1.8e9)
             number = int(now)
             store.record_jobs([job(number)])
-            told(store, number, 0, throughput=[throughput(2)], offset=1, number=2)
+            report(store, number, 0, throughput=[throughput(2)], offset=1, number=2)
             assert len(store.histories([number])[number].throughput) == 0
     monkeypatch.undo()
     names = [name for (name,) in ask(postgresql_url, parts)]
@@ -184,7 +184,7 @@ def test_fifty_readers_at_once(postgresql_url: str) -> None:
         reading.wait(60)
         began = time.monotonic()
         store.record_jobs([job(2)])
-        told(store, 2, 0, throughput=[throughput(n) for n in range(2, 202)], offset=1, number=201)
+        report(store, 2, 0, throughput=[throughput(n) for n in range(2, 202)], offset=1, number=201)
         took = time.monotonic() - began
         done.set()
         for thread in threads:

@@ -18,7 +18,7 @@ from slurm_ones.companion import Companion
 from slurm_ones.config import Settings
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.slurm.model import Snapshot
-from tests.db.make import ask, change, job, throughput, told
+from tests.db.make import ask, change, job, report, throughput
 from tests.db.server import Server, may_unshare
 
 SAMPLES = 400
@@ -30,7 +30,7 @@ BEGIN IF NEW.number = 300 THEN PERFORM pg_sleep(60); END IF; RETURN NEW; END $$;
 CREATE TRIGGER stuck BEFORE INSERT ON throughput FOR EACH ROW EXECUTE FUNCTION stuck();
 """
 
-BATCH = RunReports(1, 0, 5000, SAMPLES + 1, throughput=[throughput(n) for n in range(2, SAMPLES + 2)])
+BATCH = RunReports(1, 0, 5000, SAMPLES + 1, lines=[throughput(n) for n in range(2, SAMPLES + 2)])
 
 
 def count(url: str) -> tuple[int, int]:
@@ -76,7 +76,7 @@ def test_a_connection_killed_in_mid_copy(postgresql_url: str) -> None:
     """Protects a tick from an administrator's or a network's cut: nothing is stored, then all of it."""
     with Store.open(postgresql_url, "gres") as store:
         store.record_jobs([job(1)])
-        told(store, 1, 0, throughput=[], offset=1, number=1)
+        report(store, 1, 0, throughput=[], offset=1, number=1)
         with in_mid_copy(store, postgresql_url) as errors:
             ((process,),) = copying(postgresql_url)
             ask(postgresql_url, f"SELECT pg_terminate_backend({process})")
@@ -93,7 +93,7 @@ def test_a_server_that_crashes_in_mid_copy(postgresql_url: str, server: Server) 
     """Protects the same from a server that is killed: it recovers without the batch, and the store goes on."""
     with Store.open(postgresql_url, "gres") as store:
         store.record_jobs([job(1)])
-        told(store, 1, 0, throughput=[throughput(1)], offset=1, number=1)
+        report(store, 1, 0, throughput=[throughput(1)], offset=1, number=1)
         with in_mid_copy(store, postgresql_url) as errors:
             server.stop(signal.SIGQUIT)
             with pytest.raises(StoreLost):
@@ -174,7 +174,7 @@ def batch(number: int, samples: int = 20_000) -> RunReports:
     """The reports that follow those of `number - 1`."""
     first = 2 + number * samples
     told = [throughput(n) for n in range(first, first + samples)]
-    return RunReports(1, 0, first, told[-1].number, throughput=told)
+    return RunReports(1, 0, first, told[-1].number, lines=told)
 
 
 def fill(store: Store) -> int:

@@ -17,7 +17,7 @@ import ones_db
 from ones_db import Database, Store, StoreError
 from ones_db.query import QueryError
 from ones_db.views import VIEWS
-from tests.db.make import hello, run, throughput, told
+from tests.db.make import hello, report, run, throughput
 from tests.db.test_views import fill
 
 EXAMPLE = Path(__file__).parents[2] / "db" / "examples" / "throughput.ipynb"
@@ -74,7 +74,7 @@ def test_the_example_draws_throughput_by_size(sqlite_url: str, tmp_path: Path, m
         store.record_runs([run(8, 1, 1, 2, start_time=9e5), run(8, 2, 1, 4, start_time=9.5e5)])
         for restart, seconds in ((1, 0.5), (2, 0.25)):
             reported = [throughput(n, seconds=seconds) for n in (2, 3)]
-            told(store, 8, restart, hello=hello(), throughput=reported, offset=9, number=3)
+            report(store, 8, restart, hello=hello(), throughput=reported, offset=9, number=3)
     monkeypatch.setenv("ONES_DATABASE", sqlite_url)
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ones_db import Store, StoreError, UnknownRecord
-from tests.db.make import SPEC, hello, job, run, said, told
+from tests.db.make import SPEC, hello, job, report, run, said
 
 
 def test_jobs_come_back_as_they_went_in(store: Store) -> None:
@@ -41,7 +41,7 @@ def test_one_odd_name_does_not_keep_a_snapshot_out(store: Store) -> None:
 def test_seeing_a_job_again_updates_it(store: Store) -> None:
     """Protects the newest state, and what counts from the first: submission and request."""
     store.record_jobs([job(1, state="PENDING")])
-    told(store, 1, 0, spec=SPEC, offset=0, number=None)
+    report(store, 1, 0, spec=SPEC, offset=0, number=None)
     store.record_jobs([job(1, requested_gpus_per_node=4, comment="new")])
     assert store.jobs()[1] == job(1, comment="new")
     assert store.histories([1])[1].spec == SPEC
@@ -83,7 +83,7 @@ def test_runs_keep_what_a_later_record_does_not_know(store: Store) -> None:
     store.record_jobs([job(1)])
     full = run(1, 0, 2, 4, end_time=2500.0, node_list=("n1", "n2"), end_reason="TIMEOUT", launch_s=1.5)
     store.record_runs([full])
-    told(store, 1, 0, offset=10, number=2)
+    report(store, 1, 0, offset=10, number=2)
     store.record_runs([run(1, 0, 0, 0, start_time=None, node_list=())])
     assert store.runs(1) == [replace(full, report_offset=10, report_number=2)]
 
@@ -107,7 +107,7 @@ def test_unknown_jobs_and_runs_are_named(store: Store) -> None:
     with pytest.raises(UnknownRecord, match="run 3 of job 1"):
         store.end_run(1, 3, 1.0)
     with pytest.raises(UnknownRecord, match="job 9"):
-        told(store, 9, 0, hello=hello(), offset=1, number=1)
+        report(store, 9, 0, hello=hello(), offset=1, number=1)
 
 
 def test_clusters_do_not_mix(url: str, store: Store) -> None:

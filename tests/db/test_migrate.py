@@ -158,7 +158,7 @@ def test_the_first_schema_is_upgraded_with_all_that_it_holds(tmp_path: Path) -> 
         assert store.deferrals() == {}
         assert store.runs(1)[0].progress is None
         assert store.histories([1])[1].throughput == (ThroughputPoint(2, 4, 64, 128.0, 5.0),)
-        store.add_reports([RunReports(1, 0, 10, 3, throughput=[throughput(3, noise=7.0, progress=60.0)])])
+        store.add_reports([RunReports(1, 0, 10, 3, lines=[throughput(3, noise=7.0, progress=60.0)])])
         assert store.histories([1])[1].noise == (NoisePoint(7.0, 2003.0),)
 
 

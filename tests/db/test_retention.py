@@ -15,7 +15,7 @@ from ones_db import RunReports, Store, ThroughputRecord, maintenance, retention
 from ones_db.maintenance import Ages, maintain
 from ones_db.tables import THROUGHPUT
 from slurm_ones.learn.knowledge import Learner
-from tests.db.make import SPEC, decision, epoch, hello, job, resize, run, said, throughput, told
+from tests.db.make import SPEC, decision, epoch, hello, job, report, resize, run, said, throughput
 
 DAY = 86_400.0
 END = 50_000.0
@@ -70,7 +70,7 @@ def train(store: Store, job_id: int, seed: int, *, ended: bool = True, count: in
                 )
             )
         ends = [epoch(count + 2 + e, e, time=start + 1000.0 * (e + 1)) for e in range(count // 100)]
-        told(
+        report(
             store,
             job_id,
             restart,
@@ -150,7 +150,7 @@ def test_a_rolled_up_sample(store: Store) -> None:
         throughput(5, time=120.0, samples=1, seconds=1.0),
         *(throughput(n, time=1000.0 + n) for n in range(6, 6 + retention.KEPT)),
     ]
-    told(store, 1, 0, hello=hello(), throughput=found, offset=9, number=50)
+    report(store, 1, 0, hello=hello(), throughput=found, offset=9, number=50)
     store.record_jobs([job(1, state="COMPLETED", end_time=END)])
     maintain(store, MINUTES, now=NOW, sleep=lambda _: None)
     minute, alone, *newest = samples(store)
@@ -168,7 +168,7 @@ def test_again_and_from_a_replayed_file(store: Store) -> None:
     maintain(store, MINUTES, now=NOW, sleep=lambda _: None)
     after = samples(store)
     assert maintain(store, MINUTES, now=NOW, sleep=lambda _: None) == maintenance.Done()
-    store.add_reports([RunReports(1, 0, 100, 601, throughput=[throughput(n) for n in range(2, 602)])])
+    store.add_reports([RunReports(1, 0, 100, 601, lines=[throughput(n) for n in range(2, 602)])])
     assert samples(store) == after
     hours = maintain(store, HOURS, now=NOW, sleep=lambda _: None)
     assert 0 < len(samples(store)) == len(after) - hours.removed < len(after)
@@ -248,7 +248,7 @@ def test_random_reports(store: Store) -> None:
                 nonfinite=rng.randrange(3),
             )
         )
-    told(store, 1, 0, spec=SPEC, hello=hello(), throughput=found, epochs=[epoch(900, 0)], offset=1, number=900)
+    report(store, 1, 0, spec=SPEC, hello=hello(), throughput=found, epochs=[epoch(900, 0)], offset=1, number=900)
     store.record_jobs([job(1, state="COMPLETED", end_time=END)])
     totals, history = sums(store), store.finished_histories()
     maintain(store, HOURS, now=NOW, sleep=lambda _: None)
@@ -271,7 +271,7 @@ def test_the_companion_goes_on_writing(store: Store, url: str) -> None:
         with Store.open(url, "gres") as mine:
             while not stop.is_set():
                 n = len(written) + 2
-                mine.add_reports([RunReports(9, 0, n, n, throughput=[throughput(n)])])
+                mine.add_reports([RunReports(9, 0, n, n, lines=[throughput(n)])])
                 written.append(n)
 
     thread = threading.Thread(target=companion)

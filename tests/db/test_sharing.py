@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ones_db import Store, StoreBusy, StoreError
-from tests.db.make import ask, change, job, resized_job, throughput, told
+from tests.db.make import ask, change, job, report, resized_job, throughput
 
 WRITER = """
 import sys
@@ -23,8 +23,8 @@ from ones_db import ResizeRecord, RunReports, Store, ThroughputRecord
 store = Store.open(sys.argv[1], "gres")
 number = store.begin_resize(ResizeRecord(1, 0, 1, 1, 64, 1, 4, 256, "ordered", 0.0)).id
 for n in range(2, 10**9):
-    samples = [ThroughputRecord(10 * n + k, 1.0, 0, n, 0, 64, 1.0, 64, 1.0) for k in range(10)]
-    store.add_reports([RunReports(1, 0, 100 * n, 10 * n + 9, throughput=samples)])
+    samples = [line(10 * n + k, Throughput(0, n, 0, 64, 1.0, 64, 1.0), 1.0) for k in range(10)]
+    store.add_reports([RunReports(1, 0, 100 * n, 10 * n + 9, lines=samples)])
     print("reports", n, flush=True)
     store.step_resize(number, f"state {n}", time=float(n), order_number=n)
     print("step", n, flush=True)
@@ -115,7 +115,7 @@ def test_fifty_readers_do_not_hold_up_a_writer(store: Store, url: str) -> None:
             assert connections[-1].exec_driver_sql("SELECT count(*) FROM jobs").scalar() == 1
         started = time.monotonic()
         for n in range(2, 12):
-            told(store, 1, 0, throughput=[throughput(n)], offset=n, number=n)
+            report(store, 1, 0, throughput=[throughput(n)], offset=n, number=n)
             store.record_jobs([job(n)])
         assert time.monotonic() - started < 10.0  # twenty writes, in less time than a tick of a real site
         counts = {connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar() for connection in connections}
@@ -133,7 +133,7 @@ def test_two_writers_take_turns(store: Store, url: str) -> None:
         try:
             with Store.open(url, "gres") as mine:
                 for n in range(2, 32):
-                    told(mine, number, 0, throughput=[throughput(n)], offset=n, number=n)
+                    report(mine, number, 0, throughput=[throughput(n)], offset=n, number=n)
         except Exception as error:  # shown by the assertion below
             errors.append(error)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ones_db import ReportLine
 from ones_wrapper.protocol import Batch, Epoch, First, Hello, Report, Throughput
-from slurm_ones.observe.reports import Line
 from slurm_ones.observe.validator import DUTY, GRACE_S, LENGTHS, SKEW_S, Claimed, Judged, Run, judge
 
 START = 10_000.0
@@ -35,12 +35,12 @@ class Training:
     progress: float = 0.0
 
     def __post_init__(self) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[ReportLine] = []
         self.say(replace(HELLO, batch=self.batch, epoch=self.epoch, cursor=self.cursor, progress=self.progress))
         self.warm = 2
 
     def say(self, report: Report) -> None:
-        self.lines.append(Line(len(self.lines) + 1, self.now + self.skew_s, report))
+        self.lines.append(ReportLine(len(self.lines) + 1, self.now + self.skew_s, report))
 
     def stretch(self, steps: int, jitter: float = 1.0) -> None:
         """So many steps, and what is said of them."""

@@ -12,7 +12,7 @@ from ones_db import JobRecord, ResizeRecord, Store, migrate
 from slurm_ones.report.gpus import Bar, Panel, draw, steps
 from slurm_ones.report.page import write_page
 from slurm_ones.report.text import plain, resized, safe, seconds
-from tests.db.make import resized_job, throughput, told
+from tests.db.make import report, resized_job, throughput
 
 
 @given(st.text(max_size=400), st.integers(1, 100))
@@ -72,7 +72,7 @@ def test_page_tells_what_went_wrong_and_where_the_time_went(tmp_path: Path) -> N
     found = {"ones": {"jobs": [job], "mean_jct_s": 2.0}, "slurm": {"jobs": [job], "mean_jct_s": 3.0}}
     with Store.open(url, "gres") as store:
         resized_job(store)
-        told(store, 7, 1, throughput=[throughput(9, step=40, nonfinite=3)], offset=99, number=9)
+        report(store, 7, 1, throughput=[throughput(9, step=40, nonfinite=3)], offset=99, number=9)
         write_page(tmp_path / "page.html", store, [Panel("p", [Bar("a", 0, 1, 1)], 4)], found, "note")
     html = (tmp_path / "page.html").read_text()
     assert "job7: the loss was not a finite number (NaN or infinite) in 3 steps, last near step 40" in html
