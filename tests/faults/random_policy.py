@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from slurm_ones.schedule.fixed import pinned
-from slurm_ones.schedule.placement import settle
+from slurm_ones.schedule.placement import fixed_jobs, place
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy, Schedule
 from slurm_ones.schedule.shapes import least_and_most
 
@@ -19,10 +18,10 @@ class RandomPolicy:
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
-        stays = pinned(cluster, jobs)
+        stays = fixed_jobs(cluster, jobs)
         order = [jobs[i] for i in rng.permutation(len(jobs))]
         wanted = {job.job_id: self._size(job, job.job_id in stays, rng) for job in order}
-        found = settle(cluster, order, wanted)
+        found = place(cluster, order, wanted)
         allocations, parked = {}, set()
         for job in jobs:
             if job.job_id in stays:

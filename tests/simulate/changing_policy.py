@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slurm_ones.schedule.placement import settle
+from slurm_ones.schedule.placement import place
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.schedule.shapes import least_and_most
 
@@ -24,7 +24,7 @@ class ChangingPolicy:
         """See `decide.policy.Policy`."""
         self._round += 1
         order = sorted(jobs, key=lambda job: (job.job_id + self._round) % 7) if self._parks else jobs
-        found = settle(cluster, order, {job.job_id: self._size(job) for job in jobs})
+        found = place(cluster, order, {job.job_id: self._size(job) for job in jobs})
         allocations = {}
         for job in jobs:
             if job.job_id in found:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slurm_ones.decide.fifo import Fifo
+from slurm_ones.decide.ordered import Fifo
 from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
 from slurm_ones.simulate.engines.companion_engine import SimulationFailed, run
 from slurm_ones.simulate.engines.outcome import Outcome

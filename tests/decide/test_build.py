@@ -1,18 +1,18 @@
-"""What staying jobs leave, and how wanted sizes become a schedule."""
+"""What fixed jobs leave, and how wanted sizes become a schedule."""
 
 from __future__ import annotations
 
-from slurm_ones.decide.build import conclude, left_over
+from slurm_ones.decide.build import build_schedule, free_after_fixed
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.tables import build_tables
 from tests.decide.contract import check, cluster, job
 
 
-def test_staying_jobs_leave_the_rest_of_their_nodes() -> None:
+def test_fixed_jobs_leave_the_rest_of_their_nodes() -> None:
     """Jobs that move leave everything, and a node that is overbooked leaves nothing."""
     view = cluster(3, 4, free=(4, 4, 1))
     jobs = [job(1, {"n1": 3}), job(2, {"n2": 2}), job(3, {"n3": 4}), job(4, {"n9": 4})]
-    assert left_over(view, jobs, {1, 3, 4}).tolist() == [1, 4, 0]
+    assert free_after_fixed(view, jobs, {1, 3, 4}).tolist() == [1, 4, 0]
 
 
 def test_growth_that_fragments_prevent_is_no_loss() -> None:
@@ -20,7 +20,7 @@ def test_growth_that_fragments_prevent_is_no_loss() -> None:
     view = cluster(2, 4)
     jobs = [job(1, {"n1": 2}), job(2, {"n2": 2}), job(3, {"n1": 2}), job(4, {"n2": 2})]
     tables = build_tables(view, jobs)
-    schedule = conclude(view, jobs, {}, tables, {1: 4, 2: 0, 3: 2, 4: 2}, Reason("so it goes"))
+    schedule = build_schedule(view, jobs, {}, tables, {1: 4, 2: 0, 3: 2, 4: 2}, Reason("so it goes"))
     check(view, jobs, schedule)
     assert {i: a.shape.gpus for i, a in schedule.allocations.items()} == {1: 2, 3: 2, 4: 2}
     assert schedule.parked == {2}
@@ -43,9 +43,9 @@ def test_everybody_is_told_why() -> None:
         job(10),
     ]
     tables = build_tables(view, [j for j in jobs if not j.fixed])
-    staying = {j.job_id: j.fixed for j in jobs if j.fixed}
+    fixed = {j.job_id: j.fixed for j in jobs if j.fixed}
     serves = Reason("so it goes")
-    schedule = conclude(view, jobs, staying, tables, {1: 1, 2: 4, 3: 2, 4: 1, 5: 0, 6: 0, 7: 0, 10: 16}, serves)
+    schedule = build_schedule(view, jobs, fixed, tables, {1: 1, 2: 4, 3: 2, 4: 1, 5: 0, 6: 0, 7: 0, 10: 16}, serves)
     check(view, jobs, schedule)
     assert all(schedule.reasons[i] == serves for i in range(1, 7))
     assert schedule.reasons[7] == reason("fits_nowhere", counts="64")

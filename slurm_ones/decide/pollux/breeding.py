@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from slurm_ones.decide.pollux.problem import Problem
-from slurm_ones.decide.pollux.rows import Rows, within
+from slurm_ones.decide.evolution import cross
+from slurm_ones.decide.pollux.problem import Problem, Rows, cap_groups
 from slurm_ones.schedule.policy import Ints
 
 CROSSED = 0.9
@@ -22,7 +22,7 @@ def breed(problem: Problem, rows: Rows, parents: Ints, rng: np.random.Generator)
     point = np.where(rng.random(len(parents)) < CROSSED, rng.integers(jobs, size=len(parents)), 0)
     swapped = np.arange(jobs) < point[:, None]
     one, other = parents[:, :1], parents[:, 1:]
-    source = np.concatenate([np.where(swapped, other, one), np.where(swapped, one, other)])
+    source = cross(one, other, swapped)
     row = source * jobs + np.arange(jobs)
     home = len(rows.starts) - 1 + np.arange(jobs)
     row = np.where(rng.random(row.shape) < RESET, home, row)
@@ -67,23 +67,23 @@ def _raise(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
 def repair(problem: Problem, rows: Rows, rng: np.random.Generator) -> Rows:
     """Candidates made possible: sizes that the jobs may have, no node overfull, one job of several nodes to a node.
 
-    Jobs with less attained service go first. A job that keeps its size stays where it is: Slurm is not asked to move
-    it.
+    Jobs with less attained service go first. A job that keeps its size stays where it is: Slurm is not asked to
+    move it.
     """
     jobs = len(problem.jobs)
     job = np.arange(len(rows.starts) - 1) % jobs
-    stays = (rows.totals == problem.held[job]) & (problem.held[job] > 0)
+    unchanged = (rows.totals == problem.held[job]) & (problem.held[job] > 0)
     own = np.arange(len(job))
-    rows = rows.over(problem.home).take(np.where(stays, len(job) + job, own))
+    rows = rows.over(problem.home).take(np.where(unchanged, len(job) + job, own))
     if problem.cluster.uniform:
-        whole = np.repeat((rows.counts > 1) & ~stays, rows.counts)
+        whole = np.repeat((rows.counts > 1) & ~unchanged, rows.counts)
         rows = Rows(rows.starts, rows.node, np.where(whole, problem.cluster.gpus_per_node, rows.gpus))
     order, node = _by_node(problem, rows)
     rows = Rows(rows.starts, rows.node, _uncross(problem, rows, order, node))
     rows = Rows(rows.starts, rows.node, _shrink(problem, rows, rng))
     rows = rows.holding(_fit(problem, rows, order, node))
     if problem.cluster.uniform:
-        cut = (rows.totals < problem.held[job]) | ~stays
+        cut = (rows.totals < problem.held[job]) | ~unchanged
         broken = np.repeat((rows.counts > 1) & cut, rows.counts) & (rows.gpus < problem.cluster.gpus_per_node)
         rows = rows.holding(np.where(broken, 0, rows.gpus))
     return rows.holding(_shrink(problem, rows, rng))
@@ -98,10 +98,10 @@ def _by_node(problem: Problem, rows: Rows) -> tuple[Ints, Ints]:
 
 
 def _uncross(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
-    """(E,) GPUs when of the jobs of several nodes that meet on a node the first stays (§4.2.2, interference)."""
+    """(E,) GPUs when of the jobs of several nodes that meet on a node the first unchanged (§4.2.2, interference)."""
     several = np.repeat(rows.counts > 1, rows.counts)[order]
     free = np.where(problem.crossed, 0, 1)[rows.node[order]]
-    left = within(node, several.astype(np.int64), free)
+    left = cap_groups(node, several.astype(np.int64), free)
     gpus: Ints = rows.gpus.copy()
     gpus[order[several & (left == 0)]] = 0
     return gpus
@@ -110,7 +110,7 @@ def _uncross(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
 def _fit(problem: Problem, rows: Rows, order: Ints, node: Ints) -> Ints:
     """(E,) GPUs when no node gives more than it has."""
     gpus = np.empty_like(rows.gpus)
-    gpus[order] = within(node, rows.gpus[order], problem.capacity[rows.node[order]])
+    gpus[order] = cap_groups(node, rows.gpus[order], problem.capacity[rows.node[order]])
     return gpus
 
 
@@ -125,5 +125,5 @@ def _shrink(problem: Problem, rows: Rows, rng: np.random.Generator) -> Ints:
     row = rows.row[over]
     order = np.argsort(row + rng.random(len(over)))
     gpus: Ints = rows.gpus.copy()
-    gpus[over[order]] = within(row[order], rows.gpus[over[order]], target[row[order]])
+    gpus[over[order]] = cap_groups(row[order], rows.gpus[over[order]], target[row[order]])
     return gpus

@@ -1,4 +1,8 @@
-"""Two aims at once: ranks and crowding of NSGA-II (Deb et al., IEEE TEC 2002), which Pollux's authors search with."""
+"""The steps of an evolutionary search that do not depend on what a candidate is: crossover and selection.
+
+By one score, the best different candidates are kept; by two aims, NSGA-II's ranks and crowding (Deb et al., IEEE TEC
+2002), which Pollux's authors search with.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,30 @@ from bisect import bisect_right
 
 import numpy as np
 
-from slurm_ones.schedule.policy import Floats, Ints
+from slurm_ones.schedule.policy import Bools, Floats, Ints
+
+
+def cross(mothers: Ints, fathers: Ints, swapped: Bools) -> Ints:
+    """Two children of each pair (P, G): the genes `swapped` (P, G) of one parent with the other's, and the reverse."""
+    return np.concatenate([np.where(swapped, fathers, mothers), np.where(swapped, mothers, fathers)])
+
+
+def uniform_crossover(parents: Ints, rng: np.random.Generator) -> Ints:
+    """K/2 pairs of parents (K, G) drawn by chance swap each gene with chance 0.5 (ONES §3.2)."""
+    half = len(parents) // 2
+    order = rng.permutation(len(parents))
+    mothers, fathers = parents[order[:half]], parents[order[half : 2 * half]]
+    return cross(mothers, fathers, rng.random(mothers.shape) < 0.5)
+
+
+def best_of(candidates: Ints, score: Floats, count: int) -> tuple[Ints, Floats]:
+    """The `count` different candidates (K, G) of highest score, best first; equal ones count once."""
+    kept: dict[bytes, int] = {}
+    for k in np.argsort(-score, kind="stable"):
+        if len(kept) < count:
+            kept.setdefault(candidates[k].tobytes(), int(k))
+    chosen = list(kept.values())
+    return candidates[chosen], score[chosen]
 
 
 def ranks(first: Floats, second: Floats) -> Ints:

@@ -2,22 +2,83 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from slurm_ones.decide.ones import explain, fairness, operators
-from slurm_ones.decide.ones.greedy import fill, greedy
-from slurm_ones.decide.ones.options import Options
-from slurm_ones.decide.ones.placement import Nodes
-from slurm_ones.decide.ones.price import worth_of_progress
-from slurm_ones.decide.ones.worth import Choices, repaid
-from slurm_ones.schedule.fixed import pinned
-from slurm_ones.schedule.placement import settle
+from slurm_ones.decide.evolution import best_of, uniform_crossover
+from slurm_ones.decide.job_figures import within
+from slurm_ones.decide.ones import explain
+from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
+from slurm_ones.decide.ones.worth import Choices, fair_weights, repaid, worth_of_progress
+from slurm_ones.schedule.placement import fixed_jobs, place
 from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
 from slurm_ones.schedule.tables import Tables, build_tables, predict
 from slurm_ones.slurm.model import Shape
+
+LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The defaults are what we found best on generated workloads; see docs/benchmarks.md for the ablation."""
+
+    population: int = 16
+    """Candidates kept (K of ONES)."""
+    generations: int = 6
+    """Per decision; the population lives on."""
+    mutation: float = 0.3
+    """Chance of a candidate's job to be tried at another size, for a few jobs of each candidate."""
+    goodput: bool = True
+    """Weigh progress; False weighs samples, as published."""
+    completion_prices: bool = True
+    """Worth of progress from the price of a GPU when the job will end; False takes today's price for all jobs."""
+    expect: bool = True
+    """Remaining work is the mean over the progress model; False draws it anew in each decision, as published."""
+    placement: bool = True
+    """Predict speed on the nodes that a size takes; False as if all were one node."""
+    own_batch: bool = True
+    """The batch of highest goodput at each size; False in proportion to the GPUs, as published."""
+    resize_cost: bool = True
+    """Changes must repay their interruption."""
+    greedy: bool = True
+    """Seed the population with greedy solutions."""
+    local_search: bool = True
+    """Improve candidates by small moves after crossover and mutation."""
+    caution: float = 0.3
+    """A doubtful size counts as slower by this many standard deviations of its predicted speed."""
+    leap: float = 16.0
+    """A job gets at most this multiple of the most GPUs it has had, and what it asked for if it has not run."""
+    horizon_s: float = 200.0
+    """Seconds that a change is expected to last, or else as long as no job has come or gone, where that is longer: what
+    it gains in them must exceed what its interruption costs."""
+    horizon_share: float = 0.5
+    """It must repay within this share of the job's predicted remaining time as well."""
+    tenure: float = 1.0
+    """And within this multiple of the time that the job has kept its sizes on average: who was changed often is soon
+    changed again."""
+    fair_bound: float = 1.5
+    """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
+    preempt: bool = False
+    """Running jobs may be taken to zero GPUs for a while."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, least = getattr(self, field.name), LEAST.get(field.name, 0)
+            if isinstance(field.default, bool):
+                if not isinstance(value, bool):
+                    raise ValueError(f"{field.name}: {value!r} must be true or false")
+                continue
+            whole = isinstance(field.default, int)
+            right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+            if not right or not least <= value < math.inf:
+                kind = "a whole number" if whole else "a number"
+                raise ValueError(f"{field.name}: {value!r} must be {kind} of at least {least}")
+        if self.mutation > 1:
+            raise ValueError(f"mutation: {self.mutation!r} must be a chance between 0 and 1")
+
 
 LARGEST = 1e15
 """Samples that no job exceeds."""
@@ -44,41 +105,40 @@ class Ones:
         self._places: dict[int, int] = {}
         """Column there, by job id."""
         self._most: dict[int, int] = {}
-        self._stirred = 0.0
-        """When a job last came or went."""
+        self._last_arrival_or_end = 0.0
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
         jobs = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
-        staying = pinned(cluster, jobs)
+        fixed = fixed_jobs(cluster, jobs)
         self._remember(jobs, now)
-        mobile = [job for job in jobs if job.job_id not in staying]
-        taken = [job for job in jobs if job.job_id in staying and job.shape is not None]
+        mobile = [job for job in jobs if job.job_id not in fixed]
+        running = [job for job in jobs if job.job_id in fixed and job.shape is not None]
         tables = self._tables(cluster, mobile)
-        nodes = Nodes(cluster, mobile, taken, tables.sizes)
+        nodes = Nodes(cluster, mobile, running, tables.sizes)
         choices = self._choices(tables, nodes.gpus, now, rng)
         columns = self._search(choices, mobile, nodes, rng)
 
-        wanted = {job.job_id: job.shape.gpus for job in taken if job.shape is not None}
+        wanted = {job.job_id: job.shape.gpus for job in running if job.shape is not None}
         wanted |= {job.job_id: int(tables.sizes[u]) for job, u in zip(mobile, columns, strict=True)}
         worth = choices.value(columns[None])[0] if mobile else np.zeros(0)
-        shapes = _placed(cluster, taken, [mobile[j] for j in np.argsort(-worth, kind="stable")], wanted)
-        allocations = {job.job_id: Allocation(job.shape, job.batch) for job in taken if job.shape is not None}
+        shapes = _placed(cluster, running, [mobile[j] for j in np.argsort(-worth, kind="stable")], wanted)
+        allocations = {job.job_id: Allocation(job.shape, job.batch) for job in running if job.shape is not None}
         column = {int(size): u for u, size in enumerate(tables.sizes)}
         for j, job in enumerate(mobile):
             if job.job_id in shapes:
                 shape = shapes[job.job_id]
                 allocations[job.job_id] = Allocation(shape, int(tables.batch[j, column[shape.gpus]]))
         parked = frozenset(job.job_id for job in mobile if job.shape is not None and job.job_id not in allocations)
-        reasons = explain.reasons(jobs, staying, tables, wanted, allocations, choices.gpus)
+        reasons = explain.reasons(jobs, fixed, tables, wanted, allocations, choices.gpus)
         return Schedule(allocations, reasons, -float(worth.sum()), parked, explain.weighed(cluster, tables, choices))
 
     def _remember(self, jobs: Sequence[JobView], now: float) -> None:
         if {job.job_id for job in jobs} != self._most.keys():
-            self._stirred = now
+            self._last_arrival_or_end = now
         self._most = {job.job_id: max(self._most.get(job.job_id, 0), _gpus(job)) for job in jobs}
 
-    def _within(self, job: JobView) -> JobView:
+    def _reachable(self, job: JobView) -> JobView:
         """The job with the sizes that it may grow to from what it has had, its smallest at least."""
         most = self._most[job.job_id]
         bound = self.options.leap * most if most else max(job.requested, 1)
@@ -89,7 +149,7 @@ class Ones:
         return replace(job, limits=replace(job.limits, gpus=near))
 
     def _tables(self, cluster: ClusterView, mobile: Sequence[JobView]) -> Tables:
-        views = [self._within(job) for job in mobile]
+        views = [self._reachable(job) for job in mobile]
         if not self.options.placement:
             views = [replace(job, model=_OneNode(job.model)) for job in views]
         tables = build_tables(cluster, views, "best" if self.options.own_batch else "scaled")
@@ -105,18 +165,18 @@ class Ones:
         # A job of which nothing is known is taken for a short one, as most are: a guess at its speed may be far off.
         strange = ~(tables.allowed & (tables.uncertainty < UNKNOWN)).any(axis=1)
         remaining = np.where(strange, UNKNOWN_S * sure.max(axis=1, initial=0.0), remaining)
-        done = np.array([_within(job.samples, 0.0, LARGEST) for job in jobs])
-        age = np.array([_within(now - job.submitted, 0.0, LARGEST) for job in jobs])
-        weight = fairness.weights(sure, tables.sizes, done, remaining, age, gpus, options.fair_bound)
+        done = np.array([within(job.samples, 0.0, LARGEST) for job in jobs])
+        age = np.array([within(now - job.submitted, 0.0, LARGEST) for job in jobs])
+        weight = fair_weights(sure, tables.sizes, done, remaining, age, gpus, options.fair_bound)
         worth, ends = worth_of_progress(
             sure, tables.sizes, remaining, weight, gpus, recursive=options.completion_prices
         )
         value = worth[:, None] * sure
         if options.resize_cost:
-            pause = np.array([_within(job.resize_s, 0.0, LARGEST) for job in jobs])
+            pause = np.array([within(job.resize_s, 0.0, LARGEST) for job in jobs])
             tenure = np.array([_tenure(job) for job in jobs])
             # Where no job came or went for long, none is expected for as long again.
-            horizon = max(options.horizon_s, now - self._stirred)
+            horizon = max(options.horizon_s, now - self._last_arrival_or_end)
             lasts = np.minimum(np.minimum(horizon, options.horizon_share * ends), options.tenure * tenure)
             value = value * repaid(tables.current, len(tables.sizes), running, pause, lasts)
         may = tables.allowed.copy()
@@ -125,9 +185,9 @@ class Ones:
 
     def _remaining(self, job: JobView, rng: np.random.Generator) -> float:
         """Progress still to come, in samples of the base batch."""
-        epochs = _within(job.progress.beta, 0.01, LARGEST)
+        epochs = within(job.progress.beta, 0.01, LARGEST)
         if not self.options.expect:
-            alpha = _within(job.progress.alpha, 0.01, LARGEST)
+            alpha = within(job.progress.alpha, 0.01, LARGEST)
             epochs = alpha * (1.0 / max(float(rng.beta(alpha, epochs)), 1e-4) - 1.0)
         return max(job.dataset, 1) * max(epochs, 0.01)
 
@@ -138,23 +198,23 @@ class Ones:
         least = greedy(choices)
         seeds = [kept, least, choices.current] if options.greedy else [kept, choices.current]
         population = np.concatenate([np.array(seeds), self._recalled(choices, jobs)])
-        population = operators.repair(choices, population, kept, rng)
+        population = repair(choices, population, kept, rng)
         dear = 2.0 * float(choices.value(least[None]).sum()) / max(choices.gpus, 1)
 
         def score(candidates: Ints) -> Floats:
             found: Floats = choices.value(candidates).sum(axis=1) - dear * nodes.unplaced(candidates, choices.current)
             return found
 
-        population, scores = operators.best_of(population, score(population), options.population)
+        population, scores = best_of(population, score(population), options.population)
         for _ in range(options.generations if len(jobs) else 0):
             parents = population[np.arange(options.population) % len(population)]
-            children = operators.crossover(parents, rng)
-            mutants = operators.mutate(choices, parents, options.mutation, rng)
-            young = operators.repair(choices, np.concatenate([children, mutants]), least, rng)
-            young = operators.improve(choices, young, ROUNDS if options.local_search else 0)
+            children = uniform_crossover(parents, rng)
+            mutants = mutate(choices, parents, options.mutation, rng)
+            young = repair(choices, np.concatenate([children, mutants]), least, rng)
+            young = improve(choices, young, ROUNDS if options.local_search else 0)
             population = np.concatenate([population, young])
             scores = np.concatenate([scores, score(young)])
-            population, scores = operators.best_of(population, scores, options.population)
+            population, scores = best_of(population, scores, options.population)
         self._population = choices.sizes[population]
         self._places = {job.job_id: j for j, job in enumerate(jobs)}
         best: Ints = population[0]
@@ -202,13 +262,13 @@ def _steady(cluster: ClusterView, tables: Tables) -> Tables:
 
 
 def _placed(
-    cluster: ClusterView, taken: Sequence[JobView], mobile: Sequence[JobView], wanted: Mapping[int, int]
+    cluster: ClusterView, fixed: Sequence[JobView], mobile: Sequence[JobView], wanted: Mapping[int, int]
 ) -> dict[int, Shape]:
     """Shapes for `wanted` GPUs, `mobile` jobs in order of precedence. A running job that would grow or
     shrink where nodes are too fragmented stays as it is; with every running job as it is there is always room."""
     sizes = dict(wanted)
     while True:
-        shapes = settle(cluster, [*taken, *mobile], sizes)
+        shapes = place(cluster, [*fixed, *mobile], sizes)
         lost = [
             job
             for job in mobile
@@ -223,12 +283,8 @@ def _placed(
 
 def _tenure(job: JobView) -> float:
     """Seconds that the job has kept its sizes on average, also as the last one may end now."""
-    return _within(job.running_s, 0.0, LARGEST) / max(job.resizes, 1)
+    return within(job.running_s, 0.0, LARGEST) / max(job.resizes, 1)
 
 
 def _gpus(job: JobView) -> int:
     return job.shape.gpus if job.shape else 0
-
-
-def _within(value: float, low: float, high: float) -> float:
-    return min(max(value, low), high) if value == value else low

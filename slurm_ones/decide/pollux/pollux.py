@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_ones.decide.build import conclude
-from slurm_ones.decide.history import History
-from slurm_ones.decide.pollux import operators, pareto
-from slurm_ones.decide.pollux.problem import Problem, build
-from slurm_ones.decide.pollux.rows import Rows, make_rows
+from slurm_ones.decide import evolution
+from slurm_ones.decide.build import build_schedule
+from slurm_ones.decide.job_figures import History
+from slurm_ones.decide.pollux import breeding
+from slurm_ones.decide.pollux.problem import Problem, Rows, build, make_rows
 from slurm_ones.reasons import reason
-from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
 
 
@@ -78,11 +78,11 @@ class Pollux:
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
         self._history.update(jobs)
-        staying = pinned(cluster, jobs)
-        problem = build(cluster, jobs, staying, self._history, now, self.options.power)
+        fixed = fixed_jobs(cluster, jobs)
+        problem = build(cluster, jobs, fixed, self._history, now, self.options.power)
         wanted, score = self._search(problem, rng)
         why = reason("best_total", total="the mean of all jobs' speed-ups")
-        return conclude(cluster, jobs, staying, problem.tables, wanted, why, score)
+        return build_schedule(cluster, jobs, fixed, problem.tables, wanted, why, score)
 
     def _search(self, problem: Problem, rng: np.random.Generator) -> tuple[dict[int, int], float]:
         """GPUs of each job in the best candidate, and its fitness."""
@@ -118,10 +118,10 @@ class Pollux:
 def evolve(problem: Problem, rows: Rows, options: Options, rng: np.random.Generator) -> Candidates:
     """The population after all generations. The best fitness in it never falls from one to the next."""
     jobs = len(problem.jobs)
-    found, rank, gap = _select(_assess(problem, operators.repair(problem, rows, rng)), options.population, jobs)
+    found, rank, gap = _select(_assess(problem, breeding.repair(problem, rows, rng)), options.population, jobs)
     for _ in range(options.generations):
-        parents = pareto.tournament(rank, gap, 2 * (-(-options.population // 2)), rng).reshape(-1, 2)
-        children = operators.repair(problem, operators.breed(problem, found.rows, parents, rng), rng)
+        parents = evolution.tournament(rank, gap, 2 * (-(-options.population // 2)), rng).reshape(-1, 2)
+        children = breeding.repair(problem, breeding.breed(problem, found.rows, parents, rng), rng)
         found, rank, gap = _select(found.over(_assess(problem, children)), options.population, jobs)
     return found
 
@@ -137,7 +137,7 @@ def _select(found: Candidates, most: int, jobs: int) -> tuple[Candidates, Ints, 
     """The best `most` candidates, each once, their fronts and crowding."""
     first = np.sort(np.unique(found.digest, return_index=True)[1])
     fitness, use = found.fitness[first], found.use[first]
-    rank = pareto.ranks(fitness, use)
-    gap = pareto.crowding(rank, fitness, use)
+    rank = evolution.ranks(fitness, use)
+    gap = evolution.crowding(rank, fitness, use)
     kept = np.lexsort((-gap, rank))[:most]
     return found.take(first[kept], jobs), rank[kept], gap[kept]
