@@ -21,8 +21,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from slurm_ones.decide.drl.network import SIZE, Network, random_network
-from slurm_ones.decide.drl.search import Drl, Game
+from slurm_ones.decide.drl.drl import Drl, Game
+from slurm_ones.decide.drl.perceptron import SIZE, Network, random_network
 from slurm_ones.decide.drl.steps import ASKED_LEFT, CONTEXT, Steps
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Policy, Schedule, ThroughputModel
 from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized

@@ -28,7 +28,7 @@ from slurm_ones.observe import reports as reading
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import Job, Shape, Snapshot
 from tests.fuzz.mutate import LONGEST, TEXTS, Make, Rng, damaged, of_json, of_lines, of_text
-from tests.simulate.profile import write_profile, write_workload
+from tests.simulate.profiles import write_profile, write_workload
 from tests.slurm.make import job_of
 
 DATA = Path(__file__).parents[1] / "slurm/data"

@@ -11,7 +11,7 @@ import pytest
 from ones_db import JobRecord, ResizeRecord, Store, migrate
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError, Settings
-from slurm_ones.decide.fifo import Fifo
+from slurm_ones.decide.ordered import Fifo
 from slurm_ones.schedule.policy import Policy
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.slurm.client import Unreachable
