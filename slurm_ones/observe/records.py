@@ -27,7 +27,7 @@ from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.observe.reports import Line, NewReports
 from slurm_ones.report.text import plain
 from slurm_ones.slurm.model import Node
-from slurm_ones.slurm.parse import usable
+from slurm_ones.slurm.scontrol import usable
 
 R = TypeVar("R", HelloRecord, FirstRecord, ThroughputRecord, EpochRecord, CheckpointRecord, BatchRecord, ByeRecord)
 N = TypeVar("N", HelloRecord, ByeRecord)

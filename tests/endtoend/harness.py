@@ -15,7 +15,7 @@ from typing import Any
 from ones_db import Store, StoreError
 from ones_wrapper.protocol import Hello, Report, decode_report, directory_name, reports_name
 from slurm_ones.slurm.model import Job
-from slurm_ones.slurm.parse import parse_jobs
+from slurm_ones.slurm.squeue import parse_jobs
 from tests.cluster import Cluster, paths
 
 TEMPLATE = paths.REPOSITORY / "sbatch_templates/ddp.sbatch"
