@@ -6,7 +6,7 @@ from ones_db import JobRecord, NodeRecord, ReasonRecord, RunRecord
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.report.text import plain
 from slurm_ones.slurm.model import Node
-from slurm_ones.slurm.parse import usable
+from slurm_ones.slurm.scontrol import usable
 
 
 def job_record(elastic: Elastic, note: str) -> JobRecord:

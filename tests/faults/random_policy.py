@@ -34,7 +34,7 @@ class RandomPolicy:
                 allocations[job.job_id] = Allocation(shape, min(max(batch, least), max(most, least)))
             elif job.shape is not None or rng.random() < 0.5:
                 parked.add(job.job_id)
-        return Schedule(allocations, dict.fromkeys((job.job_id for job in jobs), "at random"), parked=frozenset(parked))
+        return Schedule(allocations, parked=frozenset(parked))
 
     @staticmethod
     def _size(job: JobView, stays: bool, rng: np.random.Generator) -> int:

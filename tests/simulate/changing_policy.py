@@ -11,10 +11,10 @@ from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedul
 from slurm_ones.schedule.shapes import least_and_most
 
 
-class Restless:
+class ChangingPolicy:
     """Another size and batch for every job at each decision; those that find no room are parked."""
 
-    name = "restless"
+    name = "changing"
 
     def __init__(self, *, parks: bool = True) -> None:
         self._parks = parks

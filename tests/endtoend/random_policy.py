@@ -1,11 +1,11 @@
-"""A companion that leaves no job in peace: `slurm-ones run` with a policy that resizes at random.
+"""A companion that resizes all the time: `slurm-ones run` with a policy that resizes at random.
 
-    python -m tests.endtoend.restless FOLDER [OPTIONS OF slurm-ones run]
+    python -m tests.endtoend.random_policy FOLDER [OPTIONS OF slurm-ones run]
 
-Run inside a cluster. All but the policy is the companion as it is. In FOLDER a test rules it: while there is a file
-`calm` the policy changes nothing, and the companion stops at the point that is named in the file `gate` (a state of a
-resize, just after it was written down; or `after CALL`, a change of the client's that Slurm has just taken) until the
-file `reached`, which says whose resize it was, is removed again.
+Run inside a cluster. All but the policy is the companion as it is. By files in FOLDER a test controls it: while there
+is a file `quiet` the policy changes nothing, and the companion stops at the point that the file `gate` names until the
+file `reached`, which says whose resize it was, is removed again. Such a point is a state of a resize, just after it was
+written down, or `after CALL`: a change of the client's that Slurm has just taken.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from slurm_ones.slurm.connect import why_not_pyslurm
 from slurm_ones.slurm.model import Shape
 from tests.cluster import linux
 
-CALM, GATE, REACHED, AWAY = "calm", "gate", "reached", "away"
+QUIET, GATE, REACHED, AWAY = "quiet", "gate", "reached", "away"
 AGAIN_S = 0.5
 """A companion that ended is started again after this long."""
-PATIENCE_S = 30.0
+GATE_S = 30.0
 """How long a companion stands at its gate at most."""
 WRITES = ("begin_resize", "step_resize", "end_resize")
 CHANGES = ("requeue_hold", "hold", "reshape", "release", "defer")
@@ -45,33 +45,33 @@ KEEP, PARK = 0.5, 0.12
 
 @dataclass(frozen=True)
 class Options:
-    """Of `Restless`."""
+    """Of `RandomPolicy`."""
 
     folder: str = ""
 
 
-class Restless:
+class RandomPolicy:
     """Any valid shape, at any time."""
 
-    name = "restless"
+    name = "random"
     options_type = Options
 
     def __init__(self, options: Options) -> None:
-        self._calm = Path(options.folder) / CALM
+        self._quiet_file = Path(options.folder) / QUIET
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        calm = self._calm.exists()
+        quiet = self._quiet_file.exists()
         allocations: dict[int, Allocation] = {}
         parked: set[int] = set()
         for job in jobs:
-            kept = calm or bool(job.fixed) or rng.random() < KEEP
+            kept = quiet or bool(job.fixed) or rng.random() < KEEP
             if not kept and rng.random() < PARK:
                 parked.add(job.job_id)
             elif not kept:
                 allocations[job.job_id] = _any(job, cluster, rng)
             elif job.shape is not None:
                 allocations[job.job_id] = Allocation(job.shape, job.batch)
-        return Schedule(allocations, dict.fromkeys({*allocations, *parked}, "it is restless"), parked=frozenset(parked))
+        return Schedule(allocations, parked=frozenset(parked))
 
 
 def _any(job: JobView, cluster: ClusterView, rng: np.random.Generator) -> Allocation:
@@ -103,7 +103,7 @@ class Gate:
         half = self._reached.with_suffix(f".{os.getpid()}")
         half.write_text(json.dumps({"at": at, "job": job_id}))
         half.rename(self._reached)
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + GATE_S
         while self._reached.exists() and time.monotonic() < until:
             time.sleep(0.02)
 
@@ -155,6 +155,6 @@ def supervise(folder: Path, work: Callable[[], object]) -> NoReturn:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     Gate(folder).install()
-    POLICIES[Restless.name] = Restless
+    POLICIES[RandomPolicy.name] = RandomPolicy
     sys.argv[:2] = ["slurm-ones", "run"]
     supervise(folder, slurm_ones)

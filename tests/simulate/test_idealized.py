@@ -16,7 +16,7 @@ from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.workloads.profiles import read_profile
 from slurm_ones.simulate.workloads.workload import Submission, Workload
 from slurm_ones.slurm.model import Shape
-from tests.simulate.profile import EPOCHS, ITERATIONS, write_profile
+from tests.simulate.profiles import EPOCHS, ITERATIONS, write_profile
 
 SAMPLES = 64 * ITERATIONS * EPOCHS
 STEP = 1.0 + 0.01 * 16 / 16

@@ -15,7 +15,7 @@ from typing import Any
 from ones_db import Store, StoreError
 from ones_wrapper.protocol import Hello, Report, decode_report, directory_name, reports_name
 from slurm_ones.slurm.model import Job
-from slurm_ones.slurm.parse import parse_jobs
+from slurm_ones.slurm.squeue import parse_jobs
 from tests.cluster import Cluster, paths
 
 TEMPLATE = paths.REPOSITORY / "sbatch_templates/ddp.sbatch"
@@ -31,7 +31,7 @@ DATABASE = "ones.sqlite"
 
 
 @dataclass
-class Desk:
+class Harness:
     """One cluster, as its users see it. Its jobs end with the test."""
 
     cluster: Cluster
@@ -147,7 +147,7 @@ class Desk:
         self._processes.append(process)
         return process
 
-    def ends(self, process: subprocess.Popen[Any]) -> None:
+    def kill_at_end(self, process: subprocess.Popen[Any]) -> None:
         """This process is to end with the test."""
         self._processes.append(process)
 
@@ -157,28 +157,28 @@ class Desk:
         process = self.start(["slurm-ones", "run", "--config", settings, "--verbose", *options], settings, user=user)
         try:
             yield
-            assert process.poll() is None, self.words(settings)
+            assert process.poll() is None, self.companion_log(settings)
         finally:
             process.terminate()
             process.wait(30)
 
-    def words(self, settings: str) -> str:
+    def companion_log(self, settings: str) -> str:
         """What the companions with these settings have said so far."""
         return (self._host(settings).parent / "companion.log").read_text()
 
     def ticks(self, settings: str, more: int = 3) -> None:
         """Wait until the companion has made some more ticks."""
-        until = self.words(settings).count("elastic jobs run") + more
+        until = self.companion_log(settings).count("elastic jobs run") + more
         deadline = time.monotonic() + WAIT_S
-        while self.words(settings).count("elastic jobs run") < until:
-            assert time.monotonic() < deadline, self.words(settings)
+        while self.companion_log(settings).count("elastic jobs run") < until:
+            assert time.monotonic() < deadline, self.companion_log(settings)
             time.sleep(0.1)
 
     def resize_ended(self, settings: str, job_id: int) -> None:
         """Wait until a resize of the job was begun and has ended."""
         deadline = time.monotonic() + WAIT_S
         while True:
-            assert time.monotonic() < deadline, self.words(settings)
+            assert time.monotonic() < deadline, self.companion_log(settings)
             time.sleep(0.2)
             if not (self._host(settings).parent / DATABASE).exists():
                 continue

@@ -1,4 +1,4 @@
-"""People at the site: their jobs, which are resized as they come and go."""
+"""Operators at the site: their jobs, which are resized as they come and go."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from ones_db import ResizeRecord, Store, StoreError
 from ones_wrapper.protocol import directory_name
 from slurm_ones.slurm.model import Job
-from slurm_ones.slurm.parse import parse_jobs
-from tests.endtoend.desk import Desk
-from tests.endtoend.stage import ELASTIC, Story
+from slurm_ones.slurm.squeue import parse_jobs
+from tests.endtoend.fault_site import ELASTIC, JobExpectation
+from tests.endtoend.harness import Harness
 from tests.guide.host import Host
 from tests.guide.install import SPOOL
 from tests.guide.place import Place
@@ -22,7 +22,7 @@ from tests.guide.place import Place
 STOP_FILE = "/etc/slurm-ones/stop"
 CROWD = 6
 """GPUs that rigid jobs take and leave."""
-STIR_S = 60.0
+RESIZE_S = 60.0
 END_S = 120.0
 
 
@@ -30,17 +30,17 @@ class NotSeen(Exception):
     """What the guide says was not to be seen, or not in time."""
 
 
-class People:
-    """Whose jobs there are. `judge` (tests/endtoend) reads it as it does a `Stage`."""
+class Operators:
+    """Whose jobs there are. `check` (tests/endtoend) reads it as it does a `FaultSite`."""
 
     def __init__(self, place: Place) -> None:
-        self.place, self.cluster, self.desk = place, place.cluster, Desk(place.cluster)
-        self.stories: dict[int, Story] = {}
+        self.place, self.cluster, self.harness = place, place.cluster, Harness(place.cluster)
+        self.expected: dict[int, JobExpectation] = {}
         self.installed: list[Host] = []
         """Hosts that have the service."""
         self.lost: list[Host] = []
         """Hosts that had it, and are gone."""
-        self.since = self.mended_at = time.time()
+        self.since = self.repaired_at = time.time()
         """When the latest thing was broken: what was before is not looked at; and when it was mended."""
         self._crowd: int | None = None
 
@@ -48,32 +48,37 @@ class People:
 
     def populate(self) -> None:
         """Four elastic jobs that train, and two that are nobody's to touch."""
-        if not self.stories:
+        if not self.expected:
             rigid = self._rigid("--nodelist=n1", "--gres=gpu:1")
             stranger = self._light("--comment=gpus=1-16, but not for ones", "--nodelist=n1")
-            for job_id, story in ((rigid, Story("rigid", "bob")), (stranger, Story("stranger", "alice"))):
-                story.first = self.desk.wait(job_id, lambda job: job.running, "running")
-                self.stories[job_id] = story
+            for job_id, expected in (
+                (rigid, JobExpectation("rigid", "bob")),
+                (stranger, JobExpectation("stranger", "alice")),
+            ):
+                expected.first = self.harness.wait(job_id, lambda job: job.running, "running")
+                self.expected[job_id] = expected
         while len(self.elastic()) < 4:
-            self.stories[self._light(f"--comment={ELASTIC}")] = Story("elastic", "alice")
+            self.expected[self._light(f"--comment={ELASTIC}")] = JobExpectation("elastic", "alice")
 
     def on_small_disk(self) -> int:
         """One more elastic job, whose directory lies on a disk that is soon full."""
         self.cluster.box.run(["install", "-d", "-o", "alice", "/full/alice"])
         job_id = self._light(f"--comment={ELASTIC}", "--chdir=/full/alice", "--output=/dev/null")
-        self.stories[job_id] = Story("elastic", "alice", full=True)
+        self.expected[job_id] = JobExpectation("elastic", "alice", full=True)
         return job_id
 
     def _light(self, *options: str) -> int:
         env = {"LIGHT_AGAIN": "1", "LIGHT_STEP_S": "0.2", "ONES_SPOOL": SPOOL}
-        return self.desk.light(*options, "--time=1-0", **env)
+        return self.harness.light(*options, "--time=1-0", **env)
 
     def _rigid(self, *options: str) -> int:
         command = ["sbatch", "--parsable", "--output=/dev/null", *options, "--time=1-0", "--wrap", "exec sleep 86400"]
         return int(self.cluster.run(command, user="bob").stdout)
 
-    def elastic(self) -> dict[int, Story]:
-        return {id_: story for id_, story in self.stories.items() if story.role == "elastic" and not story.over}
+    def elastic(self) -> dict[int, JobExpectation]:
+        return {
+            id_: expected for id_, expected in self.expected.items() if expected.role == "elastic" and not expected.done
+        }
 
     def jobs(self) -> dict[int, Job]:
         """All jobs as Slurm has them."""
@@ -82,8 +87,8 @@ class People:
 
     def directory(self, job_id: int) -> Path:
         """This machine's name of a job's directory."""
-        story = self.stories[job_id]
-        home = self.place.disk("/full") / "alice" if story.full else self.cluster.home(story.user)
+        expected = self.expected[job_id]
+        home = self.place.disk("/full") / "alice" if expected.full else self.cluster.home(expected.user)
         return home / directory_name(job_id)
 
     def store(self) -> Store:
@@ -93,29 +98,29 @@ class People:
 
     # -- resizes -------------------------------------------------------------------------------------------------
 
-    def stir(self, states: Collection[str] = ()) -> ResizeRecord:
+    def cause_resize(self, states: Collection[str] = ()) -> ResizeRecord:
         """Have people come and go until a resize is under way, in one of these states where some are given."""
-        self.calm(False)
-        deadline = time.monotonic() + STIR_S * 2
+        self.set_quiet(False)
+        deadline = time.monotonic() + RESIZE_S * 2
         with self.store() as store:
             while time.monotonic() < deadline:
                 self._come_or_go()
-                until = time.monotonic() + STIR_S / 4
+                until = time.monotonic() + RESIZE_S / 4
                 while time.monotonic() < until:
                     for resize in store.open_resizes():
                         if not states or resize.state in states:
                             return resize
                     time.sleep(0.02)
-        raise NotSeen(f"no resize {'in ' + '/'.join(states) if states else 'at all'} within {STIR_S * 2:.0f} s")
+        raise NotSeen(f"no resize {'in ' + '/'.join(states) if states else 'at all'} within {RESIZE_S * 2:.0f} s")
 
-    def in_vain(self, words: str, job_id: int | None = None) -> ResizeRecord:
+    def wait_failed_resize(self, words: str, job_id: int | None = None) -> ResizeRecord:
         """Have people come and go until a resize that was begun since the latest break (of that job) ended with these
         words."""
-        self.calm(False)
-        deadline, moved = time.monotonic() + STIR_S * 3, float("-inf")
+        self.set_quiet(False)
+        deadline, moved = time.monotonic() + RESIZE_S * 3, float("-inf")
         with self.store() as store:
             while time.monotonic() < deadline:
-                if time.monotonic() - moved > STIR_S / 4:
+                if time.monotonic() - moved > RESIZE_S / 4:
                     self._come_or_go()
                     moved = time.monotonic()
                 for resize in store.resizes():
@@ -142,7 +147,7 @@ class People:
             self.scontrol("scancel", str(self._crowd), user="bob")
             self._crowd = None
 
-    def calm(self, on: bool) -> None:
+    def set_quiet(self, on: bool) -> None:
         """By the guide's stop file: nothing is begun while it is there."""
         for host in self.installed:
             if host.alive:

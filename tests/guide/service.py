@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 from ones_db import StoreError
 from tests.cluster import ClusterError
-from tests.endtoend.faults import between
-from tests.endtoend.verdict import judge
+from tests.endtoend.fault_run import between
+from tests.endtoend.invariants import check
 from tests.guide.host import Host
-from tests.guide.people import NotSeen, People
+from tests.guide.operators import NotSeen, Operators
 from tests.guide.place import Place
 
 PROGRAM = "sudo -u slurm-ones HOME=/var/lib/slurm-ones /opt/slurm-ones/bin/slurm-ones"
-WELL_S = 180.0
+HEALTHY_S = 180.0
 QUIET_S = 120.0
 
 
@@ -28,10 +28,10 @@ class Record:
 
     how: str = ""
     seen: list[str] = field(default_factory=list)
-    mended: str = ""
+    repaired: str = ""
 
 
-class Scene(People):
+class ObservedService(Operators):
     """The service, among people."""
 
     def __init__(self, place: Place) -> None:
@@ -72,15 +72,15 @@ class Scene(People):
         # Python's own calls, by hundreds, after an abort.
         return re.sub(r"^  Binary file .*\n", "", text, flags=re.MULTILINE)
 
-    def broken(self, how: str) -> None:
+    def mark_broken(self, how: str) -> None:
         """From now on it is broken."""
         self.record.how = how
-        self.since = self.mended_at = time.time()
+        self.since = self.repaired_at = time.time()
 
-    def mended(self, how: str) -> None:
+    def mark_repaired(self, how: str) -> None:
         """From now on it can be well again: somebody did what the guide says."""
-        self.record.mended = how
-        self.mended_at = time.time()
+        self.record.repaired = how
+        self.repaired_at = time.time()
 
     def see(self, look: Callable[[], str], pattern: str, timeout_s: float = 60.0) -> str:
         """Wait until what is looked at says so; the line that does is recorded."""
@@ -105,28 +105,28 @@ class Scene(People):
 
     # -- well again ----------------------------------------------------------------------------------------------
 
-    def well(self) -> float:
+    def wait_healthy(self) -> float:
         """Wait for a tick since it was mended, and until `slurm-ones status` says on each host that all is well; the
         seconds to that tick."""
         while (ticked := self._ticked()) is None:
-            if time.time() - self.mended_at > WELL_S:
-                raise NotSeen(f"no tick within {WELL_S:.0f} s: {self.status(self.installed[0])[1]}")
+            if time.time() - self.repaired_at > HEALTHY_S:
+                raise NotSeen(f"no tick within {HEALTHY_S:.0f} s: {self.status(self.installed[0])[1]}")
             time.sleep(0.1)
         for host in self.installed:
             while (told := self.status(host))[0] != 0:
-                if time.time() - self.mended_at > WELL_S:
-                    raise NotSeen(f"{host.name} not healthy within {WELL_S:.0f} s: {told[1]}")
-        return ticked - self.mended_at
+                if time.time() - self.repaired_at > HEALTHY_S:
+                    raise NotSeen(f"{host.name} not healthy within {HEALTHY_S:.0f} s: {told[1]}")
+        return ticked - self.repaired_at
 
     def _ticked(self) -> float | None:
         """When it ticked, if that was since it was mended."""
         with suppress(StoreError), self.store() as store:
             health = store.health()
-            if health is not None and (health.tick_time or 0.0) > self.mended_at:
+            if health is not None and (health.tick_time or 0.0) > self.repaired_at:
                 return health.tick_time
         return None
 
-    def put_right(self) -> None:
+    def repair(self) -> None:
         """Start all that may not run, after a break that was not carried through."""
         self.place.database("start")
         if self.cluster.box.run(["pgrep", "-x", "slurmctld"], check=False).returncode != 0:
@@ -135,23 +135,23 @@ class Scene(People):
         for host in self.installed:
             if host.alive:
                 host.sh("systemctl start slurm-ones", check=False)
-        self.calm(False)
+        self.set_quiet(False)
 
     def faults(self) -> list[str]:
         """What is wrong with people's jobs once all is quiet: lost, left held, touched, set back, or told otherwise in
         the database."""
-        self.calm(True)
+        self.set_quiet(True)
         try:
             deadline = time.monotonic() + QUIET_S
-            while stirring := self._stirring():
+            while unsettled := self._unsettled():
                 if time.monotonic() > deadline:
-                    return [f"not quiet within {QUIET_S:.0f} s: {stirring}"]
+                    return [f"not quiet within {QUIET_S:.0f} s: {unsettled}"]
                 time.sleep(0.3)
-            return judge(self).found
+            return check(self).found
         finally:
-            self.calm(False)
+            self.set_quiet(False)
 
-    def _stirring(self) -> str:
+    def _unsettled(self) -> str:
         try:
             with self.store() as store:
                 if resizes := store.open_resizes():

@@ -10,8 +10,8 @@ from typing import Protocol
 from ones_db import ResizeRecord, Store
 from ones_wrapper.protocol import Checkpoint, Epoch, Hello, ProtocolError, Report, decode_report, reports_name
 from slurm_ones.slurm.model import Job
+from tests.endtoend.fault_site import JobExpectation
 from tests.endtoend.light import STEPS
-from tests.endtoend.stage import Story
 
 FINE = ("None", "", "Resources", "Priority", "BeginTime", "Cleaning")
 """Reasons for which a job may wait."""
@@ -19,11 +19,11 @@ UNAVAILABLE = ("ReqNodeNotAvail", "Nodes required for job are DOWN", "PartitionN
 PAST_REQUEUE = {"reshaping", "parking"}
 
 
-class Stage(Protocol):
-    """Where things were broken: `stage.Stage`, or another place with jobs and a companion."""
+class Site(Protocol):
+    """Where things were broken: `site.Site`, or another place with jobs and a companion."""
 
     @property
-    def stories(self) -> Mapping[int, Story]: ...
+    def expected(self) -> Mapping[int, JobExpectation]: ...
 
     def jobs(self) -> Mapping[int, Job]: ...
 
@@ -33,7 +33,7 @@ class Stage(Protocol):
 
 
 @dataclass
-class Verdict:
+class Findings:
     """What was found; each in words."""
 
     lost: list[str] = field(default_factory=list)
@@ -45,93 +45,93 @@ class Verdict:
         return [*self.lost, *self.held, *self.broken]
 
 
-def judge(stage: Stage) -> Verdict:
+def check(site: Site) -> Findings:
     """Look at everything. Jobs that ended as they may are marked, and not looked for again."""
-    verdict, jobs = Verdict(), stage.jobs()
-    with stage.store() as store:
+    findings, jobs = Findings(), site.jobs()
+    with site.store() as store:
         resizes: dict[int, list[ResizeRecord]] = {}
         for resize in store.resizes():
             resizes.setdefault(resize.job_id, []).append(resize)
-        for job_id, story in stage.stories.items():
-            if story.over:
+        for job_id, expected in site.expected.items():
+            if expected.done:
                 continue
             job = jobs.get(job_id)
             if job is None:
-                verdict.lost.append(f"job {job_id} is not known to Slurm any more")
+                findings.lost.append(f"job {job_id} is not known to Slurm any more")
                 continue
-            lost, held = _lost(job, story), _held(job, story)
-            verdict.lost += lost
-            verdict.held += held
-            if story.role != "elastic":
-                verdict.broken += _untouched(job, story)
+            lost, held = _lost(job, expected), _held(job, expected)
+            findings.lost += lost
+            findings.held += held
+            if expected.role != "elastic":
+                findings.broken += _untouched(job, expected)
                 continue
-            verdict.broken += _shape(job, story)
-            verdict.broken += _peace(job, story)
-            verdict.broken += _agrees(job, story, store)
-            reports = {restart: list(_reports(stage, job_id, restart)) for restart in range(job.restart + 1)}
-            verdict.broken += _requeues(job, story, store, resizes.get(job_id, []), reports)
-            if _is_light(stage, job_id):
-                verdict.broken += _chain(job, story, reports)
-            story.over = job.ended
-        verdict.broken += [f"resize {r.id} of job {r.job_id} is still {r.state}" for r in store.open_resizes()]
-        verdict.broken += [f"job {job_id} is still deferred" for job_id in store.deferrals()]
-    return verdict
+            findings.broken += _shape(job, expected)
+            findings.broken += _opted_out(job, expected)
+            findings.broken += _agrees(job, expected, store)
+            reports = {restart: list(_reports(site, job_id, restart)) for restart in range(job.restart + 1)}
+            findings.broken += _requeues(job, expected, store, resizes.get(job_id, []), reports)
+            if _is_light(site, job_id):
+                findings.broken += _chain(job, expected, reports)
+            expected.done = job.ended
+        findings.broken += [f"resize {r.id} of job {r.job_id} is still {r.state}" for r in store.open_resizes()]
+        findings.broken += [f"job {job_id} is still deferred" for job_id in store.deferrals()]
+    return findings
 
 
-def _lost(job: Job, story: Story) -> list[str]:
-    if job.ended and job.state not in story.ends:
+def _lost(job: Job, expected: JobExpectation) -> list[str]:
+    if job.ended and job.state not in expected.ends:
         return [f"job {job.job_id} ended {job.state.value} (exit {job.exit_code}), which nobody asked for"]
-    if job.pending and not job.held and not story.odd:
+    if job.pending and not job.held and not expected.impossible_request:
         reason = job.reason
-        if reason == "BeginTime" and not story.begin:
+        if reason == "BeginTime" and not expected.begin:
             return [f"job {job.job_id} waits for a begin time that its owner did not set"]
         if not reason.startswith((*FINE, *UNAVAILABLE)):
             return [f"job {job.job_id} waits for {reason}"]
     return []
 
 
-def _held(job: Job, story: Story) -> list[str]:
-    if job.ended or story.odd:
+def _held(job: Job, expected: JobExpectation) -> list[str]:
+    if job.ended or expected.impossible_request:
         return []
-    if job.held and not story.hold:
+    if job.held and not expected.hold:
         return [f"job {job.job_id} ({job.state.value}) is held, and neither its owner nor an operator did it"]
-    if story.hold and story.hold_sure and not job.held:
-        return [f"job {job.job_id} was held by its {story.hold}, and is not any more"]
+    if expected.hold and expected.hold_sure and not job.held:
+        return [f"job {job.job_id} was held by its {expected.hold}, and is not any more"]
     return []
 
 
-def _untouched(job: Job, story: Story) -> list[str]:
-    first = story.first
+def _untouched(job: Job, expected: JobExpectation) -> list[str]:
+    first = expected.first
     assert first is not None
     now, then = (
         (j.state, j.restart, j.nodes, j.gpus_per_node, j.priority, j.start_time, j.comment, j.time_limit_s)
         for j in (job, first)
     )
-    return [] if now == then else [f"job {job.job_id} ({story.role}) was touched: {then} → {now}"]
+    return [] if now == then else [f"job {job.job_id} ({expected.role}) was touched: {then} → {now}"]
 
 
-def _shape(job: Job, story: Story) -> list[str]:
-    if story.odd or job.ended:
+def _shape(job: Job, expected: JobExpectation) -> list[str]:
+    if expected.impossible_request or job.ended:
         return []
     if job.reason == "BadConstraints" or not (1 <= job.nodes <= 4 and 1 <= job.gpus_per_node <= 4):
         return [f"job {job.job_id} has an impossible shape: {job.nodes}x{job.gpus_per_node}, {job.reason}"]
     return []
 
 
-def _peace(job: Job, story: Story) -> list[str]:
+def _opted_out(job: Job, expected: JobExpectation) -> list[str]:
     """A job whose owner has opted out stays as it was when all was quiet for the first time."""
-    if not story.opted_out:
+    if not expected.opted_out:
         return []
-    if story.peace is None:
-        story.peace, story.others_then = job, story.others
+    if expected.at_opt_out is None:
+        expected.at_opt_out, expected.others_at_opt_out = job, expected.others
         return []
-    then = story.peace
-    if job.restart > then.restart + story.others - story.others_then:
+    then = expected.at_opt_out
+    if job.restart > then.restart + expected.others - expected.others_at_opt_out:
         return [f"job {job.job_id} opted out, and was restarted: {then.restart} → {job.restart}"]
     return []
 
 
-def _agrees(job: Job, story: Story, store: Store) -> list[str]:
+def _agrees(job: Job, expected: JobExpectation, store: Store) -> list[str]:
     """Slurm's job and the database's."""
     record = store.jobs([job.job_id]).get(job.job_id)
     if record is None:
@@ -143,7 +143,7 @@ def _agrees(job: Job, story: Story, store: Store) -> list[str]:
             f"{record.restart}"
         )
     runs = {run.restart: run for run in store.runs(job.job_id)}
-    if job.running and not story.opted_out:
+    if job.running and not expected.opted_out:
         run = runs.get(job.restart)
         if run is None or (run.nodes, run.gpus_per_node) != (job.nodes, job.gpus_per_node):
             found.append(f"job {job.job_id} runs at {job.nodes}x{job.gpus_per_node}, the database has {run}")
@@ -151,7 +151,7 @@ def _agrees(job: Job, story: Story, store: Store) -> list[str]:
 
 
 def _requeues(
-    job: Job, story: Story, store: Store, resizes: list[ResizeRecord], reports: dict[int, list[Report]]
+    job: Job, expected: JobExpectation, store: Store, resizes: list[ResizeRecord], reports: dict[int, list[Report]]
 ) -> list[str]:
     """Each requeue of ours has a checkpoint behind it that answers its drain; all others have another reason."""
     found, ours = [], set()
@@ -170,19 +170,20 @@ def _requeues(
         if not answers:
             found.append(f"job {job.job_id}: resize {resize.id} requeued run {resize.restart} without a checkpoint")
     unexplained = job.restart - len(ours)
-    if unexplained > story.others:
+    if unexplained > expected.others:
         found.append(
-            f"job {job.job_id} was restarted {job.restart} times, {len(ours)} by resizes and {story.others} by others"
+            f"job {job.job_id} was restarted {job.restart} times, {len(ours)} of them by resizes, "
+            f"{expected.others} by others"
         )
     return found
 
 
-def _is_light(stage: Stage, job_id: int) -> bool:
-    return not any(stage.directory(job_id).glob("checkpoints/step-*/*.safetensors"))
+def _is_light(site: Site, job_id: int) -> bool:
+    return not any(site.directory(job_id).glob("checkpoints/step-*/*.safetensors"))
 
 
-def _reports(stage: Stage, job_id: int, restart: int) -> Iterator[Report]:
-    path = stage.directory(job_id) / reports_name(restart)
+def _reports(site: Site, job_id: int, restart: int) -> Iterator[Report]:
+    path = site.directory(job_id) / reports_name(restart)
     if not path.exists():
         return
     for line in path.read_bytes().splitlines(keepends=True):
@@ -193,7 +194,7 @@ def _reports(stage: Stage, job_id: int, restart: int) -> Iterator[Report]:
             continue  # torn where the disk was full
 
 
-def _chain(job: Job, story: Story, reports: dict[int, list[Report]]) -> list[str]:
+def _chain(job: Job, expected: JobExpectation, reports: dict[int, list[Report]]) -> list[str]:
     """Every start goes on from the newest checkpoint, and every epoch is reported once along the way."""
     found, newest = [], 0
     for restart, told in sorted(reports.items()):
@@ -212,8 +213,8 @@ def _chain(job: Job, story: Story, reports: dict[int, list[Report]]) -> list[str
                     found.append(f"job {job.job_id}: run {restart} went back from step {step} to {report.step}")
                 step = newest = report.step
             elif isinstance(report, Epoch):
-                expected = (step // STEPS + 1) * STEPS
-                if report.step != expected and not story.full:
+                next_end = (step // STEPS + 1) * STEPS
+                if report.step != next_end and not expected.full:
                     found.append(f"job {job.job_id}: run {restart} skipped from step {step} to {report.step}")
                 step = report.step
     return found

@@ -18,12 +18,12 @@ from urllib.parse import quote
 from ones_db import Store
 from ones_wrapper.protocol import directory_name
 from slurm_ones.slurm.model import Job, JobState
-from slurm_ones.slurm.parse import parse_jobs
+from slurm_ones.slurm.squeue import parse_jobs
 from tests.cluster import Cluster, linux, paths
 from tests.cluster.sites import OPERATOR
 from tests.db.server import ADMIN, Server
-from tests.endtoend.desk import DATABASE, TRAIN, Desk
-from tests.endtoend.restless import AWAY, CALM, GATE, REACHED, Restless
+from tests.endtoend.harness import DATABASE, TRAIN, Harness
+from tests.endtoend.random_policy import AWAY, GATE, QUIET, REACHED, RandomPolicy
 
 ELASTIC = "ones: gpus=1-8 batch=16-64"
 SMALL, FULL = "/small", "/full"
@@ -58,7 +58,7 @@ near_limit_s = 0
 
 
 @dataclass
-class Story:
+class JobExpectation:
     """What may have become of a job, by what others than the companion did to it."""
 
     role: str
@@ -76,14 +76,14 @@ class Story:
     """Nobody had reason to end that hold."""
     begin: bool = False
     """Its owner gave it an earliest start."""
-    odd: bool = False
+    impossible_request: bool = False
     """Its owner asked Slurm for what it cannot have."""
     opted_out: bool = False
-    peace: Job | None = None
+    at_opt_out: Job | None = None
     """As it was when its owner had opted out and all was quiet."""
-    over: bool = False
+    done: bool = False
     """It has ended, as it may."""
-    others_then: int = 0
+    others_at_opt_out: int = 0
     """`others` at that time."""
     full: bool = False
     """Its directory lies on the small disk: reports may be missing."""
@@ -142,7 +142,7 @@ class Companion:
         self._supervisor.wait()
 
 
-class Stage:
+class FaultSite:
     """One cluster with jobs, companions and a database. `random` decides all that is left open."""
 
     def __init__(
@@ -158,27 +158,32 @@ class Stage:
     ) -> None:
         """`disks` are those of `small_disks`, which the cluster shows inside. `own`: user mode, by alice; else an
         operator's, with a spool. `torch` of the jobs train for real."""
-        self.cluster, self.desk, self.random = cluster, Desk(cluster), choice
+        self.cluster, self.harness, self.random = cluster, Harness(cluster), choice
         self._disks = disks
         self.own, self.server, self._torch = own, server, torch
         self.user = "alice" if own else OPERATOR if cluster.accounting else "slurm"
-        self.folder = self.desk.folder("faults")
+        self.folder = self.harness.folder("faults")
         self.inside = f"/scratch/{self.folder.name}"
-        self.stories: dict[int, Story] = {}
-        self.heals: list[Callable[[], None]] = []
+        self.expected: dict[int, JobExpectation] = {}
+        self.repairs: list[Callable[[], None]] = []
         """What ends a fault, before all has to be quiet again."""
-        self.amends: list[tuple[int, Callable[[], None]]] = []
+        self.undo_later: list[tuple[int, Callable[[], None]]] = []
         """What people undo, after so many faults more."""
-        self._heard = 0
+        self._log_read = 0
         self._clean()
         self.spool = f"{SMALL}/spool"
         self._database()
-        (self.folder / CALM).touch()
+        (self.folder / QUIET).touch()
         start_s = 40 if torch else 12
         spool = "" if own else f'spool = "{self.spool}"'
         scope = "own" if own else "all"
         text = SETTINGS.format(
-            database=self.database, scope=scope, policy=Restless.name, inside=self.inside, spool=spool, start_s=start_s
+            database=self.database,
+            scope=scope,
+            policy=RandomPolicy.name,
+            inside=self.inside,
+            spool=spool,
+            start_s=start_s,
         )
         (self.folder / "ones.toml").write_text(text)
         self.settings = f"{self.inside}/ones.toml"
@@ -217,42 +222,45 @@ class Stage:
         return self._disks[f"/{place}"].joinpath(*rest)
 
     def _start(self) -> subprocess.Popen[str]:
-        command = [self.cluster.python, "-m", "tests.endtoend.restless", self.inside]
+        command = [self.cluster.python, "-m", "tests.endtoend.random_policy", self.inside]
         command = [*command, "--config", self.settings, "--act", "--verbose"]
-        return self.desk.start(command, self.settings, user=self.user, cwd=paths.REPOSITORY)
+        return self.harness.start(command, self.settings, user=self.user, cwd=paths.REPOSITORY)
 
     def store(self) -> Store:
         """What the companion remembers."""
         return Store.open(self.database_outside, "here", read_only=True)
 
-    def words(self) -> str:
-        """What companions have said since the last call of `listen`."""
+    def companion_log(self) -> str:
+        """What companions have said since the last call of `skip_log`."""
         path = self.folder / "companion.log"
         with path.open("rb") as log:
-            log.seek(self._heard)
+            log.seek(self._log_read)
             return log.read().decode(errors="replace")
 
-    def listen(self) -> None:
-        self._heard = (self.folder / "companion.log").stat().st_size
+    def skip_log(self) -> None:
+        self._log_read = (self.folder / "companion.log").stat().st_size
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
     def populate(self) -> None:
         """Submit what is missing: five elastic jobs, and once those that are nobody's to touch."""
-        if not self.stories:
+        if not self.expected:
             bobs = ("--comment=" + ELASTIC,)
             untouched = [
-                (self._light("--comment=gpus=1-16, but not for ones", "--nodelist=n1"), Story("stranger", "alice")),
-                (self._rigid("--nodelist=n1", "--gres=gpu:1"), Story("rigid", "bob")),
+                (
+                    self._light("--comment=gpus=1-16, but not for ones", "--nodelist=n1"),
+                    JobExpectation("stranger", "alice"),
+                ),
+                (self._rigid("--nodelist=n1", "--gres=gpu:1"), JobExpectation("rigid", "bob")),
             ]
             if self.own:
-                untouched.append((self._light(*bobs, "--nodelist=n1", user="bob"), Story("bobs", "bob")))
-            for job_id, story in untouched:
-                story.first = self.desk.wait(job_id, lambda job: job.running, "running")
-                self.stories[job_id] = story
+                untouched.append((self._light(*bobs, "--nodelist=n1", user="bob"), JobExpectation("bobs", "bob")))
+            for job_id, expected in untouched:
+                expected.first = self.harness.wait(job_id, lambda job: job.running, "running")
+                self.expected[job_id] = expected
         while len(self.elastic()) < 5:
             count = len(self.elastic())
-            full = not any(story.full for story in self.elastic().values())
+            full = not any(expected.full for expected in self.elastic().values())
             if full:
                 self.outside(FULL).joinpath("ballast").unlink(missing_ok=True)
                 job_id = self._light(f"--comment={ELASTIC}", f"--chdir={FULL}/alice", "--output=/dev/null")
@@ -260,23 +268,25 @@ class Stage:
                 job_id = self._trains()
             else:
                 job_id = self._light(f"--comment={ELASTIC}")
-            self.stories[job_id] = Story("elastic", "alice", full=full)
+            self.expected[job_id] = JobExpectation("elastic", "alice", full=full)
 
-    def elastic(self) -> dict[int, Story]:
+    def elastic(self) -> dict[int, JobExpectation]:
         """The jobs that the companion looks after."""
-        return {id_: story for id_, story in self.stories.items() if story.role == "elastic" and not story.over}
+        return {
+            id_: expected for id_, expected in self.expected.items() if expected.role == "elastic" and not expected.done
+        }
 
     def _spooled(self) -> dict[str, str]:
         return {} if self.own else {"ONES_SPOOL": self.spool}
 
     def _light(self, *options: str, user: str = "alice") -> int:
         env = {"LIGHT_AGAIN": "1", "LIGHT_STEP_S": "0.2", **self._spooled()}
-        return self.desk.light(*options, user=user, **env)
+        return self.harness.light(*options, user=user, **env)
 
     def _trains(self) -> int:
         arguments = ("--epochs", "100000", "--samples", "640", "--batch", "16", "--step-ms", "200")
         options = ("--comment=ones: gpus=1-2 batch=16-32",)
-        return self.desk.submit(str(TRAIN), *arguments, options=options, **self._spooled())
+        return self.harness.submit(str(TRAIN), *arguments, options=options, **self._spooled())
 
     def _rigid(self, *options: str) -> int:
         command = ["sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", "exec sleep 86400"]
@@ -293,8 +303,8 @@ class Stage:
 
     def directory(self, job_id: int) -> Path:
         """The host's name of a job's directory."""
-        story = self.stories[job_id]
-        home = self.outside(f"{FULL}/alice") if story.full else self.cluster.home(story.user)
+        expected = self.expected[job_id]
+        home = self.outside(f"{FULL}/alice") if expected.full else self.cluster.home(expected.user)
         return home / directory_name(job_id)
 
     def pids(self, job_id: int) -> list[int]:
@@ -320,11 +330,11 @@ class Stage:
 
     # -- moments -------------------------------------------------------------------------------------------------
 
-    def calm(self, on: bool) -> None:
+    def set_quiet(self, on: bool) -> None:
         if on:
-            (self.folder / CALM).touch()
+            (self.folder / QUIET).touch()
         else:
-            (self.folder / CALM).unlink(missing_ok=True)
+            (self.folder / QUIET).unlink(missing_ok=True)
 
     def await_gate(self, at: str, patience_s: float) -> int | None:
         """Wait until a companion stands at that gate; the job whose resize it is, None where nobody came."""
@@ -357,4 +367,4 @@ class Stage:
         """Take down all but the cluster."""
         for companion in self.companions:
             companion.end()
-        self.desk.clear()
+        self.harness.clear()

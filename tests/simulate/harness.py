@@ -35,7 +35,7 @@ class Sleep:
         return self.stop_s
 
 
-class Desk:
+class Harness:
     """Four nodes of four GPUs, and somebody who submits."""
 
     def __init__(
