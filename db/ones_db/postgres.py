@@ -82,7 +82,7 @@ class PostgreSQL:
             )
         except ModuleNotFoundError:
             raise StoreError(
-                f"{self.place}: PostgreSQL needs psycopg, which is missing; run pip install 'slurm-ones[postgres]'"
+                f"{self.place}: PostgreSQL needs psycopg, which is missing; run pip install 'ones-db[postgres]'"
             ) from None
 
         @event.listens_for(engine, "connect")

@@ -90,10 +90,28 @@ except StoreError as error:
 """
 
 
+UNMIGRATED = """
+import sys
+sys.modules["alembic"] = None
+from ones_db import StoreError, migrate
+try:
+    migrate.upgrade(sys.argv[1])
+except StoreError as error:
+    print(error)
+"""
+
+
+def test_without_alembic(tmp_path: Path) -> None:
+    """Protects a notebook from a tool that it does not need, and tells who upgrades what to install."""
+    order = [sys.executable, "-c", UNMIGRATED, f"sqlite:///{tmp_path}/ones.sqlite"]
+    done = subprocess.run(order, capture_output=True, text=True, check=False)
+    assert "pip install 'ones-db[migrate]'" in done.stdout, done.stderr
+
+
 def test_without_psycopg() -> None:
     """Protects sites with SQLite alone from a driver they do not need, and tells others what to install."""
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
-    assert "pip install 'slurm-ones[postgres]'" in done.stdout, done.stderr
+    assert "pip install 'ones-db[postgres]'" in done.stdout, done.stderr
 
 
 def test_many_rows_some_of_them_twice(store: Store, url: str) -> None:

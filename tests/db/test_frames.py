@@ -20,7 +20,7 @@ from ones_db.views import VIEWS
 from tests.db.make import hello, report, run, throughput
 from tests.db.test_views import fill
 
-EXAMPLE = Path(__file__).parents[2] / "db" / "examples" / "throughput.ipynb"
+EXAMPLE = Path(__file__).parents[2] / "db" / "ones_db" / "examples" / "throughput.ipynb"
 
 
 def test_every_view_is_a_method_that_says_what_it_tells() -> None:

@@ -265,4 +265,13 @@ class TestCommand:
         """Names the extra that has it."""
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         done = call(filled, "scaling", "--format", "parquet", "--output", str(tmp_path / "x"))
-        assert done.exit_code == 2 and "slurm-ones[notebook]" in done.stderr
+        assert done.exit_code == 2 and "ones-db[notebook]" in done.stderr
+
+    def test_a_saved_query_by_its_name(self, filled: str) -> None:
+        """Protects the questions that documents answer by name; whoever asks for nothing sees them listed."""
+        done = call(filled, "why", "--param", "job_id=7", "--format", "json")
+        assert [row["reason"] for row in json.loads(done.stdout)] == ["reason 7"]
+        listed = call(filled)
+        assert "fastest_size" in listed.stdout and "decisions_explained" in listed.stdout
+        unknown = call(filled, "whyy")
+        assert unknown.exit_code == 2 and "no view or saved query is called 'whyy'" in unknown.stderr
