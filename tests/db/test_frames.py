@@ -63,7 +63,7 @@ def test_times_and_conditions(store: Store, url: str) -> None:
 def test_without_pandas(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names the extra that has it."""
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(StoreError, match=r"slurm-ones\[notebook\]"):
+    with pytest.raises(StoreError, match=r"ones-db\[notebook\]"):
         ones_db.connect(sqlite_url)
 
 

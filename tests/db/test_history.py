@@ -247,7 +247,7 @@ def test_what_is_remembered_is_what_is_there(store: Store, url: str) -> None:
             noise = rng.choice((None, float(step)))
             samples = [throughput(n, time=float(step), batch=rng.choice((64, 128)), noise=noise, progress=noise)]
             ends = [epoch(n + 1, rng.randrange(4), time=float(step))]
-            first = hello(epoch=rng.randrange(3), gpus_per_node=restart + 1) if n == 3 else None
+            first = [hello(epoch=rng.randrange(3), gpus_per_node=restart + 1)] if n == 3 else []
             report(writer, which, restart, hello=first, throughput=samples, epochs=ends, offset=n, number=n + 2)
             if step % 20 == 19:
                 writer.record_jobs([job(which, state="COMPLETED", end_time=float(step))])

@@ -269,8 +269,8 @@ class TestCommand:
 
     def test_a_saved_query_by_its_name(self, filled: str) -> None:
         """Protects the questions that documents answer by name; whoever asks for nothing sees them listed."""
-        done = call(filled, "why", "--param", "job_id=7", "--format", "json")
-        assert [row["reason"] for row in json.loads(done.stdout)] == ["reason 7"]
+        done = call(filled, "learning_curve", "--param", "job_id=7", "--format", "json")
+        assert [row["epoch"] for row in json.loads(done.stdout)] == [0, 1, 2]
         listed = call(filled)
         assert "fastest_size" in listed.stdout and "decisions_explained" in listed.stdout
         unknown = call(filled, "whyy")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from ones_db import RunReports, Store, ThroughputRecord, maintenance, retention
+from ones_db import ReportLine, RunReports, Store, maintenance, retention
 from ones_db.maintenance import Ages, maintain
 from ones_db.tables import THROUGHPUT
 from slurm_ones.learn.knowledge import Learner
@@ -234,7 +234,7 @@ def test_random_reports(store: Store) -> None:
     """Protects sums and kept samples whatever order times and batches come in."""
     rng = random.Random(7)
     store.record_jobs([job(1)])
-    found: list[ThroughputRecord] = []
+    found: list[ReportLine] = []
     for n in range(2, 800):
         found.append(
             throughput(

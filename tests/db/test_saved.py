@@ -64,4 +64,5 @@ def test_every_released_schema_is_upgraded(saved: tuple[str, str]) -> None:
 
 def test_the_present_schema_knows_where_it_came_from() -> None:
     """Protects from a release whose database nobody kept."""
-    assert {path.suffix for path in SAVED.glob("0004.*")} == {".sqlite", ".sql"}
+    for schema in ("0004", "0008"):
+        assert {path.suffix for path in SAVED.glob(f"{schema}.*")} == {".sqlite", ".sql"}

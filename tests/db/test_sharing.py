@@ -18,12 +18,13 @@ from tests.db.make import ask, change, job, report, resized_job, throughput
 
 WRITER = """
 import sys
-from ones_db import ResizeRecord, RunReports, Store, ThroughputRecord
+from ones_db import ReportLine, ResizeRecord, RunReports, Store
+from ones_wrapper.protocol import Throughput
 
 store = Store.open(sys.argv[1], "gres")
 number = store.begin_resize(ResizeRecord(1, 0, 1, 1, 64, 1, 4, 256, "ordered", 0.0)).id
 for n in range(2, 10**9):
-    samples = [line(10 * n + k, Throughput(0, n, 0, 64, 1.0, 64, 1.0), 1.0) for k in range(10)]
+    samples = [ReportLine(10 * n + k, 1.0, Throughput(0, n, 0, 64, 1.0, 64, 1.0)) for k in range(10)]
     store.add_reports([RunReports(1, 0, 100 * n, 10 * n + 9, lines=samples)])
     print("reports", n, flush=True)
     store.step_resize(number, f"state {n}", time=float(n), order_number=n)
