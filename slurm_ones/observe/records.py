@@ -48,7 +48,7 @@ def job_record(elastic: Elastic, note: str) -> JobRecord:
         work_dir=plain(job.work_dir, 4096),
         restart=job.restart,
         elastic=not elastic.refusal,
-        refusal=elastic.refusal,
+        refusal=str(elastic.refusal or ""),
         state=job.state.value,
         end_time=job.end_time if job.ended else None,
         exit_code=job.exit_code if job.ended else None,
