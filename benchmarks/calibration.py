@@ -30,7 +30,7 @@ from slurm_ones.learn.throughput import MeasuredThroughput
 from slurm_ones.schedule.policy import ClusterView, JobView, Policy, Schedule
 from slurm_ones.schedule.tables import build_tables
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.simulate.engines.companion_engine import MOST_S, Complaints, companion_settings
+from slurm_ones.simulate.engines.companion_engine import MOST_S, WarningLog, companion_settings
 from slurm_ones.simulate.engines.world import ClusterSpec, VirtualStop, World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Application
@@ -93,7 +93,7 @@ class Watched:
         stage = STAGES[bisect(ENDS, self._world.ended)]
         for job in jobs:
             training = self._world.trainings[job.job_id]
-            progress, total = training.position.progress, training.course.total
+            progress, total = training.position.progress, training.curve.total
             measured = isinstance(job.model, MeasuredThroughput) and len(job.model.fit.misfit) > 0
             moment = (job.job_id, int(10 * progress / total), measured)
             if moment in self._seen:
@@ -129,11 +129,11 @@ def simulate(mix: str, jobs: int, gpus: int, seed: int, found: Found) -> None:
     """One workload to its end, with the companion and its defaults."""
     work = generate(mix, jobs=jobs, seed=seed, gpus=gpus, gpus_per_node=PER_NODE)
     spec = ClusterSpec(gpus // PER_NODE, PER_NODE)
-    with tempfile.TemporaryDirectory(prefix="slurm-ones-") as name, Complaints().listening() as heard:
+    with tempfile.TemporaryDirectory(prefix="slurm-ones-") as name, WarningLog().recording() as log:
         directory = Path(name)
         told = companion_settings(spec, directory, {}, tick_s=TICK_S, policy="ones", seed=seed)
         world = World(work, spec, directory, ClusterSettings(), seed=seed)
-        stop = VirtualStop(world, TICK_S, told.resize.advance_s, heard.check)
+        stop = VirtualStop(world, TICK_S, told.resize.advance_s, log.check)
         watched = Watched(make_policy("ones"), world, found)
 
         def on_tick(tick: Tick) -> None:
@@ -147,7 +147,7 @@ def simulate(mix: str, jobs: int, gpus: int, seed: int, found: Found) -> None:
             clock, sleep = world.timeline, world.pass_time
             companion = Companion(told, world.client, store, clock=clock, make=lambda: watched)
             Daemon(lambda: companion, clock=clock, sleep=sleep).run(stop, on_tick)
-            heard.check()
+            log.check()
     for quantity, stage, job_id, predicted, done, low, high in watched.work:
         training = world.trainings[job_id]
         true = training.position.progress / training.application.dataset - done

@@ -26,8 +26,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ones_wrapper.api import join
 from ones_wrapper.checkpoint import Checkpoints, Failed, Progress, Saved, State
-from ones_wrapper.group import Group, join
+from ones_wrapper.group import Group
 
 WIDTH = 1024
 

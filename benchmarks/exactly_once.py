@@ -21,7 +21,7 @@ import torch
 from rich.progress import track
 from torch.utils.data import TensorDataset
 
-from ones_wrapper.data import Feed
+from ones_wrapper.data.feed import Feed
 
 WITH_WORKERS = 0.02
 """Share of the histories that fetch with worker processes, which take long to start."""

@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from ones_db import Store, migrate
-from ones_db.leader_lock import LeadLock
+from ones_db.leader_lock import LeaderLock
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import Settings
 from slurm_ones.service.daemon import Daemon
@@ -50,7 +50,7 @@ class Quiet:
 def companion(url: str, tick_s: float) -> None:
     """One companion, as `slurm-ones run` makes it; each tick is a line."""
     settings = Settings(tick_s=tick_s)
-    with LeadLock(url, CLUSTER) as lock:
+    with LeaderLock(url, CLUSTER) as lock:
         lead = Leadership(lock, settings.interval_s, say=lambda line: print(line, flush=True))
 
         def make() -> Companion:

@@ -34,7 +34,7 @@ from slurm_ones.learn import knowledge, progress, throughput
 from slurm_ones.observe import observer
 from slurm_ones.observe.validator import Judged
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.simulate.engines.companion_engine import MOST_S, Complaints, companion_settings
+from slurm_ones.simulate.engines.companion_engine import MOST_S, WarningLog, companion_settings
 from slurm_ones.simulate.engines.world import ClusterSpec, VirtualStop, World, job_outcome, run_segments
 from slurm_ones.simulate.slurm.simulated_job import Request
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
@@ -180,7 +180,7 @@ class LyingFiles(JobFiles):
             super().report(time, said)
 
 
-class Court(World):
+class LyingWorld(World):
     """A world in which some submissions are one user's, who lies."""
 
     def __init__(
@@ -238,11 +238,11 @@ def simulate(work: Workload, gpus: int, seed: int, lie: type[Liar], settings: Ma
     spec = ClusterSpec(gpus // PER_NODE, PER_NODE)
     drawn = np.random.default_rng([seed, 17]).permutation(len(work.submissions))[: len(work.submissions) // SHARE]
     mine = frozenset(work.submissions[i].name for i in drawn)
-    with tempfile.TemporaryDirectory(prefix="slurm-ones-") as name, Complaints().listening() as heard:
+    with tempfile.TemporaryDirectory(prefix="slurm-ones-") as name, WarningLog().recording() as log:
         directory = Path(name)
         told = companion_settings(spec, directory, settings, tick_s=TICK_S, policy="ones", seed=seed)
-        world = Court(work, spec, directory, seed, mine, lie)
-        stop = VirtualStop(world, TICK_S, told.resize.advance_s, heard.check)
+        world = LyingWorld(work, spec, directory, seed, mine, lie)
+        stop = VirtualStop(world, TICK_S, told.resize.advance_s, log.check)
 
         def on_tick(tick: Tick) -> None:
             stop.ticked()
@@ -254,7 +254,7 @@ def simulate(work: Workload, gpus: int, seed: int, lie: type[Liar], settings: Ma
         with Store.open(url, told.cluster) as store:
             companion = Companion(told, world.client, store, clock=world.timeline)
             Daemon(lambda: companion, clock=world.timeline, sleep=world.pass_time).run(stop, on_tick)
-            heard.check()
+            log.check()
         jobs = [job_outcome(world, submission, []) for submission in work.submissions]
         segments = list(run_segments(world))
     spans = {job.name: (job.submitted, job.submitted + job.jct_s) for job in jobs}

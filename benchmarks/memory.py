@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from ones_db import Store, migrate
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.simulate.engines.companion_engine import Complaints, companion_settings, memory
+from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, fast_directory
 from slurm_ones.simulate.engines.world import ClusterSpec, VirtualStop, World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.workloads.generate import generate, offered
@@ -90,11 +90,14 @@ def measure(ticks: int, *, interval_s: float, nodes: int, gpus: int, policy: str
     share = LOAD / offered(workload, spec.gpus, gpus)
     workload = replace(workload, submissions=tuple(replace(s, epochs=share) for s in workload.submissions))
     samples = Samples(ticks, trace)
-    with tempfile.TemporaryDirectory(prefix="ones-memory-", dir=memory()) as name, Complaints().listening() as heard:
+    with (
+        tempfile.TemporaryDirectory(prefix="ones-memory-", dir=fast_directory()) as name,
+        WarningLog().recording() as log,
+    ):
         directory = Path(name)
         settings = companion_settings(spec, directory, {}, tick_s=interval_s, policy=policy, seed=seed)
         world = World(workload, spec, directory, ClusterSettings(), seed=seed)
-        stop = VirtualStop(world, interval_s, settings.resize.advance_s, heard.check)
+        stop = VirtualStop(world, interval_s, settings.resize.advance_s, log.check)
         done = ended = 0
 
         def on_tick(tick: Tick) -> None:
@@ -115,7 +118,7 @@ def measure(ticks: int, *, interval_s: float, nodes: int, gpus: int, policy: str
         with Store.open(url, settings.cluster) as store:
             companion = Companion(settings, world.client, store, clock=world.timeline)
             Daemon(lambda: companion, clock=world.timeline, sleep=world.pass_time).run(stop, on_tick)
-        heard.check()
+        log.check()
     return samples
 
 

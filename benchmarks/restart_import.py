@@ -33,7 +33,7 @@ optimizer.zero_grad()
 def forked(script: Path, ranks: int, env: dict[str, str]) -> None:
     """The node launcher: one import, then forks."""
     place = {"ONES_NODES": "1", "ONES_GPUS_PER_NODE": str(ranks), "ONES_JOB_DIR": str(script.parent)}
-    subprocess.run([sys.executable, "-m", "ones_wrapper.node", str(script)], env=env | place, check=True)
+    subprocess.run([sys.executable, "-m", "ones_wrapper.launch.node", str(script)], env=env | place, check=True)
 
 
 def separate(script: Path, ranks: int, env: dict[str, str]) -> None:

@@ -21,11 +21,11 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from slurm_ones.decide.drl.network import SIZE, Network, random_network
-from slurm_ones.decide.drl.search import Drl, Game
+from slurm_ones.decide.drl.drl import Drl, Game
+from slurm_ones.decide.drl.perceptron import SIZE, Network, random_network
 from slurm_ones.decide.drl.steps import ASKED_LEFT, CONTEXT, Steps
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Policy, Schedule, ThroughputModel
-from slurm_ones.simulate.engines.idealized import plain_cluster, run_plain
+from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
 from slurm_ones.simulate.workloads.generate import generate
 from slurm_ones.simulate.workloads.workload import Workload
 
@@ -294,7 +294,7 @@ def training_task(number: int, seed: int) -> Task:
     mix = str(rng.choice(["philly", "uniform", "ones-sc21"], p=[0.5, 0.2, 0.3]))
     jobs, load = int(rng.integers(4, 7)) * nodes, float(rng.uniform(0.5, 2.0))
     workload = generate(mix, jobs=jobs, seed=FIRST_SEED["train"] + 1000 * seed + number, load=load, gpus=4 * nodes)
-    cluster = plain_cluster(nodes, 4, uniform=bool(rng.random() < 0.5))
+    cluster = idealized_cluster(nodes, 4, uniform=bool(rng.random() < 0.5))
     return Task(workload, cluster, 10.0 if mix == "ones-sc21" else float(rng.choice([60.0, 120.0])))
 
 
@@ -302,14 +302,14 @@ def kept_task(purpose: str, number: int) -> Task:
     """A workload that is not trained on, kept for a purpose; every other one is of ONES' own mix."""
     seed = FIRST_SEED[purpose] + number
     if number % 2:
-        return Task(generate("ones-sc21", jobs=50, seed=seed, gpus=64), plain_cluster(16, 4, uniform=True), 10.0)
-    return Task(generate("philly", jobs=60, seed=seed, gpus=32), plain_cluster(8, 4, uniform=True), 60.0)
+        return Task(generate("ones-sc21", jobs=50, seed=seed, gpus=64), idealized_cluster(16, 4, uniform=True), 10.0)
+    return Task(generate("philly", jobs=60, seed=seed, gpus=32), idealized_cluster(8, 4, uniform=True), 60.0)
 
 
 def mean_jct(policy: Policy, task: Task) -> float:
     """Of all jobs; those that have not ended when it is given up count as if they had then."""
     end = task.workload.submissions[-1].time + 2000 * task.interval_s
-    outcome = run_plain(policy, task.workload, task.cluster, interval_s=task.interval_s, most_s=end)
+    outcome = run_idealized(policy, task.workload, task.cluster, interval_s=task.interval_s, most_s=end)
     return float(np.mean([(end if job.ended is None else job.ended) - job.submitted for job in outcome.jobs]))
 
 
@@ -345,7 +345,7 @@ def train(seed: int, minutes: float, *, every_s: float = 120.0, report: bool = T
         for _ in range(ROLLOUTS):
             policy, luck = Sampling(network, task.interval_s), int(rng.integers(2**31))
             with suppress(Enough):
-                run_plain(policy, task.workload, task.cluster, interval_s=task.interval_s, seed=luck)
+                run_idealized(policy, task.workload, task.cluster, interval_s=task.interval_s, seed=luck)
             rollouts.append(policy.rounds)
         part = min(spent / (60.0 * minutes), 1.0)
         slope = gradient(network, rollouts, ENTROPY[0] * (ENTROPY[1] / ENTROPY[0]) ** part)

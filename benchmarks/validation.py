@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 from slurm_ones.decide import make_policy
-from slurm_ones.simulate.engines.idealized import plain_cluster, run_plain
+from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
 from slurm_ones.simulate.workloads.profiles import BadInput, read_profiles
 from slurm_ones.simulate.workloads.workload import Workload, read_workload
 
@@ -74,7 +74,9 @@ def run(case: Case, workload: Workload, number: int) -> Figure:
     """The study's run of it."""
     began = time.perf_counter()
     policy = make_policy(case.policy, **case.options)
-    outcome = run_plain(policy, workload, plain_cluster(16, 4), interval_s=60.0, resize_s=30.0, spread=case.spread)
+    outcome = run_idealized(
+        policy, workload, idealized_cluster(16, 4), interval_s=60.0, resize_s=30.0, spread=case.spread
+    )
     mean = float(np.mean([job.jct_s for job in outcome.jobs]))
     known = case.makespan_s[number]
     return Figure(

@@ -17,15 +17,13 @@ from slurm_ones.act.stale_holds import release_stale_holds
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.decide import make_policy
 from slurm_ones.learn.knowledge import Learner
-from slurm_ones.observe.drain_reports import DrainReports
-from slurm_ones.observe.observer import Observation, Observer
-from slurm_ones.observe.stopfile import StopFile
+from slurm_ones.observe.eligibility import Observation
+from slurm_ones.observe.observer import DrainReports, Observer, StopFile
 from slurm_ones.rules.gate import Round
 from slurm_ones.rules.plan import Change
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
 from slurm_ones.schedule.policy import Policy
-from slurm_ones.slurm.client import SlurmClient
-from slurm_ones.slurm.leader_only import LeaderOnlyClient
+from slurm_ones.slurm.client import LeaderOnlyClient, SlurmClient
 
 
 @dataclass(frozen=True)
@@ -98,8 +96,8 @@ class Companion:
         """One round. Raises `Unreachable` when Slurm does not answer."""
         started = time.monotonic()
         self._actor.advance()
-        self._stop_file.look(self._clock())
-        seen = self._observer.look()
+        self._stop_file.check(self._clock())
+        seen = self._observer.observe()
         release_stale_holds(seen.snapshot.jobs.values(), self._client, self._store)
         round_ = Round.build(seen, self._learn(seen), self.settings, self._store.open_resizes(), self._clock())
         decided = self._decide(round_)

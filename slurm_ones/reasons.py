@@ -140,10 +140,6 @@ class Reason:
         """The sentence, for a job's owner."""
         return render(self.code, dict(self.arguments))
 
-    def stored(self) -> tuple[str, dict[str, Argument], str]:
-        """Code, arguments and sentence, as the database keeps them (`ones_db.ReasonRecord`)."""
-        return self.code, dict(self.arguments), str(self)
-
 
 def reason(code: str, **arguments: Argument) -> Reason:
     """The reason of that code. Raises KeyError for a code, or an argument, that `SENTENCES` does not know or lacks."""

@@ -11,7 +11,6 @@ from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 
 from ones_db.errors import StoreError
-from ones_db.records import LeaderRecord
 
 BUSY_S = 30.0
 """How long a call waits for another process's write to end."""
@@ -27,27 +26,6 @@ TOO_LARGE = "a number beyond 64 bits cannot be stored"
 def this_process() -> str:
     """What this process is called where it leads: host:process id."""
     return f"{socket.gethostname()}:{os.getpid()}"
-
-
-class Seat(Protocol):
-    """A lock that one process has at a time, of all that lead one cluster over one database. It is free as soon as its
-    holder is gone, however that ended."""
-
-    def take(self) -> bool:
-        """Take it if it is free; returns whether this one has it. Raises `StoreError` where nobody can say."""
-
-    def check(self, term: int) -> None:
-        """Raise `NotLeader` unless this one has it at this moment, and that term is the newest."""
-
-    def beat(self, term: int, now: float) -> bool:
-        """Write down that its holder lives, and return whether that term is the newest. Raises `StoreError`."""
-
-    def free(self) -> None:
-        """Give it up, if this one has it. Raises nothing."""
-
-    def oust(self, leader: LeaderRecord) -> bool:
-        """End the sessions of a holder that hangs, if it still is what `leader` says; returns whether anything can be
-        ended here. Raises `StoreError` where we may not."""
 
 
 class Backend(Protocol):
@@ -91,6 +69,3 @@ class Backend(Protocol):
 
     def renumber(self, connection: Connection, table: Table) -> None:
         """Let the table's own keys go on behind the highest, after rows came with theirs."""
-
-    def seat(self, cluster: str, key: int) -> Seat:
-        """The lock of those who lead a cluster (its name, and its clusters.id), not taken yet."""

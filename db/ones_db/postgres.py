@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.util import immutabledict
 
 from ones_db import backend
-from ones_db.backend import TOO_LARGE, UPGRADE, Mode, Seat, this_process
+from ones_db.backend import TOO_LARGE, UPGRADE, Mode, this_process
 from ones_db.copying import copied, stream_of
 from ones_db.errors import SchemaError, StoreBusy, StoreError, StoreLost
 
@@ -172,12 +172,6 @@ class PostgreSQL:
             )
         # When the transaction fails, the next one looks again.
         event.listen(connection, "commit", lambda _: self._months.update(months), once=True)
-
-    def seat(self, cluster: str, key: int) -> Seat:
-        # It asks through the engines that are made here.
-        from ones_db.session_seat import SessionSeat
-
-        return SessionSeat(self.engine("write"), key, named, named(this_process()))
 
     def insert(self, table: Table) -> Any:
         return insert(table)

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from ones_db import backend
-from ones_db.backend import UPGRADE, Mode, Seat
+from ones_db.backend import UPGRADE, Mode
 from ones_db.errors import SchemaError, StoreBusy, StoreError
 
 _MODES = {"read": "ro", "write": "rw", "upgrade": "rwc"}
@@ -138,12 +138,6 @@ class SQLite:
 
     def make_room(self, connection: Connection, runs: Sequence[int] | None = None) -> None:
         """A file takes rows as they come."""
-
-    def seat(self, cluster: str, key: int) -> Seat:
-        # It asks through the engines that are made here.
-        from ones_db.file_seat import FileSeat
-
-        return FileSeat(self.path, self.engine("write"), cluster, key)
 
     def insert(self, table: Table) -> Any:
         return insert(table)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, NotLeader, ResizeRecord, Store
+from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, NotLeader, ReasonRecord, ResizeRecord, Store
 from ones_wrapper.protocol import Order
 from slurm_ones.act.advice import commands, waiting_commands
 from slurm_ones.act.deferrals import Deferrals
@@ -15,8 +15,8 @@ from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import HOLDS_JOB, State, first_state
 from slurm_ones.config import Settings
-from slurm_ones.observe.observer import Observation
-from slurm_ones.reasons import Reason, reason
+from slurm_ones.observe.eligibility import Observation
+from slurm_ones.reasons import reason
 from slurm_ones.rules.gate import JobRules, Round
 from slurm_ones.rules.plan import Change, Plan, plan
 from slurm_ones.schedule.policy import Schedule
@@ -216,12 +216,12 @@ def _record(job: JobRules, schedule: Schedule, made: Plan, acted: bool) -> Decis
         nodes=allocation.shape.nodes if allocation else None,
         gpus_per_node=allocation.shape.gpus_per_node if allocation else None,
         batch=allocation.batch if allocation else None,
-        reason=_stored(schedule.reasons.get(job_id, elastic.refusal)),
+        reason=ReasonRecord.of(schedule.reasons.get(job_id, elastic.refusal)),
         from_nodes=elastic.shape.nodes if running else None,
         from_gpus_per_node=elastic.shape.gpus_per_node if running else None,
         from_batch=job.history.batch if running and job.history else None,
         acted=acted,
-        outcome=_stored(made.outcomes.get(job_id) or schedule.refused.get(job_id)),
+        outcome=ReasonRecord.of(made.outcomes.get(job_id) or schedule.refused.get(job_id)),
         alternatives=tuple(
             AlternativeRecord(one.shape.nodes, one.shape.gpus_per_node, one.batch, worth)
             if one is not None
@@ -229,7 +229,3 @@ def _record(job: JobRules, schedule: Schedule, made: Plan, acted: bool) -> Decis
             for one, worth in schedule.weighed.get(job_id, ())
         ),
     )
-
-
-def _stored(why: Reason | None) -> str:
-    return str(why) if why is not None else ""

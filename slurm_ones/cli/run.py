@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from ones_db import Store, StoreBusy, StoreError, StoreLost, migrate
-from ones_db.leader_lock import LeadLock
+from ones_db.leader_lock import LeaderLock
 from slurm_ones.cli.acted import note
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, settings_of
 from slurm_ones.companion import Companion, Tick, policy_of
@@ -22,9 +22,9 @@ from slurm_ones.config import ConfigError, Settings
 from slurm_ones.report.text import plain
 from slurm_ones.service import logs
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.service.health import Gauges, Health, words
+from slurm_ones.service.health import Health, serve, summary
 from slurm_ones.service.leadership import Leadership
-from slurm_ones.service.reload import Current
+from slurm_ones.service.reload import ReloadableSettings
 from slurm_ones.service.systemd import Notifier
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.connect import connect
@@ -71,21 +71,14 @@ def jitter() -> float:
     return random.uniform(1 - JITTER, 1 + JITTER)
 
 
-def _gauges(port: int | None) -> Gauges | None:
-    if port is None:
-        return None
-    from slurm_ones.service.metrics import serve
-
-    return serve(port)
-
-
 class _Service:
     """One start of the companion, and what people and systemd tell it meanwhile."""
 
-    def __init__(self, notifier: Notifier, read: Callable[[], Settings], last: logs.Last) -> None:
+    def __init__(self, notifier: Notifier, read: Callable[[], Settings], last: logs.LastErrorHandler) -> None:
         self.notifier = notifier
-        self.current = Current(read)
-        self.health = Health(self.notifier, last, gauges=_gauges(self.current.settings.metrics_port))
+        self.current = ReloadableSettings(read)
+        port = self.current.settings.metrics_port
+        self.health = Health(self.notifier, last, metrics=serve(port) if port is not None else None)
         self.stop = threading.Event()
         self._again = threading.Event()
 
@@ -124,17 +117,17 @@ class _Service:
             self.stop.wait(min(seconds, 10.0))
             seconds -= 10.0
 
-    def pulse(self, store: Store, daemon: Daemon) -> None:
+    def watchdog_ping(self, store: Store, daemon: Daemon) -> None:
         """At each turn of the daemon's loop."""
         if self._again.is_set():
             self._again.clear()
             self._read_again(store, daemon)
-        self.health.pulse()
+        self.health.watchdog_ping()
 
     def _read_again(self, store: Store, daemon: Daemon) -> None:
         self.notifier.reloading()
         try:
-            changed = self.current.again()
+            changed = self.current.reload()
         except ConfigError as error:
             told = "; ".join(str(error).splitlines())
             log.error("settings refused, those before stay in force: %s", told)
@@ -191,7 +184,7 @@ def run(
     service.notifier.ready("starts")
     cluster = settings.cluster or service.patiently(client.config).get("ClusterName", "cluster")
     store = service.patiently(lambda: _store(settings, cluster))
-    lock = service.patiently(lambda: LeadLock(settings.database_url, cluster))
+    lock = service.patiently(lambda: LeaderLock(settings.database_url, cluster))
 
     def lead_said(line: str) -> None:
         _say(f"{lock.holder} {line}")
@@ -219,14 +212,14 @@ def run(
         nonlocal left
         # systemd shows the last one; for the journal those are enough that did something.
         if verbose or tick.begun or not service.notifier.listens:
-            console.print(words(tick), markup=False, soft_wrap=True)
+            console.print(summary(tick), markup=False, soft_wrap=True)
         service.health.ticked(tick)
         left -= 1
         if ticks and left == 0:
             service.stop.set()
 
     with lock:
-        daemon = Daemon(make, lead=lead, pulse=lambda: service.pulse(store, daemon), jitter=jitter)
+        daemon = Daemon(make, lead=lead, watchdog_ping=lambda: service.watchdog_ping(store, daemon), jitter=jitter)
         daemon.run(service.stop, on_tick)
     _note(store, "run ends")
     leader, open_resizes = store.leader(), store.open_resizes()

@@ -7,7 +7,9 @@ import json as json_format
 import math
 import os
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,14 +24,14 @@ from slurm_ones.simulate import BadInput
 
 # What simulates is imported by the command itself: no other command is to wait for it.
 if TYPE_CHECKING:
-    from slurm_ones.simulate.study.plan import Contender, Plan
-    from slurm_ones.simulate.study.runs import Run, Standing
+    from slurm_ones.simulate.study.plan import Plan, PolicySpec
+    from slurm_ones.simulate.study.runs import PolicySummary, Run, RunProgress
 
 QUICK_MIX = "ones-sc21"
 """Its jobs last minutes, so that decisions every minute would come too seldom."""
 QUICK_S, USUAL_S = 10.0, 60.0
 MOST_ACROSS = 4
-"""Contenders beyond which a terminal's table no longer shows intervals."""
+"""Policies beyond which a terminal's table no longer shows intervals."""
 _CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})")
 
 
@@ -64,12 +66,12 @@ def parse_pairs(where: str, texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def parse_policy(text: str) -> Contender:
+def parse_policy(text: str) -> PolicySpec:
     """A policy and its options, from `name` or `name:option=value,…`. Raises `BadInput`."""
-    from slurm_ones.simulate.study.plan import Contender
+    from slurm_ones.simulate.study.plan import PolicySpec
 
     name, _, options = text.partition(":")
-    return Contender(text, name, parse_pairs(f"--policy {name}", options.split(",") if options else ()))
+    return PolicySpec(text, name, parse_pairs(f"--policy {name}", options.split(",") if options else ()))
 
 
 def parse_resize_cost(text: str) -> float | None:
@@ -108,8 +110,11 @@ def simulate(
         float | None, typer.Option(help="Seconds between decisions; else 60, and 10 for ones-sc21.")
     ] = None,
     resize_cost: Annotated[str, typer.Option(help="Seconds that a resize stops a job, or: measured.")] = "30",
-    plain_engine: Annotated[
-        bool, typer.Option("--plain", help="The published studies' assumptions: no Slurm, no companion, no noise.")
+    idealized: Annotated[
+        bool,
+        typer.Option(
+            "--idealized", "--plain", help="The published studies' assumptions: no Slurm, no companion, no noise."
+        ),
     ] = False,
     json: Annotated[Path | None, typer.Option(help="Write all figures and jobs to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this file.")] = None,
@@ -122,31 +127,31 @@ def simulate(
     """Compare policies in a simulated cluster: the companion that drives the real Slurm, in virtual time."""
     from slurm_ones.simulate.study.plan import Plan, Source
     from slurm_ones.simulate.study.present import as_json, page
-    from slurm_ones.simulate.study.runs import standings
+    from slurm_ones.simulate.study.runs import summarize
 
     nodes, gpus_per_node = parse_cluster(cluster)
     if interval is None:
         interval = QUICK_S if workload == QUICK_MIX else USUAL_S
     if not (math.isfinite(interval) and interval > 0):
         raise BadInput(f"--interval: {interval} is not above 0")
-    if plain_engine and settings:
-        raise BadInput("--set: the settings are the companion's, and --plain does without it")
+    if idealized and settings:
+        raise BadInput("--set: the settings are the companion's, and --idealized does without it")
     plan = Plan(
         source=Source(workload, profiles, jobs, load, arrivals, hours, rigid),  # type: ignore[arg-type]
-        contenders=tuple(parse_policy(text) for text in policy or ["ones"]),
+        policies=tuple(parse_policy(text) for text in policy or ["ones"]),
         seeds=tuple(range(first_seed, first_seed + seeds)),
         nodes=nodes,
         gpus_per_node=gpus_per_node,
         interval_s=interval,
         resize_s=parse_resize_cost(resize_cost),
-        plain=plain_engine,
+        idealized=idealized,
         settings=parse_pairs("--set", settings or ()),
     )
     _check_outputs(json, html)
     plan.check()
     console.print(plain(_headline(plan), 400), markup=False, soft_wrap=True)
     runs = _run(plan, processes or os.cpu_count() or 1)
-    found = standings(plan, runs)
+    found = summarize(plan, runs)
     _print(found)
     if json is not None:
         json.write_text(json_format.dumps(as_json(plan, found, runs), indent=1, allow_nan=False), encoding="utf-8")
@@ -154,7 +159,7 @@ def simulate(
         from slurm_ones.report.study import write_study
 
         write_study(html, *page(plan, found, runs))
-    failed = [f"{standing.label}: {error}" for standing in found for error in standing.errors]
+    failed = [f"{summary.label}: {error}" for summary in found for error in summary.errors]
     for line in failed:
         errors.print(f"slurm-ones: {plain(line, 1000)}", markup=False, soft_wrap=True)
     if failed:
@@ -168,47 +173,87 @@ def _check_outputs(json: Path | None, html: Path | None) -> None:
             raise BadInput(f"{option}: {path} cannot be written")
     missing = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
     if html is not None and missing:
-        raise BadInput(f"--html needs {' and '.join(missing)}: pip install 'slurm-ones[web]'")
+        raise BadInput(f"--html needs {' and '.join(missing)}: pip install 'slurm-ones[report]'")
 
 
 def _headline(plan: Plan) -> str:
-    seeds = f"seeds {plan.seeds[0]}–{plan.seeds[-1]}" if len(plan.seeds) > 1 else f"seed {plan.seeds[0]}"
-    cost = "as measured of each application" if plan.resize_s is None else seconds(plan.resize_s)
-    jobs = len(plan.workload(plan.seeds[0]).submissions)
-    engine = "the published studies' assumptions" if plan.plain else "the companion on a simulated Slurm"
+    d = plan.description()
     return (
-        f"{plan.source.workload}: {jobs} jobs, {plan.nodes} nodes × {plan.gpus_per_node} GPUs, {seeds}; a decision "
-        f"every {seconds(plan.interval_s)}, a resize costs {cost}; {engine}"
+        f"{d['work']}: {d['jobs']}, {d['cluster']}, seed{'s' * (len(plan.seeds) > 1)} {d['seeds']}; a decision "
+        f"{d['decisions']}, a resize costs {d['a resize']}; {d['engine']}"
     )
 
 
+class ProgressLines:
+    """Progress where there is no terminal: a line when a run ends, and in between one every `EVERY_S` seconds."""
+
+    EVERY_S = 15.0
+
+    def __init__(self, runs: int, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        """`runs` is how many there are in all; `write` takes each line."""
+        self._runs = runs
+        self._write = write
+        self._clock = clock
+        self._began = self._written = clock()
+        self._latest: dict[tuple[str, int], RunProgress] = {}
+
+    def __call__(self, progress: RunProgress) -> None:
+        """See `runs.OnProgress`."""
+        key = progress.policy, progress.seed
+        before = self._latest.get(key)
+        if before is not None and before.finished:
+            return
+        if progress.finished and before is not None:
+            progress = replace(before, finished=True)
+        self._latest[key] = progress
+        now = self._clock()
+        if progress.finished or now - self._written >= self.EVERY_S:
+            self._written = now
+            self._write(self._line(progress, now - self._began))
+
+    def _line(self, progress: RunProgress, elapsed_s: float) -> str:
+        done = sum(one.share for one in self._latest.values()) / self._runs
+        finished = sum(one.finished for one in self._latest.values())
+        left = seconds(elapsed_s * (1.0 - done) / done) if done > 0 else "–"
+        return (
+            f"{finished} of {self._runs} runs done after {seconds(elapsed_s)}, about {left} left; {progress.policy}, "
+            f"seed {progress.seed}: {progress.ended} of {progress.jobs} jobs ended in "
+            f"{seconds(progress.simulated_s)} of simulated time{', done' * progress.finished}"
+        )
+
+
 def _run(plan: Plan, processes: int) -> list[Run]:
-    """All runs, with a bar that fills as their jobs end."""
+    """All runs. Progress goes to stderr: a bar that fills as jobs end on a terminal, lines elsewhere."""
     from slurm_ones.simulate.study.runs import run_all
 
+    runs = len(plan.policies) * len(plan.seeds)
+    processes = min(processes, runs)
+    if not errors.is_terminal:
+        lines = ProgressLines(runs, lambda line: errors.print(plain(line, 400), markup=False, soft_wrap=True))
+        return run_all(plan, processes, lines)
     shares: dict[tuple[str, int], float] = {}
-    runs = len(plan.contenders) * len(plan.seeds)
     columns = (
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[last]}"),
         TimeElapsedColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    with Progress(*columns, console=errors, transient=True) as bar:
         task = bar.add_task(f"{runs} runs", total=float(runs), last="")
 
-        def on_progress(label: str, seed: int, share: float) -> None:
-            shares[label, seed] = max(share, shares.get((label, seed), 0.0))
-            bar.update(task, completed=sum(shares.values()), last=f"{safe(label, 40)}, seed {seed}")
+        def on_progress(progress: RunProgress) -> None:
+            key = progress.policy, progress.seed
+            shares[key] = max(progress.share, shares.get(key, 0.0))
+            bar.update(task, completed=sum(shares.values()), last=f"{safe(key[0], 40)}, seed {key[1]}")
 
-        return run_all(plan, min(processes, runs), on_progress)
+        return run_all(plan, processes, on_progress)
 
 
-def _print(found: Sequence[Standing]) -> None:
+def _print(found: Sequence[PolicySummary]) -> None:
     from slurm_ones.simulate.study.present import rows
 
     table = Table(box=None, pad_edge=False)
     table.add_column("")
-    for standing in found:
-        table.add_column(escape(plain(standing.label, 60)), justify="right")
+    for summary in found:
+        table.add_column(escape(plain(summary.label, 60)), justify="right")
     for title, cells in rows(found, intervals=len(found) <= MOST_ACROSS):
         table.add_row(escape(title), *cells)
     console.print(table)

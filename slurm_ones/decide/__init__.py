@@ -7,14 +7,12 @@ from typing import Any
 
 from slurm_ones.decide.drl import Drl
 from slurm_ones.decide.ees import Ees
-from slurm_ones.decide.fifo import Fifo
-from slurm_ones.decide.ones.search import Ones
-from slurm_ones.decide.ones_sc21.search import OnesSc21
+from slurm_ones.decide.ones.ones import Ones
+from slurm_ones.decide.ones_sc21.ones_sc21 import OnesSc21
 from slurm_ones.decide.optimus import Optimus
+from slurm_ones.decide.ordered import Fifo, Srsf, Srtf, Tiresias
 from slurm_ones.decide.pollux import Pollux
 from slurm_ones.decide.sia import Sia
-from slurm_ones.decide.srtf import Srsf, Srtf
-from slurm_ones.decide.tiresias import Tiresias
 from slurm_ones.schedule.policy import Policy
 
 POLICIES: dict[str, Any] = {

@@ -53,6 +53,14 @@ class Elastic:
         return self.shape.gpus, self.shape.gpus
 
 
+@dataclass(frozen=True)
+class Observation:
+    """What a tick has seen: the whole queue, and of it the jobs that opted in and have not ended."""
+
+    snapshot: Snapshot
+    elastic: dict[int, Elastic]
+
+
 def _refusal(job: Job, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: int | None) -> Reason | None:
     if own_uid is not None and job.uid != own_uid:
         return reason("other_user", user=job.user)
@@ -73,7 +81,7 @@ def _refusal(job: Job, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: i
     return None
 
 
-def look(job: Job, snapshot: Snapshot, whole_node_gpus: dict[str, int], own_uid: int | None) -> Elastic | None:
+def elastic_job(job: Job, snapshot: Snapshot, whole_node_gpus: dict[str, int], own_uid: int | None) -> Elastic | None:
     """What the job's owner allows; None for a job that did not opt in, which is never touched."""
     try:
         optin, misread = parse_comment(job.comment), None

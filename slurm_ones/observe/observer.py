@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+import pwd
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
 
-from ones_db import JobRecord, NodeRecord, RunRecord, RunReports, SpecRecord, Store
+from ones_db import ActionRecord, JobRecord, NodeRecord, ReasonRecord, RunRecord, RunReports, SpecRecord, Store
 from ones_wrapper import protocol
 from slurm_ones.config import Settings
 from slurm_ones.job_files import NotBelieved, directory_of, job_directory, read_from
-from slurm_ones.observe.eligibility import Elastic, look
+from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.optin import BadComment, parse_comment
-from slurm_ones.observe.records import job_record, node_record, run_record, told
-from slurm_ones.observe.reports import Piece, read_reports, share
+from slurm_ones.observe.records import job_record, node_record, run_record, run_reports
+from slurm_ones.observe.reports import NewReports, lines_per_job, read_reports
 from slurm_ones.observe.validator import Claimed, Run, judge
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.model import Job, JobState, Snapshot
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What a tick has seen: the whole queue, and of it the jobs that opted in and have not ended."""
-
-    snapshot: Snapshot
-    elastic: dict[int, Elastic]
 
 
 class Observer:
@@ -54,12 +48,12 @@ class Observer:
         self._claimed: dict[tuple[int, int], Claimed] = {}
         """What each run has claimed in the reports that are stored."""
 
-    def look(self) -> Observation:
+    def observe(self) -> Observation:
         """One tick's look. Raises `Unreachable`."""
         snapshot = self._client.snapshot()
         seen: dict[int, Elastic] = {}
         for job in snapshot.jobs.values():
-            elastic = look(job, snapshot, self._settings.whole_node_gpus, self._own_uid)
+            elastic = elastic_job(job, snapshot, self._settings.whole_node_gpus, self._own_uid)
             if elastic is not None and (job.job_id, job.restart) not in self._finished:
                 seen[job.job_id] = elastic
         seen = self._closer(seen, snapshot)
@@ -87,7 +81,7 @@ class Observer:
             if elastic.refusal or not self._counted.get(elastic.job.job_id):
                 return elastic
             job = replace(elastic.job, task_counts=True)
-            return look(job, snapshot, self._settings.whole_node_gpus, self._own_uid)
+            return elastic_job(job, snapshot, self._settings.whole_node_gpus, self._own_uid)
 
         return {id_: found for id_, elastic in seen.items() if (found := judged(elastic)) is not None}
 
@@ -126,13 +120,13 @@ class Observer:
             else:
                 end, refusal = (job.end_time if job.ended else None), "its comment no longer opts in"
                 now = replace(record, state=job.state.value, restart=job.restart, end_time=end)
-                records.append(replace(now, elastic=False, refusal=refusal))
+                records.append(replace(now, elastic=False, refusal=ReasonRecord(text=refusal)))
         self._store.see_jobs(records)
 
     def collect(self, jobs: Sequence[Job], *, now: float) -> None:
         """Store what the jobs' newest runs have reported since the last look, in one transaction."""
         positions = self._store.report_positions([job.job_id for job in jobs])
-        most = share(len(jobs))
+        most = lines_per_job(len(jobs))
         # The run before may have said its last words after its requeue was seen.
         new = [
             said
@@ -163,7 +157,7 @@ class Observer:
             spec = None
         if piece.offset == offset and spec is None:
             return None
-        return told(job.job_id, restart, replace(piece, lines=judged.lines), piece.last, spec), judged.claimed
+        return run_reports(job.job_id, restart, replace(piece, lines=judged.lines), piece.last, spec), judged.claimed
 
     def may_resize(self, job: Job) -> bool:
         """Whether the job's owner still opts in and nobody stopped the companion's hand."""
@@ -191,7 +185,7 @@ class Observer:
             return False
 
 
-def _facts(job: Job, restart: int, piece: Piece, now: float) -> Run:
+def _facts(job: Job, restart: int, piece: NewReports, now: float) -> Run:
     """What a run's reports are held against."""
     known = restart == job.restart and not job.pending
     return Run(
@@ -201,3 +195,63 @@ def _facts(job: Job, restart: int, piece: Piece, now: float) -> Run:
         dataset=piece.spec.dataset if piece.spec is not None else 0,
         base_batch=piece.spec.base_batch if piece.spec is not None else 0,
     )
+
+
+class DrainReports:
+    """Reads a job's newest reports before it answers, so a resize need not wait for the next tick."""
+
+    def __init__(self, observer: Observer, store: Store, clock: Callable[[], float]) -> None:
+        self._observer = observer
+        self._store = store
+        self._clock = clock
+
+    def drained(self, job: Job, restart: int, order: int) -> float | None:
+        """When the checkpoint that answers the order was reported, if it was, stands, and the job still waits."""
+        self._observer.collect([job], now=self._clock())
+        found = self._store.checkpoint_for_order(job.job_id, restart, order)
+        if found is None or not self._observer.checkpoint_stands(job, found.name):
+            return None
+        # A drained job says nothing more. One that does trains on, whatever the clocks say of its minute.
+        _, last = self._store.report_positions([job.job_id]).get((job.job_id, restart), (0, 0))
+        if last > found.number:
+            return None
+        # The job's clock may be ahead of ours.
+        return min(found.time, self._clock())
+
+    def restarted(self, job: Job, after_restart: int) -> float | None:
+        """Seconds from the last step before the drain to the new run's hello."""
+        self._observer.collect([job], now=self._clock())
+        return self._store.pause_after(job.job_id, after_restart)
+
+
+class StopFile:
+    """What was last seen of the file."""
+
+    def __init__(self, path: Path, store: Store) -> None:
+        self._path = path
+        self._store = store
+        self._there = False
+
+    def check(self, now: float) -> None:
+        """Write down that somebody made the file, or that it is gone.
+
+        Who removed it leaves no trace. A companion that starts again finds the same file, which is the same action.
+        """
+        try:
+            found = self._path.stat()
+        except OSError:
+            if self._there:
+                self._store.add_action(ActionRecord(now, "", "stop file removed", str(self._path)))
+            self._there = False
+            return
+        if not self._there:
+            made = ActionRecord(found.st_mtime, _login(found.st_uid), "stop file made", str(self._path))
+            self._store.add_action(made)
+        self._there = True
+
+
+def _login(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

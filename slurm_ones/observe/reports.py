@@ -45,7 +45,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Piece:
+class NewReports:
     """What one look at a job's directory found."""
 
     lines: tuple[Line, ...]
@@ -58,29 +58,29 @@ class Piece:
     """Number of the last report so far. One from the future counts: by whichever clock, the job said something."""
 
 
-def share(jobs: int) -> int:
+def lines_per_job(jobs: int) -> int:
     """How many lines of each may be taken, with so many jobs to look at."""
     return min(max(ALL_LINES // max(jobs, 1), LEAST_LINES), MAX_LINES)
 
 
-def allowed(job: Job, restart: int, now: float) -> int:
+def highest_number(job: Job, restart: int, now: float) -> int:
     """The highest number that a report of this run may have by now."""
     since = job.start_time if restart == job.restart and job.start_time else job.submit_time
     return BURST + int(PER_S * max(now - since, 0.0))
 
 
-def read_reports(job: Job, restart: int, offset: int, after: int, *, now: float, most: int = MAX_LINES) -> Piece:
+def read_reports(job: Job, restart: int, offset: int, after: int, *, now: float, most: int = MAX_LINES) -> NewReports:
     """The complete lines of one run's reports from `offset` on whose number is above `after`.
 
     Lines out of order, repeated, from the future, cut short in mid-file or malformed are dropped and named in
     `problem`. A last line without its newline is left for the next look; so is what comes after `most` lines, and
-    after more reports than `allowed`.
+    after more reports than `highest_number`.
     """
     piece = _read(job, restart, offset, after, now, most)
     return replace(piece, problem=piece.problem[:MAX_PROBLEM]) if len(piece.problem) > MAX_PROBLEM else piece
 
 
-def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int) -> Piece:
+def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int) -> NewReports:
     path = job_directory(job)
     name = reports_name(restart)
     spec: Spec | None = None
@@ -96,21 +96,21 @@ def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int
                 problems.append(f"{SPEC}: {error}")
             data, size = read_from(directory, name, job.uid, offset, MAX_PIECE)
     except FileNotFoundError:
-        return Piece((), offset, spec, "; ".join(problems), after)
+        return NewReports((), offset, spec, "; ".join(problems), after)
     except NotBelieved as error:
-        return Piece((), offset, spec, str(error), after)
+        return NewReports((), offset, spec, str(error), after)
     if size < offset:
         problems.append(f"{name}: shorter than before ({size} < {offset} bytes)")
-        return Piece((), offset, spec, "; ".join(problems), after)
+        return NewReports((), offset, spec, "; ".join(problems), after)
     end = data.rfind(b"\n") + 1
     if not end:
         # A line longer than a whole piece would be waited for for ever: step over it.
         over = offset + len(data) if len(data) == MAX_PIECE else offset
-        return Piece((), over, spec, "; ".join(problems), after)
+        return NewReports((), over, spec, "; ".join(problems), after)
     lines: list[Line] = []
     bad = place = 0
     first_bad = ""
-    highest = allowed(job, restart, now)
+    highest = highest_number(job, restart, now)
     for _ in range(most):
         if place == end:
             break
@@ -136,4 +136,4 @@ def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int
         after = number
     if bad:
         problems.append(f"{name}: {bad} unreadable line{'s' * (bad > 1)}, the first: {first_bad}")
-    return Piece(tuple(lines), offset + place, spec, "; ".join(problems), after)
+    return NewReports(tuple(lines), offset + place, spec, "; ".join(problems), after)

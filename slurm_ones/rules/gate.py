@@ -12,8 +12,7 @@ from functools import cached_property
 
 from ones_db import JobHistory, ResizeRecord
 from slurm_ones.config import ResizeSettings, Settings
-from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.observe.observer import Observation
+from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.rules.caps import Cap, CappedJob, caps_of
 from slurm_ones.rules.dwell import near_limit, resized_enough, rested_at

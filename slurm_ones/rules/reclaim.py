@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.rules.rigid import PendingJob, Release, RigidDemand
-from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, NodeView, Schedule
 from slurm_ones.schedule.shapes import least_and_most, shape_of
 from slurm_ones.schedule.tables import build_tables
@@ -146,7 +146,7 @@ class Reclaimer:
         self.held = {job.job_id: dict(job.nodes) for job in self._jobs.values()}
         """GPUs of each job by node."""
         self._known: dict[tuple[int, str, bool], list[Shrink]] = {}
-        staying = pinned(cluster, jobs)
+        staying = fixed_jobs(cluster, jobs)
         self._on: dict[str, list[int]] = {}
         """Jobs that may change now, by node."""
         for job in self._jobs.values():

@@ -13,13 +13,13 @@ from typing import Protocol
 from ones_db import NotLeader, StoreError
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError
-from slurm_ones.service.leadership import Alone, Lead
+from slurm_ones.service.leadership import Election, NoElection
 from slurm_ones.slurm.client import Unreachable
 
 log = logging.getLogger(__name__)
 
-PULSE_S = 10.0
-"""The longest wait between two pulses."""
+PING_S = 10.0
+"""The longest wait between two pings."""
 
 
 class Stop(Protocol):
@@ -36,25 +36,25 @@ class Daemon:
     """Lets a companion tick until it is stopped, while it leads.
 
     `make` makes it, over a store of its own: for the start, after a reload and whenever the lead is taken again, since
-    what a companion remembers is true only as long as nobody else writes. `pulse` is called before each tick and in
-    waits, at least each `PULSE_S` seconds; without one, nothing cuts a wait short. `clock` gives the time, and `sleep`
-    lets it pass where `Stop.wait` no longer does, after the stop. `jitter` is drawn for each tick, and stretches the
-    wait for the next.
+    what a companion remembers is true only as long as nobody else writes. `watchdog_ping` is called before each tick
+    and in waits, at least each `PING_S` seconds; without one, nothing cuts a wait short. `clock` gives the time, and
+    `sleep` lets it pass where `Stop.wait` no longer does, after the stop. `jitter` is drawn for each tick, and
+    stretches the wait for the next.
     """
 
     def __init__(
         self,
         make: Callable[[], Companion],
         *,
-        lead: Lead | None = None,
-        pulse: Callable[[], None] | None = None,
+        lead: Election | None = None,
+        watchdog_ping: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], object] = time.sleep,
         jitter: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self._make = make
-        self._lead = lead or Alone()
-        self._pulse = pulse
+        self._lead = lead or NoElection()
+        self._watchdog_ping = watchdog_ping
         self._clock = clock
         self._sleep = sleep
         self._jitter = jitter
@@ -63,7 +63,7 @@ class Daemon:
         self._reload = False
 
     def reload(self) -> None:
-        """Before the next tick, which comes at the next pulse, make the companion anew; where `make` raises
+        """Before the next tick, which comes at the next ping, make the companion anew; where `make` raises
         `ConfigError`, the old one stays. May be called by a signal's handler."""
         self._reload = True
 
@@ -72,14 +72,14 @@ class Daemon:
 
         An unreachable controller or database costs the tick: the next one comes after a wait that doubles up to ten
         intervals, or after one while resizes are under way. A companion that does not lead asks for the lead each
-        `Lead.wait_s` seconds and does nothing else.
+        `Election.wait_s` seconds and does nothing else.
         Before it returns, one that leads releases the jobs that it holds, for as long as `resize.leave_s`, and lets
         those start that it keeps from starting. Raises the `ConfigError` of a `make` that has no older companion to
         fall back on.
         """
         try:
             while True:
-                self._felt()
+                self._ping()
                 companion = self._leading(stop)
                 # Only now, so that one whose lead was taken meanwhile does not leave in another's place.
                 if stop.is_set():
@@ -162,7 +162,7 @@ class Daemon:
         until = self._clock() + settings.leave_s
         try:
             while companion.advance(held_only=True) and self._clock() < until:
-                self._felt()
+                self._ping()
                 self._sleep(min(settings.advance_s, 1.0))
             companion.leave()
         except NotLeader as error:
@@ -183,13 +183,13 @@ class Daemon:
 
     def _pause(self, stop: Stop, seconds: float) -> None:
         """Wait so long, or until the stop or a reload."""
-        longest = seconds if self._pulse is None else PULSE_S
+        longest = seconds if self._watchdog_ping is None else PING_S
         while seconds > 0 and not (stop.is_set() or self._reload):
             piece = min(seconds, longest)
             stop.wait(piece)
             seconds -= piece
-            self._felt()
+            self._ping()
 
-    def _felt(self) -> None:
-        if self._pulse is not None:
-            self._pulse()
+    def _ping(self) -> None:
+        if self._watchdog_ping is not None:
+            self._watchdog_ping()

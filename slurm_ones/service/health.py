@@ -1,27 +1,22 @@
-"""How the companion is, told to whom it concerns: systemd, `slurm-ones status` and, where asked for, Prometheus."""
+"""The companion's health, for systemd, `slurm-ones status` and, where the settings ask for it, Prometheus."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 from ones_db import HealthRecord, Store, StoreError
 from slurm_ones.companion import Tick
-from slurm_ones.config import Settings
-from slurm_ones.service.logs import Last
+from slurm_ones.config import ConfigError, Settings
+from slurm_ones.service.logs import LastErrorHandler
 from slurm_ones.service.systemd import Notifier
 
 log = logging.getLogger(__name__)
 
-
-class Gauges(Protocol):
-    """Figures for a monitoring system."""
-
-    def ticked(self, now: float, tick: Tick) -> None: ...
-
-    def failed(self) -> None: ...
+HOST = "127.0.0.1"
+"""Prometheus finds the metrics at this machine alone."""
 
 
 class Health:
@@ -33,19 +28,19 @@ class Health:
     def __init__(
         self,
         notifier: Notifier,
-        last: Last,
+        last: LastErrorHandler,
         *,
-        gauges: Gauges | None = None,
+        metrics: Metrics | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._notifier = notifier
         self._last = last
-        self._gauges = gauges
+        self._metrics = metrics
         self._clock = clock
         self._store: Store | None = None
         self._record = HealthRecord(0.0, "", 0.0)
-        self._told = 0.0
-        """When the newest error was that was told already."""
+        self._reported = 0.0
+        """Time of the newest error that was reported."""
 
     def leads(self, store: Store, settings: Settings) -> None:
         """A companion was made over that store, which is written to from now on."""
@@ -63,18 +58,18 @@ class Health:
             waiting=len(tick.observation.elastic) - len(running),
             gpus=sum(e.shape.gpus for e in running),
         )
-        if self._gauges is not None:
-            self._gauges.ticked(self._clock(), tick)
-        self._notifier.status(words(tick))
+        if self._metrics is not None:
+            self._metrics.ticked(self._clock(), tick)
+        self._notifier.status(summary(tick))
         self._write()
 
-    def pulse(self) -> None:
-        """A turn of the loop: feeds the watchdog, and tells of an error that is new."""
+    def watchdog_ping(self) -> None:
+        """Feed the watchdog, and report an error that is new."""
         self._notifier.alive()
-        if self._last.time > self._told:
-            self._told = self._last.time
-            if self._gauges is not None:
-                self._gauges.failed()
+        if self._last.time > self._reported:
+            self._reported = self._last.time
+            if self._metrics is not None:
+                self._metrics.failed()
             self._notifier.status(self._last.text)
             self._write()
 
@@ -88,7 +83,7 @@ class Health:
                 log.warning("how the companion is could not be stored: %s", failed)
 
 
-def words(tick: Tick) -> str:
+def summary(tick: Tick) -> str:
     """A tick in a line."""
     jobs = tick.observation.elastic.values()
     running = [e for e in jobs if e.job.running]
@@ -97,3 +92,51 @@ def words(tick: Tick) -> str:
         f"{len(running)} elastic jobs run on {sum(e.shape.gpus for e in running)} GPUs, {len(jobs) - len(running)} wait"
         f" ({tick.seconds:.2f} s)" + (f"; begun: {begun}" if begun else "")
     )
+
+
+class Metrics:
+    """Gauges and counters of one companion; raises `ImportError` where prometheus-client is not installed."""
+
+    def __init__(self) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge
+
+        # Nothing of the process itself: that is systemd's to tell.
+        self.registry = CollectorRegistry()
+        here: dict[str, Any] = {"namespace": "slurm_ones", "registry": self.registry}
+        self._time = Gauge("last_tick_timestamp_seconds", "end of the last tick that was not in vain", **here)
+        self._took = Gauge("last_tick_seconds", "what the last tick took", **here)
+        self._running = Gauge("running_jobs", "elastic jobs that run", **here)
+        self._waiting = Gauge("waiting_jobs", "elastic jobs that wait", **here)
+        self._gpus = Gauge("gpus", "GPUs on which elastic jobs run", **here)
+        self._ticks = Counter("ticks", "ticks that were not in vain", **here)
+        self._begun = Counter("resizes_begun", "resizes begun, or advised", **here)
+        self._errors = Counter("errors", "errors that were logged", **here)
+
+    def ticked(self, now: float, tick: Tick) -> None:
+        """Take in a tick that ended at `now`, Unix seconds."""
+        running = [e for e in tick.observation.elastic.values() if e.job.running]
+        self._time.set(now)
+        self._took.set(tick.seconds)
+        self._running.set(len(running))
+        self._waiting.set(len(tick.observation.elastic) - len(running))
+        self._gpus.set(sum(e.shape.gpus for e in running))
+        self._ticks.inc()
+        self._begun.inc(len(tick.begun))
+
+    def failed(self) -> None:
+        """Count an error."""
+        self._errors.inc()
+
+
+def serve(port: int) -> Metrics:
+    """Serve http://127.0.0.1:port/metrics from a thread, as long as the process lives. Raises `ConfigError`."""
+    try:
+        from prometheus_client import start_http_server
+
+        metrics = Metrics()
+        start_http_server(port, addr=HOST, registry=metrics.registry)
+    except ImportError:
+        raise ConfigError("metrics_port: prometheus-client is not installed: pip install prometheus-client") from None
+    except OSError as error:
+        raise ConfigError(f"metrics_port: port {port} of {HOST}: {error.strerror}") from None
+    return metrics

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ones_db import LeaderRecord, NotLeader, StoreError
-from ones_db.leader_lock import LeadLock
+from ones_db.leader_lock import LeaderLock
 
 log = logging.getLogger(__name__)
 
-LOOKS, BEATS = 10, 5
+POLLS, HEARTBEATS = 10, 5
 """How often within the take-over time one that stands by looks, and one that leads is heard of."""
-LOOK_S = 5.0
+POLL_S = 5.0
 """The longest wait of one that stands by."""
 
 
-class Lead(Protocol):
+class Election(Protocol):
     """What `daemon.Daemon` needs of it."""
 
     wait_s: float
@@ -36,7 +36,7 @@ class Lead(Protocol):
         """Let another one lead. Raises nothing."""
 
 
-class Alone:
+class NoElection:
     """There is no other companion: in simulations and tests."""
 
     wait_s = 0.0
@@ -58,7 +58,7 @@ class Leadership:
 
     def __init__(
         self,
-        lock: LeadLock,
+        lock: LeaderLock,
         takeover_s: float,
         *,
         say: Callable[[str], None] = log.warning,
@@ -66,14 +66,14 @@ class Leadership:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """`takeover_s` is how long a leader may not be heard of; `say` is told who leads, when that changes."""
-        self.wait_s = min(takeover_s / LOOKS, LOOK_S)
+        self.wait_s = min(takeover_s / POLLS, POLL_S)
         self._lock = lock
         self._takeover_s = takeover_s
         self._say = say
         self._clock = clock
         self._monotonic = monotonic
         self._leads = False
-        self._heart: _Heart | None = None
+        self._heartbeat: _Heartbeat | None = None
         self._heard: LeaderRecord | None = None
         """The leader as it was heard of last, when that was, and when it was last looked for."""
         self._heard_at = self._looked_at = 0.0
@@ -105,7 +105,7 @@ class Leadership:
         if term is None:
             return False
         self._leads, self._heard, self._said = True, None, None
-        self._heart = _Heart(self._lock, self._takeover_s / BEATS, self._clock)
+        self._heartbeat = _Heartbeat(self._lock, self._takeover_s / HEARTBEATS, self._clock)
         self._say(f"leads, in term {term}")
         return True
 
@@ -117,9 +117,9 @@ class Leadership:
             log.warning("%s; the lead is free all the same", error)
 
     def _step_down(self) -> None:
-        if self._heart is not None:
-            self._heart.stop()
-        self._heart, self._leads = None, False
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        self._heartbeat, self._leads = None, False
 
     def _stand_by(self) -> int | None:
         """Listen for the leader; the new term where it was not heard of for too long, and had to yield."""
@@ -135,7 +135,7 @@ class Leadership:
             return None
         if now - self._heard_at < self._takeover_s:
             return None
-        term = self._lock.oust(leader, self._clock())
+        term = self._lock.take_over(leader, self._clock())
         if term is not None:
             log.warning("%s was not heard of for %.0f s, and leads no more", leader.holder, now - self._heard_at)
         elif leader.holder:
@@ -155,10 +155,10 @@ class Leadership:
             self._say(line)
 
 
-class _Heart:
+class _Heartbeat:
     """A thread that lets the others know that this process lives."""
 
-    def __init__(self, lock: LeadLock, every_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, lock: LeaderLock, every_s: float, clock: Callable[[], float]) -> None:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, args=(lock, every_s, clock), name="lead", daemon=True)
         self._thread.start()
@@ -168,7 +168,7 @@ class _Heart:
         self._stop.set()
         self._thread.join(1.0)
 
-    def _beat(self, lock: LeadLock, every_s: float, clock: Callable[[], float]) -> None:
+    def _beat(self, lock: LeaderLock, every_s: float, clock: Callable[[], float]) -> None:
         while not self._stop.wait(every_s):
             try:
                 lock.beat(clock())

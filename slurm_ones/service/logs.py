@@ -51,7 +51,7 @@ class OneLine(logging.Formatter):
         return f"{self.formatTime(record)} {record.levelname} {text}"
 
 
-class Shown(logging.Formatter):
+class TerminalFormatter(logging.Formatter):
     """For a terminal: tracebacks whole, and of each line what is printable alone. What a line break in a job's text
     begins is shown as part of the event, whose first line alone has a time and a level."""
 
@@ -72,7 +72,7 @@ class _Kind:
     left_out: int = 0
 
 
-class Seldom(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Lets the first few complaints of a kind pass in each period, and the first one after it say how many it was.
 
     Complaints are of a kind that differ in their numbers alone: job ids, waits, attempts. What is no complaint passes.
@@ -104,7 +104,7 @@ class Seldom(logging.Filter):
         return False
 
 
-class Last(logging.Handler):
+class LastErrorHandler(logging.Handler):
     """Remembers the newest error, for `slurm-ones status`."""
 
     def __init__(self) -> None:
@@ -125,17 +125,17 @@ def to_journal(stream: TextIO, environment: dict[str, str] | os._Environ[str] = 
     return environment.get("JOURNAL_STREAM", "") == f"{found.st_dev}:{found.st_ino}"
 
 
-def begin(console: Console, *, verbose: bool) -> Last:
+def begin(console: Console, *, verbose: bool) -> LastErrorHandler:
     """Log to stderr as suits who reads it: a person at a terminal, journald or a file."""
     handler: logging.Handler
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False, markup=False)
-        handler.setFormatter(Shown())
+        handler.setFormatter(TerminalFormatter())
     else:
         handler = logging.StreamHandler()
         handler.setFormatter(OneLine(journal=to_journal(sys.stderr)))
-    handler.addFilter(Seldom())
-    last = Last()
+    handler.addFilter(RateLimitFilter())
+    last = LastErrorHandler()
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler, last])
     # alembic speaks at INFO of every start; that is for those who migrate.
     logging.getLogger("alembic").setLevel(logging.WARNING)

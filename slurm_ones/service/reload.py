@@ -10,15 +10,15 @@ FIXED = ("cluster", "database", "client", "takeover_s", "metrics_port")
 """Settings that a companion keeps until it ends: its lead, its store and what it has opened hang on them."""
 
 
-class Current:
-    """The settings in force; `again` replaces them, as a whole or not at all."""
+class ReloadableSettings:
+    """The settings in force; `reload` replaces them, as a whole or not at all."""
 
     def __init__(self, read: Callable[[], Settings]) -> None:
         """`read` reads and checks them. Raises its `ConfigError`."""
         self._read = read
         self.settings = read()
 
-    def again(self) -> list[str]:
+    def reload(self) -> list[str]:
         """Read them again; returns the keys that changed, such as `tick_s` or `resize.dwell_s`.
 
         Raises `ConfigError`, with a line for each key that is refused, and then those before stay in force.

@@ -17,7 +17,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import tenacity
 
 from slurm_ones.slurm.client import (
     NotPermitted,
@@ -29,11 +31,11 @@ from slurm_ones.slurm.client import (
     Unreachable,
 )
 from slurm_ones.slurm.model import Job, Node, Shape, Snapshot
-from slurm_ones.slurm.parse import json_fault, nodes_of, parse_jobs, parse_nodes, parse_partitions, parse_reservations
 from slurm_ones.slurm.reshape import reshape
-from slurm_ones.slurm.retry import with_retries
-from slurm_ones.slurm.squeue import FORMAT, asked, parse_queue, separator
+from slurm_ones.slurm.scontrol import nodes_of, parse_nodes, parse_partitions, parse_reservations
+from slurm_ones.slurm.squeue import FORMAT, asked, json_fault, parse_jobs, parse_queue, separator
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _ANSWERS: tuple[tuple[type[SlurmError], re.Pattern[str]], ...] = (
@@ -65,6 +67,27 @@ def error_of(what: str, answer: str) -> SlurmError:
     text = " ".join(answer.split())[:500]
     kind = next((kind for kind, pattern in _ANSWERS if pattern.search(text)), Refused)
     return kind(f"{what}: {text or 'failed without a word'}")
+
+
+def _log_retry(state: tenacity.RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome is not None else None
+    log.warning("%s; asking again (attempt %d)", error, state.attempt_number + 1)
+
+
+def with_retries(
+    call: Callable[[], T], *, attempts: int = 4, first_s: float = 0.5, most_s: float = 10.0, give_up_s: float = 30.0
+) -> T:
+    """The call's result; on `Unreachable` it is repeated with jittered exponential back-off, then that is raised.
+
+    Slurm's own commands wait for a dead controller, too, so nothing is begun again after `give_up_s`.
+    """
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(Unreachable),
+        stop=tenacity.stop_after_attempt(attempts) | tenacity.stop_after_delay(give_up_s),
+        wait=tenacity.wait_exponential(multiplier=first_s, max=most_s) + tenacity.wait_random(0, first_s),
+        before_sleep=_log_retry,
+        reraise=True,
+    )(call)
 
 
 def requeue_command(job_id: int) -> list[str]:
@@ -104,10 +127,10 @@ class CommandClient:
 
     name = "command"
 
-    def __init__(self, *, timeout_s: float = 30.0, felt: Callable[[], None] = lambda: None) -> None:
-        """`felt` is called before each command: as long as they come, whoever asks does not hang."""
+    def __init__(self, *, timeout_s: float = 30.0, keepalive: Callable[[], None] = lambda: None) -> None:
+        """`keepalive` is called before each command: as long as they come, whoever asks does not hang."""
         self._timeout_s = timeout_s
-        self._felt = felt
+        self._keepalive = keepalive
         # Times as numbers, messages in English, and no format of the user's own.
         self._env = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCONTROL_"))}
         self._env |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
@@ -122,7 +145,7 @@ class CommandClient:
     ) -> str:
         """Standard output of one command, with more in its environment. Raises the error that its answer means; output
         that begins with `enough` is an answer, whatever the exit code."""
-        self._felt()
+        self._keepalive()
         try:
             done = subprocess.run(
                 argv,

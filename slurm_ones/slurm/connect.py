@@ -23,8 +23,8 @@ def why_not_pyslurm() -> str:
     return ""
 
 
-def connect(settings: Settings, felt: Callable[[], None] = lambda: None) -> SlurmClient:
-    """The client that the settings ask for. `felt` is called before each thing that Slurm is asked.
+def connect(settings: Settings, keepalive: Callable[[], None] = lambda: None) -> SlurmClient:
+    """The client that the settings ask for. `keepalive` is called before each thing that Slurm is asked.
 
     Raises `SlurmMissing`, or `Refused` when PySlurm was demanded in vain.
     """
@@ -38,8 +38,8 @@ def connect(settings: Settings, felt: Callable[[], None] = lambda: None) -> Slur
         if not why:
             from slurm_ones.slurm.pyslurm import PySlurmClient
 
-            return PySlurmClient(timeout_s=settings.timeout_s, felt=felt)
+            return PySlurmClient(timeout_s=settings.timeout_s, keepalive=keepalive)
         if settings.client == "pyslurm":
             raise Refused(f'PySlurm cannot be used: {why}; set client = "command" or install the fitting PySlurm')
         log.info("using the command line: %s", why)
-    return CommandClient(timeout_s=settings.timeout_s, felt=felt)
+    return CommandClient(timeout_s=settings.timeout_s, keepalive=keepalive)

@@ -14,8 +14,7 @@ from slurm_ones.act.actor import Actor, PartitionSchedule
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.config import Settings
-from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.observe.observer import Observation
+from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import reason
 from slurm_ones.rules.gate import Round
 from slurm_ones.schedule.policy import Allocation, Schedule

@@ -10,12 +10,12 @@ import sys
 import time
 
 from ones_db import ActionRecord, NotLeader, Store, StoreError
-from ones_db.leader_lock import LeadLock
+from ones_db.leader_lock import LeaderLock
 from slurm_ones.service.leadership import Leadership
 
 
 def main(url: str, takeover_s: float) -> None:
-    lead = Leadership(LeadLock(url, "gres"), takeover_s, say=lambda line: print(line, flush=True))
+    lead = Leadership(LeaderLock(url, "gres"), takeover_s, say=lambda line: print(line, flush=True))
     store: Store | None = None
     while True:
         try:

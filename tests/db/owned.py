@@ -13,7 +13,7 @@ from ones_db import (
     Store,
 )
 from ones_db.access import CLOSED, OPEN
-from ones_db.leader_lock import LeadLock
+from ones_db.leader_lock import LeaderLock
 from ones_db.models import Base
 from tests.db.make import change, decision, job, resized_job, told
 
@@ -45,7 +45,7 @@ def fill(url: str) -> None:
         store.add_decision(replace(made, jobs=tuple(replace(given, alternatives=weighed) for given in made.jobs)))
         store.see_nodes(1.0, [NodeRecord("n1", "UP", True, 4, "gpu")])
         store.add_action(ActionRecord(1.0, "ops", "run --act", "policy ones"))
-    with LeadLock(url, "gres") as lock:
+    with LeaderLock(url, "gres") as lock:
         lock.take(1.0)
     change(url, "INSERT INTO accounting (job_id, time_limit_s, import_time) SELECT id, 60.0, 1.0 FROM jobs")
     change(url, "INSERT INTO rollups (run_id, stretch_s, number) SELECT id, 60.0, 6 FROM runs")

@@ -19,7 +19,7 @@ import pytest
 
 from ones_db import ActionRecord, LeaderRecord, NotLeader, Store, StoreError, StoreLost
 from ones_db.engine import backend_of
-from ones_db.leader_lock import LeadLock
+from ones_db.leader_lock import LeaderLock
 from slurm_ones.service.leadership import Leadership
 from tests.db.make import ask, change, job
 from tests.db.server import Server
@@ -43,7 +43,7 @@ def file_of(url: str) -> Path:
 
 def test_one_leads_and_terms_count(url: str) -> None:
     """Protects from two that lead: the second gets nothing until the first gives the lead back."""
-    with LeadLock(url, "gres") as one, LeadLock(url, "gres") as other, Store.open(url, "gres") as store:
+    with LeaderLock(url, "gres") as one, LeaderLock(url, "gres") as other, Store.open(url, "gres") as store:
         assert store.leader() is None
         assert (one.take(10.0), other.take(11.0)) == (1, None)
         assert store.leader() == LeaderRecord(1, ME, 10.0, 10.0)
@@ -65,7 +65,7 @@ def test_one_leads_and_terms_count(url: str) -> None:
 def test_each_cluster_has_a_leader(url: str) -> None:
     """Protects a site's second cluster from standing by for its first; odd names too."""
     with ExitStack() as stack:
-        locks = [stack.enter_context(LeadLock(url, name)) for name in ("gres", "other", "../a b/ü")]
+        locks = [stack.enter_context(LeaderLock(url, name)) for name in ("gres", "other", "../a b/ü")]
         assert [lock.take(1.0) for lock in locks] == [1, 1, 1]
         for lock in locks:
             lock.check()
@@ -79,7 +79,7 @@ def test_many_that_race(url: str) -> None:
     until = time.monotonic() + 30.0
 
     def candidate() -> None:
-        with LeadLock(url, "gres") as lock:
+        with LeaderLock(url, "gres") as lock:
             while len(terms) < 20 and time.monotonic() < until:
                 term = lock.take(time.time())
                 if term is None:
@@ -107,7 +107,7 @@ def test_an_older_term_writes_nothing(url: str) -> None:
     """Protects the journal from a leader that does not know yet that it is none: each writing method asks within its
     transaction. Commands, which have no term, write all the same."""
     with ExitStack() as stack:
-        one, other = (stack.enter_context(LeadLock(url, "gres")) for _ in range(2))
+        one, other = (stack.enter_context(LeaderLock(url, "gres")) for _ in range(2))
         old = stack.enter_context(Store.open(url, "gres", term=one.take(1.0)))
         old.see_jobs([job(1)])
         one.leave(2.0)
@@ -239,7 +239,7 @@ def test_a_leader_that_hangs_keeps_its_file(sqlite_url: str) -> None:
     """Protects from two that act: a lock cannot be taken from a process that lives. Whoever stands by says whom to
     kill, once."""
     said: list[str] = []
-    with candidates(sqlite_url, 0.5, 1) as (one,), LeadLock(sqlite_url, "gres") as lock:
+    with candidates(sqlite_url, 0.5, 1) as (one,), LeaderLock(sqlite_url, "gres") as lock:
         lead = Leadership(lock, 0.5, say=said.append)
         assert not lead.take() and said == [f"stands by: {one.holder} leads"]
         one.send(signal.SIGSTOP)
@@ -257,7 +257,7 @@ def test_a_leader_that_hangs_keeps_its_file(sqlite_url: str) -> None:
 def test_one_that_was_stopped_itself_listens_first(postgresql_url: str) -> None:
     """Protects a leader from one that stood by, was paused longer than the take-over time, and heard nothing."""
     now = [0.0]
-    with LeadLock(postgresql_url, "gres") as one, LeadLock(postgresql_url, "gres") as other:
+    with LeaderLock(postgresql_url, "gres") as one, LeaderLock(postgresql_url, "gres") as other:
         assert one.take(1.0) == 1
         lead = Leadership(other, 60.0, say=lambda line: None, monotonic=lambda: now[0])
         for second in (1.0, 6.0, 11.0, 111.0, 116.0, 121.0):
@@ -278,19 +278,19 @@ def test_one_that_was_stopped_itself_listens_first(postgresql_url: str) -> None:
 
 def test_a_leader_that_was_heard_of_meanwhile_is_left_alone(postgresql_url: str) -> None:
     """Protects one that woke up in the last moment, and one that took the lead after somebody else had been silent."""
-    with LeadLock(postgresql_url, "gres") as one, LeadLock(postgresql_url, "gres") as other:
+    with LeaderLock(postgresql_url, "gres") as one, LeaderLock(postgresql_url, "gres") as other:
         one.take(1.0)
         heard = other.leader()
         assert heard is not None
         one.beat(2.0)
-        assert other.oust(heard, 3.0) is None
+        assert other.take_over(heard, 3.0) is None
         one.check()
 
 
 def test_a_server_that_is_restarted(postgresql_url: str, server: Server) -> None:
     """Protects from two that lead after a night's maintenance: the lock went with its session, and one takes it
     anew."""
-    with LeadLock(postgresql_url, "gres") as lock, LeadLock(postgresql_url, "gres") as waiting:
+    with LeaderLock(postgresql_url, "gres") as lock, LeaderLock(postgresql_url, "gres") as waiting:
         one, other = (Leadership(lock, 5.0, say=lambda line: None) for lock in (lock, waiting))
         try:
             assert one.take() and not other.take()
@@ -326,7 +326,7 @@ def test_restarts_while_others_wait(postgresql_url: str, server: Server) -> None
 
 def test_a_session_that_is_ended_by_hand(postgresql_url: str) -> None:
     """Protects from a leader whose connection an administrator, or a proxy, cuts."""
-    with LeadLock(postgresql_url, "gres") as lock:
+    with LeaderLock(postgresql_url, "gres") as lock:
         lead = Leadership(lock, 60.0, say=lambda line: None)
         assert lead.take()
         change(
@@ -345,7 +345,7 @@ def test_a_session_that_is_ended_by_hand(postgresql_url: str) -> None:
 def test_a_lock_file_that_is_gone(sqlite_url: str, how: str, tmp_path: Path) -> None:
     """Protects from two that each lock a file of that name: whoever has the older one does not lead any more."""
     path = file_of(sqlite_url)
-    with LeadLock(sqlite_url, "gres") as one, LeadLock(sqlite_url, "gres") as other:
+    with LeaderLock(sqlite_url, "gres") as one, LeaderLock(sqlite_url, "gres") as other:
         assert one.take(1.0) == 1
         one.check()
         path.unlink()
@@ -368,23 +368,23 @@ def test_the_lock_file_is_the_companions_own(sqlite_url: str, tmp_path: Path) ->
     """Protects from other users, who could keep the lock; from a FIFO, at which an open would wait; and from a link to
     the database, under whose name another companion would find another file."""
     path = file_of(sqlite_url)
-    with LeadLock(sqlite_url, "gres") as lock:
+    with LeaderLock(sqlite_url, "gres") as lock:
         assert lock.take(1.0) == 1
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         link = tmp_path / "link.sqlite"
         link.symlink_to(backend_of(sqlite_url).place)
-        with LeadLock(f"sqlite:///{link}", "gres") as other:
+        with LeaderLock(f"sqlite:///{link}", "gres") as other:
             assert other.take(2.0) is None
     assert path.exists()
     path.unlink()
     os.mkfifo(path)
-    with LeadLock(sqlite_url, "gres") as lock, pytest.raises(StoreError, match="plain file"):
+    with LeaderLock(sqlite_url, "gres") as lock, pytest.raises(StoreError, match="plain file"):
         lock.take(3.0)
 
 
 def test_a_leader_is_heard_of(url: str) -> None:
     """Protects one whose tick takes long: a thread of its own speaks for it."""
-    with LeadLock(url, "gres") as lock:
+    with LeaderLock(url, "gres") as lock:
         lead = Leadership(lock, 0.5, say=lambda line: None)
         assert lead.take()
         beats = set()

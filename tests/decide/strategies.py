@@ -7,7 +7,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from slurm_ones.decide.ones_sc21.search import OnesSc21, Options
+from slurm_ones.decide.ones_sc21.ones_sc21 import OnesSc21, Options
 from slurm_ones.decide.ones_sc21.space import Space, build
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, Progress
 from slurm_ones.schedule.shapes import shape_of, valid_counts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TEMPLATE = Path("sbatch_templates/ddp.sbatch")
-EXAMPLES = Path("wrapper/examples")
+EXAMPLES = Path("wrapper/ones_wrapper/examples")
 BASE_BATCH = 32
 LEARNING_RATE = {"cnn": 0.02, "transformer": 0.001}
 PACE_MS = {"cnn": 5.0, "transformer": 6.0}

@@ -28,7 +28,7 @@ from slurm_ones.observe import reports as reading
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import Job, Shape, Snapshot
 from tests.fuzz.mutate import LONGEST, TEXTS, Make, Rng, damaged, of_json, of_lines, of_text
-from tests.simulate.profile import write_profile, write_workload
+from tests.simulate.profiles import write_profile, write_workload
 from tests.slurm.make import job_of
 
 DATA = Path(__file__).parents[1] / "slurm/data"
@@ -142,7 +142,7 @@ def spec(data: bytes) -> None:
 
 
 def order(data: bytes) -> None:
-    from ones_wrapper.mailbox import Inbox
+    from ones_wrapper.job_files import Inbox
 
     folder = scratch() / "inbox"
     folder.mkdir(exist_ok=True)
@@ -190,7 +190,7 @@ def directory(data: bytes) -> None:
         hold(len(piece.lines) <= 4 and len(piece.problem) <= reading.MAX_PROBLEM, "too much at once")
         hold(piece.problem.isprintable(), f"a complaint: {piece.problem!r}")
         for line in piece.lines:
-            hold(after < line.number <= reading.allowed(job, 1, NOW), "numbers out of order, or too many")
+            hold(after < line.number <= reading.highest_number(job, 1, NOW), "numbers out of order, or too many")
             hold(line.time <= NOW + 300, "the future")
             after = line.number
             _sound(line.report)
@@ -272,15 +272,15 @@ RECORDS = [
 
 
 def queue(data: bytes) -> None:
-    from slurm_ones.slurm import parse
+    from slurm_ones.slurm import squeue
 
     try:
         said = json.loads(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return
     try:
-        parse.json_fault(said)
-        jobs = parse.parse_jobs(said)
+        squeue.json_fault(said)
+        jobs = squeue.parse_jobs(said)
     except SlurmError as error:
         refused(error)
         return
@@ -288,14 +288,14 @@ def queue(data: bytes) -> None:
 
 
 def _jobs(jobs: dict[int, Job]) -> None:
-    from slurm_ones.observe.eligibility import look
+    from slurm_ones.observe.eligibility import elastic_job
 
     snapshot = Snapshot(NOW, jobs, {}, {})
     for job in jobs.values():
         for value in vars(job).values():
             storable(value)
         _ = (job.ended, job.running, job.completing)
-        if (elastic := look(job, snapshot, {}, None)) is not None:
+        if (elastic := elastic_job(job, snapshot, {}, None)) is not None:
             _ = (elastic.shape.gpus, elastic.gpu_range)
             storable(str(elastic.refusal))
 
@@ -331,13 +331,17 @@ def queue_fields(data: bytes) -> None:
 
 
 def records(data: bytes) -> None:
-    from slurm_ones.slurm import parse
+    from slurm_ones.slurm import scontrol
 
     text = data.decode("utf-8", "replace")
     try:
-        nodes = parse.parse_nodes(text)
-        found: list[Any] = [*nodes.values(), *parse.parse_partitions(text).values(), *parse.parse_reservations(text)]
-        parse.nodes_of(nodes, {}, parse.parse_reservations(text), NOW)
+        nodes = scontrol.parse_nodes(text)
+        found: list[Any] = [
+            *nodes.values(),
+            *scontrol.parse_partitions(text).values(),
+            *scontrol.parse_reservations(text),
+        ]
+        scontrol.nodes_of(nodes, {}, scontrol.parse_reservations(text), NOW)
     except SlurmError as error:
         refused(error)
         return
@@ -491,7 +495,7 @@ def _tensor_file(rng: Rng) -> bytes:
 
 
 def tensors(data: bytes) -> None:
-    from ones_wrapper.checkpoint.header import decode
+    from ones_wrapper.checkpoint.safetensors import decode
 
     path = scratch() / "tensors-00000.safetensors"
     path.write_bytes(data)
@@ -528,8 +532,9 @@ TRIES = {"job_id": 7, "requeues": 2, "requeued_at": "step-000000700", "restarts"
 
 
 def tries(data: bytes) -> None:
-    from ones_wrapper import again, jobdir
-    from ones_wrapper.codes import OUT_OF_MEMORY, STOP_CODE
+    from ones_wrapper.launch import job_directory as jobdir
+    from ones_wrapper.launch import restart_policy as again
+    from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY, STOP_CODE
 
     place = scratch() / "run"
     place.mkdir(exist_ok=True)
@@ -542,7 +547,7 @@ def tries(data: bytes) -> None:
 
 
 def told(data: bytes) -> None:
-    from ones_wrapper import jobdir
+    from ones_wrapper.launch import job_directory as jobdir
 
     place = scratch() / "run"
     place.mkdir(exist_ok=True)
@@ -584,7 +589,7 @@ def shown(data: bytes) -> None:
 
     from slurm_ones.cli.common import console
     from slurm_ones.report.text import plain, safe
-    from slurm_ones.service.logs import OneLine, Shown
+    from slurm_ones.service.logs import OneLine, TerminalFormatter
 
     text = _text(data)
     found = plain(text, 40)
@@ -596,7 +601,7 @@ def shown(data: bytes) -> None:
     record = logging.LogRecord("x", logging.WARNING, "", 1, "job %d: %s", (7, text), None)
     for layout in (OneLine(journal=True), OneLine(journal=False)):
         hold(layout.format(record).isprintable(), "a log line")
-    hold(all(line.isprintable() for line in Shown().format(record).split("\n")), "a log line on a terminal")
+    hold(all(line.isprintable() for line in TerminalFormatter().format(record).split("\n")), "a log line on a terminal")
 
 
 class _Tags(HTMLParser):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_ones.observe.eligibility import Elastic, look
+from slurm_ones.observe.eligibility import Elastic, elastic_job
 from slurm_ones.slurm.model import Job, Node, Partition, Shape, Snapshot
 from tests.slurm.make import job_of
 
@@ -21,7 +21,7 @@ PARTITIONS = {
 
 
 def elastic(job: Job, *, whole_node_gpus: dict[str, int] | None = None, own_uid: int | None = None) -> Elastic | None:
-    return look(job, Snapshot(0.0, {job.job_id: job}, NODES, PARTITIONS), whole_node_gpus or {}, own_uid)
+    return elastic_job(job, Snapshot(0.0, {job.job_id: job}, NODES, PARTITIONS), whole_node_gpus or {}, own_uid)
 
 
 def test_a_job_that_did_not_opt_in_is_not_seen() -> None:

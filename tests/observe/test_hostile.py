@@ -44,7 +44,7 @@ from ones_wrapper.protocol import (
 from slurm_ones.act.orders import OrderError, write_order
 from slurm_ones.config import Settings
 from slurm_ones.observe.observer import Observer
-from slurm_ones.observe.reports import BURST, MAX_LINES, MAX_PIECE, MAX_PROBLEM, PER_S, read_reports, share
+from slurm_ones.observe.reports import BURST, MAX_LINES, MAX_PIECE, MAX_PROBLEM, PER_S, lines_per_job, read_reports
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
 from tests.slurm.make import PENDING
 
@@ -119,7 +119,7 @@ class Site:
         tracemalloc.start()
         begun = time.process_time()
         try:
-            self.observer.look()
+            self.observer.observe()
         finally:
             _, peak = tracemalloc.get_traced_memory()
             tracemalloc.stop()
@@ -323,7 +323,7 @@ def test_a_job_fills_no_database(site: Site) -> None:
     most = BURST + PER_S * (NOW - 110)
     assert site.stored(7) == most
     assert "faster than" in site.note()
-    assert share(1) == MAX_LINES and share(2_000) * 2_000 <= 128_000 and share(10**6) > 0
+    assert lines_per_job(1) == MAX_LINES and lines_per_job(2_000) * 2_000 <= 128_000 and lines_per_job(10**6) > 0
 
 
 def test_reports_that_jump_ahead(site: Site) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from ones_db import CheckpointRecord
-from slurm_ones.observe.drain_reports import DrainReports
+from slurm_ones.observe.observer import DrainReports
 
 NOW = 1000.0
 

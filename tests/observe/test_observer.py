@@ -82,10 +82,10 @@ def test_reports_reach_the_database_once(store: Store, tmp_path: Path) -> None:
     queue.jobs[1] = job(work_dir=str(tmp_path))
     done = (HELLO, Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0), Epoch(0, 32, 1000, 1.5, 0.5))
     write(tmp_path, 1, *done[:2])
-    Observer(queue, store, Settings()).look()  # type: ignore[arg-type]
+    Observer(queue, store, Settings()).observe()  # type: ignore[arg-type]
     write(tmp_path, 1, *done)
     for _ in range(2):
-        Observer(queue, store, Settings()).look()  # type: ignore[arg-type]
+        Observer(queue, store, Settings()).observe()  # type: ignore[arg-type]
     history = store.histories([1])[1]
     assert history.samples == 1000
     assert [(p.samples_per_s, p.batch) for p in history.throughput] == [(160.0, 32)]
@@ -99,10 +99,10 @@ def test_a_job_that_slurm_forgot_is_closed(store: Store) -> None:
     queue = Queue()
     queue.jobs[1] = job()
     observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
-    observer.look()
+    observer.observe()
     queue.jobs.clear()
     queue.now = 5000.0
-    assert not observer.look().elastic
+    assert not observer.observe().elastic
     record = store.jobs([1])[1]
     assert (record.state, record.end_time) == ("UNKNOWN", 5000.0)
     assert "forgotten" in record.report_note
@@ -113,12 +113,12 @@ def test_a_job_whose_owner_opts_out_is_no_longer_weighed(store: Store) -> None:
     queue = Queue()
     queue.jobs[1] = job()
     observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
-    assert 1 in observer.look().elastic
+    assert 1 in observer.observe().elastic
     queue.jobs[1] = job(comment="mine")
-    assert not observer.look().elastic
-    assert "opts in" in store.jobs([1])[1].refusal
+    assert not observer.observe().elastic
+    assert "opts in" in store.jobs([1])[1].refusal.text
     queue.jobs[1] = job(comment="mine", state=JobState.COMPLETED, end_time=2000.0)
-    observer.look()
+    observer.observe()
     assert (store.jobs([1])[1].state, store.jobs([1])[1].end_time) == ("COMPLETED", 2000.0)
 
 
@@ -128,7 +128,7 @@ def test_a_job_whose_owner_opts_in_again_is_weighed_again(store: Store) -> None:
     observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
     for comment, elastic in (("ones: gpus=1-4", True), ("mine", False), ("ones: gpus=1-4", True)):
         queue.jobs[1] = job(comment=comment)
-        observer.look()
+        observer.observe()
         assert store.jobs([1])[1].elastic is elastic
 
 
@@ -138,7 +138,7 @@ def test_user_mode_reads_nobody_elses_files(store: Store, tmp_path: Path) -> Non
     queue.jobs[1] = job(uid=ME + 1, user="she", work_dir=str(tmp_path))
     write(tmp_path, 1, HELLO)
     observer = Observer(queue, store, Settings(scope="own"))  # type: ignore[arg-type]
-    seen = observer.look()
+    seen = observer.observe()
     assert "belongs to she" in str(seen.elastic[1].refusal)
     assert store.report_positions([1]) == {}
     assert not store.jobs([1])[1].report_note
@@ -153,7 +153,7 @@ def test_the_last_complaint_about_reports_stays(store: Store, tmp_path: Path) ->
     path.write_bytes(b"{nonsense\n" + path.read_bytes())
     observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
     for _ in range(3):
-        observer.look()
+        observer.observe()
     assert "1 unreadable line" in store.jobs([1])[1].report_note
     assert store.runs(1)[0].batch == 32
 
@@ -165,7 +165,7 @@ def test_noise_and_progress_reach_the_database(store: Store, tmp_path: Path) -> 
     stretch = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0, noise=64.0, progress=300.0)
     liar = replace(stretch, cursor=640, progress=9999.0)
     write(tmp_path, 1, HELLO, stretch, liar)
-    Observer(queue, store, Settings()).look()  # type: ignore[arg-type]
+    Observer(queue, store, Settings()).observe()  # type: ignore[arg-type]
     history = store.histories([1])[1]
     assert [point.noise for point in history.noise] == [64.0, 64.0]
     assert (history.samples, history.progress) == (640.0, 620.0)
@@ -188,7 +188,7 @@ def test_a_job_that_does_not_know_its_datasets_length(store: Store, tmp_path: Pa
     expected = [(480.0, None), (500.0, 500.0), (940.0, 500.0), (1020.0, 510.0), (1084.0, 510.0)]
     for number, (samples, length) in enumerate(expected, 1):
         write(tmp_path, 1, hello, *done[:number], spec=spec)
-        observer.look()
+        observer.observe()
         history = store.histories([1])[1]
         assert (history.samples, history.epoch_samples) == (samples, length)
         assert history.progress is not None and history.progress <= samples
@@ -204,7 +204,7 @@ def test_what_a_job_says_of_its_starts_reaches_the_database(store: Store, tmp_pa
     odd = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, None, nonfinite=10)
     changed = Batch(11, 128, 4.0, passes=2, ramp=50)
     write(tmp_path, 1, hello, First(1, 0.5), again, First(1, 0.75), odd, changed, spec=replace(SPEC, max_passes=3))
-    Observer(queue, store, Settings()).look()  # type: ignore[arg-type]
+    Observer(queue, store, Settings()).observe()  # type: ignore[arg-type]
     (run,) = store.runs(1)
     assert (run.queue_s, run.launch_s, run.import_s, run.first_step_s) == (9.0, 3.0, 2.0, 0.75)
     assert (run.resizes, run.attempts, run.note, run.hello_time) == (2, 1, "slow; a rank died", 900.0)
@@ -222,13 +222,13 @@ def test_a_tick_writes_all_reports_at_once(store: Store, tmp_path: Path) -> None
     event.listen(store._engine, "commit", commits.append)
     counts, queue = [], Queue()
     observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
-    observer.look()  # which stores the nodes, once
+    observer.observe()  # which stores the nodes, once
     for number in (1, 50):
         queue.jobs |= {n: job(n, work_dir=str(tmp_path)) for n in range(100 * number, 100 * number + number)}
         for job_id in queue.jobs:
             write(tmp_path, job_id, HELLO, Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0))
         commits.clear()
-        observer.look()
+        observer.observe()
         counts.append(len(commits))
         assert all(store.histories(list(queue.jobs)).values())
     assert counts[0] == counts[1]
@@ -238,20 +238,20 @@ def test_nodes_are_stored_when_they_change(store: Store) -> None:
     """A node that goes down leaves a trace; jobs that come and go on it, and a companion that starts again, none."""
     queue = Queue()
     observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
-    observer.look()
+    observer.observe()
     before = store.node_changes()
     name = before[0].node.name
     assert {change.node.state for change in before} == {"UP"}
     queue.nodes = {**queue.nodes, name: replace(queue.nodes[name], state="ALLOCATED", gpus_used=1, idle=False)}
-    observer.look()
-    Observer(queue, store, Settings()).look()  # type: ignore[arg-type]
+    observer.observe()
+    Observer(queue, store, Settings()).observe()  # type: ignore[arg-type]
     assert store.node_changes() == before
     queue.nodes = {**queue.nodes, name: replace(queue.nodes[name], state="DOWN*", usable=False)}
     queue.now += 60.0
-    observer.look()
+    observer.observe()
     queue.nodes = {name: replace(queue.nodes[name], state="IDLE")}
     queue.now += 60.0
-    observer.look()
+    observer.observe()
     assert store.node_changes(name)[-1].node.state == "RESERVED"
     change = store.node_changes(name)[-2]
     assert (change.time, change.node.state, change.node.usable) == (1060.0, "DOWN*", False)
@@ -264,7 +264,7 @@ def test_a_spec_that_changes_is_stored_again(store: Store, tmp_path: Path) -> No
     observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
     for spec in (SPEC, replace(SPEC, dataset=5000)):
         write(tmp_path, 1, HELLO, spec=spec)
-        observer.look()
+        observer.observe()
         told = store.histories([1])[1].spec
         assert told is not None
         assert told.dataset == spec.dataset
@@ -280,15 +280,15 @@ def test_replayed_reports_change_nothing(store: Store, tmp_path: Path) -> None:
     told = (HELLO, stretch, lie, replace(stretch, step=30, cursor=960))
     write(tmp_path, 1, *told)
     observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
-    observer.look()
+    observer.observe()
     before = store.histories([1])[1]
     assert [point.samples_per_s for point in before.throughput] == [160.0, 160.0]
     write(tmp_path, 1, *told)
     for again in (observer, observer, Observer(queue, store, Settings())):  # type: ignore[arg-type]
         if again is observer:
-            again.look()
+            again.observe()
             assert "1 of its reports not believed as told" in store.jobs([1])[1].report_note
-        again.look()
+        again.observe()
         assert store.histories([1])[1].throughput == before.throughput
         assert store.runs(1)[0].report_number == 4
 
@@ -304,9 +304,9 @@ def test_what_could_not_be_stored_is_judged_again(
     with monkeypatch.context() as broken:
         broken.setattr(store, "add_reports", lambda told: (_ for _ in ()).throw(StoreError("away")))
         with pytest.raises(StoreError):
-            observer.look()
-    observer.look()
-    observer.look()
+            observer.observe()
+    observer.observe()
+    observer.observe()
     assert len(store.histories([1])[1].throughput) == 1
     assert not store.jobs([1])[1].report_note
 
@@ -324,6 +324,6 @@ def test_task_counts_that_a_snapshot_does_not_show(tmp_path: Path, store: Store)
     queue.details = details  # type: ignore[method-assign]
     observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
     for _ in range(2):
-        (elastic,) = observer.look().elastic.values()
+        (elastic,) = observer.observe().elastic.values()
         assert "task counts" in str(elastic.refusal)
     assert asked == [{1}]

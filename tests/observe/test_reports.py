@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ones_wrapper.protocol import MAX_LINE, Bye, Epoch, Spec, encode, encode_report
 from slurm_ones.job_files import job_directory
-from slurm_ones.observe.reports import MAX_PIECE, Piece, read_reports
+from slurm_ones.observe.reports import MAX_PIECE, NewReports, read_reports
 from slurm_ones.slurm.model import Job, Shape
 from tests.slurm.make import job_of
 
@@ -51,17 +51,17 @@ def write(job: Job) -> Write:
     return append
 
 
-def read(job: Job, offset: int = 0, after: int = 0) -> Piece:
+def read(job: Job, offset: int = 0, after: int = 0) -> NewReports:
     return read_reports(job, 0, offset, after, now=NOW)
 
 
-def numbers(piece: Piece) -> list[int]:
+def numbers(piece: NewReports) -> list[int]:
     return [x.number for x in piece.lines]
 
 
 def test_no_directory_yet(job: Job) -> None:
     """A job that has not started its wrapper is no news."""
-    assert read(job) == Piece((), 0, None, "")
+    assert read(job) == NewReports((), 0, None, "")
 
 
 def test_lines_and_spec(job: Job, write: Write) -> None:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ones_db import ActionRecord, Store, migrate
-from slurm_ones.observe.stopfile import StopFile
+from slurm_ones.observe.observer import StopFile
 
 
 def test_it_is_written_down_once(tmp_path: Path) -> None:
@@ -17,15 +17,15 @@ def test_it_is_written_down_once(tmp_path: Path) -> None:
     path, me = tmp_path / "stop", getpass.getuser()
     with Store.open(url, "here") as store:
         file = StopFile(path, store)
-        file.look(10.0)
+        file.check(10.0)
         assert store.actions() == []
         path.touch()
         os.utime(path, (20.0, 20.0))
         for looks in (file, file, StopFile(path, store)):
-            looks.look(30.0)
+            looks.check(30.0)
         made = ActionRecord(20.0, me, "stop file made", str(path))
         assert store.actions() == [made]
         path.unlink()
-        file.look(40.0)
-        file.look(50.0)
+        file.check(40.0)
+        file.check(50.0)
         assert store.actions() == [ActionRecord(40.0, "", "stop file removed", str(path)), made]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ones_db import JobHistory, ResizeRecord
 from slurm_ones.config import Settings
-from slurm_ones.observe.observer import Observation
+from slurm_ones.observe.eligibility import Observation
 from slurm_ones.rules.gate import PartitionRules, Round
 from slurm_ones.rules.rigid import RigidDemand
 from slurm_ones.rules.views import bounds_of, cluster_view

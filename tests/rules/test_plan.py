@@ -11,8 +11,7 @@ import pytest
 from ones_db import JobHistory, JobRecord, ResizeRecord
 from slurm_ones.act.transitions import State
 from slurm_ones.config import Settings
-from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.observe.observer import Observation
+from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import reason
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.gate import PartitionRules, Round

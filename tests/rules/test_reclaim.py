@@ -15,7 +15,7 @@ from slurm_ones.decide import POLICIES, make_policy
 from slurm_ones.rules.reclaim import make_room
 from slurm_ones.rules.rigid import PendingJob, Release, RigidDemand
 from slurm_ones.rules.views import Bounds, decide_within
-from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Limits, NodeView
 from slurm_ones.schedule.shapes import shape_of
 from slurm_ones.schedule.tables import build_tables
@@ -54,7 +54,7 @@ def smaller(view: ClusterView, one: JobView, least: int) -> Iterator[tuple[int, 
 
 def cheapest(view: ClusterView, jobs: Sequence[JobView], demand: RigidDemand, claim: PendingJob) -> float:
     """Fewest GPUs that must be given up for the claim, in any way; infinite where none suffices."""
-    stays = pinned(view, jobs)
+    stays = fixed_jobs(view, jobs)
     movable = [one for one in jobs if one.shape is not None and one.job_id not in stays]
     options = [list(smaller(view, one, floor_of(demand, one, claim))) for one in movable]
     best = math.inf

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ones_db import ResizeRecord
-from slurm_ones.observe.observer import Observation
+from slurm_ones.observe.eligibility import Observation
 from slurm_ones.rules.rigid import PendingJob
 from slurm_ones.slurm.model import Job, Shape
 from tests.rules.make import demand_of, rules_of, shown

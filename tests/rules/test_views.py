@@ -11,8 +11,7 @@ import pytest
 
 from ones_db import EpochPoint, JobHistory, NoisePoint, ResizeRecord, SpecRecord, ThroughputPoint
 from slurm_ones.learn.knowledge import Learner
-from slurm_ones.observe.eligibility import look
-from slurm_ones.observe.observer import Observation
+from slurm_ones.observe.eligibility import Observation, elastic_job
 from slurm_ones.rules.views import ANY_BATCH, job_views
 from slurm_ones.rules.views import limits_of as limits
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView
@@ -51,7 +50,7 @@ def seen(
     }
     queue = {job.job_id: job for job in jobs}
     snapshot = Snapshot(0.0, queue, nodes, {"gpu": Partition("gpu", up, FOUR, 0.0, 0, False)})
-    found = {job.job_id: look(job, snapshot, {}, None) for job in jobs}
+    found = {job.job_id: elastic_job(job, snapshot, {}, None) for job in jobs}
     return Observation(snapshot, {job_id: elastic for job_id, elastic in found.items() if elastic is not None})
 
 

@@ -16,9 +16,8 @@ from ones_wrapper.protocol import ORDERS
 from slurm_ones.act.transitions import State
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError, Settings
-from slurm_ones.service.daemon import PULSE_S, Daemon
-from slurm_ones.slurm.client import SlurmClient
-from slurm_ones.slurm.leader_only import LeaderOnlyClient
+from slurm_ones.service.daemon import PING_S, Daemon
+from slurm_ones.slurm.client import LeaderOnlyClient, SlurmClient
 from slurm_ones.slurm.model import JobState, Shape
 from tests.act.fake import Clock, FakeJob, FakeSlurm, Passing
 
@@ -238,7 +237,7 @@ def test_a_reload_makes_the_companion_anew(slurm: FakeSlurm, url: str) -> None:
         return made[-1]
 
     began, ticks = slurm.clock(), list[float]()
-    daemon = Daemon(make, clock=slurm.clock, sleep=slurm.pass_time, pulse=lambda: None)
+    daemon = Daemon(make, clock=slurm.clock, sleep=slurm.pass_time, watchdog_ping=lambda: None)
 
     def on_tick(tick: Tick) -> None:
         ticks.append(slurm.clock() - began)
@@ -266,17 +265,17 @@ def test_a_companion_that_cannot_be_made_at_all_is_said_at_once(url: str) -> Non
 
 def test_the_pulse_is_felt(slurm: FakeSlurm, url: str) -> None:
     """Protects a healthy daemon from its watchdog: in a wait of minutes, of one that leads or stands by, it is felt
-    each `PULSE_S` seconds; and the ticks come when they would without it."""
+    each `PING_S` seconds; and the ticks come when they would without it."""
     make, _ = maker(slurm, url, tick_s=60)
     began, felt, ticks = slurm.clock(), list[float](), list[float]()
     daemon = Daemon(
         make,
         lead=Seasons(slurm.clock, (30, 1000)),
-        pulse=lambda: felt.append(slurm.clock()),
+        watchdog_ping=lambda: felt.append(slurm.clock()),
         clock=slurm.clock,
         sleep=slurm.pass_time,
     )
     stop = Passing(slurm, 400)
     daemon.run(stop, lambda tick: ticks.append(slurm.clock() - began))
-    assert max(later - earlier for earlier, later in itertools.pairwise(felt)) <= PULSE_S
-    assert max(stop.waits) == PULSE_S and ticks == [30, 90, 150, 210, 270, 330, 390]
+    assert max(later - earlier for earlier, later in itertools.pairwise(felt)) <= PING_S
+    assert max(stop.waits) == PING_S and ticks == [30, 90, 150, 210, 270, 330, 390]

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ones.service.logs import KINDS, LENGTH, MOST, PERIOD_S, Last, OneLine, Seldom, to_journal
+from slurm_ones.service.logs import (
+    KINDS,
+    LENGTH,
+    MOST,
+    PERIOD_S,
+    LastErrorHandler,
+    OneLine,
+    RateLimitFilter,
+    to_journal,
+)
 
 
 def record(text: str, *arguments: object, level: int = logging.ERROR, name: str = "daemon") -> logging.LogRecord:
@@ -39,7 +48,7 @@ def test_a_traceback_is_in_the_line() -> None:
 def test_the_same_complaint_comes_seldom() -> None:
     """A day of an outage at a tick a minute is a page, not a thousand lines; and none is lost count of."""
     now = 0.0
-    seldom, said = Seldom(lambda: now), []
+    seldom, said = RateLimitFilter(lambda: now), []
     for minute in range(24 * 60):
         now = 60.0 * minute
         event = record("no answer within %.0f s; trying again in %d s", 30.0, minute)
@@ -52,7 +61,7 @@ def test_the_same_complaint_comes_seldom() -> None:
 
 def test_another_complaint_passes() -> None:
     """Of other words, of another part or level; what is no complaint is what was asked for."""
-    seldom = Seldom(lambda: 0.0)
+    seldom = RateLimitFilter(lambda: 0.0)
     for _ in range(10):
         seldom.filter(record("disk full"))
     assert seldom.filter(record("no route to host"))
@@ -63,7 +72,7 @@ def test_another_complaint_passes() -> None:
 
 def test_ever_new_complaints_take_no_more_memory() -> None:
     """Users choose some of the words."""
-    seldom = Seldom(lambda: 0.0)
+    seldom = RateLimitFilter(lambda: 0.0)
     for number in range(3 * KINDS):
         seldom.filter(record("a" * (number % 1900) + "b" * (number // 1900)))
     assert len(seldom._kinds) <= KINDS
@@ -72,7 +81,7 @@ def test_ever_new_complaints_take_no_more_memory() -> None:
 
 def test_the_newest_error_is_kept_for_status() -> None:
     """Errors alone, as the log has them."""
-    last = Last()
+    last = LastErrorHandler()
     logger = logging.Logger("daemon")
     logger.addHandler(last)
     logger.error("job %d: first", 1)

@@ -12,16 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 from ones_db import HealthRecord, ResizeRecord, Store, migrate
-from ones_db.leader_lock import LeadLock
+from ones_db.leader_lock import LeaderLock
 from ones_db.records import JobRecord
 from slurm_ones.cli import app
 from slurm_ones.cli.status import examine, lines
 from slurm_ones.companion import Tick
 from slurm_ones.config import ConfigError, Settings, parse
-from slurm_ones.observe.observer import Observation
+from slurm_ones.observe.eligibility import Observation
 from slurm_ones.service.health import Health
-from slurm_ones.service.logs import Last
-from slurm_ones.service.reload import FIXED, Current
+from slurm_ones.service.logs import LastErrorHandler
+from slurm_ones.service.reload import FIXED, ReloadableSettings
 from slurm_ones.service.systemd import Notifier
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Snapshot
@@ -44,7 +44,7 @@ def test_what_is_wrong_is_told(url: str) -> None:
     """Nobody ever led; stopped; killed; hung; late; and, between them, healthy."""
     with Store.open(url, "here") as store:
         assert "no companion has ever led here" in problems(url, 1000.0)
-        with LeadLock(url, "here") as lock:
+        with LeaderLock(url, "here") as lock:
             assert lock.take(1000.0) == 1
             store.see_health(HealthRecord(1000.0, "act", 60.0))
             assert problems(url, 1010.0) == ""
@@ -78,7 +78,7 @@ def test_for_people_and_for_monitoring(url: str, tmp_path: Path) -> None:
         store.see_jobs([JobRecord(7, "train", "alice", 1.0, 1, 1, elastic=True)])
         store.begin_resize(ResizeRecord(7, 0, 1, 1, 32, 2, 4, 64, "draining", 900.0))
         store.see_health(HealthRecord(1.0, "act", 60.0, 1.0, 0.5, 3, 1, 12, "a \x1b[31mred\x1b[0m word", 1.0))
-        with LeadLock(url, "here") as lock:
+        with LeaderLock(url, "here") as lock:
             lock.take(1.0)
             done = CLI.invoke(app, ["status", "--no-slurm", "--config", str(config), "--json"])
             shown = CLI.invoke(app, ["status", "--no-slurm", "--config", str(config)])
@@ -93,10 +93,10 @@ def test_settings_are_read_again_or_refused_as_a_whole(tmp_path: Path) -> None:
     """A bad value, or a key that cannot change, leaves all others too as they were."""
     file = tmp_path / "ones.toml"
     file.write_text("tick_s = 60")
-    current = Current(lambda: parse(file.read_text(), "ones.toml"))
-    assert current.again() == []
+    current = ReloadableSettings(lambda: parse(file.read_text(), "ones.toml"))
+    assert current.reload() == []
     file.write_text("tick_s = 30\n[resize]\ndwell_s = 10")
-    assert current.again() == ["tick_s", "resize.dwell_s"]
+    assert current.reload() == ["tick_s", "resize.dwell_s"]
     for text, words in (
         ("tick_s = 0", "tick_s: Input should be greater than 0"),
         ("tick = 1", "unknown key tick (did you mean tick_s?)"),
@@ -104,7 +104,7 @@ def test_settings_are_read_again_or_refused_as_a_whole(tmp_path: Path) -> None:
     ):
         file.write_text(text)
         with pytest.raises(ConfigError) as refused:
-            current.again()
+            current.reload()
         assert words in str(refused.value)
         assert (current.settings.tick_s, current.settings.resize.dwell_s) == (30, 10)
     assert "client: cannot change" in str(refused.value)
@@ -117,7 +117,7 @@ def tick() -> Tick:
 
 def test_ticks_and_errors_are_written_down(url: str) -> None:
     """One row, with the newest of each; a database that cannot be written to costs nothing but a line in the log."""
-    last = Last()
+    last = LastErrorHandler()
     with Store.open(url, "here") as store:
         health = Health(Notifier({}), last, clock=lambda: 500.0)
         health.leads(store, Settings(mode="act"))
@@ -125,7 +125,7 @@ def test_ticks_and_errors_are_written_down(url: str) -> None:
         health.ticked(tick())
         assert store.health() == HealthRecord(500.0, "act", 60.0, 500.0, 0.25, 0, 0, 0)
         last.text, last.time = "daemon: no answer", 490.0
-        health.pulse()
+        health.watchdog_ping()
         found = store.health()
         assert found is not None and (found.error, found.error_time, found.tick_time) == (last.text, 490.0, 500.0)
     with Store.open(url, "here", read_only=True) as closed:
@@ -135,7 +135,7 @@ def test_ticks_and_errors_are_written_down(url: str) -> None:
 def test_prometheus_finds_figures_on_this_machine_alone() -> None:
     """At the port that was asked for, not on the network; a port that is taken is a setting that is refused."""
     pytest.importorskip("prometheus_client")
-    from slurm_ones.service.metrics import serve
+    from slurm_ones.service.health import serve
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

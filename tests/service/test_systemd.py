@@ -27,7 +27,7 @@ from tests.act.fake import Clock, FakeSlurm
 from tests.cluster import paths
 from tests.service.test_daemon import Passing
 
-SYSTEMD = paths.REPOSITORY / "systemd"
+SYSTEMD = paths.REPOSITORY / "slurm_ones/service/units"
 UNIT = SYSTEMD / "slurm-ones.service"
 EXPOSURE = 1.6
 """What `systemd-analyze security` may give at most; it says OK up to 5.0, where 10 is no protection at all."""

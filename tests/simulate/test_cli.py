@@ -133,7 +133,7 @@ def test_a_profile_with_too_few_points_is_located(tmp_path: Path, profiles: Path
         (["--interval", "0"], "--interval: 0.0"),
         (["--html", "/nowhere/page.html"], "--html: /nowhere/page.html cannot be written"),
         (["--set", "resize.dwel_s=1"], "resize.dwel_s"),
-        (["--plain", "--set", "resize.dwell_s=1"], "--plain does without"),
+        (["--plain", "--set", "resize.dwell_s=1"], "--idealized does without"),
     ],
 )
 def test_bad_options_end_in_a_line(arguments: list[str], named: str) -> None:
@@ -150,7 +150,7 @@ def test_values_are_what_they_look_like() -> None:
         "a": 1, "b": 2.5, "c": True, "d": "x", "e": 1000.0,
     }  # fmt: skip
     found = parse_policy("ones:population=8,goodput=false")
-    assert (found.policy, found.options) == ("ones", {"population": 8, "goodput": False})
+    assert (found.name, found.options) == ("ones", {"population": 8, "goodput": False})
     assert parse_cluster("16x4") == (16, 4)
     assert parse_resize_cost("measured") is None and parse_resize_cost("15") == 15.0
     for cost in ("-1", "nan", "inf", "true"):

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.training.application import Application
-from slurm_ones.simulate.training.training_progress import Patience
+from slurm_ones.simulate.training.training_progress import EarlyStopping
 from slurm_ones.simulate.workloads.catalogue import KINDS, ParametricSpeed, build
 from slurm_ones.simulate.workloads.generate import (
     MIXES,
     OFFERED,
     USEFUL,
-    best,
+    best_batch,
     day_rate,
     generate,
     offered,
-    sensible,
+    sensible_requests,
     submission_times,
     undisturbed_s,
 )
@@ -123,7 +123,7 @@ def test_sc21_jobs_last_minutes(kind) -> None:  # type: ignore[no-untyped-def]
 
 def trained(app: Application, batch: int) -> tuple[int, float]:
     """Passes over the data until the training ends at one batch, and its metric then."""
-    patience, done, passes, ends = Patience(app), 0.0, 0, False
+    patience, done, passes, ends = EarlyStopping(app), 0.0, 0, False
     while done < app.total * (1 - 1e-9) and not ends:
         for _ in range(20):
             samples = min(app.dataset / 20, patience.room)
@@ -189,9 +189,9 @@ def test_speed_overlaps_compute_and_exchange() -> None:
 def test_users_ask_for_sizes_that_pay(name: str) -> None:
     """A well-informed user's GPUs are each 50 to 80 % as useful as one alone, at the best batch of that size."""
     app = build(KINDS[name])
-    one = best(app, 1, 4)[0]
-    for gpus, batch in sensible(app, 64, 4):
-        goodput, chosen = best(app, gpus, 4)
+    one = best_batch(app, 1, 4)[0]
+    for gpus, batch in sensible_requests(app, 64, 4):
+        goodput, chosen = best_batch(app, gpus, 4)
         assert chosen == batch
         assert USEFUL[0] <= goodput / one / gpus <= USEFUL[1]
         assert gpus < 4 or gpus % 4 == 0

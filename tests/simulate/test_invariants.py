@@ -9,7 +9,7 @@ import pytest
 
 from ones_db import Store, migrate
 from ones_wrapper.protocol import reports_name
-from slurm_ones.simulate.engines.invariants import broken
+from slurm_ones.simulate.engines.invariants import violations
 from slurm_ones.simulate.engines.world import ClusterSpec, World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
@@ -33,22 +33,22 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def test_a_job_that_has_not_ended_or_is_held(world: World, store: Store) -> None:
     world.pass_time(60)
-    assert any("job 1 is RUNNING at the end" in fault for fault in broken(world, store))
+    assert any("job 1 is RUNNING at the end" in fault for fault in violations(world, store))
     world.cluster.requeue(1, hold=True)
     world.pass_time(60)
-    assert any("job 1 is PENDING at the end, held by user" in fault for fault in broken(world, store))
+    assert any("job 1 is PENDING at the end, held by user" in fault for fault in violations(world, store))
 
 
 def test_a_job_that_somebody_cancelled(world: World, store: Store) -> None:
     world.pass_time(60)
     world.cluster.cancel(1)
-    assert any("job 1 ended CANCELLED" in fault for fault in broken(world, store))
+    assert any("job 1 ended CANCELLED" in fault for fault in violations(world, store))
 
 
 def test_a_database_that_knows_nothing_of_a_job(world: World, store: Store) -> None:
     world.pass_time(20_000)
     assert world.done
-    assert broken(world, store) == ["job 1 is not in the database"]
+    assert violations(world, store) == ["job 1 is not in the database"]
 
 
 @pytest.mark.parametrize(("kind", "words"), [("epoch", "samples from"), ("throughput", "samples from")])
@@ -59,7 +59,7 @@ def test_samples_that_were_skipped(world: World, store: Store, kind: str, words:
     lines = path.read_bytes().splitlines(keepends=True)
     left_out = next(i for i, line in enumerate(lines) if f'"kind":"{kind}"'.encode() in line)
     path.write_bytes(b"".join(lines[:left_out] + lines[left_out + 1 :]))
-    assert any(words in fault for fault in broken(world, store))
+    assert any(words in fault for fault in violations(world, store))
 
 
 def test_a_run_that_goes_on_elsewhere_than_at_its_checkpoint(world: World, store: Store) -> None:
@@ -70,4 +70,4 @@ def test_a_run_that_goes_on_elsewhere_than_at_its_checkpoint(world: World, store
     path = world.directory / "ones-1" / reports_name(0)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(line for line in lines if b'"kind":"checkpoint"' not in line))
-    assert any("run 1 goes on at" in fault for fault in broken(world, store))
+    assert any("run 1 goes on at" in fault for fault in violations(world, store))

@@ -15,9 +15,9 @@ from slurm_ones.report.study import Lane, Text, held, thinned, write_study
 from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.engines.outcome import Outcome
-from slurm_ones.simulate.study.plan import Contender, Plan, Source
+from slurm_ones.simulate.study.plan import Plan, PolicySpec, Source
 from slurm_ones.simulate.study.present import as_json, page, rows
-from slurm_ones.simulate.study.runs import Run, run_all, standings
+from slurm_ones.simulate.study.runs import Run, run_all, summarize
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class Crashing:
 
 
 @pytest.fixture
-def crashing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Contender]:
+def crashing(monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicySpec]:
     """The faulty policy, registered."""
     monkeypatch.setitem(POLICIES, Crashing.name, Crashing)
-    yield Contender("crashing", "crashing")
+    yield PolicySpec("crashing", "crashing")
 
 
-FIFO, STRICT = Contender("fifo", "fifo"), Contender("fifo:backfill=false", "fifo", {"backfill": False})
-PLAN = Plan(Source("philly", jobs=12), (FIFO, STRICT), seeds=(0, 1), nodes=4, plain=True)
+FIFO, STRICT = PolicySpec("fifo", "fifo"), PolicySpec("fifo:backfill=false", "fifo", {"backfill": False})
+PLAN = Plan(Source("philly", jobs=12), (FIFO, STRICT), seeds=(0, 1), nodes=4, idealized=True)
 
 
 def unclocked(run: Run) -> Run:
@@ -58,16 +58,16 @@ def unclocked(run: Run) -> Run:
 
 def test_processes_change_nothing() -> None:
     """Two processes find what one finds, in the same order, and say when each run is done."""
-    heard: dict[tuple[str, int], float] = {}
-    apart = run_all(PLAN, 2, lambda label, seed, share: heard.update({(label, seed): share}))
+    shares: dict[tuple[str, int], float] = {}
+    apart = run_all(PLAN, 2, lambda progress: shares.update({(progress.policy, progress.seed): progress.share}))
     assert [unclocked(run) for run in run_all(PLAN, 1)] == [unclocked(run) for run in apart]
-    assert heard == {(label, seed): 1.0 for label in ("fifo", "fifo:backfill=false") for seed in (0, 1)}
+    assert shares == {(label, seed): 1.0 for label in ("fifo", "fifo:backfill=false") for seed in (0, 1)}
 
 
 def test_all_contenders_get_the_same_work() -> None:
     """Comparisons are paired: a seed's jobs are submitted to every policy alike, and differ between seeds."""
     names = {
-        (run.contender, run.seed): [(job.name, job.submitted) for job in run.outcome.jobs]
+        (run.policy, run.seed): [(job.name, job.submitted) for job in run.outcome.jobs]
         for run in run_all(PLAN, 1)
         if run.outcome is not None
     }
@@ -81,10 +81,10 @@ def test_only_the_first_seed_keeps_what_is_drawn() -> None:
     assert kept == {0: True, 1: False}
 
 
-def test_a_crash_costs_its_policy_alone(crashing: Contender) -> None:
+def test_a_crash_costs_its_policy_alone(crashing: PolicySpec) -> None:
     """The others' figures stand, and the error says what went wrong and where."""
-    plan = replace(PLAN, contenders=(FIFO, crashing), seeds=(0,))
-    good, bad = standings(plan, run_all(plan, 1))
+    plan = replace(PLAN, policies=(FIFO, crashing), seeds=(0,))
+    good, bad = summarize(plan, run_all(plan, 1))
     assert good.metrics["mean_jct_s"].mean > 0 and not good.errors
     assert not bad.metrics and bad.against_first is None
     assert "ZeroDivisionError: a fault of its own" in bad.errors[0] and "test_study.py" in bad.errors[0]
@@ -96,11 +96,10 @@ def test_seeds_that_one_lost_are_not_compared() -> None:
     """Where a policy came through one seed of two, it is held against the first on that seed alone."""
     runs = run_all(PLAN, 1)
     runs = [
-        Run(run.contender, run.seed, error="lost") if (run.contender, run.seed) == (STRICT.label, 0) else run
-        for run in runs
+        Run(run.policy, run.seed, error="lost") if (run.policy, run.seed) == (STRICT.label, 0) else run for run in runs
     ]
-    first, second = standings(PLAN, runs)
-    by_seed = {run.seed: run.outcome for run in runs if run.contender == "fifo" and run.outcome}
+    first, second = summarize(PLAN, runs)
+    by_seed = {run.seed: run.outcome for run in runs if run.policy == "fifo" and run.outcome}
     jct = np.mean([job.jct_s for job in by_seed[1].jobs])
     assert second.seeds == (1,)
     assert second.against_first is not None
@@ -111,22 +110,22 @@ def test_seeds_that_one_lost_are_not_compared() -> None:
 def test_json_has_what_was_promised() -> None:
     """Every metric under its name, every job, what was run; nothing that JSON does not know."""
     runs = run_all(PLAN, 1)
-    found = as_json(PLAN, standings(PLAN, runs), runs)
+    found = as_json(PLAN, summarize(PLAN, runs), runs)
     assert {
         "mean_jct_s", "median_jct_s", "p90_jct_s", "p99_jct_s", "makespan_s", "gpu_use", "resizes_per_job",
         "missed_accuracy", "decision_s", "intervals", "against_first",
     } <= set(found["policies"]["fifo"])  # fmt: skip
     assert len(found["jobs"]) == 2 * 2 * 12
     assert {"policy", "seed", "name", "jct_s", "missed"} <= set(found["jobs"][0])
-    assert found["run"]["workload"] == "philly" and found["run"]["engine"] == "plain"
+    assert found["run"]["workload"] == "philly" and found["run"]["engine"] == "idealized"
 
 
 @pytest.mark.parametrize(
     ("plan", "named"),
     [
-        (replace(PLAN, contenders=(FIFO, FIFO)), "'fifo' is given twice"),
-        (replace(PLAN, contenders=(Contender("x", "none"),)), "fifo"),
-        (replace(PLAN, contenders=(Contender("x", "fifo", {"speed": 1}),)), "backfill"),
+        (replace(PLAN, policies=(FIFO, FIFO)), "'fifo' is given twice"),
+        (replace(PLAN, policies=(PolicySpec("x", "none"),)), "fifo"),
+        (replace(PLAN, policies=(PolicySpec("x", "fifo", {"speed": 1}),)), "backfill"),
         (replace(PLAN, source=Source("missing.csv")), "missing.csv"),
         (replace(PLAN, settings={"resize.dwel_s": 1}), "resize.dwel_s"),
     ],
@@ -169,11 +168,11 @@ def test_page_escapes_and_holds_all_pictures(tmp_path: Path) -> None:
     assert 'src="http' not in html and "<link" not in html
 
 
-def test_page_of_a_study(tmp_path: Path, crashing: Contender) -> None:
+def test_page_of_a_study(tmp_path: Path, crashing: PolicySpec) -> None:
     """What a study found becomes a page, a crashed policy's empty lane included."""
-    plan = replace(PLAN, contenders=(FIFO, crashing), seeds=(0,))
+    plan = replace(PLAN, policies=(FIFO, crashing), seeds=(0,))
     runs = run_all(plan, 1)
-    write_study(tmp_path / "page.html", *page(plan, standings(plan, runs), runs))
+    write_study(tmp_path / "page.html", *page(plan, summarize(plan, runs), runs))
     html = (tmp_path / "page.html").read_text()
     assert "Policies compared: philly" in html and "a fault of its own" in html
     assert "resnet18-cifar10" in html
@@ -182,8 +181,8 @@ def test_page_of_a_study(tmp_path: Path, crashing: Contender) -> None:
 def test_outcomes_reach_the_page_by_seed() -> None:
     """The pictures are of the first seed, the distribution of all."""
     runs = run_all(PLAN, 1)
-    _, lanes, groups = page(PLAN, standings(PLAN, runs), runs)
-    first = next(run.outcome for run in runs if (run.contender, run.seed) == ("fifo", 0))
+    _, lanes, groups = page(PLAN, summarize(PLAN, runs), runs)
+    first = next(run.outcome for run in runs if (run.policy, run.seed) == ("fifo", 0))
     assert isinstance(first, Outcome)
     assert {bar.job for bar in lanes[0].bars} == {job.name for job in first.jobs} == set(groups)
     assert len(lanes[0].jct_s) == 24

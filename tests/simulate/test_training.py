@@ -34,7 +34,7 @@ from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.simulate.training.training import Training
-from slurm_ones.simulate.training.training_progress import Course, Position
+from slurm_ones.simulate.training.training_progress import Position, TrainingCurve
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.workload import Submission
 
@@ -73,7 +73,7 @@ class Bench:
 
     def wait(self, seconds: float) -> None:
         """Let the job hear orders, and time pass."""
-        self.training.listen()
+        self.training.check_orders()
         self.timeline.run(self.timeline.now + seconds)
         self.files.flush()
 
@@ -325,7 +325,7 @@ def test_a_rigid_job_writes_nothing(tmp_path: Path) -> None:
 
 def test_progress_is_the_same_in_small_stretches_and_large_ones() -> None:
     """However often a training is looked at, it comes as far."""
-    course = Course(CIFAR, 1.0)
+    course = TrainingCurve(CIFAR, 1.0)
     whole = course.use(Position(), 40_000, 4096, 10).progress
     at = Position()
     for _ in range(40):

@@ -18,9 +18,8 @@ from slurm_ones.slurm.client import (
     UnknownJob,
     Unreachable,
 )
-from slurm_ones.slurm.command import CommandClient, error_of
+from slurm_ones.slurm.command import CommandClient, error_of, with_retries
 from slurm_ones.slurm.model import Shape
-from slurm_ones.slurm.retry import with_retries
 
 
 @pytest.mark.parametrize(
@@ -92,10 +91,10 @@ def test_a_command_that_hangs_is_unreachable(commands: Path) -> None:
 def test_every_try_is_a_sign_of_life(commands: Path) -> None:
     """A companion that waits for a slow controller, call after call, must not be taken for one that hangs."""
     fake(commands, "squeue", "sleep 60")
-    felt: list[float] = []
+    keepalive: list[float] = []
     with pytest.raises(Unreachable):
-        CommandClient(timeout_s=0.1, felt=lambda: felt.append(time.monotonic())).job(7)
-    assert len(felt) == 4
+        CommandClient(timeout_s=0.1, keepalive=lambda: keepalive.append(time.monotonic())).job(7)
+    assert len(keepalive) == 4
 
 
 def test_a_users_own_formats_are_not_used(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ones.observe.eligibility import Elastic, look
+from slurm_ones.observe.eligibility import Elastic, elastic_job
 from slurm_ones.observe.optin import parse_comment
 from tests.slurm.sites import Site
 
@@ -105,7 +105,7 @@ def test_what_slurm_understands(site: Site, template: Path) -> None:
 
 def judged(site: Site, job_id: int) -> Elastic:
     snapshot = site.owner.snapshot()
-    elastic = look(snapshot.jobs[job_id], snapshot, WHOLE, None)
+    elastic = elastic_job(snapshot.jobs[job_id], snapshot, WHOLE, None)
     assert elastic is not None
     return elastic
 

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from ones_wrapper.api import join
 from ones_wrapper.checkpoint import State
-from ones_wrapper.group import Group, join
+from ones_wrapper.group import Group
 
 TIMEOUT_S = 90.0
 _context = multiprocessing.get_context("forkserver")

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ones_wrapper.group import Group, join
+from ones_wrapper.api import join
+from ones_wrapper.group import Group
 
 TIMEOUT_S = 120.0
 

@@ -11,11 +11,11 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from ones_wrapper.data import Pass, Share
-from ones_wrapper.exchange import DdpExchange, Exchange
-from ones_wrapper.fsdp import FsdpExchange
+from ones_wrapper.data.feed import Pass, Share
+from ones_wrapper.gradients.exchange import DdpExchange, Exchange
+from ones_wrapper.gradients.fsdp import FsdpExchange
+from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
-from ones_wrapper.noise import NoiseScale
 
 Sizes = Sequence[Sequence[int]]
 """Samples of one step, by rank and pass."""

@@ -15,7 +15,7 @@ from ones_wrapper.protocol import Bye, Epoch, Hello
 from tests.wrapper.runs import Run
 
 WRAPPER = Path(__file__).parents[2] / "wrapper"
-EXAMPLES = WRAPPER / "examples"
+EXAMPLES = WRAPPER / "ones_wrapper/examples"
 
 
 def test_the_guide_shows_the_edits() -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.group import Group, RankError, join
+from ones_wrapper.api import join
+from ones_wrapper.group import Group, RankError
 
 RANKS = 3
 TIMEOUT_S = 120.0

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ones_wrapper.codes import OUT_OF_MEMORY
+from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY
 from ones_wrapper.memory import FILE, DoesNotFitError, device_name, find, is_out_of_memory, judge, remember
 
 GPU = "NVIDIA H100 80GB HBM3, 81079 MiB"

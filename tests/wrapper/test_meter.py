@@ -9,8 +9,8 @@ import torch
 from ones_wrapper.boundary import Boundary
 from ones_wrapper.checkpoint import Progress
 from ones_wrapper.group import TorchGroup
-from ones_wrapper.meter import WARM_UP, Meter
-from ones_wrapper.signals import Flags
+from ones_wrapper.launch.process_hooks import Flags
+from ones_wrapper.reporter import WARM_UP, Meter
 
 
 def test_pauses_and_first_steps_are_not_measured() -> None:

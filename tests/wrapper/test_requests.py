@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ones_wrapper.codes import DONT_RESTART
-from ones_wrapper.previous import Previous, previous
+from ones_wrapper.job_files import SAVE, STOP, Previous, Requests, previous
+from ones_wrapper.launch.restart_policy import DONT_RESTART
 from ones_wrapper.protocol import (
     Bye,
     Checkpoint,
@@ -18,7 +18,6 @@ from ones_wrapper.protocol import (
     encode_report,
     reports_name,
 )
-from ones_wrapper.requests import SAVE, STOP, Requests
 from tests.wrapper.runs import Run, assert_exactly_once
 
 

@@ -20,16 +20,17 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from ones_wrapper.batch import LrRule
 from ones_wrapper.checkpoint import Progress, State, Stateful
-from ones_wrapper.exchange import DdpExchange
-from ones_wrapper.foreign import already_requeued_by
-from ones_wrapper.group import TorchGroup, join
+from ones_wrapper.data.streams import make_feed
+from ones_wrapper.gradients.exchange import DdpExchange, Exchange
+from ones_wrapper.gradients.noise import NoiseScale
+from ones_wrapper.group import Group, TorchGroup, join_torch
+from ones_wrapper.launch.process_hooks import already_requeued_by
+from ones_wrapper.learning_rate import LrRule
 from ones_wrapper.loop import Loader
-from ones_wrapper.noise import NoiseScale
+from ones_wrapper.plugins import load
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run import Run, Settings
-from ones_wrapper.streams import make_feed
 
 
 def init(
@@ -81,12 +82,25 @@ def init(
         raise ValueError("init: lr_rule='adascale' needs the noise scale; leave out noise_scale=False")
     if why := already_requeued_by():
         raise RuntimeError(why)
-    group = join(backend or os.environ.get("ONES_BACKEND") or None)
+    group = join(backend)
     spec = Spec(batch, max_batch, max_local_batch, 0, epochs, max_passes)
     run = Run(group, spec, Settings(rule, lr_ramp, checkpoint_every_s, write_behind), started)
     if noise_scale:
         run.noise = NoiseScale(group)
     return Job(run)
+
+
+def join(backend: str | None = None) -> Group:
+    """Build the process group: torch.distributed's, or with `mpi` that of the ranks that the MPI launcher started.
+
+    `backend` is `ONES_BACKEND` unless given. With mpi torch.distributed is left alone.
+    """
+    backend = backend or os.environ.get("ONES_BACKEND") or None
+    if backend != "mpi":
+        return join_torch(backend)
+    from ones_wrapper.mpi_group import join_mpi  # only those who use MPI need mpi4py
+
+    return join_mpi(os.environ)
 
 
 class Job:
@@ -143,7 +157,7 @@ class Job:
         run = self._run
         if isinstance(run.group, TorchGroup):
             return self._wrap(DdpExchange(run.group, run.noise), model, options)
-        from ones_wrapper.mpi_exchange import MpiExchange
+        from ones_wrapper.gradients.mpi_exchange import MpiExchange
         from ones_wrapper.mpi_group import MpiGroup
 
         assert isinstance(run.group, MpiGroup)
@@ -156,13 +170,24 @@ class Job:
         `fully_shard`'s. Synchronises all ranks. In training each pass gathers every unit's parameters twice and
         exchanges its gradients once.
         """
-        from ones_wrapper.fsdp import FsdpExchange
+        from ones_wrapper.gradients.fsdp import FsdpExchange
 
         return self._wrap(FsdpExchange(self._run.group, self._run.noise), model, options)
 
+    def exchange(self, model: torch.nn.Module, name: str, **options: Any) -> torch.nn.Module:
+        """The model with a gradient exchange of another's: one that an installed package registers in the entry points
+        `ones_wrapper.exchanges`, or `package.module:Class`, a subclass of `ones_wrapper.gradients.exchange.Exchange`.
+
+        Raises ValueError where there is none of that name. `options` are those of its `wrap`.
+        """
+        made = load("ones_wrapper.exchanges", name, ())(self._run.group, self._run.noise)
+        if not isinstance(made, Exchange):
+            raise ValueError(f"exchange: {name} is no subclass of ones_wrapper.gradients.exchange.Exchange")
+        return self._wrap(made, model, options)
+
     def _wrap(self, exchange: Any, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
         if self._run.loop.exchange is not None:
-            raise RuntimeError("ddp, fsdp: a job trains one model; put several into one Module")
+            raise RuntimeError("ddp, fsdp, exchange: a job trains one model; put several into one Module")
         wrapped: torch.nn.Module = exchange.wrap(model, **options)
         self._run.loop.exchange = exchange
         return wrapped
@@ -187,7 +212,8 @@ class Job:
         alone = self.world == 1 and run.spec.max_passes == 1
         if not alone and (run.loop.exchange is None or not run.loop.exchange.owns(model)):
             raise ValueError(
-                "register: model is not the one that job.ddp or job.fsdp returned; its gradients would not be averaged"
+                "register: model is not the one that job.ddp, job.fsdp or job.exchange returned; its gradients would "
+                "not be averaged"
             )
         extras = dict(others)
         if scheduler is not None:

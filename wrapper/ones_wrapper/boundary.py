@@ -7,15 +7,15 @@ part of the agreement.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ones_wrapper.group import Group
-from ones_wrapper.mailbox import Inbox
-from ones_wrapper.protocol import Order
-from ones_wrapper.requests import SAVE, STOP, Requests
-from ones_wrapper.signals import Flags
+from ones_wrapper.job_files import SAVE, STOP, Inbox, Requests
+from ones_wrapper.launch.process_hooks import FLAGS, Flags
+from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 
 SHARE = 0.01
 """Most of a step's time that agreeing may take."""
@@ -157,3 +157,28 @@ class Boundary:
         carry_on = newer or (over and self._group.rank == 0)
         stop, go = self._group.maximum([int(self._flags.stop), int(carry_on)])
         return bool(stop), bool(go)
+
+
+DRAIN_POLL_S = 0.1
+"""Time between two looks for a signal, a newer order or the end of the wait, while drained."""
+
+
+def wait_for_requeue(boundary: Boundary, number: int, goodbye: Callable[[], None]) -> str:
+    """Wait after order `number`: "" when a signal asks to stop, else why to carry on. Collective.
+
+    At a requeue `srun` leaves the ranks hardly a moment, so each calls `goodbye` as soon as it hears the signal.
+    """
+    wait_s = float(os.environ.get("ONES_DRAIN_WAIT_S") or DRAIN_WAIT_S)
+    started = time.monotonic()
+    while True:
+        over = time.monotonic() - started > wait_s
+        stop, carry_on = boundary.wait(number, over)
+        if stop:
+            return ""
+        if carry_on:
+            return "no requeue came" if over else "a newer order came"
+        until = time.monotonic() + DRAIN_POLL_S
+        while time.monotonic() < until and not FLAGS.stop:
+            time.sleep(0.005)
+        if FLAGS.stop:
+            goodbye()

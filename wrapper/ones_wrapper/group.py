@@ -138,19 +138,12 @@ class TorchGroup(Group):
             dist.destroy_process_group(None if self.main else self.control)
 
 
-def join(backend: str | None = None) -> Group:
+def join_torch(backend: str | None = None) -> TorchGroup:
     """Build the process group from the variables that the node launcher set; without them a single process.
 
-    `backend` is nccl when every rank of the node has a GPU of its own, else gloo, unless given here or as
-    `ONES_BACKEND`. With mpi the ranks are those that the MPI launcher started, and torch.distributed is left
-    alone.
+    `backend` is nccl when every rank of the node has a GPU of its own, else gloo, unless given.
     """
     env = os.environ
-    backend = backend or env.get("ONES_BACKEND")
-    if backend == "mpi":
-        from ones_wrapper.mpi_group import join_mpi  # mpi4py is asked for by those who use it alone
-
-        return join_mpi(env)
     alone = "RANK" not in env
     rank, world = (0, 1) if alone else (int(env["RANK"]), int(env["WORLD_SIZE"]))
     local_rank, local_world = (0, 1) if alone else (int(env["LOCAL_RANK"]), int(env["LOCAL_WORLD_SIZE"]))

@@ -1,60 +1,43 @@
-"""The script's loop over an epoch's passes: where its steps begin and end."""
+"""The script's loop over an epoch: where its steps begin and end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ones_wrapper.batch import Gate
-from ones_wrapper.data import Feed, Pass, Share
-from ones_wrapper.exchange import Exchange
-from ones_wrapper.randomness import seed_step
-from ones_wrapper.rate import Rate
-from ones_wrapper.streams import StreamFeed
-
-if TYPE_CHECKING:
-    from ones_wrapper.run import Run
+from ones_wrapper.data.feed import Pass
+from ones_wrapper.data.randomness import seed_step
+from ones_wrapper.run import Run
 
 
-class Loop:
-    """What the loop takes part in on this rank: data, exchange, optimizer. Not collective, but for `steps`."""
+class Loader:
+    """The batches of the present epoch; made by `Job.loader`. Asking it for the next batch is the step
+    boundary.
+    """
 
-    def __init__(self) -> None:
-        self.feed: Feed | StreamFeed | None = None
-        self.seed = 0
-        self.exchange: Exchange | None = None
-        self.gate: Gate | None = None
-        self.rate: Rate | None = None
-        self.passed = Pass(Share(0, 1, 1), 0, 1, 0, 1, 1)
-        """The pass that the script is in, or was in last."""
-        self.within = False
-        """Whether an error of the script may be one of a pass: not after an epoch's last."""
-        self.used: list[int] = []
-        """Dataset indices that this rank used in the step, where there is a trace."""
+    def __init__(self, run: Run) -> None:
+        self._run = run
 
-    @property
-    def half_way(self) -> bool:
-        """Whether the model is ahead of the cursor: the optimizer stepped, and the step is not yet committed."""
-        return self.within and self.rate is not None and self.rate.stepped
-
-    def steps(self, run: Run) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:
         """This rank's local batches from the cursor to the end of the present epoch; all ranks take as many."""
+        run = self._run
         run.begin()
-        progress, group, feed = run.progress, run.group, self.feed
-        assert feed is not None and self.rate is not None
+        loop, progress, group = run.loop, run.progress, run.group
+        feed, rate = loop.feed, loop.rate
+        assert feed is not None and rate is not None
         epoch, changed = progress.epoch, True
         while changed:
             batch, changed = run.batch, False
             run.meter.start()
             cut = (batch, group.world, group.rank, run.spec.max_local_batch)
             for passed, local in feed.batches(epoch, progress.cursor, *cut):
-                self._enter(passed, run)
+                self._enter(passed)
                 try:
-                    with self.exchange.during(passed) if self.exchange else nullcontext():
+                    with loop.exchange.during(passed) if loop.exchange else nullcontext():
                         yield local
                 except GeneratorExit:  # the script left the loop: the step counts if the optimizer made it
-                    if passed.last and self.rate.stepped:
+                    if passed.last and rate.stepped:
                         run.commit(passed.share.total)
                     self._leave(early=True)
                     raise
@@ -67,32 +50,22 @@ class Loop:
                         break
         self._leave(early=False)
 
-    def _enter(self, passed: Pass, run: Run) -> None:
-        self.passed, self.within = passed, True
+    def _enter(self, passed: Pass) -> None:
+        run, loop = self._run, self._run.loop
+        loop.passed, loop.within = passed, True
         if passed.index == 0:
-            self.used = []
-            if self.rate:
-                self.rate.expect()
-            seed_step(self.seed, run.progress.step, run.group.rank)
-        if self.gate is not None:
-            self.gate.begin(passed.index, passed.count)
-        if run.trace and self.feed:
-            self.used += self.feed.indices(run.progress.epoch, passed)
+            loop.used = []
+            if loop.rate:
+                loop.rate.expect()
+            seed_step(loop.seed, run.progress.step, run.group.rank)
+        if loop.gate is not None:
+            loop.gate.begin(passed.index, passed.count)
+        if run.trace and loop.feed:
+            loop.used += loop.feed.indices(run.progress.epoch, passed)
 
     def _leave(self, early: bool) -> None:
         """The epoch's samples are used, or the script left the loop `early`: perhaps by an error."""
-        self.within = early
-        if self.gate is not None:
-            self.gate.begin(0, 1)
-
-
-class Loader:
-    """The batches of the present epoch; made by `Job.loader`. Asking it for the next batch is the step
-    boundary.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._run.loop.steps(self._run)
+        loop = self._run.loop
+        loop.within = early
+        if loop.gate is not None:
+            loop.gate.begin(0, 1)

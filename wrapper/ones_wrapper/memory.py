@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from ones_wrapper.codes import OUT_OF_MEMORY
-from ones_wrapper.mailbox import say
+from ones_wrapper.job_files import say
+from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY
 
 FILE = ".memory.json"
 MOST_BYTES = 4096

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from ones_wrapper.mailbox import Outbox, say
-from ones_wrapper.meter import Meter
-from ones_wrapper.protocol import Bye, Report, Throughput
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ones_wrapper.checkpoint import Progress
+from ones_wrapper.group import Group
+from ones_wrapper.job_files import Outbox, Previous, say
+from ones_wrapper.protocol import MAX_TEXT, Bye, Hello, Report, Spec, Throughput
 
 
 class Reporter:
@@ -37,3 +49,202 @@ class Reporter:
             self._left = True
             self.flush()
             self.send(Bye(reason, step, code, note))
+
+
+WARM_UP = 2
+"""Steps after a start that are not measured: memory and communicators are being set up."""
+
+
+@dataclass
+class Losses:
+    """A sum of losses over samples. It stays on the device until it is read."""
+
+    total: torch.Tensor | float = 0.0
+    samples: torch.Tensor | float = 0.0
+    nonfinite: torch.Tensor | float = 0.0
+    """Losses that were not finite numbers; they are in neither of the others."""
+
+    def add(self, loss: torch.Tensor | float, samples: int) -> None:
+        """A mean loss over `samples` samples."""
+        if isinstance(loss, torch.Tensor):
+            value = loss.detach()
+            finite = torch.isfinite(value)
+            self.total = self.total + torch.where(finite, value * samples, 0.0)
+            self.samples = self.samples + finite * samples
+            self.nonfinite = self.nonfinite + ~finite
+        elif math.isfinite(loss):
+            self.total, self.samples = self.total + loss * samples, self.samples + samples
+        else:
+            self.nonfinite = self.nonfinite + 1
+
+    def include(self, other: Losses) -> None:
+        """Add all of another sum."""
+        self.total = self.total + other.total
+        self.samples = self.samples + other.samples
+        self.nonfinite = self.nonfinite + other.nonfinite
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over samples; None without a finite one. Waits for the device."""
+        samples = float(self.samples)
+        return float(self.total) / samples if samples else None
+
+
+class Meter:
+    """A stopwatch that runs during steps alone, not while checkpoints, drains or evaluation take their
+    time.
+    """
+
+    def __init__(self, every_s: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._every_s = every_s
+        self._clock = clock
+        self._began = clock()
+        self._left = WARM_UP
+        self._latest: Throughput | None = None
+        self._samples = 0
+        self._seconds = 0.0
+        self.step_s = 0.0
+        """Length of a step in seconds, smoothed."""
+        self.last_s = 0.0
+        """Length of the last step."""
+        self._epoch, self._stretch = Losses(), Losses()
+
+    def start(self) -> None:
+        """A step begins, with fetching its data."""
+        self._began = self._clock()
+
+    def stop(self, progress: Progress, samples: int, batch: int, lr_factor: float) -> Throughput | None:
+        """A step of `samples` samples ended; the report of the stretch when it is long enough."""
+        self.last_s = seconds = self._clock() - self._began
+        if self._left:
+            self._left -= 1
+            return None
+        self.step_s = seconds if self.step_s == 0 else 0.9 * self.step_s + 0.1 * seconds
+        self._samples += samples
+        self._seconds += seconds
+        self._latest = Throughput(
+            progress.epoch,
+            progress.step,
+            progress.cursor,
+            self._samples,
+            self._seconds,
+            batch,
+            lr_factor,
+            noise=progress.noise or None,
+            progress=progress.useful,
+        )
+        return self.flush() if self._seconds >= self._every_s else None
+
+    def flush(self) -> Throughput | None:
+        """The report of the stretch so far, if there is any; a new stretch begins."""
+        latest, self._latest = self._latest, None
+        self._samples, self._seconds = 0, 0.0
+        losses, self._stretch = self._stretch, Losses()
+        self._epoch.include(losses)
+        if latest is None:
+            return None
+        return replace(latest, loss=losses.mean, nonfinite=int(losses.nonfinite))
+
+    def loss(self, loss: torch.Tensor | float, samples: int) -> None:
+        """Add the mean loss over `samples` samples of a pass; stays on the device."""
+        if samples:
+            self._stretch.add(loss, samples)
+
+    def take_epoch(self) -> Losses:
+        """The losses of this rank since the last call."""
+        taken, now = self._epoch, self._stretch
+        taken.include(now)
+        self._epoch = Losses(-now.total, -now.samples, -now.nonfinite)  # the stretch adds them when it ends
+        return taken
+
+
+class Beginning:
+    """The times of a run's beginning, and its hello."""
+
+    def __init__(self, started: float, before: Previous | None) -> None:
+        """`started` is the Unix time of the script's first call; now, the process group is built."""
+        env = os.environ
+        launched = float(env.get("ONES_LAUNCHED") or started)
+        self._queue_s = max(0.0, launched - before.time) if before else 0.0
+        self._launch_s = max(0.0, started - launched)
+        self._import_s = float(env.get("ONES_IMPORT_S") or 0.0)
+        self._group_s = time.time() - started
+        self._attempt = int(env.get("ONES_ATTEMPT") or 0)
+        self._hello_at = 0.0
+
+    def hello(
+        self,
+        group: Group,
+        spec: Spec,
+        progress: Progress,
+        batch: int,
+        lr_factor: float,
+        load_s: float,
+        loaded: str,
+        note: str,
+    ) -> Hello:
+        """The report. `batch` and `lr_factor` are those in force; `loaded` the checkpoint, `note` what was odd
+        about it, and `load_s` how long it took.
+        """
+        self._hello_at = time.monotonic()
+        return Hello(
+            nodes=group.nodes,
+            gpus_per_node=group.gpus_per_node,
+            world=group.world,
+            batch=batch,
+            lr_factor=lr_factor,
+            base_batch=spec.base_batch,
+            max_batch=spec.max_batch,
+            dataset=spec.dataset,
+            epochs=spec.epochs,
+            epoch=progress.epoch,
+            cursor=progress.cursor,
+            step=progress.step,
+            checkpoint=loaded,
+            note=note[:MAX_TEXT],
+            queue_s=self._queue_s,
+            launch_s=self._launch_s,
+            import_s=self._import_s,
+            group_s=self._group_s,
+            load_s=load_s,
+            noise=progress.noise or None,
+            progress=progress.useful,
+            resizes=progress.resizes,
+            attempt=self._attempt,
+        )
+
+    def since_hello_s(self) -> float:
+        """Seconds since the hello."""
+        return time.monotonic() - self._hello_at
+
+
+class Trace:
+    """Writes lines `{"restart", "attempt", "rank", "world", "begin": step}` and `{…, "epoch", "step", "samples":
+    [indices]}`.
+    """
+
+    def __init__(self, path: Path, common: dict[str, int]) -> None:
+        self._path = path
+        self._common = common
+
+    @classmethod
+    def of(cls, env: Mapping[str, str], restart: int, rank: int, world: int) -> Trace | None:
+        """The trace that the environment asks for, if it does."""
+        pattern = env.get("ONES_TRACE")
+        if not pattern:
+            return None
+        path = pattern.replace("{restart}", str(restart)).replace("{rank}", str(rank))
+        attempt = int(env.get("ONES_ATTEMPT") or 0)
+        return cls(Path(path), {"restart": restart, "attempt": attempt, "rank": rank, "world": world})
+
+    def begin(self, step: int) -> None:
+        """The run goes on from this step: what earlier runs did from there on is undone."""
+        self._write({"begin": step})
+
+    def step(self, epoch: int, step: int, samples: list[int]) -> None:
+        """This rank used these dataset indices in a step."""
+        self._write({"epoch": epoch, "step": step, "samples": samples})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps({**self._common, **line}) + "\n")

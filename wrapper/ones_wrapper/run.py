@@ -8,30 +8,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ones_wrapper import memory, watch
-from ones_wrapper.batch import Gate, LrRule, clamp_batch
-from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary
+from ones_wrapper import memory
+from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
-from ones_wrapper.codes import DONT_RESTART, STOP_CODE
-from ones_wrapper.data import pass_count
-from ones_wrapper.drain import wait_for_requeue
-from ones_wrapper.ending import at_end, at_error
-from ones_wrapper.foreign import already_requeued_by
+from ones_wrapper.data.feed import Feed, Pass, Share, pass_count
+from ones_wrapper.data.streams import StreamFeed
+from ones_wrapper.gradients.exchange import Exchange
+from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.group import Group
-from ones_wrapper.hello import Beginning
-from ones_wrapper.launch import job_directory, make_job_directory
-from ones_wrapper.loop import Loop
-from ones_wrapper.mailbox import Inbox, Outbox, say, write_spec
-from ones_wrapper.meter import Meter
-from ones_wrapper.noise import NoiseScale, efficiency
-from ones_wrapper.previous import previous
+from ones_wrapper.job_files import STOP, Inbox, Outbox, Requests, previous, say, write_spec
+from ones_wrapper.launch import hang_detector, job_directory, make_job_directory
+from ones_wrapper.launch.process_hooks import FLAGS, already_requeued_by, at_end, at_error
+from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
+from ones_wrapper.learning_rate import Gate, LrRule, Rate, clamp_batch
 from ones_wrapper.protocol import Batch, Epoch, First, Spec
-from ones_wrapper.rate import Rate
-from ones_wrapper.reporter import Reporter
-from ones_wrapper.requests import STOP, Requests
+from ones_wrapper.reporter import Beginning, Meter, Reporter, Trace
 from ones_wrapper.saver import Saver
-from ones_wrapper.signals import FLAGS
-from ones_wrapper.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -42,6 +34,28 @@ class Settings:
     lr_ramp: int
     checkpoint_every_s: float | None
     write_behind: bool
+
+
+class Loop:
+    """What the script's loop works with on this rank: data, exchange, optimizer. Not collective."""
+
+    def __init__(self) -> None:
+        self.feed: Feed | StreamFeed | None = None
+        self.seed = 0
+        self.exchange: Exchange | None = None
+        self.gate: Gate | None = None
+        self.rate: Rate | None = None
+        self.passed = Pass(Share(0, 1, 1), 0, 1, 0, 1, 1)
+        """The pass that the script is in, or was in last."""
+        self.within = False
+        """Whether an error of the script may be one of a pass: not after an epoch's last."""
+        self.used: list[int] = []
+        """Dataset indices that this rank used in the step, where there is a trace."""
+
+    @property
+    def half_way(self) -> bool:
+        """Whether the model is ahead of the cursor: the optimizer stepped, and the step is not yet committed."""
+        return self.within and self.rate is not None and self.rate.stepped
 
 
 class Run:
@@ -167,7 +181,7 @@ class Run:
             self._first = True
             self._reporter.send(First(progress.step, self._beginning.since_hello_s()))
         self._reporter.stretch(stretch)
-        watch.beat()
+        hang_detector.beat()
 
     def act(self) -> None:
         """Do what orders, signals and the job's owner ask for: all ranks the same, at the same step boundary."""
@@ -224,7 +238,7 @@ class Run:
         self.saver.close()
         self.reason = "finished"
         FLAGS.armed = False
-        watch.rest()
+        hang_detector.rest()
 
     def _in_force(self, wanted: int) -> int:
         spec = self.spec
@@ -244,9 +258,9 @@ class Run:
     def save(self, why: str, order: int | None = None) -> bool:
         """Write a checkpoint that is durable on return, and report it; False where that failed, which is said."""
         self._reporter.flush()
-        watch.beat()
+        hang_detector.beat()
         saved = self.saver.save(self.state, self.progress, why, order)
-        watch.beat()
+        hang_detector.beat()
         return saved
 
     def _drain(self, number: int) -> None:
@@ -290,7 +304,7 @@ class Run:
     def _ended(self, code: int, note: str) -> None:
         """The script ended. Not collective: other ranks may be gone."""
         FLAGS.armed = False
-        watch.rest()
+        hang_detector.rest()
         reason = self.reason
         if code == DONT_RESTART:
             reason = "stopped"

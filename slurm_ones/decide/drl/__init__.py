@@ -20,6 +20,6 @@ Where it differs from both:
 
 from __future__ import annotations
 
-from slurm_ones.decide.drl.search import Drl
+from slurm_ones.decide.drl.drl import Drl
 
 __all__ = ["Drl"]

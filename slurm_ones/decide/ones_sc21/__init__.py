@@ -19,6 +19,6 @@ Going to zero GPUs is a checkpoint, as in the paper: jobs that the deployed cand
 
 from __future__ import annotations
 
-from slurm_ones.decide.ones_sc21.search import OnesSc21, Options
+from slurm_ones.decide.ones_sc21.ones_sc21 import OnesSc21, Options
 
 __all__ = ["OnesSc21", "Options"]

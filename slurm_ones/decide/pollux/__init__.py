@@ -25,6 +25,6 @@ Where we differ, because this is Slurm:
 
 from __future__ import annotations
 
-from slurm_ones.decide.pollux.search import Options, Pollux
+from slurm_ones.decide.pollux.pollux import Options, Pollux
 
 __all__ = ["Options", "Pollux"]

@@ -21,7 +21,7 @@ from slurm_ones.config import Settings
 from slurm_ones.decide import make_policy
 from slurm_ones.schedule.policy import ClusterView, JobView, Policy, Schedule
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.simulate.engines.invariants import InvariantBroken, broken
+from slurm_ones.simulate.engines.invariants import InvariantViolated, violations
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.engines.world import (
     PARTITION,
@@ -37,13 +37,13 @@ from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.workloads.workload import Workload, check_fits
 
 ORACLES = frozenset({"srtf", "srsf"})
-"""Policies that are told how long jobs truly still need."""
+"""Policies that are merged how long jobs truly still need."""
 
 MOST_S = 60 * 86400.0
 """Simulated time after which jobs that have not ended are given up."""
 
-MEMORY = Path("/dev/shm")
-ROOM = 256 << 20
+SHARED_MEMORY = Path("/dev/shm")
+NEEDED_BYTES = 256 << 20
 """Bytes that several simulations side by side take with ease: each some 20 MB."""
 
 DEFAULTS: dict[str, Any] = {
@@ -59,7 +59,7 @@ class SimulationFailed(Exception):
     """The companion, or its policy, failed at a tick; the cause is the exception that it raised."""
 
 
-class Complaints(logging.Handler):
+class WarningLog(logging.Handler):
     """What the companion logs that is no routine."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Complaints(logging.Handler):
             raise SimulationFailed(f"{type(self.failure).__name__}: {self.failure}") from self.failure
 
     @contextmanager
-    def listening(self) -> Iterator[Complaints]:
+    def recording(self) -> Iterator[WarningLog]:
         """Take what is logged here instead of where the process logs."""
         logger = logging.getLogger("slurm_ones")
         logger.addHandler(self)
@@ -90,7 +90,7 @@ class Complaints(logging.Handler):
             logger.propagate = before
 
 
-class Told:
+class Oracle:
     """An oracle's policy: jobs come to it with the seconds that they truly still need."""
 
     def __init__(self, policy: Policy, world: World) -> None:
@@ -100,8 +100,8 @@ class Told:
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `decide.policy.Policy`."""
-        told = [replace(job, true_remaining_s=self._remaining(job.job_id)) for job in jobs]
-        return self._policy.decide(cluster, told, now, rng)
+        merged = [replace(job, true_remaining_s=self._remaining(job.job_id)) for job in jobs]
+        return self._policy.decide(cluster, merged, now, rng)
 
     def _remaining(self, job_id: int) -> float:
         training = self._world.trainings[job_id]
@@ -151,7 +151,7 @@ def run(
 
     `resize_s` is what a resize costs, None for each application's own. `on_time` hears the simulated seconds and how
     many jobs have ended, at each tick. Raises `BadInput` for a job that fits the cluster at no size, ValueError for
-    a policy, option or setting that does not exist, `SimulationFailed`, and `InvariantBroken` where a job was lost or
+    a policy, option or setting that does not exist, `SimulationFailed`, and `InvariantViolated` where a job was lost or
     left held, or the database disagrees with the cluster.
     """
     check_fits(workload, cluster.gpus)
@@ -161,11 +161,14 @@ def run(
     decisions: list[float] = []
     goodput: list[tuple[float, float]] = []
     presence: list[tuple[float, int]] = []
-    with tempfile.TemporaryDirectory(prefix="slurm-ones-", dir=memory()) as name, Complaints().listening() as heard:
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm-ones-", dir=fast_directory()) as name,
+        WarningLog().recording() as log,
+    ):
         directory = Path(name)
-        told = companion_settings(cluster, directory, settings or {}, tick_s=interval_s, policy=policy, seed=seed)
+        merged = companion_settings(cluster, directory, settings or {}, tick_s=interval_s, policy=policy, seed=seed)
         world = World(workload, cluster, directory, cluster_settings, resize_s=resize_s, seed=seed)
-        stop = VirtualStop(world, interval_s, told.resize.advance_s, heard.check)
+        stop = VirtualStop(world, interval_s, merged.resize.advance_s, log.check)
 
         def on_tick(tick: Tick) -> None:
             stop.ticked()
@@ -179,20 +182,20 @@ def run(
 
         url = f"sqlite:///{directory / 'ones.sqlite'}"
         migrate.upgrade(url)
-        with Store.open(url, told.cluster) as store:
+        with Store.open(url, merged.cluster) as store:
             companion = Companion(
-                told,
+                merged,
                 world.client,
                 store,
                 clock=world.timeline,
-                make=(lambda: Told(made(), world)) if policy in ORACLES else made,
+                make=(lambda: Oracle(made(), world)) if policy in ORACLES else made,
             )
             Daemon(lambda: companion, clock=world.timeline, sleep=world.pass_time).run(stop, on_tick)
-            heard.check()
+            log.check()
             world.pass_time(cluster_settings.ending_s)
-            faults = broken(world, store) if world.done else []
+            faults = violations(world, store) if world.done else []
         if faults:
-            raise InvariantBroken("; ".join(faults))
+            raise InvariantViolated("; ".join(faults))
         return Outcome(
             policy=policy,
             workload=workload.name,
@@ -203,22 +206,26 @@ def run(
             decision_s=tuple(decisions),
             goodput=tuple(goodput),
             wall_s=time.perf_counter() - began,
-            notes=_notes(world, heard),
+            notes=_notes(world, log),
         )
 
 
-def memory() -> str | None:
+def fast_directory() -> str | None:
     """A directory in memory, where there is one with room: files there cost little, and are not meant to stay."""
-    roomy = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM
-    return str(MEMORY) if roomy else None
+    roomy = (
+        SHARED_MEMORY.is_dir()
+        and os.access(SHARED_MEMORY, os.W_OK)
+        and shutil.disk_usage(SHARED_MEMORY).free > NEEDED_BYTES
+    )
+    return str(SHARED_MEMORY) if roomy else None
 
 
-def _notes(world: World, heard: Complaints) -> tuple[str, ...]:
+def _notes(world: World, log: WarningLog) -> tuple[str, ...]:
     notes = []
     if not world.done:
         notes.append(f"{len(world.trainings) - world.ended} jobs had not ended after {world.seconds:.0f} s")
-    if heard.warnings:
-        notes.append(f"{len(heard.warnings)} warnings of the companion, the first: {heard.warnings[0]}")
+    if log.warnings:
+        notes.append(f"{len(log.warnings)} warnings of the companion, the first: {log.warnings[0]}")
     lost = sum(training.lost_samples for training in world.trainings.values())
     if lost:
         notes.append(f"{lost} samples were used again after runs that ended without a checkpoint")

@@ -1,6 +1,6 @@
 """Workloads run under the assumptions of the published studies: no Slurm, no companion, no noise.
 
-A schedule takes effect at once, a job's models are the truth, and a resize stops the job for a fixed time.
+A schedule takes effect at once, a job's models are the true_model, and a resize stops the job for a fixed time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Limit
 from slurm_ones.schedule.shapes import nodes_of, valid_counts
 from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome, Segment, fair_seconds
 from slurm_ones.simulate.training.application import Application
-from slurm_ones.simulate.training.training_progress import Patience
+from slurm_ones.simulate.training.training_progress import EarlyStopping
 from slurm_ones.simulate.workloads.workload import Submission, Workload
 from slurm_ones.slurm.model import Shape
 
@@ -24,7 +24,7 @@ EPSILON = 1e-9
 
 
 @dataclass(frozen=True)
-class Truth:
+class TrueModel:
     """What a job truly does from here on, as both of a policy's models."""
 
     application: Application
@@ -45,7 +45,7 @@ class Truth:
 
 
 @dataclass
-class IdealJob:
+class IdealizedJob:
     """One job as it trains."""
 
     job_id: int
@@ -70,7 +70,7 @@ class IdealJob:
 
     def __post_init__(self) -> None:
         app, asked = self.application, self.submission
-        self._patience = Patience(app)
+        self._early_stopping = EarlyStopping(app)
         self.requested_batch = min(max(asked.batch, app.min_batch or app.base_batch), app.max_batch)
         self.requested_nodes = nodes_of(self.cluster, asked.gpus)
         most = min(app.max_gpus, self.cluster.gpus)
@@ -124,10 +124,10 @@ class IdealJob:
             end = min(float(ends[row]), self.total)
             rate = speed * float(worth[row])
             needed = max(end - self.done, 0.0) / rate
-            step = min(needed, self._patience.room / speed, left)
+            step = min(needed, self._early_stopping.room / speed, left)
             left -= step
             self.done = end * (1 + 1e-12) if step == needed else self.done + rate * step
-            gives_up = self._patience.use(step * speed, self.done)
+            gives_up = self._early_stopping.use(step * speed, self.done)
             if gives_up or (step == needed and end >= self.total * (1 - 1e-12)):
                 self.ended = now + seconds - left
         self.running_s += seconds - left
@@ -137,7 +137,7 @@ class IdealJob:
         """What a policy is shown of it."""
         app, asked = self.application, self.submission
         epochs = self.done / app.dataset
-        truth = Truth(app, self.done)
+        true_model = TrueModel(app, self.done)
         return JobView(
             job_id=self.job_id,
             submitted=asked.time,
@@ -148,8 +148,8 @@ class IdealJob:
             batch=self.batch or self.requested_batch,
             base_batch=app.base_batch,
             limits=self.limits,
-            model=truth,
-            efficiency=truth,
+            model=true_model,
+            efficiency=true_model,
             progress=Progress(max(epochs, 0.5), max(self.total - self.done, 1.0) / app.dataset),
             samples=self.done,
             dataset=app.dataset,
@@ -164,7 +164,7 @@ class IdealJob:
         )
 
 
-def run_plain(
+def run_idealized(
     policy: Policy,
     workload: Workload,
     cluster: ClusterView,
@@ -190,8 +190,8 @@ def run_plain(
     jobs = []
     for i, submission in enumerate(workload.submissions, 1):
         app = workload.applications[submission.application]
-        jobs.append(IdealJob(i, submission, app, cluster, app.resize_s if resize_s is None else resize_s))
-    now, waiting, live = 0.0, list(jobs), list[IdealJob]()
+        jobs.append(IdealizedJob(i, submission, app, cluster, app.resize_s if resize_s is None else resize_s))
+    now, waiting, live = 0.0, list(jobs), list[IdealizedJob]()
     segments: list[Segment] = []
     decisions: list[float] = []
     goodput: list[tuple[float, float]] = []
@@ -231,13 +231,13 @@ def run_plain(
     )
 
 
-def plain_cluster(nodes: int, gpus_per_node: int, *, uniform: bool = False) -> ClusterView:
+def idealized_cluster(nodes: int, gpus_per_node: int, *, uniform: bool = False) -> ClusterView:
     """A cluster of equal nodes; a public study's jobs may be spread over them in any way."""
     views = tuple(NodeView(f"n{i}", gpus_per_node) for i in range(1, nodes + 1))
     return ClusterView(views, node_gpus=gpus_per_node, uniform=uniform)
 
 
-def _apply(schedule: Schedule, live: Sequence[IdealJob], cluster: ClusterView, now: float, spread: bool) -> None:
+def _apply(schedule: Schedule, live: Sequence[IdealizedJob], cluster: ClusterView, now: float, spread: bool) -> None:
     """Put the schedule in force: unchanged jobs stay where they are, the others are placed anew."""
     by_id = {job.job_id: job for job in live}
     free = {node.name: node.gpus for node in cluster.nodes}
@@ -276,7 +276,7 @@ def _place(shape: Shape, free: dict[str, int], cluster: ClusterView, spread: boo
     return found
 
 
-def _worth(job: IdealJob) -> float:
+def _worth(job: IdealizedJob) -> float:
     """GPUs that the job puts to good use: its goodput over what one GPU brings at its best batch."""
     return 0.0 if job.shape is None else job.goodput / job.application.single_goodput(job.done)
 
@@ -293,7 +293,7 @@ def _extend(segments: list[Segment], name: str, start: float, end: float, nodes:
     segments.append(Segment(name, start, end, gpus, len(nodes), batch))
 
 
-def _outcome(job: IdealJob, presence: Sequence[tuple[float, int]], gpus: int, per_node: int) -> JobOutcome:
+def _outcome(job: IdealizedJob, presence: Sequence[tuple[float, int]], gpus: int, per_node: int) -> JobOutcome:
     return JobOutcome(
         name=job.submission.name,
         application=job.submission.application,

@@ -77,7 +77,7 @@ class World:
         """Of the submissions by their names."""
         self._resize_s = resize_s
         self._seed = seed
-        self._to_come = sorted((s.time for s in workload.submissions), reverse=True)
+        self._upcoming = sorted((s.time for s in workload.submissions), reverse=True)
         for submission in workload.submissions:
             self.timeline.at(EPOCH + submission.time, lambda s=submission: self._submit(s))  # type: ignore[misc]
         self.pass_time(0.0)
@@ -90,32 +90,32 @@ class World:
     @property
     def done(self) -> bool:
         """Every job has been submitted and has ended."""
-        return not self._to_come and not self.cluster.live
+        return not self._upcoming and not self.cluster.live
 
     @property
     def ended(self) -> int:
         """Jobs that have ended."""
         return len(self.trainings) - self.cluster.live
 
-    def pass_time(self, seconds: float, *, stir: bool = False) -> None:
+    def pass_time(self, seconds: float, *, until_change: bool = False) -> None:
         """Let jobs hear what was ordered, let time pass, and let their reports be read."""
         live = [training for job_id, training in self.trainings.items() if not self.cluster.jobs[job_id].ended]
         for training in live:
-            training.listen()
-        self.timeline.stirred = False
-        self.timeline.run(self.timeline.now + seconds, stir=stir)
+            training.check_orders()
+        self.timeline.changed = False
+        self.timeline.run(self.timeline.now + seconds, until_change=until_change)
         for training in live:
             if training.files is not None:
                 training.files.flush()
 
     def idle_s(self) -> float:
         """Seconds until something can happen, where Slurm knows of no job; 0 otherwise."""
-        if not self.cluster.empty or not self._to_come:
+        if not self.cluster.empty or not self._upcoming:
             return 0.0
-        return max(EPOCH + self._to_come[-1] - self.timeline.now, 0.0)
+        return max(EPOCH + self._upcoming[-1] - self.timeline.now, 0.0)
 
     def _submit(self, submission: Submission) -> None:
-        self._to_come.pop()
+        self._upcoming.pop()
         app = self.workload.applications[submission.application]
         request = self._request(submission, app)
 
@@ -189,7 +189,7 @@ class VirtualStop:
         world, begun = self._world, self._world.timeline.now
         left = self._next_tick - begun
         if timeout <= self._advance_s < left:
-            world.pass_time(left, stir=True)
+            world.pass_time(left, until_change=True)
             looks = math.ceil((world.timeline.now - begun) / self._advance_s - 1e-9)
             rest = begun + min(max(looks, 1) * self._advance_s, left) - world.timeline.now
             world.pass_time(max(rest, 0.0))

@@ -11,7 +11,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from slurm_ones.simulate.slurm.scheduler import UNLIMITED_S, Holding, Nodes, PartitionSpec, Wish, backfill, starts
+from slurm_ones.simulate.slurm.scheduler import (
+    UNLIMITED_S,
+    Nodes,
+    PartitionSpec,
+    QueuedJob,
+    RunningJob,
+    backfill,
+    starts,
+)
 from slurm_ones.simulate.slurm.simulated_job import Allocation, Program, Request, SimulatedJob
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import NotResizable, Refused, UnknownJob
@@ -48,9 +56,9 @@ class SimulatedCluster:
 
     def snapshot(self) -> Snapshot:
         """All that Slurm shows now."""
-        jobs = {job_id: job.seen() for job_id, job in self._known.items()}
-        partitions = {name: spec.seen() for name, spec in self.nodes.partitions.items()}
-        return Snapshot(self.timeline.now, jobs, self.nodes.seen(), partitions)
+        jobs = {job_id: job.to_model() for job_id, job in self._known.items()}
+        partitions = {name: spec.to_model() for name, spec in self.nodes.partitions.items()}
+        return Snapshot(self.timeline.now, jobs, self.nodes.to_model(), partitions)
 
     @property
     def live(self) -> int:
@@ -107,7 +115,7 @@ class SimulatedCluster:
             if job.pending:
                 self._wait(job, job.begin)
 
-    def begin(self, job_id: int, time: float) -> None:
+    def set_begin(self, job_id: int, time: float) -> None:
         """Set its earliest start; raises `NotResizable` for a job that does not wait."""
         job = self.get(job_id)
         if not job.pending:
@@ -115,7 +123,7 @@ class SimulatedCluster:
         if time > self.timeline.now or job.begin:
             self._wait(job, time)
 
-    def shape(self, job_id: int, shape: Shape, *, nodes_alone: bool = False) -> None:
+    def reshape(self, job_id: int, shape: Shape, *, nodes_alone: bool = False) -> None:
         """Give a waiting job other nodes, and unless it has none or `nodes_alone` other GPUs on each."""
         job = self.get(job_id)
         if not job.pending:
@@ -123,14 +131,14 @@ class SimulatedCluster:
         job.nodes = job.max_nodes = shape.nodes
         if job.gpus_per_node and not nodes_alone:
             job.gpus_per_node = shape.gpus_per_node
-        self._soon()
+        self._schedule_soon()
 
-    def bar(self, job_id: int, shape: Shape) -> None:
+    def forbid_shape(self, job_id: int, shape: Shape) -> None:
         """Never start the job at this shape, which Slurm takes: it says BadConstraints once it looks."""
         job = self.get(job_id)
-        job.barred |= {shape}
+        job.forbidden_shapes |= {shape}
 
-    def comment(self, job_id: int, text: str) -> None:
+    def set_comment(self, job_id: int, text: str) -> None:
         """Change its comment, as its owner may at any time."""
         job = self.get(job_id)
         job.request = replace(job.request, comment=text)
@@ -165,7 +173,7 @@ class SimulatedCluster:
         """The node takes jobs again."""
         node = self.nodes[name]
         node.drained = node.down = False
-        self._soon()
+        self._schedule_soon()
 
     def fail(self, name: str) -> None:
         """The node dies: its jobs are requeued if they may be, else they end."""
@@ -204,14 +212,14 @@ class SimulatedCluster:
         job.begin = begin if begin > now else 0.0
         job.waits_since = max(begin, now)
         job.reason = "BeginTime" if begin > now else "None"
-        job.forget_events()
+        job.cancel_events()
         if begin > now:
             job.events.append(self.timeline.at(begin, lambda: self._wait(job, 0.0)))
-        self._soon()
+        self._schedule_soon()
 
     def _start(self, job: SimulatedJob, nodes: Sequence[str]) -> None:
         now = self.timeline.now
-        job.forget_events()
+        job.cancel_events()
         job.gpus = dict.fromkeys(nodes, self._per_node(job))
         job.node_list = tuple(nodes)
         self.nodes.take(job.job_id, job.gpus)
@@ -222,37 +230,37 @@ class SimulatedCluster:
         if self.settings.preempt_mtbf_s:
             seconds = float(self.rng.exponential(self.settings.preempt_mtbf_s))
             job.events.append(self.timeline.after(seconds, lambda: self._requeue(job, hold=False)))
-        self.timeline.stirred = True
+        self.timeline.changed = True
         job.program.start(job.restart, job.gpus)
 
     def _requeue(self, job: SimulatedJob, *, hold: bool) -> None:
         now = self.timeline.now
         gone = job.program.stop()
-        job.forget_events()
+        job.cancel_events()
         job.state = JobState.PENDING
         job.restart += 1
         job.submit_time = now
         if hold and not job.held_by:
             job.held_by, job.requeue_held = "user", True
-        self._let_end(job, gone)
+        self._end_processes(job, gone)
         job.start_time, job.node_list = 0.0, ()
         self._wait(job, now + self.settings.requeue_delay_s)
 
     def _end(self, job: SimulatedJob, state: JobState, code: int, *, seconds: float | None = None) -> None:
-        job.forget_events()
+        job.cancel_events()
         was_running = job.running
         if was_running and seconds is None:
             seconds = job.program.stop()
         job.state, job.exit_code, job.end_time, job.held_by = state, code, self.timeline.now, ""
         if was_running:
-            self._let_end(job, seconds or 0.0)
-        self.timeline.stirred = True
+            self._end_processes(job, seconds or 0.0)
+        self.timeline.changed = True
         self.timeline.after(self.settings.min_job_age_s, lambda: self._forget(job.job_id))
 
     def _forget(self, job_id: int) -> None:
         del self._known[job_id]
 
-    def _let_end(self, job: SimulatedJob, seconds: float) -> None:
+    def _end_processes(self, job: SimulatedJob, seconds: float) -> None:
         """Its processes end; until the last is gone it holds its GPUs."""
         job.ending = True
         started = job.start_time
@@ -261,8 +269,8 @@ class SimulatedCluster:
             self.nodes.give_back(job.job_id, job.gpus)
             job.allocations.append(Allocation(started, self.timeline.now, job.gpus, job.program.batch))
             job.gpus, job.ending = {}, False
-            self.timeline.stirred = True
-            self._soon()
+            self.timeline.changed = True
+            self._schedule_soon()
 
         self.timeline.after(seconds, gone)
 
@@ -276,14 +284,14 @@ class SimulatedCluster:
             return spec.gpus_per_node
         return job.gpus_per_node or math.ceil(job.request.gpus_total / job.nodes)
 
-    def _soon(self) -> None:
+    def _schedule_soon(self) -> None:
         if not self._due:
             self._due = True
             self.timeline.after(self.settings.schedule_s, self._schedule)
 
-    def _queue(self, partition: str) -> list[Wish]:
+    def _queue(self, partition: str) -> list[QueuedJob]:
         jobs = [
-            job for job in self._known.values() if job.startable and job.partition == partition and not job.impossible
+            job for job in self._known.values() if job.startable and job.partition == partition and not job.never_starts
         ]
         jobs.sort(key=lambda job: (-job.request.priority, job.waits_since, job.job_id))
         return [job.wish(self._per_node(job)) for job in jobs]
@@ -292,7 +300,7 @@ class SimulatedCluster:
         """Slurm's main scheduling."""
         self._due = False
         for job in self._known.values():
-            if job.barred and job.startable and job.impossible:
+            if job.forbidden_shapes and job.startable and job.never_starts:
                 job.reason = "BadConstraints"
         for partition in self.nodes.partitions:
             queue = self._queue(partition)
@@ -314,11 +322,11 @@ class SimulatedCluster:
         now = self.timeline.now
         for partition in self.nodes.partitions:
             held = [
-                Holding(job.start_time + (job.limit_s or UNLIMITED_S), job.gpus)
+                RunningJob(job.start_time + (job.limit_s or UNLIMITED_S), job.gpus)
                 for job in self._known.values()
                 if job.gpus and job.partition == partition
             ]
             queue = self._queue(partition)
             for job_id, nodes in backfill(queue, self.nodes.free(partition), self.nodes.whole(partition), held, now):
                 self._start(self.jobs[job_id], nodes)
-        self._soon()
+        self._schedule_soon()

@@ -25,7 +25,7 @@ class PartitionSpec:
     max_time_s: float = 0.0
     default: bool = True
 
-    def seen(self) -> Partition:
+    def to_model(self) -> Partition:
         """As Slurm shows it."""
         return Partition(self.name, True, self.nodes, self.max_time_s, 0, self.whole_nodes, self.default)
 
@@ -52,7 +52,7 @@ class NodeState:
             return 0
         return self.partition.gpus_per_node - sum(self.held.values())
 
-    def seen(self) -> Node:
+    def to_model(self) -> Node:
         """As Slurm shows it."""
         used = sum(self.held.values())
         state = "ALLOCATED" if used == self.partition.gpus_per_node else "MIXED" if used else "IDLE"
@@ -111,11 +111,11 @@ class Nodes:
         for name in names:
             self[name].held.pop(job_id, None)
 
-    def seen(self) -> dict[str, Node]:
+    def to_model(self) -> dict[str, Node]:
         """As Slurm shows them."""
         for name, state in self._states.items():
             if name not in self._seen:
-                self._seen[name] = state.seen()
+                self._seen[name] = state.to_model()
         return {name: self._seen[name] for name in self._states}
 
 
@@ -124,7 +124,7 @@ UNLIMITED_S = 365 * 86400.0
 
 
 @dataclass(frozen=True)
-class Wish:
+class QueuedJob:
     """A job that could start, were there room."""
 
     job_id: int
@@ -137,14 +137,14 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Holding:
+class RunningJob:
     """What a running job gives back, and when at the latest."""
 
     ends: float
     gpus: Mapping[str, int]
 
 
-def place(wish: Wish, free: Mapping[str, int]) -> tuple[str, ...] | None:
+def place(wish: QueuedJob, free: Mapping[str, int]) -> tuple[str, ...] | None:
     """Nodes for the job, where least is left over, else in the cluster's order; None where it finds no room.
 
     `free` has the GPUs that each node could give now, in the cluster's order.
@@ -157,7 +157,7 @@ def place(wish: Wish, free: Mapping[str, int]) -> tuple[str, ...] | None:
 
 
 def starts(
-    queue: Sequence[Wish], free: Mapping[str, int], whole: Mapping[str, int]
+    queue: Sequence[QueuedJob], free: Mapping[str, int], whole: Mapping[str, int]
 ) -> tuple[list[tuple[int, tuple[str, ...]]], list[int]]:
     """The jobs that start now with their nodes: the main scheduler's round; and the jobs that must wait, in order.
 
@@ -177,7 +177,11 @@ def starts(
 
 
 def backfill(
-    queue: Sequence[Wish], free: Mapping[str, int], whole: Mapping[str, int], running: Iterable[Holding], now: float
+    queue: Sequence[QueuedJob],
+    free: Mapping[str, int],
+    whole: Mapping[str, int],
+    running: Iterable[RunningJob],
+    now: float,
 ) -> list[tuple[int, tuple[str, ...]]]:
     """The jobs that start now with their nodes, those included that overtake the first that finds no room."""
     left, held = dict(free), list(running)
@@ -193,7 +197,7 @@ def backfill(
             _take(left, nodes, wish.gpus)
             if then is not None and ends > begins:
                 _take(then, nodes, wish.gpus)
-            held.append(Holding(ends, dict.fromkeys(nodes, wish.gpus)))
+            held.append(RunningJob(ends, dict.fromkeys(nodes, wish.gpus)))
             chosen.append((wish.job_id, nodes))
         elif then is None and place(wish, whole) is not None:
             begins, then = _reserve(wish, left, held)
@@ -205,7 +209,7 @@ def _take(free: dict[str, int], nodes: Iterable[str], gpus: int) -> None:
         free[name] -= gpus
 
 
-def _reserve(wish: Wish, free: Mapping[str, int], held: Iterable[Holding]) -> tuple[float, dict[str, int]]:
+def _reserve(wish: QueuedJob, free: Mapping[str, int], held: Iterable[RunningJob]) -> tuple[float, dict[str, int]]:
     """When the job will start at the latest, and what is free then beside it."""
     then = dict(free)
     begins = math.inf

@@ -133,19 +133,19 @@ class SimulatedClient:
         return 26, 5
 
     def config(self) -> dict[str, str]:
-        self._reach("config")
+        self._check_reachable("config")
         return {"ClusterName": "simulated", "SlurmUser": "slurm(64030)", "MinJobAge": "300 sec"}
 
     def snapshot(self) -> Snapshot:
-        self._reach("snapshot")
+        self._check_reachable("snapshot")
         return self._cluster.snapshot()
 
     def job(self, job_id: int) -> Job:
-        self._reach(f"job {job_id}")
-        return self._cluster.get(job_id).seen()
+        self._check_reachable(f"job {job_id}")
+        return self._cluster.get(job_id).to_model()
 
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
-        self._reach("details")
+        self._check_reachable("details")
         return {job_id: job for job_id, job in self._cluster.snapshot().jobs.items() if job_id in set(job_ids)}
 
     # -- what is changed -----------------------------------------------------------------------------------------
@@ -166,19 +166,19 @@ class SimulatedClient:
         return self._cluster.submit(request, self._programs(text))
 
     def requeue_hold(self, job_id: int) -> None:
-        self._own(job_id)
+        self._changeable(job_id)
         self._refuse(self._cluster.settings.requeue_refused, f"job {job_id}: Requested operation is presently disabled")
         self._change(f"requeuehold {job_id}", lambda: self._cluster.requeue(job_id, hold=True))
 
     def hold(self, job_id: int) -> None:
-        self._own(job_id)
+        self._changeable(job_id)
         self._change(f"uhold {job_id}", lambda: self._cluster.hold(job_id))
 
     def reshape(self, job_id: int, shape: Shape) -> None:
         reshape(self.job, self._update_shape, job_id, shape)
 
     def release(self, job_id: int, *, start_now: bool = True) -> None:
-        job = self._own(job_id)
+        job = self._changeable(job_id)
         if job.held_by == "admin" and not self._operator:
             raise NotPermitted(f"release {job_id}: Access/permission denied")
         if start_now:
@@ -186,13 +186,13 @@ class SimulatedClient:
         self._change(f"release {job_id}", lambda: self._cluster.release(job_id))
 
     def defer(self, job_id: int, until: float) -> None:
-        self._own(job_id)
-        self._change(f"StartTime of {job_id}", lambda: self._cluster.begin(job_id, until))
+        self._changeable(job_id)
+        self._change(f"StartTime of {job_id}", lambda: self._cluster.set_begin(job_id, until))
 
     def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
         if f"SIG{signal}" not in signals.Signals.__members__:
             raise Refused(f"scancel: error: Unknown job signal: {signal}")
-        self._own(job_id)
+        self._changeable(job_id)
         if signal in ("KILL", "TERM"):
             code = 128 + signals.Signals[f"SIG{signal}"]
             self._change(f"signal {job_id}", lambda: self._cluster.kill(job_id, code))
@@ -200,15 +200,15 @@ class SimulatedClient:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _update_shape(self, job: Job, shape: Shape) -> None:
-        self._own(job.job_id)
+        self._changeable(job.job_id)
         settings = self._cluster.settings
         self._refuse(settings.refused, f"job {job.job_id}: Requested node configuration is not available")
         nodes_alone = self._draw(settings.partial)
-        self._change(f"update {job.job_id}", lambda: self._cluster.shape(job.job_id, shape, nodes_alone=nodes_alone))
+        self._change(f"update {job.job_id}", lambda: self._cluster.reshape(job.job_id, shape, nodes_alone=nodes_alone))
         if nodes_alone:
             raise NotResizable(f"job {job.job_id}: Requested node configuration is not available")
 
-    def _own(self, job_id: int) -> SimulatedJob:
+    def _changeable(self, job_id: int) -> SimulatedJob:
         job = self._cluster.get(job_id)
         if not self._operator and job.request.uid != self._uid:
             raise NotPermitted(f"job {job_id}: Access/permission denied")
@@ -223,7 +223,7 @@ class SimulatedClient:
         if lost:
             raise Unreachable(f"{what}: Socket timed out on send/recv operation")
 
-    def _reach(self, what: str) -> None:
+    def _check_reachable(self, what: str) -> None:
         if self._draw(self._cluster.settings.unreachable):
             raise Unreachable(f"{what}: Socket timed out on send/recv operation")
 

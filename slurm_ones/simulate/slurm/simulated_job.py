@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from slurm_ones.simulate.slurm.scheduler import Wish
+from slurm_ones.simulate.slurm.scheduler import QueuedJob
 from slurm_ones.simulate.slurm.timeline import Event
 from slurm_ones.slurm.model import ENDED, Job, JobState, Shape
 
@@ -97,18 +97,18 @@ class SimulatedJob:
     """Nodes of its last run."""
     ending: bool = False
     """Its last run's processes are not all gone."""
-    barred: frozenset[Shape] = frozenset()
+    forbidden_shapes: frozenset[Shape] = frozenset()
     """Shapes that Slurm takes, and at which it never starts the job."""
     events: list[Event] = field(default_factory=list)
     """What would happen to its run or wait."""
     allocations: list[Allocation] = field(default_factory=list)
-    _seen: Job | None = None
+    _model: Job | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
         # Whatever changes makes what Slurm last showed of it stale.
         super().__setattr__(name, value)
-        if name != "_seen":
-            super().__setattr__("_seen", None)
+        if name != "_model":
+            super().__setattr__("_model", None)
 
     @property
     def ended(self) -> bool:
@@ -128,27 +128,27 @@ class SimulatedJob:
         return self.pending and not (self.held_by or self.ending or self.begin)
 
     @property
-    def impossible(self) -> bool:
+    def never_starts(self) -> bool:
         """Slurm never starts it at its shape."""
-        return Shape(self.nodes, self.gpus_per_node) in self.barred
+        return Shape(self.nodes, self.gpus_per_node) in self.forbidden_shapes
 
-    def wish(self, gpus: int) -> Wish:
+    def wish(self, gpus: int) -> QueuedJob:
         """What the scheduler must find for it, on nodes of which it takes `gpus` each."""
-        return Wish(self.job_id, self.nodes, max(self.max_nodes, self.nodes), gpus, self.limit_s)
+        return QueuedJob(self.job_id, self.nodes, max(self.max_nodes, self.nodes), gpus, self.limit_s)
 
-    def forget_events(self) -> None:
+    def cancel_events(self) -> None:
         """Nothing that was to happen happens."""
         for event in self.events:
             event.cancel()
         self.events.clear()
 
-    def seen(self) -> Job:
+    def to_model(self) -> Job:
         """As Slurm shows it."""
-        if self._seen is None:
-            self._seen = self._look()
-        return self._seen
+        if self._model is None:
+            self._model = self._build_model()
+        return self._model
 
-    def _look(self) -> Job:
+    def _build_model(self) -> Job:
         request, running = self.request, self.running
         nodes = len(self.gpus) if running else self.nodes
         expected = self.start_time + self.limit_s if running and self.limit_s else 0.0

@@ -28,7 +28,7 @@ class Timeline:
 
     def __init__(self, start: float = EPOCH) -> None:
         self.now = start
-        self.stirred = False
+        self.changed = False
         """Something happened that whoever watches jobs one by one would want to look at; watchers set it back."""
         self._heap: list[tuple[float, int, Event]] = []
         self._order = itertools.count()
@@ -46,15 +46,15 @@ class Timeline:
         """Let `action` happen so many seconds from now."""
         return self.at(self.now + seconds, action)
 
-    def run(self, until: float, *, stir: bool = False) -> None:
-        """Let time pass to `until`; with `stir` only to the first event that stirs."""
+    def run(self, until: float, *, until_change: bool = False) -> None:
+        """Let time pass to `until`; with `until_change` only to the first event that sets `changed`."""
         while self._heap and self._heap[0][0] <= until:
             time, _, event = heapq.heappop(self._heap)
             if event.action is None:
                 continue
             self.now = time
             event.action()
-            if stir and self.stirred:
+            if until_change and self.changed:
                 return
         self.now = max(self.now, until)
 

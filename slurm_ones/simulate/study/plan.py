@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from slurm_ones.decide import make_policy
+from slurm_ones.report.text import seconds
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate
 from slurm_ones.simulate.workloads.profiles import read_profiles
@@ -18,11 +19,11 @@ from slurm_ones.simulate.workloads.workload import Workload, check_fits, read_wo
 
 
 @dataclass(frozen=True)
-class Contender:
+class PolicySpec:
     """A policy with its options, under the name by which it is shown."""
 
     label: str
-    policy: str
+    name: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -60,7 +61,8 @@ class Source:
             raise BadInput(f"{path}: the profiles of its applications are needed (--profiles DIR)")
         if self.arrivals is not None or self.hours is not None or self.rigid:
             raise BadInput(
-                f"{path}: when its jobs arrive and which are rigid is in the file; only generated ones are told"
+                f"{path}: when its jobs arrive and which are rigid is in the file: --arrivals, "
+                "--hours and --rigid are for generated workloads"
             )
         if not 0 < self.load < math.inf or (self.jobs is not None and self.jobs < 1):
             raise BadInput(f"{path}: load {self.load} and jobs {self.jobs} must be above 0")
@@ -74,14 +76,14 @@ class Plan:
     """What is run. Plain data, so that it reaches a process of its own."""
 
     source: Source
-    contenders: tuple[Contender, ...]
+    policies: tuple[PolicySpec, ...]
     seeds: tuple[int, ...]
     nodes: int = 16
     gpus_per_node: int = 4
     interval_s: float = 60.0
     resize_s: float | None = 30.0
     """None for what the published studies measured for each application."""
-    plain: bool = False
+    idealized: bool = False
     """The published studies' assumptions in place of the companion on a simulated Slurm."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The companion's, in place of the simulation's defaults."""
@@ -89,6 +91,23 @@ class Plan:
     @property
     def gpus(self) -> int:
         return self.nodes * self.gpus_per_node
+
+    def description(self) -> dict[str, str]:
+        """What is run, in words."""
+        one, jobs = len(self.seeds) == 1, len(self.workload(self.seeds[0]).submissions)
+        found = {
+            "work": self.source.workload,
+            "jobs": f"{jobs} jobs",
+            "load": f"{self.source.load:g}",
+            "cluster": f"{self.nodes} nodes × {self.gpus_per_node} GPUs",
+            "seeds": f"{self.seeds[0]}" if one else f"{self.seeds[0]}–{self.seeds[-1]}",
+            "decisions": f"every {seconds(self.interval_s)}",
+            "a resize": "as measured of each application" if self.resize_s is None else seconds(self.resize_s),
+            "engine": "the published studies' assumptions" if self.idealized else "the companion on a simulated Slurm",
+        }
+        if self.settings:
+            found["settings"] = ", ".join(f"{key}={value}" for key, value in self.settings.items())
+        return found
 
     def workload(self, seed: int) -> Workload:
         """The work of one seed; raises `BadInput`, also for a job that does not fit the cluster."""
@@ -98,13 +117,13 @@ class Plan:
 
     def check(self) -> None:
         """Raises `BadInput` for whatever can be known to be wrong before anything is run."""
-        labels = [contender.label for contender in self.contenders]
+        labels = [policy.label for policy in self.policies]
         for label in labels:
             if labels.count(label) > 1:
                 raise BadInput(f"policy: {label!r:.80} is given twice")
-        for contender in self.contenders:
+        for policy in self.policies:
             try:
-                make_policy(contender.policy, **contender.options)
+                make_policy(policy.name, **policy.options)
             except (TypeError, ValueError) as error:
                 raise BadInput(str(error)) from None
         for seed in self.seeds:

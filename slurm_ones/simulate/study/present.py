@@ -12,14 +12,14 @@ from slurm_ones.report.gpus import Bar
 from slurm_ones.report.study import Lane, Text
 from slurm_ones.simulate.study.figures import METRICS, Estimate, completion_times
 from slurm_ones.simulate.study.plan import Plan
-from slurm_ones.simulate.study.runs import Run, Standing
+from slurm_ones.simulate.study.runs import PolicySummary, Run
 from slurm_ones.simulate.workloads.generate import MIXES
 
 VARIANT = re.compile(r"-[a-h]$")
 """What sets generated applications of one kind apart."""
 
 Row = tuple[str, list[str]]
-"""Title, and a cell for each contender."""
+"""Title, and a cell for each policy."""
 
 UNITS = {"s": ", s", "ms": ", ms", "share": ", %", "": ""}
 """How a title names the unit of its row."""
@@ -47,21 +47,21 @@ def estimated(found: Estimate | None, unit: str, *, interval: bool = True) -> st
     return f"{value(found.mean, unit)} ({value(found.low, unit)} – {value(found.high, unit)})"
 
 
-def rows(standings: Sequence[Standing], *, intervals: bool = True) -> list[Row]:
-    """All metrics, then each contender against the first. Figures that no contender has are left out."""
+def rows(summaries: Sequence[PolicySummary], *, intervals: bool = True) -> list[Row]:
+    """All metrics, then each policy against the first. Figures that no policy has are left out."""
 
     def cell(found: Estimate | None, unit: str) -> str:
         return estimated(found, unit, interval=intervals)
 
     found: list[Row] = []
     for metric in METRICS:
-        cells = [cell(standing.metrics.get(metric.key), metric.unit) for standing in standings]
+        cells = [cell(summary.metrics.get(metric.key), metric.unit) for summary in summaries]
         nothing_wrong = metric.key == "unfinished" and all(c in ("0.00", "–") for c in cells)
         if any(c != "–" for c in cells) and not nothing_wrong:
             found.append((metric.title + UNITS[metric.unit], cells))
-    if len(standings) > 1:
-        first = standings[0].label
-        pairs = [standing.against_first for standing in standings]
+    if len(summaries) > 1:
+        first = summaries[0].label
+        pairs = [summary.against_first for summary in summaries]
         found += [
             (f"mean JCT less {first}'s, s", [cell(p.difference if p else None, "s") for p in pairs]),
             (f"mean JCT over {first}'s", [cell(p.ratio if p else None, "") for p in pairs]),
@@ -76,17 +76,17 @@ def probability(p: float) -> str:
     return "–" if math.isnan(p) else f"{p:.1e}" if p < 0.001 else f"{p:.3f}"
 
 
-def as_json(plan: Plan, standings: Sequence[Standing], runs: Sequence[Run]) -> dict[str, Any]:
+def as_json(plan: Plan, summaries: Sequence[PolicySummary], runs: Sequence[Run]) -> dict[str, Any]:
     """What was run and all that was found. Means over seeds are under their own names, intervals beside them."""
     policies = {
-        standing.label: {
-            **{key: number(found.mean) for key, found in standing.metrics.items()},
-            "intervals": {key: [number(found.low), number(found.high)] for key, found in standing.metrics.items()},
-            "seeds": list(standing.seeds),
-            "against_first": _finite(asdict(standing.against_first)) if standing.against_first else None,
-            "errors": list(standing.errors),
+        summary.label: {
+            **{key: number(found.mean) for key, found in summary.metrics.items()},
+            "intervals": {key: [number(found.low), number(found.high)] for key, found in summary.metrics.items()},
+            "seeds": list(summary.seeds),
+            "against_first": _finite(asdict(summary.against_first)) if summary.against_first else None,
+            "errors": list(summary.errors),
         }
-        for standing in standings
+        for summary in summaries
     }
     return {
         "run": {
@@ -96,12 +96,12 @@ def as_json(plan: Plan, standings: Sequence[Standing], runs: Sequence[Run]) -> d
             "seeds": list(plan.seeds),
             "interval_s": plan.interval_s,
             "resize_cost_s": "measured" if plan.resize_s is None else plan.resize_s,
-            "engine": "plain" if plan.plain else "companion",
+            "engine": "idealized" if plan.idealized else "companion",
             "settings": dict(plan.settings),
-            "policies": {c.label: {"policy": c.policy, "options": dict(c.options)} for c in plan.contenders},
+            "policies": {c.label: {"policy": c.name, "options": dict(c.options)} for c in plan.policies},
             "wall_s": {
-                c.label: sum(r.outcome.wall_s for r in runs if r.outcome is not None and r.contender == c.label)
-                for c in plan.contenders
+                c.label: sum(r.outcome.wall_s for r in runs if r.outcome is not None and r.policy == c.label)
+                for c in plan.policies
             },
             "notes": sorted({note for run in runs if run.outcome is not None for note in run.outcome.notes}),
         },
@@ -115,49 +115,35 @@ def _jobs(run: Run) -> list[dict[str, Any]]:
         return []
     times = completion_times(run.outcome)
     return [
-        {"policy": run.contender, "seed": run.seed, **_finite(asdict(job)), "jct_s": float(jct), "missed": job.missed}
+        {"policy": run.policy, "seed": run.seed, **_finite(asdict(job)), "jct_s": float(jct), "missed": job.missed}
         for job, jct in zip(run.outcome.jobs, times, strict=True)
     ]
 
 
-def page(plan: Plan, standings: Sequence[Standing], runs: Sequence[Run]) -> tuple[Text, list[Lane], dict[str, str]]:
+def page(
+    plan: Plan, summaries: Sequence[PolicySummary], runs: Sequence[Run]
+) -> tuple[Text, list[Lane], dict[str, str]]:
     """What `report.study.write_study` takes."""
     seed = plan.seeds[0]
     lanes = []
-    for standing in standings:
-        own = [run.outcome for run in runs if run.contender == standing.label and run.outcome is not None]
-        drawn = [run for run in runs if (run.contender, run.seed) == (standing.label, seed) and run.outcome is not None]
+    for summary in summaries:
+        own = [run.outcome for run in runs if run.policy == summary.label and run.outcome is not None]
+        drawn = [run for run in runs if (run.policy, run.seed) == (summary.label, seed) and run.outcome is not None]
         outcome = drawn[0].outcome if drawn else None
         bars = [Bar(s.job, s.start, s.end, s.gpus) for s in outcome.segments] if outcome else []
         jct = [float(t) for found in own for t in completion_times(found)]
-        lanes.append(Lane(standing.label, jct, bars, outcome.goodput if outcome else (), plan.gpus))
+        lanes.append(Lane(summary.label, jct, bars, outcome.goodput if outcome else (), plan.gpus))
     work = plan.workload(seed).submissions
     generated = plan.source.workload in MIXES
     groups = {s.name: VARIANT.sub("", s.application) if generated else s.application for s in work}
     text = Text(
         title=f"Policies compared: {plan.source.workload}",
-        run=_run_in_words(plan, len(work)),
-        rows=rows(standings),
+        run=tuple(plan.description().items()),
+        rows=rows(summaries),
         meanings=[(metric.title, metric.meaning) for metric in METRICS],
-        errors=[f"{standing.label}: {error}" for standing in standings for error in standing.errors],
+        errors=[f"{summary.label}: {error}" for summary in summaries for error in summary.errors],
     )
     return text, lanes, groups
-
-
-def _run_in_words(plan: Plan, jobs: int) -> list[tuple[str, str]]:
-    source = plan.source
-    how = "the published studies' assumptions" if plan.plain else "the companion on a simulated Slurm"
-    found = [
-        ("work", f"{source.workload}, {jobs} jobs, load {source.load:g}"),
-        ("cluster", f"{plan.nodes} nodes × {plan.gpus_per_node} GPUs"),
-        ("seeds", ", ".join(map(str, plan.seeds))),
-        ("decisions", f"every {plan.interval_s:g} s"),
-        ("a resize", "as measured of each application" if plan.resize_s is None else f"{plan.resize_s:g} s"),
-        ("simulated", how),
-    ]
-    if plan.settings:
-        found.append(("settings", ", ".join(f"{key}={value}" for key, value in plan.settings.items())))
-    return found
 
 
 def number(found: float) -> float | None:

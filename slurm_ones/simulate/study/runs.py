@@ -11,15 +11,14 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from slurm_ones.decide import make_policy
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.engines.idealized import plain_cluster, run_plain
+from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.study.figures import Comparison, Estimate, compare, completion_times, estimate, figures
-from slurm_ones.simulate.study.plan import Contender, Plan
+from slurm_ones.simulate.study.plan import Plan, PolicySpec
 from slurm_ones.simulate.workloads.generate import undisturbed_s
 from slurm_ones.simulate.workloads.workload import Workload
 
@@ -31,9 +30,9 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Run:
-    """One contender on one seed, and what became of it."""
+    """One policy on one seed, and what became of it."""
 
-    contender: str
+    policy: str
     seed: int
     outcome: Outcome | None = None
     error: str = ""
@@ -41,35 +40,55 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """One contender over all seeds."""
+class PolicySummary:
+    """One policy over all seeds."""
 
     label: str
     seeds: tuple[int, ...]
     """Those that it came through."""
     metrics: Mapping[str, Estimate]
     against_first: Comparison | None
-    """None for the first contender, and where the two have no seed in common."""
+    """None for the first policy, and where the two have no seed in common."""
     errors: tuple[str, ...] = ()
 
 
-OnProgress = Callable[[str, int, float], None]
-"""Contender, seed, and the share of its jobs that have ended."""
+@dataclass(frozen=True)
+class RunProgress:
+    """How far one run has come."""
+
+    policy: str
+    seed: int
+    simulated_s: float = 0.0
+    """Simulated seconds so far; 0 where it is not known."""
+    ended: int = 0
+    """Jobs that have ended."""
+    jobs: int = 0
+    """Jobs of the workload."""
+    finished: bool = False
+    """The run is over, well or not."""
+
+    @property
+    def share(self) -> float:
+        """Share of the run that is done, by its jobs."""
+        return 1.0 if self.finished else self.ended / max(self.jobs, 1)
 
 
-def simulate(plan: Plan, contender: Contender, seed: int, on_share: Callable[[float], None]) -> Outcome:
-    """One contender on one seed, in this process."""
+OnProgress = Callable[[RunProgress], None]
+
+
+def simulate(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress) -> Outcome:
+    """One policy on one seed, in this process."""
     workload = plan.workload(seed)
     jobs = len(workload.submissions)
 
-    def on_time(_: float, ended: int) -> None:
-        on_share(ended / jobs)
+    def on_time(simulated_s: float, ended: int) -> None:
+        on_progress(RunProgress(policy.label, seed, simulated_s, ended, jobs))
 
-    if plan.plain:
-        return run_plain(
-            make_policy(contender.policy, **contender.options),
+    if plan.idealized:
+        return run_idealized(
+            make_policy(policy.name, **policy.options),
             workload,
-            plain_cluster(plan.nodes, plan.gpus_per_node),
+            idealized_cluster(plan.nodes, plan.gpus_per_node),
             interval_s=plan.interval_s,
             resize_s=plan.resize_s,
             seed=seed,
@@ -80,8 +99,8 @@ def simulate(plan: Plan, contender: Contender, seed: int, on_share: Callable[[fl
     from slurm_ones.simulate.engines.world import ClusterSpec
 
     return run(
-        contender.policy,
-        contender.options,
+        policy.name,
+        policy.options,
         workload,
         ClusterSpec(plan.nodes, plan.gpus_per_node),
         interval_s=plan.interval_s,
@@ -92,93 +111,98 @@ def simulate(plan: Plan, contender: Contender, seed: int, on_share: Callable[[fl
     )
 
 
-def run_all(plan: Plan, processes: int, on_progress: OnProgress = lambda label, seed, share: None) -> list[Run]:
-    """Every contender on every seed, in that many processes. A contender that crashes costs itself that seed alone.
+def run_all(plan: Plan, processes: int, on_progress: OnProgress = lambda progress: None) -> list[Run]:
+    """Every policy on every seed, in that many processes. A policy that crashes costs itself that seed alone.
 
     Only the first seed's outcomes keep what is drawn: who held what when, and the goodput.
     """
-    tasks = [(contender, seed) for seed in plan.seeds for contender in plan.contenders]
+    tasks = [(policy, seed) for seed in plan.seeds for policy in plan.policies]
     if processes <= 1:
-        return [_attempt(plan, c, seed, partial(on_progress, c.label, seed)) for c, seed in tasks]
+        runs = []
+        for policy, seed in tasks:
+            runs.append(_attempt(plan, policy, seed, on_progress))
+            on_progress(RunProgress(policy.label, seed, finished=True))
+        return runs
     context = multiprocessing.get_context("spawn")
-    heard = context.Queue()
+    reported = context.Queue()
     with (
         _one_thread_each(),
-        ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(heard,)) as pool,
+        ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker, initargs=(reported,)) as pool,
     ):
-        futures = {pool.submit(_work, plan, contender, seed): (contender, seed) for contender, seed in tasks}
+        futures = {pool.submit(_run_in_worker, plan, policy, seed): (policy, seed) for policy, seed in tasks}
         try:
             left: set[Future[Run]] = set(futures)
             while left:
                 ended, left = wait(left, timeout=POLL_S)
-                _listen(heard, on_progress)
+                _forward(reported, on_progress)
                 for future in ended:
-                    on_progress(futures[future][0].label, futures[future][1], 1.0)
+                    policy, seed = futures[future]
+                    on_progress(RunProgress(policy.label, seed, finished=True))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-        return [_result(future, contender, seed) for future, (contender, seed) in futures.items()]
+        return [_result(future, policy, seed) for future, (policy, seed) in futures.items()]
 
 
-def _attempt(plan: Plan, contender: Contender, seed: int, on_share: Callable[[float], None]) -> Run:
+def _attempt(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress) -> Run:
     try:
-        outcome = simulate(plan, contender, seed, on_share)
+        outcome = simulate(plan, policy, seed, on_progress)
     except BadInput:
         raise
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(where.filename).name}:{where.lineno}"
-        return Run(contender.label, seed, error=f"{type(error).__name__}: {error} ({place})")
+        return Run(policy.label, seed, error=f"{type(error).__name__}: {error} ({place})")
     if seed != plan.seeds[0]:
         outcome = replace(outcome, segments=(), goodput=())
-    return Run(contender.label, seed, outcome)
+    return Run(policy.label, seed, outcome)
 
 
-_heard: multiprocessing.Queue[tuple[str, int, float]] | None = None
-"""Of a worker process: where it says how far it has come."""
+_reported: multiprocessing.Queue[RunProgress] | None = None
+"""Of a worker process: where it reports how far it has come."""
 
 
-def _begin(heard: multiprocessing.Queue[tuple[str, int, float]]) -> None:
-    global _heard
-    _heard = heard
+def _start_worker(reported: multiprocessing.Queue[RunProgress]) -> None:
+    global _reported
+    _reported = reported
     # What native libraries print (HiGHS does) would appear in the midst of the progress bar.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
 
 
-def _work(plan: Plan, contender: Contender, seed: int) -> Run:
-    said = 0.0
+def _run_in_worker(plan: Plan, policy: PolicySpec, seed: int) -> Run:
+    sent = 0.0
 
-    def on_share(share: float) -> None:
-        # Seldom, so that what is not yet heard when it ends is little.
-        nonlocal said
+    def on_progress(progress: RunProgress) -> None:
+        # Seldom, so that little is left unread when the run ends.
+        nonlocal sent
         now = time.monotonic()
-        if _heard is not None and now - said > POLL_S:
-            said = now
-            _heard.put((contender.label, seed, share))
+        if _reported is not None and now - sent > POLL_S:
+            sent = now
+            _reported.put(progress)
 
-    return _attempt(plan, contender, seed, on_share)
+    return _attempt(plan, policy, seed, on_progress)
 
 
-def _listen(heard: multiprocessing.Queue[tuple[str, int, float]], on_progress: OnProgress) -> None:
+def _forward(reported: multiprocessing.Queue[RunProgress], on_progress: OnProgress) -> None:
     with contextlib.suppress(queue.Empty):
         while True:
-            on_progress(*heard.get_nowait())
+            on_progress(reported.get_nowait())
 
 
-def _result(future: Future[Run], contender: Contender, seed: int) -> Run:
+def _result(future: Future[Run], policy: PolicySpec, seed: int) -> Run:
     error = future.exception()
     if isinstance(error, BadInput):
         raise error
     if error is not None:
-        return Run(contender.label, seed, error=f"its process died: {error}")
+        return Run(policy.label, seed, error=f"its process died: {error}")
     return future.result()
 
 
 @contextlib.contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Processes that are started meanwhile compute in one thread, unless told otherwise."""
+    """Processes that are started meanwhile compute in one thread, unless the environment says otherwise."""
     ours = [name for name in THREADS if name not in os.environ]
     os.environ.update(dict.fromkeys(ours, "1"))
     try:
@@ -188,14 +212,14 @@ def _one_thread_each() -> Iterator[None]:
             del os.environ[name]
 
 
-def standings(plan: Plan, runs: Sequence[Run]) -> list[Standing]:
-    """Each contender over the seeds that it came through, and against the first on those that both did."""
-    done = {(run.contender, run.seed): run.outcome for run in runs if run.outcome is not None}
+def summarize(plan: Plan, runs: Sequence[Run]) -> list[PolicySummary]:
+    """Each policy over the seeds that it came through, and against the first on those that both did."""
+    done = {(run.policy, run.seed): run.outcome for run in runs if run.outcome is not None}
     work = {seed: _work_of(plan.workload(seed), plan.gpus_per_node) for seed in plan.seeds}
-    first = plan.contenders[0].label
+    first = plan.policies[0].label
     found = []
-    for contender in plan.contenders:
-        label = contender.label
+    for policy in plan.policies:
+        label = policy.label
         seeds = tuple(seed for seed in plan.seeds if (label, seed) in done)
         each = [figures(done[label, seed], work[seed]) for seed in seeds]
         both = [seed for seed in seeds if (first, seed) in done]
@@ -206,8 +230,8 @@ def standings(plan: Plan, runs: Sequence[Run]) -> list[Standing]:
                 [completion_times(done[first, seed]) for seed in both],
             )
         metrics = {key: estimate([one[key] for one in each]) for key in (each[0] if each else ())}
-        errors = tuple(f"seed {run.seed}: {run.error}" for run in runs if run.contender == label and run.error)
-        found.append(Standing(label, seeds, metrics, against, errors))
+        errors = tuple(f"seed {run.seed}: {run.error}" for run in runs if run.policy == label and run.error)
+        found.append(PolicySummary(label, seeds, metrics, against, errors))
     return found
 
 

@@ -66,7 +66,7 @@ class Application:
     target: float = math.nan
     """Metric at which its user is content; NaN where every job that trained its epochs is."""
     patience: int = 0
-    """Epochs over the data without improvement after which its training gives up (`patience.Patience`); 0 where it
+    """Epochs over the data without improvement after which its training gives up (`patience.EarlyStopping`); 0 where it
     trains to its last epoch. Its last epoch is where that happens at efficiency 1: never later at any other."""
     least_gain: float = 0.0
     """Rise of the metric that counts as an improvement over `patience` epochs."""

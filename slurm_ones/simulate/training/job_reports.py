@@ -30,7 +30,7 @@ from ones_wrapper.protocol import (
     reports_name,
 )
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
-from slurm_ones.simulate.training.training_progress import Course, Position
+from slurm_ones.simulate.training.training_progress import Position, TrainingCurve
 
 KEPT = 2
 """Checkpoints that stay: the newest, and the one before."""
@@ -100,7 +100,7 @@ class JobFiles:
             self.order = order
         return True
 
-    def look_anew(self) -> None:
+    def reread_order(self) -> None:
         """Look for an order as a run does that knows of none."""
         self._seen = self.order = None
         self.newer_order()
@@ -115,18 +115,18 @@ class Reporter:
 
     def __init__(
         self,
-        course: Course,
+        curve: TrainingCurve,
         files: JobFiles | None,
         timeline: Timeline,
         settings: ClusterSettings,
         rng: np.random.Generator,
     ) -> None:
-        app = course.application
+        app = curve.application
         # Gradients are accumulated where a batch does not fit at once, so one GPU takes all of it.
-        self.spec = Spec(app.base_batch, app.max_batch, app.max_batch, course.dataset, course.epochs)
+        self.spec = Spec(app.base_batch, app.max_batch, app.max_batch, curve.dataset, curve.epochs)
         self.due = math.inf
         """When the next throughput report is due."""
-        self._course = course
+        self._curve = curve
         self._files = files
         self._timeline = timeline
         self._settings = settings
@@ -149,7 +149,7 @@ class Reporter:
         self._files.open(restart, spec)
         before = self._last
         self._resizes += before is not None and before[1] != world
-        self._say(
+        self._append(
             Hello(
                 nodes=len(placement),
                 gpus_per_node=placement[0],
@@ -175,7 +175,7 @@ class Reporter:
             )
         )
         self._first, self._last = (now, at.step), (now, world)
-        self._from, self._seconds = self._course.used(at), 0.0
+        self._from, self._seconds = self._curve.used(at), 0.0
         self.due = now + self._settings.first_report_s
 
     def ran(self, seconds: float) -> None:
@@ -188,17 +188,17 @@ class Reporter:
         if self._first is not None and at.step > self._first[1]:
             (begun, step), self._first = self._first, None
             seconds = self._seconds / (at.step - step)
-            self._say(First(step + 1, seconds), begun + seconds)
+            self._append(First(step + 1, seconds), begun + seconds)
 
     def throughput(self, at: Position, batch: int) -> None:
         """Of the steps since the last report, if there were any; the next is due after the usual time."""
         if self._files is None:
             return
-        samples = self._course.used(at) - self._from
+        samples = self._curve.used(at) - self._from
         self._first_step(at)
         seconds = self._seconds * math.exp(self._rng.normal(0.0, self._settings.speed_noise))
         if samples > 0:
-            self._say(
+            self._append(
                 Throughput(
                     epoch=at.epoch,
                     step=at.step,
@@ -207,32 +207,32 @@ class Reporter:
                     seconds=seconds,
                     batch=batch,
                     lr_factor=batch / self.spec.base_batch,
-                    loss=self._course.loss(at),
+                    loss=self._curve.loss(at),
                     noise=self._noise(at, batch),
                     progress=at.progress,
                 )
             )
-        self._from, self._seconds = self._course.used(at), 0.0
+        self._from, self._seconds = self._curve.used(at), 0.0
         self.due = self._timeline.now + self._settings.report_s
 
     def epoch(self, at: Position, batch: int) -> None:
         """A pass ended there."""
         self._first_step(at)
-        self._say(Epoch(at.epoch, at.step, at.cursor, self._course.loss(at), self._course.accuracy(at, batch)))
+        self._append(Epoch(at.epoch, at.step, at.cursor, self._curve.loss(at), self._curve.accuracy(at, batch)))
 
     def batch(self, at: Position, batch: int, order: int) -> None:
         """An order changed the batch."""
-        self._say(Batch(at.step, batch, batch / self.spec.base_batch, order))
+        self._append(Batch(at.step, batch, batch / self.spec.base_batch, order))
 
     def checkpoint(self, at: Position, name: str, seconds: float, order: int | None) -> None:
         """A checkpoint is durable."""
-        self._say(Checkpoint(name, at.epoch, at.cursor, at.step, 0, seconds, stall_s=seconds, order=order))
+        self._append(Checkpoint(name, at.epoch, at.cursor, at.step, 0, seconds, stall_s=seconds, order=order))
 
     def bye(self, at: Position, reason: str, code: int = 0) -> None:
         """The run's last words."""
-        self._say(Bye(reason, at.step, code))
+        self._append(Bye(reason, at.step, code))
 
-    def _say(self, report: Report, time: float | None = None) -> None:
+    def _append(self, report: Report, time: float | None = None) -> None:
         if self._files is None:
             return
         time = self._timeline.now if time is None else time
@@ -241,5 +241,5 @@ class Reporter:
             self._last = time, self._last[1]
 
     def _noise(self, at: Position, batch: int) -> float:
-        noise = self._course.application.noise(at.progress, batch)
+        noise = self._curve.application.noise(at.progress, batch)
         return noise * math.exp(self._rng.normal(0.0, self._settings.gradient_noise))

@@ -19,7 +19,7 @@ EPSILON = 1e-6
 
 
 @dataclass
-class Patience:
+class EarlyStopping:
     """The epochs of one job over its data."""
 
     application: Application
@@ -65,7 +65,7 @@ class Position:
     """Progress at the ends of the last passes, for patience."""
 
 
-class Course:
+class TrainingCurve:
     """The way of one training from its first sample to its end: `share` of the application's epochs."""
 
     def __init__(self, application: Application, share: float) -> None:
@@ -78,18 +78,18 @@ class Course:
         metric = application.metric[:, 0]
         self._ends = np.append(0.0, application.ends)
         self._metric = np.append(min(float(metric[0]), 0.0), metric)
-        self._bends: dict[float, tuple[Floats, Floats]] = {}
+        self._sample_curves: dict[float, tuple[Floats, Floats]] = {}
 
-    def _bend(self, batch: float) -> tuple[Floats, Floats]:
+    def _sample_curve(self, batch: float) -> tuple[Floats, Floats]:
         """Progress at the ends of the profile's epochs, and the samples that lead there at that batch."""
-        if batch not in self._bends:
+        if batch not in self._sample_curves:
             samples = np.append(0.0, np.cumsum(np.diff(self._ends) / self.application.efficiencies(batch)))
-            self._bends[batch] = (self._ends, samples)
-        return self._bends[batch]
+            self._sample_curves[batch] = (self._ends, samples)
+        return self._sample_curves[batch]
 
     def use(self, at: Position, samples: int, batch: int, steps: int) -> Position:
         """The position after so many samples of the same pass, used in batches of that size."""
-        ends, used = self._bend(float(batch))
+        ends, used = self._sample_curve(float(batch))
         progress = float(np.interp(np.interp(at.progress, ends, used) + samples, used, ends))
         return replace(at, cursor=at.cursor + samples, step=at.step + steps, progress=progress)
 
@@ -99,17 +99,17 @@ class Course:
 
     def samples_left(self, at: Position, batch: int) -> float:
         """Samples from there to the end at that batch."""
-        ends, used = self._bend(float(batch))
+        ends, used = self._sample_curve(float(batch))
         before, until = np.interp([at.progress, self.total], ends, used)
         return max(float(until - before), 0.0)
 
-    def over(self, at: Position) -> bool:
+    def finished(self, at: Position) -> bool:
         """Whether all progress is made."""
         return at.progress >= self.total * (1.0 - 1e-12)
 
     def next_pass(self, at: Position) -> tuple[Position, bool]:
         """The position at the beginning of the next pass, and whether the training gives up instead."""
-        patience = Patience(self.application, 0.0, at.reached)
+        patience = EarlyStopping(self.application, 0.0, at.reached)
         ended = patience.use(float(self.dataset), at.progress)
         return replace(at, epoch=at.epoch + 1, cursor=0, reached=patience.reached), ended
 

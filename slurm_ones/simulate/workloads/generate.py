@@ -47,19 +47,19 @@ USEFUL = (0.5, 0.8)
 """Goodput a GPU, relative to one GPU alone, at the sizes that a well-informed user chooses from (as in Pollux's study,
 OSDI 2021, §5.1)."""
 
-Ask = tuple[int, int]
+UserRequest = tuple[int, int]
 """GPUs and global batch."""
 
 
-def ask(app: Application, kind: Kind, gpus: int, per_node: int, rng: np.random.Generator) -> Ask:
+def user_request(app: Application, kind: Kind, gpus: int, per_node: int, rng: np.random.Generator) -> UserRequest:
     """What one user asks for on a cluster of `gpus` GPUs."""
     modest, choice = rng.random() < ONE_GPU, rng.random()
     if kind.gpus:
         size = min(kind.gpus, gpus)
         return size, min(kind.base_batch * size, app.max_batch)
     if kind.size == "small" and modest:
-        return 1, best(app, 1, per_node)[1]
-    options = sensible(app, gpus, per_node)
+        return 1, best_batch(app, 1, per_node)[1]
+    options = sensible_requests(app, gpus, per_node)
     return options[int(choice * len(options))]
 
 
@@ -69,10 +69,10 @@ def mean_gpu_hours(app: Application, kind: Kind, gpus: int, per_node: int) -> fl
     def hours(size: int, batch: int) -> float:
         return size * app.seconds(-(-size // per_node), size, float(batch), 0.0) / 3600.0
 
-    mean = float(np.mean([hours(*option) for option in sensible(app, gpus, per_node)]))
+    mean = float(np.mean([hours(*option) for option in sensible_requests(app, gpus, per_node)]))
     if kind.size != "small":
         return mean
-    return ONE_GPU * hours(1, best(app, 1, per_node)[1]) + (1.0 - ONE_GPU) * mean
+    return ONE_GPU * hours(1, best_batch(app, 1, per_node)[1]) + (1.0 - ONE_GPU) * mean
 
 
 def undisturbed_s(app: Application, asked: Submission, per_node: int) -> float:
@@ -82,12 +82,12 @@ def undisturbed_s(app: Application, asked: Submission, per_node: int) -> float:
     return app.seconds(-(-size // per_node), size, batch, 0.0, app.total * asked.epochs)
 
 
-def sensible(app: Application, gpus: int, per_node: int) -> list[Ask]:
+def sensible_requests(app: Application, gpus: int, per_node: int) -> list[UserRequest]:
     """What a user may ask for: the sizes that keep each GPU as useful as `USEFUL` says, at the batch best there."""
-    one, batch = best(app, 1, per_node)
+    one, batch = best_batch(app, 1, per_node)
     found, last = [], (1, batch)
     for size in _sizes(min(app.max_gpus, max(gpus // 2, 1)), per_node):
-        goodput, batch = best(app, size, per_node)
+        goodput, batch = best_batch(app, size, per_node)
         useful = goodput / one / size
         if USEFUL[0] <= useful <= USEFUL[1]:
             found.append((size, batch))
@@ -96,7 +96,7 @@ def sensible(app: Application, gpus: int, per_node: int) -> list[Ask]:
     return found or [last]
 
 
-def best(app: Application, gpus: int, per_node: int) -> tuple[float, int]:
+def best_batch(app: Application, gpus: int, per_node: int) -> tuple[float, int]:
     """Goodput half-way through the training on `gpus` GPUs, and the batch that brings it: the base batch times a power
     of two."""
     batches = app.base_batch * 2 ** np.arange(math.floor(math.log2(app.max_batch / app.base_batch)) + 1)
@@ -178,16 +178,16 @@ def generate(
     rng = np.random.default_rng(seed)
     kinds = _drawn(mix, jobs, rng)
     applications, chosen = _perturbed(kinds, rng)
-    asked = [ask(applications[name], kinds[i], gpus, gpus_per_node, rng) for i, name in enumerate(chosen)]
+    asked = [user_request(applications[name], kinds[i], gpus, gpus_per_node, rng) for i, name in enumerate(chosen)]
     if arrivals is None and mix.gap_s and hours is None:
         pace = load * gpus / STUDIED_GPUS
         times = np.cumsum(rng.integers(0, 2 * mix.gap_s, jobs, endpoint=True)) / pace
     else:
         window_s = _window_s(mix, jobs, load, gpus, gpus_per_node) if hours is None else hours * 3600.0
         times = submission_times(arrivals or "poisson", jobs, window_s, rng)
-    stiff = rng.permutation(jobs) < round(rigid * jobs)
+    rigid_jobs = rng.permutation(jobs) < round(rigid * jobs)
     submissions = tuple(
-        Submission(f"{name}-{i + 1}", float(round(at)), name, size, batch, elastic=not stiff[i])
+        Submission(f"{name}-{i + 1}", float(round(at)), name, size, batch, elastic=not rigid_jobs[i])
         for i, (at, name, (size, batch)) in enumerate(zip(times, chosen, asked, strict=True))
     )
     return Workload(kind, submissions, applications)

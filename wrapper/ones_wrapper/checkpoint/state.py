@@ -1,11 +1,32 @@
-"""What a checkpoint is made from, and what is told of it."""
+"""What a checkpoint is made from: progress, and the state of model, optimizer and extras as tensors and plain data.
+
+`pack` turns what state dictionaries hold into what `torch.load(weights_only=True)` takes, so that reading a checkpoint
+runs no code: numbers, strings, bytes, tensors, and dictionaries, lists, tuples and sets of these. Other types that are
+common there (NumPy arrays and numbers, deques, counters …) become a dictionary with the key `KIND`; `unpack` makes them
+again. What could only be kept by naming code to run is refused.
+"""
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+
+from ones_wrapper.checkpoint.safetensors import refusal
 
 
 class Stateful(Protocol):
@@ -87,3 +108,224 @@ class Loaded:
     name: str
     progress: Progress
     note: str = ""
+
+
+KIND = "ones:kind"
+
+_ATOMS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size)
+_KEYS = (str, int, float, bool, type(None))
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, DTensor))
+_FACTORIES: dict[str, Callable[[], Any]] = {
+    f.__name__: f for f in (int, float, complex, bool, str, list, dict, set, tuple, bytes)
+}
+
+Take = Callable[[str, torch.Tensor], bool]
+"""Is shown each tensor with its path; where it answers True, the tensor is kept elsewhere under that path."""
+
+
+class CannotSaveError(TypeError):
+    """State of a type that a checkpoint does not hold; the message names where it is."""
+
+
+def pack(value: Any, path: str, take: Take = lambda path, tensor: False) -> Any:
+    """`value` as plain data. `path` says where it is, for errors and for `take`. Raises `CannotSaveError`."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        return _pack_tensor(value, path, take)
+    if kind in _ATOMS:
+        return value
+    if kind is dict:
+        if KIND in value or any(type(key) not in _KEYS for key in value):
+            return _marked("dict", items=_pairs(value, path, take))
+        return {key: pack(item, f"{path}.{key}", take) for key, item in value.items()}
+    if kind in (list, tuple):
+        return kind(pack(item, f"{path}.{index}", take) for index, item in enumerate(value))
+    if kind in (set, frozenset):
+        return _marked(kind.__name__, items=[pack(item, f"{path}, an element", take) for item in value])
+    if kind in (OrderedDict, Counter):
+        return _marked(kind.__name__, items=_pairs(value, path, take))
+    if kind is defaultdict and (value.default_factory is None or value.default_factory in _FACTORIES.values()):
+        factory = value.default_factory and value.default_factory.__name__
+        return _marked("defaultdict", items=_pairs(value, path, take), factory=factory)
+    if kind is deque:
+        items = [pack(item, f"{path}.{index}", take) for index, item in enumerate(value)]
+        return _marked("deque", items=items, maxlen=value.maxlen)
+    if kind in (bytes, bytearray):
+        return _marked(kind.__name__, data=_bytes(value))
+    if (kind is np.ndarray or isinstance(value, np.generic)) and not value.dtype.hasobject and not value.dtype.names:
+        name = "ndarray" if kind is np.ndarray else "number"
+        return _marked(name, dtype=value.dtype.str, shape=tuple(value.shape), data=_bytes(value.tobytes()))
+    raise CannotSaveError(
+        f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold; let its state_dict return "
+        "numbers, strings, tensors, NumPy arrays, and dictionaries, lists, tuples or sets of these"
+    )
+
+
+def _pack_tensor(value: torch.Tensor, path: str, take: Take) -> Any:
+    if type(value) not in _TENSORS:
+        raise CannotSaveError(f"{path} is a {type(value).__qualname__}, a kind of tensor that a checkpoint cannot hold")
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+        raise CannotSaveError(f"{path} is a tensor that is sparse, quantized or has no values (meta)")
+    if take(path, value):
+        return _marked("tensor", path=path)
+    if isinstance(value, DTensor):
+        raise CannotSaveError(f"{path} is a sharded tensor, where only whole ones can be held")
+    return value.detach()
+
+
+def _pairs(value: dict[Any, Any], path: str, take: Take) -> list[tuple[Any, Any]]:
+    return [(pack(key, f"{path}, a key"), pack(item, f"{path}.{key}", take)) for key, item in value.items()]
+
+
+def _bytes(data: bytes | bytearray) -> torch.Tensor:
+    """As a tensor: empty `bytes` would be pickled as a call."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _marked(kind: str, **parts: Any) -> dict[str, Any]:
+    return {KIND: kind, **parts}
+
+
+def unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """What `pack` was given; `tensors` are those that were kept elsewhere. Raises KeyError where one is missing."""
+    if type(value) in (list, tuple):
+        return type(value)(unpack(item, tensors) for item in value)
+    if type(value) is not dict:
+        return value
+    if KIND not in value:
+        return {key: unpack(item, tensors) for key, item in value.items()}
+    kind = value[KIND]
+    if kind == "tensor":
+        return tensors[value["path"]]
+    if kind in ("ndarray", "number"):
+        array = np.frombuffer(value["data"].numpy().tobytes(), dtype=np.dtype(value["dtype"])).reshape(value["shape"])
+        return array.copy() if kind == "ndarray" else array[()]
+    if kind in ("bytes", "bytearray"):
+        data = value["data"].numpy().tobytes()
+        return data if kind == "bytes" else bytearray(data)
+    items = unpack(value["items"], tensors)
+    if kind == "defaultdict":
+        return defaultdict(_FACTORIES[value["factory"]] if value["factory"] else None, items)
+    if kind == "deque":
+        return deque(items, value["maxlen"])
+    if kind == "Counter":
+        return Counter(dict(items))
+    return {"dict": dict, "OrderedDict": OrderedDict, "set": set, "frozenset": frozenset}[kind](items)
+
+
+SHOWN = 5
+"""Differences that an error names."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """One rank's view of all that is saved; the tensors are the live ones."""
+
+    tensors: dict[str, torch.Tensor]
+    """Those of model and optimizer, and sharded ones of extras, by path."""
+    rest: dict[str, Any]
+    """`model`, `optimizer` and `extras` as `plain.pack` makes them, the tensors above taken out."""
+    first: frozenset[str]
+    """Paths of the model's buffers: ranks may differ in these, and rank 0's count, as in DDP."""
+
+
+def collect(state: State, *, template: bool = False) -> Content:
+    """What there is to save now. Raises `CannotSaveError`.
+
+    A `template`, for loading, has the optimizer's state also where no step was taken yet.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+
+    def every(path: str, tensor: torch.Tensor) -> bool:
+        if path in tensors:
+            raise CannotSaveError(f"{path} names two tensors; rename one of the modules or extras")
+        if why := refusal(path, tensor.dtype):
+            raise CannotSaveError(why)
+        tensors[path] = tensor.detach()
+        return True
+
+    def sharded(path: str, tensor: torch.Tensor) -> bool:
+        return isinstance(tensor, DTensor) and every(path, tensor)
+
+    model = get_model_state_dict(state.model)
+    with _as_it_is(state.optimizer, not template):
+        optimizer = get_optimizer_state_dict(state.model, state.optimizer)
+    rest = {
+        "model": {key: pack(value, f"model.{key}", every) for key, value in model.items()},
+        "optimizer": {
+            "state": pack(optimizer["state"], "optimizer.state", every),
+            "param_groups": pack(optimizer["param_groups"], "optimizer.param_groups", sharded),
+        },
+        "extras": {key: pack(extra.state_dict(), key, sharded) for key, extra in state.extras.items()},
+    }
+    places = {buffer.data_ptr() for buffer in state.model.buffers() if not isinstance(buffer, DTensor)} - {0}
+    first = frozenset(
+        f"model.{key}"
+        for key, value in model.items()
+        if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.data_ptr() in places
+    )
+    return Content(tensors, rest, first)
+
+
+@contextmanager
+def _as_it_is(optimizer: torch.optim.Optimizer, wanted: bool) -> Iterator[None]:
+    """Keep torch from taking a step with zero gradients to fill an empty optimizer, which would count as one.
+
+    It takes none where any gradient exists.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    bare = wanted and not optimizer.state and bool(parameters) and all(p.grad is None for p in parameters)
+    if bare:
+        parameters[0].grad = torch.zeros_like(parameters[0])
+    try:
+        yield
+    finally:
+        if bare:
+            parameters[0].grad = None
+
+
+def differences(now: Content, rest: dict[str, Any], metadata: Metadata) -> list[str]:
+    """Why a checkpoint does not fit, in words; empty where it fits."""
+    found = []
+    saved = metadata.state_dict_metadata
+    bare = _without_state(now, rest)
+    for path, tensor in now.tensors.items():
+        there = saved.get(path)
+        if there is None:
+            if path not in bare:
+                found.append(f"{path} {_shape(tensor.shape)} is missing in the checkpoint")
+        elif isinstance(there, TensorStorageMetadata) and there.size != tensor.shape:
+            found.append(f"{path} is {_shape(there.size)} in the checkpoint and {_shape(tensor.shape)} here")
+    found += [f"{path} is in the checkpoint and not here" for path in saved if path not in now.tensors]
+    for key in now.rest["extras"]:
+        if key not in rest["extras"]:
+            names = ", ".join(sorted(rest["extras"])) or "nothing"
+            found.append(f"the checkpoint holds no {key!r} (beside model and optimizer it has {names})")
+    groups, here = len(rest["optimizer"]["param_groups"]), len(now.rest["optimizer"]["param_groups"])
+    if groups != here:
+        found.append(f"the optimizer has {groups} parameter groups in the checkpoint and {here} here")
+    return found[:SHOWN] + ([f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else [])
+
+
+def _shape(size: torch.Size) -> str:
+    return str(tuple(size))
+
+
+def _without_state(now: Content, rest: dict[str, Any]) -> set[str]:
+    """Paths of optimizer state of parameters that had none yet when the checkpoint was taken."""
+    had = rest["optimizer"]["state"]
+    prefixes = tuple(f"optimizer.state.{name}." for name in now.rest["optimizer"]["state"] if name not in had)
+    return {path for path in now.tensors if path.startswith(prefixes)} if prefixes else set()
+
+
+def restore(state: State, rest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    """Give the objects of `state` what was read; `tensors` are those of a template, filled."""
+    set_model_state_dict(state.model, unpack(rest["model"], tensors))
+    optimizer = unpack(rest["optimizer"], tensors)
+    # Parameters that never had a gradient have no state, which strictness would refuse.
+    options = StateDictOptions(strict=False)
+    set_optimizer_state_dict(state.model, state.optimizer, optimizer, options=options)
+    if not optimizer["state"]:
+        state.optimizer.state.clear()
+    for key, extra in state.extras.items():
+        extra.load_state_dict(unpack(rest["extras"][key], tensors))

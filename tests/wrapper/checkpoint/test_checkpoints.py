@@ -1,0 +1,227 @@
+"""Checkpoints: whole or not there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from ones_wrapper.api import join
+from ones_wrapper.checkpoint import Checkpoints, Progress, Saved, State
+from ones_wrapper.group import Group, RankError, ThreadsError, TorchGroup
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Group]:
+    """A process group of this process alone."""
+    group = join()
+    yield group
+    group.close()
+
+
+def state(value: float = 0.0, width: int = 3, adam: bool = True) -> State:
+    model = torch.nn.Linear(width, 1)
+    torch.nn.init.constant_(model.weight, value)
+    torch.nn.init.constant_(model.bias, value)
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    if not adam:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2])
+    return State(model, optimizer, {"scheduler": scheduler})
+
+
+def step(at: State) -> None:
+    at.optimizer.zero_grad()
+    at.model(torch.ones(1, at.model.in_features)).sum().backward()  # type: ignore[operator]
+    at.optimizer.step()
+    at.extras["scheduler"].step()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("adam", [True, False])
+def test_state_comes_back(tmp_path: Path, group: Group, adam: bool) -> None:
+    """Protects the trajectory: parameters, optimizer, scheduler and progress, also of optimizers without
+    state.
+    """
+    saved = state(1.0, adam=adam)
+    step(saved)
+    progress = Progress(epoch=2, cursor=5, step=17, samples=99, batch=64, dataset=10)
+    done = Checkpoints(tmp_path, group, 7, 0).save(saved, progress)
+    loaded = state(adam=adam)
+    found = Checkpoints(tmp_path, group, 7, 1).load(loaded)
+    assert (found.name, found.progress, found.note) == (done.name, progress, "")
+    for one in (saved, loaded):
+        step(one)
+    assert torch.equal(saved.model.weight, loaded.model.weight)  # type: ignore[arg-type]
+    assert saved.optimizer.state_dict().keys() == loaded.optimizer.state_dict().keys()
+    assert saved.extras["scheduler"].state_dict() == loaded.extras["scheduler"].state_dict()
+
+
+def test_two_are_kept_and_leftovers_go(tmp_path: Path, group: Group) -> None:
+    """Protects the disk, and the checkpoint before the newest."""
+    left = tmp_path / "checkpoints" / ".tmp-step-000000009"
+    left.mkdir(parents=True)
+    box = Checkpoints(tmp_path, group, 7, 0)
+    assert not left.exists()
+    for number in (3, 20, 100, 100):  # the last twice: before and after the end of an epoch
+        box.save(state(number), Progress(step=number, epoch=number))
+    box.close()
+    assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == [
+        "step-000000020",
+        "step-000000100",
+    ]
+
+
+@pytest.mark.parametrize("harm", ["short", "changed", "missing", "manifest", "no manifest", "outside"])
+def test_damaged_newest_is_passed_over(
+    tmp_path: Path, group: Group, harm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Protects from a checkpoint that was cut short: the one before it is used, and it is said."""
+    box = Checkpoints(tmp_path, group, 7, 0)
+    box.save(state(1.0), Progress(step=1))
+    newest = tmp_path / "checkpoints" / box.save(state(2.0), Progress(step=2)).name
+    data = next(newest.glob("tensors-*"))
+    content = bytearray(data.read_bytes())
+    if harm == "short":
+        data.write_bytes(content[:-10])
+    elif harm == "changed":
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content)
+    elif harm == "missing":
+        data.unlink()
+    elif harm == "manifest":
+        (newest / "manifest.json").write_text('{"files": [')
+    elif harm == "no manifest":
+        (newest / "manifest.json").unlink()
+    else:
+        manifest = json.loads((newest / "manifest.json").read_text())
+        manifest["files"]["../../../etc/passwd"] = [1, 1]
+        (newest / "manifest.json").write_text(json.dumps(manifest))
+    loaded = state()
+    found = box.load(loaded)
+    assert found.name == "step-000000001"
+    assert loaded.model.weight[0, 0].item() == 1.0  # type: ignore[index, union-attr, operator]
+    assert "step-000000002 is damaged" in found.note
+    assert found.note in capsys.readouterr().err
+    # What is newer than all to come must not push good ones out.
+    box.save(state(), Progress(step=2))
+    assert box.load(state()).name == "step-000000002"
+
+
+def test_all_damaged_starts_anew(tmp_path: Path, group: Group) -> None:
+    """Protects: there is a way on even then, and people hear of it."""
+    box = Checkpoints(tmp_path, group, 7, 0)
+    newest = tmp_path / "checkpoints" / box.save(state(1.0), Progress(step=1)).name
+    (newest / "manifest.json").unlink()
+    found = box.load(state())
+    assert (found.name, found.progress) == ("", Progress())
+    assert "manifest.json is missing" in found.note
+
+
+def test_sound_checkpoint_of_another_model_is_an_error(tmp_path: Path, group: Group) -> None:
+    """Protects work from a changed script: no silent start from scratch."""
+    box = Checkpoints(tmp_path, group, 7, 0)
+    box.save(state(1.0), Progress(step=1))
+    with pytest.raises(RankError, match="does not fit this model"):
+        box.load(state(width=5))
+    assert [p.name for p in sorted((tmp_path / "checkpoints").iterdir())] == ["step-000000001"]
+
+
+def test_failed_save_leaves_the_older(tmp_path: Path, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects from a disk that is full or fails at the last moment."""
+    box = Checkpoints(tmp_path, group, 7, 0)
+    box.save(state(1.0), Progress(step=1))
+
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ones_wrapper.checkpoint.folder.sync", full)
+    with pytest.raises(RankError, match="No space left"):
+        box.save(state(2.0), Progress(step=2))
+    monkeypatch.undo()
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000000001"]
+    assert box.load(state()).name == "step-000000001"
+
+
+def test_directory_named_for_another_job_goes_on_and_says_so(tmp_path: Path, group: Group) -> None:
+    """Protects a long training that a new job continues (ONES_JOB_DIR): it goes on, never silently."""
+    Checkpoints(tmp_path, group, 7, 0).save(state(1.0), Progress(step=1))
+    found = Checkpoints(tmp_path, group, 8, 0).load(state())
+    assert (found.name, found.note) == ("step-000000001", "going on from checkpoint step-000000001 of job 7")
+
+
+def test_checkpoint_strayed_into_a_jobs_own_directory_is_refused(tmp_path: Path, group: Group) -> None:
+    """Protects from another job's parameters where nobody named the directory: it says what to do."""
+    own = tmp_path / "ones-8"
+    own.mkdir()
+    Checkpoints(own, group, 7, 0).save(state(1.0), Progress(step=1))
+    loaded = state(3.0)
+    with pytest.raises(RankError, match=r"is of job 7, but ones-8 is the directory of job 8; move .* away"):
+        Checkpoints(own, group, 8, 0).load(loaded)
+    assert loaded.model.bias.item() == 3.0  # type: ignore[union-attr, operator]
+
+
+def test_another_format_is_an_error(tmp_path: Path, group: Group) -> None:
+    """Protects work written by another version: not taken for damage, and not passed over."""
+    box = Checkpoints(tmp_path, group, 7, 0)
+    manifest = tmp_path / "checkpoints" / box.save(state(), Progress(step=1)).name / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 3', '"format": 1'))
+    with pytest.raises(RankError, match="has format 1"):
+        box.load(state())
+
+
+def test_another_optimizer_is_named(tmp_path: Path, group: Group) -> None:
+    """Protects the optimizer's state: one that keeps other quantities is no silent start of them from nothing."""
+    box = Checkpoints(tmp_path, group, 7, 0)
+    saved = state()
+    step(saved)
+    box.save(saved, Progress(step=1))
+    with pytest.raises(RankError, match=r"optimizer\.state\.weight\.exp_avg is in the checkpoint and not here"):
+        box.load(state(adam=False))
+
+
+class NoThreads(TorchGroup):
+    """As MPI without MPI_THREAD_MULTIPLE."""
+
+    def beside(self) -> TorchGroup:
+        raise ThreadsError("one thread alone")
+
+
+def test_without_threads_it_is_written_at_once(tmp_path: Path, group: Group) -> None:
+    """Protects checkpoints under an MPI that takes one thread: slower, but there."""
+    assert isinstance(group, TorchGroup)
+    alone = NoThreads(**{field.name: getattr(group, field.name) for field in fields(TorchGroup)})
+    box = Checkpoints(tmp_path, alone, 7, 0)
+    box.begin(state(1.0), Progress(step=1))
+    end = box.ended()
+    assert isinstance(end, Saved) and end.stall_s == end.seconds
+    assert box.load(state()).name == end.name
+
+
+def test_one_under_way_is_waited_for_and_buffers_are_reused(tmp_path: Path, group: Group) -> None:
+    """Protects the copy: the next checkpoint does not overwrite one that is still being written."""
+    box = Checkpoints(tmp_path, group, 7, 0, keep=5)
+    at = state(0.0, width=200_000)
+    for number in range(1, 5):
+        torch.nn.init.constant_(at.model.weight, number)  # type: ignore[arg-type]
+        box.begin(at, Progress(step=number))
+    torch.nn.init.constant_(at.model.weight, -1)  # type: ignore[arg-type]
+    box.close()
+    folder = tmp_path / "checkpoints"
+    for number in (4, 3, 2, 1):
+        loaded = state(width=200_000)
+        assert box.load(loaded).progress.step == number
+        assert bool((loaded.model.weight == number).all())  # type: ignore[union-attr, operator]
+        shutil.rmtree(folder / f"step-{number:09d}")
+
+
+def test_killed_between_the_renames_the_old_one_comes_back(tmp_path: Path, group: Group) -> None:
+    """Protects the only checkpoint while its step is saved once more."""
+    name = Checkpoints(tmp_path, group, 7, 0).save(state(1.0), Progress(step=1)).name
+    folder = tmp_path / "checkpoints"
+    (folder / name).rename(folder / f".old-{name}")
+    assert Checkpoints(tmp_path, group, 7, 1).load(state()).name == name

@@ -1,0 +1,142 @@
+"""The gradient exchange of DDP: the mean over a step's samples, whatever the passes and shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ones_wrapper.data.feed import passes, split
+from ones_wrapper.gradients.exchange import DdpExchange
+from ones_wrapper.group import Group
+from tests.wrapper.forked import Team
+from tests.wrapper.steps import Seen, Sizes, in_one_process, local_batch, loss, made, on_ranks, passes_of, step_sizes
+
+OPTIONS: list[dict[str, Any]] = [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}, {"bucket_cap_mb": 1e-4}]
+
+
+@pytest.fixture(scope="module")
+def teams() -> Iterator[dict[int, Team]]:
+    found = {world: Team(world) for world in (1, 2, 3)}
+    yield found
+    for team in found.values():
+        team.close()
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), world=st.sampled_from([1, 2, 3]), options=st.sampled_from(OPTIONS))
+def test_gradients_are_the_mean_over_all_samples(
+    teams: dict[int, Team], data: st.DataObject, world: int, options: dict[str, Any]
+) -> None:
+    """Over several steps of any sizes, with borrowed samples that give NaN, every rank gets the gradient that one
+    process gets from all samples of the step."""
+    steps = data.draw(st.lists(step_sizes(world), min_size=1, max_size=3))
+    noise, to_none = data.draw(st.booleans()), data.draw(st.booleans())
+    expected = in_one_process(steps)
+    for found in teams[world].run(on_ranks, "ddp", steps, options, noise, to_none, False):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    world=st.sampled_from([1, 2, 3]),
+    totals=st.lists(st.integers(1, 12), min_size=2, max_size=4),
+    most=st.integers(1, 5),
+)
+def test_with_the_passes_that_the_data_makes(teams: dict[int, Team], world: int, totals: list[int], most: int) -> None:
+    """The same for steps that are cut into passes as an epoch's are."""
+    steps = [
+        [[one.samples for one in passes(split(0, total, world, rank), world, most)] for rank in range(world)]
+        for total in totals
+    ]
+    expected = in_one_process(steps)
+    for found in teams[world].run(on_ranks, "ddp", steps, {}, True, True, False):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_parameters_that_some_passes_do_not_use(teams: dict[int, Team], view: bool) -> None:
+    """With find_unused_parameters: a pass of an odd number of samples leaves out a layer."""
+    steps: list[Sizes] = [[[1, 2], [3, 3], [4, 0]], [[2, 1], [0, 0], [1, 1]], [[1], [3], [1]], [[2], [3], [0]]]
+    options = {"find_unused_parameters": True, "gradient_as_bucket_view": view}
+    expected = in_one_process(steps, skip=True)
+    for found in teams[3].run(on_ranks, "ddp", steps, options, True, True, True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
+
+
+def noise_of(group: Group, sizes: Sizes) -> tuple[list[tuple[float, int, int]], list[float]]:
+    """What the noise scale is shown in one step."""
+    seen = Seen(group)
+    exchange = DdpExchange(group, seen)
+    model = exchange.wrap(made())
+    for passed in passes_of(sizes, group.rank, 0):
+        with exchange.during(passed):
+            loss(model(local_batch(passed.start, passed.samples))).backward()
+    return seen.locals, seen.wholes
+
+
+@pytest.mark.parametrize("sizes", [[[3], [2]], [[3, 2], [2, 2]], [[2, 1], [1, 0]], [[4, 3, 3]]])
+def test_the_noise_scale_sees_the_ranks_means(teams: dict[int, Team], sizes: Sizes) -> None:
+    """`local` gets the mean over all samples that a rank had in the step, `whole` that over all samples."""
+    whole = np.square(in_one_process([sizes])[0]).sum()
+    cursor = 0
+    for own, (locals_, wholes) in zip(sizes, teams[len(sizes)].run(noise_of, sizes), strict=True):
+        model = made()
+        loss(model(local_batch(cursor, sum(own)))).backward()
+        square = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
+        assert sum(one for one, _, _ in locals_) == pytest.approx(square)
+        assert [samples for _, samples, _ in locals_] == [sum(own)] * len(locals_)
+        assert sum(wholes) == pytest.approx(whole if len(sizes) > 1 else 0)
+        cursor += sum(own)
+
+
+def around_the_wrapper(group: Group) -> list[str]:
+    """What is said to wrong uses, on one rank."""
+    said = []
+    exchange = DdpExchange(group, None)
+    model = exchange.wrap(made())
+    assert exchange.owns(model) and not exchange.owns(model.module)
+    (passed,) = passes_of([[2], [2]], group.rank, 0)
+    with exchange.during(passed):
+        loss(model.module(local_batch(0, 2))).backward()
+        with pytest.raises(RuntimeError) as error:
+            exchange.finish()
+    said.append(str(error.value))
+    with pytest.raises(RuntimeError) as error:
+        loss(model(local_batch(0, 2))).backward()
+    said.append(str(error.value))
+    for wrong in (made(), torch.nn.Tanh()):
+        with pytest.raises(ValueError) as refused:
+            (exchange if wrong.state_dict() else DdpExchange(group, None)).wrap(wrong)
+        said.append(str(refused.value))
+    return said
+
+
+def test_wrong_uses_are_said(teams: dict[int, Team]) -> None:
+    """Gradients that were not exchanged, or whose samples are not known, never reach the optimizer."""
+    for said in teams[2].run(around_the_wrapper):
+        for text, expected in zip(
+            said, ["not exchanged", "outside the loader", "one model", "no parameter"], strict=True
+        ):
+            assert expected in text
+
+
+def exchanged(group: Group, noise: bool, sizes: Sizes) -> bool:
+    exchange = DdpExchange(group, Seen(group) if noise else None)
+    model = exchange.wrap(made())
+    for passed in passes_of(sizes, group.rank, 0):
+        with exchange.during(passed):
+            loss(model(local_batch(passed.start, passed.samples))).backward()
+    return exchange._arrived
+
+
+def test_one_rank_alone_does_nothing_that_it_need_not(teams: dict[int, Team]) -> None:
+    """No bucket is filled for one pass of one rank, unless the noise scale is measured."""
+    assert teams[1].run(exchanged, False, [[3]]) == [False]
+    assert teams[1].run(exchanged, True, [[3]]) == [True]
+    assert teams[1].run(exchanged, False, [[3, 2]]) == [True]

@@ -1,0 +1,202 @@
+"""What `ones-run` starts, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ones_wrapper.launch import Wish, job_directory, main, make_job_directory
+from ones_wrapper.launch import plan as plan_for
+from ones_wrapper.launch.rank_placement import PORTS, STALE, LaunchError, master_port
+from ones_wrapper.launch.supervise import Launch
+
+RESIZED = {
+    "PATH": "/bin",
+    "SLURM_JOB_ID": "7",
+    "SLURM_RESTART_COUNT": "2",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_JOB_NODELIST": "n[2-3]",
+    "SLURM_GPUS_ON_NODE": "4",
+    # as sbatch froze them when the job had one GPU
+    "SLURM_NTASKS": "1",
+    "SLURM_NPROCS": "1",
+    "SLURM_TASKS_PER_NODE": "1",
+    "SLURM_NTASKS_PER_NODE": "1",
+    "SLURM_GPUS_PER_NODE": "1",
+    "SLURM_CPUS_PER_GPU": "2",
+    "SLURM_CPUS_PER_TASK": "2",
+    "SLURM_EXPORT_ENV": "NONE",
+}
+
+
+def plan(env: dict[str, str], script: str, arguments: list[str], **options: Any) -> Launch:
+    """With every program in the PATH."""
+    return plan_for(env, script, arguments, **{"find": lambda name: name} | options)
+
+
+def test_resized_job_starts_at_its_present_size() -> None:
+    """Protects every resize: a bare srun would start the ranks of the job's first shape."""
+    launch = plan(RESIZED, "train.py", ["--lr", "1"], job_dir=Path("/jobs/7"), now=5.0)
+    assert launch.command == [
+        "srun",
+        "--nodes=2",
+        "--ntasks=2",
+        "--ntasks-per-node=1",
+        "--gres=gpu:4",
+        "--gpu-bind=none",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--export=ALL",
+        "--kill-on-bad-exit=1",
+        "--wait=0",
+        sys.executable,
+        "-m",
+        "ones_wrapper.launch.node",
+        "train.py",
+        "--lr",
+        "1",
+    ]
+    assert not set(STALE) & set(launch.env)
+    assert {k: v for k, v in launch.env.items() if k not in RESIZED} == {
+        "MASTER_ADDR": "n2",
+        "MASTER_PORT": str(master_port(7, 2)),
+        "ONES_NODES": "2",
+        "ONES_GPUS_PER_NODE": "4",
+        "ONES_JOB_DIR": "/jobs/7",
+        "ONES_LAUNCHED": "5.000",
+        "ONES_LAUNCHER": "srun",
+        "ONES_ATTEMPT": "0",
+    }
+    assert launch.env["PATH"] == "/bin"
+
+
+def test_whole_node_site_names_its_gpus() -> None:
+    """Protects sites without GRES: the count comes from the option or the template, and no --gres is asked
+    for.
+    """
+    env = {k: v for k, v in RESIZED.items() if k != "SLURM_GPUS_ON_NODE"}
+    for launch in (
+        plan(env, "t.py", [], job_dir=Path(), wish=Wish(ranks_per_node=3)),
+        plan(env | {"ONES_GPUS_PER_NODE": "1"}, "t.py", [], job_dir=Path(), wish=Wish(ranks_per_node=3)),
+    ):
+        assert launch.env["ONES_GPUS_PER_NODE"] == "3"
+        assert not [word for word in launch.command if "gres" in word or "gpu" in word]
+    with pytest.raises(LaunchError, match="--gpus-per-node"):
+        plan(env, "t.py", [], job_dir=Path())
+
+
+def test_slurms_count_wins_over_the_script() -> None:
+    """Protects a resized job whose batch script still names its first number of GPUs."""
+    assert plan(RESIZED, "t.py", [], job_dir=Path(), wish=Wish(ranks_per_node=1)).gpus_per_node == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"SLURM_JOB_NODELIST": "n[2-"}, "SLURM_JOB_NODELIST"),
+        ({"SLURM_GPUS_ON_NODE": "many"}, "SLURM_GPUS_ON_NODE='many' is not a number"),
+    ],
+)
+def test_nonsense_from_the_environment(change: dict[str, str], says: str) -> None:
+    """Protects: errors name the variable."""
+    with pytest.raises(LaunchError, match=says):
+        plan(RESIZED | change, "t.py", [], job_dir=Path())
+
+
+def test_no_srun() -> None:
+    """Protects: a Slurm job without srun in PATH gets a clear error, not a traceback."""
+    with pytest.raises(LaunchError, match="no srun in PATH"):
+        plan(RESIZED, "t.py", [], job_dir=Path(), find=lambda name: None)
+
+
+def test_outside_slurm_the_ranks_run_here() -> None:
+    """Protects trying a script on a workstation."""
+    launch = plan({}, "t.py", ["x"], job_dir=Path("/d"), wish=Wish(ranks_per_node=2))
+    assert launch.command == [sys.executable, "-m", "ones_wrapper.launch.node", "t.py", "x"]
+    assert (launch.nodes, launch.gpus_per_node, launch.env["MASTER_ADDR"]) == (1, 2, "127.0.0.1")
+
+
+def test_ports_differ_between_jobs_and_restarts() -> None:
+    """Protects jobs on one node, and a restart from the sockets of the run before."""
+    ports = [master_port(job, restart) for job in range(1990, 2100) for restart in range(20)]
+    assert len(set(ports)) == len(ports)
+    assert all(port in PORTS for port in ports)
+
+
+def test_each_start_has_its_port() -> None:
+    """Protects ranks that start again in the same allocation from the sockets of those that crashed."""
+    first, second = (plan(RESIZED, "t.py", [], job_dir=Path(), attempt=a).env for a in (0, 1))
+    assert (first["MASTER_PORT"], second["MASTER_PORT"]) == (str(master_port(7, 2)), str(master_port(7, 3)))
+    assert second["ONES_ATTEMPT"] == "1"
+
+
+def test_the_environment_is_obeyed_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects batch scripts that set ONES_… variables: they count, and a misspelt one is refused with the choice."""
+    script = tmp_path / "t.py"
+    script.write_text("")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("ONES_JOB_DIR", str(tmp_path / "job"))
+    for name, value, says in (
+        ("ONES_LAUNCHER", "aprun", "none of srun, ibrun, mpirun, local"),
+        ("ONES_MPI", "pmi9", "none of none, pmi2, pmix"),
+        ("ONES_BACKEND", "ucc", "none of nccl, gloo, mpi"),
+        ("ONES_RETRIES", "some", "not a number"),
+        ("ONES_LAUNCHER", "srun", "not a Slurm job"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            patch.setattr("sys.stderr", (err := StringIO()))
+            assert main([str(script)]) == 2
+            assert says in err.getvalue()
+
+
+def test_job_directory(tmp_path: Path) -> None:
+    """Protects the contract on where the job's directory is and who can read it."""
+    assert job_directory({"SLURM_JOB_ID": "7"}, tmp_path) == tmp_path / "ones-7"
+    assert job_directory({"ONES_JOB_DIR": "/a"}, tmp_path) == Path("/a")
+    old = os.umask(0o077)
+    try:
+        make_job_directory(tmp_path / "ones-7")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "ones-7").stat().st_mode & 0o777 == 0o755
+    make_job_directory(tmp_path / "ones-7")  # a restart finds it there
+
+
+def test_bad_job_directories(tmp_path: Path) -> None:
+    """Protects from writing through a link or into a file, and says what to do."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "file").write_text("")
+    for name, says in (
+        ("link", "is a link"),
+        ("file", "not a directory"),
+        ("no/where", "parent does not exist"),
+    ):
+        with pytest.raises(LaunchError, match=says):
+            make_job_directory(tmp_path / name)
+
+
+def test_foreign_job_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects from another user who made the directory first."""
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(LaunchError, match="belongs to user"):
+        make_job_directory(tmp_path)
+
+
+def test_missing_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Protects: a mistyped name costs no allocation time and says itself."""
+    assert main([str(tmp_path / "none.py")]) == 2
+    assert "none.py: there is no such file" in capsys.readouterr().err
+
+
+def test_launching_and_the_protocol_need_no_torch() -> None:
+    """Protects the companion, which has no torch, and the start of every run from seconds of imports."""
+    code = "import sys, ones_wrapper.protocol, ones_wrapper.launch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,82 @@
+"""`ones-run` inside a job, with a stand-in for `srun` that starts one node launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SRUN = """#!/bin/sh
+# As srun: options first; passes SIGUSR2 on; says 137 when it killed tasks because one failed.
+while [ "${1#-}" != "$1" ]; do shift; done
+export SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_NUM_TASKS=1
+trap 'kill -USR2 $child' USR2
+trap 'echo killed-by-TERM; kill -9 $child' TERM
+"$@" & child=$!
+wait $child; code=$?
+while kill -0 $child 2>/dev/null; do wait $child; code=$?; done
+[ $code -ne 0 ] && exit 137
+exit 0
+"""
+
+
+def start(tmp_path: Path, script: str) -> subprocess.Popen[str]:
+    """`ones-run` in job 7 on one node with two GPUs."""
+    (tmp_path / "bin").mkdir()
+    srun = tmp_path / "bin" / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    (tmp_path / "script.py").write_text(script)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))} | {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_GPUS_ON_NODE": "2",
+        "SLURM_NTASKS": "1",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "ones_wrapper.launch", "script.py"],
+        cwd=tmp_path,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_scripts_code_and_not_sruns(tmp_path: Path) -> None:
+    """Protects what Slurm and dependencies see: srun's own code tells of the tasks it killed."""
+    process = start(tmp_path, "import os, sys, time\ntime.sleep(0.2)\nsys.exit(5 * (os.environ['RANK'] == '1'))\n")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 5, errors
+    assert (tmp_path / "ones-7").is_dir()
+    assert not list((tmp_path / "ones-7").glob(".exit*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_stop_reaches_the_ranks_gently(tmp_path: Path, number: signal.Signals) -> None:
+    """Protects the checkpoint at a stop: srun must not get the SIGTERM that makes it kill the ranks."""
+    script = (
+        "import os, time\n"
+        "from pathlib import Path\n"
+        "from ones_wrapper.launch.process_hooks import FLAGS\n"
+        "FLAGS.armed = True\n"
+        "Path('up' + os.environ['RANK']).touch()\n"
+        "while not FLAGS.stop:\n"
+        "    time.sleep(0.01)\n"
+        "print('checkpoint of rank', os.environ['RANK'], flush=True)\n"
+    )
+    process = start(tmp_path, script)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("up*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert sorted(output.splitlines()) == ["checkpoint of rank 0", "checkpoint of rank 1"], errors
+    assert process.returncode == 0

@@ -1,0 +1,166 @@
+"""Reports out, orders in."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ones_wrapper.job_files import POLL_S, Inbox, Outbox
+from ones_wrapper.protocol import Bye, Order, ProtocolError, Throughput, decode_report, encode, encode_report
+from tests.wrapper.runs import write_order
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += POLL_S
+        return self.now
+
+
+def inbox(job: Path, restart: int = 0, spool: Path | None = None) -> Inbox:
+    return Inbox(job, restart, spool, 7, Clock())
+
+
+def test_highest_number_is_in_force(tmp_path: Path) -> None:
+    """Protects from an older order that comes late, and from one of another run."""
+    box = inbox(tmp_path, restart=1)
+    assert box.poll() is None
+    for order, expected in ((Order(5, 1), 5), (Order(4, 1), 5), (Order(9, 2), 5), (Order(6, 0), 6)):
+        write_order(tmp_path, order)
+        now = box.poll()
+        assert now is not None and now.number == expected
+
+
+def test_polls_are_far_between(tmp_path: Path) -> None:
+    """Protects a shared file system from a look at every step."""
+    now = 0.0
+    box = Inbox(tmp_path, 0, clock=lambda: now)
+    box.poll()
+    write_order(tmp_path, Order(1, 0))
+    now = POLL_S / 2
+    assert box.poll() is None
+    now = POLL_S
+    assert box.poll() == Order(1, 0)
+
+
+def test_orders_from_the_spool(tmp_path: Path) -> None:
+    """Protects sites where the companion may not write into users' directories."""
+    job, spool = tmp_path / "job", tmp_path / "spool"
+    job.mkdir()
+    spool.mkdir()
+    (spool / "orders-7.json").write_bytes(encode(Order(2, 0, batch=64)))
+    (spool / "orders-8.json").write_bytes(encode(Order(3, 0, batch=32)))
+    box = inbox(job, spool=spool)
+    assert box.poll() == Order(2, 0, batch=64)
+    write_order(job, Order(4, 0))
+    assert box.poll() == Order(4, 0)
+
+
+def test_orders_that_are_not_believed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Protects from links, pipes, floods and nonsense: ignored, said once, and the order in force stays."""
+    box = inbox(tmp_path)
+    write_order(tmp_path, Order(1, 0, batch=32))
+    box.poll()
+    path = tmp_path / "orders.json"
+    good = tmp_path / "good"
+    good.write_bytes(encode(Order(9, 0)))
+
+    def put(content: bytes | None) -> None:
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+
+    for content, link, pipe in (
+        (b"{", False, False),
+        (b'{"number": 9, "restart": 0, "batch": 0}', False, False),
+        (b'{"number": 9}', False, False),
+        (b" " * 20_000, False, False),
+        (b"\xff\xfe", False, False),
+        (None, True, False),
+        (None, False, True),
+    ):
+        put(content)
+        if link:
+            path.symlink_to(good)
+        if pipe:
+            os.mkfifo(path)
+        capsys.readouterr()
+        assert box.poll() == Order(1, 0, batch=32)
+        assert "is ignored" in capsys.readouterr().err
+        box.poll()
+        assert capsys.readouterr().err == ""
+
+
+def test_orders_of_strangers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Protects a job from other users who can write where its orders are."""
+    if os.geteuid() != 0:
+        pytest.skip("giving a file to another user needs root")
+    stranger, operator = 4321, 4322
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    write_order(tmp_path, Order(3, 0, drain=True))
+    os.chown(tmp_path / "orders.json", stranger, stranger)
+    assert inbox(tmp_path).poll() is None
+    assert f"belongs to user {stranger}" in capsys.readouterr().err
+    os.chown(spool, operator, operator)
+    (spool / "orders-7.json").write_bytes(encode(Order(4, 0)))
+    os.chown(spool / "orders-7.json", operator, operator)
+    assert inbox(tmp_path, spool=spool).poll() == Order(4, 0)
+
+
+def numbers(path: Path) -> list[int]:
+    return [decode_report(line)[0] for line in path.read_bytes().splitlines()]
+
+
+def test_reports_go_on_after_a_torn_line(tmp_path: Path) -> None:
+    """Protects the lines after one that a full disk cut short, and the numbering of a second ones-run in a
+    run.
+    """
+    path = tmp_path / "reports-3.jsonl"
+    first = Outbox(tmp_path, 3)
+    first.send(Bye("stopped", 1))
+    with path.open("ab") as file:
+        file.write(b'{"n":2,"t":')
+    Outbox(tmp_path, 3).send(Bye("finished", 2))
+    whole, torn, last = path.read_bytes().splitlines()
+    assert [decode_report(line)[0] for line in (whole, last)] == [1, 2]
+    assert torn == b'{"n":2,"t":'
+
+
+def test_unwritable_reports_do_not_stop_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Protects training from its own reports: said once, then ignored."""
+    box = Outbox(tmp_path / "gone", 0)
+    box.send(Bye("finished", 1))
+    box.send(Bye("finished", 1))
+    assert capsys.readouterr().err.count("cannot be written") == 1
+    (tmp_path / "reports-0.jsonl").symlink_to("/dev/full")  # links are not followed
+    Outbox(tmp_path, 0).send(Bye("finished", 1))
+    assert "cannot be written" in capsys.readouterr().err
+
+
+STRETCH = Throughput(3, 70, 4480, 640, 2.0, 64, 1.0)
+
+
+def test_noise_and_progress_travel() -> None:
+    """A report with them comes back as it went; without them its line does not grow."""
+    told = replace(STRETCH, noise=123.5, progress=4000.25)
+    assert decode_report(encode_report(1, 5.0, told)) == (1, 5.0, told)
+    plain = encode_report(1, 5.0, STRETCH)
+    assert b"noise" not in plain and b"progress" not in plain and b"null" not in plain
+    assert decode_report(plain) == (1, 5.0, STRETCH)
+
+
+@pytest.mark.parametrize("name", ["noise", "progress"])
+@pytest.mark.parametrize("value", ["-1", "1e400", "NaN", "true", '"much"', "[1]"])
+def test_noise_and_progress_are_checked_as_all_fields(name: str, value: str) -> None:
+    """Protects decisions from a job whose figures are no numbers, negative or without end."""
+    line = encode_report(1, 5.0, STRETCH).rstrip(b"}\n") + f',"{name}":{value}}}'.encode()
+    with pytest.raises(ProtocolError, match=name):
+        decode_report(line)

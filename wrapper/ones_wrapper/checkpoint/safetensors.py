@@ -1,0 +1,301 @@
+"""The safetensors files of a checkpoint: their headers, and a reader for `torch.distributed.checkpoint`.
+
+The format is that of the safetensors library: 8 bytes with the header's length (little endian), the header in
+JSON (by path: dtype, shape and range of bytes), padded with spaces to a multiple of 8 bytes, then the tensors without
+gaps. Of a sharded tensor each rank's file has a block, under the same path; where each block begins in the whole
+stands in `__metadata__`, as `torch.distributed.checkpoint` notes it in safetensors files of its own.
+
+Nothing that a header says is believed: it may be damaged, or somebody else's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from ones_wrapper.checkpoint.files import as_bytes
+from ones_wrapper.protocol import MANIFEST
+
+MOST = 100_000_000
+"""Longest header in bytes; the safetensors library takes no longer one."""
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Those that the safetensors library opens as tensors of torch."""
+MOST_DIMENSIONS = 64
+"""Of a tensor, as torch has it."""
+_METADATA = "__metadata__"
+_BLOCKS, _BEGINS = "DCP_SHARDING_INFO", "saved_offsets"
+_KIND = {"format": "pt", "DCP_VERSION": "1.0"}
+_NAMED = {name: dtype for dtype, name in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor, or the block of one that a rank holds."""
+
+    path: str
+    offsets: tuple[int, ...]
+    """Index of the block's first element in the whole."""
+    shape: tuple[int, ...]
+    """Of the block."""
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def refusal(path: str, dtype: torch.dtype) -> str:
+    """Why a tensor of this path and dtype cannot be in such a file; empty where it can."""
+    if dtype not in DTYPES:
+        return f"{path} is of {dtype}, which safetensors files cannot hold; keep it as another dtype"
+    return f"{path} is a name that safetensors files need for something else" if path == _METADATA else ""
+
+
+def encode(parts: Sequence[Part]) -> bytes:
+    """The header of a file with these parts, one after the other, its length included.
+
+    Raises ValueError where it would be too long, and for two parts of one tensor.
+    """
+    blocks = {part.path: {_BEGINS: part.offsets} for part in parts}
+    if len(blocks) < len(parts):
+        raise ValueError("a rank holds two blocks of one tensor, where a file has a place for one")
+    entries: dict[str, Any] = {_METADATA: _KIND | {_BLOCKS: json.dumps(blocks)}}
+    start = 0
+    for part in parts:
+        end = start + part.bytes
+        entries[part.path] = {"dtype": DTYPES[part.dtype], "shape": part.shape, "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MOST:
+        raise ValueError(f"the names of {len(parts)} tensors take {len(text)} bytes, and {MOST} is the most")
+    return len(text).to_bytes(8, "little") + text
+
+
+def decode(path: Path) -> list[tuple[Part, int]]:
+    """The parts in a file, with each one's first byte in it, in the order of the bytes.
+
+    Raises ValueError for a header that is none, that reaches beyond the file, or whose tensors overlap or leave gaps.
+    """
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(MOST, size - 8):
+                raise ValueError(f"a header of {length} bytes in a file of {size}")
+            text = file.read(length)
+        return _parts(json.loads(text), 8 + length, size)
+    except (ValueError, RecursionError) as error:  # of JSON, too
+        raise ValueError(f"{path.name} is no sound safetensors file: {error}") from None
+
+
+def _parts(entries: Any, first: int, size: int) -> list[tuple[Part, int]]:
+    """`first` is where the tensors begin in a file of `size` bytes."""
+    if not isinstance(entries, dict):
+        raise ValueError("the header is no JSON object")
+    blocks = _blocks(entries.pop(_METADATA, {}))
+    found, ranges = [], []
+    for key, entry in entries.items():
+        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+            raise ValueError(f"{key!r} has not dtype, shape and data_offsets")
+        dtype = _NAMED.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+        if dtype is None:
+            raise ValueError(f"{key!r} has the unknown dtype {entry['dtype']!r}")
+        shape = _counts(key, entry["shape"])
+        part = Part(key, blocks.get(key, (0,) * len(shape)), shape, dtype)
+        if len(part.offsets) != len(shape):
+            raise ValueError(f"{key!r} of shape {shape} begins at {part.offsets}")
+        ends = _counts(key, entry["data_offsets"])
+        if len(ends) != 2 or ends[1] - ends[0] != part.bytes:
+            raise ValueError(f"{key!r} is {part.bytes} bytes by shape and dtype, not those from {list(ends)}")
+        ranges.append(ends)
+        found.append((part, first + ends[0]))
+    end = 0
+    for one, other in sorted(ranges):
+        if one != end:
+            raise ValueError(
+                f"bytes {min(one, end)} to {max(one, end)} belong to {'two' if one < end else 'no'} tensors"
+            )
+        end = other
+    if first + end != size:
+        raise ValueError(f"its tensors take {end} bytes, and {size - first} are there")
+    return sorted(found, key=lambda item: item[1])
+
+
+def _blocks(metadata: Any) -> dict[str, tuple[int, ...]]:
+    """Where blocks begin; files of whole tensors alone need not say so."""
+    text = metadata.get(_BLOCKS, "{}") if isinstance(metadata, dict) else None
+    blocks = json.loads(text) if isinstance(text, str) else None
+    if not isinstance(blocks, dict) or any(not isinstance(block, dict) for block in blocks.values()):
+        raise ValueError(f"its {_METADATA} is not as it should be")
+    return {path: _counts(path, block.get(_BEGINS)) for path, block in blocks.items()}
+
+
+def _counts(key: str, values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or len(values) > MOST_DIMENSIONS:
+        raise ValueError(f"{key!r:.60} has no list of at most {MOST_DIMENSIONS} whole numbers")
+    if any(type(value) is not int or not 0 <= value < 2**63 for value in values):
+        raise ValueError(f"{key!r} has {values!r:.60} where whole numbers should be")
+    return tuple(values)
+
+
+def whole(parts: Iterable[Part]) -> tuple[int, ...]:
+    """The shape of the tensor that these parts, of all files, make up.
+
+    Raises ValueError where an element is missing or there twice.
+    """
+    ordered = sorted(parts, key=lambda part: part.offsets)
+    first = ordered[0]
+    for part in ordered:
+        if (part.dtype, len(part.shape)) != (first.dtype, len(first.shape)):
+            raise ValueError(f"{part.path} is of two dtypes or dimensions")
+    ends = [tuple(map(int.__add__, part.offsets, part.shape)) for part in ordered]
+    size = tuple(map(max, zip(*ends, strict=True)))
+    near: list[Part] = []
+    for part in ordered:
+        # Only parts whose rows reach down to this one's can overlap it: few, where ranks hold blocks of rows.
+        near = [other for other in near if not part.offsets or other.offsets[0] + other.shape[0] > part.offsets[0]]
+        if any(_overlap(part, other) for other in near):
+            raise ValueError(f"{part.path} is there twice in part")
+        near.append(part)
+    if sum(math.prod(part.shape) for part in ordered) != math.prod(size):
+        raise ValueError(f"{first.path} is there only in part")
+    return size
+
+
+def _overlap(one: Part, other: Part) -> bool:
+    return all(
+        max(a, b) < min(a + n, b + m)
+        for a, n, b, m in zip(one.offsets, one.shape, other.offsets, other.shape, strict=True)
+    )
+
+
+_TENSORS = re.compile(r"tensors-\d{5,}\.safetensors")
+
+
+class Reader(StorageReader):
+    """Opens a checkpoint's tensors to `torch.distributed.checkpoint.load`, which then needs no pickle.
+
+    Paths are `model.<name>` and `optimizer.state.<name>.<quantity>`, in a flat dictionary.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._places: dict[MetadataIndex, tuple[str, int, Part]] = {}
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """What is there, from the headers of the manifest's files.
+
+        Raises ValueError where these are damaged, or do not make up every tensor they name.
+        """
+        found: dict[str, list[Part]] = {}
+        for name in json.loads((self._path / MANIFEST).read_text())["files"]:
+            if _TENSORS.fullmatch(name):
+                for part, start in decode(self._path / name):
+                    self._places[MetadataIndex(part.path, part.offsets)] = (name, start, part)
+                    found.setdefault(part.path, []).append(part)
+        tensors = {}
+        for path, parts in found.items():
+            chunks = [ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.shape)) for part in parts]
+            properties, size = TensorProperties(parts[0].dtype), torch.Size(whole(parts))
+            tensors[path] = TensorStorageMetadata(properties, size, chunks)
+        return Metadata(tensors)  # type: ignore[arg-type]
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing to set up."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """As it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """As they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fill the tensors that the plan asks for."""
+        files: dict[str, list[ReadItem]] = {}
+        for item in plan.items:
+            files.setdefault(self._places[item.storage_index][0], []).append(item)
+        for name, items in files.items():
+            with (self._path / name).open("rb", buffering=0) as file:
+                for item in sorted(items, key=lambda item: self._places[item.storage_index][1]):
+                    target = planner.resolve_tensor(item)
+                    self._read(file, item, target.detach())
+                    planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, file: IO[bytes], item: ReadItem, target: torch.Tensor) -> None:
+        """One part of a chunk: of its first dimension only the rows that are wanted are read."""
+        _, start, part = self._places[item.storage_index]
+        sizes, dtype = part.shape, part.dtype
+        first, rows = 0, sizes
+        if sizes:
+            first, rows = item.storage_offsets[0], (item.lengths[0], *sizes[1:])
+        start += first * math.prod(sizes[1:]) * dtype.itemsize
+        direct = (
+            target.device.type == "cpu" and target.is_contiguous() and (target.dtype, target.shape) == (dtype, rows)
+        )
+        block = target if direct else torch.empty(rows, dtype=dtype)
+        file.seek(start)
+        left = as_bytes(block)
+        while left:
+            read = file.readinto(left)  # type: ignore[attr-defined]
+            if not read:
+                raise OSError(f"{file.name} ends too early")
+            left = left[read:]
+        if not direct:
+            for dimension in range(1, len(sizes)):
+                block = block.narrow(dimension, item.storage_offsets[dimension], item.lengths[dimension])
+            target.copy_(block.reshape(target.shape))
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Look into another directory, where one is given."""
+        if checkpoint_id:
+            self._path = Path(checkpoint_id)
+        self._places = {}
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether this could be a checkpoint's directory."""
+        return Path(checkpoint_id).is_dir()

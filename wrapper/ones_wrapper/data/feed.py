@@ -1,0 +1,241 @@
+"""Elastic data: each sample of each epoch is used exactly once, whatever the world sizes and batches on the
+way.
+
+One cursor runs through one permutation per epoch. A step uses the next global batch of it, split over the
+ranks as evenly as possible. The cursor is all that a checkpoint needs to hold, and it moves when a step is
+completed, not when its data is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from ones_wrapper.data.randomness import WorkerInit, draws, kept, key, sample_keys, seed_all
+
+
+class Share(NamedTuple):
+    """What one rank does in one step. Positions count within the epoch's permutation."""
+
+    start: int
+    stop: int
+    """The rank's positions are start … stop - 1; none where they are equal."""
+    total: int
+    """Samples of the step over all ranks."""
+
+    @property
+    def samples(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward and backward pass of a step on one rank."""
+
+    share: Share
+    """The rank's part of the step."""
+    start: int
+    """Position, within the epoch, of the first sample that it fetches."""
+    samples: int
+    """Samples that it counts; 0: one sample is borrowed, which the gradient does not count."""
+    index: int
+    """Number of the pass within the step, from 0."""
+    count: int
+    """Passes of the step, the same on all ranks."""
+    largest: int
+    """Most samples of any pass of this step on any rank, 1 or more."""
+
+    @property
+    def last(self) -> bool:
+        """Whether the step ends with this pass."""
+        return self.index == self.count - 1
+
+
+def split(cursor: int, total: int, world: int, rank: int) -> Share:
+    """Rank `rank`'s share of the `total` samples from `cursor` on; shares differ by one sample at most.
+
+    The first ranks get the larger ones, so rank 0 always has samples.
+    """
+    each, left = divmod(total, world)
+    start = cursor + rank * each + min(rank, left)
+    return Share(start, start + each + (rank < left), total)
+
+
+def permutation(samples: int, seed: int, epoch: int, shuffle: bool) -> npt.NDArray[np.int64]:
+    """The order of the samples in one epoch: the same on every rank and in every run."""
+    if not shuffle:
+        return np.arange(samples, dtype=np.int64)
+    return np.random.default_rng([seed, epoch]).permutation(samples).astype(np.int64)
+
+
+def shares(cursor: int, samples: int, batch: int, world: int, rank: int) -> Iterator[Share]:
+    """The rank's shares of all steps from `cursor` to the end of the epoch."""
+    while cursor < samples:
+        total = min(batch, samples - cursor)
+        yield split(cursor, total, world, rank)
+        cursor += total
+
+
+def pass_count(total: int, world: int, max_local: int) -> int:
+    """Passes of a step of `total` samples: as few as keep every rank within `max_local` samples a pass."""
+    most = -(-total // world)
+    return -(-most // max_local)
+
+
+def passes(share: Share, world: int, max_local: int) -> Iterator[Pass]:
+    """A rank's passes of one step: as few as keep every rank within `max_local` samples a pass, and as equal as
+    can be.
+
+    A pass without samples borrows the sample before: the step's last or the rank's own last, so one that
+    every rank can fetch.
+    """
+    most = -(-share.total // world)
+    count = pass_count(share.total, world, max_local)
+    largest = -(-most // count)
+    each, left = divmod(share.samples, count)
+    start = share.start
+    for index in range(count):
+        samples = each + (index < left)
+        yield Pass(share, start if samples else start - 1, samples, index, count, largest)
+        start += samples
+
+
+def plan(cursor: int, samples: int, batch: int, world: int, rank: int, max_local: int) -> Iterator[Pass]:
+    """The rank's passes of all steps from `cursor` to the end of the epoch."""
+    for share in shares(cursor, samples, batch, world, rank):
+        yield from passes(share, world, max_local)
+
+
+class Feed:
+    """Fetches one rank's local batches of one epoch from a map-style dataset."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        *,
+        shuffle: bool,
+        seed: int,
+        keyed: bool = True,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """`seed` fixes the order of every epoch, and with `keyed` what fetching a sample draws. `options` are
+        further ones of torch's DataLoader.
+
+        Raises TypeError for a dataset without length or items, ValueError for an empty one or for options
+        that contradict each other.
+        """
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise TypeError(f"loader: {type(dataset).__name__} has no length or no items")
+        self.samples: int = len(dataset)
+        """Samples of an epoch."""
+        if self.samples == 0:
+            raise ValueError("loader: the dataset is empty")
+        options = checked(options)
+        self._shuffle = shuffle
+        self._seed = seed
+        self._order: tuple[int, npt.NDArray[np.int64]] | None = None
+        self._requests = _Requests()
+        options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
+        # Its own generator: the script's random numbers must not depend on how often data was set up anew.
+        self._generator = torch.Generator()
+        # One loader for all epochs and batches, so that persistent workers persist.
+        self._loader = DataLoader(
+            _Collated(dataset, seed, keyed and draws(dataset), collate_fn or default_collate),
+            batch_sampler=self._requests,  # type: ignore[arg-type]  # lists of indices are all that it says it takes
+            generator=self._generator,
+            collate_fn=same,
+            num_workers=num_workers,
+            **options,
+        )
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """The epoch's permutation."""
+        if self._order is None or self._order[0] != epoch:
+            self._order = epoch, permutation(self.samples, self._seed, epoch, self._shuffle)
+        return self._order[1]
+
+    def batches(
+        self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int
+    ) -> Iterator[tuple[Pass, Any]]:
+        """(pass, local batch) of each step from `cursor` to the end of the epoch, at one global batch.
+
+        A rank without samples in a pass gets one that its gradient does not count, so that it takes part in
+        the exchange. Workers fetch ahead; what they fetched is not used until a step used it.
+        """
+        todo = partial(plan, cursor, self.samples, batch, world, rank, max_local)
+        order = self.order(epoch)
+        self._generator.manual_seed(key(self._seed, epoch, cursor, rank) >> 1)
+        self._requests.to_come = (_Request(epoch, fetched(order, passed)) for passed in todo())
+        return zip(todo(), iter(self._loader), strict=True)
+
+    def indices(self, epoch: int, passed: Pass) -> list[int]:
+        """The dataset indices that a pass counts."""
+        return fetched(self.order(epoch), passed) if passed.samples else []
+
+
+def fetched(order: npt.NDArray[np.int64], passed: Pass) -> list[int]:
+    """The dataset indices that a pass fetches: those it counts, or one that it does not count."""
+    chosen: list[int] = order[passed.start : passed.start + max(passed.samples, 1)].tolist()
+    return chosen
+
+
+def checked(options: dict[str, Any] | None) -> dict[str, Any]:
+    """A copy of the DataLoader's further options. Raises ValueError for one that cannot be obeyed here."""
+    options = dict(options or {})
+    if not options.get("in_order", True):
+        raise ValueError("loader: in_order=False cannot be given; which samples a step uses is decided beforehand")
+    return options
+
+
+def same(collated: Any) -> Any:
+    """Collates what is collated already."""
+    return collated
+
+
+class _Request(NamedTuple):
+    """What one fetch shall bring."""
+
+    epoch: int
+    indices: list[int]
+
+
+class _Requests:
+    """The fetches still to come; taken one by one as the loader and its workers are ready for them."""
+
+    to_come: Iterator[_Request] = iter(())
+
+    def __iter__(self) -> Iterator[_Request]:
+        return self.to_come
+
+
+class _Collated(Dataset[Any]):
+    """The dataset as the loader and its workers see it: local batches, with their own random numbers."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int, keyed: bool, collate: Callable[[list[Any]], Any]) -> None:
+        self.dataset = dataset
+        self._seed = seed
+        self._keyed = keyed
+        self._collate = collate
+
+    def __getitems__(self, request: _Request) -> Any:
+        epoch, indices = request
+        if not self._keyed:
+            at_once = getattr(self.dataset, "__getitems__", None)
+            return self._collate(at_once(indices) if at_once else [self.dataset[index] for index in indices])
+        with kept():
+            samples = []
+            for index, value in zip(indices, sample_keys(self._seed, epoch, indices), strict=True):
+                seed_all(value)
+                samples.append(self.dataset[index])
+            # What collating draws cannot follow from one sample: it follows from the first and how many there are.
+            seed_all(key(self._seed, epoch, indices[0], len(indices)))
+            return self._collate(samples)

@@ -1,0 +1,192 @@
+"""Elastic data from a stream: a dataset that can only be walked through, such as an `IterableDataset`.
+
+Every rank walks the same stream, and keeps its share of each step's positions. So a step has the same samples at any
+world size, and the cursor is all that a checkpoint needs to hold. The price: each rank reads every sample, so a stream
+does not get faster with more ranks. What is expensive and can be done later belongs into `collate_fn`, which sees the
+rank's own samples alone. While it reads a step, a rank holds the step's samples of all ranks. A run that goes on in
+mid-epoch reads what was used of it again, unless the stream has `from_position`, or `skip` and no `set_epoch`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from ones_wrapper.data.feed import Feed, Pass, checked, passes, same, split
+from ones_wrapper.data.randomness import WorkerInit, kept, key, seed_all
+
+HOW = (
+    "give it skip(n), which returns the same stream without its first n samples (as Hugging Face's streams have), "
+    "or from_position(epoch, start), which returns an iterator over the epoch's samples from number `start` on"
+)
+
+
+class StreamFeed:
+    """Fetches one rank's local batches of one epoch from a stream, whose order must depend on the epoch alone."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        seed: int,
+        keyed: bool = True,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        """As for `Feed`. Raises TypeError for a stream that cannot go on in mid-epoch, ValueError for more than
+        one worker."""
+        if not can_skip(dataset):
+            raise TypeError(f"loader: {type(dataset).__name__} cannot go on in the middle of an epoch; {HOW}")
+        if num_workers > 1:
+            raise ValueError(
+                f"loader: num_workers={num_workers}, but a stream is read by one process, or its samples would come in "
+                "another order at another number of workers; use num_workers=1"
+            )
+        options = checked(options)
+        if options.pop("persistent_workers", False):
+            raise ValueError("loader: persistent_workers cannot be given for a stream, which each epoch opens anew")
+        self.samples: int = len(dataset) if hasattr(dataset, "__len__") else 0
+        """Samples of an epoch, by the stream's own account; 0 where it gives none. The end is where it ends."""
+        self._stream = _Stream(dataset, seed, keyed, collate_fn or default_collate)
+        options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
+        self._options = {"num_workers": num_workers, **options}
+        self._loader(0, 0, 1, 1, 0, 1)  # options that contradict each other are told now
+
+    def _loader(self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int) -> DataLoader[Any]:
+        return DataLoader(
+            _Walk(self._stream, epoch, cursor, batch, world, rank, max_local),
+            batch_size=None,
+            collate_fn=same,
+            generator=torch.Generator().manual_seed(key(self._stream.seed, epoch, cursor, rank) >> 1),
+            **self._options,
+        )
+
+    def batches(
+        self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int
+    ) -> Iterator[tuple[Pass, Any]]:
+        """As `Feed.batches`. The last step is as large as what is left, and the same on all ranks."""
+        return iter(self._loader(epoch, cursor, batch, world, rank, max_local))
+
+    def indices(self, epoch: int, passed: Pass) -> list[int]:
+        """The positions in the stream that a pass counts."""
+        return list(range(passed.start, passed.start + passed.samples))
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """What makes local batches of a stream."""
+
+    dataset: Any
+    seed: int
+    keyed: bool
+    collate: Callable[[list[Any]], Any]
+
+
+class _Walk(IterableDataset[tuple[Pass, Any]]):
+    """One rank's walk from `cursor` to the end of an epoch, as the loader or its worker sees it."""
+
+    def __init__(
+        self, stream: _Stream, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int
+    ) -> None:
+        self.dataset = stream.dataset
+        self._stream = stream
+        self._epoch, self._cursor, self._batch = epoch, cursor, batch
+        self._world, self._rank, self._max_local = world, rank, max_local
+
+    def __iter__(self) -> Iterator[tuple[Pass, Any]]:
+        stream, cursor, full = self._stream, self._cursor, True
+        with self._own_numbers():
+            self._seed(cursor)
+            samples = opened(stream.dataset, self._epoch, cursor)
+        while full and (step := self._read(samples, cursor)):
+            for passed in passes(split(cursor, len(step), self._world, self._rank), self._world, self._max_local):
+                first = passed.start - cursor
+                with self._own_numbers():
+                    self._seed(passed.start, max(passed.samples, 1))
+                    local = stream.collate(step[first : first + max(passed.samples, 1)])
+                yield passed, local
+            cursor += len(step)
+            full = len(step) == self._batch
+        if cursor == 0:
+            raise ValueError("loader: the stream is empty")
+
+    def _read(self, samples: Iterator[Any], position: int) -> list[Any]:
+        """The samples of the step that begins there; fewer, or none, at the end."""
+        step: list[Any] = []
+        with self._own_numbers():
+            while len(step) < self._batch:
+                self._seed(position + len(step))
+                try:
+                    step.append(next(samples))
+                except StopIteration:
+                    break
+        return step
+
+    def _seed(self, *parts: int) -> None:
+        if self._stream.keyed:
+            seed_all(key(self._stream.seed, self._epoch, *parts))
+
+    def _own_numbers(self) -> AbstractContextManager[None]:
+        return kept() if self._stream.keyed else nullcontext()
+
+
+def can_skip(dataset: Any) -> bool:
+    """Whether a stream can go on in the middle of an epoch."""
+    return any(callable(getattr(dataset, name, None)) for name in ("from_position", "skip"))
+
+
+def opened(dataset: Any, epoch: int, start: int) -> Iterator[Any]:
+    """The samples of an epoch from number `start` on."""
+    _set_epoch(dataset, epoch)
+    if callable(getattr(dataset, "from_position", None)):
+        found: Iterator[Any] = iter(dataset.from_position(epoch, start))
+        return found
+    if callable(getattr(dataset, "set_epoch", None)):
+        # Hugging Face's skip() returns a stream that keeps its shards in epoch 0's order (datasets 5.2), so other
+        # samples than the first ones would be left out: walk there. At once, before any sample's numbers are drawn.
+        samples: Iterator[Any] = iter(dataset)
+        deque(islice(samples, start), maxlen=0)
+        return samples
+    rest: Iterator[Any] = iter(dataset.skip(start) if start else dataset)
+    return rest
+
+
+def _set_epoch(dataset: Any, epoch: int) -> None:
+    if callable(getattr(dataset, "set_epoch", None)):
+        dataset.set_epoch(epoch)
+
+
+def make_feed(
+    dataset: Any,
+    *,
+    shuffle: bool,
+    seed: int,
+    keyed: bool = True,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    num_workers: int = 0,
+    options: dict[str, Any] | None = None,
+) -> Feed | StreamFeed:
+    """The feed that suits a dataset: by items where it has a length and items, else as a stream.
+
+    A stream comes in its own order: `shuffle` is for datasets with items.
+    """
+    by_items = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if by_items and not isinstance(dataset, IterableDataset):
+        return Feed(
+            dataset,
+            shuffle=shuffle,
+            seed=seed,
+            keyed=keyed,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            options=options,
+        )
+    return StreamFeed(dataset, seed=seed, keyed=keyed, collate_fn=collate_fn, num_workers=num_workers, options=options)

@@ -1,0 +1,1 @@
+"""How gradients become the mean over a step's samples: exchange, accumulation and the noise scale."""

@@ -1,0 +1,179 @@
+"""How the gradients of all passes and ranks become the mean over a step's samples.
+
+Each pass gives the gradient of the mean over its own samples, and passes differ in size: ranks' shares by one sample,
+passes of one rank by one sample, and some have none. A plain mean over ranks and passes would be wrong. What is wanted
+of pass p of rank r, with n_rp samples of the step's N, is Σ_rp (n_rp / N) g_rp.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ones_wrapper.gradients.noise import NoiseScale
+from ones_wrapper.group import Group
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+    from ones_wrapper.data.feed import Pass
+
+
+class Exchange(ABC):
+    """The gradient exchange of one model. Backward passes are collective: each rank makes the same ones."""
+
+    def __init__(self, group: Group, noise: NoiseScale | None) -> None:
+        self._group = group
+        self._noise = noise
+        self._model: torch.nn.Module | None = None
+        self._passed: Pass | None = None
+        self._arrived = False
+        """Whether gradients were exchanged since the present pass began."""
+
+    @abstractmethod
+    def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        """The model whose gradients are exchanged; what it is given for the forward pass. Collective.
+
+        Raises ValueError where the model or the options cannot be used, with what to do.
+        """
+
+    @abstractmethod
+    def during(self, passed: Pass) -> AbstractContextManager[None]:
+        """Around one forward and backward pass. After the step's last one the gradients are whole."""
+
+    def owns(self, model: torch.nn.Module) -> bool:
+        """Whether it is the model that `wrap` returned."""
+        return model is self._model
+
+    def finish(self) -> None:
+        """Before the optimizer's step: all gradients have arrived. Not for a step with a closure, whose backward pass
+        is still to come.
+
+        Raises RuntimeError where the last pass exchanged nothing, since the ranks would train models of their own.
+        """
+        if self._group.world > 1 and self._passed is not None and self._passed.last and not self._arrived:
+            raise RuntimeError(
+                "the step's gradients were not exchanged between the ranks: the forward pass must call the model that "
+                "job.ddp or job.fsdp returned, not the one inside it, and run within the loader's loop"
+            )
+
+    def _first(self, model: torch.nn.Module) -> None:
+        """Check that it is the only model."""
+        if self._model is not None:
+            raise ValueError("a job exchanges the gradients of one model; put several into one torch.nn.Module")
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient")
+
+    @contextmanager
+    def _within(self, passed: Pass) -> Iterator[None]:
+        self._passed, self._arrived = passed, False
+        try:
+            yield
+        finally:
+            self._passed = None
+
+    def _now(self) -> Pass:
+        """The pass under way; its gradients are being exchanged."""
+        if self._passed is None:
+            raise RuntimeError(
+                "a backward pass outside the loader's loop: how many samples its gradients count is not known"
+            )
+        self._arrived = True
+        return self._passed
+
+
+class DdpExchange(Exchange):
+    """torch's DistributedDataParallel, with a communication hook in place of its mean over ranks.
+
+    Passes before the last add up their gradients on the rank itself. The sum is kept in units of the newest pass:
+    where that has another size than the one before, what is there is scaled first (Horner's rule), so passes of one
+    size cost nothing. The hook turns the unit into n_rp / N, and sums over the ranks.
+    """
+
+    def __init__(self, group: Group, noise: NoiseScale | None) -> None:
+        super().__init__(group, noise)
+        self._unit = 0
+        """The gradient so far is Σ n_rp g_rp over this; 0 where no pass of the step had samples."""
+
+    def wrap(self, model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
+        """`options` are those of DistributedDataParallel."""
+        self._first(model)
+        device = self._group.device
+        ids = [device] if device.type == "cuda" else None
+        wrapped = DistributedDataParallel(model.to(device), device_ids=ids, **options)
+        # A lambda, since DDP judges a function's annotations and takes no strings.
+        wrapped.register_comm_hook(self, lambda exchange, bucket: exchange._reduce(bucket.index(), bucket.buffer()))
+        self._model = wrapped
+        return wrapped
+
+    @contextmanager
+    def during(self, passed: Pass) -> Iterator[None]:
+        model = self._model
+        assert isinstance(model, DistributedDataParallel)
+        if passed.index == 0:
+            self._unit = 0
+        silenced: list[RemovableHandle] = []
+        if passed.samples:
+            if self._unit not in (0, passed.samples):
+                sums = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+                torch._foreach_mul_(sums, self._unit / passed.samples)
+            self._unit = passed.samples
+        elif passed.count > 1:
+            # The borrowed sample's gradient must not reach the sum.
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            silenced = [parameter.register_hook(torch.zeros_like) for parameter in trained]  # type: ignore[no-untyped-call]
+        # One rank alone needs DDP only to add up passes of different size, or to show the noise scale its gradients.
+        idle = self._group.world == 1 and passed.count == 1 and self._noise is None
+        # A static graph is learnt in the first pass, for which DDP needs its hooks; so there `_reduce` holds back.
+        apart = (idle or not passed.last) and not model.static_graph
+        try:
+            with self._within(passed), model.no_sync() if apart else nullcontext():
+                yield
+        finally:
+            for handle in silenced:
+                handle.remove()
+
+    def _reduce(self, bucket: int, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """The communication hook: the bucket becomes the mean over all samples, in place."""
+        passed, noise = self._now(), self._noise
+        samples, total = passed.share.samples, passed.share.total
+        if not passed.last:
+            return _known(gradient)
+        if samples:
+            _scale(gradient, self._unit, samples)
+        else:
+            gradient.zero_()  # a borrowed sample may give NaN, and NaN times 0 is NaN
+        if noise is not None:
+            noise.local(bucket, gradient, samples, total)
+        if samples:
+            _scale(gradient, samples, total)
+        if self._group.world == 1:
+            return _known(gradient)
+        work = dist.all_reduce(gradient, async_op=True)
+        assert work is not None
+
+        def whole(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            summed = future.value()[0]
+            if noise is not None:
+                noise.whole(summed, total)
+            return summed
+
+        done: torch.futures.Future[torch.Tensor] = work.get_future().then(whole)
+        return done
+
+
+def _scale(gradient: torch.Tensor, numerator: int, denominator: int) -> None:
+    if numerator != denominator:
+        gradient.mul_(numerator / denominator)
+
+
+def _known(gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    found: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    found.set_result(gradient)
+    return found

@@ -1,0 +1,168 @@
+"""The gradient exchange of a sharded model: torch's FSDP2 (`fully_shard`), with a reduce-scatter that weighs.
+
+FSDP2 sums each module's gradients over the ranks at the end of every backward pass and adds this rank's shard of the
+sum to the shard that it keeps. Here each rank multiplies its own by n_rp / N before that and no division follows, so
+the shards hold the mean over the step's samples whatever the passes' sizes (see exchange.py). Accumulation so costs a
+reduce-scatter a pass, but no rank ever holds the whole model's gradients, which is what sharding is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from ones_wrapper.gradients.exchange import Exchange
+from ones_wrapper.gradients.noise import NoiseScale
+from ones_wrapper.group import Group
+
+if TYPE_CHECKING:
+    from ones_wrapper.data.feed import Pass
+
+Choice = type[torch.nn.Module] | tuple[type[torch.nn.Module], ...] | Callable[[torch.nn.Module], bool]
+"""Which submodules are sharded on their own."""
+
+# torch 2.13 gave it a new name, and warns of the old one.
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class FsdpExchange(Exchange):
+    """torch's fully sharded data parallelism, version 2."""
+
+    def __init__(self, group: Group, noise: NoiseScale | None) -> None:
+        super().__init__(group, noise)
+        self._sums: dict[int, torch.Tensor] = {}
+        """This rank's shard of each module's gradient so far, in a step of several passes; for the noise scale."""
+        self._counts = True
+        """Whether this rank's shards count for the noise scale; other ranks may hold copies of them."""
+
+    def wrap(self, model: torch.nn.Module, *, modules: Choice | None = None, **options: Any) -> torch.nn.Module:
+        """Shard the model in place, from rank 0's parameters and buffers.
+
+        `modules` says which submodules are gathered and freed on their own: types, or a function of a module (default:
+        the children of the ModuleList that holds most parameters); the rest of the model is one more. `options` are
+        those of `fully_shard`: `mp_policy`, `reshard_after_forward`, `offload_policy`, `mesh` (of all ranks), … Make
+        the optimizer after this: it must hold the shards.
+        """
+        self._first(model)
+        world = self._group.world
+        if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+            raise ValueError(f"torch {torch.__version__} is too old for job.fsdp, which was made with torch 2.13")
+        if any(parameter.requires_grad for parameter in options.get("ignored_params") or ()):
+            raise ValueError("ignored_params: FSDP would not average their gradients; set requires_grad to False first")
+        mesh = options.pop("mesh", None) or init_device_mesh(self._group.device.type, (world,))
+        if mesh.size() != world or (world > 1 and mesh.size(mesh.ndim - 1) == 1):
+            raise ValueError(
+                f"mesh {tuple(mesh.shape)} does not shard over the {world} ranks that this run has; "
+                "make it from job.world, or leave it out"
+            )
+        self._counts = mesh.ndim == 1 or mesh.get_local_rank(0) == 0
+        for tensor in chain(model.parameters(), model.buffers()):
+            self._take_from_first(tensor.data)
+        sharded = [fully_shard(module, mesh=mesh, **options) for module in [*_chosen(model, modules), model]]
+        for index, module in enumerate(sharded):
+            if world == 1 or self._noise is not None:
+                module.set_all_reduce_hook(partial(self._shard, index))
+            if world > 1:
+                weighing: Any = _Weighing(partial(self._local, index))  # only its two methods matter
+                module.set_custom_reduce_scatter(weighing)
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+        self._model = model
+        return model
+
+    def _take_from_first(self, tensor: torch.Tensor) -> None:
+        """Ranks that made the model with other random numbers would each shard a model of their own."""
+        if self._group.world > 1 and not tensor.is_meta:
+            sent = tensor.to(self._group.device)
+            dist.broadcast(sent, 0)
+            tensor.copy_(sent)
+
+    @contextmanager
+    def during(self, passed: Pass) -> Iterator[None]:
+        with self._within(passed):
+            yield
+
+    def _local(self, module: int, gradient: torch.Tensor) -> None:
+        """A module's gradient on this rank, before the reduce-scatter: the mean over the pass's samples."""
+        passed = self._now()
+        if self._noise is not None:
+            self._noise.local(module, gradient, passed.samples, passed.share.total, passed.count)
+        _weigh(gradient, passed)
+
+    def _shard(self, module: int, gradient: torch.Tensor) -> None:
+        """This rank's shard of the same, summed over the ranks."""
+        passed, noise = self._now(), self._noise
+        total, alone = passed.share.total, self._group.world == 1
+        if gradient.is_cuda:
+            # It came from another stream, on which its memory may be used again before this one has read it.
+            gradient.record_stream(torch.cuda.current_stream())
+        if alone:
+            _weigh(gradient, passed)  # there was no reduce-scatter
+        if noise is None:
+            return
+        if passed.count > 1:
+            if passed.index == 0:
+                self._sums[module] = gradient.clone()
+            else:
+                self._sums[module] += gradient
+        if passed.last:
+            whole = self._sums.pop(module, gradient)
+            if alone:
+                noise.local(module, whole, total, total)
+            elif self._counts:
+                noise.whole_shard(whole, total, passed.count)
+
+
+def _weigh(gradient: torch.Tensor, passed: Pass) -> None:
+    """From the mean over the pass's samples to its part of the mean over the step's."""
+    if passed.samples == 0:
+        gradient.zero_()  # a borrowed sample may give NaN, and NaN times 0 is NaN
+    elif passed.samples != passed.share.total:
+        gradient.mul_(passed.samples / passed.share.total)
+
+
+class _Weighing:
+    """A reduce-scatter that shows what it sums to `seen`, which may change it, and sums without dividing."""
+
+    def __init__(self, seen: Callable[[torch.Tensor], None]) -> None:
+        self._seen = seen
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        self._seen(input_tensor)
+        work: dist.Work | None = _REDUCE_SCATTER(output_tensor, input_tensor, group=group, async_op=async_op)
+        return work
+
+
+def _chosen(model: torch.nn.Module, modules: Choice | None) -> list[torch.nn.Module]:
+    """The submodules that are sharded on their own, inner ones first."""
+    below = list(model.modules())[:0:-1]
+    if modules is None:
+        lists = [module for module in below if isinstance(module, torch.nn.ModuleList)]
+        largest = max(lists, key=lambda one: sum(parameter.numel() for parameter in one.parameters()), default=None)
+        return [] if largest is None else list(largest.children())
+    if isinstance(modules, type | tuple):
+        kinds = modules
+        found = [module for module in below if isinstance(module, kinds)]
+    else:
+        found = [module for module in below if modules(module)]
+    if not found:
+        raise ValueError(f"modules: {type(model).__name__} has no submodule of those to shard")
+    return found

@@ -1,0 +1,261 @@
+"""Gradients averaged over samples by MPI, where torch.distributed has no fitting backend.
+
+The parameters lie in buckets, the last ones first, since backward reaches them first. When the last pass of a step
+has brought all gradients of a bucket, its reduction starts while backward goes on (as in Li et al., VLDB 2020, §3.2).
+All ranks start the buckets in the same order, so they can't wait for one another in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch.utils._pytree import tree_leaves
+
+from ones_wrapper.data.feed import Pass
+from ones_wrapper.gradients.exchange import Exchange
+from ones_wrapper.gradients.noise import NoiseScale
+from ones_wrapper.mpi_group import MpiGroup
+
+IGNORED = {"find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
+"""Options of DistributedDataParallel that tell it what is always so here."""
+
+
+ZEROED = 0.25
+"""Mark of a parameter that got no gradient, but has zeros from `zero_grad(set_to_none=False)`."""
+
+
+class Bucket:
+    """Some parameters of one type, their gradients in one flat buffer.
+
+    Behind the gradients the buffer holds a mark for each parameter, so that the sum tells which of them no rank used:
+    those get what a process alone would have.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.parameters = parameters
+        elements = sum(p.numel() for p in parameters)
+        self.flat = torch.zeros(elements + len(parameters), dtype=summed_in(parameters[0].dtype))
+        self.gradient, self.marks = self.flat[:elements], self.flat[elements:]
+        pieces = torch.split(self.gradient, [p.numel() for p in parameters])
+        self.views = [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
+        self.array = self.flat.numpy()  # the same memory
+        self.used = [False] * len(parameters)
+        self.arrived = [False] * len(parameters)
+        """Which parameters the present pass has brought the gradient of."""
+
+    def add(self, slot: int, gradient: torch.Tensor, weight: float) -> None:
+        """Add a pass's gradient of one parameter."""
+        view = self.views[slot]
+        if self.used[slot]:
+            view.add_(gradient, alpha=weight)
+        else:
+            self.used[slot] = True
+            view.copy_(gradient)
+            if weight != 1.0:
+                view.mul_(weight)
+
+    def complete(self, first: bool) -> None:
+        """Nothing will be added in this step. `first`: on rank 0, which counts samples in every pass."""
+        for view, used in zip(self.views, self.used, strict=True):
+            if not used:
+                view.zero_()
+        marks = [
+            1.0 if used else ZEROED * (p.grad is not None) for used, p in zip(self.used, self.parameters, strict=True)
+        ]
+        self.marks.copy_(torch.tensor(marks if first else self.used))
+
+    def hand_out(self) -> None:
+        """Give the parameters their gradients."""
+        for parameter, view, mark in zip(self.parameters, self.views, self.marks.tolist(), strict=True):
+            if mark == 0:
+                parameter.grad = None
+            elif parameter.grad is None:
+                parameter.grad = view.to(parameter.dtype, copy=True)
+            else:
+                parameter.grad.copy_(view)
+
+
+class Watch:
+    """Forward hook that says what a model gave. A copy of the model, or one that was saved, tells nobody."""
+
+    def __init__(self, told: Callable[[object], None] | None = None) -> None:
+        self._told = told
+
+    def __call__(self, model: torch.nn.Module, inputs: object, outputs: object) -> None:
+        if self._told is not None:
+            self._told(outputs)
+
+    def __reduce__(self) -> tuple[type[Watch], tuple[()]]:
+        return Watch, ()
+
+
+class MpiExchange(Exchange):
+    """Gradients of a model on CPUs, summed over the ranks of an `MpiGroup`."""
+
+    def __init__(self, group: MpiGroup, noise: NoiseScale | None) -> None:
+        super().__init__(group, noise)
+        self._comm = group.comm.Dup()
+        self._buckets: list[Bucket] = []
+        self._buffers: list[torch.Tensor] = []
+        self._requests: list[MPI.Request] = []
+        """Of the buckets whose reduction has started, in order."""
+        self._over = False
+        """Whether the step's gradients were handed out."""
+
+    def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        """The model itself, which `.module` names too, as a script for DistributedDataParallel expects.
+
+        `options`: `bucket_cap_mb` (25), MB of gradients a message; `broadcast_buffers` (True), whether all ranks get
+        the buffers of rank 0 (running means of BatchNorm, …) after each step. Collective. Raises ValueError for other
+        options, for models without anything to train or with complex numbers, and where the ranks' models differ.
+        """
+        bucket_cap_mb = float(options.pop("bucket_cap_mb", None) or 25)
+        buffers = bool(options.pop("broadcast_buffers", True))
+        if unknown := sorted(set(options) - IGNORED):
+            raise ValueError(f"ddp: {', '.join(unknown)} cannot be given with backend mpi")
+        self._first(model)
+        model = model.to(self._group.device)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if any(p.is_complex() for p in trained):
+            raise ValueError("ddp: complex parameters cannot be exchanged with backend mpi")
+        self._alike(model)
+        if self._group.world > 1:
+            for tensor in chain(model.parameters(), model.buffers()):
+                self._from_first([tensor])
+        self._model = model
+        self._buffers = list(model.buffers()) if buffers else []
+        self._buckets = [Bucket(some) for some in in_buckets(reversed(trained), int(bucket_cap_mb * 2**20))]
+        for number, bucket in enumerate(self._buckets):
+            for slot, parameter in enumerate(bucket.parameters):
+                arrive = partial(self._arrive, number, slot)
+                parameter.register_post_accumulate_grad_hook(arrive)  # type: ignore[no-untyped-call]
+        model.register_forward_hook(Watch(self._forward_ended))
+        if not hasattr(model, "module"):
+            model.__dict__["module"] = model  # not a submodule: its state keeps its names
+        return model
+
+    def _alike(self, model: torch.nn.Module) -> None:
+        named = chain(model.named_parameters(), model.named_buffers())
+        mine = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in named]
+        for rank, theirs in enumerate(self._group.gather(mine)):
+            if theirs != mine:
+                other = next((pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]), None)
+                told = f"{other[0]} here, {other[1]} there" if other else f"{len(mine)} and {len(theirs)} tensors"
+                raise ValueError(f"ddp: rank {rank} has another model than rank {self._group.rank}: {told}")
+
+    @contextmanager
+    def during(self, passed: Pass) -> Iterator[None]:
+        if passed.index == 0:
+            self._requests, self._over = [], False
+            for bucket in self._buckets:
+                bucket.used = [False] * len(bucket.used)
+        for bucket in self._buckets:
+            bucket.arrived = [False] * len(bucket.arrived)
+        with self._within(passed):
+            yield
+            if self._arrived:
+                self.finish()  # a script that makes no step here must not leave messages under way
+
+    @torch.no_grad()
+    def _arrive(self, number: int, slot: int, parameter: torch.nn.Parameter) -> None:
+        """Backward has brought a parameter's gradient."""
+        passed, bucket, gradient = self._now(), self._buckets[number], parameter.grad
+        assert gradient is not None
+        if gradient.is_sparse:
+            raise RuntimeError("ddp: sparse gradients cannot be exchanged with backend mpi; use sparse=False")
+        if self._over or len(self._requests) > number or (passed.last and bucket.arrived[slot]):
+            raise RuntimeError(
+                "ddp: a parameter got a gradient twice in one step: call backward once for each batch, on the sum of "
+                "the losses, and use_reentrant=False for activation checkpoints"
+            )
+        bucket.arrived[slot] = True
+        if passed.samples:
+            bucket.add(slot, gradient, passed.samples / passed.share.samples)
+        if not passed.last:
+            parameter.grad = None  # so that the next pass's gradient comes alone
+            return
+        while len(self._requests) < len(self._buckets) and all(self._buckets[len(self._requests)].arrived):
+            self._start(passed)
+        if self._requests:
+            self._requests[-1].Test()  # MPI goes on only while it is called
+
+    def _forward_ended(self, outputs: object) -> None:
+        """Have the gradients ready when the backward from these outputs ends, for those who clip them."""
+        if self._passed is None or not self._passed.last:
+            return
+        for output in tree_leaves(outputs):
+            if isinstance(output, torch.Tensor) and output.requires_grad:
+                output.register_hook(self._expect_end)  # type: ignore[no-untyped-call]
+
+    def _expect_end(self, gradient: torch.Tensor) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+
+    def _backward_ended(self) -> None:
+        if self._arrived:  # torch.autograd.grad on the way, as for a gradient penalty, brings no parameter's
+            self.finish()
+
+    def _start(self, passed: Pass) -> None:
+        """Start the reduction of the next bucket."""
+        number, samples, total = len(self._requests), passed.share.samples, passed.share.total
+        bucket = self._buckets[number]
+        bucket.complete(self._group.rank == 0)
+        if self._noise is not None:
+            self._noise.local(number, bucket.gradient, samples, total)
+        if samples != total:
+            bucket.gradient.mul_(samples / total)
+        request = MPI.REQUEST_NULL
+        if self._group.world > 1:
+            request = self._comm.Iallreduce(MPI.IN_PLACE, bucket.array, MPI.SUM)
+        self._requests.append(request)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        passed = self._passed
+        if passed is None or not passed.last or self._over:
+            return
+        super().finish()
+        while len(self._requests) < len(self._buckets):
+            self._start(passed)
+        self._over = True
+        for bucket, request in zip(self._buckets, self._requests, strict=True):
+            request.Wait()
+            if self._noise is not None:
+                self._noise.whole(bucket.gradient, passed.share.total)
+            bucket.hand_out()
+        if self._buffers and self._group.world > 1:
+            self._from_first(self._buffers)
+
+    @torch.no_grad()
+    def _from_first(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Give all ranks what rank 0 has in `tensors`, in one message."""
+        flat = torch.cat([tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors])
+        self._comm.Bcast(flat.numpy(), root=0)
+        pieces = torch.split(flat, [t.numel() * t.element_size() for t in tensors])
+        for tensor, piece in zip(tensors, pieces, strict=True):
+            tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
+
+
+def summed_in(dtype: torch.dtype) -> torch.dtype:
+    """The type in which gradients are summed: short ones in single precision."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def in_buckets(parameters: Iterable[torch.nn.Parameter], size: int) -> Iterator[list[torch.nn.Parameter]]:
+    """The parameters in their order, in groups of one type and of about `size` bytes."""
+    some: list[torch.nn.Parameter] = []
+    held = 0
+    for parameter in parameters:
+        kind = summed_in(parameter.dtype)
+        if some and (held + parameter.numel() * kind.itemsize > size or summed_in(some[0].dtype) != kind):
+            yield some
+            some, held = [], 0
+        some.append(parameter)
+        held += parameter.numel() * kind.itemsize
+    if some:
+        yield some

@@ -1,0 +1,203 @@
+"""`ones-run`: start the ranks for the allocation as it now is, and again when they crash.
+
+Runs in the batch script, in place of `srun`, and is what Slurm's signals to the batch script reach. Standard
+library only, so that it starts fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ones_wrapper.launch.job_directory import job_directory, make_job_directory
+from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
+from ones_wrapper.launch.rank_placement import LaunchError, allocation, master_port, number, without_stale
+from ones_wrapper.launch.restart_policy import USAGE_ERROR, Limits
+from ones_wrapper.launch.supervise import Launch, Supervisor
+
+__all__ = ["LaunchError", "Wish", "job_directory", "main", "make_job_directory", "plan"]
+
+BACKENDS = ("nccl", "gloo", "mpi")
+
+_EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "OMP_NUM_THREADS")
+"""What a launcher that hands on little must hand on, beside our own variables."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How the user wants ranks to be started; None where that was not said."""
+
+    launcher: str | None = None
+    mpi: str | None = None
+    backend: str | None = None
+    ranks_per_node: int | None = None
+
+    @classmethod
+    def of(cls, env: Mapping[str, str], options: argparse.Namespace) -> Wish:
+        """From the command line, else from the environment. Raises `LaunchError`."""
+        return cls(
+            options.launcher or env.get("ONES_LAUNCHER") or None,
+            options.mpi or _choice(env, "ONES_MPI", MPI_TYPES),
+            options.backend or _choice(env, "ONES_BACKEND", BACKENDS),
+            options.ranks_per_node or number(env, "ONES_GPUS_PER_NODE"),
+        )
+
+
+def _choice(env: Mapping[str, str], name: str, choices: Sequence[str]) -> str | None:
+    value = env.get(name)
+    if value and value not in choices:
+        raise LaunchError(f"{name}={value!r} is none of {', '.join(choices)}")
+    return value or None
+
+
+def plan(
+    env: Mapping[str, str],
+    script: str,
+    arguments: Sequence[str],
+    *,
+    job_dir: Path,
+    wish: Wish = Wish(),
+    find: Find = shutil.which,
+    ask: Ask = ask,
+    now: float = 0.0,
+    attempt: int = 0,
+) -> Launch:
+    """The command and environment that start SCRIPT on the allocation that `env` tells of.
+
+    `find` gives the path of a program and `ask` what one prints; `now` is when `ones-run` began, in Unix time,
+    and `attempt` how often it started the ranks before. Raises `LaunchError`.
+    """
+    has = allocation(env, wish.ranks_per_node)
+    mpi = wish.mpi or "none"
+    direct = mpi != "none" or wish.backend == "mpi"
+    name = wish.launcher or ("srun" if has.slurm else "mpirun" if direct else "local")
+    if name == "srun" and direct and mpi == "none":
+        raise LaunchError("with srun, MPI needs --mpi pmi2 or pmix, whichever the MPI was built for (srun --mpi=list)")
+    if name != "srun" and mpi != "none":
+        raise LaunchError(f"--mpi {mpi} is for srun; with {name} say --backend mpi")
+    # Outside Slurm several may run on one machine at a time, so the port follows from the process there.
+    port = master_port(has.job_id if has.slurm else os.getpid(), has.restart + attempt)
+    own = {
+        "MASTER_ADDR": has.address,
+        "MASTER_PORT": str(port),
+        "ONES_NODES": str(has.nodes),
+        "ONES_GPUS_PER_NODE": str(has.ranks_per_node),
+        "ONES_JOB_DIR": str(job_dir),
+        "ONES_LAUNCHED": f"{now:.3f}",
+        "ONES_LAUNCHER": name,
+        "ONES_ATTEMPT": str(attempt),
+    }
+    if backend := wish.backend or ("mpi" if direct else ""):
+        own["ONES_BACKEND"] = backend
+    clean = without_stale(env) | own
+    exported = sorted(k for k in clean if k in _EXPORTED or k in own or k.startswith(("ONES_", "SLURM_RESTART")))
+    module = "ones_wrapper.launch.rank" if direct else "ones_wrapper.launch.node"
+    command = [sys.executable, "-m", module, script, *arguments]
+    started = launcher_named(name)(Layout(has, command, direct, mpi, exported), find, ask)
+    return Launch(started.command, clean | started.env, has.nodes, has.ranks_per_node, name, started.stop)
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version  # not at the top: it takes longer than all else here
+
+        parser.exit(message=f"ones-run {version('ones-wrapper')}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ones-run",
+        description="Start SCRIPT on every GPU of this Slurm job, one rank a GPU, at the job's present size. "
+        "Outside Slurm it runs the ranks on this machine.",
+        epilog="The job's directory is ONES_JOB_DIR, or ones-<job id> in the working directory. Exit codes: the "
+        "script's; 128+n after signal n (143: stopped, training is not finished); 100: not to be started again; "
+        "101: out of memory; 102: the ranks hung; 2: nothing could be started.",
+    )
+    parser.add_argument(
+        "--gpus-per-node",
+        "--ranks-per-node",
+        dest="ranks_per_node",
+        type=int,
+        metavar="N",
+        help="ranks per node where Slurm does not know of GPUs (whole nodes), and outside Slurm",
+    )
+    parser.add_argument(
+        "--launcher",
+        metavar="NAME",
+        help=f"what starts processes on the nodes: {', '.join(LAUNCHERS)}, one that a package adds, or "
+        "package.module:function (srun; outside Slurm local)",
+    )
+    parser.add_argument("--mpi", choices=MPI_TYPES, help="start MPI ranks with srun, by this plugin of Slurm (none)")
+    parser.add_argument("--backend", choices=BACKENDS, help="what ranks exchange gradients by; mpi starts MPI ranks")
+    parser.add_argument(
+        "--retries",
+        type=int,
+        default=None,
+        metavar="N",
+        help="starts of the ranks in a row after a crash, without a newer checkpoint (3)",
+    )
+    parser.add_argument(
+        "--requeues", type=int, default=None, metavar="N", help="requeues of the job when its time is over (20)"
+    )
+    parser.add_argument(
+        "--preload",
+        metavar="MODULES",
+        help="modules that the script imports (torchvision,sklearn.datasets), to be imported once a node instead of "
+        "once a rank; not any that initialise CUDA",
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and start nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the command and start nothing")
+    parser.add_argument("script", metavar="SCRIPT", help="the training script")
+    parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="passed on to it")
+    return parser
+
+
+def _limit(env: Mapping[str, str], option: str, given: int | None, default: int) -> int:
+    if given is not None and given < 0:
+        raise LaunchError(f"--{option} {given}: must be 0 or more")
+    found = number(env, f"ONES_{option.upper()}") if given is None else given
+    return default if found is None else found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of `ones-run`; returns the script's exit code, or 2 where nothing could be started."""
+    now = time.time()
+    options = _parser().parse_args(argv)
+    env = dict(os.environ)
+    try:
+        if options.ranks_per_node is not None and options.ranks_per_node < 1:
+            raise LaunchError(f"--gpus-per-node {options.ranks_per_node}: must be 1 or more")
+        if options.preload:
+            env["ONES_PRELOAD"] = options.preload
+        limits = Limits(_limit(env, "retries", options.retries, 3), _limit(env, "requeues", options.requeues, 20))
+        wish = Wish.of(env, options)
+        if wish.launcher:
+            launcher_named(wish.launcher)
+        if not Path(options.script).is_file():
+            raise LaunchError(f"script {options.script}: there is no such file (looked from {Path.cwd()})")
+        job_dir = job_directory(env, Path.cwd())
+
+        def start(attempt: int) -> Launch:
+            return plan(env, options.script, options.arguments, job_dir=job_dir, wish=wish, now=now, attempt=attempt)
+
+        if options.dry_run:
+            launch = start(0)
+            added = {k: v for k, v in launch.env.items() if "TASKS_PER_NODE" in k and k.startswith(("TACC", "IBRUN"))}
+            print(*[f"{k}={v}" for k, v in added.items()], *launch.command)
+            return 0
+        make_job_directory(job_dir)
+        job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
+        return Supervisor(job_dir, env, job_id, restart, limits).run(start)
+    except LaunchError as error:
+        print(f"ones-run: {error}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main())

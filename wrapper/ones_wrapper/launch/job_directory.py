@@ -1,0 +1,159 @@
+"""The job's directory, as the side that starts the ranks sees it: made, looked at, and a few small files in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ones_wrapper.launch.rank_placement import LaunchError, number
+from ones_wrapper.launch.restart_policy import Tries, cause
+from ones_wrapper.protocol import (
+    CHECKPOINTS,
+    MANIFEST,
+    Bye,
+    Checkpoint,
+    Hello,
+    ProtocolError,
+    decode_report,
+    directory_name,
+    reports_name,
+)
+
+TRIES = "tries.json"
+_NAME = re.compile(r"step-\d{9,}")
+
+
+def job_directory(env: Mapping[str, str], cwd: Path) -> Path:
+    """Where the job's directory is: ONES_JOB_DIR, or `ones-<job id>` in the working directory."""
+    named = env.get("ONES_JOB_DIR")
+    return (cwd / named) if named else cwd / directory_name(number(env, "SLURM_JOB_ID") or 0)
+
+
+def make_job_directory(path: Path) -> None:
+    """Make the job's directory (mode 0755), or check the one that is there.
+
+    Raises `LaunchError` where it is a link, not a directory, another user's, not writable, or its parent is
+    missing.
+    """
+    try:
+        path.mkdir()
+        path.chmod(0o755)  # the companion may be another user, whatever our umask
+        return
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        raise LaunchError(f"job directory {path}: its parent does not exist; make it first") from None
+    except OSError as error:
+        raise LaunchError(
+            f"job directory {path}: cannot be made ({error.strerror}); set ONES_JOB_DIR to a place you can write to"
+        ) from None
+    state = path.lstat()
+    if stat.S_ISLNK(state.st_mode):
+        raise LaunchError(f"job directory {path}: is a link; set ONES_JOB_DIR to the directory itself")
+    if not stat.S_ISDIR(state.st_mode):
+        raise LaunchError(f"job directory {path}: is not a directory; move it away")
+    if state.st_uid != os.geteuid():
+        raise LaunchError(f"job directory {path}: belongs to user {state.st_uid}, not to you; choose another")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise LaunchError(f"job directory {path}: is not writable; chmod u+rwx it")
+
+
+def newest_checkpoint(job_dir: Path) -> Path | None:
+    """The newest complete checkpoint."""
+    try:
+        names = [e.name for e in (job_dir / CHECKPOINTS).iterdir() if _NAME.fullmatch(e.name)]
+    except OSError:
+        return None
+    for name in sorted(names, key=lambda name: int(name[5:]), reverse=True):
+        path = job_dir / CHECKPOINTS / name
+        if (path / MANIFEST).is_file():
+            return path
+    return None
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a run's reports say so far."""
+
+    checkpoints: frozenset[str]
+    """Those that the run loaded or made."""
+    drained: bool
+    """Whether it left because the companion had ordered a drain: the companion requeues it."""
+
+
+def told(job_dir: Path, restart: int) -> Told:
+    """Read a run's reports; lines that are none are passed over."""
+    names, drained = set(), False
+    try:
+        lines = (job_dir / reports_name(restart)).read_bytes().splitlines()
+    except OSError:
+        return Told(frozenset(), False)
+    for line in lines:
+        with suppress(ProtocolError):
+            report = decode_report(line)[2]
+            if isinstance(report, (Hello, Checkpoint)):
+                names.add(report.checkpoint if isinstance(report, Hello) else report.name)
+                drained = False
+            elif isinstance(report, Bye):
+                drained = report.reason == "drained"
+    return Told(frozenset(names - {""}), drained)
+
+
+def leave_exit_code(job_dir: Path, restart: int, who: int, code: int) -> None:
+    """A node launcher (or, with MPI, a rank) tells `ones-run` how it ended.
+
+    `srun` returns the highest code of all tasks, and the tasks that it kills because one failed count as 137;
+    other launchers have rules of their own: so the script's own code would be lost.
+    """
+    with suppress(OSError):  # the launcher's own code then has to do
+        new = job_dir / f".new-exit-{restart}-{who}"
+        new.write_text(f"{time.time():.6f} {code}")
+        new.rename(job_dir / f".exit-{restart}-{who}")
+
+
+def exit_code(job_dir: Path, restart: int, code: int) -> int:
+    """The code that explains how the ranks ended, of those that were left, or else `code`, the launcher's."""
+    left = []
+    for path in job_dir.glob(f".exit-{restart}-*"):
+        with suppress(OSError, ValueError):
+            when, said = path.read_text().split()
+            left.append((float(when), int(said)))
+    return cause([said for _, said in sorted(left)]) or code
+
+
+def forget_exit_codes(job_dir: Path) -> None:
+    """Before a start: what earlier ones left is not about this one."""
+    for path in [*job_dir.glob(".exit-*"), *job_dir.glob(".new-exit-*")]:
+        path.unlink(missing_ok=True)
+
+
+def read_tries(job_dir: Path, job_id: int) -> Tries:
+    """What was tried before for this job; another job's tries in the same directory do not count."""
+    try:
+        data = json.loads((job_dir / TRIES).read_text())
+        tries = Tries(**{k: v for k, v in data.items() if k in Tries.__dataclass_fields__})
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return Tries(job_id)
+    counts = (tries.requeues, tries.restarts, tries.failures, tries.halvings)
+    sound = all(type(count) is int and 0 <= count < 2**31 for count in counts) and all(
+        isinstance(name, str) and (not name or _NAME.fullmatch(name)) for name in (tries.requeued_at, tries.failed_at)
+    )
+    return tries if sound and tries.job_id == job_id else Tries(job_id)
+
+
+def write_tries(job_dir: Path, tries: Tries) -> bool:
+    """Replace the file; False where it could not be written, so that nothing is tried without being counted."""
+    new = job_dir / f".{TRIES}"
+    try:
+        new.write_text(json.dumps(asdict(tries), indent=1) + "\n")
+        new.replace(job_dir / TRIES)
+    except OSError:
+        return False
+    return True

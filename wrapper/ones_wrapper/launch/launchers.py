@@ -1,0 +1,212 @@
+"""The programs that can start processes on a job's nodes: one small function each, by name.
+
+A launcher starts either one task a node, the node launcher, which forks that node's ranks; or, where the ranks
+talk MPI, one process a rank, since an MPI process must be started by its process manager. (The registry follows
+ReFrame's.)
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ones_wrapper.launch.rank_placement import Allocation, LaunchError
+from ones_wrapper.plugins import load
+
+MPI_TYPES = ("none", "pmi2", "pmix")
+"""How `srun` lets the processes of a step find each other."""
+
+_INTEL = {"I_MPI_JOB_SIGNAL_PROPAGATION": "enable"}
+"""Without it Intel's Hydra kills the ranks where others hand a signal on."""
+
+_ASK_S = 20.0
+"""How long a program may take to tell what it is."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is to be started where."""
+
+    allocation: Allocation
+    command: Sequence[str]
+    direct: bool = False
+    """One process a rank, rather than a node launcher a node."""
+    mpi: str = "none"
+    exported: Sequence[str] = ()
+    """Variables that must reach every node."""
+
+    @property
+    def tasks_per_node(self) -> int:
+        """Processes that the launcher itself starts on each node."""
+        return self.allocation.ranks_per_node if self.direct else 1
+
+    @property
+    def tasks(self) -> int:
+        """Processes that the launcher itself starts."""
+        return self.allocation.nodes * self.tasks_per_node
+
+
+@dataclass(frozen=True)
+class Started:
+    """The whole command, and what to add to the environment for it."""
+
+    command: list[str]
+    env: dict[str, str]
+    stop: int | None = signal.SIGUSR2
+    """The signal by which it hands on to the ranks that they shall stop; None where that depends on what it
+    starts. Of SIGTERM `srun` and Open MPI make an end at once, and Hydra dies of SIGUSR2.
+    """
+
+
+Find = Callable[[str], str | None]
+"""Path of a program, as `shutil.which`."""
+Ask = Callable[[Sequence[str]], str]
+"""What a program prints."""
+Launcher = Callable[[Layout, Find, Ask], Started]
+
+LAUNCHERS: dict[str, Launcher] = {}
+
+
+def launcher(name: str) -> Callable[[Launcher], Launcher]:
+    """Register a launcher."""
+
+    def register(function: Launcher) -> Launcher:
+        LAUNCHERS[name] = function
+        return function
+
+    return register
+
+
+def launcher_named(name: str) -> Launcher:
+    """One of `LAUNCHERS`, one that an installed package registers in the entry points `ones_wrapper.launchers`, or
+    `package.module:function`. Raises `LaunchError`."""
+    if name in LAUNCHERS:
+        return LAUNCHERS[name]
+    try:
+        found: Launcher = load("ones_wrapper.launchers", name, LAUNCHERS)
+    except ValueError as error:
+        raise LaunchError(f"launcher {error}") from None
+    return found
+
+
+def ask(command: Sequence[str]) -> str:
+    """Run a program for what it prints, on either stream. Raises `LaunchError`."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{' '.join(command)}: {error}") from None
+    if done.returncode:
+        raise LaunchError(f"{' '.join(command)} ended with code {done.returncode}: {done.stderr.strip()[:300]}")
+    return done.stdout + done.stderr
+
+
+def _program(find: Find, *names: str) -> str:
+    for name in names:
+        if path := find(name):
+            return path
+    raise LaunchError(
+        f"there is no {' or '.join(names)} in PATH; load its module or add its folder to PATH, or choose another "
+        f"of {', '.join(LAUNCHERS)} with ones-run --launcher"
+    )
+
+
+def _fresh_counts(layout: Layout) -> dict[str, str]:
+    """Slurm's own variables as they would be had the job been submitted with this layout: launchers other than
+    srun size themselves by them.
+    """
+    has = layout.allocation
+    if not has.slurm:
+        return {}
+    each = str(layout.tasks_per_node)
+    return {
+        "SLURM_NNODES": str(has.nodes),
+        "SLURM_JOB_NUM_NODES": str(has.nodes),
+        "SLURM_NODELIST": has.hosts,
+        "SLURM_NTASKS": str(layout.tasks),
+        "SLURM_NPROCS": str(layout.tasks),
+        "SLURM_TASKS_PER_NODE": f"{each}(x{has.nodes})" if has.nodes > 1 else each,
+    }
+
+
+@launcher("srun")
+def srun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
+    """Slurm's own."""
+    has = layout.allocation
+    if not has.slurm:
+        raise LaunchError("--launcher srun: this is not a Slurm job (SLURM_JOB_ID is not set)")
+    program = _program(find, "srun")
+    if layout.mpi != "none":
+        _check_plugin(layout.mpi, ask([program, "--mpi=list"]))
+    gpus = [f"--gres=gpu:{has.ranks_per_node}", "--gpu-bind=none"] if has.gpus_known else []
+    return Started(
+        [
+            program,
+            f"--nodes={has.nodes}",
+            f"--ntasks={layout.tasks}",
+            f"--ntasks-per-node={layout.tasks_per_node}",
+            *gpus,
+            "--cpu-bind=none",
+            f"--mpi={layout.mpi}",
+            "--export=ALL",
+            "--kill-on-bad-exit=1",
+            "--wait=0",
+            *layout.command,
+        ],
+        {},
+    )
+
+
+def _check_plugin(mpi: str, listing: str) -> None:
+    """Whether Slurm has the plugin; what `srun --mpi=list` prints has one name a line or a comma."""
+    words = [word.strip() for word in listing.replace(",", "\n").replace(":", "\n").splitlines()]
+    has = [word for word in words if word and " " not in word]
+    if not any(word == mpi or word.startswith(f"{mpi}_v") for word in has):
+        raise LaunchError(
+            f"--mpi {mpi}: this Slurm does not have it; srun --mpi=list names {', '.join(has) or 'nothing'}. "
+            "Choose one of those that your MPI was built for, or ones-run --launcher mpirun"
+        )
+
+
+@launcher("ibrun")
+def ibrun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
+    """TACC's, which knows the site's MPI and how many processes a node takes from two variables."""
+    program, each = _program(find, "ibrun"), str(layout.tasks_per_node)
+    env = {"IBRUN_TASKS_PER_NODE": each, "TACC_TASKS_PER_NODE": each}
+    return Started(
+        [program, "-n", str(layout.tasks), "-o", "0", *layout.command], _fresh_counts(layout) | env | _INTEL, None
+    )
+
+
+@launcher("mpirun")
+def mpirun(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
+    """An MPI's own: Open MPI, or Hydra as MPICH, Intel MPI and MVAPICH have it."""
+    program = _program(find, "mpirun", "mpiexec")
+    count, each = str(layout.tasks), str(layout.tasks_per_node)
+    version = ask([program, "--version"])
+    if any(name in version for name in ("Open MPI", "OpenRTE", "PRRTE")):
+        # It hands on its own variables alone; and its slots are cores, which GPUs do not care for.
+        exported = [word for name in layout.exported for word in ("-x", name)]
+        env, stop = {}, signal.SIGUSR2
+        options = ["--map-by", f"ppr:{each}:node:OVERSUBSCRIBE", "--bind-to", "none", *exported]
+    elif any(name in version.upper() for name in ("HYDRA", "MPICH", "INTEL(R) MPI")):
+        env, stop = _INTEL, signal.SIGTERM
+        options = ["-ppn", each, "-genvall"]
+    else:
+        raise LaunchError(f"{program} is neither Open MPI's nor Hydra's (--version says {version[:100]!r})")
+    return Started([program, "-n", count, *options, *layout.command], _fresh_counts(layout) | env, stop)
+
+
+@launcher("local")
+def local(layout: Layout, find: Find = shutil.which, ask: Ask = ask) -> Started:
+    """None: the node launcher runs here."""
+    if layout.allocation.nodes > 1:
+        raise LaunchError(
+            f"--launcher local starts ranks on this node alone, and the job has {layout.allocation.nodes}; "
+            "use srun, ibrun or mpirun"
+        )
+    if layout.direct:
+        raise LaunchError("--launcher local starts no MPI; use ones-run --launcher mpirun, or --backend gloo")
+    return Started(list(layout.command), {}, signal.SIGTERM)

@@ -1,0 +1,153 @@
+"""Started once a node: imports torch once, forks the node's ranks, and looks after them.
+
+A rank that imports torch by itself costs seconds of CPU, and a resize restarts every rank; a fork costs
+milliseconds (`benchmarks/restart_import.py`). Nothing here may initialise CUDA, which does not survive a
+fork.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from ones_wrapper.launch import hang_detector
+from ones_wrapper.launch.job_directory import leave_exit_code
+from ones_wrapper.launch.process_hooks import CHECKPOINT, LOOK, STOP
+from ones_wrapper.launch.rank import DUMP, die_with, leave, prefetch_checkpoint, preload, run_script, take_signals
+from ones_wrapper.launch.rank_placement import PlaceError, node_of, on_node
+from ones_wrapper.launch.restart_policy import CRASHED, HUNG, STOP_CODE, USAGE_ERROR, cause
+
+GRACE_S = 5.0
+"""How long the other ranks of a node may go on after one failed, to say goodbye."""
+
+_POLL_S = 0.02
+_DUMP_S = 1.0
+"""How long hung ranks get to print where they are."""
+
+
+class Ranks:
+    """The parent of a node's ranks."""
+
+    def __init__(self, count: int, hang_s: float) -> None:
+        self._count = count
+        self._hang_s = hang_s
+        self._board = hang_detector.Board(count)
+        self._living: dict[int, int] = {}
+        """Local rank of each process."""
+        self.asked: set[int] = set()
+        self._codes: list[int] = []
+        self._kill_at = float("inf")
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Pass a signal on to the ranks; before there are any, remember it."""
+        self.asked.add(number)
+        self._send(signal.SIGTERM if number in STOP else number)
+
+    def _send(self, number: int) -> None:
+        for pid in list(self._living):
+            os.kill(pid, number)
+
+    def fork(self) -> int | None:
+        """Fork the ranks. Returns a rank's number in the child, None in the parent."""
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for local_rank in range(self._count):
+            pid = os.fork()
+            if pid == 0:
+                die_with(parent)
+                take_signals()
+                hang_detector.join(self._board, local_rank)
+                return local_rank
+            self._living[pid] = local_rank
+        for number in self.asked:  # came while forking
+            self._send(signal.SIGTERM if number in STOP else number)
+        return None
+
+    def wait(self) -> int:
+        """Wait for all ranks. After one failed the others get `GRACE_S`; the code is the one that explains the
+        rest.
+        """
+        while self._living:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                self._look()
+                time.sleep(_POLL_S)
+            elif pid in self._living:
+                self._ended(self._living.pop(pid), os.waitstatus_to_exitcode(status))
+        return cause(self._codes)
+
+    def _ended(self, local_rank: int, code: int) -> None:
+        self._board.beat(local_rank, 0.0)
+        code = 128 - code if code < 0 else code
+        if not code or (code in CRASHED and time.monotonic() > self._kill_at):  # the latter was us
+            return
+        self._codes.append(code)
+        self._kill_at = min(self._kill_at, time.monotonic() + GRACE_S)
+        if not self.asked & set(STOP):
+            print(f"ones-run: local rank {local_rank} ended with exit code {code}", file=sys.stderr)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now > self._kill_at:
+            self._send(signal.SIGKILL)
+        elif not self._codes and (hung := self._board.hung(now, self._hang_s)):
+            self._end_hung(hung)
+
+    def _end_hung(self, hung: list[int]) -> None:
+        """Have them say where they are, and end them all: the others of the run wait for them."""
+        local = ", ".join(map(str, hung))
+        print(
+            f"ones-run: local rank {local} at no step boundary for {self._hang_s:g} s (ONES_HANG_S); ending the ranks",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._codes.append(HUNG)
+        self._send(DUMP)
+        time.sleep(_DUMP_S)
+        self._send(signal.SIGTERM)
+        self._kill_at = time.monotonic() + GRACE_S
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `SCRIPT ARGS` in every rank of this node."""
+    script, *arguments = argv
+    env = os.environ
+    sys.path[0] = str(Path(script).resolve().parent)
+    env.setdefault("OMP_NUM_THREADS", "1")
+    if env.get("ONES_LAUNCHER", "local") == "local":  # elsewhere the starter's daemon looks after us
+        die_with(os.getppid())
+    job_dir, restart = Path(env["ONES_JOB_DIR"]), int(env.get("SLURM_RESTART_COUNT") or 0)
+    count = int(env["ONES_GPUS_PER_NODE"])
+    ranks = Ranks(count, hang_detector.longest_s(env))
+    for number in STOP + CHECKPOINT + LOOK:
+        signal.signal(number, ranks.handle)
+    try:
+        node = node_of(env)
+    except PlaceError as error:
+        print(f"ones-run: {error}", file=sys.stderr)
+        leave_exit_code(job_dir, restart, 0, USAGE_ERROR)
+        return USAGE_ERROR
+    prefetch_checkpoint(job_dir)
+    env["ONES_IMPORT_S"] = f"{preload(env):.3f}"
+    if ranks.asked & set(STOP):
+        return STOP_CODE
+    local_rank = ranks.fork()
+    if local_rank is None:
+        code = ranks.wait()
+        if code:
+            leave_exit_code(job_dir, restart, node, code)
+        return code
+    env.update(on_node(node, int(env["ONES_NODES"]), count, local_rank).env())
+    code = run_script(script, arguments)
+    leave(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,172 @@
+"""What a rank's process reacts to: signals, the end of the script, and libraries that requeue the job too.
+
+Signals set a flag; the ranks act on it together at the next step boundary. SIGTERM and SIGUSR2 ask to stop after a
+checkpoint (`srun` passes on the second but not the first), SIGUSR1 asks for a checkpoint alone. Slurm may send a signal
+to launcher and ranks alike, so each may come twice.
+
+Exit hooks run when the script ends, with its exit code. `atexit` alone does not know the code of `sys.exit(3)`, so the
+process that runs the script calls them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType, TracebackType
+from typing import Any
+
+from ones_wrapper.launch.restart_policy import STOP_CODE
+from ones_wrapper.protocol import LOOK_SIGNAL
+
+STOP = (signal.SIGTERM, signal.SIGUSR2)
+CHECKPOINT = (signal.SIGUSR1,)
+LOOK = (signal.Signals[f"SIG{LOOK_SIGNAL}"],)
+"""There is an order: look for it now."""
+
+QUIET_S = 2.0
+"""A request that comes this soon after a checkpoint is the second copy of the one it answered."""
+
+
+class Flags:
+    """What has been asked for by signals since it was last acted on."""
+
+    def __init__(self) -> None:
+        self.stop = False
+        self.checkpoint = self.look = False
+        self.armed = False
+        """Whether a step boundary will come that looks at the flags; where none will, a stop ends the
+        script.
+        """
+        self._quiet_until = 0.0
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """The handler: little but flags, since it may run between any two lines of the script."""
+        if number in CHECKPOINT:
+            self.checkpoint = self.checkpoint or time.monotonic() > self._quiet_until
+            return
+        if number in LOOK:
+            self.look = True
+            return
+        self.stop = True
+        if not self.armed:
+            raise SystemExit(STOP_CODE)
+
+    def checkpoint_taken(self) -> None:
+        """The request is answered."""
+        self.checkpoint = False
+        self._quiet_until = time.monotonic() + QUIET_S
+
+    def install(self) -> None:
+        """Take over the signals of this process (main thread only)."""
+        for number in STOP + CHECKPOINT + LOOK:
+            signal.signal(number, self.handle)
+
+
+FLAGS = Flags()
+"""The process's own: signal handlers belong to a process."""
+
+
+AtEnd = Callable[[int, str], None]
+"""Takes the exit code and, after an uncaught error, its text."""
+
+Judge = Callable[[BaseException], tuple[int, str] | None]
+"""Takes an uncaught error: the exit code and text that it shall end with, None where it says nothing special."""
+
+_callbacks: list[AtEnd] = []
+_judges: list[Judge] = []
+
+
+def at_end(callback: AtEnd) -> None:
+    """Have `callback` called once when the script ends; also without the node launcher, under plain
+    `python`.
+    """
+    if not _callbacks:
+        previous = sys.excepthook
+
+        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            previous(kind, error, trace)
+            ended(*judged(error))
+
+        sys.excepthook = hook
+        atexit.register(ended, 0, "")
+    _callbacks.append(callback)
+
+
+def at_error(judge: Judge) -> None:
+    """Have `judge` asked what an uncaught error of the script means."""
+    _judges.append(judge)
+
+
+def judged(error: BaseException) -> tuple[int, str]:
+    """The exit code and one line for an uncaught error."""
+    for judge in _judges:
+        if verdict := judge(error):
+            return verdict
+    return 1, describe(error)
+
+
+def ended(code: int, note: str) -> None:
+    """The script ended; later calls have no effect."""
+    callbacks = _callbacks[:]
+    _callbacks.clear()
+    _judges.clear()
+    for callback in reversed(callbacks):
+        callback(code, note)
+
+
+def describe(error: BaseException) -> str:
+    """One line on an error, short enough for a report."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+_SUBMITIT = (
+    "submitit requeues this job by itself ({sign}), and slurm-ones would requeue it too: one must do. Submit a batch "
+    "script that calls ones-run with sbatch; where this job was merely submitted from one of submitit's, unset "
+    "SUBMITIT_EXECUTOR in its script"
+)
+_LIGHTNING = (
+    "Lightning requeues this job by itself ({sign}), and slurm-ones would requeue it too: one must do. Switch "
+    "Lightning's off: Trainer(plugins=[SLURMEnvironment(auto_requeue=False)])"
+)
+_HANDLERS = {
+    ("submitit", "checkpoint_and_try_requeue"): _SUBMITIT,
+    # Without automatic requeues Lightning installs neither.
+    ("pytorch_lightning", "_slurm_sigusr_handler_fn"): _LIGHTNING,
+    ("pytorch_lightning", "_sigterm_handler_fn"): _LIGHTNING,
+    ("lightning", "_slurm_sigusr_handler_fn"): _LIGHTNING,
+    ("lightning", "_sigterm_handler_fn"): _LIGHTNING,
+}
+"""By the package and the name of a signal's handler."""
+_DEEP = 4
+"""Handlers that hold other handlers are followed so far."""
+
+
+def already_requeued_by(env: Mapping[str, str] = os.environ) -> str:
+    """What is wrong and what to do, for people; empty where nobody else was noticed.
+
+    A batch script that calls `scontrol requeue` by itself is not seen.
+    """
+    if env.get("SUBMITIT_EXECUTOR") == "slurm":
+        return _SUBMITIT.format(sign="SUBMITIT_EXECUTOR=slurm")
+    for number in sorted(signal.valid_signals()):
+        for handler in _handlers(signal.getsignal(number), _DEEP):
+            package = str(getattr(handler, "__module__", "")).partition(".")[0]
+            name = str(getattr(handler, "__name__", ""))
+            if text := _HANDLERS.get((package, name)):
+                return text.format(sign=f"{name} handles {getattr(number, 'name', number)}")
+    return ""
+
+
+def _handlers(handler: Any, deep: int) -> Iterator[Any]:
+    """A signal's handler, and those that it passes the signal on to."""
+    if handler is None or isinstance(handler, int):
+        return
+    yield handler
+    held = getattr(handler, "signal_handlers", None)
+    if deep and isinstance(held, (list, tuple)):
+        for other in held:
+            yield from _handlers(other, deep - 1)

@@ -1,0 +1,181 @@
+"""A rank's process: imports, the checkpoint read ahead, the user's script, the exit code.
+
+The node launcher forks ranks that call this; `python -m ones_wrapper.launch.rank` is a rank that an MPI process manager
+started itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import faulthandler
+import gc
+import importlib
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ones_wrapper.launch import hang_detector
+from ones_wrapper.launch.job_directory import leave_exit_code, newest_checkpoint
+from ones_wrapper.launch.process_hooks import FLAGS, ended, judged
+from ones_wrapper.launch.rank_placement import PlaceError, own_place
+from ones_wrapper.launch.restart_policy import HUNG, USAGE_ERROR
+
+DUMP = signal.SIGQUIT
+"""Has a rank print where each of its threads is, and go on."""
+
+
+def preload(env: Mapping[str, str]) -> float:
+    """Import what every rank needs: torch, ourselves, and what ONES_PRELOAD names. The seconds that it took.
+
+    A module that is missing is left for the script to stumble over, where the error makes sense.
+    """
+    started = time.monotonic()
+    gc.disable()  # imports leave little to collect, and looking for it costs a tenth of their time
+    importlib.import_module("ones_wrapper.api")
+    named = [name for name in env.get("ONES_PRELOAD", "").split(",") if name]
+    # torch.optim and DistributedDataParallel import the first at their first use, so every rank would.
+    for module in ("torch._dynamo", *named):
+        with suppress(ImportError):
+            importlib.import_module(module)
+    gc.freeze()  # keeps the collector from looking at it later, and from copying shared pages in every rank
+    gc.enable()
+    return time.monotonic() - started
+
+
+def take_signals() -> None:
+    """Keep signals as flags from now on, and answer `DUMP`."""
+    FLAGS.install()
+    faulthandler.register(DUMP, all_threads=True)
+
+
+def run_script(script: str, arguments: Sequence[str]) -> int:
+    """Run the script as `python SCRIPT ARGS` would; the exit code, after everybody heard of it."""
+    sys.argv = [script, *arguments]
+    code, note = 0, ""
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as leaving:
+        if isinstance(leaving.code, int):
+            code = leaving.code
+        elif leaving.code is not None:
+            print(leaving.code, file=sys.stderr)
+            code, note = 1, str(leaving.code)[:300]
+    except BaseException as error:
+        traceback.print_exc()
+        code, note = judged(error)
+    ended(code, note)
+    return code
+
+
+def leave(code: int) -> None:
+    """End this rank as the interpreter would, but for taking itself apart.
+
+    While it does that, a thread of gloo that still holds a Python callback aborts the process now and then
+    (torch 2.13), and a finished job would count as failed.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # joins threads, ends idle pools
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+PREFETCH_SHARE = 0.25
+"""Most of the free memory that a checkpoint may take; a larger one would push itself out again."""
+
+_BLOCK = 8 << 20
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def prefetch_checkpoint(job_dir: Path) -> int | None:
+    """Read the newest checkpoint into the page cache while torch is being imported, so that loading finds it there.
+
+    Returns the process that reads, or None where there is nothing to read. A process rather than a thread: imports hold
+    the interpreter's lock, and a fork later wants no threads.
+    """
+    checkpoint = newest_checkpoint(job_dir)
+    if checkpoint is None:
+        return None
+    try:
+        files = sorted(path for path in checkpoint.iterdir() if path.is_file() and not path.is_symlink())
+        size = sum(path.stat().st_size for path in files)
+    except OSError:
+        return None
+    if size > PREFETCH_SHARE * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        return None
+    parent = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        die_with(parent)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
+        _read_files(files)
+    finally:
+        os._exit(0)
+
+
+def _read_files(files: list[Path]) -> None:
+    handles = []
+    for path in files:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
+        handles.append(handle)
+    buffer = bytearray(_BLOCK)
+    for handle in handles:  # network file systems may not heed the advice
+        while os.readv(handle, [buffer]):
+            pass
+        os.close(handle)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `SCRIPT ARGS` in this rank."""
+    script, *arguments = argv
+    env = os.environ
+    job_dir, restart = Path(env["ONES_JOB_DIR"]), int(env.get("SLURM_RESTART_COUNT") or 0)
+    try:
+        place = own_place(env)
+    except PlaceError as error:
+        print(f"ones-run: {error}", file=sys.stderr)
+        leave_exit_code(job_dir, restart, 0, USAGE_ERROR)
+        return USAGE_ERROR
+    sys.path[0] = str(Path(script).resolve().parent)
+    env.setdefault("OMP_NUM_THREADS", "1")
+    env.update(place.env())
+    take_signals()
+
+    def hung() -> None:
+        print(f"ones-run: rank {place.rank} was at no step boundary for too long (ONES_HANG_S)", file=sys.stderr)
+        faulthandler.dump_traceback()
+        leave_exit_code(job_dir, restart, place.rank, HUNG)
+        os._exit(HUNG)
+
+    hang_detector.watch_myself(hang_detector.longest_s(env), hung)
+    if place.local_rank == 0:
+        prefetch_checkpoint(job_dir)
+    env["ONES_IMPORT_S"] = f"{preload(env):.3f}"
+    code = run_script(script, arguments)
+    if code:
+        leave_exit_code(job_dir, restart, place.rank, code)
+    leave(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

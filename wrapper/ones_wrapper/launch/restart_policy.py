@@ -1,0 +1,187 @@
+"""Exit codes, and what follows them: the job ends, its ranks start again, or it is requeued. Pure decisions.
+
+Exit code 0 ends the job. Every code that is not named here is the script's own and ends the job too: a script that
+fails would fail again. 128+n says that signal n killed a rank. Restarts and requeues are bounded by progress: each
+needs a newer complete checkpoint than the one before.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+USAGE_ERROR = 2
+"""Nothing was started, because something asked for was missing or contradictory."""
+
+STOP_CODE = 128 + signal.SIGTERM
+"""A stop that a signal asked for: training is not finished, and Slurm should see that."""
+
+DONT_RESTART = 100
+"""The script's or its owner's word that the job shall end here: it is neither started again nor requeued."""
+
+OUT_OF_MEMORY = 101
+"""A batch did not fit although it had been made smaller: start the ranks again, with what was learned."""
+
+HUNG = 102
+"""No rank reached a step boundary for `ONES_HANG_S`: start the ranks again from the last checkpoint."""
+
+CRASHED = tuple(
+    128 + s
+    for s in (
+        signal.SIGKILL,
+        signal.SIGSEGV,
+        signal.SIGABRT,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    )
+)
+"""Ends of a rank that are no word of its script: killed for memory, a dead GPU, a library's abort. The last two are
+asked for by Slurm or the owner, and kill a process only in the moment before it listens to them."""
+
+
+def cause(codes: Sequence[int]) -> int:
+    """Of the codes of one run, in the order in which they came, the one that explains the others; 0 for none.
+
+    When a rank is killed or hangs, the others fail with errors of their own that are mere consequences.
+    """
+    failed = [code for code in codes if code]
+    for group in ((DONT_RESTART,), (HUNG, OUT_OF_MEMORY), CRASHED):
+        for code in failed:
+            if code in group:
+                return code
+    return next((code for code in failed if code != STOP_CODE), failed[0] if failed else 0)
+
+
+_STARTED_AGAIN = {*CRASHED, HUNG, OUT_OF_MEMORY}
+_LONGEST_DELAY_S = 30.0
+_MOST_HALVINGS = 30
+"""More than any batch can be halved; a script may exit with that code by itself."""
+
+
+class Action(Enum):
+    """What to do."""
+
+    END = "end"
+    AGAIN = "again"
+    REQUEUE = "requeue"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How often."""
+
+    retries: int = 3
+    """Starts of the ranks in a row, after a crash, without a newer checkpoint."""
+    requeues: int = 20
+    """Requeues of the job by `ones-run`; those of the companion and of Slurm itself do not count."""
+
+
+@dataclass(frozen=True)
+class Tries:
+    """What was tried so far, kept in the job's directory: our own count beside SLURM_RESTART_COUNT."""
+
+    job_id: int = 0
+    requeues: int = 0
+    requeued_at: str = ""
+    """Newest checkpoint at the last requeue."""
+    restarts: int = 0
+    """Starts of the ranks after a crash, in all."""
+    failures: int = 0
+    """Those in a row without a newer checkpoint."""
+    failed_at: str = ""
+    """Newest checkpoint at the last of them."""
+    halvings: int = 0
+    """Starts after the memory did not suffice for a pass."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How the ranks ended."""
+
+    code: int
+    stopped: bool = False
+    """`ones-run` was told to stop, by SIGTERM or SIGINT: scancel, Slurm's own requeue, Ctrl-C."""
+    warned: bool = False
+    """`ones-run` was told that the job's time is nearly over, by SIGUSR2."""
+    drained: bool = False
+    """The ranks obeyed an order to drain: the companion requeues the job."""
+    checkpoint: str = ""
+    """Newest complete checkpoint; empty for none."""
+    ours: bool = False
+    """Whether this run made or loaded it."""
+    no_requeue: str = ""
+    """Why the job cannot be requeued from here; empty where it can."""
+
+
+@dataclass(frozen=True)
+class Next:
+    """What to do, and what to say of it."""
+
+    action: Action
+    why: str
+    tries: Tries
+    """What to write down before doing it."""
+    delay_s: float = 0.0
+    """How long to wait before doing it."""
+
+
+def _step(checkpoint: str) -> int:
+    return int(checkpoint.removeprefix("step-") or -1)
+
+
+def newer(checkpoint: str, than: str) -> bool:
+    """Whether a checkpoint is of a later step than another; empty names are of none."""
+    return _step(checkpoint) > _step(than)
+
+
+def decide(end: End, tries: Tries, limits: Limits) -> Next:
+    """What follows."""
+    if end.code in (0, DONT_RESTART) or end.stopped:
+        return Next(Action.END, "", tries)
+    if end.warned:
+        # A script that failed by itself would fail again, time limit or not.
+        if end.code == STOP_CODE or end.code in _STARTED_AGAIN:
+            return _requeue(end, tries, limits)
+        return Next(Action.END, "", tries)
+    if end.code in _STARTED_AGAIN and not end.drained:
+        return _again(end, tries, limits)
+    return Next(Action.END, "", tries)
+
+
+def _requeue(end: End, tries: Tries, limits: Limits) -> Next:
+    refusal = end.no_requeue
+    if not refusal and not (end.checkpoint and end.ours):
+        refusal = "this run has made no checkpoint and loaded none, so the next would do the same again"
+    if not refusal and tries.requeues >= limits.requeues:
+        refusal = f"it was requeued {tries.requeues} times, and --requeues allows no more"
+    if not refusal and tries.requeues and not newer(end.checkpoint, tries.requeued_at):
+        refusal = f"there is no newer checkpoint than {tries.requeued_at}, at which it was requeued before"
+    if refusal:
+        return Next(Action.END, f"the job's time is over and it is not requeued: {refusal}", tries)
+    counted = replace(tries, requeues=tries.requeues + 1, requeued_at=end.checkpoint)
+    why = f"the job's time is over: requeue {counted.requeues} of {limits.requeues}, to go on from {end.checkpoint}"
+    return Next(Action.REQUEUE, why, counted)
+
+
+def _again(end: End, tries: Tries, limits: Limits) -> Next:
+    if end.code == OUT_OF_MEMORY and tries.halvings < _MOST_HALVINGS:
+        # No try is lost: each time half as many samples a pass, and at one the ranks end with another code.
+        counted = replace(tries, restarts=tries.restarts + 1, halvings=tries.halvings + 1)
+        return Next(Action.AGAIN, "out of memory; starting the ranks again with smaller passes", counted)
+    fresh = tries.failures == 0 or newer(end.checkpoint, tries.failed_at)
+    failures = 1 if fresh else tries.failures + 1
+    what = {HUNG: "the ranks hung", OUT_OF_MEMORY: "out of memory again and again"}.get(
+        end.code, f"a rank was killed by signal {end.code - 128}"
+    )
+    if failures > limits.retries:
+        tried = f"tried {tries.failures} more times without a newer checkpoint" if tries.failures else "--retries is 0"
+        return Next(Action.END, f"{what}; {tried}, so the job ends", tries)
+    counted = replace(tries, restarts=tries.restarts + 1, failures=failures, failed_at=end.checkpoint)
+    place = f"from {end.checkpoint}" if end.checkpoint else "from the beginning"
+    why = f"{what}; starting the ranks again {place}, try {failures} of {limits.retries}"
+    return Next(Action.AGAIN, why, counted, min(_LONGEST_DELAY_S, 2.0 ** (failures - 1)))

@@ -1,0 +1,212 @@
+"""Starts the ranks, waits for their end, and does what follows; deaf to nothing that `ones-run` is told meanwhile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from ones_wrapper.launch.job_directory import (
+    exit_code,
+    forget_exit_codes,
+    newest_checkpoint,
+    read_tries,
+    told,
+    write_tries,
+)
+from ones_wrapper.launch.restart_policy import CRASHED, STOP_CODE, Action, End, Limits, Next, decide
+
+WARNED_S = 90.0
+"""After the warning that the job's time is nearly over the ranks may take so long to end; then the job is requeued
+from the checkpoint that there is. The templates ask for the warning 120 s before."""
+BEFORE_END_S = 20.0
+"""Where Slurm says when the time is over, the ranks may use it up to so long before."""
+COMPANION_S = 30.0
+"""How long a drained job waits for the companion's requeue before it requeues itself."""
+
+_SHELLS = {"sh", "bash", "dash", "ksh", "zsh"}
+
+
+def say(text: str) -> None:
+    """A line for people, in the job's log."""
+    print(f"ones-run: {text}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What will be started."""
+
+    command: list[str]
+    env: dict[str, str]
+    nodes: int
+    gpus_per_node: int
+    launcher: str
+    stop: int | None
+    """The signal that the launcher hands on as an order to stop; None where that depends on what it starts."""
+
+
+def _receiver(pid: int) -> tuple[int, str]:
+    """The process that a signal is meant for, and its name: `ibrun` and some `mpirun` are shell scripts, which would
+    die of it and leave the ranks alone.
+    """
+    while True:
+        try:
+            name = Path(f"/proc/{pid}/exe").readlink().name
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        except OSError:
+            return pid, ""
+        if name not in _SHELLS or not children:
+            return pid, name
+        pid = int(children[-1])
+
+
+def _patience(env: Mapping[str, str], now: float) -> float:
+    """Seconds that the ranks have after the warning; an end far away is not what the warning was about."""
+    end = env.get("SLURM_JOB_END_TIME", "")
+    left = float(end) - now if end.isdigit() else 0.0
+    return max(5.0, left - BEFORE_END_S) if 0 < left < 900 else WARNED_S
+
+
+class Supervisor:
+    """One `ones-run`."""
+
+    def __init__(self, job_dir: Path, env: Mapping[str, str], job_id: int, restart: int, limits: Limits) -> None:
+        self._job_dir = job_dir
+        self._env = env
+        self._job_id = job_id
+        self._restart = restart
+        self._limits = limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._launch: Launch | None = None
+        self._stopped = False
+        self._warned_at = 0.0
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Pass signals on to the ranks, so that `--signal=B:…` and `kill` reach them.
+
+        An order to stop goes by the signal that the launcher hands on.
+        """
+        self._stopped = self._stopped or number in (signal.SIGTERM, signal.SIGINT)
+        if number == signal.SIGUSR2 and not self._warned_at:
+            self._warned_at = time.time()
+        process = self._process
+        if process is not None and self._launch is not None and process.poll() is None:
+            receiver, name = process.pid, ""
+            if self._launch.launcher in ("ibrun", "mpirun"):
+                receiver, name = _receiver(process.pid)
+            if number not in (signal.SIGUSR1, signal.SIGURG):
+                number = self._launch.stop or (signal.SIGTERM if name.startswith("mpiexec") else signal.SIGUSR2)
+            os.kill(receiver, number)
+
+    def run(self, plan: Callable[[int], Launch]) -> int:
+        """Start the ranks (`plan` is given how often they were started before) until there is nothing more to do;
+        the exit code: the script's, or 128+n where signal n ended it.
+        """
+        attempt = 0
+        while True:
+            code = self._once(plan(attempt))
+            step = self._decide(code)
+            if step.why:
+                say(step.why)
+            if step.action is Action.AGAIN and write_tries(self._job_dir, step.tries):
+                time.sleep(step.delay_s)
+                if not (self._stopped or self._warned_at):
+                    attempt += 1
+                    continue
+                step = self._decide(code)  # told so while the ranks were down
+            if step.action is Action.REQUEUE and self._requeue(step):
+                return STOP_CODE
+            return code
+
+    def _once(self, launch: Launch) -> int:
+        forget_exit_codes(self._job_dir)
+        self._launch = launch
+        # Its own process group: Ctrl-C in a terminal then reaches the ranks once, through us. srun handles it itself.
+        self._process = process = subprocess.Popen(
+            launch.command, env=launch.env, stdin=subprocess.DEVNULL, start_new_session=launch.launcher != "srun"
+        )
+        if self._stopped:  # came before there was anybody to tell
+            self._handle(signal.SIGTERM, None)
+        while True:
+            try:
+                code = process.wait(timeout=1.0)
+                break
+            except subprocess.TimeoutExpired:
+                if self._overdue():
+                    return STOP_CODE
+        code = 128 - code if code < 0 else code
+        if not code:
+            return 0
+        said = exit_code(self._job_dir, self._restart, 0)
+        forget_exit_codes(self._job_dir)
+        if said:
+            return said
+        # A rank that was killed leaves no word; Hydra then returns the signal's number.
+        killed = launch.launcher in ("ibrun", "mpirun") and 128 + code in CRASHED
+        return 128 + code if killed else code
+
+    def _overdue(self) -> bool:
+        """Whether the ranks did not end in time after the warning, and the job can be requeued without them."""
+        if not self._warned_at or self._stopped:
+            return False
+        if time.time() - self._warned_at < _patience(self._env, self._warned_at):
+            return False
+        return self._decide(STOP_CODE).action is Action.REQUEUE
+
+    def _decide(self, code: int) -> Next:
+        newest = newest_checkpoint(self._job_dir)
+        reports = told(self._job_dir, self._restart)
+        name = newest.name if newest else ""
+        end = End(
+            code,
+            stopped=self._stopped,
+            warned=bool(self._warned_at),
+            drained=reports.drained,
+            checkpoint=name,
+            ours=name in reports.checkpoints,
+            no_requeue=self._no_requeue(),
+        )
+        return decide(end, read_tries(self._job_dir, self._job_id), self._limits)
+
+    def _no_requeue(self) -> str:
+        if not self._job_id:
+            return "this is not a Slurm job"
+        if shutil.which("scontrol") is None:
+            return "there is no scontrol here; submit it again, with the same ONES_JOB_DIR, or leave that to slurm-ones"
+        return ""
+
+    def _requeue(self, step: Next) -> bool:
+        """Have Slurm requeue this job; what was counted for it is taken back where Slurm refuses."""
+        if told(self._job_dir, self._restart).drained:
+            say(f"the companion drained this job; waiting {COMPANION_S:g} s for its requeue")
+            until = time.monotonic() + COMPANION_S
+            while time.monotonic() < until and not self._stopped:
+                time.sleep(0.2)
+        before = read_tries(self._job_dir, self._job_id)
+        # Counted first: Slurm may end us before it answers.
+        if self._stopped or not write_tries(self._job_dir, step.tries):
+            return False
+        refusal = _scontrol_requeue(self._job_id)
+        if refusal:
+            say(f"Slurm did not requeue the job ({refusal}); submit it with --requeue, or submit it again")
+            write_tries(self._job_dir, before)
+        return not refusal
+
+
+def _scontrol_requeue(job_id: int) -> str:
+    """Why Slurm refused; empty where it obeyed."""
+    command = ["scontrol", "requeue", str(job_id)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30.0, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return (done.stderr.strip()[:300] or f"exit code {done.returncode}") if done.returncode else ""
