@@ -67,10 +67,14 @@ def parse_pairs(where: str, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_policy(text: str) -> PolicySpec:
-    """A policy and its options, from `name` or `name:option=value,…`. Raises `BadInput`."""
+    """A policy and its options, from `name` or `name:option=value,…`; the name may be `package.module:Class`. Raises
+    `BadInput`."""
     from slurm_ones.simulate.study.plan import PolicySpec
 
     name, _, options = text.partition(":")
+    if options and "=" not in options.partition(":")[0]:
+        cls, _, options = options.partition(":")
+        name = f"{name}:{cls}"
     return PolicySpec(text, name, parse_pairs(f"--policy {name}", options.split(",") if options else ()))
 
 
@@ -95,7 +99,10 @@ def simulate(
     ] = None,
     cluster: Annotated[str, typer.Option(help="Nodes x GPUs per node.")] = "16x4",
     policy: Annotated[
-        list[str] | None, typer.Option(help="Policy, with options as NAME:option=value,… Repeatable (default: ones).")
+        list[str] | None,
+        typer.Option(
+            help="Policy as NAME:option=value,… where NAME may be package.module:Class. Repeatable (default: ones)."
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; each is a workload of its own.")] = 1,
     first_seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -160,7 +167,7 @@ def simulate(
     if json is not None:
         json.write_text(json_format.dumps(as_json(plan, found, runs), indent=1, allow_nan=False), encoding="utf-8")
     if html is not None:
-        from slurm_ones.report.study import write_study
+        from slurm_ones.report.page import write_study
 
         write_study(html, *page(plan, found, runs))
     failed = [f"{summary.label}: {error}" for summary in found for error in summary.errors]
