@@ -163,7 +163,7 @@ def simulate(
     if json is not None:
         json.write_text(json_format.dumps(as_json(plan, found, runs), indent=1, allow_nan=False), encoding="utf-8")
     if html is not None:
-        from slurm_ones.report.study import write_study
+        from slurm_ones.report.page import write_study
 
         write_study(html, *page(plan, found, runs))
     failed = [f"{summary.label}: {error}" for summary in found for error in summary.errors]
