@@ -47,6 +47,8 @@ def _version(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
     why = why_not_pyslurm()
     if client.name == "pyslurm":
         yield Finding("client", "ok", "PySlurm")
+    elif ":" in settings.client:
+        yield Finding("client", "ok", settings.client)
     elif settings.client == "command":
         yield Finding("client", "ok", "command line, as the settings ask")
     else:
