@@ -28,9 +28,8 @@ from slurm_ones.decide.drl.drl import Drl, Game, best_steps, gpus_after
 from slurm_ones.decide.drl.perceptron import SIZE, Network, load, random_network
 from slurm_ones.decide.drl.steps import CONTEXT, FEATURES, build_steps
 from slurm_ones.schedule.policy import JobView
-from tests.decide.contract import Power, check, cluster, job
-from tests.decide.strategies import Round as Situation
-from tests.decide.strategies import rounds, seeded
+from slurm_ones.testing.policies import Power, check, cluster, job, rounds, seeded
+from slurm_ones.testing.policies import Round as Situation
 
 some = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

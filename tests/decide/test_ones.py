@@ -14,8 +14,7 @@ from slurm_ones.decide.ones.explain import WEIGHED
 from slurm_ones.decide.ones.ones import Ones, Options
 from slurm_ones.learn.efficiency import NoiseEfficiency
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
-from tests.decide.contract import Power, check, cluster, job
-from tests.decide.strategies import Round, rounds, seeded
+from slurm_ones.testing.policies import Power, Round, check, cluster, job, rounds, seeded
 
 some = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 SWITCHES = [field.name for field in fields(Options) if isinstance(field.default, bool)]

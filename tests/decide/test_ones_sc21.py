@@ -12,8 +12,12 @@ from slurm_ones.reasons import reason
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Limits, Schedule
 from slurm_ones.slurm.model import Shape
-from tests.decide.contract import HELD, check, cluster, job
-from tests.decide.strategies import quick, seeded
+from slurm_ones.testing.policies import HELD, check, cluster, job, seeded
+
+
+def quick(**options: object) -> OnesSc21:
+    """ONES with few generations."""
+    return OnesSc21(Options(**{"generations": 4, "population": 6, **options}))  # type: ignore[arg-type]
 
 
 def decide(policy: OnesSc21, view: ClusterView, jobs: list[JobView], seed: int = 0) -> Schedule:

@@ -22,11 +22,17 @@ from slurm_ones.schedule.ledger import Ledger, count_nodes
 from slurm_ones.schedule.policy import Ints, NodeView
 from slurm_ones.schedule.shapes import shape_of
 from slurm_ones.slurm.model import Shape
-from tests.decide.contract import Power, cluster, job
-from tests.decide.strategies import seeded, spaces
+from slurm_ones.testing.policies import Power, cluster, job, rounds, seeded
 
 some = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 K = 6
+
+
+@st.composite
+def spaces(draw: st.DrawFn) -> Space:
+    """What a decision would search over in such a round."""
+    view, jobs = draw(rounds(uniform=True))
+    return build(view, jobs, {j.job_id: j.fixed for j in jobs if j.fixed})
 
 
 def beside_unchanged(space: Space, of_job: Ints) -> Ints:

@@ -9,8 +9,7 @@ import pytest
 from slurm_ones.decide import make_policy
 from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
 from slurm_ones.slurm.model import Shape
-from tests.decide.contract import check, cluster, job
-from tests.decide.strategies import seeded
+from slurm_ones.testing.policies import check, cluster, job, seeded
 
 ORDERED = ("fifo", "srtf", "srsf", "tiresias")
 

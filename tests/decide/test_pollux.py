@@ -14,8 +14,7 @@ from slurm_ones.decide.pollux.pollux import evolve
 from slurm_ones.decide.pollux.problem import LEAST_SPEEDUP, Problem, Rows, build, cap_groups, make_rows
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import Ints
-from tests.decide.contract import HELD, Power, check, cluster, job
-from tests.decide.strategies import Round, rounds, seeded
+from slurm_ones.testing.policies import HELD, Power, Round, check, cluster, job, rounds, seeded
 
 seeds = st.integers(0, 2**16)
 some = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -20,8 +20,7 @@ from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Limits,
 from slurm_ones.schedule.shapes import shape_of
 from slurm_ones.schedule.tables import build_tables
 from slurm_ones.slurm.model import Shape
-from tests.decide.contract import check, cluster, job
-from tests.decide.strategies import rounds, seeded
+from slurm_ones.testing.policies import check, cluster, job, rounds, seeded
 
 Free = Mapping[str, int]
 

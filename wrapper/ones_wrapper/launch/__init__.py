@@ -107,7 +107,8 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version  # not at the top: it takes longer than all else here
 
-        parser.exit(message=f"ones-run {version('ones-wrapper')}\n")
+        print(f"ones-run {version('ones-wrapper')}")
+        parser.exit()
 
 
 def _parser() -> argparse.ArgumentParser:
