@@ -125,7 +125,11 @@ class Settings(_Section):
     )
     mode: Literal["advise", "act"] = Field("advise", description="advise prints the commands and changes nothing")
     scope: Literal["all", "own"] = Field("all", description="operator mode (all users' jobs) or user mode (own jobs)")
-    client: Literal["auto", "pyslurm", "command"] = Field("auto", description="how to talk to Slurm")
+    client: str = Field(
+        "auto",
+        pattern=r"^(auto|pyslurm|command|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
+        description="how to talk to Slurm: auto, pyslurm, command, or `package.module:Class`",
+    )
     tick_s: float | None = Field(None, gt=0, description="seconds between ticks; 60, or 180 in user mode")
     takeover_s: float | None = Field(
         None,

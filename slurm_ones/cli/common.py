@@ -29,10 +29,14 @@ errors = Console(stderr=True, highlight=False, emoji=False)
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="Settings file; else ~/.config/slurm-ones/config.toml or /etc/slurm-ones's."),
+    typer.Option(
+        "--config",
+        "-c",
+        help="Settings file (default: ~/.config/slurm-ones/config.toml, else /etc/slurm-ones/config.toml).",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-DatabaseOption = Annotated[str, typer.Option("--database", help="Database URL, in place of the settings' own.")]
+DatabaseOption = Annotated[str, typer.Option("--database", help="Database URL, in place of the one in the settings.")]
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:

@@ -32,7 +32,7 @@ from slurm_ones.report.text import plain, seconds
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.sacct import AccountingRow, Sacct
 
-app = typer.Typer(add_completion=False, help="Bring in what others remember.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="Import the past from other sources.", no_args_is_help=True)
 
 PIECE_S = DAY_S
 """Accounting is asked for so much time at once."""
@@ -119,10 +119,10 @@ def _imports() -> None:
 @app.command()
 @command
 def sacct(
-    since: Annotated[str, typer.Option(help="From then on: a date such as 2026-01-31, or an age such as 30d.")] = "90d",
-    until: Annotated[str, typer.Option(help="Up to then; else up to now.")] = "",
+    since: Annotated[str, typer.Option(help="Start: a date such as 2026-01-31, or an age such as 30d.")] = "90d",
+    until: Annotated[str, typer.Option(help="End (default: now).")] = "",
     cluster: Annotated[
-        str, typer.Option(help="Another cluster of the same accounting; stored under its name. Else this one.")
+        str, typer.Option(help="Another cluster of the same accounting, stored under its name (default: this one).")
     ] = "",
     config: ConfigOption = None,
     database: DatabaseOption = "",

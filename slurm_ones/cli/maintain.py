@@ -56,11 +56,11 @@ def maintain_database(
     older_than: Annotated[
         str,
         typer.Option(
-            help="Samples of jobs that ended longer ago become one a minute, e.g. 7d; else as in the settings."
+            help="Reduce samples of jobs that ended longer ago to one a minute, e.g. 7d (default: the settings)."
         ),
     ] = "",
     hours_older_than: Annotated[
-        str, typer.Option(help="Samples of jobs that ended longer ago become one an hour; else as in the settings.")
+        str, typer.Option(help="Reduce samples of jobs that ended longer ago to one an hour (default: the settings).")
     ] = "",
     forget_older_than: Annotated[
         str,
@@ -69,9 +69,9 @@ def maintain_database(
             "unless this or the settings ask for it."
         ),
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
 ) -> None:
-    """Make old rows fewer, while the companion runs. What learning reads stays as it is.
+    """Reduce old rows, while the companion runs. What learning reads stays.
 
     May be stopped at any time, and goes on where it was. Jobs that have not ended are left alone. A file keeps its
     size: what becomes free in it is used for new rows.

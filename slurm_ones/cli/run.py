@@ -155,10 +155,10 @@ def run(
     database: DatabaseOption = "",
     act: Annotated[
         bool | None,
-        typer.Option("--act/--advise", help="Resize jobs, or only print the commands that would."),
+        typer.Option("--act/--advise", help="Resize jobs, or only print the commands (default: the settings)."),
     ] = None,
-    own: Annotated[bool, typer.Option("--own", help="User mode: look after your own jobs alone.")] = False,
-    ticks: Annotated[int, typer.Option(help="Stop after so many ticks; 0 goes on until stopped.")] = 0,
+    own: Annotated[bool, typer.Option("--own", help="User mode: your own jobs only.")] = False,
+    ticks: Annotated[int, typer.Option(help="Stop after this many ticks; 0: run until stopped.")] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each step of each resize.")] = False,
 ) -> None:
     """Run the companion: observe, learn, decide and (with --act) resize, until SIGINT or SIGTERM.
