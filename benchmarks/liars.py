@@ -35,10 +35,10 @@ from slurm_ones.simulate.engines.companion_engine import MOST_S, WarningLog, com
 from slurm_ones.simulate.engines.world import ClusterSpec, VirtualStop, World, job_outcome, run_segments
 from slurm_ones.simulate.slurm.simulated_job import Request
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
-from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.simulate.workloads.generate import MIXES, generate
-from slurm_ones.simulate.workloads.workload import Submission, Workload
+from slurm_ones.simulate.workloads.workload import Workload
 
 PER_NODE, TICK_S = 4, 60.0
 LIAR = "liar"
