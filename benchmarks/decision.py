@@ -26,7 +26,7 @@ import numpy as np
 from ones_db import ThroughputPoint
 from slurm_ones.decide import POLICIES, make_policy
 from slurm_ones.learn.efficiency import NoiseEfficiency
-from slurm_ones.learn.fit import CAUTIOUS, Prior, fit_all, pool
+from slurm_ones.learn.step_time import CAUTIOUS, Prior, fit_all, pool
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, Policy, Progress, Schedule
 from slurm_ones.schedule.shapes import shape_of, valid_counts

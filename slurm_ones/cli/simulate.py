@@ -69,10 +69,11 @@ def parse_pairs(where: str, texts: Sequence[str]) -> dict[str, Any]:
 def parse_policy(text: str) -> PolicySpec:
     """A policy and its options, from `name` or `name:option=value,…`; the name may be `package.module:Class`. Raises
     `BadInput`."""
+    from slurm_ones.decide import POLICIES
     from slurm_ones.simulate.study.plan import PolicySpec
 
     name, _, options = text.partition(":")
-    if options and "=" not in options.partition(":")[0]:
+    if options and name not in POLICIES and "=" not in options.partition(":")[0]:
         cls, _, options = options.partition(":")
         name = f"{name}:{cls}"
     return PolicySpec(text, name, parse_pairs(f"--policy {name}", options.split(",") if options else ()))

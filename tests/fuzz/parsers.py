@@ -297,7 +297,7 @@ def _jobs(jobs: dict[int, Job]) -> None:
         _ = (job.ended, job.running, job.completing)
         if (elastic := elastic_job(job, snapshot, {}, None)) is not None:
             _ = (elastic.shape.gpus, elastic.gpu_range)
-            storable(elastic.refusal)
+            storable(str(elastic.refusal))
 
 
 _BETWEEN = "~0123456789abcdef~"
