@@ -4,8 +4,8 @@
 
 The companion drives generated jobs on a simulated cluster with its defaults; a quarter of the jobs, chosen by chance,
 belong to a user whose wrapper lies about each of them in the same way. The same work is simulated with every lie, with
-the bounds of claims (in learn/) and without. All is relative to the same jobs, seed and bounds where everybody tells the
-truth. The share is of the GPUs held while both the liar and others have jobs in the system.
+the bounds of claims (in learn/) and without. All is relative to the same jobs, seed and bounds where everybody tells
+the truth. The share is of the GPUs held while both the liar and others have jobs in the system.
 """
 
 from __future__ import annotations
