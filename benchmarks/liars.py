@@ -4,8 +4,8 @@
 
 The companion drives generated jobs on a simulated cluster with its defaults; a quarter of the jobs, chosen by chance,
 belong to a user whose wrapper lies about each of them in the same way. The same work is simulated with every lie, with
-the bounds of claims (in learn/) and without. All is relative to the same jobs, seed and bounds where everybody tells the
-truth. The share is of the GPUs held while both the liar and others have jobs in the system.
+the bounds of claims (in learn/) and without. All is relative to the same jobs, seed and bounds where everybody tells
+the truth. The share is of the GPUs held while both the liar and others have jobs in the system.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from slurm_ones.simulate.engines.companion_engine import MOST_S, WarningLog, com
 from slurm_ones.simulate.engines.world import ClusterSpec, VirtualStop, World, job_outcome, run_segments
 from slurm_ones.simulate.slurm.simulated_job import Request
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
-from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.simulate.workloads.generate import MIXES, generate
-from slurm_ones.simulate.workloads.workload import Submission, Workload
+from slurm_ones.simulate.workloads.workload import Workload
 
 PER_NODE, TICK_S = 4, 60.0
 LIAR = "liar"

@@ -12,13 +12,13 @@ from pathlib import Path
 from ones_db import ActionRecord, JobRecord, NodeRecord, ReasonRecord, RunRecord, RunReports, SpecRecord, Store
 from ones_wrapper import protocol
 from slurm_ones.config import Settings
-from slurm_ones.job_files import NotBelieved, directory_of, job_directory, read_from
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.observe.records import job_record, node_record, run_record, run_reports
 from slurm_ones.observe.reports import lines_per_job, read_reports
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.model import Job, JobState, Snapshot
+from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from ones_wrapper.protocol import (
     decode_spec,
     reports_name,
 )
-from slurm_ones.job_files import NotBelieved, directory_of, job_directory, read_from
 from slurm_ones.slurm.model import Job
+from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
 
 MAX_BYTES = 1 << 20
 """Most bytes read of one job at a time."""
