@@ -85,7 +85,7 @@ SENTENCES: dict[str, str] = {
     # What became of a resize (act/)
     "job_unknown": "Slurm no longer knows the job",
     "job_ended": "the job is {state}",
-    "release_forgotten": "Slurm has forgotten that it released the job, which is reshaped and released again",
+    "release_forgotten": "Slurm lost the release of the job, which is reshaped and released again",
     "run_ended": "its run ended before it was drained",
     "switched_off": "resizing was switched off",
     "held_while_running": "it was held while it ran",

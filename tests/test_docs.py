@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import pkgutil
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +143,24 @@ def test_the_words_of_the_field(page: Path) -> None:
     """Texts have the glossary's words and no metaphors; code in them is what it is."""
     text = re.sub(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", "", page.read_text(), flags=re.DOTALL)
     assert [match[0] for match in BANNED.finditer(text)] == []
+
+
+def test_messages_have_the_words_of_the_field() -> None:
+    """What the product prints, logs or stores: its strings of several words that are no docstrings."""
+    found = []
+    for path in chain.from_iterable((TOP / folder).rglob("*.py") for folder in ("slurm_ones", "db/ones_db", "wrapper")):
+        tree = ast.parse(path.read_text())
+        docstrings = {
+            id(line.value)
+            for node in ast.walk(tree)
+            for line in (node.body if isinstance(getattr(node, "body", None), list) else [])
+            if isinstance(line, ast.Expr)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                text = node.value.strip()
+                found += [f"{path}:{node.lineno}: {word[0]}" for word in BANNED.finditer(text) if " " in text]
+    assert found == []
 
 
 def test_the_picture_is_as_it_is_drawn() -> None:

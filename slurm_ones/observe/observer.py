@@ -110,7 +110,7 @@ class Observer:
         for job_id, record in self._store.jobs(list(lost)).items():
             job = snapshot.jobs.get(job_id)
             if job is None:
-                note = "it ended while no companion looked, and Slurm has forgotten how"
+                note = "it ended while no companion ran, and Slurm no longer knows how"
                 unknown = JobState.UNKNOWN.value
                 records.append(replace(record, state=unknown, end_time=snapshot.time, report_note=note))
             else:

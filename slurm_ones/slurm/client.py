@@ -178,5 +178,5 @@ class LeaderOnlyClient:
             try:
                 self._check()
             except Exception:
-                log.error("the lead was lost while Slurm was told to %s: see that this is what the job needs", what)
+                log.error("the lead was lost during the command to %s: check that this is what the job needs", what)
                 raise
