@@ -117,7 +117,7 @@ def train(history: list[Stretch], what: Job) -> int | None:
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.8)
-    job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
     loader = job.loader(Stream() if what.stream else Augmented(), seed=3, num_workers=what.workers)
     assert job.batch == BATCH
     losses: dict[tuple[int, int], float] = {}

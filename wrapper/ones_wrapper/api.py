@@ -2,7 +2,7 @@
 
 job = ones.init(batch=64, max_batch=1024, max_local_batch=128, epochs=10)
 model = job.ddp(model)
-job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
 loader = job.loader(dataset)
 for epoch in job.epochs():
     for x, y in loader:         # asking for the next batch is the step boundary
@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 
 from ones_wrapper.checkpoint import Progress, State, Stateful
 from ones_wrapper.data.streams import make_feed
+from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchange import DdpExchange
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, TorchGroup, join_torch
@@ -187,12 +188,17 @@ class Job:
         optimizer: torch.optim.Optimizer,
         scheduler: Stateful | None = None,
         **others: Stateful,
-    ) -> None:
-        """Say once what training carries, and load the newest good checkpoint into it.
+    ) -> Any:
+        """Say once what training carries, load the newest good checkpoint into it, and return what to train with:
 
-        `others` are further objects with `state_dict` and `load_state_dict`, such as a gradient scaler; their state
-        is plain data: numbers, texts, tensors, and lists and dicts of them. Synchronises all ranks, and reads each
-        checkpoint twice: once to verify it, once to load it.
+            optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+
+        The optimizer alone, or all that was given beside the model, in the order (optimizer, scheduler, others). Where
+        a step may take several accumulation steps, these are wrappers that act in the last one (`accumulation.py`);
+        the ones that were given would not, and raise an error where they are used instead. `others` are further objects
+        with `state_dict` and `load_state_dict`, such as a gradient scaler; their state is plain data: numbers, texts,
+        tensors, and lists and dicts of them. Synchronises all ranks, and reads each checkpoint twice: once to verify
+        it, once to load it.
         """
         run = self._run
         if run.state is not None:
@@ -205,7 +211,13 @@ class Job:
         extras = dict(others)
         if scheduler is not None:
             extras["scheduler"] = scheduler
+        accumulation = Accumulation() if run.spec.max_passes > 1 else None
+        carried: list[Any] = [optimizer, *([] if scheduler is None else [scheduler]), *others.values()]
+        if accumulation is not None:
+            carried = [accumulation.wrap(thing) for thing in carried]
         run.load(State(model, optimizer, extras))
+        run.loop.accumulation = accumulation
+        return carried[0] if len(carried) == 1 else tuple(carried)
 
     def loader(
         self,

@@ -34,7 +34,10 @@ class Loader:
             for passed, local in feed.batches(epoch, progress.cursor, *cut):
                 self._enter(passed)
                 try:
-                    with loop.exchange.during(passed) if loop.exchange else nullcontext():
+                    with (
+                        loop.exchange.during(passed) if loop.exchange else nullcontext(),
+                        loop.accumulation.during(passed.index, passed.count) if loop.accumulation else nullcontext(),
+                    ):
                         yield local
                 except GeneratorExit:  # the script left the loop: the step counts if the optimizer made it
                     if passed.last and rate.stepped:
@@ -58,8 +61,6 @@ class Loader:
             if loop.rate:
                 loop.rate.expect()
             seed_step(loop.seed, run.progress.step, run.group.rank)
-        if loop.gate is not None:
-            loop.gate.begin(passed.index, passed.count)
         if run.trace and loop.feed:
             loop.used += loop.feed.indices(run.progress.epoch, passed)
 
@@ -67,5 +68,5 @@ class Loader:
         """The epoch's samples are used, or the script left the loop `early`: perhaps by an error."""
         loop = self._run.loop
         loop.within = early
-        if loop.gate is not None:
-            loop.gate.begin(0, 1)
+        if loop.accumulation is not None:
+            loop.accumulation.drop()

@@ -11,8 +11,9 @@ from pathlib import Path
 from ones_wrapper import memory
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
-from ones_wrapper.data.feed import Feed, Pass, Share, pass_count
+from ones_wrapper.data.feed import Feed, Pass, Share, clamp_batch, pass_count
 from ones_wrapper.data.streams import StreamFeed
+from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchange import Exchange
 from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.group import Group
@@ -20,7 +21,7 @@ from ones_wrapper.job_files import STOP, Inbox, Outbox, Requests, previous, say,
 from ones_wrapper.launch import hang_detector, job_directory, make_job_directory
 from ones_wrapper.launch.process_hooks import FLAGS, already_requeued_by, at_end, at_error
 from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
-from ones_wrapper.learning_rate import Gate, LrRule, Rate, clamp_batch
+from ones_wrapper.learning_rate import LrRule, Rate
 from ones_wrapper.protocol import Batch, Epoch, First, Spec
 from ones_wrapper.reporter import Beginning, Meter, Reporter, Trace
 from ones_wrapper.saver import Saver
@@ -43,7 +44,7 @@ class Loop:
         self.feed: Feed | StreamFeed | None = None
         self.seed = 0
         self.exchange: Exchange | None = None
-        self.gate: Gate | None = None
+        self.accumulation: Accumulation | None = None
         self.rate: Rate | None = None
         self.passed = Pass(Share(0, 1, 1), 0, 1, 0, 1, 1)
         """The pass that the script is in, or was in last."""
@@ -123,8 +124,6 @@ class Run:
         progress.failures += self.group.maximum([int(failed)])[0]
         if self.noise is not None:
             self.noise.known = progress.noise
-        if self.spec.max_passes > 1:
-            self.loop.gate = Gate(state.optimizer, state.model, *state.extras.values())
         self.loop.rate = Rate(self.settings.rule, self.settings.lr_ramp, state.optimizer)
         if self.loop.exchange is not None:
             exchange = self.loop.exchange

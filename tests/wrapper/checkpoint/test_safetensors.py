@@ -20,9 +20,9 @@ from ones_wrapper.checkpoint import Checkpoints, Progress, Reader, State
 from ones_wrapper.checkpoint.files import checksum, write_tensors
 from ones_wrapper.checkpoint.safetensors import DTYPES, Part, decode, encode, whole
 from ones_wrapper.group import Group, RankError
+from tests.wrapper.checkpoint.test_checkpoints import group, state, step
 from tests.wrapper.checkpoint_ranks import Net, make, on_ranks, train
 from tests.wrapper.checkpoint_ranks import whole as gathered
-from tests.wrapper.checkpoint.test_checkpoints import group, state, step
 
 __all__ = ["group"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
-from ones_wrapper.data.feed import Feed, Pass, passes, permutation, shares, split
+from ones_wrapper.data.feed import Feed, Pass, clamp_batch, passes, permutation, shares, split
 
 stretches = st.lists(
     st.tuples(st.integers(1, 9), st.integers(1, 50), st.integers(1, 20), st.integers(0, 6)), min_size=0, max_size=8
@@ -227,3 +228,21 @@ def test_what_cannot_be_obeyed_is_refused() -> None:
     for option in ("prefetch_factor", "persistent_workers"):
         with pytest.raises(ValueError, match=option):
             Feed(tensors(3), shuffle=True, seed=0, options={option: 2})
+
+
+def test_batch_in_force_is_what_fits() -> None:
+    """Protects memory and honesty: never more than the job or its GPUs take, and back to the wish when they do."""
+    assert clamp_batch(256, world=1, max_batch=512, max_local_batch=64) == 64
+    assert clamp_batch(256, world=8, max_batch=512, max_local_batch=64) == 256
+    assert clamp_batch(1024, world=16, max_batch=512, max_local_batch=64) == 512
+    assert clamp_batch(256, world=1, max_batch=512, max_local_batch=64, max_passes=3) == 192
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4096), st.integers(1, 64), st.integers(1, 4096), st.integers(1, 64), st.integers(1, 64))
+def test_batch_in_force_needs_no_more_passes(wanted: int, world: int, most: int, local: int, passes: int) -> None:
+    """Protects the bound on passes: split over the ranks as evenly as possible, no rank needs more."""
+    batch = clamp_batch(wanted, world, most, local, passes)
+    assert 1 <= batch <= max(1, min(wanted, most))
+    assert math.ceil(math.ceil(batch / world) / local) <= passes
+    assert batch == wanted or batch in (most, local * passes * world)

@@ -1,6 +1,6 @@
 """Gradients over MPI: those of one process, whatever the shares; and what happens where MPI is not as it should be.
 
-Run as a program (`python -m tests.wrapper.gradients.test_mpi_exchange CHECK`) this is one rank that makes one of the checks.
+As a program (`python -m tests.wrapper.gradients.test_mpi_exchange CHECK`) this is one rank that makes one check.
 """
 
 from __future__ import annotations

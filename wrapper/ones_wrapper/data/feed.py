@@ -83,6 +83,11 @@ def shares(cursor: int, samples: int, batch: int, world: int, rank: int) -> Iter
         cursor += total
 
 
+def clamp_batch(wanted: int, world: int, max_batch: int, max_local_batch: int, max_passes: int = 1) -> int:
+    """The global batch in force, in samples: no larger than the job takes or its GPUs hold in `max_passes` passes."""
+    return max(1, min(wanted, max_batch, max_local_batch * max_passes * world))
+
+
 def pass_count(total: int, world: int, max_local: int) -> int:
     """Passes of a step of `total` samples: as few as keep every rank within `max_local` samples a pass."""
     most = -(-total // world)
