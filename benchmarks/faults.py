@@ -20,7 +20,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.faults.plan import Plan
+from tests.faults.plan import FaultPlan
 from tests.faults.run import Result, run
 
 SHOWN_S = 5.0
@@ -29,12 +29,12 @@ SHOWN_S = 5.0
 
 def one(seed: int) -> Result:
     """A seed's run. Nothing that it logs is shown."""
-    return run(Plan.of(seed))
+    return run(FaultPlan.of(seed))
 
 
 def replay(seed: int, *, verbose: bool) -> Result:
-    """A seed's run, told step by step."""
-    plan = Plan.of(seed)
+    """A seed's run, printed step by step."""
+    plan = FaultPlan.of(seed)
     if not verbose:
         return run(plan)
     print(plan)
@@ -46,26 +46,26 @@ def many(first: int, seeds: int, processes: int) -> dict[str, Any]:
     """All seeds from `first` on, over all processes."""
     began = shown = time.monotonic()
     kinds: Counter[str] = Counter()
-    broken: list[dict[str, Any]] = []
+    violations: list[dict[str, Any]] = []
     resizes = 0
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for done, result in enumerate(pool.imap_unordered(one, range(first, first + seeds), chunksize=4), 1):
             kinds.update({kind.value: count for kind, count in result.kinds.items()})
             resizes += result.resizes
-            broken += [{"seed": result.seed, "invariant": what} for what in result.broken]
-            for what in result.broken:
+            violations += [{"seed": result.seed, "invariant": what} for what in result.violations]
+            for what in result.violations:
                 print(f"seed {result.seed}: {what}", flush=True)
             if time.monotonic() - shown > SHOWN_S or done == seeds:
                 shown = time.monotonic()
-                faults, wrong = sum(kinds.values()), len({one["seed"] for one in broken})
-                print(f"{done} of {seeds} runs, {faults} faults, {wrong} broken, {shown - began:.0f} s", flush=True)
+                faults, wrong = sum(kinds.values()), len({one["seed"] for one in violations})
+                print(f"{done} of {seeds} runs, {faults} faults, {wrong} violations, {shown - began:.0f} s", flush=True)
     return {
         "runs": seeds,
         "first": first,
         "faults": sum(kinds.values()),
         "kinds": dict(kinds.most_common()),
         "resizes": resizes,
-        "broken": broken,
+        "violations": violations,
         "seconds": round(time.monotonic() - began, 1),
     }
 
@@ -78,19 +78,19 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="with --seed: every step of it")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, help="where results go")
-    told = parser.parse_args()
-    if told.seed is not None:
-        result = replay(told.seed, verbose=told.verbose)
+    options = parser.parse_args()
+    if options.seed is not None:
+        result = replay(options.seed, verbose=options.verbose)
         for kind, count in sorted(result.kinds.items(), key=lambda item: -item[1]):
             print(f"{count:6d} {kind.value}")
         print(f"{result.resizes} resizes, {result.seconds:.2f} s")
-        sys.exit("\n".join(result.broken) or None)
-    results = many(told.first, told.seeds, told.processes)
-    if told.json is not None:
-        told.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        sys.exit("\n".join(result.violations) or None)
+    results = many(options.first, options.seeds, options.processes)
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     kinds = len(results["kinds"])
     print(f"{results['runs']} runs, {results['faults']} faults of {kinds} kinds, {results['resizes']} resizes")
-    sys.exit(1 if results["broken"] else 0)
+    sys.exit(1 if results["violations"] else 0)
 
 
 if __name__ == "__main__":

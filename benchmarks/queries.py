@@ -30,7 +30,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from ones_db import DecisionJobRecord, DecisionRecord, RunReports, Store, ThroughputRecord, migrate
+from ones_db import DecisionJobRecord, DecisionRecord, ReasonRecord, RunReports, Store, ThroughputRecord, migrate
 from ones_db.engine import backend_behind, backend_of, transaction
 from ones_db.models import Base
 from ones_db.query import Reader, view_query
@@ -159,7 +159,7 @@ def report(store: Store, jobs: list[int], tick: int, each: int) -> None:
         for n in range(first, first + 3)
     ]
     store.add_reports([RunReports(job, 1, 10**7 + 200 * first, first + 2, throughput=samples) for job in jobs])
-    given = tuple(DecisionJobRecord(job, 1, 4, 256, "keeps") for job in jobs)
+    given = tuple(DecisionJobRecord(job, 1, 4, 256, ReasonRecord(text="keeps")) for job in jobs)
     store.add_decision(DecisionRecord(now, "ones", "act", 0.1, jobs=given))
 
 

@@ -3,7 +3,7 @@ who cancel, hold, release and change their jobs at the worst moments.
 
     python benchmarks/real_faults.py --faults 200 --seed 1 --json faults.json
 
-Each is followed by a look at every job, Slurm and the database (tests/endtoend/verdict.py). What explains one after
+Each is followed by a look at every job, Slurm and the database (tests/endtoend/invariants.py). What explains one after
 which something was wrong is left in --log. Needs root on a Debian-like host.
 """
 
@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.cluster import Cluster
 from tests.cluster.spec import Bind
 from tests.conftest import quick
-from tests.endtoend.faults import PARTS, Fault, figures, run
-from tests.endtoend.stage import small_disks
-from tests.endtoend.strikes import KINDS
+from tests.endtoend.fault_run import PARTS, FaultOutcome, figures, run
+from tests.endtoend.fault_site import small_disks
+from tests.endtoend.faults import KINDS
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--torch", type=int, default=0, help="so many of the five elastic jobs train with PyTorch")
     parser.add_argument("--part", action="append", help=f"by default {', '.join(PARTS)}")
     parser.add_argument("--kind", action="append", choices=sorted(KINDS), help="only these")
-    parser.add_argument("--moment", action="append", help="only at these gates (tests/endtoend/faults.py)")
+    parser.add_argument("--moment", action="append", help="only at these gates (tests/endtoend/fault_run.py)")
     parser.add_argument("--log", type=Path, help="where to leave what explains a fault")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -41,7 +41,7 @@ def main() -> None:
     parts = tuple(args.part or PARTS)
     started = time.monotonic()
 
-    def tell(fault: Fault) -> None:
+    def tell(fault: FaultOutcome) -> None:
         wrong = "; ".join([*fault.lost, *fault.held, *fault.broken])
         at = f"at {fault.moment}" if fault.reached else f"at any moment ({fault.moment} did not come)"
         at = "at any moment" if fault.moment == "any" else at

@@ -21,8 +21,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from slurm_ones.decide.drl.network import SIZE, Network, random_network
-from slurm_ones.decide.drl.search import Drl, Game
+from slurm_ones.decide.drl.drl import Drl, Game
+from slurm_ones.decide.drl.perceptron import SIZE, Network, random_network
 from slurm_ones.decide.drl.steps import ASKED_LEFT, CONTEXT, Steps
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Policy, Schedule, ThroughputModel
 from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
@@ -121,7 +121,7 @@ class Draw:
 
 
 def draw_steps(network: Network, steps: Steps, gpus: int, total: int, rng: np.random.Generator) -> Draw:
-    """As `choose.best_steps`, by chance: each action with the softmax of the scores of those that there are.
+    """As `drl.best_steps`, by chance: each action with the softmax of the scores of those that there are.
 
     A step has the same score for as long as it can be taken, so its derivatives are that score's weight times sums over
     those actions: `_Sums` of now less those of when it came up.
@@ -190,7 +190,7 @@ class Remembered:
         self._known: dict[bytes, Floats] = {}
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """See `decide.policy.ThroughputModel`."""
+        """See `slurm_ones.schedule.policy.ThroughputModel`."""
         key = nodes.tobytes() + gpus.tobytes() + batches.tobytes()
         if key not in self._known:
             self._known[key] = self._model.throughput(nodes, gpus, batches)

@@ -137,7 +137,7 @@ class Settings(_Section):
     metrics_port: int | None = Field(
         None, ge=1, le=65535, description="port on localhost with figures for Prometheus; without a value there is none"
     )
-    policy: str = Field("ones", description="name of the policy")
+    policy: str = Field("ones", description="name of the policy, or `package.module:Class`")
     policy_options: dict[str, float | int | bool | str] = Field(
         default_factory=dict, description="options of the policy, below"
     )

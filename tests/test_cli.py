@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from ones_db import Store, migrate
 from slurm_ones.cli import app
 from tests.cluster import Cluster
-from tests.db.make import SPEC, decision, hello, job, resized_job, throughput, told
+from tests.db.make import SPEC, decision, hello, job, resized_job, said, throughput, told
 
 HOSTILE = "evil\x1b]0;owned\x07\x1b[2J\n[red]x[/red]"
 
@@ -33,8 +33,10 @@ def filled(url: str) -> str:
     migrate.upgrade(url)
     with Store.open(url, "gres") as store:
         resized_job(store, 7)
-        store.see_jobs([job(8, elastic=False, refusal="it was submitted with task counts", state="PENDING")])
-        store.see_jobs([job(9, name=HOSTILE, user=HOSTILE, comment=HOSTILE, refusal=HOSTILE, report_note=HOSTILE)])
+        store.see_jobs([job(8, elastic=False, refusal=said("it was submitted with task counts"), state="PENDING")])
+        store.see_jobs(
+            [job(9, name=HOSTILE, user=HOSTILE, comment=HOSTILE, refusal=said(HOSTILE), report_note=HOSTILE)]
+        )
         store.add_decision(decision(2400.0, 7, 8))
     return url
 

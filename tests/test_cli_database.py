@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, Store, migrate
 from slurm_ones.cli import app
 from slurm_ones.slurm.sacct import FIELDS
-from tests.db.make import hello, job, throughput, told
+from tests.db.make import hello, job, said, throughput, told
 
 HOSTILE = "evil\x1b[2J[red]x[/red]"
 
@@ -163,7 +163,7 @@ def test_why_tells_what_was_weighed(url: str) -> None:
     weighed = (AlternativeRecord(1, 4, 256, 3.5), AlternativeRecord(0, 0, 0, 0.25))
     with Store.open(url, "here") as store:
         store.see_jobs([job(7)])
-        one = DecisionJobRecord(7, 1, 4, 256, "it grows", alternatives=weighed)
+        one = DecisionJobRecord(7, 1, 4, 256, said("it grows"), alternatives=weighed)
         store.add_decision(DecisionRecord(1.0, "ones", "act", 0.1, jobs=(one,)))
     (decided,) = printed("why", "7", "--json", "--database", url)["decisions"]
     assert decided["alternatives"][0] == {"nodes": 1, "gpus_per_node": 4, "batch": 256, "worth": 3.5}

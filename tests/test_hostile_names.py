@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ones_db import ActionRecord, Store, migrate
+from ones_db import ActionRecord, ReasonRecord, Store, migrate
 from ones_db.views import VIEWS
 from slurm_ones.act.advice import commands
 from slurm_ones.cli import app
@@ -25,7 +25,7 @@ from slurm_ones.report.page import write_page
 from slurm_ones.rules.plan import Change
 from slurm_ones.service.logs import OneLine, TerminalFormatter
 from slurm_ones.slurm.model import Shape
-from tests.db.make import decision, job, resized_job
+from tests.db.make import decision, job, resized_job, said
 from tests.fuzz.parsers import tags
 from tests.slurm.make import job_of
 
@@ -45,9 +45,10 @@ def url(tmp_path: Path) -> str:
     with Store.open(found, NAME) as store:
         resized_job(store, 7)
         names = {"name": NAME, "user": NAME, "account": NAME, "partition": NAME, "comment": NAME, "work_dir": NAME}
-        store.see_jobs([job(8, refusal=NAME, report_note=NAME, **names)])
-        said = decision(2400.0, 7, 8)
-        store.add_decision(replace(said, jobs=tuple(replace(one, reason=NAME, outcome=NAME) for one in said.jobs)))
+        store.see_jobs([job(8, refusal=said(NAME), report_note=NAME, **names)])
+        decided = decision(2400.0, 7, 8)
+        why = ReasonRecord(NAME, {NAME: NAME}, NAME)
+        store.add_decision(replace(decided, jobs=tuple(replace(one, reason=why, outcome=why) for one in decided.jobs)))
         store.add_action(ActionRecord(2500.0, NAME, NAME, NAME))
     return found
 

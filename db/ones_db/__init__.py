@@ -16,6 +16,7 @@ from ones_db.errors import NotLeader, ResizeConflict, SchemaError, StoreBusy, St
 from ones_db.frames import Database, connect
 from ones_db.models import SCHEMA_REVISION
 from ones_db.records import (
+    NO_REASON,
     RESIZE_DONE,
     AccountingJob,
     ActionRecord,
@@ -39,6 +40,7 @@ from ones_db.records import (
     NodeRecord,
     NoisePoint,
     PastJob,
+    ReasonRecord,
     ResizeRecord,
     ResizeStepRecord,
     RunRecord,
@@ -53,6 +55,7 @@ from ones_db.store import Store
 __version__ = "0.2.0"
 
 __all__ = [
+    "NO_REASON",
     "RESIZE_DONE",
     "SCHEMA_REVISION",
     "AccountingJob",
@@ -79,6 +82,7 @@ __all__ = [
     "NoisePoint",
     "NotLeader",
     "PastJob",
+    "ReasonRecord",
     "ResizeConflict",
     "ResizeRecord",
     "ResizeStepRecord",

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from ones_db.jobs import ACCOUNTING, JOBS, RUNS, among, run_end, run_record
+from ones_db.jobs import ACCOUNTING, JOBS, RUNS, among, job_columns, run_end, run_record
 from ones_db.records import AccountingJob, Imported, PastJob, RunRecord
 from ones_db.upsert import add_or_replace
 
@@ -97,27 +97,21 @@ def _joined(row: Row, before: Sequence[RunRecord], told: AccountingJob) -> Accou
         names = ("name", "account", "partition", "state", "end_time", "exit_code")
         job = replace(job, **{name: row[name] for name in names})
     job = replace(job, restart=max([job.restart, row["restart"], *(run.restart for run in numbered)]))
-    stored = {name: row[name] for name in _columns(job)}
-    if numbered == tuple(before) and stored == _columns(job):
+    stored = {name: row[name] for name in job_columns(job)}
+    if numbered == tuple(before) and stored == job_columns(job):
         return None
     return AccountingJob(job, numbered, told.time_limit_s)
 
 
-def _columns(job: Any) -> dict[str, Any]:
-    values = {**vars(job), "user_name": job.user}
-    del values["user"]
-    return values
-
-
 def _insert(connection: Connection, cluster: int, one: AccountingJob) -> int:
-    result = connection.execute(JOBS.insert().values(cluster_id=cluster, **_columns(one.job)))
+    result = connection.execute(JOBS.insert().values(cluster_id=cluster, **job_columns(one.job)))
     key = int(result.inserted_primary_key[0])  # type: ignore[index]
     _insert_runs(connection, key, one.runs)
     return key
 
 
 def _replace(connection: Connection, cluster: int, key: int, one: AccountingJob) -> None:
-    connection.execute(JOBS.update().where(JOBS.c.id == key).values(**_columns(one.job)))
+    connection.execute(JOBS.update().where(JOBS.c.id == key).values(**job_columns(one.job)))
     # Nobody reported on them, so that nothing hangs on them.
     connection.execute(RUNS.delete().where(RUNS.c.job_id == key))
     _insert_runs(connection, key, one.runs)

@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, Table, select
 
 from ones_db.errors import UnknownRecord
-from ones_db.jobs import JOBS, among, key_of, keys_of
+from ones_db.jobs import JOBS, among, key_of, keys_of, reason_columns, reason_of
 from ones_db.models import Base
-from ones_db.records import AlternativeRecord, DecisionJobRecord, DecisionRecord
+from ones_db.records import AlternativeRecord, DecisionJobRecord, DecisionRecord, ReasonRecord
 
 DECISIONS: Table = Base.metadata.tables["decisions"]
 DECISION_JOBS: Table = Base.metadata.tables["decision_jobs"]
@@ -34,7 +34,16 @@ def add_decision(connection: Connection, cluster: int, record: DecisionRecord) -
         values["score"] = None
     result = connection.execute(DECISIONS.insert().values(cluster_id=cluster, **values))
     key = int(result.inserted_primary_key[0])  # type: ignore[index]
-    rows = [{**vars(job), "decision_id": key, "job_id": keys[job.job_id]} for job in record.jobs]
+    rows = [
+        {
+            **vars(job),
+            **reason_columns("reason", job.reason),
+            **reason_columns("outcome", job.outcome),
+            "decision_id": key,
+            "job_id": keys[job.job_id],
+        }
+        for job in record.jobs
+    ]
     weighed = [
         {**one._asdict(), "decision_id": key, "job_id": row["job_id"], "rank": rank}
         for row in rows
@@ -47,12 +56,14 @@ def add_decision(connection: Connection, cluster: int, record: DecisionRecord) -
     return key
 
 
-def set_outcome(connection: Connection, cluster: int, decision_id: int, job_id: int, acted: bool, outcome: str) -> None:
+def set_outcome(
+    connection: Connection, cluster: int, decision_id: int, job_id: int, acted: bool, outcome: ReasonRecord
+) -> None:
     job = key_of(connection, cluster, job_id)
     changed = connection.execute(
         DECISION_JOBS.update()
         .where(DECISION_JOBS.c.decision_id == decision_id, DECISION_JOBS.c.job_id == job)
-        .values(acted=acted, outcome=outcome)
+        .values(acted=acted, **reason_columns("outcome", outcome))
     )
     if not changed.rowcount:
         raise UnknownRecord(f"decision {decision_id} says nothing of job {job_id}")
@@ -116,5 +127,6 @@ def _alternatives(
 
 def _decision_job(row: Any, job_id: int, alternatives: tuple[AlternativeRecord, ...]) -> DecisionJobRecord:
     given: dict[str, Any] = {"job_id": job_id, "alternatives": alternatives}
+    given |= {name: reason_of(name, row) for name in ("reason", "outcome")}
     values = {name: row[name] for name in DecisionJobRecord.__dataclass_fields__ if name not in given}
     return DecisionJobRecord(**values, **given)

@@ -110,7 +110,7 @@ def _cell(text: str) -> str:
 
 def main() -> None:
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m ones_db.describe docs/database.md")
+        sys.exit("usage: python -m ones_db.describe FILE")
     path = Path(sys.argv[1])
     path.write_text(renewed(path.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any, TypeVar
@@ -10,7 +12,8 @@ from sqlalchemy import ColumnElement, Connection, Table, bindparam, case, exists
 
 from ones_db.errors import UnknownRecord
 from ones_db.models import Accounting, Job, Run
-from ones_db.records import JobRecord, RunRecord, SpecRecord
+from ones_db.models.base import storable
+from ones_db.records import JobRecord, ReasonRecord, RunRecord, SpecRecord
 from ones_db.upsert import add_or_replace
 
 JOBS: Table = Job.metadata.tables["jobs"]
@@ -24,6 +27,32 @@ T = TypeVar("T")
 
 _FIRST = ("submit_time", "requested_nodes", "requested_gpus_per_node")
 """What the first snapshot of a job decides for good."""
+
+
+def reason_columns(name: str, reason: ReasonRecord) -> dict[str, str]:
+    """The columns in which a reason is stored. JSON has no infinity and PostgreSQL's no lone surrogate: text has."""
+    arguments = {
+        storable(key): storable(value)
+        if isinstance(value, str)
+        else str(value)
+        if isinstance(value, float) and not math.isfinite(value)
+        else value
+        for key, value in reason.arguments.items()
+    }
+    as_json = json.dumps(arguments, ensure_ascii=False, sort_keys=True)
+    return {name: reason.text, f"{name}_code": reason.code, f"{name}_arguments": as_json}
+
+
+def reason_of(name: str, row: Mapping[Any, Any]) -> ReasonRecord:
+    """The reason that a row has in the columns of that name."""
+    return ReasonRecord(row[f"{name}_code"], json.loads(row[f"{name}_arguments"]), row[name])
+
+
+def job_columns(record: JobRecord) -> dict[str, Any]:
+    """The columns of jobs that a record gives."""
+    values = {**vars(record), "user_name": record.user, **reason_columns("refusal", record.refusal)}
+    del values["user"]
+    return values
 
 
 def among(column: ColumnElement[Any], values: Collection[int]) -> ColumnElement[bool]:
@@ -96,8 +125,7 @@ def see_jobs(connection: Connection, cluster: int, records: Iterable[JobRecord])
     rows = []
     changed = []
     for job_id, record in given.items():
-        values = {**vars(record), "cluster_id": cluster, "user_name": record.user}
-        del values["user"]
+        values = {**job_columns(record), "cluster_id": cluster}
         row = known.get(job_id)
         if row is not None and _same(row, record):
             values.update({name: row[name] for name in _FIRST})
@@ -127,8 +155,8 @@ def deferrals(connection: Connection, cluster: int) -> dict[int, float]:
 
 
 def job_record(row: Mapping[Any, Any]) -> JobRecord:
-    values = {name: row[name] for name in JobRecord.__dataclass_fields__ if name != "user"}
-    return JobRecord(user=row["user_name"], **values)
+    values = {name: row[name] for name in JobRecord.__dataclass_fields__ if name not in ("user", "refusal")}
+    return JobRecord(user=row["user_name"], refusal=reason_of("refusal", row), **values)
 
 
 def spec_record(row: Mapping[Any, Any]) -> SpecRecord | None:

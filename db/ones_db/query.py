@@ -165,7 +165,7 @@ class Reader:
         if "readonly" in words or "read-only" in words:
             return QueryError(f"{words}: the database is read here alone")
         if any(sign in words for sign in ("no such", "does not exist", "syntax error", "ambiguous", "misuse")):
-            return QueryError(f"{words}; `slurm-ones db query` lists the views, docs/database.md all columns")
+            return QueryError(f"{words}; `slurm-ones db query` lists the views, SELECT * FROM one LIMIT 1 its columns")
         return self._backend.explained(error)
 
 

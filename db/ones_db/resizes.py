@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, Table, select
 
 from ones_db.errors import ResizeConflict, UnknownRecord
-from ones_db.jobs import JOBS, key_of
+from ones_db.jobs import JOBS, key_of, reason_columns, reason_of
 from ones_db.models import Base
-from ones_db.records import ResizeRecord, ResizeStepRecord
+from ones_db.records import NO_REASON, ReasonRecord, ResizeRecord, ResizeStepRecord
 
 RESIZES: Table = Base.metadata.tables["resizes"]
 STEPS: Table = Base.metadata.tables["resize_steps"]
@@ -19,7 +19,7 @@ STEPS: Table = Base.metadata.tables["resize_steps"]
 
 def begin_resize(connection: Connection, cluster: int, record: ResizeRecord) -> ResizeRecord:
     job = key_of(connection, cluster, record.job_id)
-    values = {**vars(record), "job_id": job}
+    values = {**vars(record), **reason_columns("outcome", record.outcome), "job_id": job}
     del values["id"]
     query = select(RESIZES).where(RESIZES.c.job_id == job)
     again = connection.execute(query.where(RESIZES.c.started == record.started)).mappings().one_or_none()
@@ -35,7 +35,7 @@ def begin_resize(connection: Connection, cluster: int, record: ResizeRecord) -> 
         )
     result = connection.execute(RESIZES.insert().values(values))
     key = int(result.inserted_primary_key[0])  # type: ignore[index]
-    _step(connection, key, 0, record.state, record.started, "")
+    _step(connection, key, 0, record.state, record.started, NO_REASON)
     return replace(record, id=key)
 
 
@@ -44,7 +44,7 @@ def step_resize(
     cluster: int,
     resize_id: int,
     state: str,
-    detail: str,
+    detail: ReasonRecord,
     time: float,
     order_number: int | None,
     deadline: float | None,
@@ -65,7 +65,7 @@ def end_resize(
     cluster: int,
     resize_id: int,
     state: str,
-    outcome: str,
+    outcome: ReasonRecord,
     time: float,
     pause_s: float | None,
 ) -> ResizeRecord:
@@ -74,7 +74,7 @@ def end_resize(
         if (row["state"], row["ended"]) == (state, time):
             return _record(row)
         raise ResizeConflict(f"resize {resize_id} of job {row['slurm_id']} has ended (state {row['state']})")
-    end = {"state": state, "outcome": outcome, "ended": time, "pause_s": pause_s, "deadline": None}
+    end = {"state": state, "ended": time, "pause_s": pause_s, "deadline": None, **reason_columns("outcome", outcome)}
     connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(end))
     _next_step(connection, resize_id, state, time, outcome)
     return _record(_row(connection, cluster, resize_id))
@@ -100,7 +100,11 @@ def resizes(connection: Connection, cluster: int, job_id: int | None) -> list[Re
 def resize_steps(connection: Connection, cluster: int, resize_id: int) -> list[ResizeStepRecord]:
     _row(connection, cluster, resize_id)
     query = select(STEPS).where(STEPS.c.resize_id == resize_id).order_by(STEPS.c.sequence)
-    return [ResizeStepRecord(**row) for row in connection.execute(query).mappings()]
+    names = ("resize_id", "sequence", "state", "time")
+    return [
+        ResizeStepRecord(**{name: row[name] for name in names}, detail=reason_of("detail", row))
+        for row in connection.execute(query).mappings()
+    ]
 
 
 def _with_job(cluster: int) -> Any:
@@ -118,19 +122,20 @@ def _row(connection: Connection, cluster: int, resize_id: int) -> Mapping[Any, A
     return row
 
 
-def _next_step(connection: Connection, resize_id: int, state: str, time: float, detail: str) -> None:
+def _next_step(connection: Connection, resize_id: int, state: str, time: float, detail: ReasonRecord) -> None:
     """Write the step, unless the last one is just that: a call made again after a crash changes nothing."""
     query = select(STEPS).where(STEPS.c.resize_id == resize_id).order_by(STEPS.c.sequence.desc()).limit(1)
     last = connection.execute(query).mappings().one()
-    if (last["state"], last["time"], last["detail"]) != (state, time, detail):
+    step = {"state": state, "time": time, **reason_columns("detail", detail)}
+    if any(last[name] != value for name, value in step.items()):
         _step(connection, resize_id, last["sequence"] + 1, state, time, detail)
 
 
-def _step(connection: Connection, key: int, sequence: int, state: str, time: float, detail: str) -> None:
-    values = {"resize_id": key, "sequence": sequence, "state": state, "time": time, "detail": detail}
-    connection.execute(STEPS.insert().values(values))
+def _step(connection: Connection, key: int, sequence: int, state: str, time: float, detail: ReasonRecord) -> None:
+    values = {"resize_id": key, "sequence": sequence, "state": state, "time": time}
+    connection.execute(STEPS.insert().values({**values, **reason_columns("detail", detail)}))
 
 
 def _record(row: Mapping[Any, Any]) -> ResizeRecord:
-    values = {name: row[name] for name in ResizeRecord.__dataclass_fields__}
-    return ResizeRecord(**(values | {"job_id": row["slurm_id"]}))
+    given = {"job_id": row["slurm_id"], "outcome": reason_of("outcome", row)}
+    return ResizeRecord(**{name: row[name] for name in ResizeRecord.__dataclass_fields__ if name not in given}, **given)

@@ -17,11 +17,13 @@ from ones_db.errors import SchemaError, StoreError
 from ones_db.memory import Memory
 from ones_db.models import Base
 from ones_db.records import (
+    NO_REASON,
     CheckpointRecord,
     DecisionRecord,
     JobHistory,
     JobRecord,
     JobSummary,
+    ReasonRecord,
     ResizeRecord,
     ResizeStepRecord,
     RunRecord,
@@ -187,7 +189,7 @@ class Store(Beside):
         with self._write() as connection:
             return decisions.add_decision(connection, self._cluster, record)
 
-    def set_outcome(self, decision_id: int, job_id: int, *, acted: bool, outcome: str) -> None:
+    def set_outcome(self, decision_id: int, job_id: int, *, acted: bool, outcome: ReasonRecord) -> None:
         """Store what became of a decision for one job."""
         with self._write() as connection:
             decisions.set_outcome(connection, self._cluster, decision_id, job_id, acted, outcome)
@@ -204,7 +206,7 @@ class Store(Beside):
         state: str,
         *,
         time: float,
-        detail: str = "",
+        detail: ReasonRecord = NO_REASON,
         order_number: int | None = None,
         deadline: float | None = None,
     ) -> ResizeRecord:
@@ -218,7 +220,7 @@ class Store(Beside):
             )
 
     def end_resize(
-        self, resize_id: int, state: str, outcome: str, time: float, pause_s: float | None = None
+        self, resize_id: int, state: str, outcome: ReasonRecord, time: float, pause_s: float | None = None
     ) -> ResizeRecord:
         """Close a resize; returns how it ended. State `RESIZE_DONE` says that it took effect."""
         with self._write() as connection:

@@ -85,6 +85,7 @@ _JOB = (
     "state",
     "elastic",
     "refusal",
+    "refusal_code",
     "epochs",
     "dataset",
     "submit_time",

@@ -198,6 +198,8 @@ RESIZE_COST = View(
         Column("first_step_s", "float", "from the hello to the end of the first step, seconds"),
         Column("attempts", "int", "how often ranks were started again within the new run; the last start is told"),
         Column("outcome", "text", "what came of it, in words"),
+        Column("outcome_code", "text", "code of the outcome"),
+        Column("outcome_arguments", "text", "what the outcome names, as a JSON object"),
     ),
     f"""
     SELECT {WHOSE}, z.started AS start_time, z.restart, z.old_nodes * z.old_gpus_per_node AS old_gpus,
@@ -207,7 +209,8 @@ RESIZE_COST = View(
             AND o.job_id = z.job_id AND o.restart = z.restart AND k.order_number = z.order_number) AS checkpoint_s,
         (SELECT SUM(k.stall_s) FROM runs o CROSS JOIN checkpoints k WHERE k.run_id = o.id
             AND o.job_id = z.job_id AND o.restart = z.restart AND k.order_number = z.order_number) AS stall_s,
-        r.queue_s, r.launch_s, r.import_s, r.group_s, r.load_s, r.first_step_s, r.attempts, z.outcome
+        r.queue_s, r.launch_s, r.import_s, r.group_s, r.load_s, r.first_step_s, r.attempts,
+        z.outcome, z.outcome_code, z.outcome_arguments
     {JOBS} CROSS JOIN resizes z
     LEFT JOIN runs r ON r.job_id = z.job_id AND r.restart = z.restart + 1 AND z.restart >= 0 AND NOT EXISTS
         (SELECT 1 FROM resizes later WHERE later.job_id = z.job_id AND later.restart = z.restart AND later.id > z.id)
@@ -270,9 +273,13 @@ DECISIONS_EXPLAINED = View(
         Column("from_batch", "int", "global batch it had, samples"),
         Column("batch", "int", "global batch it gets, samples"),
         Column("reason", "text", "why, in words for its user"),
+        Column("reason_code", "text", "code of the reason; empty where it was stored before schema 0009"),
+        Column("reason_arguments", "text", "what the reason names, as a JSON object"),
         Column("alternatives", "text", "what was weighed, best first, as nodes x GPUs per node / batch; 0x0/0 waits"),
         Column("acted", "bool", "the companion set out to carry it out"),
         Column("outcome", "text", "what came of it, in words"),
+        Column("outcome_code", "text", "code of the outcome"),
+        Column("outcome_arguments", "text", "what the outcome names, as a JSON object"),
     ),
     f"""
     SELECT {WHOSE}, d.id AS decision_id, d.time, d.policy, d.mode,
@@ -283,10 +290,11 @@ DECISIONS_EXPLAINED = View(
             WHEN g.nodes <> g.from_nodes THEN 'moves'
             WHEN g.batch <> g.from_batch THEN 'batch' ELSE 'keeps' END AS action,
         g.from_nodes * g.from_gpus_per_node AS from_gpus, g.nodes * g.gpus_per_node AS gpus, g.from_batch, g.batch,
-        g.reason, (SELECT listed(s.size, ' > ') FROM (
+        g.reason, g.reason_code, g.reason_arguments, (SELECT listed(s.size, ' > ') FROM (
             SELECT a.nodes || 'x' || a.gpus_per_node || '/' || a.batch AS size FROM decision_alternatives a
             WHERE a.decision_id = g.decision_id AND a.job_id = g.job_id ORDER BY a.rank) s) AS alternatives,
-        CASE WHEN g.acted THEN 1 ELSE 0 END AS acted, g.outcome
+        CASE WHEN g.acted THEN 1 ELSE 0 END AS acted,
+        g.outcome, g.outcome_code, g.outcome_arguments
     {JOBS} CROSS JOIN decision_jobs g CROSS JOIN decisions d
     WHERE j.cluster_id = c.id AND g.job_id = j.id AND d.id = g.decision_id""",
     ("time", "decision_id", "job_id"),

@@ -7,7 +7,16 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
-from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, JobHistory, NotLeader, ResizeRecord, Store
+from ones_db import (
+    AlternativeRecord,
+    DecisionJobRecord,
+    DecisionRecord,
+    JobHistory,
+    NotLeader,
+    ReasonRecord,
+    ResizeRecord,
+    Store,
+)
 from ones_wrapper.protocol import Order
 from slurm_ones.act.advice import commands, waiting_commands
 from slurm_ones.act.deferrals import Deferrals
@@ -223,12 +232,12 @@ def _record(
         nodes=allocation.shape.nodes if allocation else None,
         gpus_per_node=allocation.shape.gpus_per_node if allocation else None,
         batch=allocation.batch if allocation else None,
-        reason=schedule.reasons.get(job_id, elastic.refusal),
+        reason=ReasonRecord.of(schedule.reasons.get(job_id, elastic.refusal)),
         from_nodes=elastic.shape.nodes if running else None,
         from_gpus_per_node=elastic.shape.gpus_per_node if running else None,
         from_batch=history.batch if running and history else None,
         acted=acted,
-        outcome=made.outcomes.get(job_id) or schedule.refused.get(job_id, ""),
+        outcome=ReasonRecord.of(made.outcomes.get(job_id) or schedule.refused.get(job_id, "")),
         alternatives=tuple(
             AlternativeRecord(one.shape.nodes, one.shape.gpus_per_node, one.batch, worth)
             if one is not None

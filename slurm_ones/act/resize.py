@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ones_db import ResizeRecord
+from ones_db import NO_REASON, ReasonRecord, ResizeRecord
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderError, OrderWriter
@@ -49,12 +49,12 @@ class ResizeStore(Protocol):
         state: str,
         *,
         time: float,
-        detail: str = "",
+        detail: ReasonRecord = NO_REASON,
         deadline: float | None = None,
     ) -> ResizeRecord: ...
 
     def end_resize(
-        self, resize_id: int, state: str, outcome: str, time: float, pause_s: float | None = None
+        self, resize_id: int, state: str, outcome: ReasonRecord, time: float, pause_s: float | None = None
     ) -> ResizeRecord: ...
 
 
@@ -127,7 +127,7 @@ class ResizeMachine:
         """Write down the state that comes next; no other code does. Raises `IllegalTransition`."""
         check_transition(State(resize.state), state)
         log.info("job %d: %s → %s%s", resize.job_id, resize.state, state.value, f": {why}" if why else "")
-        detail = str(why) if why else ""
+        detail = ReasonRecord.of(why)
         if not state.final:
             self._times.entered(resize, state)
             return self.store.step_resize(resize.id, state.value, time=self.clock(), detail=detail, deadline=deadline)

@@ -110,7 +110,7 @@ def _list_views() -> None:
     for view in VIEWS.values():
         shown.add_row(view.name, view.title)
     console.print(shown)
-    console.print("\nslurm-ones db query VIEW --param job_id=7, or --sql 'SELECT …'; docs/database.md has all columns")
+    console.print("\nslurm-ones db query VIEW --param job_id=7, or --sql 'SELECT …'")
 
 
 def _write(answer: Answer, format: Format, output: Path | None, limit: int | None, name: str) -> None:

@@ -67,10 +67,14 @@ def parse_pairs(where: str, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_policy(text: str) -> PolicySpec:
-    """A policy and its options, from `name` or `name:option=value,…`. Raises `BadInput`."""
+    """A policy and its options, from `name` or `name:option=value,…`; the name may be `package.module:Class`. Raises
+    `BadInput`."""
     from slurm_ones.simulate.study.plan import PolicySpec
 
     name, _, options = text.partition(":")
+    if options and "=" not in options.partition(":")[0]:
+        cls, _, options = options.partition(":")
+        name = f"{name}:{cls}"
     return PolicySpec(text, name, parse_pairs(f"--policy {name}", options.split(",") if options else ()))
 
 
@@ -95,7 +99,10 @@ def simulate(
     ] = None,
     cluster: Annotated[str, typer.Option(help="NODESxGPUS.")] = "16x4",
     policy: Annotated[
-        list[str] | None, typer.Option(help="Repeatable. Else ones. With options as NAME:option=value,…")
+        list[str] | None,
+        typer.Option(
+            help="Repeatable. Else ones. With options as NAME:option=value,… where NAME may be package.module:Class."
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many; each is a workload of its own.")] = 1,
     first_seed: Annotated[int, typer.Option(min=0)] = 0,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ones_db import Store, StoreError
+from ones_db import ReasonRecord, Store, StoreError
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
@@ -41,7 +41,7 @@ def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
                 "time": d.time,
                 "policy": d.policy,
                 "mode": d.mode,
-                **asdict(j),
+                **_flat(j),
                 "alternatives": [one._asdict() for one in j.alternatives],
             }
             for d in store.decisions(job_id, decisions)
@@ -49,11 +49,20 @@ def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
             if j.job_id == job_id
         ],
         "resizes": [
-            {**asdict(r), "steps": [asdict(step) for step in store.resize_steps(r.id)]}
+            {**_flat(r), "steps": [_flat(step) for step in store.resize_steps(r.id)]}
             for r in store.resizes(job_id)
             if r.id is not None
         ],
     }
+
+
+def _flat(record: Any) -> dict[str, Any]:
+    """The record's fields; of a reason its sentence, and beside it its code and arguments, as in the database."""
+    found = asdict(record)
+    for name, value in vars(record).items():
+        if isinstance(value, ReasonRecord):
+            found |= {name: value.text, f"{name}_code": value.code, f"{name}_arguments": dict(value.arguments)}
+    return found
 
 
 def _allocation(decision: dict[str, Any]) -> str:

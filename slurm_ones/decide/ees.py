@@ -10,7 +10,7 @@ Saxena et al., "Effective Elastic Scaling of Deep Learning Workloads", MASCOTS 2
 
 Where we differ: there the user's range of batches is taken to keep the accuracy whatever the batch, and the rate is the
 throughput. Here the rate is the goodput, so that a larger batch is worth what its statistical efficiency says: without
-that the policy would be worse. A job that keeps its size stays on its nodes.
+that the policy would be worse. A job that keeps its size fixed on its nodes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_ones.decide.build import conclude, left_over
+from slurm_ones.decide.build import build_schedule, free_after_fixed
 from slurm_ones.reasons import reason
-from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
 from slurm_ones.schedule.tables import Tables, build_tables
 
@@ -55,23 +55,23 @@ class Ees:
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
-        staying = pinned(cluster, jobs)
+        fixed = fixed_jobs(cluster, jobs)
         since = None if self._rescaled is None else now - self._rescaled
         if since is not None and 0 <= since < self.options.interval_s:
             unchanged = reason("between_changes", seconds=self.options.interval_s)
-            staying = {**{job.job_id: unchanged for job in jobs if job.shape is not None}, **staying}
+            fixed = {**{job.job_id: unchanged for job in jobs if job.shape is not None}, **fixed}
         else:
             self._rescaled = now
         mobile = sorted(
-            (job for job in jobs if job.job_id not in staying),
+            (job for job in jobs if job.job_id not in fixed),
             key=lambda job: (job.shape is None, job.submitted, job.job_id),
         )
         tables = build_tables(cluster, mobile, "best")
-        free = int(left_over(cluster, jobs, staying).sum())
+        free = int(free_after_fixed(cluster, jobs, fixed).sum())
         columns, total = allot(tables.sizes, scaling_factors(tables), free)
         wanted = {job.job_id: int(tables.sizes[u]) for job, u in zip(mobile, columns, strict=True)}
         why = reason("best_total", total="the sum of all jobs' speed-ups")
-        return conclude(cluster, jobs, staying, tables, wanted, why, total)
+        return build_schedule(cluster, jobs, fixed, tables, wanted, why, total)
 
 
 def scaling_factors(tables: Tables) -> Floats:

@@ -20,14 +20,82 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slurm_ones.decide.build import fits_nowhere
-from slurm_ones.decide.losscurve import LossCurve, Losses, fit
-from slurm_ones.decide.remaining import LONGEST, to_come
+from slurm_ones.decide.build import fits_nowhere, free_after_fixed
+from slurm_ones.decide.job_figures import LONGEST, to_come
 from slurm_ones.reasons import Reason, reason
-from slurm_ones.schedule.fixed import pinned
-from slurm_ones.schedule.placement import Room, settle
+from slurm_ones.schedule.placement import fixed_jobs, place
 from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, JobView, Schedule
 from slurm_ones.schedule.tables import Tables, build_tables
+
+Losses = tuple[tuple[float, float], ...]
+"""(epochs done, loss) in order."""
+
+ENOUGH = 5
+"""Reported losses below which nothing is fitted."""
+MOST = 64
+"""Losses that enter a fit, spread evenly over those reported."""
+FLOORS = 24
+"""Values tried for the loss that is left in the end."""
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """Loss after k epochs: 1/(slope · k + offset) + floor, as a fraction of the largest loss reported."""
+
+    slope: float
+    offset: float
+    floor: float
+
+    def loss(self, epochs: Floats) -> Floats:
+        """Loss after these epochs."""
+        result: Floats = 1.0 / np.maximum(self.slope * epochs + self.offset, 1e-12) + self.floor
+        return result
+
+    def converged(self, drop: float) -> float:
+        """Epochs after which an epoch lowers the loss by less than `drop`."""
+        if self.slope <= 0.0:
+            return 0.0
+        # slope / (slope · k + offset)² is what the epoch around k brings.
+        return max((math.sqrt(self.slope / drop) - self.offset) / self.slope, 0.0)
+
+
+def fit(losses: Losses) -> LossCurve | None:
+    """The curve through them; None where too few of them make sense.
+
+    Nonnegative least squares for each of several floors, the best of them kept. Each loss is first replaced by the
+    median of itself and its neighbours, against outliers.
+    """
+    points = np.array([p for p in losses if all(map(math.isfinite, p)) and p[0] >= 0 and 0 < p[1] < 1e12])
+    if len(points) < ENOUGH:
+        return None
+    if len(points) > MOST:
+        points = points[np.linspace(0, len(points) - 1, MOST).round().astype(int)]
+    epochs, loss = points[:, 0], points[:, 1] / points[:, 1].max()
+    loss = np.concatenate([loss[:1], np.median([loss[:-2], loss[1:-1], loss[2:]], axis=0), loss[-1:]])
+    floors = loss.min() * np.linspace(0.0, 0.99, FLOORS)[:, None]
+    above = loss[None] - floors
+    slope, offset = _nonnegative(epochs[None], 1.0 / above, above**4)
+    error = ((1.0 / np.maximum(slope * epochs + offset, 1e-12) + floors - loss) ** 2).sum(axis=1)
+    best = int(np.argmin(error))
+    return LossCurve(float(slope[best, 0]), float(offset[best, 0]), float(floors[best, 0]))
+
+
+def _nonnegative(x: Floats, y: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """(F, 1) a and b ≥ 0 that minimise Σ weight · (a·x + b − y)² in each row of y, which is positive.
+
+    An error in 1/l counts as what it is in l: weights are the fourth power of l.
+    """
+    w, wx, wxx = weight.sum(axis=1), (weight * x).sum(axis=1), (weight * x * x).sum(axis=1)
+    wy, wxy = (weight * y).sum(axis=1), (weight * x * y).sum(axis=1)
+    det = w * wxx - wx * wx
+    safe = np.where(det > 1e-12 * w * wxx, det, 1.0)
+    inside = det > 1e-12 * w * wxx
+    a = np.where(inside, (w * wxy - wx * wy) / safe, 0.0)
+    b = np.where(inside, (wxx * wy - wx * wxy) / safe, wy / w)
+    # Of two unknowns, one that would be negative is zero and the other alone fits.
+    b = np.where(a < 0, wy / w, b)
+    a = np.where(b < 0, wxy / np.maximum(wxx, 1e-300), np.maximum(a, 0.0))
+    return a[:, None], np.maximum(b, 0.0)[:, None]
 
 
 @dataclass(frozen=True)
@@ -63,22 +131,22 @@ class Optimus:
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
-        stays = pinned(cluster, jobs)
+        fixed = fixed_jobs(cluster, jobs)
         self._fits = {job.job_id: self._fits[job.job_id] for job in jobs if job.job_id in self._fits}
         between = self._last <= now < self._last + self.options.interval_s
         if between:
             unchanged = reason("between_changes", seconds=self.options.interval_s)
-            stays = {job.job_id: unchanged for job in jobs if job.shape is not None} | stays
+            fixed = {job.job_id: unchanged for job in jobs if job.shape is not None} | fixed
         else:
             self._last = now
         queue = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
-        moving = [job for job in queue if job.job_id not in stays]
+        moving = [job for job in queue if job.job_id not in fixed]
         table = build_tables(cluster, moving, "requested")
-        free = Room(cluster, [job for job in jobs if job.job_id in stays]).gpus
+        free = int(free_after_fixed(cluster, jobs, fixed).sum())
         columns = _greedy(table, np.inf if between else self._seconds(table), free)
         wanted = {j.job_id: int(table.sizes[u]) for j, u in zip(moving, columns, strict=True) if u}
-        wanted |= {job.job_id: job.shape.gpus for job in jobs if job.job_id in stays and job.shape is not None}
-        return _schedule(cluster, queue, stays, table, wanted)
+        wanted |= {job.job_id: job.shape.gpus for job in jobs if job.job_id in fixed and job.shape is not None}
+        return _schedule(cluster, queue, fixed, table, wanted)
 
     def _seconds(self, table: Tables) -> Floats:
         """(J, U) seconds to the end at each size, infinite at those not allowed."""
@@ -143,22 +211,22 @@ def _gains(seconds: Floats, sizes: np.ndarray[tuple[int], np.dtype[np.int64]]) -
 
 
 def _schedule(
-    cluster: ClusterView, queue: Sequence[JobView], stays: dict[int, Reason], table: Tables, wanted: dict[int, int]
+    cluster: ClusterView, queue: Sequence[JobView], fixed: dict[int, Reason], table: Tables, wanted: dict[int, int]
 ) -> Schedule:
     """Placeable shapes for the sizes wanted, small ones first; who finds no room is parked."""
     row = {job.job_id: j for j, job in enumerate(table.jobs)}
     column = {int(n): u for u, n in enumerate(table.sizes)}
     views = []
     for job in queue:
-        if job.job_id in stays:
-            views.append(replace(job, fixed=stays[job.job_id]))
+        if job.job_id in fixed:
+            views.append(replace(job, fixed=fixed[job.job_id]))
         else:
             sizes = tuple(int(n) for n in table.sizes[table.allowed[row[job.job_id]]])
             views.append(replace(job, limits=replace(job.limits, gpus=sizes)))
-    shapes = settle(cluster, views, wanted)
+    shapes = place(cluster, views, wanted)
     allocations, reasons, parked = {}, {}, set()
     for job in sorted(queue, key=lambda job: shapes[job.job_id].gpus if job.job_id in shapes else 0):
-        shape, why = shapes.get(job.job_id), stays.get(job.job_id)
+        shape, why = shapes.get(job.job_id), fixed.get(job.job_id)
         if shape is None:
             if why is None:
                 parked.add(job.job_id)

@@ -10,8 +10,8 @@ there:
   job without one, minimised for p < 0 (§3.4). p = -0.5, λ = 1.1 and the gap of 1e-4 are its authors' values.
 - A job starts on one GPU and grows to at most twice the most it has had (§3.4).
 
-Where we differ, because this is Slurm: there is one kind of GPU. A job that keeps its size stays on its nodes, so
-fragments may be in the way of what the program wants: then a growing job stays as it is and a starting one gets less.
+Where we differ, because this is Slurm: there is one kind of GPU. A job that keeps its size fixed on its nodes, so
+fragments may be in the way of what the program wants: then a growing job fixed as it is and a starting one gets less.
 Whole nodes are a second constraint, since rigid jobs may hold parts of some. HiGHS solves it, not CBC. A job that takes
 none of these configurations (a rigid count) is offered its own.
 """
@@ -25,10 +25,10 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from slurm_ones.decide.build import conclude, left_over
-from slurm_ones.decide.history import History, bounded, restart_factor
+from slurm_ones.decide.build import build_schedule, free_after_fixed
+from slurm_ones.decide.job_figures import History, bounded, restart_factor
 from slurm_ones.reasons import Reason, reason
-from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
 from slurm_ones.schedule.tables import Tables, build_tables
 
@@ -76,16 +76,16 @@ class Sia:
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
         self._history.update(jobs)
-        staying = pinned(cluster, jobs)
-        mobile = sorted((j for j in jobs if j.job_id not in staying), key=lambda j: (j.submitted, j.job_id))
+        fixed = fixed_jobs(cluster, jobs)
+        mobile = sorted((j for j in jobs if j.job_id not in fixed), key=lambda j: (j.submitted, j.job_id))
         views = [_limited(cluster, job, self._history.bound(job)) for job in mobile]
         tables = build_tables(cluster, views, "best")
         costs = _costs(tables, now, self.options.power)
-        left = left_over(cluster, jobs, staying)
+        left = free_after_fixed(cluster, jobs, fixed)
         whole = int((left == cluster.gpus_per_node).sum()) if cluster.uniform else len(left)
         solved = solve(tables, costs, int(left.sum()), whole, cluster.gpus_per_node, self.options)
         wanted = {job.job_id: int(tables.sizes[u]) for job, u in zip(mobile, solved.column, strict=True)}
-        return conclude(cluster, jobs, staying, tables, wanted, solved.reason, solved.cost)
+        return build_schedule(cluster, jobs, fixed, tables, wanted, solved.reason, solved.cost)
 
 
 def _limited(cluster: ClusterView, job: JobView, bound: int) -> JobView:

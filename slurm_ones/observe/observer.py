@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-from ones_db import ActionRecord, JobRecord, NodeRecord, RunRecord, RunReports, SpecRecord, Store
+from ones_db import ActionRecord, JobRecord, NodeRecord, ReasonRecord, RunRecord, RunReports, SpecRecord, Store
 from ones_wrapper import protocol
 from slurm_ones.config import Settings
 from slurm_ones.job_files import NotBelieved, directory_of, job_directory, read_from
@@ -120,7 +120,7 @@ class Observer:
             else:
                 end, refusal = (job.end_time if job.ended else None), "its comment no longer opts in"
                 now = replace(record, state=job.state.value, restart=job.restart, end_time=end)
-                records.append(replace(now, elastic=False, refusal=refusal))
+                records.append(replace(now, elastic=False, refusal=ReasonRecord(text=refusal)))
         self._store.see_jobs(records)
 
     def collect(self, jobs: Sequence[Job], *, now: float) -> None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from ones_db import AccountingJob, JobRecord, RunRecord
+from ones_db import AccountingJob, JobRecord, ReasonRecord, RunRecord
 from ones_db.accounting import SAME_JOB_S
 from ones_wrapper.hostlist import expand
 from slurm_ones.slurm.sacct import AccountingRow
@@ -96,7 +96,7 @@ def accounting_job(rows: Sequence[AccountingRow]) -> AccountingJob:
         account=last.account,
         partition=last.partition,
         restart=told[-1] or 0,
-        refusal="known from Slurm's accounting alone",
+        refusal=ReasonRecord(text="known from Slurm's accounting alone"),
         state=last.state,
         end_time=last.end,
         exit_code=last.exit_code,

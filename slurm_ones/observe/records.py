@@ -16,6 +16,7 @@ from ones_db import (
     HelloRecord,
     JobRecord,
     NodeRecord,
+    ReasonRecord,
     RunRecord,
     RunReports,
     SpecRecord,
@@ -26,7 +27,7 @@ from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.observe.reports import Line, NewReports
 from slurm_ones.report.text import plain
 from slurm_ones.slurm.model import Node
-from slurm_ones.slurm.parse import usable
+from slurm_ones.slurm.scontrol import usable
 
 R = TypeVar("R", HelloRecord, FirstRecord, ThroughputRecord, EpochRecord, CheckpointRecord, BatchRecord, ByeRecord)
 N = TypeVar("N", HelloRecord, ByeRecord)
@@ -48,7 +49,7 @@ def job_record(elastic: Elastic, note: str) -> JobRecord:
         work_dir=plain(job.work_dir, 4096),
         restart=job.restart,
         elastic=not elastic.refusal,
-        refusal=elastic.refusal,
+        refusal=ReasonRecord.of(elastic.refusal),
         state=job.state.value,
         end_time=job.end_time if job.ended else None,
         exit_code=job.exit_code if job.ended else None,

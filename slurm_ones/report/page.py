@@ -29,7 +29,7 @@ def _acted(store: Store) -> list[Acted]:
     names = {job.job_id: job.name for job in store.job_summaries()}
     runs = {(job_id, run.restart): run for job_id in names for run in store.runs(job_id)}
     reasons = {
-        (decision.id, job.job_id): job.reason
+        (decision.id, job.job_id): job.reason.text
         for decision in store.recent_decisions(1000)
         for job in decision.jobs
         if job.acted
@@ -48,7 +48,7 @@ def _acted(store: Store) -> list[Acted]:
                 job=names.get(resize.job_id, str(resize.job_id)),
                 change=f"{shapes}, batch {resize.old_batch or '–'} → {resize.new_batch or '–'}",
                 reason=reasons.get((resize.decision_id or 0, resize.job_id), ""),
-                steps=f"{steps}: {resize.outcome}{pause}{start}",
+                steps=f"{steps}: {resize.outcome.text}{pause}{start}",
             )
         )
     return found

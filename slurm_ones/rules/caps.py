@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_ones.schedule.placement import Room
+from slurm_ones.schedule.ledger import Ledger
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.schedule.shapes import shape_of
 from slurm_ones.schedule.tables import build_tables
@@ -136,7 +136,7 @@ def _put_back(job: JobView, given: dict[int, Shape]) -> None:
 def _without_room(cluster: ClusterView, jobs: Sequence[JobView], given: Mapping[int, Shape]) -> int | None:
     """A job that finds no room where the others stay or move as given; None where all do."""
     moving = [job for job in jobs if job.job_id in given and given[job.job_id] != job.shape]
-    room = Room(cluster, [job for job in jobs if job.shape is not None and given.get(job.job_id) == job.shape])
+    room = Ledger(cluster, [job for job in jobs if job.shape is not None and given.get(job.job_id) == job.shape])
     grows = {job.job_id: given[job.job_id].gpus > (job.shape.gpus if job.shape else 0) for job in moving}
     for job in sorted(moving, key=lambda job: (grows[job.job_id], -given[job.job_id].gpus, job.job_id)):
         if not room.take(given[job.job_id]):

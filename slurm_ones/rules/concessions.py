@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from slurm_ones.rules.rigid import Claim, Release, Waiting
-from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, JobView
 from slurm_ones.schedule.shapes import least_and_most, shape_of
 
@@ -41,7 +41,7 @@ class Floor:
         self.held = {job.job_id: dict(job.nodes) for job in self._jobs.values()}
         """GPUs of each job by node."""
         self._known: dict[tuple[int, str, bool], list[Step]] = {}
-        staying = pinned(cluster, jobs)
+        staying = fixed_jobs(cluster, jobs)
         self._on: dict[str, list[int]] = {}
         """Jobs that may change now, by node."""
         for job in self._jobs.values():

@@ -22,6 +22,7 @@ from slurm_ones.slurm.model import Shape
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView, Limits
+from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView, Limits
 from slurm_ones.schedule.shapes import least_and_most, nodes_of, scaled_batch, shape_of
-
-Bools = npt.NDArray[np.bool_]
 
 BatchRule = Literal["requested", "scaled", "best"]
 """Global batch at a size: as its user submitted it; in proportion to the GPUs (ONES §3.3); of highest goodput."""

@@ -31,9 +31,9 @@ from slurm_ones.slurm.client import (
     Unreachable,
 )
 from slurm_ones.slurm.model import Job, Node, Shape, Snapshot
-from slurm_ones.slurm.parse import json_fault, nodes_of, parse_jobs, parse_nodes, parse_partitions, parse_reservations
 from slurm_ones.slurm.reshape import reshape
-from slurm_ones.slurm.squeue import FORMAT, asked, parse_queue, separator
+from slurm_ones.slurm.scontrol import nodes_of, parse_nodes, parse_partitions, parse_reservations
+from slurm_ones.slurm.squeue import FORMAT, asked, json_fault, parse_jobs, parse_queue, separator
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -19,8 +19,9 @@ from typing import Any
 import pyslurm
 
 from slurm_ones.slurm.command import CommandClient, error_of, with_retries
-from slurm_ones.slurm.model import Job, JobState, Partition, Reservation, Shape, Snapshot
-from slurm_ones.slurm.parse import REQUEUE_HELD, gpus, hosts, nodes_of, state_of, text_of
+from slurm_ones.slurm.model import Job, Partition, Reservation, Shape, Snapshot
+from slurm_ones.slurm.parse import gpus, hosts, job_of
+from slurm_ones.slurm.scontrol import nodes_of
 
 
 @contextmanager
@@ -42,49 +43,38 @@ def _gpus(gres: Any) -> int:
 
 
 def _job(raw: Any) -> Job:
-    held = raw.priority == 0
-    state, flags = state_of([raw.state], held=held)
-    pending = state is JobState.PENDING
-    nodes = hosts(raw.allocated_nodes) if not pending else ()
-    # state_reason is in words where Slurm has some, else the name of the reason.
-    reason = str(raw.state_reason or "")
     options = str(raw.submit_line or "").split()
-    return Job(
+    return job_of(
         job_id=raw.id,
-        name=text_of(raw.name),
-        user=text_of(raw.user_name or raw.user_id),
+        name=raw.name,
+        user=raw.user_name or raw.user_id,
         uid=raw.user_id,
-        account=text_of(raw.account),
-        partition=text_of(raw.partition),
-        state=state,
-        flags=flags,
-        reason=reason,
-        held=held,
-        admin_held=reason == "JobHeldAdmin",
-        requeue_held=held and REQUEUE_HELD in reason.replace("_", " "),
+        account=raw.account,
+        partition=raw.partition,
+        states=[raw.state],
+        # In words where Slurm has some, else the name of the reason.
+        reason=str(raw.state_reason or ""),
+        priority=raw.priority,
         restart=_count(raw.requeue_count),
         requeue=bool(raw.is_requeueable),
         nodes=_count(raw.num_nodes),
-        max_nodes=_count(raw.max_nodes) if pending else 0,
+        max_nodes=_count(raw.max_nodes),
         gpus_per_node=_gpus(raw.gres_per_node),
-        gpus_total=0,
         tasks=_count(raw.ntasks),
+        tasks_per_node=_count(raw.ntasks_per_node),
         # PySlurm does not show the flag of an exact task count.
-        task_counts=_count(raw.ntasks_per_node) > 0
-        or _count(raw.ntasks) > max(_count(raw.num_nodes), _count(raw.max_nodes)) > 0
-        or any(option.startswith(("--ntasks", "-n")) for option in options[:-1]),
-        node_list=nodes,
+        exact_tasks=any(option.startswith(("--ntasks", "-n")) for option in options[:-1]),
+        node_list=raw.allocated_nodes,
         submit_time=float(raw.submit_time or 0),
-        start_time=float(raw.start_time or 0) if not pending else 0.0,
-        end_time=float(raw.end_time or 0) if not pending else 0.0,
-        time_limit_s=60.0 * _count(raw.time_limit),
-        work_dir=text_of(raw.working_directory),
-        comment=text_of(raw.comment),
+        start_time=float(raw.start_time or 0),
+        end_time=float(raw.end_time or 0),
         eligible_time=float(raw.eligible_time or 0),
-        priority=_count(raw.priority),
-        array=bool(raw.array_id or raw.heterogeneous_id),
+        time_limit_s=60.0 * _count(raw.time_limit),
+        work_dir=raw.working_directory,
+        comment=raw.comment,
+        part=bool(raw.array_id or raw.heterogeneous_id),
         batch=bool(raw.is_batch_job),
-        exit_code=128 + _count(raw.exit_code_signal) if raw.exit_code_signal else _count(raw.exit_code),
+        exit_code=(_count(raw.exit_code), _count(raw.exit_code_signal)),
     )
 
 
@@ -147,7 +137,7 @@ class PySlurmClient:
         job = _job(self._load(f"job {job_id}", lambda: pyslurm.Job.load(job_id)))
         # Of a job requeued into a hold PySlurm has words in place of the reason, and they stay when an operator holds
         # the job as well.
-        if job.pending and job.held and not job.reason.startswith("JobHeld"):
+        if job.pending and job.held and (job.requeue_held or not job.reason.startswith("JobHeld")):
             return self._command.job(job_id)
         return job
 

@@ -1,4 +1,4 @@
-"""The queue as `squeue` prints it field by field, of releases 22.05 to 26.05.
+"""Jobs as `squeue` prints them, of releases 22.05 to 26.05: the queue field by field, single jobs as JSON.
 
 `squeue --json` takes ten kilobytes and half a millisecond a job, the fields below a few hundred bytes. A user's text
 cannot pass for a field: what stands between fields is drawn anew for each call, and is handed to squeue in its
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from slurm_ones.slurm.client import Refused
-from slurm_ones.slurm.model import Job, JobState
-from slurm_ones.slurm.parse import REQUEUE_HELD, allocated_gpus, gpus, hosts, nodes_asked, seconds, state_of, text_of
+from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.parse import allocated_gpus, exit_status, gpus, job_of, number, seconds, text_of
 
 FIELDS = (
     "JobID",
@@ -76,7 +78,7 @@ def parse_queue(text: str, between: str) -> dict[int, Job]:
     jobs = {}
     for first in range(0, len(values) - 1, len(FIELDS)):
         try:
-            job = _job(values[first : first + len(FIELDS)])
+            job = _job_of_fields(values[first : first + len(FIELDS)])
         except ValueError:
             raise Refused(f"squeue: {values[first]!r:.40} is no job, or has no user") from None
         jobs[job.job_id] = job
@@ -97,24 +99,11 @@ def _id(text: str) -> int:
     return int(text)
 
 
-def _text(text: str) -> str:
-    return "" if text == "(null)" else text_of(text)
-
-
 def _asks(text: str) -> str:
     return "" if text in ("N/A", "(null)") else text
 
 
-def _exit_code(text: str) -> int:
-    """The exit code as a shell gives it; 22.05 prints a wait status, others code:signal."""
-    code, colon, signal = text.partition(":")
-    if colon:
-        return 128 + _count(signal) if _count(signal) else _count(code)
-    status = _count(code)
-    return 128 + (status & 0x7F) if status & 0x7F else status >> 8
-
-
-def _job(values: list[str]) -> Job:
+def _job_of_fields(values: list[str]) -> Job:
     (
         job_id,
         name,
@@ -145,47 +134,101 @@ def _job(values: list[str]) -> Job:
         task_id,
         het_id,
         batch,
-        code,
+        status,
     ) = values
-    held = priority == "0"
-    state, flags = state_of([text_of(shown)], held=held)
-    pending = state is JobState.PENDING
-    nodes, most = _count(num_nodes), _count(max_nodes)
-    if most == nodes:
-        # Also where there is no maximum.
-        nodes = most = nodes_asked(tres, pending, nodes, 0)
-    return Job(
+    code, colon, signal = status.partition(":")
+    return job_of(
         job_id=_id(job_id),
-        name=text_of(name),
-        user=text_of(user),
+        name=name,
+        user=user,
         uid=_id(uid),
-        account=_text(account),
-        partition=text_of(partition),
-        state=state,
-        flags=flags,
-        reason=text_of(reason),
-        held=held,
-        admin_held=reason == "JobHeldAdmin",
-        requeue_held=held and REQUEUE_HELD in reason.replace("_", " "),
+        account="" if account == "(null)" else account,
+        partition=partition,
+        states=[text_of(shown)],
+        reason=reason,
+        priority=0 if priority == "0" else _count(priority) or None,
         restart=_count(restart),
         requeue=requeue == "1",
-        nodes=nodes,
-        max_nodes=most,
-        gpus_per_node=_gpus(_asks(per_node)),
-        gpus_total=(0 if pending else _allocated_gpus(tres)) or _gpus(_asks(per_job)),
+        nodes=_count(num_nodes),
+        max_nodes=_count(max_nodes),
+        tres=tres,
+        gpus_per_node=_gpus(per_node),
+        gpus_per_job=_gpus(per_job),
+        gpus_allocated=_allocated_gpus(tres),
         tasks=_count(tasks),
         # squeue does not print the flag of an exact task count: `SlurmClient.details` shows it.
-        task_counts=_count(tasks_per_node) > 0 or _count(tasks) > max(nodes, most) > 0,
-        node_list=() if pending else hosts(_asks(node_list)),
+        tasks_per_node=_count(tasks_per_node),
+        node_list=_asks(node_list),
         submit_time=float(_count(submitted)),
-        start_time=0.0 if pending else float(_count(started)),
-        end_time=0.0 if pending else float(_count(ended)),
-        time_limit_s=_seconds(limit),
-        work_dir=text_of(work_dir),
-        comment=_text(comment),
+        start_time=float(_count(started)),
+        end_time=float(_count(ended)),
         eligible_time=float(_count(eligible)),
-        priority=_count(priority),
-        array=task_id != "N/A" or _count(het_id) > 0,
+        time_limit_s=_seconds(limit),
+        work_dir=work_dir,
+        comment="" if comment == "(null)" else comment,
+        part=task_id != "N/A" or _count(het_id) > 0,
         batch=batch == "1",
-        exit_code=_exit_code(code),
+        exit_code=(_count(code), _count(signal)) if colon else exit_status(_count(code)),
     )
+
+
+def json_fault(data: Any) -> str:
+    """What the JSON says went wrong, empty when nothing did."""
+    errors = data.get("errors") if isinstance(data, Mapping) else None
+    told = [error for error in errors if isinstance(error, Mapping)] if isinstance(errors, list) else []
+    return "; ".join(f"{error.get('description') or ''} ({error.get('error') or ''})" for error in told)
+
+
+def parse_jobs(data: Any) -> dict[int, Job]:
+    """Jobs from `squeue --json`."""
+    entries = data.get("jobs") if isinstance(data, Mapping) else None
+    jobs = (_job_of_json(entry) for entry in entries if isinstance(entry, Mapping)) if isinstance(entries, list) else ()
+    return {job.job_id: job for job in jobs}
+
+
+def _job_of_json(entry: Mapping[str, Any]) -> Job:
+    uid, status = entry.get("user_id"), entry.get("exit_code")
+    if isinstance(status, Mapping):
+        signal = status.get("signal")
+        killed = number(signal.get("id", signal.get("signal_id"))) if isinstance(signal, Mapping) else 0
+        exit_code = (number(status.get("return_code")), killed)
+    else:
+        exit_code = exit_status(number(status))
+    return job_of(
+        job_id=number(entry.get("job_id")),
+        name=entry.get("name"),
+        user=entry.get("user_name") or uid,
+        uid=number(uid, -1),
+        account=entry.get("account"),
+        partition=entry.get("partition"),
+        states=_texts(entry.get("job_state")),
+        reason=text_of(entry.get("state_reason")),
+        description=text_of(entry.get("state_description")),
+        priority=None if (priority := number(entry.get("priority"), -1)) < 0 else priority,
+        restart=number(entry.get("restart_cnt")),
+        requeue=entry.get("requeue") is True or number(entry.get("requeue")) != 0,
+        nodes=number(entry.get("node_count")),
+        max_nodes=number(entry.get("max_nodes")),
+        tres=str(entry.get("tres_req_str") or ""),
+        gpus_per_node=gpus(entry.get("tres_per_node")),
+        gpus_per_job=gpus(entry.get("tres_per_job")),
+        gpus_allocated=sum(map(gpus, _texts(entry.get("gres_detail")))),
+        tasks=number(entry.get("tasks")),
+        tasks_per_node=number(entry.get("tasks_per_node")),
+        exact_tasks="EXACT_TASK_COUNT_REQUESTED" in _texts(entry.get("flags")),
+        node_list=entry.get("nodes"),
+        submit_time=float(number(entry.get("submit_time"))),
+        start_time=float(number(entry.get("start_time"))),
+        end_time=float(number(entry.get("end_time"))),
+        eligible_time=float(number(entry.get("eligible_time"))),
+        time_limit_s=60.0 * number(entry.get("time_limit")),
+        work_dir=entry.get("current_working_directory"),
+        comment=entry.get("comment"),
+        part=number(entry.get("array_job_id")) != 0 or number(entry.get("het_job_id")) != 0,
+        batch=bool(entry.get("batch_flag", True)),
+        exit_code=exit_code,
+    )
+
+
+def _texts(value: Any) -> list[str]:
+    return [text_of(v) for v in value] if isinstance(value, list) else [text_of(value)] if value else []

@@ -143,7 +143,7 @@ class World:
         for _ in range(LONGEST_S):
             if self.resize.state in states:
                 return
-            assert self.resize.ended is None, f"{self.states}: {self.resize.outcome}"
+            assert self.resize.ended is None, f"{self.states}: {self.resize.outcome.text}"
             self.tick()
         raise AssertionError(f"stuck in {self.resize.state}")
 

@@ -15,6 +15,7 @@ from ones_db import (
     FirstRecord,
     HelloRecord,
     JobRecord,
+    ReasonRecord,
     ResizeRecord,
     RunRecord,
     RunReports,
@@ -46,6 +47,11 @@ def change(url: str, sql: str) -> None:
     """Do as the statement says."""
     with opened(url, write=True) as connection:
         connection.exec_driver_sql(sql)
+
+
+def said(text: str) -> ReasonRecord:
+    """A reason of which the sentence alone is known."""
+    return ReasonRecord(text=text)
 
 
 SPEC = SpecRecord(base_batch=64, max_batch=512, max_local_batch=128, dataset=1000, epochs=10)
@@ -131,7 +137,10 @@ def resize(job_id: int, **other: Any) -> ResizeRecord:
 
 
 def decision(time: float, *job_ids: int, **other: Any) -> DecisionRecord:
-    jobs = tuple(DecisionJobRecord(job_id, 1, 4, 256, f"reason {job_id}", 1, 1, 64) for job_id in job_ids)
+    jobs = tuple(
+        DecisionJobRecord(job_id, 1, 4, 256, ReasonRecord("gains", {"gpus": 4}, f"reason {job_id}"), 1, 1, 64)
+        for job_id in job_ids
+    )
     values: dict[str, Any] = {"policy": "ones", "mode": "act", "seconds": 0.1, "score": 3.5, "jobs": jobs}
     return DecisionRecord(time, **(values | other))
 
@@ -152,7 +161,7 @@ def resized_job(store: Store, job_id: int = 7, user: str = "alice") -> None:
         number=31,
     )
     number = store.begin_resize(resize(job_id, started=2500.0)).id
-    store.step_resize(number, "drained", detail="step 21", time=2600.0, order_number=9)
+    store.step_resize(number, "drained", detail=said("step 21"), time=2600.0, order_number=9)
     store.end_run(job_id, 0, 2900.0, "REQUEUED")
     store.see_jobs([job(job_id, user=user, restart=1, submit_time=2901.0)])
     store.see_runs([run(job_id, 1, 1, 4, start_time=3000.0)])
@@ -181,4 +190,4 @@ def resized_job(store: Store, job_id: int = 7, user: str = "alice") -> None:
         offset=50,
         number=4,
     )
-    store.end_resize(number, "done", "running at 1x4", 3010.0, pause_s=410.0)
+    store.end_resize(number, "done", said("running at 1x4"), 3010.0, pause_s=410.0)

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from ones_db import SCHEMA_REVISION, BatchRecord, CheckpointRecord, Store, migrate
-from tests.db.make import ask, decision, job, resized_job, told
+from tests.db.make import ask, decision, job, resized_job, said, told
 from tests.db.server import Server
 
 SAVED = Path(__file__).with_name("saved")
@@ -19,7 +19,7 @@ def site(url: str) -> None:
     with Store.open(url, "gres") as store:
         resized_job(store, 7)
         resized_job(store, 8, "bob")
-        store.see_jobs([job(9, name="Zoë", state="PENDING", elastic=False, refusal="no room")])
+        store.see_jobs([job(9, name="Zoë", state="PENDING", elastic=False, refusal=said("no room"))])
         checkpoint = CheckpointRecord(32, 2610.0, "step-21", 2, 0, 21, 2**40, 1.25, order_number=9, stall_s=0.5)
         batch = BatchRecord(33, 2611.0, 22, 128, 2.0, order_number=9, passes=2, ramp=100)
         told(store, 7, 0, checkpoints=[checkpoint], batches=[batch], offset=200, number=33)

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import event
 
 from ones_db import EpochPoint, NoisePoint, Store, ThroughputPoint, TimelineRow
-from tests.db.make import SPEC, epoch, hello, job, resize, resized_job, run, throughput, told
+from tests.db.make import SPEC, epoch, hello, job, resize, resized_job, run, said, throughput, told
 
 
 def test_history_of_a_resized_job(store: Store) -> None:
@@ -128,7 +128,7 @@ def test_a_resize_that_was_rolled_back(store: Store) -> None:
     """Protects the dwell time: it is no resize, but it interrupted the job."""
     resized_job(store)
     number = store.begin_resize(resize(7, started=3600.0, restart=1)).id
-    store.end_resize(number, "rolled_back", "waited too long", 3700.0)
+    store.end_resize(number, "rolled_back", said("waited too long"), 3700.0)
     history = store.histories([7])[7]
     assert (history.resizes, history.last_resize_end, history.epochs_since_change) == (1, 3700.0, 0)
     assert history.failures == 1
@@ -138,9 +138,9 @@ def test_only_resizes_that_interrupted_the_job_count(store: Store) -> None:
     """Protects the number of restarts: being parked is one, and the reshape of the job that waits is none."""
     resized_job(store)
     parked = store.begin_resize(resize(7, started=3600.0, restart=1, new_nodes=0, new_gpus_per_node=0)).id
-    store.end_resize(parked, "done", "it is parked", 3610.0)
+    store.end_resize(parked, "done", said("it is parked"), 3610.0)
     again = store.begin_resize(resize(7, started=3700.0, restart=-1)).id
-    store.end_resize(again, "done", "it waits at its new shape", 3701.0)
+    store.end_resize(again, "done", said("it waits at its new shape"), 3701.0)
     assert store.histories([7])[7].resizes == store.job_summaries([7])[0].resizes == 2
 
 
@@ -149,7 +149,7 @@ def test_failures_are_counted_since_the_last_success(store: Store) -> None:
     resized_job(store)
     for number, state in enumerate(("abandoned", "rolled_back", "done", "abandoned", "rolled_back", "rolled_back")):
         opened = store.begin_resize(resize(7, started=4000.0 + number, restart=1)).id
-        store.end_resize(opened, state, "", 4000.5 + number)
+        store.end_resize(opened, state, said(""), 4000.5 + number)
     assert store.histories([7])[7].failures == 3
 
 
@@ -328,5 +328,5 @@ def test_the_pause_of_a_jobs_own_resizes(store: Store) -> None:
     kinds = (("done", 1, 1, 20.0), ("done", 1, 0, 999.0), ("done", -1, 1, 999.0), ("rolled_back", 1, 1, 999.0))
     for number, (state, restart, nodes, pause) in enumerate((*kinds, ("done", 1, 1, 30.0), ("done", 1, 1, 40.0))):
         opened = store.begin_resize(resize(7, started=4000.0 + number, restart=restart, new_nodes=nodes)).id
-        store.end_resize(opened, state, "", 4000.5 + number, pause_s=pause)
+        store.end_resize(opened, state, said(""), 4000.5 + number, pause_s=pause)
     assert store.histories([7])[7].pause_s == 30.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ones_db import Store, StoreError, UnknownRecord
-from tests.db.make import SPEC, hello, job, run, told
+from tests.db.make import SPEC, hello, job, run, said, told
 
 
 def test_jobs_come_back_as_they_went_in(store: Store) -> None:
@@ -20,7 +20,7 @@ def test_jobs_come_back_as_they_went_in(store: Store) -> None:
         account="a%sb",
         partition="gpu",
         elastic=False,
-        refusal="submitted with task counts",
+        refusal=said("submitted with task counts"),
         exit_code=3,
         end_time=5000.25,
         report_note="line 3: not JSON",

@@ -14,6 +14,7 @@ from tests.db.test_views import DAY, fill
 
 QUERIES = Path(__file__).parents[2] / "db" / "queries"
 PARAMETERS: dict[str, dict[str, Any]] = {
+    "causes": {"since": 0, "until": 10 * DAY},
     "did_resizing_pay": {},
     "fastest_size": {"job_id": 7},
     "gpu_hours_by_user": {"since": 2000, "until": DAY + 1800},
@@ -62,6 +63,9 @@ def test_what_they_tell(store: Store, url: str) -> None:
     assert hours == {"alice": (2, pytest.approx(3300 / 3600)), "bob": (1, pytest.approx(8.0))}
     (why,) = ask(url, "why")
     assert (why["action"], why["gpus"], why["reason"]) == ("grows", 4, "reason 7")
+    (cause,) = ask(url, "causes")
+    assert (cause["code"], cause["jobs"], cause["times"]) == ("gains", 3, 3)
+    assert cause["first_time"] <= cause["last_time"]
     assert [row["epoch"] for row in ask(url, "learning_curve")] == [0, 1, 2]
     assert [(row["requested_gpus"], row["jobs"], row["queueing_s"]) for row in ask(url, "queueing_by_size")] == [
         (2, 2, pytest.approx((993 + DAY - 1800 - 1008) / 2))

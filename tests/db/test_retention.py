@@ -15,7 +15,7 @@ from ones_db import RunReports, Store, ThroughputRecord, maintenance, retention
 from ones_db.maintenance import Ages, maintain
 from ones_db.reports import THROUGHPUT
 from slurm_ones.learn.knowledge import Learner
-from tests.db.make import SPEC, decision, epoch, hello, job, resize, run, throughput, told
+from tests.db.make import SPEC, decision, epoch, hello, job, resize, run, said, throughput, told
 
 DAY = 86_400.0
 END = 50_000.0
@@ -291,10 +291,10 @@ def test_decisions_are_forgotten_when_that_is_asked(store: Store) -> None:
     idle = store.add_decision(decision(100.0, 1))
     both = store.add_decision(decision(200.0, 1, 2))
     acted = store.add_decision(decision(300.0, 1))
-    store.set_outcome(acted, 1, acted=True, outcome="resize")
+    store.set_outcome(acted, 1, acted=True, outcome=said("resize"))
     led = store.add_decision(decision(400.0, 1))
     number = store.begin_resize(resize(1, decision_id=led)).id
-    store.end_resize(number, "done", "it runs", 2600.0, pause_s=5.0)
+    store.end_resize(number, "done", said("it runs"), 2600.0, pause_s=5.0)
     store.see_jobs([job(1, state="COMPLETED", end_time=END)])
     asked = Ages(minutes_s=DAY, hours_s=DAY, forget_s=50 * DAY)
     assert maintain(store, MINUTES, now=NOW, sleep=lambda _: None).rows == 0

@@ -14,7 +14,7 @@ from ones_db import CheckpointRecord, Store
 from ones_db.query import Reader, view_query
 from ones_db.view import spelled
 from ones_db.views import VIEWS
-from tests.db.make import SPEC, decision, hello, job, opened, resize, resized_job, run, throughput, told
+from tests.db.make import SPEC, decision, hello, job, opened, resize, resized_job, run, said, throughput, told
 
 TYPES = {"int": int, "float": float, "text": str, "bool": int, "time": float, "said": str}
 DAY = 86_400.0
@@ -46,7 +46,7 @@ def fill(store: Store) -> None:
     store.add_decision(decision(2400.0, 7, 9))
     store.add_decision(decision(DAY + 3600.0, 8))
     rolled_back = store.begin_resize(resize(8, started=DAY + 100.0, old_nodes=2, old_gpus_per_node=4))
-    store.end_resize(rolled_back.id, "rolled back", "it never drained", DAY + 200.0)
+    store.end_resize(rolled_back.id, "rolled back", said("it never drained"), DAY + 200.0)
 
 
 def rows(url: str, name: str, **where: Any) -> list[dict[str, Any]]:

@@ -13,8 +13,7 @@ from slurm_ones.rules.bounds import Bounds, decide_within
 from slurm_ones.rules.caps import Cap, capped, entitled, narrowed
 from slurm_ones.schedule.policy import Allocation, JobView, Schedule
 from slurm_ones.slurm.model import Shape
-from tests.decide.contract import check, cluster, job
-from tests.decide.strategies import Round, rounds, seeded
+from slurm_ones.testing.policies import Round, check, cluster, job, rounds, seeded
 
 
 def keeps(schedule: Schedule, jobs: Sequence[JobView], caps: Sequence[Cap]) -> None:

@@ -1,101 +1,48 @@
-"""The contract of all policies, on every policy there is."""
+"""The contract of all policies, on every policy there is, and how policies are found."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+import sys
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from slurm_ones.decide import POLICIES, make_policy
-from slurm_ones.schedule.policy import NodeView
-from tests.decide.contract import Power, check, cluster, job
-from tests.decide.strategies import Round, rounds, seeded
+from slurm_ones import decide
+from slurm_ones.decide import (
+    POLICIES,
+    Drl,
+    Ees,
+    Fifo,
+    Ones,
+    OnesSc21,
+    Optimus,
+    Pollux,
+    Sia,
+    Srsf,
+    Srtf,
+    Tiresias,
+    find_policy,
+    make_policy,
+)
+from slurm_ones.testing import policy_contract
 
-every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@every_policy
-@quick
-@given(st.lists(rounds(), min_size=1, max_size=2), st.integers(0, 3), st.sampled_from([0.0, 60.0, 3600.0, -60.0]))
-def test_schedules_can_be_had(name: str, history: list[Round], seed: int, later: float) -> None:
-    """Also with a memory of another round, no schedule breaks limits, shapes, fixed jobs, running jobs or
-    nodes.
-    """
-    policy, rng = make_policy(name), seeded(seed)
-    for number, (view, jobs) in enumerate(history):
-        check(view, jobs, policy.decide(view, jobs, number * later, rng))
-
-
-@every_policy
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(rounds(), st.integers(0, 9))
-def test_equal_seeds_give_equal_schedules(name: str, drawn: Round, seed: int) -> None:
-    """Two policies fed alike agree on allocations, words and score, so that a decision can be replayed."""
-    view, jobs = drawn
-    found = []
-    for _ in range(2):
-        policy, rng = make_policy(name), seeded(seed)
-        found.append([repr(policy.decide(view, jobs, 0.0, rng)) for _ in range(2)])
-    assert found[0] == found[1]
+TestDrl = policy_contract(Drl)
+TestEes = policy_contract(Ees)
+TestFifo = policy_contract(Fifo)
+TestOnes = policy_contract(Ones)
+TestOnesSc21 = policy_contract(OnesSc21)
+TestOptimus = policy_contract(Optimus)
+TestPollux = policy_contract(Pollux)
+TestSia = policy_contract(Sia)
+TestSrsf = policy_contract(Srsf)
+TestSrtf = policy_contract(Srtf)
+TestTiresias = policy_contract(Tiresias)
 
 
-@every_policy
-def test_nothing_to_decide(name: str) -> None:
-    """No jobs, no nodes, or neither, is an answer and no crash."""
-    policy = make_policy(name)
-    assert not policy.decide(cluster(), [], 0.0, seeded()).allocations
-    assert not policy.decide(cluster(0), [], 0.0, seeded()).allocations
-    waiting = policy.decide(cluster(0), [job(1)], 0.0, seeded())
-    assert not waiting.allocations
-    assert waiting.reasons[1].code in {"fits_nowhere", "no_room", "in_queue"}
-
-
-@every_policy
-@pytest.mark.parametrize("figure", [0.0, -1.0, math.nan, math.inf, 1e300, 1e-300])
-def test_absurd_figures_never_crash(name: str, figure: float) -> None:
-    """One job whose reports make no sense costs neither the tick nor the other jobs' schedule."""
-    view = cluster(2)
-    absurd = job(
-        1,
-        {"n1": 2},
-        epochs=3,
-        model=Power(table=dict.fromkeys((1, 2, 4, 8, 16), figure)),
-        samples=figure,
-        running_s=figure,
-    )
-    jobs = [absurd, job(2, {"n2": 1}, epochs=3), job(3, requested=1)]
-    policy = make_policy(name)
-    for _ in range(2):
-        schedule = policy.decide(view, jobs, 0.0, seeded())
-        check(view, jobs, schedule)
-        assert 3 in schedule.allocations
-
-
-@every_policy
-def test_jobs_on_nodes_that_are_gone_stay_as_they_are(name: str) -> None:
-    """A job on a drained node, or one Slurm's figures disagree about, keeps its shape and disturbs nobody."""
-    view = replace(cluster(2), nodes=(NodeView("n1", 4), NodeView("n2", 1)))
-    elsewhere, oversized = job(1, {"n9": 4}, epochs=5), job(2, {"n2": 4}, epochs=5)
-    unsaid = replace(job(3, {"n1": 1}, epochs=5), nodes={})
-    jobs = [elsewhere, oversized, unsaid, job(4)]
-    schedule = make_policy(name).decide(view, jobs, 0.0, seeded())
-    for kept in jobs[:3]:
-        assert schedule.allocations[kept.job_id].shape == kept.shape
-    assert schedule.allocations[4].shape.gpus >= 1
-
-
-@every_policy
-def test_policies_do_not_change_their_inputs(name: str) -> None:
-    """A policy is pure: the same views can be given to another one afterwards."""
-    view, jobs = cluster(2), [job(1, {"n1": 4}, epochs=4), job(2), job(3)]
-    before = repr((view, jobs))
-    make_policy(name).decide(view, jobs, 0.0, np.random.default_rng(0))
-    assert repr((view, jobs)) == before
+def test_every_policy_is_held_to_the_contract() -> None:
+    """A policy that is added to the table is added above."""
+    assert {f"Test{policy.__name__}" for policy in POLICIES.values()} <= globals().keys()
 
 
 def test_wrong_names_are_told_the_right_ones() -> None:
@@ -107,3 +54,49 @@ def test_wrong_names_are_told_the_right_ones() -> None:
     for option, value in (("population", 1), ("mutation", 1.5), ("resize_cost_s", -1), ("generations", "9")):
         with pytest.raises(ValueError, match=option):
             make_policy("ones", **{option: value})
+
+
+class TestDoors:
+    """Policies of others."""
+
+    def test_by_module_and_class(self) -> None:
+        """As settings and `--policy` name it; with options where it has some, and without where it has none."""
+        assert find_policy("slurm_ones.decide.ordered:Fifo") is Fifo
+        assert not make_policy("slurm_ones.decide.ordered:Fifo", backfill=False).options.backfill  # type: ignore[attr-defined]
+        made = make_policy(f"{__name__}:NoOptions")
+        assert isinstance(made, NoOptions)
+        with pytest.raises(ValueError, match="has no option 'speed'; it has none"):
+            make_policy(f"{__name__}:NoOptions", speed=1)
+
+    def test_by_entry_point(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Under the name that its distribution gives it; a name of ours stays ours."""
+        points = [
+            EntryPoint("mine", f"{__name__}:NoOptions", decide.GROUP),
+            EntryPoint("ones", "nowhere:X", decide.GROUP),
+        ]
+        monkeypatch.setattr(decide, "entry_points", lambda group: [p for p in points if p.group == group])
+        assert find_policy("mine") is NoOptions
+        assert find_policy("ones") is Ones
+        with pytest.raises(ValueError, match=r"none of .*mine.*, and no package\.module:Class"):
+            find_policy("yours")
+
+    def test_what_cannot_be_loaded_is_named_with_its_distribution(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One sentence: which distribution, and the error."""
+
+        class Broken:
+            name, value, dist = "broken", "no_such_module:Policy", SimpleNamespace(name="their-policies", version="1.2")
+
+        monkeypatch.setattr(decide, "entry_points", lambda group: [Broken()])
+        with pytest.raises(ValueError, match=r"'broken' of their-policies 1\.2 cannot be loaded .*ModuleNotFoundError"):
+            find_policy("broken")
+        for wrong, why in (("sys:nothing", "AttributeError"), ("sys:path", "is no policy"), (":X", "ValueError")):
+            with pytest.raises(ValueError, match=why):
+                find_policy(wrong)
+        assert "no_such_module" not in sys.modules
+
+
+class NoOptions(Fifo):
+    """Somebody's own policy."""
+
+    name = "mine"
+    options_type = None

@@ -24,14 +24,12 @@ from benchmarks.train_drl import (
     mean_jct,
     training_task,
 )
-from slurm_ones.decide.drl.choose import best_steps, gpus_of
-from slurm_ones.decide.drl.network import SIZE, Network, load, random_network
-from slurm_ones.decide.drl.search import Drl, Game
+from slurm_ones.decide.drl.drl import Drl, Game, best_steps, gpus_after
+from slurm_ones.decide.drl.perceptron import SIZE, Network, load, random_network
 from slurm_ones.decide.drl.steps import CONTEXT, FEATURES, build_steps
 from slurm_ones.schedule.policy import JobView
-from tests.decide.contract import Power, check, cluster, job
-from tests.decide.strategies import Round as Situation
-from tests.decide.strategies import rounds, seeded
+from slurm_ones.testing.policies import Power, check, cluster, job, rounds, seeded
+from slurm_ones.testing.policies import Round as Situation
 
 some = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -116,7 +114,7 @@ class TestChoosing:
         best = best_steps(network, game.steps, game.gpus, game.total)
         drawn_steps = draw_steps(network, game.steps, game.gpus, game.total, seeded(seed)).taken
         for taken in (best, drawn_steps):
-            left = game.gpus - gpus_of(game.steps, taken).sum()
+            left = game.gpus - gpus_after(game.steps, taken).sum()
             assert left >= 0
             waiting = (taken == 0) & (game.steps.sizes[:, :1] > 0).any(axis=1)
             assert not (game.steps.sizes[waiting, :1] <= left).any()

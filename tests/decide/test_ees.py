@@ -14,8 +14,7 @@ from slurm_ones.decide import make_policy
 from slurm_ones.decide.ees import Ees, Options, allot, scaling_factors
 from slurm_ones.schedule.policy import Limits
 from slurm_ones.schedule.tables import build_tables
-from tests.decide.contract import Power, check, cluster, job
-from tests.decide.strategies import seeded
+from slurm_ones.testing.policies import Power, check, cluster, job, seeded
 
 
 @settings(max_examples=150, deadline=None)

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from slurm_ones.decide.ones.options import Options
-from slurm_ones.decide.ones.search import Ones
+from slurm_ones.decide.ones.explain import WEIGHED
+from slurm_ones.decide.ones.ones import Ones, Options
 from slurm_ones.learn.efficiency import NoiseEfficiency
-from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
-from tests.decide.contract import Power, check, cluster, job
-from tests.decide.strategies import Round, rounds, seeded
+from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.testing.policies import Power, Round, check, cluster, job, rounds, seeded
 
 some = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 SWITCHES = [field.name for field in fields(Options) if isinstance(field.default, bool)]
@@ -166,3 +165,29 @@ def test_the_population_survives_the_end_of_a_job() -> None:
     policy.options = asleep
     assert gpus(decide(Ones(asleep), cluster(4, 4), [bad, good]))[3] == 4
     assert gpus(decide(policy, cluster(4, 4), [bad, good]))[3] == 12
+
+
+@some
+@given(rounds())
+def test_weighed_are_sizes_that_the_job_may_have_best_first(drawn: Round) -> None:
+    """Protects from alternatives that were none: each is a size of the job's own, once, with a batch within limits."""
+    view, queue = drawn
+    schedule = Ones().decide(view, queue, 100.0, seeded())
+    jobs = {j.job_id: j for j in queue}
+    for job_id, weighed in schedule.weighed.items():
+        limits, shape = jobs[job_id].limits, jobs[job_id].shape
+        assert 0 < len(weighed) <= WEIGHED
+        assert [w for _, w in weighed] == sorted((w for _, w in weighed), reverse=True)
+        sizes = [a.shape.gpus if a is not None else 0 for a, _ in weighed]
+        assert len(set(sizes)) == len(sizes)
+        for allocation, _ in weighed:
+            if allocation is not None and (shape is None or allocation.shape.gpus != shape.gpus):
+                assert allocation.shape.gpus in limits.gpus
+                assert limits.min_batch <= allocation.batch <= limits.max_batch
+
+
+def test_a_job_alone_gets_the_best_of_those_weighed() -> None:
+    """Protects that the worth told is the worth that decided."""
+    schedule = Ones().decide(cluster(2, 4), [job(1, gpus=(1, 2, 4))], 100.0, seeded())
+    best, _ = schedule.weighed[1][0]
+    assert isinstance(best, Allocation) and best == schedule.allocations[1]

@@ -7,16 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_ones.decide.ones import fairness, operators
-from slurm_ones.decide.ones.greedy import fill, greedy
-from slurm_ones.decide.ones.placement import Nodes
-from slurm_ones.decide.ones.price import worth_of_progress
-from slurm_ones.decide.ones.worth import Choices, repaid
-from slurm_ones.schedule.placement import settle
+from slurm_ones.decide.evolution import best_of, uniform_crossover
+from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
+from slurm_ones.decide.ones.worth import HEAVIEST, Choices, fair_weights, repaid, worth_of_progress
+from slurm_ones.schedule.placement import place
 from slurm_ones.schedule.policy import Allocation, Floats, Ints, Schedule
 from slurm_ones.schedule.tables import build_tables
-from tests.decide.contract import placeable
-from tests.decide.strategies import Round, rounds, seeded
+from slurm_ones.testing.policies import Round, placeable, rounds, seeded
 
 some = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SIZES = np.array([0, 1, 2, 4, 8, 16])
@@ -180,21 +177,21 @@ def test_generations_keep_the_cluster_and_the_jobs_sizes(choices: Choices, seed:
     """Whatever crossover and mutation make, repair makes it fit by going back to the feasible solution only, and leaves
     alone what fits; improvement stays within the GPUs and never lowers the value."""
     rng, parents, least = seeded(seed), drawn(choices, seed), fill(choices, choices.current)
-    children = operators.crossover(parents, rng)
+    children = uniform_crossover(parents, rng)
     assert (np.sort(children, axis=0) == np.sort(parents[: len(children)], axis=0)).all(), "a gene was lost"
-    mutants = operators.mutate(choices, parents, 1.0, rng)
+    mutants = mutate(choices, parents, 1.0, rng)
     rows = np.arange(parents.shape[1])
     assert (
         (mutants == parents) | (mutants == choices.up[rows, parents]) | (mutants == choices.down[rows, parents])
     ).all()
     young = np.concatenate([children, mutants])
     assert may_have(choices, young)
-    fixed = operators.repair(choices, young, least, rng)
+    fixed = repair(choices, young, least, rng)
     assert (gpus(choices, fixed) <= choices.gpus).all()
     assert ((fixed == young) | ((fixed == least) & (fixed < young))).all()
     fitted = gpus(choices, young) <= choices.gpus
     assert (fixed[fitted] == young[fitted]).all()
-    better = operators.improve(choices, fixed, 6)
+    better = improve(choices, fixed, 6)
     assert may_have(choices, better)
     assert (gpus(choices, better) <= choices.gpus).all()
     assert (choices.value(better).sum(axis=1) >= choices.value(fixed).sum(axis=1) - 1e-9).all()
@@ -203,18 +200,18 @@ def test_generations_keep_the_cluster_and_the_jobs_sizes(choices: Choices, seed:
 def test_mutation_does_move_jobs_and_improvement_does_trade() -> None:
     """A chance of 1 is about four jobs of a candidate; where no GPU is left, who gains more takes from another."""
     choices = Choices(SIZES, np.tile(SIZES.astype(float), (40, 1)), np.full(40, 1), 80)
-    moved = (operators.mutate(choices, np.full((200, 40), 2), 1.0, seeded()) != 2).sum(axis=1)
+    moved = (mutate(choices, np.full((200, 40), 2), 1.0, seeded()) != 2).sum(axis=1)
     assert 3.0 < moved.mean() < 5.0
     two = Choices(np.array([0, 1, 2]), np.array([[0.0, 1.0, 1.1], [0.0, 1.0, 3.0]]), np.array([1, 1]), 3)
-    assert operators.improve(two, np.array([[2, 1]]), 6).tolist() == [[1, 2]]
+    assert improve(two, np.array([[2, 1]]), 6).tolist() == [[1, 2]]
 
 
 def test_best_of_keeps_different_ones_best_first() -> None:
     """One good candidate must not fill the population with copies of itself."""
     candidates = np.array([[1, 0], [2, 0], [1, 0], [3, 0], [2, 0]])
-    kept, scores = operators.best_of(candidates, np.array([5.0, 7.0, 5.0, 1.0, 7.0]), 2)
+    kept, scores = best_of(candidates, np.array([5.0, 7.0, 5.0, 1.0, 7.0]), 2)
     assert (kept.tolist(), scores.tolist()) == ([[2, 0], [1, 0]], [7.0, 5.0])
-    assert len(operators.best_of(candidates, np.arange(5.0), 9)[0]) == 3
+    assert len(best_of(candidates, np.arange(5.0), 9)[0]) == 3
 
 
 @some
@@ -237,7 +234,7 @@ def test_unplaced_is_zero_where_there_is_room_for_all(drawn_round: Round, seed: 
             assert gpus_missing >= sum(wanted.values()) - nodes.gpus
             continue
         wanted |= {job.job_id: job.shape.gpus for job in taken if job.shape is not None}
-        shapes = settle(view, [*taken, *mobile], wanted, shrink=False)
+        shapes = place(view, [*taken, *mobile], wanted, shrink=False)
         assert (gpus_missing == 0) == (shapes.keys() == {job_id for job_id, n in wanted.items() if n})
         if gpus_missing == 0:
             given_all = {job_id: Allocation(shape, 64) for job_id, shape in shapes.items()}
@@ -256,7 +253,7 @@ def test_who_has_waited_weighs_more() -> None:
     """A young job counts 1; its weight rises with its age to a bound, and not at all where fairness is switched off."""
     goodput, sizes = np.tile(np.array([0.0, 1.0, 1.9]), (4, 1)), np.array([0, 1, 2])
     done, remaining, age = np.zeros(4), np.full(4, 1000.0), np.array([0.0, 1500.0, 4000.0, 1e9])
-    found = fairness.weights(goodput, sizes, done, remaining, age, 4, 1.5)
+    found = fair_weights(goodput, sizes, done, remaining, age, 4, 1.5)
     # Alone on one GPU of the four it takes 1000 s; it will have taken its age and 1000 s.
-    assert found.tolist() == pytest.approx([1.0, (2500 / 1500) ** 2, (5000 / 1500) ** 2, fairness.HEAVIEST])
-    assert (fairness.weights(goodput, sizes, done, remaining, age, 4, 0.0) == 1.0).all()
+    assert found.tolist() == pytest.approx([1.0, (2500 / 1500) ** 2, (5000 / 1500) ** 2, HEAVIEST])
+    assert (fair_weights(goodput, sizes, done, remaining, age, 4, 0.0) == 1.0).all()

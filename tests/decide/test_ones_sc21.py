@@ -6,15 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from slurm_ones.decide.ones_sc21.limits import SizeLimits
-from slurm_ones.decide.ones_sc21.search import OnesSc21, Options
+from slurm_ones.decide.ones_sc21.ones_sc21 import OnesSc21, Options, SizeLimits
 from slurm_ones.decide.ones_sc21.space import build
 from slurm_ones.reasons import reason
-from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Limits, Schedule
 from slurm_ones.slurm.model import Shape
-from tests.decide.contract import HELD, check, cluster, job
-from tests.decide.strategies import quick, seeded
+from slurm_ones.testing.policies import HELD, check, cluster, job, seeded
+
+
+def quick(**options: object) -> OnesSc21:
+    """ONES with few generations."""
+    return OnesSc21(Options(**{"generations": 4, "population": 6, **options}))  # type: ignore[arg-type]
 
 
 def decide(policy: OnesSc21, view: ClusterView, jobs: list[JobView], seed: int = 0) -> Schedule:
@@ -213,7 +216,7 @@ class TestSizeLimits:
         assert self.update(SizeLimits(2, 4), [large]) == {1: 16}, "it is the median itself"
         peers = [job(i, {"x": 1}, running_s=100.0) for i in (2, 3)]  # on nodes of their own
         jobs = [large, *peers]
-        space = build(cluster(4), jobs, pinned(cluster(4), jobs))
+        space = build(cluster(4), jobs, fixed_jobs(cluster(4), jobs))
         found = SizeLimits(2, 4).update(space, jobs)
         assert dict(zip([j.job_id for j in space.jobs], found.tolist(), strict=True)) == {1: 8}
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from slurm_ones.decide import make_policy
-from slurm_ones.decide.losscurve import LossCurve, fit
+from slurm_ones.decide.optimus import LossCurve, fit
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, Schedule
-from tests.decide.contract import Power, check, cluster, job
-from tests.decide.strategies import seeded
+from slurm_ones.testing.policies import Power, check, cluster, job, seeded
 
 
 def decide(view: ClusterView, jobs: list[JobView], **options: object) -> Schedule:

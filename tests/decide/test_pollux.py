@@ -7,16 +7,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_ones.decide import make_policy
-from slurm_ones.decide.history import History, restart_factor
-from slurm_ones.decide.pollux import Options, Pollux, operators, pareto
-from slurm_ones.decide.pollux.problem import LEAST_SPEEDUP, Problem, build
-from slurm_ones.decide.pollux.rows import Rows, make_rows, within
-from slurm_ones.decide.pollux.search import evolve
-from slurm_ones.schedule.fixed import pinned
+from slurm_ones.decide import evolution, make_policy
+from slurm_ones.decide.job_figures import History, restart_factor
+from slurm_ones.decide.pollux import Options, Pollux, breeding
+from slurm_ones.decide.pollux.pollux import evolve
+from slurm_ones.decide.pollux.problem import LEAST_SPEEDUP, Problem, Rows, build, cap_groups, make_rows
+from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import Ints
-from tests.decide.contract import HELD, Power, check, cluster, job
-from tests.decide.strategies import Round, rounds, seeded
+from slurm_ones.testing.policies import HELD, Power, Round, check, cluster, job, rounds, seeded
 
 seeds = st.integers(0, 2**16)
 some = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -38,7 +36,7 @@ def problem_of(drawn: Round, history: History | None = None) -> Problem:
     view, jobs = drawn
     remembered = history or History()
     remembered.update(jobs)
-    return build(view, jobs, pinned(view, jobs), remembered, now=100.0, power=-1.0)
+    return build(view, jobs, fixed_jobs(view, jobs), remembered, now=100.0, power=-1.0)
 
 
 matrices = st.integers(1, 5).flatmap(
@@ -68,7 +66,7 @@ def test_sparse_rows_are_the_matrix(values: list[list[int]]) -> None:
 
 def test_first_come_first_served_within_a_limit() -> None:
     """Groups share no limit, and what is over it is cut from the last."""
-    left = within(np.array([0, 0, 0, 2, 2]), np.array([2, 3, 1, 4, 4]), np.array([4, 4, 4, 5, 5]))
+    left = cap_groups(np.array([0, 0, 0, 2, 2]), np.array([2, 3, 1, 4, 4]), np.array([4, 4, 4, 5, 5]))
     assert left.tolist() == [2, 2, 0, 4, 1]
 
 
@@ -82,10 +80,10 @@ def test_repaired_candidates_are_possible(drawn: Round, seed: int) -> None:
     if not problem.jobs or not problem.capacity.any():
         return
     view, jobs, nodes = problem.cluster, len(problem.jobs), len(problem.capacity)
-    rows = operators.repair(problem, problem.home, rng)
+    rows = breeding.repair(problem, problem.home, rng)
     for _ in range(4):
         pairs = rng.integers(len(rows.totals) // jobs, size=(6, 2))
-        rows = operators.repair(problem, operators.breed(problem, rows, pairs, rng), rng)
+        rows = breeding.repair(problem, breeding.breed(problem, rows, pairs, rng), rng)
         candidates = dense(rows, nodes).reshape(-1, jobs, nodes)
         assert (candidates.sum(axis=1) <= problem.capacity).all()
         home = dense(problem.home, nodes)
@@ -111,13 +109,13 @@ def test_jobs_of_several_nodes_do_not_meet() -> None:
     jobs = [job(1, gpus=gpus), job(2, gpus=gpus), fixed]
     history.update([job(1, {"n1": 8}), job(2, {"n1": 8}, epochs=1)])
     view = cluster(3, 4, uniform=False)
-    problem = build(view, jobs, pinned(view, jobs), history, now=100.0, power=-1.0)
+    problem = build(view, jobs, fixed_jobs(view, jobs), history, now=100.0, power=-1.0)
     assert [j.job_id for j in problem.jobs] == [1, 2]
-    rows = operators.repair(problem, sparse(np.array([[2, 0, 0], [2, 2, 0]])), seeded())
+    rows = breeding.repair(problem, sparse(np.array([[2, 0, 0], [2, 2, 0]])), seeded())
     assert dense(rows, 3).tolist() == [[2, 0, 0], [2, 0, 0]]
     both = cluster(2, 4, uniform=False)
     problem = build(both, jobs[:2], {}, history, now=100.0, power=-1.0)
-    rows = operators.repair(problem, sparse(np.array([[2, 2], [1, 2]])), seeded())
+    rows = breeding.repair(problem, sparse(np.array([[2, 2], [1, 2]])), seeded())
     assert dense(rows, 2).tolist() == [[2, 2], [0, 0]]
 
 
@@ -128,7 +126,7 @@ def test_fitness_never_falls_over_generations(drawn: Round, seed: int) -> None:
     problem = problem_of(drawn)
     if not problem.jobs or not problem.capacity.any():
         return
-    best = problem.evaluate(operators.repair(problem, problem.home, seeded(seed)))[0].max()
+    best = problem.evaluate(breeding.repair(problem, problem.home, seeded(seed)))[0].max()
     for generations in range(6):  # with one seed, each is the one before and one generation more
         found = evolve(problem, problem.home, Options(population=10, generations=generations), seeded(seed))
         assert found.fitness.max() >= best * (1 - 1e-12)
@@ -178,9 +176,9 @@ def brute_fronts(points: list[tuple[int, int]]) -> list[int]:
 def test_fronts_are_those_of_the_definition(points: list[tuple[int, int]]) -> None:
     """Peeling off undominated points one front after the other gives the same ranks; ends of fronts stand alone."""
     first, second = np.array(points, dtype=np.float64).T
-    rank = pareto.ranks(first, second)
+    rank = evolution.ranks(first, second)
     assert rank.tolist() == brute_fronts(points)
-    gap = pareto.crowding(rank, first, second)
+    gap = evolution.crowding(rank, first, second)
     for front in range(int(rank.max()) + 1):
         assert np.isinf(gap[rank == front]).sum() >= 1
 

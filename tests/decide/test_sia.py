@@ -15,8 +15,7 @@ from slurm_ones.decide.sia import BEST, LARGEST_COST, Options, Sia, _costs, _lim
 from slurm_ones.schedule.policy import Floats, Ints, Limits
 from slurm_ones.schedule.tables import Tables, build_tables
 from slurm_ones.slurm.model import Shape
-from tests.decide.contract import Power, check, cluster, job
-from tests.decide.strategies import seeded
+from slurm_ones.testing.policies import Power, check, cluster, job, seeded
 
 
 def brute(costs: Floats, sizes: Ints, free: int, whole: int, per_node: int, left_out: float) -> float:

@@ -1,4 +1,4 @@
-"""Room for rigid jobs: who gives up what, and that every policy decides within what is left."""
+"""Ledger for rigid jobs: who gives up what, and that every policy decides within what is left."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from slurm_ones.decide import POLICIES, make_policy
 from slurm_ones.rules.bounds import Bounds, decide_within
 from slurm_ones.rules.reclaim import make_room
 from slurm_ones.rules.rigid import Claim, Release, Waiting
-from slurm_ones.schedule.fixed import pinned
+from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Limits, NodeView
 from slurm_ones.schedule.shapes import shape_of
 from slurm_ones.schedule.tables import build_tables
 from slurm_ones.slurm.model import Shape
-from tests.decide.contract import check, cluster, job
-from tests.decide.strategies import rounds, seeded
+from slurm_ones.testing.policies import check, cluster, job, rounds, seeded
 
 Free = Mapping[str, int]
 
@@ -54,7 +53,7 @@ def smaller(view: ClusterView, one: JobView, least: int) -> Iterator[tuple[int, 
 
 def cheapest(view: ClusterView, jobs: Sequence[JobView], waiting: Waiting, claim: Claim) -> float:
     """Fewest GPUs that must be given up for the claim, in any way; infinite where none suffices."""
-    stays = pinned(view, jobs)
+    stays = fixed_jobs(view, jobs)
     movable = [one for one in jobs if one.shape is not None and one.job_id not in stays]
     options = [list(smaller(view, one, floor_of(waiting, one, claim))) for one in movable]
     best = math.inf

@@ -95,7 +95,9 @@ class Watch:
         for decision in self._store.recent_decisions(6):
             for job in decision.jobs:
                 if job.acted:
-                    lines.append(Text(f"  {decision.time - self._began:4.0f} s  job {job.job_id} {plain(job.reason)}"))
+                    lines.append(
+                        Text(f"  {decision.time - self._began:4.0f} s  job {job.job_id} {plain(job.reason.text)}")
+                    )
         return lines[:8]
 
 

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster import Cluster
-from tests.endtoend.desk import Desk
+from tests.endtoend.harness import Harness
 
 
 @pytest.fixture
-def desk(gres: Cluster) -> Iterator[Desk]:
-    desk = Desk(gres)
-    yield desk
-    desk.clear()
+def harness(gres: Cluster) -> Iterator[Harness]:
+    harness = Harness(gres)
+    yield harness
+    harness.clear()
 
 
 @pytest.fixture
-def old_desk(old: Cluster) -> Iterator[Desk]:
-    desk = Desk(old)
-    yield desk
-    desk.clear()
+def old_harness(old: Cluster) -> Iterator[Harness]:
+    harness = Harness(old)
+    yield harness
+    harness.clear()

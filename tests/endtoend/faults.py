@@ -1,290 +1,389 @@
-"""Faults on a real Slurm, from a seed: at any moment and at the worst ones, each judged when all is quiet again.
-
-A seed gives the same faults at the same gates; the processes between are real, and run as they run.
-"""
+"""The kinds of faults, each by its name: what breaks, or what a person does, at a moment that hurts."""
 
 from __future__ import annotations
 
-import json
-import random
-import shutil
+import os
+import signal
 import subprocess
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
 
-from ones_db import StoreError
-from slurm_ones.act.transitions import State
-from slurm_ones.slurm.model import Job
-from tests.cluster import Cluster, ClusterError
-from tests.db.server import NoServer, Server
-from tests.endtoend.stage import Stage
-from tests.endtoend.strikes import KINDS, WHERE
-from tests.endtoend.verdict import judge
+from slurm_ones.slurm.model import Job, JobState
+from tests.endtoend.fault_site import ELASTIC, FULL, SMALL, FaultSite
+from tests.endtoend.light import EXIT_IN_DRAIN
 
-GATES = (
-    *(State.DRAINING, State.REQUEUING, State.RESHAPING, State.RELEASING, State.WAITING, State.STARTING),
-    *(State.PARKING, State.HOLDING, State.DONE),
-    *("after requeue_hold", "after reshape", "after release", "after hold", "after defer"),
-)
-BACK = (State.HOLDING_BACK, State.RESHAPING_BACK, State.RELEASING_BACK, State.WAITING_BACK)
-"""Gates on the way back, which resizes take when others have taken their GPUs."""
-PARTS = ("sqlite own", "postgresql operator pair", "sqlite operator pair", "postgresql own")
-"""Database, mode, and whether there are two companions, of which one stands by."""
-GATE_S = 6.0
-QUIET_S = 120.0
-SETTLE_S = 0.25
+Inject = Callable[[FaultSite, int], None]
+"""It is given the job in whose resize the companion stands, or any elastic one."""
+KINDS: dict[str, Inject] = {}
+POSSIBLE: dict[str, Callable[[FaultSite], bool]] = {}
+"""Kinds that need something of their site."""
+DRAINABLE = ("n2", "n3", "n4")
+"""Nodes on which no job runs that must not be touched."""
 
 
-@dataclass(frozen=True)
-class Fault:
-    """One fault, and what was found after it."""
+def kind(name: str, possible: Callable[[FaultSite], bool] = lambda site: True) -> Callable[[Inject], Inject]:
+    def known(inject: Inject) -> Inject:
+        KINDS[name], POSSIBLE[name] = inject, possible
+        return inject
 
-    number: int
-    part: str
-    kind: str
-    moment: str
-    reached: bool
-    """Whether a resize was at that moment."""
-    job: int
-    jobs: int
-    """Submitted so far in this part, those included that are nobody's to touch."""
-    seconds: float
-    lost: list[str] = field(default_factory=list)
-    held: list[str] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
+    return known
 
 
-class Run:
-    """Fault after fault on one stage."""
-
-    def __init__(
-        self, stage: Stage, part: str, log: Path, tell: Callable[[Fault], None], moments: Sequence[str] = ()
-    ) -> None:
-        """`moments` are the only ones, where some are named."""
-        self.stage, self._part, self._log, self._tell, self._moments = stage, part, log, tell, moments
-        self._known: set[str] = set()
-
-    def faults(self, kinds: list[str], first: int) -> Iterator[Fault]:
-        """Let each of these kinds happen in turn."""
-        self.stage.populate()
-        self._quiet()
-        for number, kind in enumerate(kinds, first):
-            fault = self._one(number, kind)
-            if fault.lost or fault.held or fault.broken:
-                self._keep(number)
-            with (self._log / "faults.jsonl").open("a") as file:
-                file.write(json.dumps(asdict(fault)) + "\n")
-            self._tell(fault)
-            yield fault
-
-    def _one(self, number: int, kind: str) -> Fault:
-        stage, choice, started = self.stage, self.stage.random, time.monotonic()
-        self._amend()
-        stage.populate()
-        elastic = sorted(stage.elastic())
-        moment = str(getattr(gate, "value", gate)) if (gate := self._moment()) else "any"
-        job_id, reached = choice.choice(elastic), False
-        stage.calm(False)
-        crowd = 0
-        if gate:
-            if gate in BACK and stage.await_gate(State.REQUEUING.value, GATE_S) is not None:
-                crowd = stage.crowd(16 - _taken(stage) + 1)
-                stage.open_gate()
-            at = stage.await_gate(moment, GATE_S)
-            reached = at is not None
-            job_id = at if at is not None else job_id
-        else:
-            time.sleep(choice.uniform(0, 2))
-        if crowd:
-            stage.scontrol("scancel", str(crowd), user="bob")
-        if stage.stories[job_id].role == "elastic":
-            # What a Slurm that does not answer keeps a person from doing is not done.
-            with suppress(ClusterError, subprocess.TimeoutExpired):
-                KINDS[kind](stage, job_id)
-        stage.open_gate()
-        time.sleep(choice.uniform(0, 0.5))
-        while stage.heals:
-            stage.heals.pop()()
-        stage.calm(True)
-        trouble = self._quiet()
-        verdict = judge(stage)
-        fresh = [text for text in (*trouble, *verdict.broken) if text not in self._known]
-        lost = [text for text in verdict.lost if text not in self._known]
-        held = [text for text in verdict.held if text not in self._known]
-        self._known |= {*fresh, *lost, *held}
-        seconds = round(time.monotonic() - started, 2)
-        count = len(stage.stories)
-        return Fault(number, self._part, kind, moment, reached, job_id, count, seconds, lost, held, fresh)
-
-    def _moment(self) -> str | State | None:
-        choice = self.stage.random
-        if self._moments:
-            return choice.choice(self._moments)
-        return choice.choice([None, choice.choice(GATES), choice.choice(GATES), choice.choice((*GATES, *BACK))])
-
-    def _amend(self) -> None:
-        """What people undo by now."""
-        due = [amend for left, amend in self.stage.amends if left <= 1]
-        self.stage.amends = [(left - 1, amend) for left, amend in self.stage.amends if left > 1]
-        for amend in due:
-            amend()
-
-    def _quiet(self) -> list[str]:
-        """Wait until no resize is open, the companion has ticked since, and no job is between two states."""
-        stage = self.stage
-        stage.listen()
-        until = time.monotonic() + QUIET_S
-        while time.monotonic() < until:
-            stirring = self._stirring()
-            if not stirring:
-                return []
-            time.sleep(SETTLE_S)
-        return [f"not quiet within {QUIET_S:.0f} s: {stirring}"]
-
-    def _stirring(self) -> str:
-        stage = self.stage
-        if stage.words().count("elastic jobs run") < 2:
-            return "the companion does not tick"
-        try:
-            with stage.store() as store:
-                if resizes := store.open_resizes():
-                    return f"resizes: {[(r.job_id, r.state) for r in resizes]}"
-                if store.deferrals():
-                    return f"deferred: {store.deferrals()}"
-                jobs = stage.jobs()
-                for job_id in stage.elastic():
-                    job = jobs.get(job_id)
-                    if job is not None and (why := between(job)):
-                        return why
-                    record = store.jobs([job_id]).get(job_id)
-                    if job is not None and (record is None or record.state != job.state.value):
-                        return f"job {job_id} is {job.state.value}, the database has {record and record.state}"
-        except (StoreError, ClusterError, subprocess.TimeoutExpired) as error:
-            return str(error)
-        return ""
-
-    def _keep(self, number: int) -> None:
-        """Keep what may explain it."""
-        folder, stage = self._log / f"fault-{number}", self.stage
-        folder.mkdir(parents=True, exist_ok=True)
-        with suppress(OSError):
-            shutil.copy(stage.folder / "companion.log", folder)
-        for log in stage.cluster.logs.glob("*.log"):
-            with suppress(OSError):
-                shutil.copy(log, folder)
-        for name, command in {"jobs": ["scontrol", "-d", "show", "jobs"], "nodes": ["sinfo", "-N"]}.items():
-            with suppress(ClusterError, subprocess.TimeoutExpired):
-                (folder / name).write_text(stage.cluster.run(command, user="root").stdout)
-        for job_id in stage.elastic():
-            with suppress(OSError, shutil.Error):
-                shutil.copytree(stage.directory(job_id), folder / f"ones-{job_id}", symlinks=True)
-        with suppress(StoreError), stage.store() as store:
-            lines = []
-            for resize in store.resizes():
-                steps = [f"    {step.time:.2f} {step.state} {step.detail}" for step in store.resize_steps(resize.id)]
-                lines += [str(resize), *steps]
-            (folder / "resizes").write_text("\n".join(lines))
+# -- the companion ---------------------------------------------------------------------------------------------------
 
 
-def between(job: Job) -> str:
-    if job.completing or job.flags & {"CONFIGURING"}:
-        return f"job {job.job_id} is {sorted(job.flags)}"
-    if job.pending and not job.held and job.reason in ("None", "", "Cleaning", "BeginTime") and _soon(job):
-        return f"job {job.job_id} is about to start"
-    return ""
+@kind("companion killed")
+def _(site: FaultSite, job_id: int) -> None:
+    site.random.choice(site.companions).kill()
 
 
-def _soon(job: Job) -> bool:
-    return job.eligible_time < time.time() + 60
+@kind("companion killed and away")
+def _(site: FaultSite, job_id: int) -> None:
+    for companion in site.companions:
+        companion.kill(absent_s=site.random.uniform(2, 6))
 
 
-def _taken(stage: Stage) -> int:
-    """GPUs that jobs have."""
-    return sum(job.nodes * job.gpus_per_node for job in stage.jobs().values() if job.state.value == "RUNNING")
+@kind("companion paused")
+def _(site: FaultSite, job_id: int) -> None:
+    companion = site.random.choice(site.companions)
+    companion.signal(signal.SIGSTOP)
+    site.open_gate()
+    time.sleep(site.random.uniform(0.5, 5))
+    companion.signal(signal.SIGCONT)
 
 
-def kinds_for(stage: Stage, count: int, deck: list[str]) -> list[str]:
-    """So many kinds of fault from the deck, which is shuffled anew when it has nothing left that can happen here."""
-    drawn: list[str] = []
-    while len(drawn) < count:
-        able = [kind for kind in deck if WHERE[kind](stage)]
-        if able:
-            deck.remove(able[0])
-            drawn.append(able[0])
-        else:
-            deck[:] = stage.random.sample(list(KINDS), len(KINDS))
-    return drawn
+@kind("companion stopped")
+def _(site: FaultSite, job_id: int) -> None:
+    site.random.choice(site.companions).signal(signal.SIGTERM)
 
 
-def run(
-    cluster: Cluster,
-    disks: Mapping[str, Path],
-    count: int,
-    seed: int,
-    log: Path,
-    tell: Callable[[Fault], None] = lambda fault: None,
-    *,
-    parts: tuple[str, ...] = PARTS,
-    torch: int = 0,
-    only: Sequence[str] = (),
-    moments: Sequence[str] = (),
-) -> list[Fault]:
-    """So many faults from a seed, in equal parts, each with a database, a mode and jobs of its own; `only` kinds and
-    `moments` of these names, where some are given.
-
-    What explains a fault after which something was wrong is left in `log`.
-    """
-    log.mkdir(parents=True, exist_ok=True)
-    faults: list[Fault] = []
-    deck: list[str] = []
-    for index, part in enumerate(parts):
-        share = count * (index + 1) // len(parts) - count * index // len(parts)
-        with _server(part) as server:
-            if server is None and part.startswith("postgresql"):
-                part = part.replace("postgresql", "sqlite")
-            choice = random.Random(f"{seed} {index}")
-            companions = 2 if "pair" in part else 1
-            stage = Stage(cluster, disks, choice, own="own" in part, server=server, companions=companions, torch=torch)
-            try:
-                kinds = [*only] * share if only else kinds_for(stage, share, deck)
-                faults += Run(stage, part, log, tell, moments).faults(kinds[:share], len(faults))
-            finally:
-                shutil.copy(stage.folder / "companion.log", log / f"companion-{index}.log")
-                stage.end()
-    return faults
+@kind("stop file")
+def _(site: FaultSite, job_id: int) -> None:
+    path = site.folder / "stop"
+    path.touch()
+    site.repairs.append(path.unlink)
+    site.open_gate()
+    time.sleep(site.random.uniform(0.2, 2))
 
 
-@contextmanager
-def _server(part: str) -> Iterator[Server | None]:
-    if not part.startswith("postgresql"):
-        yield None
+# -- Slurm -----------------------------------------------------------------------------------------------------------
+
+
+@kind("slurmctld killed")
+def _(site: FaultSite, job_id: int) -> None:
+    site.cluster.kill_slurmctld()
+    site.open_gate()
+    time.sleep(site.random.choice([0, 0.5, 2, 6]))
+    site.cluster.start_slurmctld()
+
+
+@kind("slurmctld paused")
+def _(site: FaultSite, job_id: int) -> None:
+    site.cluster.signal_slurmctld("STOP")
+    site.open_gate()
+    time.sleep(site.random.choice([0.5, 2, 7, 12]))
+    site.cluster.signal_slurmctld("CONT")
+
+
+@kind("slurmd killed")
+def _(site: FaultSite, job_id: int) -> None:
+    node = _node_of(site, job_id)
+    site.cluster.kill_slurmds(node)
+    site.open_gate()
+    time.sleep(site.random.choice([0, 1, 3]))
+    site.cluster.start_slurmds(node)
+
+
+@kind("slurmd paused")
+def _(site: FaultSite, job_id: int) -> None:
+    node = _node_of(site, job_id)
+    site.cluster.signal_slurmds("STOP", node)
+    site.open_gate()
+    time.sleep(site.random.uniform(0.5, 4))
+    site.cluster.signal_slurmds("CONT", node)
+
+
+@kind("slurmdbd killed", lambda site: site.cluster.accounting)
+def _(site: FaultSite, job_id: int) -> None:
+    site.cluster.box.run(["pkill", "-KILL", "-x", "slurmdbd"], check=False)
+    site.open_gate()
+    time.sleep(site.random.uniform(0, 2))
+    site.cluster.run(["slurmdbd"], user="slurm", check=False)
+
+
+@kind("everything killed")
+def _(site: FaultSite, job_id: int) -> None:
+    """But the jobs' own processes."""
+    away = site.random.uniform(1, 3)
+    for companion in site.companions:
+        companion.kill(absent_s=away)
+    site.cluster.kill_slurmctld()
+    site.cluster.kill_slurmds(*site.cluster.nodes)
+    if site.server is not None:
+        site.server.stop(signal.SIGQUIT)
+    time.sleep(away)
+    if site.server is not None:
+        site.server.start()
+        site.show_server()
+    site.cluster.start_slurmctld()
+    site.cluster.start_slurmds(*site.cluster.nodes)
+
+
+@kind("node down")
+def _(site: FaultSite, job_id: int) -> None:
+    node = _node_of(site, job_id)
+    node = node if node in DRAINABLE else site.random.choice(DRAINABLE)
+    before = site.jobs()
+    site.scontrol("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test", user="root")
+    for job in (*before.values(), *site.jobs().values()):
+        if node in job.node_list and (expected := site.expected.get(job.job_id)):
+            # Once more where Slurm gives it the same node again before that has let go of its last run.
+            expected.others += 2
+            if not job.requeue:
+                expected.ends |= {JobState.NODE_FAIL}
+    _later(site, lambda: site.scontrol("scontrol", "update", f"NodeName={node}", "State=RESUME", user="root"))
+
+
+@kind("node drained")
+def _(site: FaultSite, job_id: int) -> None:
+    node = _node_of(site, job_id)
+    node = node if node in DRAINABLE else site.random.choice(DRAINABLE)
+    site.scontrol("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test", user="root")
+    _later(site, lambda: site.scontrol("scontrol", "update", f"NodeName={node}", "State=RESUME", user="root"))
+
+
+@kind("rigid jobs take the free GPUs")
+def _(site: FaultSite, job_id: int) -> None:
+    jobs = site.jobs().values()
+    taken = sum(job.nodes * job.gpus_per_node for job in jobs if job.state is JobState.RUNNING)
+    crowd = site.crowd(16 - taken)
+    _later(site, lambda: site.scontrol("scancel", str(crowd), user="bob"))
+
+
+# -- the job itself --------------------------------------------------------------------------------------------------
+
+
+@kind("ranks killed")
+def _(site: FaultSite, job_id: int) -> None:
+    for pid in site.pids(job_id)[-1:]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@kind("ranks paused")
+def _(site: FaultSite, job_id: int) -> None:
+    pids = site.pids(job_id)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if number is signal.SIGSTOP:
+            site.open_gate()
+            time.sleep(site.random.uniform(0.5, 4))
+
+
+@kind("exit in its drain")
+def _(site: FaultSite, job_id: int) -> None:
+    site.expected[job_id].ends |= {JobState.COMPLETED}
+    with suppress(OSError):
+        (site.directory(job_id) / EXIT_IN_DRAIN).touch()
+
+
+# -- databases and disks ---------------------------------------------------------------------------------------------
+
+
+def _restart(site: FaultSite, how: signal.Signals) -> None:
+    assert site.server is not None
+    site.server.stop(how)
+    site.open_gate()
+    time.sleep(site.random.choice([0, 1, 3]))
+    site.server.start()
+    site.show_server()
+
+
+@kind("PostgreSQL restarted fast", lambda site: site.server is not None)
+def _(site: FaultSite, job_id: int) -> None:
+    _restart(site, signal.SIGINT)
+
+
+@kind("PostgreSQL crashed", lambda site: site.server is not None)
+def _(site: FaultSite, job_id: int) -> None:
+    _restart(site, signal.SIGQUIT)
+
+
+def _fill(site: FaultSite, place: str) -> None:
+    ballast = f"{place}/ballast"
+    # The last bytes by small pieces.
+    for size in ("64k", "1k"):
+        command = ["dd", "if=/dev/zero", f"of={ballast}", f"bs={size}", "oflag=append", "conv=notrunc"]
+        site.cluster.box.run(command, check=False)
+    site.open_gate()
+    time.sleep(site.random.uniform(1, 5))
+    site.cluster.box.run(["rm", "-f", ballast])
+
+
+@kind("companion's disk full", lambda site: site.server is None or not site.own)
+def _(site: FaultSite, job_id: int) -> None:
+    _fill(site, SMALL)
+
+
+@kind("job's disk full")
+def _(site: FaultSite, job_id: int) -> None:
+    _fill(site, FULL)
+
+
+# -- people ----------------------------------------------------------------------------------------------------------
+
+
+@kind("owner cancels")
+def _(site: FaultSite, job_id: int) -> None:
+    site.expected[job_id].ends |= {JobState.CANCELLED}
+    site.scontrol("scancel", str(job_id))
+
+
+@kind("owner holds")
+def _(site: FaultSite, job_id: int) -> None:
+    _hold(site, job_id, "uhold", "alice")
+
+
+@kind("operator holds")
+def _(site: FaultSite, job_id: int) -> None:
+    _hold(site, job_id, "hold", "root")
+
+
+def _hold(site: FaultSite, job_id: int, how: str, user: str) -> None:
+    expected, before = site.expected[job_id], site.harness.job(job_id)
+    if not site.scontrol("scontrol", how, str(job_id), user=user):
         return
-    try:
-        server = Server()
-    except NoServer:
-        yield None
+    expected.hold = "owner" if user == "alice" else "operator"
+    # A hold that falls into one of the companion's own is the same to Slurm. An operator's is not; but an operator's
+    # companion, which looks before it releases, may be between the two.
+    running = before.running and not before.held and not _about_to_be_held(site, job_id)
+    expected.hold_sure = running or (user == "root" and site.own)
+
+    def release() -> None:
+        site.scontrol("scontrol", "release", str(job_id), user=user)
+        expected.hold, expected.hold_sure = "", False
+
+    _later(site, release)
+
+
+@kind("owner releases")
+def _(site: FaultSite, job_id: int) -> None:
+    site.scontrol("scontrol", "release", str(job_id))
+
+
+@kind("owner requeues")
+def _(site: FaultSite, job_id: int) -> None:
+    if site.scontrol("scontrol", "requeue", str(job_id)):
+        site.expected[job_id].others += 1
+
+
+@kind("owner changes NumNodes")
+def _(site: FaultSite, job_id: int) -> None:
+    site.scontrol("scontrol", "update", f"JobId={job_id}", f"NumNodes={site.random.choice(['1-1', '2-2', '1-3'])}")
+
+
+@kind("owner changes Gres")
+def _(site: FaultSite, job_id: int) -> None:
+    site.scontrol("scontrol", "update", f"JobId={job_id}", f"Gres=gpu:{site.random.randint(1, 4)}")
+
+
+def _comment(site: FaultSite, job_id: int, text: str) -> None:
+    expected = site.expected[job_id]
+    if not site.scontrol("scontrol", "update", f"JobId={job_id}", f"Comment={text}"):
         return
-    try:
-        server.create()
-        yield server
-    finally:
-        server.remove()
+    expected.opted_out = True
+    job = site.harness.job(job_id)
+    if site.at_gate and job.running and not _about_to_be_held(site, job_id):
+        # The companion looks again before it acts.
+        expected.at_opt_out, expected.others_at_opt_out = job, expected.others
+
+    def back() -> None:
+        expected.opted_out, expected.at_opt_out = False, None
+        site.scontrol("scontrol", "update", f"JobId={job_id}", f"Comment={ELASTIC}")
+
+    _later(site, back)
 
 
-def figures(faults: list[Fault], seconds: float) -> dict[str, object]:
-    """What was found, in numbers and words."""
-    parts = {fault.part: fault.jobs for fault in faults}
-    return {
-        "faults": len(faults),
-        "kinds": dict(sorted(Counter(fault.kind for fault in faults).items())),
-        "at_a_gate": sum(fault.reached for fault in faults),
-        "jobs": sum(parts.values()),
-        "lost": [f"fault {fault.number}: {text}" for fault in faults for text in fault.lost],
-        "held": [f"fault {fault.number}: {text}" for fault in faults for text in fault.held],
-        "broken": [f"fault {fault.number}: {text}" for fault in faults for text in fault.broken],
-        "seconds": round(seconds, 1),
-    }
+@kind("owner opts out")
+def _(site: FaultSite, job_id: int) -> None:
+    _comment(site, job_id, "mine")
+
+
+@kind("owner says resize=off")
+def _(site: FaultSite, job_id: int) -> None:
+    _comment(site, job_id, f"{ELASTIC} resize=off")
+
+
+@kind("owner writes a bad comment")
+def _(site: FaultSite, job_id: int) -> None:
+    _comment(site, job_id, "ones: gpus=many")
+
+
+@kind("owner sets StartTime")
+def _(site: FaultSite, job_id: int) -> None:
+    expected = site.expected[job_id]
+    if not site.scontrol("scontrol", "update", f"JobId={job_id}", "StartTime=now+1hour"):
+        return
+    expected.begin = True
+
+    def now() -> None:
+        site.scontrol("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+        expected.begin = False
+
+    _later(site, now)
+
+
+@kind("owner lowers TimeLimit")
+def _(site: FaultSite, job_id: int) -> None:
+    if site.scontrol("scontrol", "update", f"JobId={job_id}", "TimeLimit=1"):
+        site.expected[job_id].ends |= {JobState.TIMEOUT}
+
+
+@kind("owner changes Partition")
+def _(site: FaultSite, job_id: int) -> None:
+    expected = site.expected[job_id]
+    if not site.scontrol("scontrol", "update", f"JobId={job_id}", "Partition=whole"):
+        return
+    expected.impossible_request = True
+
+    def back() -> None:
+        site.scontrol("scontrol", "update", f"JobId={job_id}", "Partition=gpu")
+        # Slurm itself holds what can never start.
+        site.scontrol("scontrol", "release", str(job_id))
+        expected.impossible_request = False
+
+    _later(site, back)
+
+
+@kind("owner forbids requeues")
+def _(site: FaultSite, job_id: int) -> None:
+    if site.scontrol("scontrol", "update", f"JobId={job_id}", "Requeue=0"):
+        site.expected[job_id].ends |= {JobState.NODE_FAIL}
+        _later(site, lambda: site.scontrol("scontrol", "update", f"JobId={job_id}", "Requeue=1"))
+
+
+# -- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _later(site: FaultSite, undo: Callable[[], object]) -> None:
+    """Undone by whoever did it, one or two faults on."""
+    site.undo_later.append((site.random.randint(1, 2), lambda: (undo(), None)[1]))
+
+
+def _node_of(site: FaultSite, job_id: int) -> str:
+    """A node of the job's, or any of the GPU partition's."""
+    with suppress(subprocess.TimeoutExpired):
+        job: Job = site.harness.job(job_id)
+        if job.node_list:
+            return site.random.choice(job.node_list)
+    return site.random.choice(site.cluster.nodes[:4])
+
+
+def _about_to_be_held(site: FaultSite, job_id: int) -> bool:
+    """Whether the companion may put a hold of its own on the running job before it looks at it again."""
+    with site.store() as store:
+        states = {resize.state for resize in store.open_resizes() if resize.job_id == job_id}
+    return bool(states - {"draining", "requeuing", "starting"} if site.at_gate else states)

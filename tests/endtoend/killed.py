@@ -155,7 +155,7 @@ def one_round(settings: Settings, job_id: int, fatal: int, big: Shape) -> dict[s
         "restarts": job.restart - before.restart,
         "open": left,
         "resize": resizes[-1].state if resizes else None,
-        "outcome": resizes[-1].outcome if resizes else None,
+        "outcome": resizes[-1].outcome.text if resizes else None,
     }
 
 

@@ -49,8 +49,7 @@ class Scripted:
                 parked.add(job.job_id)
             elif left:
                 allocations[job.job_id] = left[0]
-        reasons = dict.fromkeys({*allocations, *parked}, "the script says so")
-        return Schedule(allocations, reasons, parked=frozenset(parked))
+        return Schedule(allocations, parked=frozenset(parked))
 
     def _has(self, job: JobView, step: Allocation) -> bool:
         if step.shape != PARKED:

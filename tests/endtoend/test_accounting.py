@@ -8,61 +8,61 @@ from typing import Any
 import pytest
 
 from ones_db import Store
-from tests.endtoend.desk import DATABASE, Desk
+from tests.endtoend.harness import DATABASE, Harness
 
 pytestmark = pytest.mark.cluster
 
 NAME = "a|b\n99|gres|1|2|3|COMPLETED|0:0|1|x|x|n1|1|bob|lab|gpu|forged \x1b[2J 🧪"
 
 
-def imported(desk: Desk, settings: str) -> dict[str, Any]:
+def imported(harness: Harness, settings: str) -> dict[str, Any]:
     command = ["slurm-ones", "import", "sacct", "--since", "1h", "--config", settings, "--json"]
-    done = desk.cluster.run(command, user="alice")
+    done = harness.cluster.run(command, user="alice")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def accounted(desk: Desk, *job_ids: int) -> dict[int, list[list[str]]]:
+def accounted(harness: Harness, *job_ids: int) -> dict[int, list[list[str]]]:
     """What `sacct` itself says of each job: its runs with start, end, state, nodes, TRES, exit code."""
     fields = "JobIDRaw,Start,End,State,NNodes,AllocTRES,ExitCode,Submit"
     ids = ",".join(map(str, job_ids))
     command = ["sacct", "-nPDX", f"--jobs={ids}", f"--format={fields}"]
     told: dict[int, list[list[str]]] = {}
-    for line in desk.cluster.run(command, user="root", env={"SLURM_TIME_FORMAT": "%s"}).stdout.splitlines():
+    for line in harness.cluster.run(command, user="root", env={"SLURM_TIME_FORMAT": "%s"}).stdout.splitlines():
         job_id, *values = line.split("|")
         told.setdefault(int(job_id), []).append(values)
     return told
 
 
-def batch(desk: Desk, script: str, *options: str, user: str = "bob") -> int:
+def batch(harness: Harness, script: str, *options: str, user: str = "bob") -> int:
     command = ["sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", script]
-    return int(desk.cluster.run(command, user=user).stdout)
+    return int(harness.cluster.run(command, user=user).stdout)
 
 
-def test_a_site_starts_with_its_own_past(desk: Desk) -> None:
+def test_a_site_starts_with_its_own_past(harness: Harness) -> None:
     """Jobs that completed, failed, were cancelled in the queue and requeued, as `sacct` has them; twice the same."""
-    if not desk.cluster.accounting:
+    if not harness.cluster.accounting:
         pytest.skip("this cluster keeps no accounting")
-    fine = batch(desk, "sleep 1", "--nodes=2", "--gres=gpu:2")
-    failed = batch(desk, "exit 3", "--gres=gpu:1", f"--job-name={NAME}")
-    cancelled = batch(desk, "sleep 600", "--hold")
-    desk.cluster.run(["scancel", str(cancelled)], user="bob")
-    again = batch(desk, 'test "$SLURM_RESTART_COUNT" && exit 0; exec sleep 600', "--requeue", "--gres=gpu:1")
-    running = desk.rigid("--gres=gpu:1")
-    desk.wait(again, lambda job: job.running, "running")
-    desk.cluster.run(["scontrol", "requeue", str(again)], user="root")
+    fine = batch(harness, "sleep 1", "--nodes=2", "--gres=gpu:2")
+    failed = batch(harness, "exit 3", "--gres=gpu:1", f"--job-name={NAME}")
+    cancelled = batch(harness, "sleep 600", "--hold")
+    harness.cluster.run(["scancel", str(cancelled)], user="bob")
+    again = batch(harness, 'test "$SLURM_RESTART_COUNT" && exit 0; exec sleep 600', "--requeue", "--gres=gpu:1")
+    running = harness.rigid("--gres=gpu:1")
+    harness.wait(again, lambda job: job.running, "running")
+    harness.cluster.run(["scontrol", "requeue", str(again)], user="root")
     for job_id in (fine, failed, cancelled, again):
-        desk.wait(job_id, lambda job: job.ended and not job.completing, "ended")
-    desk.wait(running, lambda job: job.running, "running")
+        harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
+    harness.wait(running, lambda job: job.running, "running")
 
-    settings = desk.settings()
-    first = imported(desk, settings)["imported"]
-    path = desk.cluster.scratch / settings.split("/")[2] / DATABASE
+    settings = harness.settings()
+    first = imported(harness, settings)["imported"]
+    path = harness.cluster.scratch / settings.split("/")[2] / DATABASE
     with Store.open(f"sqlite:///{path}", "here", read_only=True) as store:
         stored = store.jobs([fine, failed, cancelled, again, running])
         assert set(stored) == {fine, failed, cancelled, again}
         assert first["new"] >= 4 and (first["bad_rows"], first["requeued"]) == (0, 0)
-        for job_id, rows in accounted(desk, *stored).items():
+        for job_id, rows in accounted(harness, *stored).items():
             job, runs = stored[job_id], store.runs(job_id)
             started = [row for row in rows if "node=" in row[4]]
             assert [(r.start_time, r.end_time) for r in runs] == [(float(s), float(e)) for s, e, *_ in started]
@@ -73,12 +73,12 @@ def test_a_site_starts_with_its_own_past(desk: Desk) -> None:
         assert [r.end_reason for r in store.runs(again)] == ["REQUEUED", "COMPLETED"] and stored[again].restart == 1
         assert (stored[failed].exit_code, stored[failed].name, stored[cancelled].state) == (3, NAME, "CANCELLED")
         assert store.runs(cancelled) == [] and stored[fine].user == "bob" and stored[fine].account == "lab"
-    second = imported(desk, settings)
+    second = imported(harness, settings)
     assert (second["imported"]["new"], second["imported"]["changed"]) == (0, 0)
     assert second["imported"]["same"] == first["new"] and second["workload"]["gpu_jobs"] >= 3
 
     # The companion of the same database: it finds the past as it is, and writes down nodes and who started it.
-    desk.cluster.run(["slurm-ones", "run", "--own", "--ticks", "1", "--config", settings], user="alice")
+    harness.cluster.run(["slurm-ones", "run", "--own", "--ticks", "1", "--config", settings], user="alice")
     with Store.open(f"sqlite:///{path}", "here", read_only=True) as store:
         assert store.jobs(list(stored)) == stored and store.live_jobs() == set() and store.job_summaries() == []
         nodes = {change.node.name: change.node for change in store.node_changes()}
@@ -87,9 +87,9 @@ def test_a_site_starts_with_its_own_past(desk: Desk) -> None:
         assert done == [("alice", "import sacct"), ("alice", "run --advise"), ("alice", "run ends")]
 
 
-def test_the_oldest_release_is_asked_for_what_it_has(old_desk: Desk) -> None:
+def test_the_oldest_release_is_asked_for_what_it_has(old_harness: Harness) -> None:
     """22.05 knows every field and option, and says itself that it keeps no accounting here."""
-    settings = old_desk.settings()
+    settings = old_harness.settings()
     command = ["slurm-ones", "import", "sacct", "--config", settings]
-    done = old_desk.cluster.run(command, user="alice", check=False)
+    done = old_harness.cluster.run(command, user="alice", check=False)
     assert done.returncode == 2 and "accounting storage is disabled" in done.stderr, done.stderr

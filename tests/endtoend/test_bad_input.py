@@ -11,13 +11,13 @@ import pytest
 from ones_wrapper.protocol import CHECKPOINTS, Bye, Checkpoint, Hello
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import JobState
-from tests.endtoend.desk import FOR_EVER, TRAIN, Desk
+from tests.endtoend.harness import FOR_EVER, TRAIN, Harness
 from tests.endtoend.test_people import scripted
 
 pytestmark = pytest.mark.cluster
 
 
-def test_what_cannot_be_resized_says_why(desk: Desk) -> None:
+def test_what_cannot_be_resized_says_why(harness: Harness) -> None:
     """Unreadable comments, --no-requeue, task counts, GPUs per job, interactive: each has its sentence in `why`."""
     gpu, gpus = "--gres=gpu:1", "--comment=ones: gpus=1-4"
     cases = [
@@ -29,46 +29,46 @@ def test_what_cannot_be_resized_says_why(desk: Desk) -> None:
         ((gpu, "--requeue", "--array=1", gpus), "arrays"),
         (("--partition=whole", "--requeue", "--comment=ones: nodes=1-4"), "whole_node_gpus.whole"),
     ]
-    reasons = {desk.rigid(*options, user="alice"): words for options, words in cases}
+    reasons = {harness.rigid(*options, user="alice"): words for options, words in cases}
     for job_id in reasons:
-        desk.wait(job_id, lambda job: job.running, "running")
-    settings = desk.settings()
-    desk.cluster.run(["slurm-ones", "run", "--config", settings, "--act", "--ticks", "2"])
-    listed = json.loads(desk.cluster.run(["slurm-ones", "jobs", "--config", settings, "--json"]).stdout)
+        harness.wait(job_id, lambda job: job.running, "running")
+    settings = harness.settings()
+    harness.cluster.run(["slurm-ones", "run", "--config", settings, "--act", "--ticks", "2"])
+    listed = json.loads(harness.cluster.run(["slurm-ones", "jobs", "--config", settings, "--json"]).stdout)
     told = {job["job_id"]: job for job in listed}
     for job_id, words in reasons.items():
         assert words in told[job_id]["refusal"], told[job_id]
         assert not told[job_id]["elastic"] and not told[job_id]["resizing"]
-        assert desk.job(job_id).running and desk.job(job_id).restart == 0
+        assert harness.job(job_id).running and harness.job(job_id).restart == 0
     for job_id in list(reasons)[:4]:
-        spoken = desk.cluster.run(["slurm-ones", "why", str(job_id), "--config", settings]).stdout
+        spoken = harness.cluster.run(["slurm-ones", "why", str(job_id), "--config", settings]).stdout
         assert reasons[job_id] in spoken
 
 
-def test_a_script_that_fails_at_once(desk: Desk) -> None:
+def test_a_script_that_fails_at_once(harness: Harness) -> None:
     """Its exit code passes through, Slurm sees it fail, and nobody requeues it, a companion least of all."""
-    folder = desk.folder("failing")
+    folder = harness.folder("failing")
     (folder / "fail.py").write_text("import sys\nsys.exit(7)\n")
-    failing = desk.submit(f"/scratch/{folder.name}/fail.py")
-    unwritable = desk.submit("/scratch/none.py")
-    settings = desk.settings()
-    with desk.running(settings, "--act", "--own"):
-        job = desk.wait(failing, lambda job: job.ended and not job.completing, "ended")
-        desk.wait(unwritable, lambda job: job.ended and not job.completing, "ended")
-        desk.ticks(settings)
+    failing = harness.submit(f"/scratch/{folder.name}/fail.py")
+    unwritable = harness.submit("/scratch/none.py")
+    settings = harness.settings()
+    with harness.running(settings, "--act", "--own"):
+        job = harness.wait(failing, lambda job: job.ended and not job.completing, "ended")
+        harness.wait(unwritable, lambda job: job.ended and not job.completing, "ended")
+        harness.ticks(settings)
     assert (job.state, job.exit_code, job.restart) == (JobState.FAILED, 7, 0)
-    assert "there is no such file" in desk.log(unwritable)
-    assert desk.job(unwritable).exit_code == 2
-    with desk.store(settings) as store:
+    assert "there is no such file" in harness.log(unwritable)
+    assert harness.job(unwritable).exit_code == 2
+    with harness.store(settings) as store:
         record = store.jobs([failing])[failing]
         assert (record.state, record.exit_code, record.restart) == ("FAILED", 7, 0)
         assert not store.resizes()
 
 
-def test_a_job_directory_that_cannot_be_used(desk: Desk) -> None:
+def test_a_job_directory_that_cannot_be_used(harness: Harness) -> None:
     """Not writable or another's: the job fails at once with a message, before a GPU is used."""
-    home = desk.cluster.home("alice")
-    folder = desk.folder("directories")
+    home = harness.cluster.home("alice")
+    folder = harness.folder("directories")
     (folder / "bobs").mkdir()
     script = folder / "job.sh"
     script.write_text(
@@ -79,38 +79,38 @@ def test_a_job_directory_that_cannot_be_used(desk: Desk) -> None:
     jobs = {}
     for path, words in paths.items():
         command = ["sbatch", "--parsable", f"/scratch/{folder.name}/job.sh"]
-        jobs[int(desk.cluster.run(command, env={"ONES_JOB_DIR": path}).stdout)] = words
+        jobs[int(harness.cluster.run(command, env={"ONES_JOB_DIR": path}).stdout)] = words
     for job_id, words in jobs.items():
-        job = desk.wait(job_id, lambda job: job.ended and not job.completing, "ended")
+        job = harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
         assert (job.state, job.exit_code, job.restart) == (JobState.FAILED, 2, 0)
-        assert words in desk.log(job_id) and "job directory" in desk.log(job_id)
+        assert words in harness.log(job_id) and "job directory" in harness.log(job_id)
     assert home.exists()
 
 
-def test_a_job_directory_that_goes_missing(desk: Desk) -> None:
+def test_a_job_directory_that_goes_missing(harness: Harness) -> None:
     """A running job whose directory is gone is left alone, and `why` says so."""
-    job_id = desk.light()
-    desk.trains(job_id)
-    settings = desk.settings()
-    desk.cluster.run(["slurm-ones", "run", "--config", settings, "--own", "--ticks", "2"])
-    shutil.rmtree(desk.directory(job_id))
-    process = scripted(desk, settings, {job_id: [[1, 2, 32]]})
-    desk.resize_ended(settings, job_id)
+    job_id = harness.light()
+    harness.trains(job_id)
+    settings = harness.settings()
+    harness.cluster.run(["slurm-ones", "run", "--config", settings, "--own", "--ticks", "2"])
+    shutil.rmtree(harness.directory(job_id))
+    process = scripted(harness, settings, {job_id: [[1, 2, 32]]})
+    harness.resize_ended(settings, job_id)
     process.terminate()
-    resize = desk.why(settings, job_id)["resizes"][0]
+    resize = harness.why(settings, job_id)["resizes"][0]
     assert resize["state"] == State.ABANDONED and "no such directory" in resize["outcome"]
-    job = desk.job(job_id)
+    job = harness.job(job_id)
     assert job.running and job.restart == 0 and not job.held
 
 
-def test_a_checkpoint_cut_short(desk: Desk) -> None:
+def test_a_checkpoint_cut_short(harness: Harness) -> None:
     """The one before it is used, and people are told: in the reports, in the log, and by `why`."""
-    job_id = desk.submit()
-    desk.trains(job_id)
-    checkpoints = desk.directory(job_id) / CHECKPOINTS
+    job_id = harness.submit()
+    harness.trains(job_id)
+    checkpoints = harness.directory(job_id) / CHECKPOINTS
     for count in (1, 2):
-        desk.cluster.run(["scancel", "--signal=USR1", str(job_id)])
-        desk.report(
+        harness.cluster.run(["scancel", "--signal=USR1", str(job_id)])
+        harness.report(
             job_id,
             0,
             lambda report, count=count: (
@@ -120,21 +120,21 @@ def test_a_checkpoint_cut_short(desk: Desk) -> None:
             f"checkpoint {count}",
         )
         time.sleep(2.2)  # a signal this soon after a checkpoint counts as the same
-    desk.cluster.run(["scontrol", "requeuehold", str(job_id)])
-    desk.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
+    harness.cluster.run(["scontrol", "requeuehold", str(job_id)])
+    harness.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
     # The requeue's own signal may have made a third.
     older, newer = sorted(checkpoints.glob("step-*"))[-2:]
     part = max(newer.glob("*.safetensors"), key=lambda path: path.stat().st_size)
     with part.open("rb+") as file:
         file.truncate(part.stat().st_size // 2)
-    desk.cluster.run(["scontrol", "release", str(job_id)])
-    hello = desk.report(job_id, 1, lambda report: isinstance(report, Hello), "hello")
+    harness.cluster.run(["scontrol", "release", str(job_id)])
+    hello = harness.report(job_id, 1, lambda report: isinstance(report, Hello), "hello")
     assert isinstance(hello, Hello)
     assert hello.checkpoint == older.name and f"checkpoint {newer.name} is damaged" in hello.note
-    assert "is damaged" in desk.log(job_id)
-    settings = desk.settings()
-    desk.cluster.run(["slurm-ones", "run", "--config", settings, "--own", "--ticks", "2"])
-    assert f"checkpoint {newer.name} is damaged" in json.dumps(desk.why(settings, job_id))
-    spoken = desk.cluster.run(["slurm-ones", "why", str(job_id), "--config", settings]).stdout
+    assert "is damaged" in harness.log(job_id)
+    settings = harness.settings()
+    harness.cluster.run(["slurm-ones", "run", "--config", settings, "--own", "--ticks", "2"])
+    assert f"checkpoint {newer.name} is damaged" in json.dumps(harness.why(settings, job_id))
+    spoken = harness.cluster.run(["slurm-ones", "why", str(job_id), "--config", settings]).stdout
     assert f"checkpoint {newer.name} is damaged" in spoken
-    assert not [report for report in desk.reports(job_id, 1) if isinstance(report, Bye)]
+    assert not [report for report in harness.reports(job_id, 1) if isinstance(report, Bye)]

@@ -10,7 +10,7 @@ import pytest
 from ones_wrapper.protocol import Bye, Hello
 from slurm_ones.act.transitions import State
 from tests.cluster import paths
-from tests.endtoend.desk import TRAIN, Desk
+from tests.endtoend.harness import TRAIN, Harness
 from tests.wrapper.runs import assert_exactly_once
 
 EPOCHS, SAMPLES = 20, 203
@@ -18,36 +18,38 @@ SHAPES = [(1, 1), (1, 4), (2, 4), (1, 2)]
 STEPS = [[1, 4, 24], [2, 4, 48], [1, 2, 20]]
 
 
-def scripted(desk: Desk, settings: str, steps: dict[int, Any], timeout_s: float = 120.0, user: str = "alice") -> None:
+def scripted(
+    harness: Harness, settings: str, steps: dict[int, Any], timeout_s: float = 120.0, user: str = "alice"
+) -> None:
     """Run the companion inside the cluster until these steps are done."""
-    command = [desk.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(steps)]
-    desk.cluster.run(command, user=user, cwd=paths.REPOSITORY, timeout=timeout_s)
+    command = [harness.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(steps)]
+    harness.cluster.run(command, user=user, cwd=paths.REPOSITORY, timeout=timeout_s)
 
 
 @pytest.mark.cluster
-def test_every_sample_of_every_epoch_is_used_once(desk: Desk) -> None:
+def test_every_sample_of_every_epoch_is_used_once(harness: Harness) -> None:
     """1 → 4 → 8 → 2 GPUs with another batch each time; database, reports and Slurm agree on how it went."""
     arguments = ["--epochs", EPOCHS, "--samples", SAMPLES, "--batch", 16, "--step-ms", 60]
-    traces = desk.folder("traces")
+    traces = harness.folder("traces")
     trace = f"/scratch/{traces.name}/trace-{{restart}}-{{rank}}.jsonl"
     options = ("--comment=ones: gpus=1-8 batch=16-64", "--time=10")
-    job_id = desk.submit(str(TRAIN), *map(str, arguments), options=options, ONES_TRACE=trace)
-    desk.trains(job_id)
-    settings = desk.settings(scope='"own"')
-    scripted(desk, settings, {job_id: STEPS})
+    job_id = harness.submit(str(TRAIN), *map(str, arguments), options=options, ONES_TRACE=trace)
+    harness.trains(job_id)
+    settings = harness.settings(scope='"own"')
+    scripted(harness, settings, {job_id: STEPS})
 
     # The companion is gone now, and training goes on without it.
-    during = desk.job(job_id)
-    job = desk.wait(job_id, lambda job: job.ended and not job.completing, "ended")
-    assert (job.state.value, job.exit_code, job.restart) == ("COMPLETED", 0, 3), desk.log(job_id)
+    during = harness.job(job_id)
+    job = harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
+    assert (job.state.value, job.exit_code, job.restart) == ("COMPLETED", 0, 3), harness.log(job_id)
     assert_exactly_once(traces, EPOCHS, SAMPLES)
 
-    hellos = [next(r for r in desk.reports(job_id, n) if isinstance(r, Hello)) for n in range(4)]
+    hellos = [next(r for r in harness.reports(job_id, n) if isinstance(r, Hello)) for n in range(4)]
     assert [(hello.nodes, hello.gpus_per_node) for hello in hellos] == SHAPES
     assert [hello.batch for hello in hellos] == [16, 24, 48, 20]
     assert all(hello.epoch > 0 and hello.checkpoint for hello in hellos[1:])
-    assert [bye.reason for bye in desk.reports(job_id, 3) if isinstance(bye, Bye)] == ["finished"]
-    with desk.store(settings) as store:
+    assert [bye.reason for bye in harness.reports(job_id, 3) if isinstance(bye, Bye)] == ["finished"]
+    with harness.store(settings) as store:
         runs, resizes = store.runs(job_id), store.resizes(job_id)
         restart = store.jobs([job_id])[job_id].restart
     assert [(run.restart, run.nodes, run.gpus_per_node) for run in runs] == [(n, *s) for n, s in enumerate(SHAPES)]

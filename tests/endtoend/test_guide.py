@@ -48,11 +48,11 @@ def test_installed_by_the_guide_and_killed(reader: Reader) -> None:
     host = reader.place.one
     reader.install(host)
     reader.act()
-    reader.scene.populate()
+    reader.service.populate()
     (pid,) = host.sh("systemctl show -P MainPID slurm-ones").split()
     limits = dict(line.split(":\t", 1) for line in (host.root / f"proc/{pid}/status").read_text().splitlines())
     assert limits["Uid"].split()[0] == "2100" and int(limits["CapEff"], 16) == 0 and limits["NoNewPrivs"] == "1"
     assert limits["Seccomp"] == "2"
     (killed,) = (one for one in ROWS if one.row.startswith("companion killed") and not one.standby)
-    outcome = carry_out(reader.scene, killed)
+    outcome = carry_out(reader.service, killed)
     assert outcome.fine, outcome

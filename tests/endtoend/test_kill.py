@@ -10,7 +10,7 @@ import pytest
 
 from slurm_ones.act.transitions import State
 from tests.cluster import paths
-from tests.endtoend.desk import Desk
+from tests.endtoend.harness import Harness
 
 pytestmark = pytest.mark.cluster
 JOBS = 4
@@ -18,18 +18,18 @@ JOBS = 4
 WRITES = ("begin_resize", "step_resize", "end_resize")
 
 
-def kill_everywhere(desk: Desk, job_ids: list[int], shape: str, steps: tuple[str, ...]) -> list[dict[str, Any]]:
+def kill_everywhere(harness: Harness, job_ids: list[int], shape: str, steps: tuple[str, ...]) -> list[dict[str, Any]]:
     """Resize the jobs between 1x1 and this shape with a death at every event; what was found after each.
 
     The deaths are shared out among the jobs. `steps` are some that must have been among them.
     """
     processes = []
     for first, job_id in enumerate(job_ids):
-        settings = desk.settings(scope='"own"', tick_s="0.3", resize="dwell_s = 0\nadvance_s = 0.1")
+        settings = harness.settings(scope='"own"', tick_s="0.3", resize="dwell_s = 0\nadvance_s = 0.1")
         arguments = [settings, str(job_id), str(first), str(len(job_ids)), shape]
-        command = [desk.cluster.python, "-m", "tests.endtoend.killed", *arguments]
+        command = [harness.cluster.python, "-m", "tests.endtoend.killed", *arguments]
         pipe = subprocess.PIPE
-        processes.append(desk.cluster.popen(command, cwd=paths.REPOSITORY, stdout=pipe, stderr=pipe))
+        processes.append(harness.cluster.popen(command, cwd=paths.REPOSITORY, stdout=pipe, stderr=pipe))
     rounds = []
     for process in processes:
         output, errors = process.communicate(timeout=150)
@@ -47,12 +47,12 @@ def kill_everywhere(desk: Desk, job_ids: list[int], shape: str, steps: tuple[str
     return rounds
 
 
-def test_a_companion_killed_anywhere_is_succeeded(desk: Desk) -> None:
+def test_a_companion_killed_anywhere_is_succeeded(harness: Harness) -> None:
     """After every death the job runs at its old or its new shape, held by nobody, and the resize is closed."""
-    job_ids = [desk.light() for _ in range(JOBS)]
-    desk.trains(*job_ids)
+    job_ids = [harness.light() for _ in range(JOBS)]
+    harness.trains(*job_ids)
     steps = ("order", "requeuehold", "NumNodes", "StartTime", "release")
-    for told in kill_everywhere(desk, job_ids, "1x2", steps):
+    for told in kill_everywhere(harness, job_ids, "1x2", steps):
         assert told["state"] == "RUNNING" and told["shape"] in ("1x1", "1x2"), told
         changed = told["shape"] != told["from"]
         assert changed == (told["resize"] == State.DONE) == (told["restarts"] == 1), told
@@ -60,13 +60,13 @@ def test_a_companion_killed_anywhere_is_succeeded(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("shape", ["2x4", "99x1"])
-def test_killed_anywhere_in_the_resize_of_a_waiting_job(desk: Desk, shape: str) -> None:
+def test_killed_anywhere_in_the_resize_of_a_waiting_job(harness: Harness, shape: str) -> None:
     """It waits on for room, held by nobody. A shape that Slurm refuses, though it takes it at first, leaves it as it
     was."""
-    all_nodes = desk.rigid("--nodes=4", "--gres=gpu:4")
-    desk.wait(all_nodes, lambda job: job.running, "running")
-    job_ids = [desk.light() for _ in range(2)]
-    for told in kill_everywhere(desk, job_ids, shape, ("uhold", "NumNodes", "release")):
+    all_nodes = harness.rigid("--nodes=4", "--gres=gpu:4")
+    harness.wait(all_nodes, lambda job: job.running, "running")
+    job_ids = [harness.light() for _ in range(2)]
+    for told in kill_everywhere(harness, job_ids, shape, ("uhold", "NumNodes", "release")):
         assert told["state"] == "PENDING" and told["restarts"] == 0, told
         if shape == "99x1":
             assert told["shape"] == "1x1" and told["resize"] in (None, State.ROLLED_BACK), told
@@ -76,9 +76,9 @@ def test_killed_anywhere_in_the_resize_of_a_waiting_job(desk: Desk, shape: str) 
             assert changed or told["killed"], told
 
 
-def test_killed_anywhere_in_the_resize_of_a_job_that_is_to_start_later(desk: Desk) -> None:
+def test_killed_anywhere_in_the_resize_of_a_job_that_is_to_start_later(harness: Harness) -> None:
     """Of which Slurm does not say whether it would ever start at the new shape: it keeps its own, held by nobody."""
-    job_ids = [desk.light("--begin=now+1hour") for _ in range(2)]
-    for told in kill_everywhere(desk, job_ids, "2x4", ("uhold", "NumNodes", "release")):
+    job_ids = [harness.light("--begin=now+1hour") for _ in range(2)]
+    for told in kill_everywhere(harness, job_ids, "2x4", ("uhold", "NumNodes", "release")):
         assert (told["state"], told["shape"], told["restarts"]) == ("PENDING", "1x1", 0), told
         assert told["resize"] in (None, State.ROLLED_BACK), told

@@ -15,7 +15,7 @@ import pytest
 from ones_db import ResizeRecord, Store, migrate
 from slurm_ones.act.transitions import State
 from tests.db.server import ADMIN, Server
-from tests.endtoend.desk import WAIT_S, Desk
+from tests.endtoend.harness import WAIT_S, Harness
 from tests.endtoend.test_move import shown
 
 pytestmark = pytest.mark.cluster
@@ -25,12 +25,12 @@ TICK_S = 2.0
 class Companion:
     """`slurm-ones run --act` inside the cluster, with words of its own."""
 
-    def __init__(self, desk: Desk, settings: str, folder: Path, name: str) -> None:
+    def __init__(self, harness: Harness, settings: str, folder: Path, name: str) -> None:
         self._log = folder / f"{name}.log"
         command = ["slurm-ones", "run", "--config", settings, "--verbose", "--act", "--own"]
         with self._log.open("a") as log:
-            self._process = desk.cluster.popen(command, stdout=log, stderr=subprocess.STDOUT)
-        desk.ends(self._process)
+            self._process = harness.cluster.popen(command, stdout=log, stderr=subprocess.STDOUT)
+        harness.kill_at_end(self._process)
 
     @property
     def words(self) -> str:
@@ -49,34 +49,34 @@ class Companion:
         os.kill(int(child), number)
 
 
-def held(desk: Desk, store: Store, leader: Companion) -> ResizeRecord:
+def held(harness: Harness, store: Store, leader: Companion) -> ResizeRecord:
     """A resize whose job we hold, with the leader stopped there: of the first of some new jobs for which that comes
     about."""
     seen: set[int] = set()
     for _ in range(8):
-        desk.light("--comment=ones: gpus=1-2 batch=16-32")
+        harness.light("--comment=ones: gpus=1-2 batch=16-32")
         deadline = time.monotonic() + WAIT_S
         while not (found := [r for r in store.open_resizes() if r.id not in seen and r.state == State.REQUEUING]):
             assert time.monotonic() < deadline, leader.words
             time.sleep(0.01)
         seen.add(found[0].id)
         # Its processes end, which takes a moment; it is held as soon as the requeue was taken.
-        while not desk.job(found[0].job_id).held and found[0].id in {r.id for r in store.open_resizes()}:
+        while not harness.job(found[0].job_id).held and found[0].id in {r.id for r in store.open_resizes()}:
             time.sleep(0.01)
         leader.send(signal.SIGSTOP)
         (resize,) = [r for r in store.resizes(found[0].job_id) if r.id == found[0].id]
-        if desk.job(resize.job_id).held and not State(resize.state).final:
+        if harness.job(resize.job_id).held and not State(resize.state).final:
             return resize
         leader.send(signal.SIGCONT)
     raise AssertionError(f"no job was held while its companion was stopped: {leader.words}")
 
 
-def test_a_leader_that_is_paused_holding_a_job(desk: Desk, server: Server) -> None:
+def test_a_leader_that_is_paused_holding_a_job(harness: Harness, server: Server) -> None:
     """Protects a job that is held by a companion that hangs: the standby finishes its resize, and the one that wakes up
     does nothing a second time, neither in Slurm nor in the database, and stands by."""
     name = server.fresh()
-    settings = desk.settings(database='"here"', tick_s=str(TICK_S))
-    folder = desk.cluster.scratch / Path(settings).parent.name
+    settings = harness.settings(database='"here"', tick_s=str(TICK_S))
+    folder = harness.cluster.scratch / Path(settings).parent.name
     shown(server, folder)
     text = (folder / "ones.toml").read_text()
     inside = f"postgresql://{ADMIN}@/{quote(name)}?host=/scratch/{folder.name}"
@@ -84,24 +84,24 @@ def test_a_leader_that_is_paused_holding_a_job(desk: Desk, server: Server) -> No
     migrate.upgrade(server.url(name))
 
     with Store.open(server.url(name), "here") as store:
-        one = Companion(desk, settings, folder, "one")
+        one = Companion(harness, settings, folder, "one")
         one.says("leads, in term 1")
-        other = Companion(desk, settings, folder, "other")
+        other = Companion(harness, settings, folder, "other")
         other.says("stands by: ")
         leader = store.leader()
         assert leader is not None and f"stands by: {leader.holder} leads" in other.words
-        resize = held(desk, store, one)
+        resize = held(harness, store, one)
         job_id, stopped = resize.job_id, time.monotonic()
         try:
             other.says("leads, in term 2", 3 * TICK_S)
-            desk.wait(job_id, lambda job: job.running and not job.held, "running again")
+            harness.wait(job_id, lambda job: job.running and not job.held, "running again")
             took = time.monotonic() - stopped
             while store.resizes(job_id)[-1].id == resize.id and store.resizes(job_id)[-1].ended is None:
                 assert time.monotonic() < stopped + WAIT_S, other.words
                 time.sleep(0.1)
             (finished,) = [r for r in store.resizes(job_id) if r.id == resize.id]
             done = one.words.count("elastic jobs run")
-            restarts = desk.job(job_id).restart
+            restarts = harness.job(job_id).restart
         finally:
             one.send(signal.SIGCONT)
         assert finished.state == State.DONE, (finished, other.words)
@@ -109,7 +109,7 @@ def test_a_leader_that_is_paused_holding_a_job(desk: Desk, server: Server) -> No
         one.says("stands by: ")
         time.sleep(3 * TICK_S)
         assert one.words.count("elastic jobs run") == done, one.words
-        job = desk.job(job_id)
+        job = harness.job(job_id)
         # As often as a resize that was done by the one that leads now, or is under way.
         resizes = [r for r in store.resizes(job_id) if r.id > resize.id and r.restart >= 0]
         assert restarts <= job.restart <= restarts + len(resizes)
@@ -124,5 +124,5 @@ def test_a_leader_that_is_paused_holding_a_job(desk: Desk, server: Server) -> No
         while one.words.count("elastic jobs run") < ticks + 2:
             assert time.monotonic() < deadline, one.words
             time.sleep(0.1)
-        assert not desk.job(job_id).admin_held
+        assert not harness.job(job_id).admin_held
     print(f"the job ran again {took / TICK_S:.1f} ticks after its companion was stopped")

@@ -13,7 +13,7 @@ import torch
 
 from ones_wrapper.protocol import Batch, Bye, Checkpoint, Hello, Order, Report, Throughput
 from slurm_ones.slurm.model import JobState
-from tests.endtoend.desk import TRAIN, Desk
+from tests.endtoend.harness import TRAIN, Harness
 from tests.endtoend.test_exactly_once import scripted
 from tests.wrapper.reference import batches_by_step, train
 from tests.wrapper.runs import assert_exactly_once, write_order
@@ -23,7 +23,7 @@ STEPS = [[1, 4, 16], [2, 4, 16], [1, 2, 32], [1, 1, 32], [2, 4, 32], [1, 4, 32],
 """Shapes (nodes, GPUs per node) and batches of eight resizes: world sizes 1, 2, 4 and 8."""
 
 
-def ranks_of(desk: Desk, job_id: int) -> list[int]:
+def ranks_of(harness: Harness, job_id: int) -> list[int]:
     """Process ids of the job's training processes, the ranks last."""
     found = []
     for folder in Path("/proc").iterdir():
@@ -37,15 +37,15 @@ def ranks_of(desk: Desk, job_id: int) -> list[int]:
     return sorted(found)
 
 
-def runs_of(desk: Desk, job_id: int, restarts: int) -> Sequence[Sequence[Report]]:
-    return [desk.reports(job_id, restart) for restart in range(restarts + 1)]
+def runs_of(harness: Harness, job_id: int, restarts: int) -> Sequence[Sequence[Report]]:
+    return [harness.reports(job_id, restart) for restart in range(restarts + 1)]
 
 
 @pytest.mark.cluster
-def test_a_training_that_is_disturbed_ends_where_one_that_is_not_does(desk: Desk) -> None:
+def test_a_training_that_is_disturbed_ends_where_one_that_is_not_does(harness: Harness) -> None:
     """Protects everything a resize may break: eight resizes over four world sizes, a batch order without a restart, the
     SIGKILL of a rank, and the time limit; each sample once, and the parameters of plain PyTorch in one process."""
-    traces = desk.folder("traces")
+    traces = harness.folder("traces")
     inside = f"/scratch/{traces.name}"
     arguments = [
         "--epochs",
@@ -65,38 +65,38 @@ def test_a_training_that_is_disturbed_ends_where_one_that_is_not_does(desk: Desk
     ]
     options = ("--comment=ones: gpus=1-8 batch=16-64", "--time=30", "--signal=B:USR2@90")
     trace = f"{inside}/trace-{{restart}}-{{rank}}.jsonl"
-    job_id = desk.submit(str(TRAIN), *map(str, arguments), options=options, ONES_TRACE=trace)
-    desk.trains(job_id)
-    scripted(desk, desk.settings(scope='"own"'), {job_id: STEPS}, timeout_s=480.0)
+    job_id = harness.submit(str(TRAIN), *map(str, arguments), options=options, ONES_TRACE=trace)
+    harness.trains(job_id)
+    scripted(harness, harness.settings(scope='"own"'), {job_id: STEPS}, timeout_s=480.0)
     last = len(STEPS)
-    desk.trains(job_id, restart=last)
+    harness.trains(job_id, restart=last)
 
     # A batch order takes effect in the run that is.
-    write_order(desk.directory(job_id), Order(2**50, last, batch=48))
-    desk.report(job_id, last, lambda report: isinstance(report, Batch) and report.batch == 48, "batch of 48")
+    write_order(harness.directory(job_id), Order(2**50, last, batch=48))
+    harness.report(job_id, last, lambda report: isinstance(report, Batch) and report.batch == 48, "batch of 48")
 
     # A rank is killed: the ranks are started again from the last checkpoint, in the same allocation.
-    desk.cluster.run(["scancel", "--signal=USR1", str(job_id)])
-    passing = desk.report(
+    harness.cluster.run(["scancel", "--signal=USR1", str(job_id)])
+    passing = harness.report(
         job_id, last, lambda report: isinstance(report, Checkpoint) and report.order is None, "checkpoint"
     )
     assert isinstance(passing, Checkpoint)
-    desk.report(job_id, last, lambda r: isinstance(r, Throughput) and r.step > passing.step + 3, "further steps")
-    os.kill(ranks_of(desk, job_id)[-1], signal.SIGKILL)
-    desk.report(job_id, last, lambda report: isinstance(report, Hello) and report.attempt == 1, "second start")
-    assert desk.job(job_id).restart == last
+    harness.report(job_id, last, lambda r: isinstance(r, Throughput) and r.step > passing.step + 3, "further steps")
+    os.kill(ranks_of(harness, job_id)[-1], signal.SIGKILL)
+    harness.report(job_id, last, lambda report: isinstance(report, Hello) and report.attempt == 1, "second start")
+    assert harness.job(job_id).restart == last
 
     # The time limit comes near: a checkpoint, and a requeue by the job itself.
-    desk.cluster.run(["scontrol", "update", f"JobId={job_id}", "TimeLimit=2"])
-    desk.wait(job_id, lambda job: job.restart > last, "requeued", timeout_s=180.0)
+    harness.cluster.run(["scontrol", "update", f"JobId={job_id}", "TimeLimit=2"])
+    harness.wait(job_id, lambda job: job.restart > last, "requeued", timeout_s=180.0)
     # Not again: on a busy machine a run of half a minute has hardly begun.
-    desk.cluster.run(["scontrol", "update", f"JobId={job_id}", "TimeLimit=30"], user="root")
-    desk.trains(job_id, restart=last + 1)
+    harness.cluster.run(["scontrol", "update", f"JobId={job_id}", "TimeLimit=30"], user="root")
+    harness.trains(job_id, restart=last + 1)
     (traces / "hurry").touch()
-    ended = desk.wait(job_id, lambda job: job.ended and not job.completing, "ended", timeout_s=300.0)
-    assert (ended.state, ended.exit_code) == (JobState.COMPLETED, 0), desk.log(job_id)
-    assert ended.restart == last + 1, desk.log(job_id)
-    runs = runs_of(desk, job_id, ended.restart)
+    ended = harness.wait(job_id, lambda job: job.ended and not job.completing, "ended", timeout_s=300.0)
+    assert (ended.state, ended.exit_code) == (JobState.COMPLETED, 0), harness.log(job_id)
+    assert ended.restart == last + 1, harness.log(job_id)
+    runs = runs_of(harness, job_id, ended.restart)
     assert [r.reason for r in runs[last] if isinstance(r, Bye)][-1] == "signal"
     assert [r.resizes for r in runs[-1] if isinstance(r, Hello)] == [len(STEPS)]
 

@@ -15,7 +15,7 @@ from ones_db.models import Base
 from slurm_ones.act.transitions import State
 from tests.db.make import ask
 from tests.db.server import ADMIN, Server
-from tests.endtoend.desk import DATABASE, Desk
+from tests.endtoend.harness import DATABASE, Harness
 from tests.endtoend.test_people import scripted
 
 pytestmark = pytest.mark.cluster
@@ -32,9 +32,9 @@ def shown(server: Server, folder: Path) -> None:
         pytest.skip(f"the socket of PostgreSQL cannot be shown in the cluster: {error}")
 
 
-def copied(desk: Desk, old: str, new: str) -> dict[str, tuple[int, int]]:
+def copied(harness: Harness, old: str, new: str) -> dict[str, tuple[int, int]]:
     """`slurm-ones db copy`: the rows of each table, and how many of them it brought."""
-    said = desk.cluster.run(["slurm-ones", "db", "copy", old, new]).stdout
+    said = harness.cluster.run(["slurm-ones", "db", "copy", old, new]).stdout
     rows = {line.split()[0]: line.split()[1:3] for line in said.splitlines() if line.split()[0] in TABLES}
     assert sorted(rows) == TABLES, said
     return {table: (int(there), int(now)) for table, (there, now) in rows.items()}
@@ -47,26 +47,26 @@ def until(holds: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None
         time.sleep(0.3)
 
 
-def test_a_site_moves_while_its_companion_runs(desk: Desk, server: Server) -> None:
+def test_a_site_moves_while_its_companion_runs(harness: Harness, server: Server) -> None:
     """Protects every row on the way, those included that came during the first copy; the companion is stopped for the
     switch alone, then goes on with the same job: its samples, and with the resize of another."""
-    trains = desk.submit(options=("--comment=ones: gpus=1-2 batch=16-32",))
-    settings = desk.settings()
-    other = desk.light("--comment=ones: gpus=1-2 batch=16-32", "--hold")
-    folder = desk.cluster.scratch / Path(settings).parent.name
+    trains = harness.submit(options=("--comment=ones: gpus=1-2 batch=16-32",))
+    settings = harness.settings()
+    other = harness.light("--comment=ones: gpus=1-2 batch=16-32", "--hold")
+    folder = harness.cluster.scratch / Path(settings).parent.name
     shown(server, folder)
     old_inside, old = f"sqlite:////scratch/{folder.name}/{DATABASE}", f"sqlite:///{folder / DATABASE}"
     name = server.fresh()
     new_inside, new = f"postgresql://{ADMIN}@/{quote(name)}?host=/scratch/{folder.name}", server.url(name)
 
-    with desk.running(settings, "--act", "--own"):
-        desk.resize_ended(settings, trains)
-        desk.trains(trains, restart=1)
-        desk.ticks(settings)
-        first = copied(desk, old_inside, new_inside)
+    with harness.running(settings, "--act", "--own"):
+        harness.resize_ended(settings, trains)
+        harness.trains(trains, restart=1)
+        harness.ticks(settings)
+        first = copied(harness, old_inside, new_inside)
         assert all(rows == now for rows, now in first.values()) and first["throughput"][0] > 0 < first["resizes"][0]
         until(lambda: ask(old, "SELECT count(*) FROM throughput")[0][0] > first["throughput"][0], "samples")
-    second = copied(desk, old_inside, new_inside)
+    second = copied(harness, old_inside, new_inside)
     # A page of rows that differs is stored as a whole; one that is the same is left alone.
     assert first["throughput"][0] < second["throughput"][0] and second["throughput"][1] > 0 == second["clusters"][1]
     before = {table: ask(old, f"SELECT count(*) FROM {table}") for table in TABLES}
@@ -76,13 +76,13 @@ def test_a_site_moves_while_its_companion_runs(desk: Desk, server: Server) -> No
 
     text = (folder / "ones.toml").read_text()
     (folder / "ones.toml").write_text(text.replace(old_inside, new_inside))
-    with desk.running(settings, "--act", "--own"):
+    with harness.running(settings, "--act", "--own"):
         until(lambda: ask(new, "SELECT count(*) FROM throughput") > before["throughput"], "samples on PostgreSQL")
-        desk.ticks(settings)
-    desk.cluster.run(["scontrol", "release", str(other)])
-    desk.trains(other)
-    process = scripted(desk, settings, {other: [[1, 2, 32]]})
-    assert process.wait(90) == 0, desk.words(settings)
+        harness.ticks(settings)
+    harness.cluster.run(["scontrol", "release", str(other)])
+    harness.trains(other)
+    process = scripted(harness, settings, {other: [[1, 2, 32]]})
+    assert process.wait(90) == 0, harness.companion_log(settings)
 
     with Store.open(new, "here", read_only=True) as store, Store.open(old, "here", read_only=True) as left:
         # The job's past from before and what came since, in one; and a resize by the companion that is there now.

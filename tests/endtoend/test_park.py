@@ -12,85 +12,85 @@ from ones_wrapper.protocol import Hello
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import Job
 from tests.cluster import paths
-from tests.endtoend.desk import Desk
+from tests.endtoend.harness import Harness
 from tests.endtoend.test_kill import JOBS, kill_everywhere
 
 pytestmark = pytest.mark.cluster
 
 
-def scripted(desk: Desk, settings: str, steps: dict[int, list[list[int]]]) -> subprocess.Popen[str]:
+def scripted(harness: Harness, settings: str, steps: dict[int, list[list[int]]]) -> subprocess.Popen[str]:
     """Start a companion that is to bring jobs to these shapes."""
-    command = [desk.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(steps)]
-    return desk.start(command, settings, cwd=paths.REPOSITORY)
+    command = [harness.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(steps)]
+    return harness.start(command, settings, cwd=paths.REPOSITORY)
 
 
 def deferred(job: Job) -> bool:
     return job.pending and not job.held and not job.completing and job.eligible_time > time.time()
 
 
-def check_parked_and_started(desk: Desk) -> None:
+def check_parked_and_started(harness: Harness) -> None:
     """A job is parked, waits though GPUs are free, starts at another size from its checkpoint, and is told so."""
-    job_id = desk.light()
-    desk.trains(job_id)
-    settings = desk.settings()
-    process = scripted(desk, settings, {job_id: [[0, 0, 8], [2, 2, 64]]})
-    parked = desk.wait(job_id, deferred, "parked")
+    job_id = harness.light()
+    harness.trains(job_id)
+    settings = harness.settings()
+    process = scripted(harness, settings, {job_id: [[0, 0, 8], [2, 2, 64]]})
+    parked = harness.wait(job_id, deferred, "parked")
     assert (parked.nodes, parked.gpus_per_node) == (1, 1)
     time.sleep(3)  # some rounds of the scheduler, which has 16 free GPUs
-    assert deferred(desk.job(job_id))
-    assert process.wait(60) == 0, desk.words(settings)
-    job = desk.job(job_id)
+    assert deferred(harness.job(job_id))
+    assert process.wait(60) == 0, harness.companion_log(settings)
+    job = harness.job(job_id)
     assert job.running and not job.held and (job.nodes, job.gpus_per_node, job.restart) == (2, 2, 1)
-    hello = desk.report(job_id, 1, lambda report: isinstance(report, Hello), "hello")
+    hello = harness.report(job_id, 1, lambda report: isinstance(report, Hello), "hello")
     assert isinstance(hello, Hello) and hello.checkpoint
-    desk.trains(job_id, restart=1)
-    with desk.store(settings) as store:
+    harness.trains(job_id, restart=1)
+    with harness.store(settings) as store:
         first, second = store.resizes(job_id)
-        assert (first.state, first.new_nodes, first.outcome) == (State.DONE, 0, "it is parked")
+        assert (first.state, first.new_nodes, first.outcome.text) == (State.DONE, 0, "it is parked")
         assert (second.state, second.restart, second.new_nodes) == (State.DONE, -1, 2)
         assert store.histories([job_id])[job_id].resizes == 1 and store.deferrals() == {}
-    told = desk.cluster.run(["slurm-ones", "why", str(job_id), "--config", settings], user="alice").stdout
+    told = harness.cluster.run(["slurm-ones", "why", str(job_id), "--config", settings], user="alice").stdout
     assert "1x1 → parked: done, it is parked" in told
 
 
-def test_a_parked_job_waits_and_starts_again_at_another_size(desk: Desk) -> None:
+def test_a_parked_job_waits_and_starts_again_at_another_size(harness: Harness) -> None:
     """On Slurm 26.05, through PySlurm where it is there."""
-    check_parked_and_started(desk)
+    check_parked_and_started(harness)
 
 
-def test_slurm_22_05_parks_too(old_desk: Desk) -> None:
+def test_slurm_22_05_parks_too(old_harness: Harness) -> None:
     """Over the command line alone."""
-    check_parked_and_started(old_desk)
+    check_parked_and_started(old_harness)
 
 
-def test_a_job_whose_companion_dies_starts_when_its_lease_is_over(desk: Desk) -> None:
+def test_a_job_whose_companion_dies_starts_when_its_lease_is_over(harness: Harness) -> None:
     """And one whose companion is stopped starts at once."""
-    dead, stopped = desk.light(), desk.light()
-    desk.trains(dead, stopped)
-    settings = desk.settings(tick_s="0.5", resize="park_lease_s = 6")
-    process = scripted(desk, settings, {dead: [[0, 0, 1000]]})
-    desk.wait(dead, deferred, "parked")
+    dead, stopped = harness.light(), harness.light()
+    harness.trains(dead, stopped)
+    settings = harness.settings(tick_s="0.5", resize="park_lease_s = 6")
+    process = scripted(harness, settings, {dead: [[0, 0, 1000]]})
+    harness.wait(dead, deferred, "parked")
     time.sleep(8)
-    assert deferred(desk.job(dead)), "the lease was not renewed"
+    assert deferred(harness.job(dead)), "the lease was not renewed"
     process.kill()
     process.wait()
     died = time.time()
-    job = desk.wait(dead, lambda job: job.running, "running", timeout_s=20)
+    job = harness.wait(dead, lambda job: job.running, "running", timeout_s=20)
     assert job.restart == 1 and died < job.start_time < died + 10
-    desk.trains(dead, restart=1)
+    harness.trains(dead, restart=1)
 
-    settings = desk.settings()
-    process = scripted(desk, settings, {stopped: [[0, 0, 4]]})
-    desk.wait(stopped, deferred, "parked")
-    assert process.wait(30) == 0, desk.words(settings)
-    desk.wait(stopped, lambda job: job.running, "running", timeout_s=20)
+    settings = harness.settings()
+    process = scripted(harness, settings, {stopped: [[0, 0, 4]]})
+    harness.wait(stopped, deferred, "parked")
+    assert process.wait(30) == 0, harness.companion_log(settings)
+    harness.wait(stopped, lambda job: job.running, "running", timeout_s=20)
 
 
-def test_a_companion_killed_anywhere_while_it_parks_is_succeeded(desk: Desk) -> None:
+def test_a_companion_killed_anywhere_while_it_parks_is_succeeded(harness: Harness) -> None:
     """After every death the next one lets the job run, held by nobody and at its shape."""
-    job_ids = [desk.light() for _ in range(JOBS)]
-    desk.trains(*job_ids)
-    for told in kill_everywhere(desk, job_ids, "0x0", ("order", "requeuehold", "StartTime", "release")):
+    job_ids = [harness.light() for _ in range(JOBS)]
+    harness.trains(*job_ids)
+    for told in kill_everywhere(harness, job_ids, "0x0", ("order", "requeuehold", "StartTime", "release")):
         assert (told["state"], told["shape"]) == ("RUNNING", "1x1"), told
         assert told["resize"] in (None, State.DONE, State.ABANDONED, State.ROLLED_BACK), told
         assert told["restarts"] == (told["resize"] in (State.DONE, State.ROLLED_BACK)), told

@@ -15,7 +15,7 @@ from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import Job
 from tests.cluster import paths
 from tests.cluster.sites import OPERATOR
-from tests.endtoend.desk import Desk
+from tests.endtoend.harness import Harness
 
 pytestmark = pytest.mark.cluster
 
@@ -27,99 +27,99 @@ def resized(shape: tuple[int, int] | None = None) -> Callable[[Job], bool]:
     )
 
 
-def untouched(desk: Desk, *job_ids: int) -> None:
+def untouched(harness: Harness, *job_ids: int) -> None:
     """These jobs run as they were submitted, and nothing was ordered."""
     for job_id in job_ids:
-        job = desk.job(job_id)
+        job = harness.job(job_id)
         assert job.running and not job.held and job.restart == 0 and (job.nodes, job.gpus_per_node) == (1, 1)
-        assert not (desk.directory(job_id) / ORDERS).exists()
+        assert not (harness.directory(job_id) / ORDERS).exists()
 
 
 def scripted(
-    desk: Desk, settings: str, steps: dict[int, list[list[int]]], *mode: str, user: str = "alice"
+    harness: Harness, settings: str, steps: dict[int, list[list[int]]], *mode: str, user: str = "alice"
 ) -> subprocess.Popen[str]:
     """Start a companion that is to bring jobs to these shapes."""
-    command = [desk.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(steps), *mode]
-    return desk.start(command, settings, user=user, cwd=paths.REPOSITORY)
+    command = [harness.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(steps), *mode]
+    return harness.start(command, settings, user=user, cwd=paths.REPOSITORY)
 
 
-def outcomes(desk: Desk, settings: str, job_id: int, user: str = "alice") -> str:
+def outcomes(harness: Harness, settings: str, job_id: int, user: str = "alice") -> str:
     """What `slurm-ones why` says became of decisions and resizes."""
-    told = desk.why(settings, job_id, user=user)
+    told = harness.why(settings, job_id, user=user)
     return "; ".join([d["outcome"] for d in told["decisions"]] + [r["outcome"] for r in told["resizes"]])
 
 
-def test_a_user_has_their_own_job_resized(desk: Desk) -> None:
+def test_a_user_has_their_own_job_resized(harness: Harness) -> None:
     """`slurm-ones run --act --own`: alice's job grows by the policy's own decision, bob's is not alice's to touch."""
-    mine, bobs = desk.light(), desk.light(user="bob")
-    desk.trains(mine)
-    settings = desk.settings()
-    with desk.running(settings, "--act", "--own"):
-        desk.wait(mine, resized(), "resized")
-        desk.ticks(settings)
-    bob = desk.job(bobs)
+    mine, bobs = harness.light(), harness.light(user="bob")
+    harness.trains(mine)
+    settings = harness.settings()
+    with harness.running(settings, "--act", "--own"):
+        harness.wait(mine, resized(), "resized")
+        harness.ticks(settings)
+    bob = harness.job(bobs)
     assert bob.running and bob.restart == 0
-    assert "belongs to bob" in desk.why(settings, bobs)["job"]["refusal"]
+    assert "belongs to bob" in harness.why(settings, bobs)["job"]["refusal"]
 
 
-def test_bobs_companion_cannot_touch_alices_job(desk: Desk) -> None:
+def test_bobs_companion_cannot_touch_alices_job(harness: Harness) -> None:
     """Neither in user mode nor when bob tells his companion that everybody's jobs are his to look after."""
-    job_id = desk.light()
-    desk.trains(job_id)
-    own = desk.settings("bob")
-    with desk.running(own, "--act", "--own", user="bob"):
-        desk.ticks(own)
+    job_id = harness.light()
+    harness.trains(job_id)
+    own = harness.settings("bob")
+    with harness.running(own, "--act", "--own", user="bob"):
+        harness.ticks(own)
     refusal = "it belongs to alice, and this companion looks after its own user's jobs alone"
-    assert desk.why(own, job_id, user="bob")["job"]["refusal"] == refusal
-    untouched(desk, job_id)
+    assert harness.why(own, job_id, user="bob")["job"]["refusal"] == refusal
+    untouched(harness, job_id)
 
-    everybody = desk.settings("bob", scope='"all"')
-    process = scripted(desk, everybody, {job_id: [[1, 2, 32]]}, user="bob")
-    desk.resize_ended(everybody, job_id)
+    everybody = harness.settings("bob", scope='"all"')
+    process = scripted(harness, everybody, {job_id: [[1, 2, 32]]}, user="bob")
+    harness.resize_ended(everybody, job_id)
     process.terminate()
-    assert "not writable by this companion" in outcomes(desk, everybody, job_id, user="bob")
-    untouched(desk, job_id)
+    assert "not writable by this companion" in outcomes(harness, everybody, job_id, user="bob")
+    untouched(harness, job_id)
 
     # With a spool the order is written, but the job listens to its own site's alone.
-    spool = desk.folder("spool")
-    listening = desk.settings("bob", scope='"all"', spool=f'"/scratch/{spool.name}"', resize="drain_timeout_s = 2")
-    desk.cluster.run(["chown", "bob", f"/scratch/{spool.name}"], user="root")
+    spool = harness.folder("spool")
+    listening = harness.settings("bob", scope='"all"', spool=f'"/scratch/{spool.name}"', resize="drain_timeout_s = 2")
+    harness.cluster.run(["chown", "bob", f"/scratch/{spool.name}"], user="root")
     spool.chmod(0o755)
-    process = scripted(desk, listening, {job_id: [[1, 2, 32]]}, user="bob")
-    desk.resize_ended(listening, job_id)
+    process = scripted(harness, listening, {job_id: [[1, 2, 32]]}, user="bob")
+    harness.resize_ended(listening, job_id)
     process.terminate()
     assert list(spool.iterdir()), "no order was written"
-    assert "no checkpoint in time" in outcomes(desk, listening, job_id, user="bob")
-    untouched(desk, job_id)
+    assert "no checkpoint in time" in outcomes(harness, listening, job_id, user="bob")
+    untouched(harness, job_id)
 
 
-def test_an_operator_resizes_those_who_opted_in(desk: Desk) -> None:
+def test_an_operator_resizes_those_who_opted_in(harness: Harness) -> None:
     """One companion for all: opted-in jobs by orders in the spool; others are measured, or not even looked at."""
-    operator = OPERATOR if desk.cluster.accounting else "slurm"
-    spool = desk.folder("spool")
-    desk.cluster.run(["chown", operator, f"/scratch/{spool.name}"], user="root")
+    operator = OPERATOR if harness.cluster.accounting else "slurm"
+    spool = harness.folder("spool")
+    harness.cluster.run(["chown", operator, f"/scratch/{spool.name}"], user="root")
     spool.chmod(0o755)
     env = {"ONES_SPOOL": f"/scratch/{spool.name}"}
-    elastic = desk.light(**env)
-    off = desk.light("--comment=ones: gpus=1-16 resize=off", **env)
-    stranger = desk.light("--comment=gpus=1-16, but not for ones", **env)
-    desk.trains(elastic, off, stranger)
-    stop = desk.folder("stop") / "stop"
+    elastic = harness.light(**env)
+    off = harness.light("--comment=ones: gpus=1-16 resize=off", **env)
+    stranger = harness.light("--comment=gpus=1-16, but not for ones", **env)
+    harness.trains(elastic, off, stranger)
+    stop = harness.folder("stop") / "stop"
     stop.touch()
     inside = f"/scratch/{stop.parent.name}/stop"
-    settings = desk.settings(operator, spool=f'"{env["ONES_SPOOL"]}"', stop_file=f'"{inside}"')
-    with desk.running(settings, "--act", user=operator):
-        desk.ticks(settings, 5)
-        assert f"{inside} exists: nothing is begun" in outcomes(desk, settings, elastic, user=operator)
-        untouched(desk, elastic, off, stranger)
+    settings = harness.settings(operator, spool=f'"{env["ONES_SPOOL"]}"', stop_file=f'"{inside}"')
+    with harness.running(settings, "--act", user=operator):
+        harness.ticks(settings, 5)
+        assert f"{inside} exists: nothing is begun" in outcomes(harness, settings, elastic, user=operator)
+        untouched(harness, elastic, off, stranger)
         assert not list(spool.iterdir())
         stop.unlink()
-        job = desk.wait(elastic, resized(), "resized")
-        desk.trains(elastic, restart=job.restart)
-        desk.ticks(settings)
-    assert not (desk.directory(elastic) / ORDERS).exists()
-    untouched(desk, off, stranger)
-    with desk.store(settings) as store:
+        job = harness.wait(elastic, resized(), "resized")
+        harness.trains(elastic, restart=job.restart)
+        harness.ticks(settings)
+    assert not (harness.directory(elastic) / ORDERS).exists()
+    untouched(harness, off, stranger)
+    with harness.store(settings) as store:
         summaries = {summary.job_id: summary for summary in store.job_summaries()}
         assert stranger not in summaries
         assert "resize=off" in summaries[off].refusal
@@ -129,106 +129,106 @@ def test_an_operator_resizes_those_who_opted_in(desk: Desk) -> None:
     assert done and all(resize.state == State.DONE for resize in done)
 
 
-def test_advice_changes_nothing_and_works_by_hand(desk: Desk) -> None:
+def test_advice_changes_nothing_and_works_by_hand(harness: Harness) -> None:
     """Advise mode prints the commands of a resize; the job's owner can carry them out one by one."""
-    job_id = desk.light()
-    desk.trains(job_id)
-    settings = desk.settings()
-    with desk.running(settings, "--own"):
-        _wait_for(lambda: "scontrol release" in desk.words(settings), "advice")
-        desk.ticks(settings)
-    untouched(desk, job_id)
-    with desk.store(settings) as store:
+    job_id = harness.light()
+    harness.trains(job_id)
+    settings = harness.settings()
+    with harness.running(settings, "--own"):
+        _wait_for(lambda: "scontrol release" in harness.companion_log(settings), "advice")
+        harness.ticks(settings)
+    untouched(harness, job_id)
+    with harness.store(settings) as store:
         assert not store.resizes(job_id)
-    words = desk.words(settings)
+    words = harness.companion_log(settings)
     begin = words.rindex(f"# job {job_id} (alice): 1x1 → ")
     shape = re.match(r".*→ (\d+)x(\d+)", words[begin:])
     assert shape is not None
     lines = [x for x in words[begin:].splitlines()[1:] if x.startswith(("#", "printf", "scontrol"))]
 
     def by_hand(line: str) -> None:
-        desk.cluster.run(["sh", "-ec", line])
+        harness.cluster.run(["sh", "-ec", line])
 
     for line in lines:
         if line.startswith("# wait until job"):
-            desk.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
+            harness.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
         elif line.startswith("# wait until"):
-            desk.report(job_id, 0, lambda report: isinstance(report, Checkpoint), "checkpoint")
+            harness.report(job_id, 0, lambda report: isinstance(report, Checkpoint), "checkpoint")
         else:
             by_hand(line)
-    job = desk.wait(job_id, lambda job: job.running, "running")
+    job = harness.wait(job_id, lambda job: job.running, "running")
     assert (job.nodes, job.gpus_per_node) == (int(shape[1]), int(shape[2])) and job.restart == 1
-    hello = desk.report(job_id, 1, lambda report: isinstance(report, Hello), "hello")
+    hello = harness.report(job_id, 1, lambda report: isinstance(report, Hello), "hello")
     assert isinstance(hello, Hello) and hello.checkpoint and hello.batch > 16
 
 
-def test_advice_for_a_waiting_job_works_by_hand(desk: Desk) -> None:
+def test_advice_for_a_waiting_job_works_by_hand(harness: Harness) -> None:
     """A job that waits is held, reshaped and released; a begin time of its own stays."""
-    job_id = desk.light("--begin=now+1hour")
-    settings = desk.settings()
-    process = scripted(desk, settings, {job_id: [[2, 4, 16]]}, "advise")
-    _wait_for(lambda: "scontrol release" in desk.words(settings), "advice")
+    job_id = harness.light("--begin=now+1hour")
+    settings = harness.settings()
+    process = scripted(harness, settings, {job_id: [[2, 4, 16]]}, "advise")
+    _wait_for(lambda: "scontrol release" in harness.companion_log(settings), "advice")
     process.terminate()
-    lines = [line for line in desk.words(settings).splitlines() if line.startswith("scontrol")]
+    lines = [line for line in harness.companion_log(settings).splitlines() if line.startswith("scontrol")]
     assert [line.split()[1] for line in lines] == ["uhold", "update", "release"]
     for line in lines:
-        desk.cluster.run(["sh", "-ec", line])
-    job = desk.job(job_id)
+        harness.cluster.run(["sh", "-ec", line])
+    job = harness.job(job_id)
     assert (job.nodes, job.gpus_per_node, job.pending, job.held) == (2, 4, True, False)
     time.sleep(2.5)  # two rounds of the scheduler
-    assert desk.job(job_id).pending
+    assert harness.job(job_id).pending
 
 
-def test_a_resize_that_would_wait_too_long_goes_back(desk: Desk) -> None:
+def test_a_resize_that_would_wait_too_long_goes_back(harness: Harness) -> None:
     """Others take the GPUs while the job is drained: after max_wait_s it trains on at its old shape and batch."""
-    job_id = desk.light(LIGHT_STEP_S="1.5")  # so that draining takes a moment
-    desk.report(job_id, 0, lambda report: isinstance(report, Hello), "hello")
-    settings = desk.settings(resize="max_wait_s = 3")
-    process = scripted(desk, settings, {job_id: [[4, 4, 64]]})
-    _wait_for((desk.directory(job_id) / ORDERS).exists, "the order to drain")
-    rigid = desk.rigid("--gres=gpu:1")
-    desk.wait(rigid, lambda job: job.running, "running")
+    job_id = harness.light(LIGHT_STEP_S="1.5")  # so that draining takes a moment
+    harness.report(job_id, 0, lambda report: isinstance(report, Hello), "hello")
+    settings = harness.settings(resize="max_wait_s = 3")
+    process = scripted(harness, settings, {job_id: [[4, 4, 64]]})
+    _wait_for((harness.directory(job_id) / ORDERS).exists, "the order to drain")
+    rigid = harness.rigid("--gres=gpu:1")
+    harness.wait(rigid, lambda job: job.running, "running")
 
-    desk.resize_ended(settings, job_id)
+    harness.resize_ended(settings, job_id)
     process.terminate()
-    with desk.store(settings) as store:
+    with harness.store(settings) as store:
         resize = store.resizes(job_id)[0]
         states = [step.state for step in store.resize_steps(resize.id)]
-    assert (resize.state, resize.outcome) == (State.ROLLED_BACK, "it runs at its old shape")
+    assert (resize.state, resize.outcome.text) == (State.ROLLED_BACK, "it runs at its old shape")
     assert {"waiting", "holding_back", "reshaping_back", "releasing_back"} <= set(states)
-    job = desk.job(job_id)
+    job = harness.job(job_id)
     assert job.running and not job.held and (job.nodes, job.gpus_per_node, job.restart) == (1, 1, 1)
-    hello = desk.report(job_id, 1, lambda report: isinstance(report, Hello), "hello")
+    hello = harness.report(job_id, 1, lambda report: isinstance(report, Hello), "hello")
     assert isinstance(hello, Hello) and hello.batch == 16 and hello.checkpoint
-    assert desk.job(rigid).running
+    assert harness.job(rigid).running
 
 
-def test_whole_nodes_are_resized_by_their_number(desk: Desk) -> None:
+def test_whole_nodes_are_resized_by_their_number(harness: Harness) -> None:
     """A partition without GRES: nodes are the unit, and their GPUs come from the settings."""
     options = ("--partition=whole", "--gres=none", "--comment=ones: nodes=1-4 batch=16-64")
-    job_id = desk.light(*options, ONES_GPUS_PER_NODE="4")
-    desk.trains(job_id)
-    settings = desk.settings(whole_node_gpus="{whole = 4}")
-    process = scripted(desk, settings, {job_id: [[3, 4, 64]]})
-    assert process.wait(60) == 0, desk.words(settings)
-    job = desk.job(job_id)
+    job_id = harness.light(*options, ONES_GPUS_PER_NODE="4")
+    harness.trains(job_id)
+    settings = harness.settings(whole_node_gpus="{whole = 4}")
+    process = scripted(harness, settings, {job_id: [[3, 4, 64]]})
+    assert process.wait(60) == 0, harness.companion_log(settings)
+    job = harness.job(job_id)
     assert job.running and job.nodes == 3 and job.restart == 1
-    with desk.store(settings) as store:
+    with harness.store(settings) as store:
         (resize,) = store.resizes(job_id)
         assert (resize.state, resize.old_gpus_per_node, resize.new_gpus_per_node) == (State.DONE, 4, 4)
         assert [(run.nodes, run.gpus_per_node) for run in store.runs(job_id)] == [(1, 4), (3, 4)]
 
 
-def test_slurm_22_05_resizes_too(old_desk: Desk) -> None:
+def test_slurm_22_05_resizes_too(old_harness: Harness) -> None:
     """The old site: over the command line alone, up over two nodes and down again."""
-    job_id = old_desk.light()
-    old_desk.trains(job_id)
-    settings = old_desk.settings()
-    process = scripted(old_desk, settings, {job_id: [[2, 2, 64], [1, 2, 32]]})
-    assert process.wait(90) == 0, old_desk.words(settings)
-    job = old_desk.job(job_id)
+    job_id = old_harness.light()
+    old_harness.trains(job_id)
+    settings = old_harness.settings()
+    process = scripted(old_harness, settings, {job_id: [[2, 2, 64], [1, 2, 32]]})
+    assert process.wait(90) == 0, old_harness.companion_log(settings)
+    job = old_harness.job(job_id)
     assert job.running and not job.held and (job.nodes, job.gpus_per_node, job.restart) == (1, 2, 2)
-    with old_desk.store(settings) as store:
+    with old_harness.store(settings) as store:
         assert [resize.state for resize in store.resizes(job_id)] == [State.DONE] * 2
 
 

@@ -17,7 +17,7 @@ from slurm_ones.slurm.client import Unreachable
 from tests.cluster.sites import OPERATOR
 from tests.conftest import served
 from tests.db.server import Server
-from tests.endtoend.desk import Desk
+from tests.endtoend.harness import Harness
 from tests.endtoend.test_move import shown
 from tests.endtoend.test_people import resized
 from tests.endtoend.unit import WATCHDOG_S, Unit
@@ -26,51 +26,51 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def spool(desk: Desk) -> str:
+def spool(harness: Harness) -> str:
     """The operator's, by its name inside."""
-    if not desk.cluster.accounting:
-        pytest.skip(f"there is no operator: {desk.cluster.accounting_why}")
-    folder = desk.folder("spool")
-    desk.cluster.run(["chown", OPERATOR, f"/scratch/{folder.name}"], user="root")
+    if not harness.cluster.accounting:
+        pytest.skip(f"there is no operator: {harness.cluster.accounting_why}")
+    folder = harness.folder("spool")
+    harness.cluster.run(["chown", OPERATOR, f"/scratch/{folder.name}"], user="root")
     folder.chmod(0o755)
     return f"/scratch/{folder.name}"
 
 
-def status(desk: Desk, settings: str, **env: str) -> tuple[int, dict[str, object]]:
+def status(harness: Harness, settings: str, **env: str) -> tuple[int, dict[str, object]]:
     """`slurm-ones status --json`: its exit code and what it says."""
     command = ["slurm-ones", "status", "--json", "--config", settings]
-    done = desk.cluster.run(command, user=OPERATOR, check=False, env=env)
+    done = harness.cluster.run(command, user=OPERATOR, check=False, env=env)
     return done.returncode, json.loads(done.stdout)
 
 
-def pid(desk: Desk, settings: str) -> str:
+def pid(harness: Harness, settings: str) -> str:
     """Of the companion that leads, inside the cluster: the process that was started from here only entered it."""
-    with desk.store(settings) as store:
+    with harness.store(settings) as store:
         leader = store.leader()
     assert leader is not None and leader.holder
     return leader.holder.rpartition(":")[2]
 
 
-def test_the_service_from_its_start_to_its_end(desk: Desk, spool: str) -> None:
+def test_the_service_from_its_start_to_its_end(harness: Harness, spool: str) -> None:
     """Unprivileged, it resizes another user's job; it is fed to the watchdog; settings are read again, or refused and
     the old ones stay in force; and what it holds it lets go when it is told to stop."""
-    job_id = desk.light(ONES_SPOOL=spool)
-    desk.trains(job_id)
-    settings = desk.settings(OPERATOR, spool=f'"{spool}"', mode='"act"')
-    file = desk.cluster.scratch / Path(settings).relative_to("/scratch")
-    desk.cluster.run(["chown", "-R", OPERATOR, str(Path(settings).parent)], user="root")
-    code, before = status(desk, settings)
+    job_id = harness.light(ONES_SPOOL=spool)
+    harness.trains(job_id)
+    settings = harness.settings(OPERATOR, spool=f'"{spool}"', mode='"act"')
+    file = harness.cluster.scratch / Path(settings).relative_to("/scratch")
+    harness.cluster.run(["chown", "-R", OPERATOR, str(Path(settings).parent)], user="root")
+    code, before = status(harness, settings)
     assert code == 1 and not before["healthy"]
 
-    unit = Unit(desk, settings, OPERATOR)
+    unit = Unit(harness, settings, OPERATOR)
     process = unit.start()
-    job = desk.wait(job_id, resized(), "resized")
-    desk.trains(job_id, restart=job.restart)
+    job = harness.wait(job_id, resized(), "resized")
+    harness.trains(job_id, restart=job.restart)
     unit.until(lambda: unit.count("WATCHDOG=1") >= 4, "four words to the watchdog")
     fed = [when for when, word in unit.heard() if word == "WATCHDOG=1"]
     assert max(b - a for a, b in itertools.pairwise(fed)) < WATCHDOG_S / 2
     unit.until(lambda: unit.count("elastic jobs run on") > 0, "the tick as a status")
-    code, now = status(desk, settings)
+    code, now = status(harness, settings)
     assert (code, now["problems"]) == (0, []), unit.log()
     assert now["last"]["running"] == 1 and now["leader"]["holder"]  # type: ignore[index]
     assert (file.parent / "ones.sqlite").stat().st_mode & 0o077 == 0
@@ -90,13 +90,13 @@ def test_the_service_from_its_start_to_its_end(desk: Desk, spool: str) -> None:
     again(changed.replace("ones.sqlite", "other.sqlite"), "database: cannot change while the companion runs")
     file.write_text(good)
     assert unit.count("RELOADING=1\nMONOTONIC_USEC=") == 3
-    with desk.store(settings) as store:
+    with harness.store(settings) as store:
         told = [action.action for action in store.actions()]
         assert told[:3] == ["reload refused", "reload refused", "reload"]
         resizes = len(store.resizes())
         tick = store.health().tick_time  # type: ignore[union-attr]
     time.sleep(3)
-    with desk.store(settings) as store:
+    with harness.store(settings) as store:
         assert store.health().tick_time > tick  # type: ignore[union-attr,operator]
         assert len(store.resizes()) - resizes <= 1
 
@@ -105,53 +105,53 @@ def test_the_service_from_its_start_to_its_end(desk: Desk, spool: str) -> None:
     # A tick that was under way may say how it went afterwards.
     (leaving,) = [word for _, word in unit.heard() if "STOPPING=1" in word]
     assert "EXTEND_TIMEOUT_USEC=" in leaving
-    job = desk.job(job_id)
+    job = harness.job(job_id)
     assert not job.held and not job.ended
-    code, after = status(desk, settings)
+    code, after = status(harness, settings)
     assert code == 1 and "the last one stopped" in str(after["problems"])
     unit.close()
 
 
-def test_a_service_that_hangs_is_killed_and_started_again(desk: Desk, spool: str) -> None:
+def test_a_service_that_hangs_is_killed_and_started_again(harness: Harness, spool: str) -> None:
     """A loop that stands still feeds nobody; what systemd then does ends in a companion that goes on."""
-    job_id = desk.light(ONES_SPOOL=spool)
-    desk.trains(job_id)
-    settings = desk.settings(OPERATOR, spool=f'"{spool}"', mode='"act"')
-    desk.cluster.run(["chown", "-R", OPERATOR, str(Path(settings).parent)], user="root")
-    unit = Unit(desk, settings, OPERATOR)
+    job_id = harness.light(ONES_SPOOL=spool)
+    harness.trains(job_id)
+    settings = harness.settings(OPERATOR, spool=f'"{spool}"', mode='"act"')
+    harness.cluster.run(["chown", "-R", OPERATOR, str(Path(settings).parent)], user="root")
+    unit = Unit(harness, settings, OPERATOR)
     process = unit.start()
     unit.until(lambda: unit.count("WATCHDOG=1") > 1, "the watchdog fed")
-    desk.cluster.run(["kill", "-STOP", pid(desk, settings)], user="root")
+    harness.cluster.run(["kill", "-STOP", pid(harness, settings)], user="root")
     unit.heard()
     stopped = time.monotonic()
     time.sleep(WATCHDOG_S)
     assert not [word for when, word in unit.heard() if when > stopped], "a process that is stopped says nothing"
     # What systemd does when the watchdog was not fed: SIGABRT, then SIGKILL.
-    desk.cluster.run(["kill", "-ABRT", pid(desk, settings)], user="root")
-    desk.cluster.run(["kill", "-KILL", pid(desk, settings)], user="root")
+    harness.cluster.run(["kill", "-ABRT", pid(harness, settings)], user="root")
+    harness.cluster.run(["kill", "-KILL", pid(harness, settings)], user="root")
     process.wait(10)
     # One that hangs without being stopped takes the first, and says where it is.
     process = unit.start()
     ticks = unit.count("elastic jobs run on")
     unit.until(lambda: unit.count("elastic jobs run on") > ticks, "a tick")
-    desk.cluster.run(["kill", "-ABRT", pid(desk, settings)], user="root")
+    harness.cluster.run(["kill", "-ABRT", pid(harness, settings)], user="root")
     process.wait(10)
     assert "Fatal Python error: Aborted" in unit.log() and "/slurm_ones/service/daemon.py" in unit.log()
     ticks = unit.count("elastic jobs run on")
     process = unit.start()
     unit.until(lambda: unit.count("elastic jobs run on") > ticks, "a tick")
-    assert status(desk, settings)[0] == 0
+    assert status(harness, settings)[0] == 0
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
-    assert not desk.job(job_id).held
+    assert not harness.job(job_id).held
     unit.close()
 
 
-def test_a_service_whose_settings_are_refused_is_not_started_again(desk: Desk, spool: str) -> None:
+def test_a_service_whose_settings_are_refused_is_not_started_again(harness: Harness, spool: str) -> None:
     """The exit code that the unit names in RestartPreventExitStatus."""
-    settings = desk.settings(OPERATOR, spool=f'"{spool}"', mode='"go"')
+    settings = harness.settings(OPERATOR, spool=f'"{spool}"', mode='"go"')
     env = {"NOTIFY_SOCKET": "/scratch/nobody-listens"}
-    done = desk.cluster.run(["slurm-ones", "run", "--config", settings], user=OPERATOR, check=False, env=env)
+    done = harness.cluster.run(["slurm-ones", "run", "--config", settings], user=OPERATOR, check=False, env=env)
     assert done.returncode == 78 and "mode: Input should be 'advise' or 'act'" in done.stderr
 
 
@@ -175,12 +175,12 @@ def command_lines() -> list[bytes]:
 
 
 @pytest.mark.parametrize("way", ["PGPASSWORD", "pgpass", "config"])
-def test_a_password_is_seen_nowhere(desk: Desk, spool: str, server: Server, way: str) -> None:
+def test_a_password_is_seen_nowhere(harness: Harness, spool: str, server: Server, way: str) -> None:
     """Whichever way it is given: not in a list of processes, the log, what the commands say, or the database."""
     name = server.fresh()
     server.psql(f"CREATE ROLE locked LOGIN PASSWORD '{SECRET}'")
     server.psql("GRANT ALL ON SCHEMA public TO locked; ALTER SCHEMA public OWNER TO locked", name)
-    folder = desk.folder("secret")
+    folder = harness.folder("secret")
     shown(server, folder)
     inside = f"/scratch/{folder.name}"
     env = {}
@@ -191,30 +191,30 @@ def test_a_password_is_seen_nowhere(desk: Desk, spool: str, server: Server, way:
     elif way == "pgpass":
         (folder / "pgpass").write_text(f"*:*:*:locked:{SECRET}\n")
         env = {"PGPASSFILE": f"{inside}/pgpass"}
-    settings = desk.settings(OPERATOR, spool=f'"{spool}"', mode='"act"', database=f'"{url}"')
+    settings = harness.settings(OPERATOR, spool=f'"{spool}"', mode='"act"', database=f'"{url}"')
     own = [str(Path(settings).parent), *([f"{inside}/pgpass"] if way == "pgpass" else [])]
-    desk.cluster.run(["chown", "-R", OPERATOR, *own], user="root")
-    desk.cluster.run(["chmod", "600", settings, *own[1:]], user="root")
-    unit = Unit(desk, settings, OPERATOR, **env)
+    harness.cluster.run(["chown", "-R", OPERATOR, *own], user="root")
+    harness.cluster.run(["chmod", "600", settings, *own[1:]], user="root")
+    unit = Unit(harness, settings, OPERATOR, **env)
     process = unit.start("--verbose")
     unit.until(lambda: "elastic jobs run" in unit.log(), "a tick")
     seen = command_lines()
     assert len(seen) > 10 and not any(SECRET.encode() in line for line in seen)
     said = [unit.log(), *(word for _, word in unit.heard())]
     for command in (["status"], ["status", "--json"], ["doctor"], ["doctor", "--json"]):
-        done = desk.cluster.run(["slurm-ones", *command, "--config", settings], user=OPERATOR, check=False, env=env)
+        done = harness.cluster.run(["slurm-ones", *command, "--config", settings], user=OPERATOR, check=False, env=env)
         assert done.returncode in (0, 1) and done.stdout, done.stderr
         said += [done.stdout, done.stderr]
     server.stop(signal.SIGQUIT)
     unit.until(lambda: "trying again in" in unit.log() or "asking who leads again" in unit.log(), "an error")
     for command in (["status"], ["doctor"]):
-        done = desk.cluster.run(["slurm-ones", *command, "--config", settings], user=OPERATOR, check=False, env=env)
+        done = harness.cluster.run(["slurm-ones", *command, "--config", settings], user=OPERATOR, check=False, env=env)
         assert done.returncode == 1
         said += [done.stdout, done.stderr]
     server.start()
     # A password that is refused must not be told either.
     server.psql("ALTER ROLE locked PASSWORD 'another'")
-    wrong = desk.cluster.run(["slurm-ones", "run", "--config", settings], user=OPERATOR, check=False, env=env)
+    wrong = harness.cluster.run(["slurm-ones", "run", "--config", settings], user=OPERATOR, check=False, env=env)
     assert wrong.returncode == 2
     said += [wrong.stdout, wrong.stderr, unit.log(), server.dump(name)]
     assert not [text for text in said if SECRET in text]
@@ -222,29 +222,29 @@ def test_a_password_is_seen_nowhere(desk: Desk, spool: str, server: Server, way:
     unit.close()
 
 
-def test_a_rate_limit_is_waited_for(desk: Desk, spool: str) -> None:
+def test_a_rate_limit_is_waited_for(harness: Harness, spool: str) -> None:
     """Slurm's commands wait where slurmctld limits them, so a tick is slow, or is given up at timeout_s and tried again
     later; it neither ends the companion nor passes for an empty queue."""
-    job_id = desk.light(ONES_SPOOL=spool)
-    desk.trains(job_id)
-    settings = desk.settings(OPERATOR, spool=f'"{spool}"', mode='"advise"', timeout_s="2", client='"command"')
-    desk.cluster.run(["chown", "-R", OPERATOR, str(Path(settings).parent)], user="root")
-    conf = desk.cluster.root / "etc/slurm/slurm.conf"
+    job_id = harness.light(ONES_SPOOL=spool)
+    harness.trains(job_id)
+    settings = harness.settings(OPERATOR, spool=f'"{spool}"', mode='"advise"', timeout_s="2", client='"command"')
+    harness.cluster.run(["chown", "-R", OPERATOR, str(Path(settings).parent)], user="root")
+    conf = harness.cluster.root / "etc/slurm/slurm.conf"
     before = conf.read_text()
     limit = "SlurmctldParameters=rl_enable,rl_bucket_size=2,rl_refill_rate=1,rl_refill_period=6\n"
-    unit = Unit(desk, settings, OPERATOR)
+    unit = Unit(harness, settings, OPERATOR)
     process = unit.start()
     unit.until(lambda: unit.count("elastic jobs run on") > 0, "a tick")
     try:
         conf.write_text(before + limit)
-        desk.cluster.run(["scontrol", "reconfigure"], user="root")
+        harness.cluster.run(["scontrol", "reconfigure"], user="root")
         unit.until(lambda: "no answer within 2 s" in unit.log(), Unreachable.__name__)
     finally:
         conf.write_text(before)
-        desk.cluster.run(["scontrol", "reconfigure"], user="root", timeout=120)
+        harness.cluster.run(["scontrol", "reconfigure"], user="root", timeout=120)
     ticks = unit.count("elastic jobs run on")
     unit.until(lambda: unit.count("elastic jobs run on") > ticks, "a tick once the limit is gone")
-    with desk.store(settings) as store:
+    with harness.store(settings) as store:
         assert store.jobs([job_id])[job_id].end_time is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0, unit.log()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster import paths
-from tests.endtoend.desk import WAIT_S, Desk
+from tests.endtoend.harness import WAIT_S, Harness
 
 UNIT = paths.REPOSITORY / "slurm_ones/service/units/slurm-ones.service"
 WATCHDOG_S = 8.0
@@ -36,9 +36,9 @@ def arguments(settings: str) -> list[str]:
 class Unit:
     """The unit's command under a service manager of ours, as an unprivileged user of the cluster."""
 
-    def __init__(self, desk: Desk, settings: str, user: str, **env: str) -> None:
-        self.desk, self.settings, self.user, self.env = desk, settings, user, env
-        self.folder = desk.cluster.scratch / Path(settings).parent.name
+    def __init__(self, harness: Harness, settings: str, user: str, **env: str) -> None:
+        self.harness, self.settings, self.user, self.env = harness, settings, user, env
+        self.folder = harness.cluster.scratch / Path(settings).parent.name
         path = self.folder / "notify"
         path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -52,13 +52,13 @@ class Unit:
     def start(self, *options: str) -> subprocess.Popen[Any]:
         """Start it, and wait until it is ready."""
         env = {"NOTIFY_SOCKET": f"/scratch/{self.folder.name}/notify", "WATCHDOG_USEC": str(round(WATCHDOG_S * 1e6))}
-        command = [self.desk.cluster.python, "-c", CONFINED, *arguments(self.settings), *options]
+        command = [self.harness.cluster.python, "-c", CONFINED, *arguments(self.settings), *options]
         heard = len(self.words)
         with (self.folder / "companion.log").open("a") as log:
-            self.process = self.desk.cluster.popen(
+            self.process = self.harness.cluster.popen(
                 command, user=self.user, env=env | self.env, stdout=log, stderr=subprocess.STDOUT
             )
-        self.desk.ends(self.process)
+        self.harness.kill_at_end(self.process)
         self.until(lambda: any("READY=1" in word for _, word in self.heard()[heard:]), "READY=1")
         return self.process
 

@@ -1,5 +1,5 @@
 """Faults by the thousand, from a seed: the unchanged companion on the simulated cluster, and all that can go wrong.
 
-A seed makes a plan (`plan.py`): a small cluster, some jobs, how often each kind of fault strikes. `run.py` carries it
-out; `watch.py` and `invariants.py` look for what must never happen.
+A seed makes a plan (`plan.py`): a small cluster, some jobs, how often each kind of fault is injected. `run.py` carries
+it out; `safety.py` and `invariants.py` look for what must never happen.
 """

@@ -29,9 +29,9 @@ from slurm_ones.job_files import NotBelieved, read_from
 from slurm_ones.observe import reports
 from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.slurm.model import Job
-from tests.faults.chance import READS, Chance
-from tests.faults.kinds import REPORTS, Kind
-from tests.faults.watch import Watch
+from tests.faults.injector import READS, FaultInjector
+from tests.faults.kinds import IN_REPORTS, FaultKind
+from tests.faults.safety import SafetyChecker
 
 LATE_S = 400.0
 """How long reports are late at most."""
@@ -49,22 +49,29 @@ _WRONG: tuple[dict[str, Any], ...] = (
 class FaultyFiles(JobFiles):
     """One job's directory. What it truly reported is kept beside what becomes of it."""
 
-    def __init__(self, work_dir: Path, job_id: int, chance: Chance, flaws: frozenset[Kind], clock: Callable[[], float]):
+    def __init__(
+        self,
+        work_dir: Path,
+        job_id: int,
+        injector: FaultInjector,
+        flaws: frozenset[FaultKind],
+        clock: Callable[[], float],
+    ):
         super().__init__(work_dir, job_id)
         self.truth: defaultdict[int, list[Report]] = defaultdict(list)
         """What each run reported."""
-        self.told_batch: int | None = None
+        self.reported_batch: int | None = None
         """Batch in force, as last reported."""
-        self.told_at = 0.0
+        self.reported_at = 0.0
         """When that was."""
-        self._chance = chance
+        self._injector = injector
         self._flaws = flaws
         self._clock = clock
         self._late_until = 0.0
-        self.off = 0.0
+        self.offset_s = 0.0
         """Seconds by which its clock is ahead."""
-        if Kind.JOB_CLOCK in flaws:
-            self.off = chance.random.choice((-7200.0, -120.0, -20.0, -2.0, 2.0, 20.0, 120.0, 7200.0))
+        if FaultKind.JOB_CLOCK in flaws:
+            self.offset_s = injector.random.choice((-7200.0, -120.0, -20.0, -2.0, 2.0, 20.0, 120.0, 7200.0))
 
     @property
     def honest(self) -> bool:
@@ -74,22 +81,22 @@ class FaultyFiles(JobFiles):
     @property
     def lies(self) -> bool:
         """It may report a checkpoint that it never made."""
-        return Kind.FALSE_CHECKPOINT in self._flaws
+        return FaultKind.FALSE_CHECKPOINT in self._flaws
 
-    def _has(self, kind: Kind, share: float) -> bool:
+    def _shows(self, kind: FaultKind, share: float) -> bool:
         """Whether a flaw of this job shows now."""
-        if kind in self._flaws and self._chance.on and self._chance.random.random() < share:
-            self._chance.count(kind, self.directory.name)
+        if kind in self._flaws and self._injector.enabled and self._injector.random.random() < share:
+            self._injector.count(kind, self.directory.name)
             return True
         return False
 
     def report(self, time: float, report: Report) -> None:
         self.truth[self._restart].append(report)
         if isinstance(report, (Hello, Batch)):
-            self.told_batch, self.told_at = report.batch, self._clock()
-        if self.off and self._has(Kind.JOB_CLOCK, 1.0):
-            time = max(time + self.off, 0.0)
-        if isinstance(report, Throughput) and self._has(Kind.LIES, 0.5):
+            self.reported_batch, self.reported_at = report.batch, self._clock()
+        if self.offset_s and self._shows(FaultKind.JOB_CLOCK, 1.0):
+            time = max(time + self.offset_s, 0.0)
+        if isinstance(report, Throughput) and self._shows(FaultKind.LIES, 0.5):
             report = replace(report, samples=report.samples * 1000 + 7, noise=0.0, progress=2.0**50, cursor=2**52)
         super().report(time, report)
 
@@ -97,8 +104,8 @@ class FaultyFiles(JobFiles):
         if self._flaws and self._lines:
             if self._clock() < self._late_until:
                 return
-            for kind in REPORTS:
-                if self._has(kind, 0.15):
+            for kind in IN_REPORTS:
+                if self._shows(kind, 0.15):
                     self._spoil(kind)
         super().flush()
 
@@ -106,65 +113,65 @@ class FaultyFiles(JobFiles):
         self._late_until = 0.0
         super().open(restart, spec)
 
-    def _spoil(self, kind: Kind) -> None:
-        lines, random = self._lines, self._chance.random
+    def _spoil(self, kind: FaultKind) -> None:
+        lines, random = self._lines, self._injector.random
         match kind:
-            case Kind.CUT_SHORT:
+            case FaultKind.CUT_SHORT:
                 lines[-1] = lines[-1][: random.randrange(len(lines[-1]))]
-            case Kind.REPEATED:
+            case FaultKind.REPEATED:
                 lines += lines
-            case Kind.REORDERED:
+            case FaultKind.REORDERED:
                 random.shuffle(lines)
-            case Kind.MISSING:
+            case FaultKind.MISSING:
                 del lines[random.randrange(len(lines))]
-            case Kind.GARBAGE:
+            case FaultKind.GARBAGE:
                 lines.insert(random.randrange(len(lines) + 1), random.choice(_GARBAGE))
-            case Kind.WRONG_TYPES:
+            case FaultKind.WRONG_TYPES:
                 lines.insert(random.randrange(len(lines) + 1), json.dumps(random.choice(_WRONG)).encode() + b"\n")
-            case Kind.HUGE:
+            case FaultKind.HUGE:
                 lines.insert(
                     random.randrange(len(lines) + 1), b"9" * random.choice((20_000, 100_000, 1_200_000)) + b"\n"
                 )
-            case Kind.LATE:
+            case FaultKind.LATE:
                 self._late_until = self._clock() + random.uniform(1.0, LATE_S)
 
     def checkpoint(self, step: int) -> str:
-        if self._has(Kind.JOB_DISK_FULL, 0.3):
+        if self._shows(FaultKind.JOB_DISK_FULL, 0.3):
             raise OSError(errno.ENOSPC, "No space left on device")
         name = super().checkpoint(step)
-        if self._has(Kind.NO_MANIFEST, 0.3):
+        if self._shows(FaultKind.NO_MANIFEST, 0.3):
             (self.directory / CHECKPOINTS / name / MANIFEST).write_bytes(b"")
         return name
 
     def newer_order(self) -> bool:
         if not super().newer_order():
             return False
-        if self._has(Kind.ORDER_LOST, 0.3):
+        if self._shows(FaultKind.ORDER_LOST, 0.3):
             return False
-        if self.order is not None and self.order.drain and self._has(Kind.FALSE_CHECKPOINT, 0.3):
+        if self.order is not None and self.order.drain and self._shows(FaultKind.FALSE_CHECKPOINT, 0.3):
             name = self._checkpoints[-1] if self._checkpoints else "step-000000000"
             super().report(self._clock(), Checkpoint(name, 0, 0, 0, 0, 0.0, order=self.order.number))
-        if self.order is not None and self.order.drain and self._has(Kind.DRAIN_IGNORED, 0.3):
+        if self.order is not None and self.order.drain and self._shows(FaultKind.DRAIN_IGNORED, 0.3):
             self.order = replace(self.order, drain=False)
         return True
 
 
 @contextmanager
-def faulty_access(chance: Chance, watch: Watch) -> Iterator[None]:
+def faulty_access(injector: FaultInjector, checker: SafetyChecker) -> Iterator[None]:
     """While it lasts, companions of this process write orders and read reports through faults."""
 
     def write(job: Job, order: Order, spool: Path | None) -> None:
-        chance.step(f"before order {order.number} to {job.job_id}", job.job_id)
-        watch.orders(job, order)
-        if chance.strikes(Kind.ORDER_FULL):
+        injector.step(f"before order {order.number} to {job.job_id}", job.job_id)
+        checker.check_order(job, order)
+        if injector.injects(FaultKind.ORDER_FULL):
             raise OrderError(f"{job.work_dir}: No space left on device")
         write_order(job, order, spool)
-        watch.ordered(job.job_id, order)
-        chance.step(f"after order {order.number} to {job.job_id}", job.job_id)
+        checker.note_order(job.job_id, order)
+        injector.step(f"after order {order.number} to {job.job_id}", job.job_id)
 
     def read(directory: int, name: str, uid: int, offset: int, limit: int) -> tuple[bytes, int]:
-        chance.step(f"read {name}", reads=True)
-        if name.startswith(reports_name(0)[:7]) and chance.strikes(Kind.READ_ERROR, READS):
+        injector.step(f"read {name}", reads=True)
+        if name.startswith(reports_name(0)[:7]) and injector.injects(FaultKind.READ_ERROR, READS):
             raise NotBelieved(f"{name}: Input/output error")
         return read_from(directory, name, uid, offset, limit)
 

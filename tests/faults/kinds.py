@@ -1,11 +1,11 @@
-"""The kinds of faults, by where they strike."""
+"""The kinds of faults, by where they happen."""
 
 from __future__ import annotations
 
 from enum import Enum
 
 
-class Kind(str, Enum):
+class FaultKind(str, Enum):
     """What can go wrong. The value is its name in results."""
 
     # The companion's process and its host.
@@ -77,70 +77,70 @@ class Kind(str, Enum):
     DRAIN_IGNORED = "drain ignored"
 
 
-PEOPLE = (
-    Kind.CANCELLED,
-    Kind.RELEASED,
-    Kind.HELD,
-    Kind.REQUEUED,
-    Kind.RESHAPED,
-    Kind.OPTED_OUT,
-    Kind.RESIZE_OFF,
-    Kind.BAD_COMMENT,
-    Kind.BEGIN,
-    Kind.ADMIN_HOLD,
-    Kind.RIGID,
-    Kind.FAILED,
-    Kind.NODE_FAILED,
-    Kind.NODE_DRAINED,
-    Kind.PREEMPTED,
-    Kind.STOP_FILE,
+BY_OTHERS = (
+    FaultKind.CANCELLED,
+    FaultKind.RELEASED,
+    FaultKind.HELD,
+    FaultKind.REQUEUED,
+    FaultKind.RESHAPED,
+    FaultKind.OPTED_OUT,
+    FaultKind.RESIZE_OFF,
+    FaultKind.BAD_COMMENT,
+    FaultKind.BEGIN,
+    FaultKind.ADMIN_HOLD,
+    FaultKind.RIGID,
+    FaultKind.FAILED,
+    FaultKind.NODE_FAILED,
+    FaultKind.NODE_DRAINED,
+    FaultKind.PREEMPTED,
+    FaultKind.STOP_FILE,
 )
 """What others do, at a time of their own or in the very middle of a resize."""
 
-REPORTS = (
-    Kind.CUT_SHORT,
-    Kind.REPEATED,
-    Kind.REORDERED,
-    Kind.LATE,
-    Kind.MISSING,
-    Kind.GARBAGE,
-    Kind.WRONG_TYPES,
-    Kind.HUGE,
+IN_REPORTS = (
+    FaultKind.CUT_SHORT,
+    FaultKind.REPEATED,
+    FaultKind.REORDERED,
+    FaultKind.LATE,
+    FaultKind.MISSING,
+    FaultKind.GARBAGE,
+    FaultKind.WRONG_TYPES,
+    FaultKind.HUGE,
 )
 """What becomes of lines between a job and its reader."""
 
-STEPS = (
-    Kind.CRASH,
-    Kind.TIMEOUT,
-    Kind.TIMEOUT_DONE,
-    Kind.DOWN,
-    Kind.UPDATE_REFUSED,
-    Kind.UPDATE_IN_PART,
-    Kind.UPDATE_LATER_BAD,
-    Kind.REQUEUE_REFUSED,
-    Kind.RELEASE_REFUSED,
-    Kind.HOLD_REFUSED,
-    Kind.DEFER_REFUSED,
-    Kind.STORE_BUSY,
-    Kind.STORE_LOST,
-    Kind.STORE_LOST_DONE,
-    Kind.STORE_FULL,
-    Kind.ORDER_FULL,
-    Kind.READ_ERROR,
-    Kind.PAUSED,
+AT_STEPS = (
+    FaultKind.CRASH,
+    FaultKind.TIMEOUT,
+    FaultKind.TIMEOUT_DONE,
+    FaultKind.DOWN,
+    FaultKind.UPDATE_REFUSED,
+    FaultKind.UPDATE_IN_PART,
+    FaultKind.UPDATE_LATER_BAD,
+    FaultKind.REQUEUE_REFUSED,
+    FaultKind.RELEASE_REFUSED,
+    FaultKind.HOLD_REFUSED,
+    FaultKind.DEFER_REFUSED,
+    FaultKind.STORE_BUSY,
+    FaultKind.STORE_LOST,
+    FaultKind.STORE_LOST_DONE,
+    FaultKind.STORE_FULL,
+    FaultKind.ORDER_FULL,
+    FaultKind.READ_ERROR,
+    FaultKind.PAUSED,
 )
-"""What strikes at a step of the companion: a call, a write, a read."""
+"""What is injected at a step of the companion: a call, a write, a read."""
 
-HOST = (Kind.CLOCK_FORWARD, Kind.CLOCK_BACK, Kind.RELOAD)
-"""What strikes between steps, at a time of its own."""
+ON_HOST = (FaultKind.CLOCK_FORWARD, FaultKind.CLOCK_BACK, FaultKind.RELOAD)
+"""What is injected between steps, at a time of its own."""
 
 OF_JOBS = (
-    Kind.LIES,
-    Kind.FALSE_CHECKPOINT,
-    Kind.JOB_CLOCK,
-    Kind.JOB_DISK_FULL,
-    Kind.NO_MANIFEST,
-    Kind.ORDER_LOST,
-    Kind.DRAIN_IGNORED,
+    FaultKind.LIES,
+    FaultKind.FALSE_CHECKPOINT,
+    FaultKind.JOB_CLOCK,
+    FaultKind.JOB_DISK_FULL,
+    FaultKind.NO_MANIFEST,
+    FaultKind.ORDER_LOST,
+    FaultKind.DRAIN_IGNORED,
 )
 """What is wrong with a job itself."""

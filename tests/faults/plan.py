@@ -11,7 +11,7 @@ from typing import Any
 from slurm_ones.simulate.engines.world import ClusterSpec
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
-from tests.faults.kinds import HOST, OF_JOBS, PEOPLE, REPORTS, STEPS, Kind
+from tests.faults.kinds import AT_STEPS, BY_OTHERS, IN_REPORTS, OF_JOBS, ON_HOST, FaultKind
 
 INTERVAL_S = 60.0
 """Between two ticks."""
@@ -37,9 +37,9 @@ class JobPlan:
     application: str
     gpus: int
     epochs: float
-    consent: str
+    opt_in: str
     """elastic, off (`resize=off`), bad (a comment that nobody understands), or rigid: no word of us."""
-    flaws: frozenset[Kind] = frozenset()
+    flaws: frozenset[FaultKind] = frozenset()
     limit_s: float = 0.0
     begin_s: float = 0.0
     hold: bool = False
@@ -47,52 +47,52 @@ class JobPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FaultPlan:
     """One run."""
 
     seed: int
     spec: ClusterSpec
     jobs: tuple[JobPlan, ...]
     ticks: int
-    """How long faults strike."""
+    """Ticks in which faults are injected."""
     policy: str
     settings: Mapping[str, Any]
-    rates: Mapping[Kind, float]
-    """Share of the steps at which each kind strikes, where it can."""
-    meddling: float
+    rates: Mapping[FaultKind, float]
+    """Share of the steps at which each kind is injected, where it can be."""
+    interference: float
     """Share of the steps at which somebody else acts at that very moment."""
-    happenings: tuple[tuple[float, Kind], ...]
+    events: tuple[tuple[float, FaultKind], ...]
     """Seconds after the start, and what happens then."""
     companions: int = 1
     resize_s: float = 30.0
-    people: tuple[Kind, ...] = field(default=PEOPLE)
-    """What those do who meddle."""
+    others: tuple[FaultKind, ...] = field(default=BY_OTHERS)
+    """What those do who interfere."""
 
     @classmethod
-    def of(cls, seed: int) -> Plan:
+    def of(cls, seed: int) -> FaultPlan:
         """The plan of a seed."""
         rng = random.Random(seed)
         nodes, gpus = rng.randint(1, 4), rng.choice((1, 2, 4, 4, 4))
         spec = ClusterSpec(max(nodes, 2) if gpus == 1 else nodes, gpus, whole_nodes=rng.random() < 0.15)
         ticks = rng.randint(8, 24)
         wild = rng.random() < 0.15
-        rates = {kind: _rate(rng) for kind in STEPS if wild or rng.random() < 0.3}
-        people = PEOPLE if wild or rng.random() < 0.3 else tuple(rng.sample(PEOPLE, 3))
+        rates = {kind: _rate(rng) for kind in AT_STEPS if wild or rng.random() < 0.3}
+        others = BY_OTHERS if wild or rng.random() < 0.3 else tuple(rng.sample(BY_OTHERS, 3))
         times = rng.randint(0, 8)
-        kinds = [*people, *HOST, Kind.CRASH, Kind.ABSENCE]
+        kinds = [*others, *ON_HOST, FaultKind.CRASH, FaultKind.ABSENCE]
         return cls(
             seed=seed,
             spec=spec,
             jobs=tuple(_job(rng, i, spec, ticks) for i in range(rng.randint(3, 6))),
             ticks=ticks,
-            policy=rng.choice(POLICIES) if rng.random() < 0.1 else "restless",
+            policy=rng.choice(POLICIES) if rng.random() < 0.1 else "random",
             settings=_settings(rng),
             rates=rates,
-            meddling=rng.choice((0.0, 0.01, 0.03, 0.1)),
-            happenings=tuple(sorted((rng.uniform(0.0, ticks * INTERVAL_S), rng.choice(kinds)) for _ in range(times))),
+            interference=rng.choice((0.0, 0.01, 0.03, 0.1)),
+            events=tuple(sorted((rng.uniform(0.0, ticks * INTERVAL_S), rng.choice(kinds)) for _ in range(times))),
             companions=2 if rng.random() < 0.15 else 1,
             resize_s=rng.choice((5.0, 30.0, 30.0, 90.0)),
-            people=people,
+            others=others,
         )
 
 
@@ -101,17 +101,17 @@ def _rate(rng: random.Random) -> float:
 
 
 def _job(rng: random.Random, number: int, spec: ClusterSpec, ticks: int) -> JobPlan:
-    consent = rng.choices(("elastic", "off", "bad", "rigid"), (80, 5, 4, 11))[0]
-    flaws = rng.sample((*REPORTS, *OF_JOBS), rng.randint(1, 3)) if rng.random() < 0.3 else []
+    opt_in = rng.choices(("elastic", "off", "bad", "rigid"), (80, 5, 4, 11))[0]
+    flaws = rng.sample((*IN_REPORTS, *OF_JOBS), rng.randint(1, 3)) if rng.random() < 0.3 else []
     end = ticks * INTERVAL_S
     return JobPlan(
         name=f"job-{number}",
         time=0.0 if rng.random() < 0.6 else rng.uniform(0.0, end / 3),
         application=rng.choice(("cnn", "nlp")),
         gpus=min(rng.choice((1, 1, 2, 4, 8)), spec.gpus),
-        epochs=rng.uniform(0.2, 1.0) if consent != "rigid" else rng.uniform(0.02, 0.2),
-        consent=consent,
-        flaws=frozenset(flaws) if consent != "rigid" else frozenset(),
+        epochs=rng.uniform(0.2, 1.0) if opt_in != "rigid" else rng.uniform(0.02, 0.2),
+        opt_in=opt_in,
+        flaws=frozenset(flaws) if opt_in != "rigid" else frozenset(),
         limit_s=rng.uniform(300.0, end) if rng.random() < 0.1 else 0.0,
         begin_s=rng.uniform(60.0, end) if rng.random() < 0.08 else 0.0,
         hold=rng.random() < 0.05,

@@ -13,11 +13,11 @@ from unittest import mock
 
 from sqlalchemy import Connection, Dialect, Engine, create_engine, make_url
 
-from ones_db import ResizeRecord, Store, StoreBusy, StoreError, StoreLost, migrate, sqlite
+from ones_db import ReasonRecord, ResizeRecord, Store, StoreBusy, StoreError, StoreLost, migrate, sqlite
 from slurm_ones.simulate.engines.companion_engine import fast_directory
-from tests.faults.chance import READS, Chance
-from tests.faults.kinds import Kind
-from tests.faults.watch import Watch
+from tests.faults.injector import READS, FaultInjector
+from tests.faults.kinds import FaultKind
+from tests.faults.safety import SafetyChecker
 
 
 @cache
@@ -29,7 +29,7 @@ def _kept() -> tuple[Dialect, dict[Any, Any]]:
 
 
 @contextmanager
-def statements_kept() -> Iterator[None]:
+def shared_statements() -> Iterator[None]:
     """While it lasts, all databases that are opened share the statements that SQLAlchemy has compiled: for companions
     that live for minutes, compiling them anew would be a quarter of a run's time."""
 
@@ -43,66 +43,66 @@ def statements_kept() -> Iterator[None]:
 
 
 class FaultyStore(Store):
-    """A store over a real database. `chance` and `watch` are set once it is open."""
+    """A store over a real database. `injector` and `checker` are set once it is open."""
 
-    chance: Chance | None = None
-    watch: Watch | None = None
+    injector: FaultInjector | None = None
+    checker: SafetyChecker | None = None
 
     @contextmanager
     def _read(self) -> Iterator[Connection]:
-        if self.chance is not None:
-            self.chance.step("read the database", reads=True)
-            if self.chance.strikes(Kind.STORE_LOST, READS):
+        if self.injector is not None:
+            self.injector.step("read the database", reads=True)
+            if self.injector.injects(FaultKind.STORE_LOST, READS):
                 raise StoreLost("the server closed the connection")
         with super()._read() as connection:
             yield connection
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:
-        chance = self.chance
-        if chance is None:
+        injector = self.injector
+        if injector is None:
             with super()._write() as connection:
                 yield connection
             return
-        chance.step("before a write to the database")
-        if chance.strikes(Kind.STORE_BUSY):
+        injector.step("before a write to the database")
+        if injector.injects(FaultKind.STORE_BUSY):
             raise StoreBusy("locked by another process")
-        if chance.strikes(Kind.STORE_LOST):
+        if injector.injects(FaultKind.STORE_LOST):
             raise StoreLost("the server closed the connection")
         with super()._write() as connection:
             yield connection
-            if chance.strikes(Kind.STORE_FULL):
+            if injector.injects(FaultKind.STORE_FULL):
                 raise StoreError("no space is left on its disk; nothing of this call was stored")
-        if chance.strikes(Kind.STORE_LOST_DONE):
+        if injector.injects(FaultKind.STORE_LOST_DONE):
             raise StoreLost("the server closed the connection at the commit")
-        chance.step("after a write to the database")
+        injector.step("after a write to the database")
 
     def begin_resize(self, record: ResizeRecord) -> ResizeRecord:
-        if self.watch is not None:
-            self.watch.begins(record)
+        if self.checker is not None:
+            self.checker.check_begin(record)
         made = super().begin_resize(record)
-        self._tell(made)
+        self._trace(made)
         return made
 
-    def step_resize(self, resize_id: int, state: str, **told: Any) -> ResizeRecord:
-        made = super().step_resize(resize_id, state, **told)
-        self._tell(made)
+    def step_resize(self, resize_id: int, state: str, **values: Any) -> ResizeRecord:
+        made = super().step_resize(resize_id, state, **values)
+        self._trace(made)
         return made
 
     def end_resize(
-        self, resize_id: int, state: str, outcome: str, time: float, pause_s: float | None = None
+        self, resize_id: int, state: str, outcome: ReasonRecord, time: float, pause_s: float | None = None
     ) -> ResizeRecord:
         made = super().end_resize(resize_id, state, outcome, time, pause_s)
-        self._tell(made)
+        self._trace(made)
         return made
 
-    def _tell(self, record: ResizeRecord) -> None:
-        if self.chance is not None:
-            self.chance.told(f"    job {record.job_id}: {record.state} {record.outcome}")
+    def _trace(self, record: ResizeRecord) -> None:
+        if self.injector is not None:
+            self.injector.trace(f"    job {record.job_id}: {record.state} {record.outcome.text}")
 
 
 @cache
-def empty() -> Path:
+def empty_database() -> Path:
     """A database with its tables, made once a process."""
     directory = Path(tempfile.mkdtemp(prefix="slurm-ones-faults-", dir=fast_directory()))
     migrate.upgrade(f"sqlite:///{directory / 'empty.sqlite'}")

@@ -28,7 +28,7 @@ from slurm_ones.observe import reports as reading
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import Job, Shape, Snapshot
 from tests.fuzz.mutate import LONGEST, TEXTS, Make, Rng, damaged, of_json, of_lines, of_text
-from tests.simulate.profile import write_profile, write_workload
+from tests.simulate.profiles import write_profile, write_workload
 from tests.slurm.make import job_of
 
 DATA = Path(__file__).parents[1] / "slurm/data"
@@ -272,15 +272,15 @@ RECORDS = [
 
 
 def queue(data: bytes) -> None:
-    from slurm_ones.slurm import parse
+    from slurm_ones.slurm import squeue
 
     try:
         said = json.loads(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return
     try:
-        parse.json_fault(said)
-        jobs = parse.parse_jobs(said)
+        squeue.json_fault(said)
+        jobs = squeue.parse_jobs(said)
     except SlurmError as error:
         refused(error)
         return
@@ -331,13 +331,17 @@ def queue_fields(data: bytes) -> None:
 
 
 def records(data: bytes) -> None:
-    from slurm_ones.slurm import parse
+    from slurm_ones.slurm import scontrol
 
     text = data.decode("utf-8", "replace")
     try:
-        nodes = parse.parse_nodes(text)
-        found: list[Any] = [*nodes.values(), *parse.parse_partitions(text).values(), *parse.parse_reservations(text)]
-        parse.nodes_of(nodes, {}, parse.parse_reservations(text), NOW)
+        nodes = scontrol.parse_nodes(text)
+        found: list[Any] = [
+            *nodes.values(),
+            *scontrol.parse_partitions(text).values(),
+            *scontrol.parse_reservations(text),
+        ]
+        scontrol.nodes_of(nodes, {}, scontrol.parse_reservations(text), NOW)
     except SlurmError as error:
         refused(error)
         return

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from tests.cluster import ClusterError, root
 from tests.cluster.cli import Progress
-from tests.endtoend.stage import small_disks
+from tests.endtoend.fault_site import small_disks
 from tests.guide.follow import Outcome
 from tests.guide.host import why_no_systemd
 from tests.guide.place import SMALL, Place
@@ -34,7 +34,7 @@ def table(outcomes: list[Outcome]) -> Table:
     for one in outcomes:
         seconds = "" if one.recovered_s is None else f"{one.recovered_s:.1f} s"
         record = one.record
-        by = f"{record.how}; then {record.mended}" if record.mended else record.how
+        by = f"{record.how}; then {record.repaired}" if record.repaired else record.how
         shown.add_row(one.name, by, "\n".join(line[:160] for line in record.seen), seconds, "\n".join(one.faults))
     return shown
 

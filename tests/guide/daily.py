@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from tests.guide import guide
 from tests.guide.install import SETTINGS, edit
-from tests.guide.people import STOP_FILE, NotSeen
-from tests.guide.scene import PROGRAM, Scene
+from tests.guide.operators import STOP_FILE, NotSeen
+from tests.guide.service import PROGRAM, ObservedService
 
 ACTIONS = "who did what"
-Work = Callable[[Scene], str]
+Work = Callable[[ObservedService], str]
 TASKS: dict[str, Work] = {}
 """By the first cell of the guide's row."""
 
@@ -26,9 +26,9 @@ def task(name: str) -> Callable[[Work], Work]:
 
 
 @task("is it well?")
-def _(scene: Scene) -> str:
-    host = scene.leader
-    code, text = scene.status(host, "--no-slurm", "--json")
+def _(service: ObservedService) -> str:
+    host = service.leader
+    code, text = service.status(host, "--no-slurm", "--json")
     if code != 0 or not json.loads(text)["healthy"]:
         raise NotSeen(f"status: {code}, {text}")
     # Where the database cannot be opened at all, it could not look.
@@ -39,17 +39,17 @@ def _(scene: Scene) -> str:
 
 
 @task("why was this job (not) resized?")
-def _(scene: Scene) -> str:
-    job_id = min(scene.elastic())
-    return scene.see(lambda: scene.why(job_id), f"job {job_id}.*shape")
+def _(service: ObservedService) -> str:
+    job_id = min(service.elastic())
+    return service.see(lambda: service.why(job_id), f"job {job_id}.*shape")
 
 
 @task("stop everything at once, without ending it")
-def _(scene: Scene) -> str:
-    scene.stir()
-    scene.calm(True)
+def _(service: ObservedService) -> str:
+    service.cause_resize()
+    service.set_quiet(True)
     deadline = time.monotonic() + 60
-    with scene.store() as store:
+    with service.store() as store:
         while store.open_resizes():
             if time.monotonic() > deadline:
                 raise NotSeen("resizes go on in spite of the stop file")
@@ -58,44 +58,44 @@ def _(scene: Scene) -> str:
         time.sleep(8)
         if len(store.resizes()) != count:
             raise NotSeen("resizes are begun in spite of the stop file")
-    scene.calm(False)
-    scene.ended(scene.stir())
+    service.set_quiet(False)
+    service.ended(service.cause_resize())
     return f"{STOP_FILE}: what was under way ended, nothing was begun; without it resizes went on"
 
 
 @task("leave one job alone")
-def _(scene: Scene) -> str:
-    job_id = max(scene.elastic())
-    scene.desk.wait(job_id, lambda job: job.running, "running")
-    scene.scontrol("scontrol", "update", f"JobId={job_id}", "Comment=ones: gpus=1-8 batch=16-64 resize=off")
-    line = scene.see(lambda: scene.why(job_id), "left alone|resize=off|switched off")
-    scene.scontrol("scontrol", "update", f"JobId={job_id}", "Comment=ones: gpus=1-8 batch=16-64")
+def _(service: ObservedService) -> str:
+    job_id = max(service.elastic())
+    service.harness.wait(job_id, lambda job: job.running, "running")
+    service.scontrol("scontrol", "update", f"JobId={job_id}", "Comment=ones: gpus=1-8 batch=16-64 resize=off")
+    line = service.see(lambda: service.why(job_id), "left alone|resize=off|switched off")
+    service.scontrol("scontrol", "update", f"JobId={job_id}", "Comment=ones: gpus=1-8 batch=16-64")
     return line
 
 
 @task("change settings")
-def _(scene: Scene) -> str:
-    host = scene.leader
+def _(service: ObservedService) -> str:
+    host = service.leader
     path = host.root / SETTINGS.lstrip("/")
     before = path.read_text()
-    scene.since = time.time()
+    service.since = time.time()
     edit(path, r"^tick_s = .*$", "tick_s = 3")
     host.sh("systemctl reload slurm-ones")
-    line = scene.see_journal(host, "changed: tick_s", 15)
+    line = service.see_journal(host, "changed: tick_s", 15)
     path.write_text(before)
     host.sh("systemctl reload slurm-ones")
-    scene.see_journal(host, "changed: tick_s", 15)
+    service.see_journal(host, "changed: tick_s", 15)
     return line
 
 
 @task("stop it")
-def _(scene: Scene) -> str:
-    host = scene.leader
-    scene.stir(("requeuing", "reshaping", "releasing"))
+def _(service: ObservedService) -> str:
+    host = service.leader
+    service.cause_resize(("requeuing", "reshaping", "releasing"))
     began = time.monotonic()
     host.sh("systemctl stop slurm-ones")
     took = time.monotonic() - began
-    held = [job_id for job_id in scene.elastic() if scene.desk.job(job_id).held]
+    held = [job_id for job_id in service.elastic() if service.harness.job(job_id).held]
     result = host.sh("systemctl show -P Result slurm-ones").strip()
     host.sh("systemctl start slurm-ones")
     if held or result != "success":
@@ -104,8 +104,8 @@ def _(scene: Scene) -> str:
 
 
 @task("upgrade")
-def _(scene: Scene) -> str:
-    hosts, lines = list(scene.installed), []
+def _(service: ObservedService) -> str:
+    hosts, lines = list(service.installed), []
     for host in hosts:
         host.sh("systemctl stop slurm-ones")
     for host in hosts:
@@ -117,15 +117,15 @@ def _(scene: Scene) -> str:
 
 
 @task("back up")
-def _(scene: Scene) -> str:
-    scene.place.db.sh("pg_dump ones >/tmp/ones.sql", user="postgres", cwd="/")
-    lines = scene.place.db.sh("grep -c ^COPY /tmp/ones.sql").strip()
+def _(service: ObservedService) -> str:
+    service.place.db.sh("pg_dump ones >/tmp/ones.sql", user="postgres", cwd="/")
+    lines = service.place.db.sh("grep -c ^COPY /tmp/ones.sql").strip()
     return f"pg_dump while it runs: {lines} tables"
 
 
 @task(ACTIONS)
-def _(scene: Scene) -> str:
-    host = scene.leader
+def _(service: ObservedService) -> str:
+    host = service.leader
     query = guide.row("Day to day", ACTIONS).command("db query").removeprefix("slurm-ones")
     told = host.sh(f"{PROGRAM} {query}")
     for word in ("run --advise", "reload"):

@@ -10,8 +10,8 @@ from ones_db import StoreError
 from tests.cluster import ClusterError
 from tests.guide.breaks import Break
 from tests.guide.daily import Work
-from tests.guide.people import NotSeen
-from tests.guide.scene import Record, Scene
+from tests.guide.operators import NotSeen
+from tests.guide.service import ObservedService, Record
 
 TROUBLE = (NotSeen, ClusterError, StoreError, AssertionError, LookupError, OSError, subprocess.TimeoutExpired)
 
@@ -38,33 +38,33 @@ class Outcome:
         return not self.faults and self.recovered_s is not None
 
 
-def carry_out(scene: Scene, one: Break) -> Outcome:
+def carry_out(service: ObservedService, one: Break) -> Outcome:
     """Break it, look for what the guide says, wait until it is well, and look at all jobs."""
-    scene.record = record = Record()
+    service.record = record = Record()
     recovered, faults = None, []
     try:
-        scene.populate()
-        one.work(scene)
-        recovered = scene.well()
-        faults = scene.faults()
+        service.populate()
+        one.work(service)
+        recovered = service.wait_healthy()
+        faults = service.faults()
     except TROUBLE as error:
         faults = [f"{type(error).__name__}: {error}"]
         # What is tried next must not suffer from it.
-        scene.put_right()
+        service.repair()
     return Outcome(one.row, one.way, record, recovered, faults)
 
 
-def carry_out_task(scene: Scene, name: str, work: Work) -> Outcome:
+def carry_out_task(service: ObservedService, name: str, work: Work) -> Outcome:
     """Do what the guide says one can do, and look that all is well."""
-    scene.record = record = Record(how="done as written")
-    scene.since = scene.mended_at = time.time()
+    service.record = record = Record(how="done as written")
+    service.since = service.repaired_at = time.time()
     recovered, faults = None, []
     try:
-        record.seen = [work(scene)]
-        scene.mended_at = time.time()
-        recovered = scene.well()
-        faults = scene.faults()
+        record.seen = [work(service)]
+        service.repaired_at = time.time()
+        recovered = service.wait_healthy()
+        faults = service.faults()
     except TROUBLE as error:
         faults = [f"{type(error).__name__}: {error}"]
-        scene.put_right()
+        service.repair()
     return Outcome(name, "", record, recovered, faults)

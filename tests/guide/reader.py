@@ -13,7 +13,7 @@ from tests.guide.daily import TASKS
 from tests.guide.follow import Outcome, carry_out, carry_out_task
 from tests.guide.host import Host
 from tests.guide.place import Place
-from tests.guide.scene import Scene
+from tests.guide.service import ObservedService
 from tests.guide.settings import DROP_IN, SETTINGS
 
 console = Console(highlight=False, stderr=True)
@@ -35,23 +35,23 @@ class Reader:
         self.place, self._only = place, re.compile(only)
         self._began = time.monotonic()
         self.outcomes: list[Outcome] = []
-        self.scene = Scene(place)
+        self.service = ObservedService(place)
 
     def say(self, text: str) -> None:
         console.print(f"{time.monotonic() - self._began:6.0f} s  {text}", markup=False, soft_wrap=True)
 
     def install(self, host: Host) -> None:
-        first = not self.scene.installed
+        first = not self.service.installed
         self.say(f"{host.name}: {'the first host' if first else 'a standby'}")
         self.place.boot(host)
         text = SETTINGS.format(cluster=self.place.cluster.name, url=install.URL, spool=install.SPOOL)
         install.install(self.place, host, first=first, settings=text, drop_in=DROP_IN, say=self.say)
         install.start(host, self.say)
-        self.scene.installed.append(host)
+        self.service.installed.append(host)
 
     def act(self) -> None:
         """From advising to acting, by a reload."""
-        for host in self.scene.installed:
+        for host in self.service.installed:
             self.say(f'{host.name}: mode = "act", systemctl reload slurm-ones')
             install.write(host, 'mode = "act"')
             host.sh("systemctl reload slurm-ones")
@@ -68,22 +68,22 @@ class Reader:
         self.install(self.place.one)
         install.nights(self.place.one, self.say)
         self.act()
-        self.scene.populate()
+        self.service.populate()
         self._break([one for one in ROWS if not one.standby])
         self.install(self.place.other)
         self.act()
         self._break([one for one in ROWS if one.standby])
         for name, work in TASKS.items():
             if self._only.search(name):
-                self._tell(carry_out_task(self.scene, name, work))
+                self._tell(carry_out_task(self.service, name, work))
 
     def _break(self, breaks: list[Break]) -> None:
         for one in breaks:
             if self._only.search(f"{one.row}: {one.way}"):
-                self._tell(carry_out(self.scene, one))
-            lost = [host for host in self.place.hosts if not host.alive and host in self.scene.lost]
+                self._tell(carry_out(self.service, one))
+            lost = [host for host in self.place.hosts if not host.alive and host in self.service.lost]
             for host in lost:
-                self.scene.lost.remove(host)
+                self.service.lost.remove(host)
                 self.install(host)
                 self.act()
 

@@ -12,8 +12,8 @@ from slurm_ones.config import LimitSettings
 from slurm_ones.rules.dwell import near_end, near_limit, resized_enough, rested_at
 from slurm_ones.schedule.policy import Progress
 from slurm_ones.slurm.model import JobState
+from slurm_ones.testing.policies import job as view
 from tests.act.make import history
-from tests.decide.contract import job as view
 from tests.observe.test_observer import job
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
 import sys
-from importlib.metadata import version
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,6 +56,15 @@ for epoch in job.epochs():
 if job.rank == 0:
     print(f"trained on {job.world}")
 """
+
+
+def messages(source: str) -> Iterator[str]:
+    """Every text of a module but its docstrings."""
+    tree = ast.parse(source)
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+            yield node.value
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +143,22 @@ class TestContents:
             assert f"slurm_ones/sbatch_templates/{path.name}" in found
         assert "slurm_ones/service/units/slurm-ones.service" in found
 
+    def test_files_that_messages_name(self, wheels: Wheels) -> None:
+        """Nobody is sent to a folder of the repository that an installation does not have."""
+        folders = "benchmarks|docs|examples|queries|sbatch_templates|systemd|tests|wrapper"
+        named = re.compile(rf"(?<![\w/.-])(?:{folders})/[\w./-]*")
+        found: set[str] = set()
+        for wheel in wheels.values():
+            with zipfile.ZipFile(wheel) as archive:
+                for name in archive.namelist():
+                    if name.endswith(".py"):
+                        found |= {
+                            f"{name}: {path}"
+                            for text in messages(archive.read(name).decode())
+                            for path in named.findall(text)
+                        }
+        assert found == set()
+
     def test_no_fault_injector_and_no_trainer(self, wheels: Wheels) -> None:
         """They are the tests' and the benchmarks' own."""
         found = members(wheels["slurm-ones"])
@@ -162,10 +190,11 @@ class TestVersions:
         code = f"import {package}, importlib.metadata as m; print({package}.__version__ == m.version({name!r}))"
         assert request.getfixturevalue(where).python(code) == "True"
 
-    def test_slurm_ones_says_its(self, service: Environment) -> None:
+    @pytest.mark.parametrize(("where", "command"), [("service", "slurm-ones"), ("bare", "ones-run")])
+    def test_commands_say_it(self, request: pytest.FixtureRequest, wheels: Wheels, where: str, command: str) -> None:
         """What to name in a bug report."""
-        done = service.run("slurm-ones", "--version")
-        assert done.stdout.strip() == f"slurm-ones {version('slurm-ones')}"
+        done = request.getfixturevalue(where).run(command, "--version")
+        assert done.stdout.strip() == f"{command} {wheels['slurm-ones'].name.split('-')[1]}"
 
 
 class TestWrapper:

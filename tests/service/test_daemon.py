@@ -11,7 +11,7 @@ import pytest
 from ones_db import JobRecord, ResizeRecord, Store, migrate
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError, Settings
-from slurm_ones.decide.fifo import Fifo
+from slurm_ones.decide.ordered import Fifo
 from slurm_ones.schedule.policy import Policy
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.slurm.client import Unreachable
@@ -105,7 +105,7 @@ def test_resizes_under_way_are_looked_at_between_ticks(store: Store, tmp_path: P
     Daemon(lambda: companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop)
     (resize,) = store.resizes(1)
     # Nobody reports here, so the drain is called off at its deadline.
-    assert resize.outcome == "no checkpoint in time"
+    assert resize.outcome.text == "no checkpoint in time"
     assert stop.waits == [2.5] * 9 + [37.5, 60.0, 60.0]
 
 

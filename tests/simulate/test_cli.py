@@ -151,6 +151,8 @@ def test_values_are_what_they_look_like() -> None:
     }  # fmt: skip
     found = parse_policy("ones:population=8,goodput=false")
     assert (found.name, found.options) == ("ones", {"population": 8, "goodput": False})
+    for text, options in (("mine.policies:Mine", {}), ("mine.policies:Mine:speed=2", {"speed": 2})):
+        assert (parse_policy(text).name, parse_policy(text).options) == ("mine.policies:Mine", options)
     assert parse_cluster("16x4") == (16, 4)
     assert parse_resize_cost("measured") is None and parse_resize_cost("15") == 15.0
     for cost in ("-1", "nan", "inf", "true"):

@@ -12,7 +12,7 @@ from slurm_ones.simulate.slurm.scheduler import QueuedJob, RunningJob, backfill,
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmError, UnknownJob, Unreachable
 from slurm_ones.slurm.model import JobState, Shape
-from tests.simulate.desk import Desk
+from tests.simulate.harness import Harness
 
 DAY = 86400.0
 
@@ -22,83 +22,83 @@ DAY = 86400.0
 
 def test_jobs_start_in_their_order_and_the_first_without_room_holds_the_others_up() -> None:
     """The main scheduling is first in, first out."""
-    desk = Desk()
-    first = desk.running(4, 3)
-    large = desk.submit(1, 4)
-    small = desk.submit(1, 1)
-    desk.wait(2)
-    assert desk.job(first).running
-    assert desk.job(large).reason == "Resources"
-    assert desk.job(small).reason == "Priority"
+    harness = Harness()
+    first = harness.running(4, 3)
+    large = harness.submit(1, 4)
+    small = harness.submit(1, 1)
+    harness.wait(2)
+    assert harness.job(first).running
+    assert harness.job(large).reason == "Resources"
+    assert harness.job(small).reason == "Priority"
 
 
 def test_backfill_starts_what_delays_nobody() -> None:
     """A short job overtakes; one that would still run when the first could start does not."""
-    desk = Desk()
-    desk.running(4, 3, time_limit_s=1000.0)
-    large = desk.submit(4, 4, time_limit_s=1000.0)
-    long = desk.submit(1, 1, time_limit_s=5000.0)
-    short = desk.submit(1, 1, time_limit_s=500.0)
-    desk.wait(40)
-    assert [desk.job(id_).running for id_ in (large, long, short)] == [False, False, True]
+    harness = Harness()
+    harness.running(4, 3, time_limit_s=1000.0)
+    large = harness.submit(4, 4, time_limit_s=1000.0)
+    long = harness.submit(1, 1, time_limit_s=5000.0)
+    short = harness.submit(1, 1, time_limit_s=500.0)
+    harness.wait(40)
+    assert [harness.job(id_).running for id_ in (large, long, short)] == [False, False, True]
 
 
 def test_without_time_limits_nothing_overtakes_onto_reserved_nodes() -> None:
     """Slurm plans with a year, so elastic jobs without limits queue strictly."""
-    desk = Desk()
-    desk.running(4, 3)
-    desk.submit(4, 4)
-    small = desk.submit(1, 1)
-    desk.wait(200)
-    assert desk.job(small).pending
+    harness = Harness()
+    harness.running(4, 3)
+    harness.submit(4, 4)
+    small = harness.submit(1, 1)
+    harness.wait(200)
+    assert harness.job(small).pending
 
 
 def test_a_job_that_no_node_could_take_holds_nobody_up() -> None:
     """`NumNodes=9-9` is accepted for a held job on four nodes; the others must not starve for it."""
-    desk = Desk()
-    never_starts = desk.submit(9, 4)
-    other = desk.submit(1, 4)
-    desk.wait(2)
-    assert desk.job(other).running
-    assert desk.job(never_starts).pending
+    harness = Harness()
+    never_starts = harness.submit(9, 4)
+    other = harness.submit(1, 4)
+    harness.wait(2)
+    assert harness.job(other).running
+    assert harness.job(never_starts).pending
 
 
 def test_gpus_are_taken_where_least_is_left_over() -> None:
     """As the companion expects when it asks whether a shape finds room (`slurm.free.take`)."""
-    desk = Desk()
-    desk.running(1, 2)
-    assert desk.free() == [2, 4, 4, 4]
-    desk.running(1, 1)
-    assert desk.free() == [1, 4, 4, 4]
-    desk.running(1, 2)
-    assert desk.free() == [1, 2, 4, 4]
+    harness = Harness()
+    harness.running(1, 2)
+    assert harness.free() == [2, 4, 4, 4]
+    harness.running(1, 1)
+    assert harness.free() == [1, 4, 4, 4]
+    harness.running(1, 2)
+    assert harness.free() == [1, 2, 4, 4]
 
 
 def test_free_gpus_in_pieces_are_not_a_node() -> None:
     """Fragmentation: eight free GPUs, two on each node, take no job of four on one."""
-    desk = Desk()
-    desk.running(4, 2)
-    whole = desk.submit(1, 4)
-    desk.wait(2)
-    assert desk.job(whole).pending
-    desk.cluster.cancel(whole)
-    spread = desk.submit(4, 2)
-    desk.wait(2)
-    assert desk.job(spread).running
+    harness = Harness()
+    harness.running(4, 2)
+    whole = harness.submit(1, 4)
+    harness.wait(2)
+    assert harness.job(whole).pending
+    harness.cluster.cancel(whole)
+    spread = harness.submit(4, 2)
+    harness.wait(2)
+    assert harness.job(spread).running
 
 
 def test_whole_nodes() -> None:
     """Slurm knows of no GPUs there, and a job has its nodes to itself."""
-    desk = Desk(whole_nodes=True)
-    job_id = desk.running(3)
-    seen = desk.owner.snapshot()
-    assert {name for name in seen.nodes if not seen.nodes[name].idle} == set(desk.job(job_id).node_list)
+    harness = Harness(whole_nodes=True)
+    job_id = harness.running(3)
+    seen = harness.owner.snapshot()
+    assert {name for name in seen.nodes if not seen.nodes[name].idle} == set(harness.job(job_id).node_list)
     assert seen.nodes["n1"].gpus == seen.nodes["n1"].gpus_used == 0
     assert seen.partitions["gpu"].whole_nodes
-    other = desk.submit(2)
-    desk.wait(5)
-    assert desk.job(other).pending
-    assert desk.inside(job_id).gpus == {"n1": 4, "n2": 4, "n3": 4}
+    other = harness.submit(2)
+    harness.wait(5)
+    assert harness.job(other).pending
+    assert harness.inside(job_id).gpus == {"n1": 4, "n2": 4, "n3": 4}
 
 
 # -- requeue, hold, defer --------------------------------------------------------------------------------------------
@@ -106,164 +106,164 @@ def test_whole_nodes() -> None:
 
 def test_a_requeued_job_completes_and_then_waits_out_its_delay() -> None:
     """Its id stays, its GPUs are free when its processes are gone, and it may start 121 s after the requeue."""
-    desk = Desk()
-    job_id = desk.running(2, 2, stop_s=5.0)
-    desk.owner.requeue_hold(job_id)
-    job = desk.job(job_id)
+    harness = Harness()
+    job_id = harness.running(2, 2, stop_s=5.0)
+    harness.owner.requeue_hold(job_id)
+    job = harness.job(job_id)
     assert (job.pending, job.completing, job.held, job.admin_held, job.restart) == (True, True, True, False, 1)
-    assert desk.free() == [2, 2, 4, 4]
-    desk.wait(6)
-    assert not desk.job(job_id).completing
-    assert desk.free() == [4, 4, 4, 4]
-    desk.owner.release(job_id, start_now=False)
-    desk.wait(110)
-    assert desk.job(job_id).pending
-    desk.wait(10)
-    assert desk.job(job_id).running
+    assert harness.free() == [2, 2, 4, 4]
+    harness.wait(6)
+    assert not harness.job(job_id).completing
+    assert harness.free() == [4, 4, 4, 4]
+    harness.owner.release(job_id, start_now=False)
+    harness.wait(110)
+    assert harness.job(job_id).pending
+    harness.wait(10)
+    assert harness.job(job_id).running
 
 
 def test_start_now_skips_the_delay() -> None:
-    desk = Desk()
-    job_id = desk.running(1, 1)
-    desk.owner.requeue_hold(job_id)
-    desk.wait(4)
-    desk.owner.release(job_id)
-    desk.wait(2)
-    assert desk.job(job_id).running
+    harness = Harness()
+    job_id = harness.running(1, 1)
+    harness.owner.requeue_hold(job_id)
+    harness.wait(4)
+    harness.owner.release(job_id)
+    harness.wait(2)
+    assert harness.job(job_id).running
 
 
 def test_a_requeued_job_has_lost_its_place() -> None:
     """Its queue age begins anew, so a job that has waited for its GPUs gets them first."""
-    desk = Desk()
-    job_id = desk.running(4, 4)
-    submitted = desk.job(job_id).submit_time
-    waiting = desk.submit(4, 4)
-    desk.wait(10)
-    desk.owner.requeue_hold(job_id)
-    desk.wait(4)
-    desk.owner.release(job_id)
-    desk.wait(2)
-    assert desk.job(waiting).running
-    assert desk.job(job_id).pending
-    assert desk.job(job_id).submit_time > submitted
+    harness = Harness()
+    job_id = harness.running(4, 4)
+    submitted = harness.job(job_id).submit_time
+    waiting = harness.submit(4, 4)
+    harness.wait(10)
+    harness.owner.requeue_hold(job_id)
+    harness.wait(4)
+    harness.owner.release(job_id)
+    harness.wait(2)
+    assert harness.job(waiting).running
+    assert harness.job(job_id).pending
+    assert harness.job(job_id).submit_time > submitted
 
 
 def test_a_deferred_job_starts_when_its_time_has_come_or_it_is_let_go() -> None:
     """No hold: it ends by itself."""
-    desk = Desk()
-    deferred, let_go = desk.submit(1, 1, hold=True), desk.submit(1, 1)
+    harness = Harness()
+    deferred, let_go = harness.submit(1, 1, hold=True), harness.submit(1, 1)
     for job_id in (deferred, let_go):
-        desk.owner.defer(job_id, desk.timeline.now + 100.5)
-        assert desk.job(job_id).eligible_time == 1101.0
-    desk.owner.release(deferred, start_now=False)
-    desk.wait(50)
-    assert (desk.job(deferred).pending, desk.job(let_go).pending) == (True, True)
-    assert desk.job(deferred).reason == "BeginTime"
-    desk.owner.defer(let_go, desk.timeline.now)
-    desk.wait(2)
-    assert (desk.job(deferred).pending, desk.job(let_go).running) == (True, True)
-    desk.wait(60)
-    assert desk.job(deferred).running
+        harness.owner.defer(job_id, harness.timeline.now + 100.5)
+        assert harness.job(job_id).eligible_time == 1101.0
+    harness.owner.release(deferred, start_now=False)
+    harness.wait(50)
+    assert (harness.job(deferred).pending, harness.job(let_go).pending) == (True, True)
+    assert harness.job(deferred).reason == "BeginTime"
+    harness.owner.defer(let_go, harness.timeline.now)
+    harness.wait(2)
+    assert (harness.job(deferred).pending, harness.job(let_go).running) == (True, True)
+    harness.wait(60)
+    assert harness.job(deferred).running
     with pytest.raises(Refused):
-        desk.owner.defer(deferred, 5000.0)
+        harness.owner.defer(deferred, 5000.0)
 
 
 def test_a_hold_that_reaches_a_running_job_strikes_at_its_next_requeue() -> None:
-    desk = Desk()
-    job_id = desk.running(1, 1)
-    desk.owner.hold(job_id)
-    assert (desk.job(job_id).running, desk.job(job_id).held) == (True, True)
-    desk.cluster.requeue(job_id, hold=False)
-    desk.wait(500)
-    assert (desk.job(job_id).pending, desk.job(job_id).held) == (True, True)
+    harness = Harness()
+    job_id = harness.running(1, 1)
+    harness.owner.hold(job_id)
+    assert (harness.job(job_id).running, harness.job(job_id).held) == (True, True)
+    harness.cluster.requeue(job_id, hold=False)
+    harness.wait(500)
+    assert (harness.job(job_id).pending, harness.job(job_id).held) == (True, True)
 
 
 def test_an_admins_hold_is_not_the_owners_to_release() -> None:
-    desk = Desk()
-    job_id = desk.submit(1, 1)
-    desk.cluster.hold(job_id, "admin")
-    assert desk.job(job_id).admin_held
+    harness = Harness()
+    job_id = harness.submit(1, 1)
+    harness.cluster.hold(job_id, "admin")
+    assert harness.job(job_id).admin_held
     with pytest.raises(NotPermitted):
-        desk.owner.release(job_id)
-    desk.operator.release(job_id)
-    desk.wait(2)
-    assert desk.job(job_id).running
+        harness.owner.release(job_id)
+    harness.operator.release(job_id)
+    harness.wait(2)
+    assert harness.job(job_id).running
 
 
 def test_what_has_ended_is_not_requeued_and_soon_forgotten() -> None:
     """Between the look and the requeue a user may cancel; and MinJobAge later Slurm knows nothing of it."""
-    desk = Desk()
-    job_id = desk.running(1, 1)
-    desk.cluster.cancel(job_id)
-    desk.owner.requeue_hold(job_id)
-    assert desk.job(job_id).state is JobState.CANCELLED
-    desk.wait(301)
+    harness = Harness()
+    job_id = harness.running(1, 1)
+    harness.cluster.cancel(job_id)
+    harness.owner.requeue_hold(job_id)
+    assert harness.job(job_id).state is JobState.CANCELLED
+    harness.wait(301)
     with pytest.raises(UnknownJob):
-        desk.owner.job(job_id)
-    assert desk.owner.snapshot().jobs == {}
+        harness.owner.job(job_id)
+    assert harness.owner.snapshot().jobs == {}
 
 
 # -- updates ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_running_job_keeps_its_shape() -> None:
-    desk = Desk()
-    job_id = desk.running(2, 1)
+    harness = Harness()
+    job_id = harness.running(2, 1)
     with pytest.raises(NotResizable, match="RUNNING"):
-        desk.operator.reshape(job_id, Shape(1, 1))
-    assert len(desk.job(job_id).node_list) == 2
+        harness.operator.reshape(job_id, Shape(1, 1))
+    assert len(harness.job(job_id).node_list) == 2
 
 
 def test_a_shape_that_slurm_refuses_leaves_the_old_one() -> None:
-    desk = Desk(ClusterSettings(refused=1.0))
-    job_id = desk.submit(1, 1, hold=True)
+    harness = Harness(ClusterSettings(refused=1.0))
+    job_id = harness.submit(1, 1, hold=True)
     with pytest.raises(NotResizable):
-        desk.owner.reshape(job_id, Shape(2, 2))
-    assert (desk.job(job_id).nodes, desk.job(job_id).gpus_per_node) == (1, 1)
+        harness.owner.reshape(job_id, Shape(2, 2))
+    assert (harness.job(job_id).nodes, harness.job(job_id).gpus_per_node) == (1, 1)
 
 
 def test_an_update_that_is_taken_in_part_is_undone_or_said_to_stand() -> None:
     """Slurm's updates are not atomic. Where the way back is not taken whole either, the error says so."""
     seen = set()
-    desk = Desk(ClusterSettings(partial=0.5))
+    harness = Harness(ClusterSettings(partial=0.5))
     for _ in range(60):
-        job_id = desk.submit(1, 1, hold=True)
+        job_id = harness.submit(1, 1, hold=True)
         try:
-            desk.owner.reshape(job_id, Shape(2, 2))
+            harness.owner.reshape(job_id, Shape(2, 2))
         except NotResizable as error:
             stands = "could not be put back" in str(error) or "did not take" in str(error)
-            shape = (desk.job(job_id).nodes, desk.job(job_id).gpus_per_node)
+            shape = (harness.job(job_id).nodes, harness.job(job_id).gpus_per_node)
             assert shape == (1, 1)
             seen.add("stands" if stands else "undone")
         else:
-            assert (desk.job(job_id).nodes, desk.job(job_id).gpus_per_node) == (2, 2)
+            assert (harness.job(job_id).nodes, harness.job(job_id).gpus_per_node) == (2, 2)
             seen.add("taken")
     assert {"undone", "taken"} <= seen
 
 
 def test_strangers_change_nothing() -> None:
-    desk = Desk()
-    job_id = desk.submit(1, 1, hold=True)
-    before = desk.job(job_id)
+    harness = Harness()
+    job_id = harness.submit(1, 1, hold=True)
+    before = harness.job(job_id)
     with pytest.raises(NotPermitted):
-        desk.stranger.release(job_id)
+        harness.stranger.release(job_id)
     with pytest.raises(NotPermitted):
-        desk.stranger.reshape(job_id, Shape(2, 2))
+        harness.stranger.reshape(job_id, Shape(2, 2))
     with pytest.raises(NotPermitted):
-        desk.stranger.defer(job_id, 5000.0)
-    assert desk.job(job_id) == before
+        harness.stranger.defer(job_id, 5000.0)
+    assert harness.job(job_id) == before
 
 
 def test_a_call_without_an_answer_may_have_taken_effect() -> None:
     """So whoever asked must look before it asks again."""
-    desk = Desk(ClusterSettings(unreachable=0.5))
+    harness = Harness(ClusterSettings(unreachable=0.5))
     outcomes = set()
     for _ in range(50):
-        job_id = desk.submit(1, 1)
+        job_id = harness.submit(1, 1)
         try:
-            desk.owner.hold(job_id)
+            harness.owner.hold(job_id)
         except Unreachable:
-            outcomes.add(desk.inside(job_id).held_by)
+            outcomes.add(harness.inside(job_id).held_by)
     assert outcomes == {"", "user"}
 
 
@@ -271,55 +271,55 @@ def test_a_call_without_an_answer_may_have_taken_effect() -> None:
 
 
 def test_a_job_ends_by_itself_or_at_its_limit() -> None:
-    desk = Desk()
-    done, late = desk.submit(1, 1, runs_s=100.0), desk.submit(1, 1, runs_s=100.0, time_limit_s=50.0)
-    desk.wait(110)
-    assert (desk.job(done).state, desk.job(late).state) == (JobState.COMPLETED, JobState.TIMEOUT)
-    assert desk.job(late).end_time - desk.job(late).start_time == 50.0
-    assert desk.free() == [4, 4, 4, 4]
+    harness = Harness()
+    done, late = harness.submit(1, 1, runs_s=100.0), harness.submit(1, 1, runs_s=100.0, time_limit_s=50.0)
+    harness.wait(110)
+    assert (harness.job(done).state, harness.job(late).state) == (JobState.COMPLETED, JobState.TIMEOUT)
+    assert harness.job(late).end_time - harness.job(late).start_time == 50.0
+    assert harness.free() == [4, 4, 4, 4]
 
 
 def test_a_requeued_run_has_a_limit_of_its_own() -> None:
-    desk = Desk()
-    job_id = desk.running(1, 1, time_limit_s=100.0)
-    desk.wait(80)
-    desk.cluster.requeue(job_id, hold=False)
-    desk.wait(160)
-    assert desk.job(job_id).running
+    harness = Harness()
+    job_id = harness.running(1, 1, time_limit_s=100.0)
+    harness.wait(80)
+    harness.cluster.requeue(job_id, hold=False)
+    harness.wait(160)
+    assert harness.job(job_id).running
 
 
 def test_jobs_of_a_node_that_fails_are_requeued_or_end() -> None:
     """By what their owners said of requeues; and the node takes nothing until it is repaired."""
-    desk = Desk(nodes=1)
-    again, never = desk.running(1, 2), desk.running(1, 2, requeue=False)
-    desk.cluster.fail("n1")
-    assert desk.job(never).state is JobState.NODE_FAIL
-    assert not desk.owner.snapshot().nodes["n1"].usable
-    desk.wait(500)
-    assert (desk.job(again).pending, desk.job(again).restart) == (True, 1)
-    desk.cluster.resume("n1")
-    desk.wait(2)
-    assert desk.job(again).running
+    harness = Harness(nodes=1)
+    again, never = harness.running(1, 2), harness.running(1, 2, requeue=False)
+    harness.cluster.fail("n1")
+    assert harness.job(never).state is JobState.NODE_FAIL
+    assert not harness.owner.snapshot().nodes["n1"].usable
+    harness.wait(500)
+    assert (harness.job(again).pending, harness.job(again).restart) == (True, 1)
+    harness.cluster.resume("n1")
+    harness.wait(2)
+    assert harness.job(again).running
 
 
 def test_nodes_fail_as_often_as_they_are_said_to() -> None:
     """Four nodes that fail each tenth day and are down for half an hour."""
-    desk = Desk(ClusterSettings(node_mtbf_s=10 * DAY))
-    job_id = desk.running(4, 4)
-    desk.wait(400 * DAY)
-    assert desk.job(job_id).restart == pytest.approx(160, rel=0.25)
+    harness = Harness(ClusterSettings(node_mtbf_s=10 * DAY))
+    job_id = harness.running(4, 4)
+    harness.wait(400 * DAY)
+    assert harness.job(job_id).restart == pytest.approx(160, rel=0.25)
 
 
 def test_a_drained_node_keeps_what_runs_and_takes_nothing() -> None:
-    desk = Desk(nodes=1)
-    job_id = desk.running(1, 2)
-    desk.cluster.drain("n1")
-    other = desk.submit(1, 1)
-    desk.wait(100)
-    assert (desk.job(job_id).running, desk.job(other).pending) == (True, True)
-    desk.cluster.resume("n1")
-    desk.wait(2)
-    assert desk.job(other).running
+    harness = Harness(nodes=1)
+    job_id = harness.running(1, 2)
+    harness.cluster.drain("n1")
+    other = harness.submit(1, 1)
+    harness.wait(100)
+    assert (harness.job(job_id).running, harness.job(other).pending) == (True, True)
+    harness.cluster.resume("n1")
+    harness.wait(2)
+    assert harness.job(other).running
 
 
 # -- properties ------------------------------------------------------------------------------------------------------
@@ -340,31 +340,31 @@ deeds = st.lists(
 @given(deeds)
 def test_no_gpu_is_ever_given_to_two_jobs(deeds: list[tuple[str, int, tuple[int, int], int]]) -> None:
     """Whatever people do and nodes suffer: what nodes hold is what jobs hold, and nothing is held by the ended."""
-    desk = Desk()
+    harness = Harness()
     for deed, which, (nodes, gpus), seconds in deeds:
-        ids = list(desk.owner.snapshot().jobs)
+        ids = list(harness.owner.snapshot().jobs)
         job_id = ids[which % len(ids)] if ids else 0
         if deed == "submit" or not ids:
-            desk.submit(nodes, gpus, runs_s=150.0, time_limit_s=120.0 * (which % 2))
+            harness.submit(nodes, gpus, runs_s=150.0, time_limit_s=120.0 * (which % 2))
         elif deed in ("fail", "resume"):
-            getattr(desk.cluster, deed)(f"n{nodes}")
+            getattr(harness.cluster, deed)(f"n{nodes}")
         else:
             call = {
-                "requeue": lambda: desk.owner.requeue_hold(job_id),  # noqa: B023
-                "release": lambda: desk.owner.release(job_id),  # noqa: B023
-                "cancel": lambda: desk.cluster.cancel(job_id),  # noqa: B023
-                "hold": lambda: desk.owner.hold(job_id),  # noqa: B023
-                "defer": lambda: desk.owner.defer(job_id, desk.timeline.now + 50),  # noqa: B023
-                "reshape": lambda: desk.owner.reshape(job_id, Shape(nodes, gpus)),  # noqa: B023
+                "requeue": lambda: harness.owner.requeue_hold(job_id),  # noqa: B023
+                "release": lambda: harness.owner.release(job_id),  # noqa: B023
+                "cancel": lambda: harness.cluster.cancel(job_id),  # noqa: B023
+                "hold": lambda: harness.owner.hold(job_id),  # noqa: B023
+                "defer": lambda: harness.owner.defer(job_id, harness.timeline.now + 50),  # noqa: B023
+                "reshape": lambda: harness.owner.reshape(job_id, Shape(nodes, gpus)),  # noqa: B023
             }[deed]
             with suppress(SlurmError):
                 call()
-        desk.wait(seconds)
-        seen = desk.owner.snapshot()
+        harness.wait(seconds)
+        seen = harness.owner.snapshot()
         for name, node in seen.nodes.items():
-            held = sum(job.gpus.get(name, 0) for job in desk.cluster.jobs.values())
+            held = sum(job.gpus.get(name, 0) for job in harness.cluster.jobs.values())
             assert held == node.gpus_used <= 4
-        for job in desk.cluster.jobs.values():
+        for job in harness.cluster.jobs.values():
             assert not job.gpus or job.running or job.ending
             assert not job.running or len(job.gpus) == job.nodes
 

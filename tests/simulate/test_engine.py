@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slurm_ones.decide.fifo import Fifo
+from slurm_ones.decide.ordered import Fifo
 from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
 from slurm_ones.simulate.engines.companion_engine import SimulationFailed, run
 from slurm_ones.simulate.engines.outcome import Outcome
@@ -20,7 +20,7 @@ from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.profiles import BadInput
 from slurm_ones.simulate.workloads.workload import Submission, Workload
 from slurm_ones.slurm.model import Shape
-from tests.simulate.scripted import Restless
+from tests.simulate.changing_policy import ChangingPolicy
 
 APPLICATIONS = {
     "cnn": build(replace(KINDS["resnet18-cifar10"], epochs=16), name="cnn"),
@@ -49,9 +49,11 @@ def workload(jobs: int = 6, *, rigid: Sequence[int] = (), every_s: float = 40.0)
     )
 
 
-def restless(work: Workload, cluster_settings: ClusterSettings = ClusterSettings(), **other: Any) -> Outcome:
+def with_changing_policy(
+    work: Workload, cluster_settings: ClusterSettings = ClusterSettings(), **other: Any
+) -> Outcome:
     """Every job resized at every tick. Invariants are checked by the engine, which raises where one does not hold."""
-    options: dict[str, Any] = {"interval_s": 60.0, "make": Restless, **other}
+    options: dict[str, Any] = {"interval_s": 60.0, "make": ChangingPolicy, **other}
     spec = options.pop("spec", SMALL)
     return run("fifo", {}, work, spec, cluster_settings=cluster_settings, **options)
 
@@ -82,7 +84,7 @@ def test_a_whole_workload_in_the_order_of_its_submission() -> None:
 
 def test_every_job_resized_at_every_tick_does_its_exact_work() -> None:
     """No job lost or left held, no sample skipped or repeated: the engine raises otherwise."""
-    outcome = restless(workload())
+    outcome = with_changing_policy(workload())
     assert sum(job.resizes for job in outcome.jobs) > 10
     assert all(job.ended is not None for job in outcome.jobs)
     assert outcome.notes == ()
@@ -91,7 +93,7 @@ def test_every_job_resized_at_every_tick_does_its_exact_work() -> None:
 def test_resizes_cost_what_they_are_said_to_cost() -> None:
     """From the last step to the next one; what the companion's looks add comes on top, some seconds."""
     for cost in (20.0, 60.0):
-        outcome = restless(workload(3), resize_s=cost)
+        outcome = with_changing_policy(workload(3), resize_s=cost)
         resizes = sum(job.resizes for job in outcome.jobs)
         runs = {s.job: [t for t in outcome.segments if t.job == s.job] for s in outcome.segments}
         first = sum(0.5 * cost * segments[0].gpus for segments in runs.values())
@@ -105,7 +107,7 @@ def test_equal_seeds_give_equal_outcomes() -> None:
     faults = ClusterSettings(refused=0.1, partial=0.1, preempt_mtbf_s=900.0)
 
     def gist(seed: int) -> tuple[object, ...]:
-        outcome = restless(workload(3), faults, seed=seed)
+        outcome = with_changing_policy(workload(3), faults, seed=seed)
         return outcome.jobs, outcome.segments, outcome.goodput
 
     first = gist(1)
@@ -134,13 +136,13 @@ FAULTS = {
 @pytest.fixture(scope="module")
 def calm() -> Outcome:
     """What becomes of the jobs where nothing fails."""
-    return restless(workload(4), seed=3)
+    return with_changing_policy(workload(4), seed=3)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_lose_no_job(fault: str, calm: Outcome) -> None:
     """Whatever fails, every job ends by itself, is not left held, and only work without a checkpoint is repeated."""
-    outcome = restless(workload(4), FAULTS[fault], seed=3)
+    outcome = with_changing_policy(workload(4), FAULTS[fault], seed=3)
     assert all(job.ended is not None for job in outcome.jobs)
     assert outcome.jobs != calm.jobs
 
@@ -148,7 +150,7 @@ def test_faults_lose_no_job(fault: str, calm: Outcome) -> None:
 def test_rigid_jobs_are_never_touched() -> None:
     """They run at what they asked for, once, whatever the policy does to the others; and Slurm backfills."""
     work = workload(6, rigid=(1, 4))
-    outcome = restless(work)
+    outcome = with_changing_policy(work)
     for i in (1, 4):
         runs = [segment for segment in outcome.segments if segment.job == f"job-{i}"]
         assert [(run.gpus, run.nodes) for run in runs] == [(work.submissions[i].gpus, 1)]
@@ -157,7 +159,7 @@ def test_rigid_jobs_are_never_touched() -> None:
 
 def test_whole_nodes() -> None:
     """Where Slurm knows of no GPUs, jobs take nodes, and the companion counts their GPUs from its settings."""
-    outcome = restless(workload(4), spec=ClusterSpec(3, 4, whole_nodes=True))
+    outcome = with_changing_policy(workload(4), spec=ClusterSpec(3, 4, whole_nodes=True))
     assert {segment.gpus % 4 for segment in outcome.segments} == {0}
     assert len({segment.nodes for segment in outcome.segments}) > 1
 

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_ones.simulate.workloads.profiles import BadInput, read_profile, read_profiles, smallest_rotation
 from slurm_ones.simulate.workloads.workload import read_workload
-from tests.simulate.profile import EPOCHS, ITERATIONS, write_profile, write_workload
+from tests.simulate.profiles import EPOCHS, ITERATIONS, write_profile, write_workload
 
 
 def one(value: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

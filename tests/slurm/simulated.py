@@ -17,7 +17,7 @@ from slurm_ones.simulate.slurm.simulated_job import Program
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import Job, Shape
-from tests.simulate.desk import Sleep
+from tests.simulate.harness import Sleep
 from tests.slurm.sites import OPERATOR, OWNER, STRANGER, WAIT_S, Site
 
 UIDS = {OWNER: 2001, STRANGER: 2002, OPERATOR: 0}

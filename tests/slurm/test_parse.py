@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ones.slurm import parse
+from slurm_ones.slurm import parse, scontrol, squeue
 from slurm_ones.slurm.model import Job, JobState, Shape
 
 DATA = Path(__file__).parent / "data"
@@ -25,7 +25,7 @@ JSON = st.recursive(
 
 def captured(release: str) -> dict[str, Job]:
     """Three jobs as `squeue --json` of that release printed them, by name."""
-    jobs = parse.parse_jobs(json.loads((DATA / f"squeue-{release}.json").read_text()))
+    jobs = squeue.parse_jobs(json.loads((DATA / f"squeue-{release}.json").read_text()))
     return {job.name: job for job in jobs.values()}
 
 
@@ -65,38 +65,38 @@ def test_a_failed_job_as_captured(release: str) -> None:
 @pytest.mark.parametrize("release", RELEASES)
 def test_nodes_partitions_and_reservations_as_captured(release: str) -> None:
     """GPUs in use, whole nodes, times in seconds."""
-    nodes = parse.parse_nodes(records(release, "NodeName"))
+    nodes = scontrol.parse_nodes(records(release, "NodeName"))
     assert {n.name: (n.gpus, n.gpus_used, n.idle, n.usable) for n in nodes.values() if n.name != "n3"} == {
         "n1": (4, 3, False, True),
         "w1": (0, 0, True, True),
     }
-    partitions = parse.parse_partitions(records(release, "PartitionName"))
+    partitions = scontrol.parse_partitions(records(release, "PartitionName"))
     assert {p.name: (p.whole_nodes, p.default, p.max_time_s, p.up) for p in partitions.values()} == {
         "gpu": (False, True, 86400.0, True),
         "whole": (True, False, 86400.0, True),
     }
-    (maint,) = parse.parse_reservations(records(release, "ReservationName"))
+    (maint,) = scontrol.parse_reservations(records(release, "ReservationName"))
     assert (maint.name, maint.node_names, maint.end_time - maint.start_time) == ("maint", ("n3", "n4"), 600.0)
 
 
 def test_a_reserved_node_is_unusable_while_the_reservation_lasts() -> None:
     """Active means between its start and its end."""
-    (maint,) = parse.parse_reservations(records("26.05", "ReservationName"))
-    nodes = parse.parse_nodes(records("26.05", "NodeName"))
+    (maint,) = scontrol.parse_reservations(records("26.05", "ReservationName"))
+    nodes = scontrol.parse_nodes(records("26.05", "NodeName"))
     nodes["n3"] = replace(nodes["n3"], usable=True)
 
     def usable(now: float) -> bool:
-        return parse.nodes_of(nodes, {}, [maint], now)["n3"].usable
+        return scontrol.nodes_of(nodes, {}, [maint], now)["n3"].usable
 
     assert [usable(maint.start_time + at) for at in (-1, 0, 599, 600)] == [True, False, False, True]
 
 
 def test_the_larger_count_of_used_gpus_is_believed() -> None:
     """Slurm's own figure of a node and the sum over its jobs may differ; free GPUs must be free by both."""
-    nodes = parse.parse_nodes(records("26.05", "NodeName"))
+    nodes = scontrol.parse_nodes(records("26.05", "NodeName"))
     runs = captured("26.05")["runs"]
     elsewhere = {"n1": replace(nodes["n1"], gpus_used=0), "n2": replace(nodes["n1"], name="n2", gpus_used=4)}
-    found = parse.nodes_of(elsewhere, {runs.job_id: runs}, (), 0.0)
+    found = scontrol.nodes_of(elsewhere, {runs.job_id: runs}, (), 0.0)
     assert {name: node.gpus_used for name, node in found.items()} == {"n1": 3, "n2": 4}
 
 
@@ -176,7 +176,7 @@ def test_states(names: list[str], held: bool, state: JobState, flags: set[str]) 
 def test_what_is_not_the_end_of_a_job(state: str) -> None:
     """Such a job comes back."""
     entry = {"job_id": 1, "job_state": [state, "FAILED"] if state != "PREEMPTED" else [state]}
-    job = parse.parse_jobs({"jobs": [entry]})[1]
+    job = squeue.parse_jobs({"jobs": [entry]})[1]
     assert not job.ended or state == "RESIZING"
 
 
@@ -205,30 +205,30 @@ def test_what_is_not_the_end_of_a_job(state: str) -> None:
 )
 def test_node_states(state: str, usable: bool) -> None:
     """No shape may be planned on a node that takes no jobs."""
-    assert parse.usable(state) is usable
+    assert scontrol.usable(state) is usable
 
 
 def test_a_silent_controller_is_no_empty_queue() -> None:
     """22.05 ends with status 0 and no jobs: only the errors tell."""
     error = {"description": "Failed while looking for jobs", "error_number": -1, "error": "Unspecified error"}
-    assert "Failed while looking for jobs" in parse.json_fault({"errors": [error], "jobs": []})
-    assert parse.json_fault({"errors": [], "jobs": []}) == ""
-    assert parse.json_fault(None) == ""
+    assert "Failed while looking for jobs" in squeue.json_fault({"errors": [error], "jobs": []})
+    assert squeue.json_fault({"errors": [], "jobs": []}) == ""
+    assert squeue.json_fault(None) == ""
 
 
 @given(st.dictionaries(st.sampled_from(sorted(json.loads((DATA / "squeue-26.05.json").read_text())["jobs"][0])), JSON))
 def test_no_job_stops_a_tick(entry: dict[str, Any]) -> None:
     """Whatever a release writes into a field, the snapshot is read."""
-    for job in parse.parse_jobs({"jobs": [entry, "nonsense"]}).values():
+    for job in squeue.parse_jobs({"jobs": [entry, "nonsense"]}).values():
         assert isinstance(job, Job)
 
 
 @given(st.text())
 def test_no_record_stops_a_tick(text: str) -> None:
     """Nor does any text that Slurm prints."""
-    parse.parse_nodes(text)
-    parse.parse_partitions(text)
-    parse.parse_reservations(text)
+    scontrol.parse_nodes(text)
+    scontrol.parse_partitions(text)
+    scontrol.parse_reservations(text)
 
 
 @given(st.integers(1, 10**6), st.integers(0, 10**6))

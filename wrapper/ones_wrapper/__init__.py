@@ -6,21 +6,21 @@ imports `ones_wrapper.protocol` where there is no torch.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ones_wrapper.api import Job, init
-
-from ones_wrapper.launch.restart_policy import DONT_RESTART
+    from ones_wrapper.launch.restart_policy import DONT_RESTART
 
 __version__ = "0.2.0"
 
 __all__ = ["DONT_RESTART", "Job", "init"]
 
+_HOMES = {"DONT_RESTART": "ones_wrapper.launch.restart_policy", "Job": "ones_wrapper.api", "init": "ones_wrapper.api"}
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("Job", "init"):
-        from ones_wrapper import api
-
-        return getattr(api, name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,12 +23,13 @@ from torch.utils.data import Dataset
 from ones_wrapper.checkpoint import Progress, State, Stateful
 from ones_wrapper.data.streams import make_feed
 from ones_wrapper.gradients.accumulation import Accumulation
-from ones_wrapper.gradients.exchange import DdpExchange
+from ones_wrapper.gradients.exchange import DdpExchange, Exchange
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, TorchGroup, join_torch
 from ones_wrapper.launch.process_hooks import already_requeued_by
 from ones_wrapper.learning_rate import LrRule
 from ones_wrapper.loop import Loader
+from ones_wrapper.plugins import load
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run import Run, Settings
 
@@ -174,9 +175,20 @@ class Job:
 
         return self._wrap(FsdpExchange(self._run.group, self._run.noise), model, options)
 
+    def exchange(self, model: torch.nn.Module, name: str, **options: Any) -> torch.nn.Module:
+        """The model with a gradient exchange of another's: one that an installed package registers in the entry points
+        `ones_wrapper.exchanges`, or `package.module:Class`, a subclass of `ones_wrapper.gradients.exchange.Exchange`.
+
+        Raises ValueError where there is none of that name. `options` are those of its `wrap`.
+        """
+        made = load("ones_wrapper.exchanges", name, ())(self._run.group, self._run.noise)
+        if not isinstance(made, Exchange):
+            raise ValueError(f"exchange: {name} is no subclass of ones_wrapper.gradients.exchange.Exchange")
+        return self._wrap(made, model, options)
+
     def _wrap(self, exchange: Any, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
         if self._run.loop.exchange is not None:
-            raise RuntimeError("ddp, fsdp: a job trains one model; put several into one Module")
+            raise RuntimeError("ddp, fsdp, exchange: a job trains one model; put several into one Module")
         wrapped: torch.nn.Module = exchange.wrap(model, **options)
         self._run.loop.exchange = exchange
         return wrapped
@@ -206,7 +218,8 @@ class Job:
         alone = self.world == 1 and run.spec.max_passes == 1
         if not alone and (run.loop.exchange is None or not run.loop.exchange.owns(model)):
             raise ValueError(
-                "register: model is not the one that job.ddp or job.fsdp returned; its gradients would not be averaged"
+                "register: model is not the one that job.ddp, job.fsdp or job.exchange returned; its gradients would "
+                "not be averaged"
             )
         extras = dict(others)
         if scheduler is not None:

@@ -16,7 +16,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-SCHEMA_REVISION = "0008"
+SCHEMA_REVISION = "0009"
 """The newest migration. Revisions are numbers of four digits, so that older and newer can be told from the
 name."""
 
@@ -34,10 +34,13 @@ class Words(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None:
-            return None
-        value = value.replace("\0", "\\x00")
-        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+        return None if value is None else storable(value)
+
+
+def storable(value: str) -> str:
+    """Text as `Words` stores it."""
+    value = value.replace("\0", "\\x00")
+    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
 
 
 class Base(DeclarativeBase):
@@ -63,3 +66,11 @@ def of(target: str, comment: str, *, primary_key: bool = False, index: bool = Fa
 
 def is_(comment: str) -> Mapped[Any]:
     return mapped_column(comment=comment)
+
+
+def code_of(column: str) -> Mapped[Any]:
+    return mapped_column(server_default="", comment=f"code of {column}, by which causes are counted")
+
+
+def arguments_of(column: str) -> Mapped[Any]:
+    return mapped_column(server_default="{}", comment=f"what {column} names, as a JSON object")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import CheckConstraint, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from ones_db.models.base import Base, is_, key, of
+from ones_db.models.base import Base, arguments_of, code_of, is_, key, of
 
 
 class Decision(Base):
@@ -41,6 +41,10 @@ class DecisionJob(Base):
     reason: Mapped[str] = is_("why, in words for its user")
     acted: Mapped[bool] = is_("the companion set out to carry it out")
     outcome: Mapped[str] = is_("what came of it, in words")
+    reason_code: Mapped[str] = code_of("reason")
+    reason_arguments: Mapped[str] = arguments_of("reason")
+    outcome_code: Mapped[str] = code_of("outcome")
+    outcome_arguments: Mapped[str] = arguments_of("outcome")
 
 
 class Alternative(Base):
@@ -88,6 +92,8 @@ class Resize(Base):
     ended: Mapped[float | None] = is_("when it ended, Unix seconds; null while it is open")
     outcome: Mapped[str] = is_("what came of it, in words")
     pause_s: Mapped[float | None] = is_("from the last step before to the first after it, seconds")
+    outcome_code: Mapped[str] = code_of("outcome")
+    outcome_arguments: Mapped[str] = arguments_of("outcome")
 
 
 class ResizeStep(Base):
@@ -99,3 +105,5 @@ class ResizeStep(Base):
     state: Mapped[str] = is_("state it entered")
     time: Mapped[float] = is_("when, Unix seconds")
     detail: Mapped[str] = is_("what was found or done, in words")
+    detail_code: Mapped[str] = code_of("detail")
+    detail_arguments: Mapped[str] = arguments_of("detail")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from ones_db.models.base import Base, is_, key, of
+from ones_db.models.base import Base, arguments_of, code_of, is_, key, of
 
 
 class Cluster(Base):
@@ -52,6 +52,8 @@ class Job(Base):
         "until when the companion keeps it from starting, Unix seconds; null where it does not"
     )
     max_passes: Mapped[int | None] = is_("most forward passes per optimizer step")
+    refusal_code: Mapped[str] = code_of("refusal")
+    refusal_arguments: Mapped[str] = arguments_of("refusal")
 
 
 class Run(Base):

@@ -17,6 +17,7 @@ from ones_db.records.decided import (
 )
 from ones_db.records.history import EpochPoint, JobHistory, NoisePoint, ThroughputPoint
 from ones_db.records.jobs import JobRecord, RunRecord, SpecRecord
+from ones_db.records.reason import NO_REASON, ReasonRecord
 from ones_db.records.reports import (
     AnyReport,
     BatchRecord,
@@ -42,6 +43,7 @@ from ones_db.records.site import (
 from ones_db.records.tables import JobSummary, TimelineRow
 
 __all__ = [
+    "NO_REASON",
     "RESIZE_DONE",
     "RESIZE_ROLLED_BACK",
     "AccountingJob",
@@ -67,6 +69,7 @@ __all__ = [
     "NodeRecord",
     "NoisePoint",
     "PastJob",
+    "ReasonRecord",
     "ResizeRecord",
     "ResizeStepRecord",
     "RolledUp",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ones_db.records.reason import NO_REASON, ReasonRecord
+
 RESIZE_DONE = "done"
 """State in which a resize ends that took effect; in every other one the job kept its old shape."""
 RESIZE_ROLLED_BACK = "rolled_back"
@@ -30,13 +32,13 @@ class DecisionJobRecord:
     nodes: int | None
     gpus_per_node: int | None
     batch: int | None
-    reason: str
+    reason: ReasonRecord
     from_nodes: int | None = None
     """What it held when the decision was made; None where it waited."""
     from_gpus_per_node: int | None = None
     from_batch: int | None = None
     acted: bool = False
-    outcome: str = ""
+    outcome: ReasonRecord = NO_REASON
     alternatives: tuple[AlternativeRecord, ...] = ()
     """The best few for this job, best first, what it got among them or not; where the policy tells."""
 
@@ -80,7 +82,7 @@ class ResizeRecord:
     """When the present state is given up."""
     ended: float | None = None
     """None while it is open."""
-    outcome: str = ""
+    outcome: ReasonRecord = NO_REASON
     pause_s: float | None = None
     """From the last step at the old shape to the first at the new one, where it is known."""
     id: int = 0
@@ -95,4 +97,4 @@ class ResizeStepRecord:
     sequence: int
     state: str
     time: float
-    detail: str
+    detail: ReasonRecord

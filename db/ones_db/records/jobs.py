@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ones_db.records.reason import NO_REASON, ReasonRecord
+
 
 @dataclass(frozen=True)
 class JobRecord:
@@ -24,8 +26,8 @@ class JobRecord:
     restart: int = 0
     """How often Slurm has restarted it."""
     elastic: bool = False
-    refusal: str = ""
-    """Why it is not elastic, in words for its user."""
+    refusal: ReasonRecord = NO_REASON
+    """Why it is not elastic."""
     state: str = "PENDING"
     end_time: float | None = None
     """None until it has ended (Slurm shows the expected end of a running job: that is not it)."""

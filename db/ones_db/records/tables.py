@@ -49,6 +49,7 @@ class JobSummary:
     """Steps with a loss that is not a finite number, over all runs."""
     nonfinite_step: int | None = None
     """Step of the last report that had such a loss."""
+    refusal_code: str = ""
 
     @property
     def local_batch(self) -> int | None:

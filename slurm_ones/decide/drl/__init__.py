@@ -5,8 +5,8 @@ al., HotNets 2016, §3: from nothing, one action after another until the void ac
 mean of several rollouts of one workload as baseline; reward minus the jobs in the system) and DL2 (Peng et al., arXiv
 1909.06040, §4: jobs that grow by steps at the size of their users' batch, all decided anew in each interval).
 
-search.py is the policy and reads from the top; steps.py says what a job's next step looks like, as figures; network.py
-weighs them; choose.py takes one step after another. weights.npz was trained by
+drl.py is the policy and takes one step after another; steps.py says what a job's next step looks like, as figures;
+perceptron.py weighs them. weights.npz was trained by
 `python -m benchmarks.train_drl`; `load` tells the exact command, and how the training went.
 docs/decisions/0010-policy-gradient-rival.md has the figures.
 
@@ -20,6 +20,6 @@ Where it differs from both:
 
 from __future__ import annotations
 
-from slurm_ones.decide.drl.search import Drl
+from slurm_ones.decide.drl.drl import Drl
 
 __all__ = ["Drl"]

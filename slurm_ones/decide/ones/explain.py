@@ -20,19 +20,19 @@ WEIGHED = 3
 
 def reasons(
     jobs: Sequence[JobView],
-    staying: Mapping[int, Reason],
+    fixed: Mapping[int, Reason],
     tables: Tables,
     wanted: Mapping[int, int],
     allocations: Mapping[int, Allocation],
     free: int,
 ) -> dict[int, Reason]:
-    """For each job of the round, `staying` ones included. `wanted` are the GPUs of the best candidate,
+    """For each job of the round, `fixed` ones included. `wanted` are the GPUs of the best candidate,
     `free` those that there are for all who may change."""
     row = {job.job_id: j for j, job in enumerate(tables.jobs)}
     column = {int(size): u for u, size in enumerate(tables.sizes)}
-    found = dict(staying)
+    found = dict(fixed)
     for job in jobs:
-        if job.job_id not in staying:
+        if job.job_id not in fixed:
             goodput = tables.goodput[row[job.job_id]]
             found[job.job_id] = _reason(job, goodput, column, wanted[job.job_id], allocations.get(job.job_id), free)
     return found

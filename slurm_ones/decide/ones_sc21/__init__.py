@@ -1,12 +1,11 @@
 """ONES as published: an online evolutionary search over the GPUs and the batch of every job (SC21, arXiv 2108.03645).
 
-The baseline, which must not be improved. search.py is the policy and reads from the top; space.py is what one decision
-searches over, genome.py a candidate, operators.py and placement.py a generation's steps, score.py what is minimised,
-limits.py how large a job may become, deploy.py what of the search is put in force, reasons.py the words. What differs
+The baseline, which must not be improved. ones_sc21.py is the policy, its limits and its reasons; space.py is what one
+decision searches over, what a candidate is and what it costs; generation.py has the steps of a generation. What differs
 from the paper is what a real Slurm forces, and no more:
 
-1. A size is one that Slurm can be asked for, part of a node or whole nodes (`decide.shapes`), and a candidate counts
-   only if it can be placed: unchanged jobs stay on their nodes, as Slurm does not move them (`placement`). Where shapes
+1. A size is one that Slurm can be asked for, part of a node or whole nodes (`schedule.shapes`), and a candidate counts
+   only if it can be placed: unchanged jobs stay on their nodes, as Slurm does not move them. Where shapes
    need not be uniform any count will do, as in the paper.
 2. A new job's first limit is the paper's 1 GPU, or its smallest size where it takes no single one.
 3. Jobs that must keep their shape take no part: their GPUs are not in the space (`space`).
@@ -19,6 +18,6 @@ Going to zero GPUs is a checkpoint, as in the paper: jobs that the deployed cand
 
 from __future__ import annotations
 
-from slurm_ones.decide.ones_sc21.search import OnesSc21, Options
+from slurm_ones.decide.ones_sc21.ones_sc21 import OnesSc21, Options
 
 __all__ = ["OnesSc21", "Options"]

@@ -1,6 +1,9 @@
 """What one decision searches over, as arrays: jobs that may change, their sizes, and the GPUs left for them.
 
-J jobs, N nodes, U sizes. A size is a GPU count with its one shape; column 0 of every table is size 0, waiting.
+J jobs, N nodes, U sizes. A size is a GPU count with its one shape; column 0 of every table is size 0, waiting. A
+candidate has one gene per GPU, in node order; a gene holds a job's index, or J where the GPU is idle (ONES §3.1), and a
+population is (K, GPUs). What counts of a candidate are the GPUs of each job, (K, J): nodes are alike for jobs that are
+not placed yet.
 """
 
 from __future__ import annotations
@@ -10,13 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slurm_ones.decide.build import free_after_fixed
+from slurm_ones.decide.job_figures import within
 from slurm_ones.reasons import Reason
-from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView
+from slurm_ones.schedule.ledger import held_gpus
+from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView
 from slurm_ones.schedule.shapes import shape_of
-from slurm_ones.schedule.tables import Bools, Tables, build_tables
+from slurm_ones.schedule.tables import Tables, build_tables
 
 LARGEST = 1e15
 """Samples that no job exceeds."""
+LEAST_PROGRESS = 1e-3
+"""ρ is not believed to be smaller: a draw near 0 would decide a whole generation."""
 
 
 @dataclass(frozen=True)
@@ -26,21 +34,21 @@ class Space:
     cluster: ClusterView
     tables: Tables
     """Their sizes, batches (in proportion to the GPUs, ONES §3.3) and speeds."""
-    pinned: Mapping[int, Reason]
+    fixed: Mapping[int, Reason]
     """Why each other job keeps its place or its wait, by job id."""
-    waiting_pinned: int
+    waiting_fixed: int
 
-    capacity: Ints
-    """(N,) GPUs of each node that pinned jobs leave."""
-    home: Floats
-    """(J, N) GPUs that each job holds now, as floats for the products of matrices."""
+    free: Ints
+    """(N,) GPUs of each node that fixed jobs leave."""
+    held: Ints
+    """(E, 3) job, node and GPUs of what the jobs hold now."""
     slots: Ints
     """(GPUs,) job that holds each GPU now, in node order; J where it is idle."""
-    place: Ints
+    ordinal: Ints
     """(GPUs,) how many GPUs that job holds before this one."""
     current: Ints
     """(J,) GPUs held now; 0 for a waiting job."""
-    start: Ints
+    smallest: Ints
     """(J,) smallest size, the current one counted; 0 where no size of the job exists on this cluster."""
     below: Ints
     """(J, U) the job's largest size up to each size; 0 where it has none."""
@@ -81,60 +89,86 @@ class Space:
         return Allocation(shape, int(self.tables.batch[j, self.column[gpus]]))
 
 
-def build(cluster: ClusterView, jobs: Sequence[JobView], pinned: Mapping[int, Reason]) -> Space:
-    """The space of one decision; jobs named in `pinned` take no part."""
-    mobile = sorted((j for j in jobs if j.job_id not in pinned), key=lambda j: (j.submitted, j.job_id))
-    staying = [job for job in jobs if job.job_id in pinned]
+def build(cluster: ClusterView, jobs: Sequence[JobView], fixed: Mapping[int, Reason]) -> Space:
+    """The space of one decision; jobs named in `fixed` take no part."""
+    mobile = sorted((j for j in jobs if j.job_id not in fixed), key=lambda j: (j.submitted, j.job_id))
     tables = build_tables(cluster, mobile, "scaled")
-    index = {node.name: n for n, node in enumerate(cluster.nodes)}
-    capacity = np.array([node.gpus for node in cluster.nodes], dtype=np.int64)
-    home = np.zeros((len(mobile), len(capacity)), dtype=np.int64)
-    for job in staying:
-        for name, gpus in job.nodes.items():
-            if name in index:
-                capacity[index[name]] -= gpus
-    for j, job in enumerate(mobile):
-        for name, gpus in job.nodes.items():
-            home[j, index[name]] = gpus
-    capacity = np.maximum(capacity, 0)
-    current = home.sum(axis=1)
-    slots = _slots(home, capacity)
+    free, held = free_after_fixed(cluster, jobs, fixed), held_gpus(cluster, mobile)
+    on_node = np.zeros((len(mobile), len(free)), dtype=np.int64)
+    on_node[held[:, 0], held[:, 1]] = held[:, 2]
+    slots = _slots(on_node, free)
     columns = np.arange(len(tables.sizes))
     best = np.maximum.accumulate(np.where(tables.allowed, columns, 0), axis=1)
     return Space(
         cluster=cluster,
         tables=tables,
-        pinned=pinned,
-        waiting_pinned=sum(job.shape is None for job in staying),
-        capacity=capacity,
-        home=home.astype(np.float64),
+        fixed=fixed,
+        waiting_fixed=sum(job.job_id in fixed and job.shape is None for job in jobs),
+        free=free,
+        held=held,
         slots=slots,
-        place=_place(slots, len(mobile)),
-        current=current,
-        start=tables.sizes[tables.allowed.argmax(axis=1)],  # column 0, size 0, where there is none
+        ordinal=_ordinal(slots, len(mobile)),
+        current=on_node.sum(axis=1),
+        smallest=tables.sizes[tables.allowed.argmax(axis=1)],  # column 0, size 0, where there is none
         below=tables.sizes[best],
         column=np.searchsorted(tables.sizes, np.arange(int(tables.sizes[-1]) + 1), side="right") - 1,
-        samples=np.array([_within(job.samples, 0.0, LARGEST) for job in mobile]),
-        alpha=np.array([_within(job.progress.alpha, 0.01, LARGEST) for job in mobile]),
-        beta=np.array([_within(job.progress.beta, 0.01, LARGEST) for job in mobile]),
+        samples=np.array([within(job.samples, 0.0, LARGEST) for job in mobile]),
+        alpha=np.array([within(job.progress.alpha, 0.01, LARGEST) for job in mobile]),
+        beta=np.array([within(job.progress.beta, 0.01, LARGEST) for job in mobile]),
     )
 
 
-def _slots(home: Ints, capacity: Ints) -> Ints:
+def _slots(on_node: Ints, free: Ints) -> Ints:
     """The job of each GPU: each node's in job order, idle ones last."""
-    jobs, nodes = home.shape
-    lengths = np.concatenate([home.T, (capacity - home.sum(axis=0))[:, None]], axis=1)
+    jobs, nodes = on_node.shape
+    lengths = np.concatenate([on_node.T, (free - on_node.sum(axis=0))[:, None]], axis=1)
     return np.repeat(np.tile(np.arange(jobs + 1), nodes), lengths.ravel())
 
 
-def _place(slots: Ints, jobs: int) -> Ints:
+def _ordinal(slots: Ints, jobs: int) -> Ints:
     """How often each GPU's job comes before it."""
     order = np.argsort(slots, kind="stable")
     first = np.cumsum(np.bincount(slots, minlength=jobs + 1)) - np.bincount(slots, minlength=jobs + 1)
-    place = np.empty(len(slots), dtype=np.int64)
-    place[order] = np.arange(len(slots)) - first[slots[order]]
-    return place
+    ordinal = np.empty(len(slots), dtype=np.int64)
+    ordinal[order] = np.arange(len(slots)) - first[slots[order]]
+    return ordinal
 
 
-def _within(value: float, low: float, high: float) -> float:
-    return min(max(value, low), high) if value == value else low
+def genes(space: Space, counts: Ints) -> Ints:
+    """(K, GPUs) from (K, J), with as few occupied GPUs changed as possible: a job keeps those it holds now as far as it
+    keeps its count, and its others lie together on those that are left."""
+    candidates, jobs = counts.shape
+    bound = np.concatenate([counts, np.zeros((candidates, 1), dtype=np.int64)], axis=1)
+    kept = space.ordinal < bound[:, space.slots]
+    more = np.maximum(counts - space.current, 0)
+    idle = len(space.slots) - counts.sum(axis=1, keepdims=True)
+    values = np.tile(np.arange(jobs + 1), candidates)
+    result = np.where(kept, space.slots, jobs)
+    result[~kept] = np.repeat(values, np.concatenate([more, idle], axis=1).ravel())
+    return result
+
+
+def gpus_of_jobs(space: Space, population: Ints) -> Ints:
+    """(K, J) GPUs that each candidate gives each job."""
+    candidates, wide = len(population), len(space.jobs) + 1
+    flat = population + wide * np.arange(candidates)[:, None]
+    result: Ints = np.bincount(flat.ravel(), minlength=candidates * wide).reshape(candidates, wide)[:, :-1]
+    return result
+
+
+def sample_progress(space: Space, rng: np.random.Generator) -> Floats:
+    """(J,) one draw of ρ for each job."""
+    return np.clip(np.nan_to_num(rng.beta(space.alpha, space.beta), nan=0.5), LEAST_PROGRESS, 1.0)
+
+
+def remaining_utilisation(space: Space, counts: Ints, rho: Floats) -> Floats:
+    """(K,) GPU-seconds to come of each candidate (K, J): Σ_j n_j · Y_j · (1/ρ_j − 1) / X_j(n_j).
+
+    Y are the samples used, X the samples/s. A job left out costs nothing, nor does one that has not begun: the score
+    prefers empty schedules, and only filling hides that.
+    """
+    speed = space.tables.speed
+    per_sample = np.divide(space.tables.sizes, speed, out=np.zeros_like(speed), where=speed > 0)
+    work = space.samples * (1.0 / rho - 1.0)
+    result: Floats = (work * per_sample[np.arange(len(work)), space.column[counts]]).sum(axis=1)
+    return result

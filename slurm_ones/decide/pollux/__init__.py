@@ -19,12 +19,12 @@ Where we differ, because this is Slurm:
 - Where shapes must be uniform, a candidate's job has a valid size of one node or whole nodes.
 - A first start is weighed like a re-allocation, as there, but where this makes two candidates equal the one that uses
   more of the cluster is taken, so that a job of age 0 may start.
-- The matrices are kept sparse (rows.py), so that a decision costs a fraction of the authors' 1.5 to 3 s.
+- The matrices are kept sparse (problem.py), so that a decision costs a fraction of the authors' 1.5 to 3 s.
 - Throughput and efficiency come from whatever models the caller has, not from Pollux's own fit.
 """
 
 from __future__ import annotations
 
-from slurm_ones.decide.pollux.search import Options, Pollux
+from slurm_ones.decide.pollux.pollux import Options, Pollux
 
 __all__ = ["Options", "Pollux"]

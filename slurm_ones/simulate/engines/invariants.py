@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ones_db import Store
+from ones_db import JobRecord, Store
 from ones_wrapper.protocol import Bye, Checkpoint, Epoch, Hello, Report, Throughput, decode_report, reports_name
 from slurm_ones.simulate.engines.world import World
 from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
@@ -34,6 +34,11 @@ def _lost(world: World) -> Iterator[str]:
             yield f"job {job.job_id} ended {job.state.value}"
         elif job.state is JobState.COMPLETED and not world.trainings[job.job_id].finished:
             yield f"job {job.job_id} is COMPLETED and has not trained to its end"
+    yield from busy_nodes(world)
+
+
+def busy_nodes(world: World) -> Iterator[str]:
+    """Nodes that are in use though no job runs."""
     for node in world.cluster.nodes.to_model().values():
         if not node.idle:
             yield f"node {node.name} is {node.state} at the end"
@@ -49,20 +54,20 @@ def _disagreements(world: World, store: Store) -> Iterator[str]:
         record = records.get(job_id)
         if record is None:
             yield f"job {job_id} is not in the database"
-        elif (record.state, record.restart) != (job.state.value, job.restart):
-            yield f"job {job_id} is {record.state} after {record.restart} restarts in the database, not " + (
-                f"{job.state.value} after {job.restart}"
-            )
         else:
-            yield from _runs(job, store)
+            yield from record_differs(job, record, store)
     for resize in store.open_resizes():
         yield f"job {resize.job_id}: its resize is still {resize.state}"
     for job_id in store.deferrals():
         yield f"job {job_id} is still kept from starting"
 
 
-def _runs(job: SimulatedJob, store: Store) -> Iterator[str]:
-    """The runs that the database has, against the GPUs that the job held."""
+def record_differs(job: SimulatedJob, record: JobRecord, store: Store) -> Iterator[str]:
+    """How the database's job and its runs differ from the cluster's job and the GPUs that it held."""
+    if (record.state, record.restart) != (job.state.value, job.restart):
+        yield f"job {job.job_id} is {record.state} after {record.restart} restarts in the database, not " + (
+            f"{job.state.value} after {job.restart}"
+        )
     known = {run.start_time: (run.nodes, run.nodes * run.gpus_per_node) for run in store.runs(job.job_id)}
     for held in job.allocations:
         shape = (len(held.gpus), sum(held.gpus.values()))

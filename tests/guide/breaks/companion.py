@@ -6,8 +6,8 @@ import time
 
 from tests.guide import guide
 from tests.guide.breaks.known import row
-from tests.guide.people import NotSeen
-from tests.guide.scene import Scene
+from tests.guide.operators import NotSeen
+from tests.guide.service import ObservedService
 
 MAIN_PID = "$(systemctl show -P MainPID slurm-ones)"
 KILL = "systemctl kill --signal=KILL --kill-whom=main slurm-ones"
@@ -17,56 +17,56 @@ HUNG_S = 120.0
 
 
 @row("companion killed (OOM, `kill -9`)")
-def _(scene: Scene) -> None:
-    host = scene.leader
-    resize = scene.stir()
-    scene.broken(f"kill -9 while job {resize.job_id} was {resize.state}")
+def _(service: ObservedService) -> None:
+    host = service.leader
+    resize = service.cause_resize()
+    service.mark_broken(f"kill -9 while job {resize.job_id} was {resize.state}")
     host.sh(KILL)
-    scene.see_status(host, "last heard of", 30)
-    scene.see_journal(host, "Scheduled restart job")
-    scene.see_journal(host, "leads, in term")
+    service.see_status(host, "last heard of", 30)
+    service.see_journal(host, "Scheduled restart job")
+    service.see_journal(host, "leads, in term")
 
 
 @row(GONE)
-def _(scene: Scene) -> None:
-    host = scene.leader
-    resize = scene.stir(HELD)
-    scene.broken(f"kill -9 and no start, while job {resize.job_id} was {resize.state}")
+def _(service: ObservedService) -> None:
+    host = service.leader
+    resize = service.cause_resize(HELD)
+    service.mark_broken(f"kill -9 and no start, while job {resize.job_id} was {resize.state}")
     host.sh(f"{KILL}; systemctl stop slurm-ones")
-    scene.see_status(host, "no companion runs", 30)
-    held = [job_id for job_id in scene.elastic() if scene.desk.job(job_id).held]
+    service.see_status(host, "no companion runs", 30)
+    held = [job_id for job_id in service.elastic() if service.harness.job(job_id).held]
     if resize.job_id not in held:
-        raise NotSeen(f"job {resize.job_id} is not held: {scene.desk.job(resize.job_id)}")
+        raise NotSeen(f"job {resize.job_id} is not held: {service.harness.job(resize.job_id)}")
     look = ["sh", "-c", guide.row("When something breaks", GONE).command("squeue")]
-    scene.see(lambda: scene.cluster.run(look, user="root", check=False).stdout, f"{resize.job_id} alice")
+    service.see(lambda: service.cluster.run(look, user="root", check=False).stdout, f"{resize.job_id} alice")
     for job_id in held:
         # Its owner's right, and all that it takes.
-        scene.cluster.run(["scontrol", "release", str(job_id)], user="alice")
-    for job_id in scene.elastic():
-        scene.desk.wait(job_id, lambda job: job.running and not job.held, "running without a companion")
-    scene.record.seen.append(f"released by its owner, {', '.join(map(str, held))} ran")
-    scene.mended("systemctl start")
+        service.cluster.run(["scontrol", "release", str(job_id)], user="alice")
+    for job_id in service.elastic():
+        service.harness.wait(job_id, lambda job: job.running and not job.held, "running without a companion")
+    service.record.seen.append(f"released by its owner, {', '.join(map(str, held))} ran")
+    service.mark_repaired("systemctl start")
     host.sh("systemctl start slurm-ones")
 
 
 @row("companion hangs")
-def _(scene: Scene) -> None:
-    host = scene.leader
-    resize = scene.stir()
-    scene.broken(f"SIGSTOP while job {resize.job_id} was {resize.state} (WatchdogSec=30s)")
+def _(service: ObservedService) -> None:
+    host = service.leader
+    resize = service.cause_resize()
+    service.mark_broken(f"SIGSTOP while job {resize.job_id} was {resize.state} (WatchdogSec=30s)")
     host.sh(f"kill -STOP {MAIN_PID}")
-    scene.see_journal(host, "Watchdog timeout", HUNG_S)
-    scene.see_journal(host, "Fatal Python error: Aborted")
-    scene.see_journal(host, "slurm_ones/service/daemon.py")
-    scene.see_journal(host, "leads, in term")
+    service.see_journal(host, "Watchdog timeout", HUNG_S)
+    service.see_journal(host, "Fatal Python error: Aborted")
+    service.see_journal(host, "slurm_ones/service/daemon.py")
+    service.see_journal(host, "leads, in term")
 
 
 @row("companion stopped (`kill -STOP`, a frozen VM)")
-def _(scene: Scene) -> None:
-    host = scene.leader
-    resize = scene.stir()
-    scene.broken(f"the host frozen for 10 s while job {resize.job_id} was {resize.state}")
+def _(service: ObservedService) -> None:
+    host = service.leader
+    resize = service.cause_resize()
+    service.mark_broken(f"the host frozen for 10 s while job {resize.job_id} was {resize.state}")
     host.freeze()
     time.sleep(10)
     host.thaw()
-    scene.mended("the host thawed")
+    service.mark_repaired("the host thawed")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.guide.scene import Scene
+from tests.guide.service import ObservedService
 
-Work = Callable[[Scene], None]
+Work = Callable[[ObservedService], None]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurm_ones.slurm.model import JobState
 from tests.guide.breaks.known import row
-from tests.guide.scene import Scene
+from tests.guide.service import ObservedService
 
 HOSTILE = "hostile files in a job's directory"
 NONSENSE = '{"n": 1, "kind": "throughput"}\n' + "[" * 5000 + "\n\x1b[31m\n"
@@ -16,72 +16,72 @@ OWNER = "owner cancels, holds, releases, changes the job meanwhile"
 
 
 @row("a job does not come back at its new size")
-def _(scene: Scene) -> None:
+def _(service: ObservedService) -> None:
     nodes = "n[1-4]"
-    resize = scene.stir(("reshaping", "releasing"))
-    scene.broken(f"all nodes drained while job {resize.job_id} was {resize.state}")
-    scene.scontrol("scontrol", "update", f"NodeName={nodes}", "State=DRAIN", "Reason=broken", user="root")
+    resize = service.cause_resize(("reshaping", "releasing"))
+    service.mark_broken(f"all nodes drained while job {resize.job_id} was {resize.state}")
+    service.scontrol("scontrol", "update", f"NodeName={nodes}", "State=DRAIN", "Reason=broken", user="root")
     try:
-        scene.see(lambda: scene.why(resize.job_id), "waited longer than")
+        service.see(lambda: service.why(resize.job_id), "waited longer than")
     finally:
-        scene.scontrol("scontrol", "update", f"NodeName={nodes}", "State=RESUME", user="root")
-    scene.mended("the nodes resumed")
-    ended = scene.ended(resize)
+        service.scontrol("scontrol", "update", f"NodeName={nodes}", "State=RESUME", user="root")
+    service.mark_repaired("the nodes resumed")
+    ended = service.ended(resize)
     if ended.state not in ("rolled_back", "done"):
-        raise AssertionError(f"the resize ended {ended.state}: {ended.outcome}")
-    scene.record.seen.append(f"{ended.state}: {ended.outcome}")
+        raise AssertionError(f"the resize ended {ended.state}: {ended.outcome.text}")
+    service.record.seen.append(f"{ended.state}: {ended.outcome.text}")
 
 
 @row(OWNER, "cancels")
-def _(scene: Scene) -> None:
-    job_id = _meanwhile(scene, "cancelled", "scancel {job}", ("reshaping", "releasing"))
-    story = scene.stories[job_id]
-    story.ends |= {JobState.CANCELLED}
-    scene.desk.wait(job_id, lambda job: job.ended, "cancelled")
-    scene.see(lambda: scene.why(job_id), "ended|CANCELLED|cancelled")
-    scene.populate()
+def _(service: ObservedService) -> None:
+    job_id = _meanwhile(service, "cancelled", "scancel {job}", ("reshaping", "releasing"))
+    expected = service.expected[job_id]
+    expected.ends |= {JobState.CANCELLED}
+    service.harness.wait(job_id, lambda job: job.ended, "cancelled")
+    service.see(lambda: service.why(job_id), "ended|CANCELLED|cancelled")
+    service.populate()
 
 
 @row(OWNER, "holds")
-def _(scene: Scene) -> None:
-    job_id = _meanwhile(scene, "held", "scontrol uhold {job}", ("draining",))
-    story = scene.stories[job_id]
-    story.hold = "owner"
-    scene.see(lambda: scene.why(job_id), "held")
-    scene.mended("its owner releases it")
-    scene.scontrol("scontrol", "release", str(job_id))
-    story.hold = ""
+def _(service: ObservedService) -> None:
+    job_id = _meanwhile(service, "held", "scontrol uhold {job}", ("draining",))
+    expected = service.expected[job_id]
+    expected.hold = "owner"
+    service.see(lambda: service.why(job_id), "held")
+    service.mark_repaired("its owner releases it")
+    service.scontrol("scontrol", "release", str(job_id))
+    expected.hold = ""
 
 
 @row(OWNER, "releases")
-def _(scene: Scene) -> None:
-    job_id = _meanwhile(scene, "released", "scontrol release {job}", ("reshaping", "releasing"))
-    scene.desk.wait(job_id, lambda job: job.running, "running")
+def _(service: ObservedService) -> None:
+    job_id = _meanwhile(service, "released", "scontrol release {job}", ("reshaping", "releasing"))
+    service.harness.wait(job_id, lambda job: job.running, "running")
 
 
 @row(OWNER, "changes")
-def _(scene: Scene) -> None:
-    job_id = _meanwhile(scene, "changed (NumNodes=1-1)", "scontrol update JobId={job} NumNodes=1-1", ("releasing",))
-    scene.desk.wait(job_id, lambda job: job.running, "running")
+def _(service: ObservedService) -> None:
+    job_id = _meanwhile(service, "changed (NumNodes=1-1)", "scontrol update JobId={job} NumNodes=1-1", ("releasing",))
+    service.harness.wait(job_id, lambda job: job.running, "running")
 
 
 @row(OWNER, "opts out")
-def _(scene: Scene) -> None:
-    job_id = _meanwhile(scene, "opted out", "scontrol update JobId={job} Comment=", ("draining",))
-    scene.see(lambda: scene.why(job_id), "switched off|opted|comment")
-    story = scene.stories[job_id]
+def _(service: ObservedService) -> None:
+    job_id = _meanwhile(service, "opted out", "scontrol update JobId={job} Comment=", ("draining",))
+    service.see(lambda: service.why(job_id), "switched off|opted|comment")
+    expected = service.expected[job_id]
     # From here on it is one of those that are nobody's to touch.
-    scene.desk.wait(job_id, lambda job: job.running and not job.held, "running")
-    story.opted_out = True
-    scene.populate()
+    service.harness.wait(job_id, lambda job: job.running and not job.held, "running")
+    expected.opted_out = True
+    service.populate()
 
 
-def _meanwhile(scene: Scene, what: str, command: str, states: tuple[str, ...]) -> int:
-    resize = scene.stir(states)
-    scene.broken(f"job {resize.job_id} {what} by its owner while it was {resize.state}")
-    scene.scontrol(*[word.format(job=resize.job_id) for word in command.split()])
-    ended = scene.ended(resize)
-    scene.record.seen.append(f"{ended.state}: {ended.outcome}" if ended.outcome else ended.state)
+def _meanwhile(service: ObservedService, what: str, command: str, states: tuple[str, ...]) -> int:
+    resize = service.cause_resize(states)
+    service.mark_broken(f"job {resize.job_id} {what} by its owner while it was {resize.state}")
+    service.scontrol(*[word.format(job=resize.job_id) for word in command.split()])
+    ended = service.ended(resize)
+    service.record.seen.append(f"{ended.state}: {ended.outcome.text}" if ended.outcome.text else ended.state)
     return resize.job_id
 
 
@@ -94,30 +94,30 @@ def _link(spec: Path) -> None:
 
 
 @row(HOSTILE, "nonsense in its reports")
-def _(scene: Scene) -> None:
-    job_id = min(scene.elastic())
-    scene.desk.wait(job_id, lambda job: job.running, "running")
-    reports = max(scene.directory(job_id).glob("reports-*.jsonl"), key=lambda path: path.stat().st_mtime)
-    scene.broken(f"nonsense and escapes among the reports of job {job_id}")
+def _(service: ObservedService) -> None:
+    job_id = min(service.elastic())
+    service.harness.wait(job_id, lambda job: job.running, "running")
+    reports = max(service.directory(job_id).glob("reports-*.jsonl"), key=lambda path: path.stat().st_mtime)
+    service.mark_broken(f"nonsense and escapes among the reports of job {job_id}")
     with reports.open("a") as file:
         file.write(NONSENSE)
-    scene.see(lambda: scene.why(job_id), "not believed")
+    service.see(lambda: service.why(job_id), "not believed")
 
 
 @row(HOSTILE, "what is no file")
-def _(scene: Scene) -> None:
-    job_id = min(scene.elastic())
-    directory = scene.directory(job_id)
+def _(service: ObservedService) -> None:
+    job_id = min(service.elastic())
+    directory = service.directory(job_id)
     ways: dict[str, Callable[[Path], None]] = {"a FIFO": _fifo, "a link to /etc/shadow": _link}
-    scene.broken(f"job {job_id}'s spec.json replaced by {' and then '.join(ways)}")
+    service.mark_broken(f"job {job_id}'s spec.json replaced by {' and then '.join(ways)}")
     spec, kept = directory / "spec.json", directory / "spec.kept"
     spec.rename(kept)
     try:
         for make in ways.values():
             make(spec)
-            scene.see(lambda: scene.why(job_id), "spec.json")
+            service.see(lambda: service.why(job_id), "spec.json")
             spec.unlink()
     finally:
         spec.unlink(missing_ok=True)
         kept.rename(spec)
-    scene.mended("the spec put back")
+    service.mark_repaired("the spec put back")

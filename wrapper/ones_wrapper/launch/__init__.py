@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ones_wrapper.launch.job_directory import job_directory, make_job_directory
-from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask
+from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
 from ones_wrapper.launch.rank_placement import LaunchError, allocation, master_port, number, without_stale
 from ones_wrapper.launch.restart_policy import USAGE_ERROR, Limits
 from ones_wrapper.launch.supervise import Launch, Supervisor
@@ -42,14 +42,14 @@ class Wish:
     def of(cls, env: Mapping[str, str], options: argparse.Namespace) -> Wish:
         """From the command line, else from the environment. Raises `LaunchError`."""
         return cls(
-            options.launcher or _choice(env, "ONES_LAUNCHER", LAUNCHERS),
+            options.launcher or env.get("ONES_LAUNCHER") or None,
             options.mpi or _choice(env, "ONES_MPI", MPI_TYPES),
             options.backend or _choice(env, "ONES_BACKEND", BACKENDS),
             options.ranks_per_node or number(env, "ONES_GPUS_PER_NODE"),
         )
 
 
-def _choice(env: Mapping[str, str], name: str, choices: Sequence[str] | Mapping[str, object]) -> str | None:
+def _choice(env: Mapping[str, str], name: str, choices: Sequence[str]) -> str | None:
     value = env.get(name)
     if value and value not in choices:
         raise LaunchError(f"{name}={value!r} is none of {', '.join(choices)}")
@@ -99,8 +99,16 @@ def plan(
     exported = sorted(k for k in clean if k in _EXPORTED or k in own or k.startswith(("ONES_", "SLURM_RESTART")))
     module = "ones_wrapper.launch.rank" if direct else "ones_wrapper.launch.node"
     command = [sys.executable, "-m", module, script, *arguments]
-    started = LAUNCHERS[name](Layout(has, command, direct, mpi, exported), find, ask)
+    started = launcher_named(name)(Layout(has, command, direct, mpi, exported), find, ask)
     return Launch(started.command, clean | started.env, has.nodes, has.ranks_per_node, name, started.stop)
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version  # not at the top: it takes longer than all else here
+
+        print(f"ones-run {version('ones-wrapper')}")
+        parser.exit()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,7 +129,10 @@ def _parser() -> argparse.ArgumentParser:
         help="ranks per node where Slurm does not know of GPUs (whole nodes), and outside Slurm",
     )
     parser.add_argument(
-        "--launcher", choices=LAUNCHERS, help="what starts processes on the nodes (srun; outside Slurm local)"
+        "--launcher",
+        metavar="NAME",
+        help=f"what starts processes on the nodes: {', '.join(LAUNCHERS)}, one that a package adds, or "
+        "package.module:function (srun; outside Slurm local)",
     )
     parser.add_argument("--mpi", choices=MPI_TYPES, help="start MPI ranks with srun, by this plugin of Slurm (none)")
     parser.add_argument("--backend", choices=BACKENDS, help="what ranks exchange gradients by; mpi starts MPI ranks")
@@ -141,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         help="modules that the script imports (torchvision,sklearn.datasets), to be imported once a node instead of "
         "once a rank; not any that initialise CUDA",
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and start nothing")
     parser.add_argument("--dry-run", action="store_true", help="print the command and start nothing")
     parser.add_argument("script", metavar="SCRIPT", help="the training script")
     parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="passed on to it")
@@ -166,6 +178,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             env["ONES_PRELOAD"] = options.preload
         limits = Limits(_limit(env, "retries", options.retries, 3), _limit(env, "requeues", options.requeues, 20))
         wish = Wish.of(env, options)
+        if wish.launcher:
+            launcher_named(wish.launcher)
         if not Path(options.script).is_file():
             raise LaunchError(f"script {options.script}: there is no such file (looked from {Path.cwd()})")
         job_dir = job_directory(env, Path.cwd())

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ones_wrapper.launch.rank_placement import Allocation, LaunchError
+from ones_wrapper.plugins import load
 
 MPI_TYPES = ("none", "pmi2", "pmix")
 """How `srun` lets the processes of a step find each other."""
@@ -77,6 +78,18 @@ def launcher(name: str) -> Callable[[Launcher], Launcher]:
         return function
 
     return register
+
+
+def launcher_named(name: str) -> Launcher:
+    """One of `LAUNCHERS`, one that an installed package registers in the entry points `ones_wrapper.launchers`, or
+    `package.module:function`. Raises `LaunchError`."""
+    if name in LAUNCHERS:
+        return LAUNCHERS[name]
+    try:
+        found: Launcher = load("ones_wrapper.launchers", name, LAUNCHERS)
+    except ValueError as error:
+        raise LaunchError(f"launcher {error}") from None
+    return found
 
 
 def ask(command: Sequence[str]) -> str:

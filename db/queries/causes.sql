@@ -1,0 +1,12 @@
+-- Why jobs were left as they are or did not get what was decided: each cause by its code, with how many jobs it held
+-- and from when to when it was seen. Parameters since and until, Unix seconds.
+-- Rows older than schema 0009 have sentences without codes and are left out.
+SELECT code, COUNT(DISTINCT job) AS jobs, COUNT(*) AS times, MIN(time) AS first_time, MAX(time) AS last_time
+FROM (SELECT reason_code AS code, cluster || '/' || job_id || '/' || submit_time AS job, time
+      FROM decisions_explained WHERE time >= :since AND time < :until
+      UNION ALL
+      SELECT outcome_code, cluster || '/' || job_id || '/' || submit_time, time
+      FROM decisions_explained WHERE time >= :since AND time < :until) causes
+WHERE code <> ''
+GROUP BY code
+ORDER BY jobs DESC, times DESC, code;

@@ -1,0 +1,290 @@
+"""The policy: what each size is worth, then generations of candidates, then the best that finds room."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from slurm_ones.decide.evolution import best_of, uniform_crossover
+from slurm_ones.decide.job_figures import within
+from slurm_ones.decide.ones import explain
+from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
+from slurm_ones.decide.ones.worth import Choices, fair_weights, repaid, worth_of_progress
+from slurm_ones.schedule.placement import fixed_jobs, place
+from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
+from slurm_ones.schedule.tables import Tables, build_tables, predict
+from slurm_ones.slurm.model import Shape
+
+LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The defaults are what we found best on generated workloads; see docs/benchmarks.md for the ablation."""
+
+    population: int = 16
+    """Candidates kept (K of ONES)."""
+    generations: int = 6
+    """Per decision; the population lives on."""
+    mutation: float = 0.3
+    """Chance of a candidate's job to be tried at another size, for a few jobs of each candidate."""
+    goodput: bool = True
+    """Weigh progress; False weighs samples, as published."""
+    completion_prices: bool = True
+    """Worth of progress from the price of a GPU when the job will end; False takes today's price for all jobs."""
+    expect: bool = True
+    """Remaining work is the mean over the progress model; False draws it anew in each decision, as published."""
+    placement: bool = True
+    """Predict speed on the nodes that a size takes; False as if all were one node."""
+    own_batch: bool = True
+    """The batch of highest goodput at each size; False in proportion to the GPUs, as published."""
+    resize_cost: bool = True
+    """Changes must repay their interruption."""
+    greedy: bool = True
+    """Seed the population with greedy solutions."""
+    local_search: bool = True
+    """Improve candidates by small moves after crossover and mutation."""
+    caution: float = 0.3
+    """A doubtful size counts as slower by this many standard deviations of its predicted speed."""
+    leap: float = 16.0
+    """A job gets at most this multiple of the most GPUs it has had, and what it asked for if it has not run."""
+    horizon_s: float = 200.0
+    """Seconds that a change is expected to last, or else as long as no job has come or gone, where that is longer: what
+    it gains in them must exceed what its interruption costs."""
+    horizon_share: float = 0.5
+    """It must repay within this share of the job's predicted remaining time as well."""
+    tenure: float = 1.0
+    """And within this multiple of the time that the job has kept its sizes on average: who was changed often is soon
+    changed again."""
+    fair_bound: float = 1.5
+    """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
+    preempt: bool = False
+    """Running jobs may be taken to zero GPUs for a while."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, least = getattr(self, field.name), LEAST.get(field.name, 0)
+            if isinstance(field.default, bool):
+                if not isinstance(value, bool):
+                    raise ValueError(f"{field.name}: {value!r} must be true or false")
+                continue
+            whole = isinstance(field.default, int)
+            right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+            if not right or not least <= value < math.inf:
+                kind = "a whole number" if whole else "a number"
+                raise ValueError(f"{field.name}: {value!r} must be {kind} of at least {least}")
+        if self.mutation > 1:
+            raise ValueError(f"mutation: {self.mutation!r} must be a chance between 0 and 1")
+
+
+LARGEST = 1e15
+"""Samples that no job exceeds."""
+STEADY = 0.97
+"""A batch in force that reaches this share of the best goodput stays."""
+UNKNOWN = 0.95
+"""Relative deviation from which on a speed is no more than a guess."""
+UNKNOWN_S = 600.0
+"""Seconds that a job of which nothing is known is taken to need."""
+ROUNDS = 6
+"""Of local search for each candidate."""
+
+
+class Ones:
+    """ONES made better. It remembers its population, and the most GPUs that each job has had, by job id."""
+
+    name = "ones"
+    options_type = Options
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or Options()
+        self._population = np.zeros((0, 0), dtype=np.int64)
+        """(K, J) GPUs of each job in each candidate of the last decision."""
+        self._places: dict[int, int] = {}
+        """Column there, by job id."""
+        self._most: dict[int, int] = {}
+        self._last_arrival_or_end = 0.0
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """See `slurm_ones.schedule.policy.Policy`."""
+        jobs = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
+        fixed = fixed_jobs(cluster, jobs)
+        self._remember(jobs, now)
+        mobile = [job for job in jobs if job.job_id not in fixed]
+        running = [job for job in jobs if job.job_id in fixed and job.shape is not None]
+        tables = self._tables(cluster, mobile)
+        nodes = Nodes(cluster, mobile, running, tables.sizes)
+        choices = self._choices(tables, nodes.gpus, now, rng)
+        columns = self._search(choices, mobile, nodes, rng)
+
+        wanted = {job.job_id: job.shape.gpus for job in running if job.shape is not None}
+        wanted |= {job.job_id: int(tables.sizes[u]) for job, u in zip(mobile, columns, strict=True)}
+        worth = choices.value(columns[None])[0] if mobile else np.zeros(0)
+        shapes = _placed(cluster, running, [mobile[j] for j in np.argsort(-worth, kind="stable")], wanted)
+        allocations = {job.job_id: Allocation(job.shape, job.batch) for job in running if job.shape is not None}
+        column = {int(size): u for u, size in enumerate(tables.sizes)}
+        for j, job in enumerate(mobile):
+            if job.job_id in shapes:
+                shape = shapes[job.job_id]
+                allocations[job.job_id] = Allocation(shape, int(tables.batch[j, column[shape.gpus]]))
+        parked = frozenset(job.job_id for job in mobile if job.shape is not None and job.job_id not in allocations)
+        reasons = explain.reasons(jobs, fixed, tables, wanted, allocations, choices.gpus)
+        return Schedule(allocations, reasons, -float(worth.sum()), parked, explain.weighed(cluster, tables, choices))
+
+    def _remember(self, jobs: Sequence[JobView], now: float) -> None:
+        if {job.job_id for job in jobs} != self._most.keys():
+            self._last_arrival_or_end = now
+        self._most = {job.job_id: max(self._most.get(job.job_id, 0), _gpus(job)) for job in jobs}
+
+    def _reachable(self, job: JobView) -> JobView:
+        """The job with the sizes that it may grow to from what it has had, its smallest at least."""
+        most = self._most[job.job_id]
+        bound = self.options.leap * most if most else max(job.requested, 1)
+        counts = job.limits.gpus
+        if not counts or counts[-1] <= bound:
+            return job
+        near = tuple(n for n in counts if n <= max(bound, counts[0]))
+        return replace(job, limits=replace(job.limits, gpus=near))
+
+    def _tables(self, cluster: ClusterView, mobile: Sequence[JobView]) -> Tables:
+        views = [self._reachable(job) for job in mobile]
+        if not self.options.placement:
+            views = [replace(job, model=_OneNode(job.model)) for job in views]
+        tables = build_tables(cluster, views, "best" if self.options.own_batch else "scaled")
+        return _steady(cluster, tables)
+
+    def _choices(self, tables: Tables, gpus: int, now: float, rng: np.random.Generator) -> Choices:
+        """What each size is worth in this decision."""
+        options, jobs = self.options, tables.jobs
+        speed = tables.goodput if options.goodput else tables.speed
+        sure = speed * np.clip(1.0 - options.caution * tables.uncertainty, 0.05, 1.0)
+        running = tables.current > 0
+        remaining = np.array([self._remaining(job, rng) for job in jobs])
+        # A job of which nothing is known is taken for a short one, as most are: a guess at its speed may be far off.
+        strange = ~(tables.allowed & (tables.uncertainty < UNKNOWN)).any(axis=1)
+        remaining = np.where(strange, UNKNOWN_S * sure.max(axis=1, initial=0.0), remaining)
+        done = np.array([within(job.samples, 0.0, LARGEST) for job in jobs])
+        age = np.array([within(now - job.submitted, 0.0, LARGEST) for job in jobs])
+        weight = fair_weights(sure, tables.sizes, done, remaining, age, gpus, options.fair_bound)
+        worth, ends = worth_of_progress(
+            sure, tables.sizes, remaining, weight, gpus, recursive=options.completion_prices
+        )
+        value = worth[:, None] * sure
+        if options.resize_cost:
+            pause = np.array([within(job.resize_s, 0.0, LARGEST) for job in jobs])
+            tenure = np.array([_tenure(job) for job in jobs])
+            # Where no job came or went for long, none is expected for as long again.
+            horizon = max(options.horizon_s, now - self._last_arrival_or_end)
+            lasts = np.minimum(np.minimum(horizon, options.horizon_share * ends), options.tenure * tenure)
+            value = value * repaid(tables.current, len(tables.sizes), running, pause, lasts)
+        may = tables.allowed.copy()
+        may[:, 0] = ~running | options.preempt
+        return Choices(tables.sizes, np.where(may, value, -np.inf), tables.current, gpus)
+
+    def _remaining(self, job: JobView, rng: np.random.Generator) -> float:
+        """Progress still to come, in samples of the base batch."""
+        epochs = within(job.progress.beta, 0.01, LARGEST)
+        if not self.options.expect:
+            alpha = within(job.progress.alpha, 0.01, LARGEST)
+            epochs = alpha * (1.0 / max(float(rng.beta(alpha, epochs)), 1e-4) - 1.0)
+        return max(job.dataset, 1) * max(epochs, 0.01)
+
+    def _search(self, choices: Choices, jobs: Sequence[JobView], nodes: Nodes, rng: np.random.Generator) -> Ints:
+        """Columns (J,) of the best candidate after all generations."""
+        options = self.options
+        kept = fill(choices, choices.current)
+        least = greedy(choices)
+        seeds = [kept, least, choices.current] if options.greedy else [kept, choices.current]
+        population = np.concatenate([np.array(seeds), self._recalled(choices, jobs)])
+        population = repair(choices, population, kept, rng)
+        dear = 2.0 * float(choices.value(least[None]).sum()) / max(choices.gpus, 1)
+
+        def score(candidates: Ints) -> Floats:
+            found: Floats = choices.value(candidates).sum(axis=1) - dear * nodes.unplaced(candidates, choices.current)
+            return found
+
+        population, scores = best_of(population, score(population), options.population)
+        for _ in range(options.generations if len(jobs) else 0):
+            parents = population[np.arange(options.population) % len(population)]
+            children = uniform_crossover(parents, rng)
+            mutants = mutate(choices, parents, options.mutation, rng)
+            young = repair(choices, np.concatenate([children, mutants]), least, rng)
+            young = improve(choices, young, ROUNDS if options.local_search else 0)
+            population = np.concatenate([population, young])
+            scores = np.concatenate([scores, score(young)])
+            population, scores = best_of(population, scores, options.population)
+        self._population = choices.sizes[population]
+        self._places = {job.job_id: j for j, job in enumerate(jobs)}
+        best: Ints = population[0]
+        return best
+
+    def _recalled(self, choices: Choices, jobs: Sequence[JobView]) -> Ints:
+        """The remembered population (K, J) for today's jobs and sizes: cut to what each may have now."""
+        if not self._population.size or not jobs:
+            return np.zeros((0, len(jobs)), dtype=np.int64)
+        places = np.array([self._places.get(job.job_id, -1) for job in jobs])
+        gpus = np.where(places >= 0, self._population[:, places], choices.sizes[choices.current])
+        columns = np.maximum(np.searchsorted(choices.sizes, gpus, side="right") - 1, 0)
+        rows = np.arange(len(jobs))
+        found: Ints = np.where(np.isfinite(choices.worth[rows, columns]), columns, choices.current)
+        return found
+
+
+class _OneNode:
+    """A model of throughput asked as if every size were in one node."""
+
+    def __init__(self, model: ThroughputModel) -> None:
+        self._model = model
+
+    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        return self._model.throughput(np.ones_like(nodes), gpus, batches)
+
+    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        return self._model.uncertainty(np.ones_like(nodes), gpus, batches)
+
+
+def _steady(cluster: ClusterView, tables: Tables) -> Tables:
+    """The tables with the batch in force at a running job's size, where that is nearly as good as the best: a batch
+    that follows every new figure would never settle."""
+    batch, speed, goodput = tables.batch.copy(), tables.speed.copy(), tables.goodput.copy()
+    for j in np.flatnonzero(tables.current):
+        job, u = tables.jobs[j], int(tables.current[j])
+        if job.batch == batch[j, u] or not job.limits.min_batch <= job.batch <= job.limits.max_batch:
+            continue
+        assert job.shape is not None
+        at = np.array([job.shape.nodes if cluster.uniform else tables.nodes[u]])
+        fast, good = predict(job, at, tables.sizes[u : u + 1], np.array([[job.batch]]))
+        if good[0, 0] >= STEADY * goodput[j, u]:
+            batch[j, u], speed[j, u], goodput[j, u] = job.batch, fast[0, 0], good[0, 0]
+    return replace(tables, batch=batch, speed=speed, goodput=goodput)
+
+
+def _placed(
+    cluster: ClusterView, fixed: Sequence[JobView], mobile: Sequence[JobView], wanted: Mapping[int, int]
+) -> dict[int, Shape]:
+    """Shapes for `wanted` GPUs, `mobile` jobs in order of precedence. A running job that would grow or
+    shrink where nodes are too fragmented stays as it is; with every running job as it is there is always room."""
+    sizes = dict(wanted)
+    while True:
+        shapes = place(cluster, [*fixed, *mobile], sizes)
+        lost = [
+            job
+            for job in mobile
+            if job.shape is not None
+            and sizes[job.job_id] not in (0, job.shape.gpus)
+            and (job.job_id not in shapes or shapes[job.job_id].gpus < min(sizes[job.job_id], job.shape.gpus))
+        ]
+        if not lost:
+            return shapes
+        sizes |= {job.job_id: job.shape.gpus for job in lost if job.shape is not None}
+
+
+def _tenure(job: JobView) -> float:
+    """Seconds that the job has kept its sizes on average, also as the last one may end now."""
+    return within(job.running_s, 0.0, LARGEST) / max(job.resizes, 1)
+
+
+def _gpus(job: JobView) -> int:
+    return job.shape.gpus if job.shape else 0

@@ -1,0 +1,348 @@
+"""The contract of all policies, made-up clusters and jobs, and what a schedule must hold on them.
+
+from slurm_ones.testing import policy_contract
+
+TestMine = policy_contract(MyPolicy)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slurm_ones.learn.efficiency import NoiseEfficiency
+from slurm_ones.reasons import Reason
+from slurm_ones.schedule.policy import (
+    Allocation,
+    ClusterView,
+    Floats,
+    Ints,
+    JobView,
+    Limits,
+    NodeView,
+    Policy,
+    Progress,
+    Schedule,
+)
+from slurm_ones.schedule.shapes import least_and_most, shape_of, valid_counts
+from slurm_ones.slurm.model import Shape
+
+HELD = Reason("held")
+
+
+@dataclass(frozen=True)
+class Power:
+    """Samples/s of n GPUs: per_gpu · n^exponent, `across` of that on several nodes, or exactly what `table` says."""
+
+    per_gpu: float = 100.0
+    exponent: float = 0.9
+    table: Mapping[int, float] = field(default_factory=dict)
+    across: float = 1.0
+    doubt: float = 0.0
+    """Relative standard deviation of all of it."""
+
+    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        flat = zip(np.ravel(nodes).tolist(), np.ravel(gpus).tolist(), strict=True)
+        return np.array([self._speed(node, n) for node, n in flat]).reshape(np.shape(gpus))
+
+    def _speed(self, nodes: int, gpus: int) -> float:
+        said = self.table.get(gpus)
+        if said is not None:
+            return said
+        return self.per_gpu * math.pow(gpus, self.exponent) * (self.across if nodes > 1 else 1.0)
+
+    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        return np.full(np.shape(gpus), self.doubt)
+
+
+def cluster(
+    nodes: int = 4, gpus: int = 4, *, whole: bool = False, free: Sequence[int] = (), uniform: bool = True
+) -> ClusterView:
+    """Nodes n1, n2, … of `gpus` GPUs each; `free` says how many of them are not rigid jobs'."""
+    views = [NodeView(f"n{i + 1}", free[i] if i < len(free) else gpus) for i in range(nodes)]
+    return ClusterView(tuple(views), whole, gpus, uniform)
+
+
+def job(
+    job_id: int,
+    nodes: Mapping[str, int] | None = None,
+    *,
+    epochs: int = 0,
+    to_come: float = 10.0,
+    gpus: tuple[int, ...] = (1, 2, 4, 8, 16),
+    **values: object,
+) -> JobView:
+    """A job that runs on `nodes`, or waits; `epochs` of 1000 samples done and `to_come` expected."""
+    held = dict(nodes or {})
+    made = JobView(
+        job_id=job_id,
+        submitted=float(job_id),
+        requested=4,
+        requested_batch=64,
+        shape=_shape(held),
+        nodes=held,
+        batch=64 * max(sum(held.values()), 1),
+        base_batch=64,
+        limits=Limits(gpus, 64, 1024, 256),
+        model=Power(),
+        efficiency=NoiseEfficiency(64, math.inf),
+        progress=Progress(max(epochs, 0.5), to_come),
+        samples=1000.0 * epochs,
+        dataset=1000,
+        epochs=epochs,
+        epochs_since_change=epochs,
+        running_s=10.0 * epochs,
+    )
+    return replace(made, **values)  # type: ignore[arg-type]
+
+
+def _shape(held: Mapping[str, int]) -> Shape | None:
+    if not held:
+        return None
+    each = set(held.values())
+    return Shape(len(held), each.pop()) if len(each) == 1 else Shape(1, sum(held.values()))
+
+
+def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> None:
+    """Raise AssertionError unless the schedule keeps the contract of `Policy`."""
+    by_id = {j.job_id: j for j in jobs}
+    assert schedule.allocations.keys() <= by_id.keys(), "a schedule names a job that does not exist"
+    assert schedule.parked <= by_id.keys(), "a schedule parks a job that does not exist"
+    assert not schedule.parked & schedule.allocations.keys(), "a job both runs and does not"
+    assert schedule.reasons.keys() == by_id.keys(), "each job is told why"
+    for job_id, why in schedule.reasons.items():
+        assert isinstance(why, Reason) and str(why), f"job {job_id} is told {why!r}"
+    for j in jobs:
+        got = schedule.allocations.get(j.job_id)
+        if j.shape is not None:
+            assert got is not None or j.job_id in schedule.parked, f"running job {j.job_id} was forgotten"
+        if j.fixed:
+            assert schedule.reasons[j.job_id] == j.fixed, "a fixed job is told what fixes it"
+            assert (got.shape, got.batch) == (j.shape, j.batch) if got and j.shape else got is None
+            assert j.shape is None or j.job_id not in schedule.parked, f"fixed job {j.job_id} was parked"
+        if got is None:
+            continue
+        if not unchanged(view, j, got) or got.batch != j.batch:
+            least, most = least_and_most(j.limits, got.shape.gpus)
+            assert least <= got.batch <= most, f"job {j.job_id} cannot take batch {got.batch}"
+            assert got.batch % j.limits.quantum == 0 or j.limits.min_batch == j.limits.max_batch
+        if unchanged(view, j, got):
+            continue
+        gpus, per_node = got.shape.gpus, view.gpus_per_node
+        assert gpus in j.limits.gpus, f"job {j.job_id} cannot take {gpus} GPUs"
+        assert got.shape.nodes == 1 or got.shape.gpus_per_node == per_node, "several nodes must be whole"
+        assert got.shape.gpus_per_node <= per_node or not view.uniform, "no node has so many GPUs"
+        assert got.shape.gpus_per_node == per_node or not view.whole_nodes, "nodes must be whole here"
+    assert placeable(view, jobs, schedule), f"not placeable: {schedule.allocations}"
+
+
+def unchanged(view: ClusterView, j: JobView, got: Allocation) -> bool:
+    """Whether the job stays where it is. Where shapes may be spread, a size is all that there is to change."""
+    if view.uniform or j.shape is None:
+        return got.shape == j.shape
+    return got.shape.gpus == j.shape.gpus
+
+
+def placeable(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> bool:
+    """Whether the schedule fits the nodes with unchanged jobs where they are; an exhaustive search."""
+    free = {node.name: node.gpus for node in view.nodes}
+    moving: list[Shape] = []
+    for j in jobs:
+        got = schedule.allocations.get(j.job_id)
+        if got is not None and unchanged(view, j, got):
+            for name, gpus in j.nodes.items():
+                free[name] = free.get(name, gpus) - gpus
+        elif got is not None:
+            moving.append(got.shape)
+    assert min(free.values(), default=0) >= 0
+    if not view.uniform:
+        return sum(shape.gpus for shape in moving) <= sum(free.values())
+    parts = sorted((s.gpus_per_node for s in moving if s.nodes == 1), reverse=True)
+    whole = [s for s in moving if s.nodes > 1]
+    room = sorted(free.values())
+    for shape in whole:  # whole nodes are all alike
+        for _ in range(shape.nodes):
+            if shape.gpus_per_node not in room:
+                return False
+            room.remove(shape.gpus_per_node)
+    return _fits(tuple(sorted(room)), tuple(parts))
+
+
+def _fits(room: tuple[int, ...], parts: tuple[int, ...]) -> bool:
+    if not parts:
+        return True
+    if sum(parts) > sum(room):
+        return False
+    for gpus in sorted({g for g in room if g >= parts[0]}):
+        left = list(room)
+        left.remove(gpus)
+        if _fits(tuple(sorted([*left, gpus - parts[0]])), parts[1:]):
+            return True
+    return False
+
+
+Round = tuple[ClusterView, list[JobView]]
+
+figures = st.sampled_from([0.0, 1e-9, 1.0, 90.0, 100.0, 1e300, math.nan, math.inf, -math.inf, -5.0])
+
+
+across = st.sampled_from([1.0, 0.6])
+
+
+@st.composite
+def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> Round:
+    """A cluster of up to 4 nodes, whole-node or not, rigid jobs on part of it, and jobs in any state.
+
+    Shapes are `uniform` or not as drawn, unless it is given. Measurements, losses and forecasts may be absurd.
+    """
+    if uniform is None:
+        uniform = draw(st.booleans())
+    whole = uniform and draw(st.booleans())
+    per_node = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    nodes = draw(st.integers(1, 4))
+    free = [per_node if whole else draw(st.integers(0, per_node)) for _ in range(nodes)]
+    view = cluster(nodes, per_node, whole=whole, free=free, uniform=uniform)
+    left = {node.name: node.gpus for node in view.nodes}
+    jobs = []
+    for job_id in range(draw(st.integers(0, max_jobs))):
+        low = draw(st.sampled_from([1, 1, 2, 4]))
+        counts = valid_counts(view, low, draw(st.sampled_from([low, 4, 8, 64])))
+        runs = bool(counts) and draw(st.booleans())
+        shape = shape_of(view, draw(st.sampled_from(counts))) if runs else None
+        roomy = [] if shape is None else [name for name in left if left[name] >= shape.gpus_per_node]
+        held: dict[str, int] = {}
+        if shape is not None and shape.gpus_per_node > per_node:
+            held = _spread(left, shape.gpus)
+        elif shape is not None and len(roomy) >= shape.nodes:
+            held = dict.fromkeys(draw(st.permutations(roomy))[: shape.nodes], shape.gpus_per_node)
+        for name, gpus in held.items():
+            left[name] -= gpus
+        epochs = draw(st.integers(0, 9)) if held else draw(st.sampled_from([0, 0, 3]))
+        least = draw(st.sampled_from([1, 64, 100]))
+        limits = Limits(counts, least, draw(st.sampled_from([least, 512, 4096])), 256, draw(st.sampled_from([1, 8])))
+        model = Power(table={n: draw(figures) for n in counts}) if draw(st.booleans()) else Power(across=draw(across))
+        jobs.append(
+            job(
+                job_id,
+                held,
+                shape=shape if held else None,
+                epochs=epochs,
+                limits=limits,
+                model=model,
+                requested=draw(st.sampled_from([0, 1, 2, 3, 4, 5, 8, 64])),
+                requested_batch=draw(st.sampled_from([0, 1, 64, 100, 512, 10**9])),
+                true_remaining_s=draw(figures),
+                running_s=draw(st.one_of(figures, st.just(10.0 * epochs))),
+                losses=tuple((float(k), draw(figures)) for k in range(draw(st.sampled_from([0, 0, 3, 9])))),
+                submitted=float(draw(st.integers(0, 3))),
+                epochs_since_change=draw(st.integers(0, epochs)),
+                progress=Progress(max(epochs, 0.5), draw(st.sampled_from([1.0, 20.0, math.nan, math.inf, 0.0]))),
+                resize_s=draw(st.sampled_from([30.0, 0.0, math.nan])),
+                fixed=draw(st.sampled_from([None, None, None, None, None, HELD])),
+            )
+        )
+    return view, jobs
+
+
+def _spread(left: dict[str, int], gpus: int) -> dict[str, int]:
+    """GPUs taken wherever they are left; nothing where there are too few."""
+    held: dict[str, int] = {}
+    for name, room in left.items():
+        if taken := min(room, gpus - sum(held.values())):
+            held[name] = taken
+    return held if sum(held.values()) == gpus else {}
+
+
+def seeded(seed: int = 0) -> np.random.Generator:
+    """The generator of a decision."""
+    return np.random.default_rng(seed)
+
+
+ABSURD = (0.0, -1.0, math.nan, math.inf, 1e300, 1e-300)
+"""Figures that a job may report."""
+
+
+def policy_contract(make: Callable[[], Policy], *, examples: int = 60, starts_what_fits: bool = True) -> type:
+    """A class of tests for pytest: `make` gives a fresh policy.
+
+    `examples` are the rounds that hypothesis draws; a policy that may leave a job waiting beside free GPUs says so by
+    `starts_what_fits`.
+    """
+    unhurried = [HealthCheck.too_slow]
+
+    class PolicyContract:
+        @settings(max_examples=examples, deadline=None, suppress_health_check=unhurried)
+        @given(
+            st.lists(rounds(), min_size=1, max_size=2), st.integers(0, 3), st.sampled_from([0.0, 60.0, 3600.0, -60.0])
+        )
+        def test_schedules_can_be_had(self, history: list[Round], seed: int, later: float) -> None:
+            """Also with a memory of another round, no schedule breaks limits, shapes, fixed jobs, running jobs or
+            nodes."""
+            policy, rng = make(), seeded(seed)
+            for number, (view, jobs) in enumerate(history):
+                check(view, jobs, policy.decide(view, jobs, number * later, rng))
+
+        @settings(max_examples=max(examples // 4, 1), deadline=None, suppress_health_check=unhurried)
+        @given(rounds(), st.integers(0, 9))
+        def test_equal_seeds_give_equal_schedules(self, drawn: Round, seed: int) -> None:
+            """Two policies fed alike agree on allocations, reasons and score, so that a decision can be replayed."""
+            view, jobs = drawn
+            found = []
+            for _ in range(2):
+                policy, rng = make(), seeded(seed)
+                found.append([repr(policy.decide(view, jobs, 0.0, rng)) for _ in range(2)])
+            assert found[0] == found[1]
+
+        def test_nothing_to_decide(self) -> None:
+            """No jobs, no nodes, or neither, is an answer and no crash."""
+            policy = make()
+            assert not policy.decide(cluster(), [], 0.0, seeded()).allocations
+            assert not policy.decide(cluster(0), [], 0.0, seeded()).allocations
+            waiting = policy.decide(cluster(0), [job(1)], 0.0, seeded())
+            assert not waiting.allocations
+            assert str(waiting.reasons[1])
+
+        @pytest.mark.parametrize("figure", ABSURD)
+        def test_absurd_figures_never_crash(self, figure: float) -> None:
+            """One job whose reports make no sense costs neither the tick nor the other jobs' schedule."""
+            view = cluster(2)
+            absurd = job(
+                1,
+                {"n1": 2},
+                epochs=3,
+                model=Power(table=dict.fromkeys((1, 2, 4, 8, 16), figure)),
+                samples=figure,
+                running_s=figure,
+            )
+            jobs = [absurd, job(2, {"n2": 1}, epochs=3), job(3, requested=1)]
+            policy = make()
+            for _ in range(2):
+                schedule = policy.decide(view, jobs, 0.0, seeded())
+                check(view, jobs, schedule)
+                assert 3 in schedule.allocations or not starts_what_fits
+
+        def test_jobs_on_nodes_that_are_gone_stay_as_they_are(self) -> None:
+            """A job on a drained node, or one Slurm's figures disagree about, keeps its shape and disturbs nobody."""
+            view = replace(cluster(2), nodes=(NodeView("n1", 4), NodeView("n2", 1)))
+            elsewhere, oversized = job(1, {"n9": 4}, epochs=5), job(2, {"n2": 4}, epochs=5)
+            unsaid = replace(job(3, {"n1": 1}, epochs=5), nodes={})
+            jobs = [elsewhere, oversized, unsaid, job(4)]
+            schedule = make().decide(view, jobs, 0.0, seeded())
+            for kept in jobs[:3]:
+                assert schedule.allocations[kept.job_id].shape == kept.shape
+            assert 4 in schedule.allocations or not starts_what_fits
+
+        def test_inputs_are_left_as_they_are(self) -> None:
+            """A policy is pure: the same views can be given to another one afterwards."""
+            view, jobs = cluster(2), [job(1, {"n1": 4}, epochs=4), job(2), job(3)]
+            before = repr((view, jobs))
+            make().decide(view, jobs, 0.0, seeded())
+            assert repr((view, jobs)) == before
+
+    return PolicyContract

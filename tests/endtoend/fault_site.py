@@ -1,0 +1,370 @@
+"""Where faults happen: a real Slurm with jobs of all kinds, and companions that something like systemd starts again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+from ones_db import Store
+from ones_wrapper.protocol import directory_name
+from slurm_ones.slurm.model import Job, JobState
+from slurm_ones.slurm.squeue import parse_jobs
+from tests.cluster import Cluster, linux, paths
+from tests.cluster.sites import OPERATOR
+from tests.db.server import ADMIN, Server
+from tests.endtoend.harness import DATABASE, TRAIN, Harness
+from tests.endtoend.random_policy import AWAY, GATE, QUIET, REACHED, RandomPolicy
+
+ELASTIC = "ones: gpus=1-8 batch=16-64"
+SMALL, FULL = "/small", "/full"
+"""Small file systems inside: of the companion (database and spool), and of a job."""
+SIZES = {SMALL: "32m", FULL: "2m"}
+SETTINGS = """
+database = "{database}"
+cluster = "here"
+mode = "act"
+scope = "{scope}"
+tick_s = 0.5
+timeout_s = 5
+policy = "{policy}"
+stop_file = "{inside}/stop"
+takeover_s = 3
+{spool}
+[policy_options]
+folder = "{inside}"
+[resize]
+dwell_s = 0.1
+max_wait_s = 4
+drain_timeout_s = 6
+start_timeout_s = {start_s}
+advance_s = 0.1
+max_open = 6
+park_lease_s = 20
+leave_s = 10
+[limits]
+near_end_s = 0
+near_limit_s = 0
+"""
+
+
+@dataclass
+class JobExpectation:
+    """What may have become of a job, by what others than the companion did to it."""
+
+    role: str
+    """elastic, or one that is not the companion's to touch: stranger, rigid, bobs."""
+    user: str
+    first: Job | None = None
+    """An untouchable job as it was at first."""
+    ends: set[JobState] = field(default_factory=set)
+    """States in which it may have ended."""
+    others: int = 0
+    """How often others may have had it requeued."""
+    hold: str = ""
+    """Who holds it: its owner, or an operator."""
+    hold_sure: bool = False
+    """Nobody had reason to end that hold."""
+    begin: bool = False
+    """Its owner gave it an earliest start."""
+    impossible_request: bool = False
+    """Its owner asked Slurm for what it cannot have."""
+    opted_out: bool = False
+    at_opt_out: Job | None = None
+    """As it was when its owner had opted out and all was quiet."""
+    done: bool = False
+    """It has ended, as it may."""
+    others_at_opt_out: int = 0
+    """`others` at that time."""
+    full: bool = False
+    """Its directory lies on the small disk: reports may be missing."""
+
+
+@contextmanager
+def small_disks(sizes: Mapping[str, str] = SIZES) -> Iterator[dict[str, Path]]:
+    """The small file systems by their names inside. From here on this process and those that it starts have mounts of
+    their own, so that nobody else sees these, and they go with it. It must not have threads yet."""
+    linux.unshare(linux.CLONE_NEWNS)
+    linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+    with tempfile.TemporaryDirectory(prefix="ones-disks-") as folder:
+        disks = {}
+        for place, size in sizes.items():
+            disks[place] = Path(folder) / place.lstrip("/")
+            disks[place].mkdir()
+            linux.mount("tmpfs", str(disks[place]), "tmpfs", 0, f"size={size},mode=1777")
+        try:
+            yield disks
+        finally:
+            for disk in disks.values():
+                linux.detach(str(disk))
+
+
+class Companion:
+    """One companion under its supervisor."""
+
+    def __init__(self, supervisor: subprocess.Popen[str], folder: Path) -> None:
+        self._supervisor = supervisor
+        self._folder = folder
+
+    @property
+    def pid(self) -> int | None:
+        """The companion's own process, as the host numbers it; None while there is none."""
+        pid = self._supervisor.pid
+        with suppress(OSError, ValueError, IndexError):
+            # The process that entered the box, the supervisor in there, the companion.
+            for _ in range(2):
+                pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+            return pid
+        return None
+
+    def signal(self, number: signal.Signals) -> None:
+        pid = self.pid
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def kill(self, absent_s: float = 0.0) -> None:
+        """SIGKILL; it stays away for so long at least."""
+        (self._folder / AWAY).write_text(str(time.time() + absent_s))
+        self.signal(signal.SIGKILL)
+
+    def end(self) -> None:
+        self._supervisor.kill()
+        self._supervisor.wait()
+
+
+class FaultSite:
+    """One cluster with jobs, companions and a database. `random` decides all that is left open."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        disks: Mapping[str, Path],
+        choice: random.Random,
+        *,
+        own: bool = True,
+        server: Server | None = None,
+        companions: int = 1,
+        torch: int = 0,
+    ) -> None:
+        """`disks` are those of `small_disks`, which the cluster shows inside. `own`: user mode, by alice; else an
+        operator's, with a spool. `torch` of the jobs train for real."""
+        self.cluster, self.harness, self.random = cluster, Harness(cluster), choice
+        self._disks = disks
+        self.own, self.server, self._torch = own, server, torch
+        self.user = "alice" if own else OPERATOR if cluster.accounting else "slurm"
+        self.folder = self.harness.folder("faults")
+        self.inside = f"/scratch/{self.folder.name}"
+        self.expected: dict[int, JobExpectation] = {}
+        self.repairs: list[Callable[[], None]] = []
+        """What ends a fault, before all has to be quiet again."""
+        self.undo_later: list[tuple[int, Callable[[], None]]] = []
+        """What people undo, after so many faults more."""
+        self._log_read = 0
+        self._clean()
+        self.spool = f"{SMALL}/spool"
+        self._database()
+        (self.folder / QUIET).touch()
+        start_s = 40 if torch else 12
+        spool = "" if own else f'spool = "{self.spool}"'
+        scope = "own" if own else "all"
+        text = SETTINGS.format(
+            database=self.database,
+            scope=scope,
+            policy=RandomPolicy.name,
+            inside=self.inside,
+            spool=spool,
+            start_s=start_s,
+        )
+        (self.folder / "ones.toml").write_text(text)
+        self.settings = f"{self.inside}/ones.toml"
+        self.companions = [Companion(self._start(), self.folder) for _ in range(companions)]
+
+    # -- what is there -------------------------------------------------------------------------------------------
+
+    def _clean(self) -> None:
+        """Empty the small disks, and make what has to be there."""
+        box = self.cluster.box
+        for place in SIZES:
+            box.run(["find", place, "-mindepth", "1", "-delete"])
+        box.run(["install", "-d", "-o", self.user, f"{SMALL}/db", f"{SMALL}/spool"])
+        box.run(["install", "-d", "-o", "alice", f"{FULL}/alice"])
+
+    def _database(self) -> None:
+        if self.server is None:
+            self.database = f"sqlite:///{SMALL}/db/{DATABASE}"
+            self.database_outside = f"sqlite:///{self.outside(f'{SMALL}/db/{DATABASE}')}"
+            return
+        name = self.server.fresh()
+        self.show_server()
+        self.database = f"postgresql://{ADMIN}@/{quote(name)}?host={self.inside}"
+        self.database_outside = self.server.url(name)
+
+    def show_server(self) -> None:
+        """Show the server's socket inside: by a second name, anew after each start."""
+        assert self.server is not None
+        name = ".s.PGSQL.5432"
+        (self.folder / name).unlink(missing_ok=True)
+        os.link(self.server.place / name, self.folder / name)
+
+    def outside(self, inside: str) -> Path:
+        """The host's name of a path on a small disk."""
+        _, place, *rest = inside.split("/")
+        return self._disks[f"/{place}"].joinpath(*rest)
+
+    def _start(self) -> subprocess.Popen[str]:
+        command = [self.cluster.python, "-m", "tests.endtoend.random_policy", self.inside]
+        command = [*command, "--config", self.settings, "--act", "--verbose"]
+        return self.harness.start(command, self.settings, user=self.user, cwd=paths.REPOSITORY)
+
+    def store(self) -> Store:
+        """What the companion remembers."""
+        return Store.open(self.database_outside, "here", read_only=True)
+
+    def companion_log(self) -> str:
+        """What companions have said since the last call of `skip_log`."""
+        path = self.folder / "companion.log"
+        with path.open("rb") as log:
+            log.seek(self._log_read)
+            return log.read().decode(errors="replace")
+
+    def skip_log(self) -> None:
+        self._log_read = (self.folder / "companion.log").stat().st_size
+
+    # -- jobs ----------------------------------------------------------------------------------------------------
+
+    def populate(self) -> None:
+        """Submit what is missing: five elastic jobs, and once those that are nobody's to touch."""
+        if not self.expected:
+            bobs = ("--comment=" + ELASTIC,)
+            untouched = [
+                (
+                    self._light("--comment=gpus=1-16, but not for ones", "--nodelist=n1"),
+                    JobExpectation("stranger", "alice"),
+                ),
+                (self._rigid("--nodelist=n1", "--gres=gpu:1"), JobExpectation("rigid", "bob")),
+            ]
+            if self.own:
+                untouched.append((self._light(*bobs, "--nodelist=n1", user="bob"), JobExpectation("bobs", "bob")))
+            for job_id, expected in untouched:
+                expected.first = self.harness.wait(job_id, lambda job: job.running, "running")
+                self.expected[job_id] = expected
+        while len(self.elastic()) < 5:
+            count = len(self.elastic())
+            full = not any(expected.full for expected in self.elastic().values())
+            if full:
+                self.outside(FULL).joinpath("ballast").unlink(missing_ok=True)
+                job_id = self._light(f"--comment={ELASTIC}", f"--chdir={FULL}/alice", "--output=/dev/null")
+            elif count <= self._torch:
+                job_id = self._trains()
+            else:
+                job_id = self._light(f"--comment={ELASTIC}")
+            self.expected[job_id] = JobExpectation("elastic", "alice", full=full)
+
+    def elastic(self) -> dict[int, JobExpectation]:
+        """The jobs that the companion looks after."""
+        return {
+            id_: expected for id_, expected in self.expected.items() if expected.role == "elastic" and not expected.done
+        }
+
+    def _spooled(self) -> dict[str, str]:
+        return {} if self.own else {"ONES_SPOOL": self.spool}
+
+    def _light(self, *options: str, user: str = "alice") -> int:
+        env = {"LIGHT_AGAIN": "1", "LIGHT_STEP_S": "0.2", **self._spooled()}
+        return self.harness.light(*options, user=user, **env)
+
+    def _trains(self) -> int:
+        arguments = ("--epochs", "100000", "--samples", "640", "--batch", "16", "--step-ms", "200")
+        options = ("--comment=ones: gpus=1-2 batch=16-32",)
+        return self.harness.submit(str(TRAIN), *arguments, options=options, **self._spooled())
+
+    def _rigid(self, *options: str) -> int:
+        command = ["sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", "exec sleep 86400"]
+        return int(self.cluster.run(command, user="bob").stdout)
+
+    def crowd(self, gpus: int) -> int:
+        """Rigid jobs that come for so many GPUs, as an array."""
+        return self._rigid("--gres=gpu:1", f"--array=1-{max(gpus, 1)}")
+
+    def jobs(self) -> dict[int, Job]:
+        """All jobs as Slurm has them."""
+        command = ["squeue", "--json", "--states=all"]
+        return parse_jobs(json.loads(self.cluster.run(command, user="root", timeout=30).stdout))
+
+    def directory(self, job_id: int) -> Path:
+        """The host's name of a job's directory."""
+        expected = self.expected[job_id]
+        home = self.outside(f"{FULL}/alice") if expected.full else self.cluster.home(expected.user)
+        return home / directory_name(job_id)
+
+    def pids(self, job_id: int) -> list[int]:
+        """The processes of a job that do its work, the youngest last."""
+        space = Path(f"/proc/{self.cluster.box.init}/ns/pid").readlink()
+        found = []
+        for folder in Path("/proc").iterdir():
+            with suppress(OSError):
+                if not folder.name.isdecimal() or (folder / "ns/pid").readlink() != space:
+                    continue
+                words = (folder / "cmdline").read_bytes()
+                if b"light.py" not in words and b"ones_wrapper.launch.node" not in words:
+                    continue
+                if f"SLURM_JOB_ID={job_id}\0".encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+        return sorted(found)
+
+    def scontrol(self, *arguments: str, user: str = "alice", timeout: float = 20.0) -> bool:
+        """What a person types; whether Slurm took it."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.cluster.run([*arguments], user=user, check=False, timeout=timeout).returncode == 0
+        return False
+
+    # -- moments -------------------------------------------------------------------------------------------------
+
+    def set_quiet(self, on: bool) -> None:
+        if on:
+            (self.folder / QUIET).touch()
+        else:
+            (self.folder / QUIET).unlink(missing_ok=True)
+
+    def await_gate(self, at: str, patience_s: float) -> int | None:
+        """Wait until a companion stands at that gate; the job whose resize it is, None where nobody came."""
+        gate, reached = self.folder / GATE, self.folder / REACHED
+        reached.unlink(missing_ok=True)
+        half = self.folder / "gate.new"
+        half.write_text(at)
+        half.chmod(0o666)
+        half.rename(gate)
+        until = time.monotonic() + patience_s
+        while not reached.exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        gate.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            return int(json.loads(reached.read_text())["job"])
+        return None
+
+    @property
+    def at_gate(self) -> bool:
+        """A companion stands there."""
+        return (self.folder / REACHED).exists()
+
+    def open_gate(self) -> None:
+        (self.folder / GATE).unlink(missing_ok=True)
+        (self.folder / REACHED).unlink(missing_ok=True)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Take down all but the cluster."""
+        for companion in self.companions:
+            companion.end()
+        self.harness.clear()

@@ -1,0 +1,216 @@
+"""What a person does at a cluster: submit from a template, look, run the companion, clear up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ones_db import Store, StoreError
+from ones_wrapper.protocol import Hello, Report, decode_report, directory_name, reports_name
+from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.squeue import parse_jobs
+from tests.cluster import Cluster, paths
+
+TEMPLATE = paths.REPOSITORY / "sbatch_templates/ddp.sbatch"
+WHOLE_NODES = paths.REPOSITORY / "sbatch_templates/ddp-whole-node.sbatch"
+HERE = paths.REPOSITORY / "tests/endtoend"
+TRAIN = paths.REPOSITORY / "tests/wrapper/train.py"
+FOR_EVER = ("--epochs", "100000", "--samples", "64", "--batch", "16", "--step-ms", "50")
+"""Arguments of `TRAIN` for a job that is not to end by itself: an epoch takes about 0.2 s."""
+WAIT_S = 60.0
+LOOK_S = 0.3
+"""Between two questions to Slurm: each starts two processes, and the machine has other tests to run."""
+DATABASE = "ones.sqlite"
+
+
+@dataclass
+class Harness:
+    """One cluster, as its users see it. Its jobs end with the test."""
+
+    cluster: Cluster
+    _processes: list[subprocess.Popen[Any]] = field(default_factory=list)
+
+    # -- jobs ----------------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        *arguments: str,
+        user: str = "alice",
+        options: tuple[str, ...] = (),
+        template: Path = TEMPLATE,
+        **env: str,
+    ) -> int:
+        """Submit a template from the user's home: `ones-run ARGUMENTS`, by default training that does not end."""
+        command = ["sbatch", "--parsable", *options, str(template), *(arguments or (str(TRAIN), *FOR_EVER))]
+        env = {"ONES_REPORT_EVERY_S": "0.3", **env}
+        return int(self.cluster.run(command, user=user, env=env).stdout)
+
+    def light(self, *options: str, user: str = "alice", **env: str) -> int:
+        """Submit a job that trains nothing (`light.py`)."""
+        return self.submit(str(HERE / "light.py"), user=user, options=options, template=HERE / "light.sbatch", **env)
+
+    def rigid(self, *options: str, user: str = "bob") -> int:
+        """A job that knows nothing of us."""
+        command = ["sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", "exec sleep 600"]
+        return int(self.cluster.run(command, user=user).stdout)
+
+    def job(self, job_id: int) -> Job:
+        """The job as Slurm has it."""
+        text = self.cluster.run(["squeue", "--json", "--states=all", f"--jobs={job_id}"], user="root").stdout
+        return parse_jobs(json.loads(text))[job_id]
+
+    def wait(self, job_id: int, holds: Callable[[Job], bool], what: str, timeout_s: float = WAIT_S) -> Job:
+        """The job, once that holds."""
+        deadline = time.monotonic() + timeout_s
+        while not holds(job := self.job(job_id)):
+            assert time.monotonic() < deadline, f"job {job_id} not {what} within {timeout_s:.0f} s: {job}"
+            time.sleep(LOOK_S)
+        return job
+
+    def directory(self, job_id: int, user: str = "alice") -> Path:
+        """The host's name of the job's directory."""
+        return self.cluster.home(user) / directory_name(job_id)
+
+    def reports(self, job_id: int, restart: int, user: str = "alice") -> list[Report]:
+        """What a run has reported so far."""
+        path = self.directory(job_id, user) / reports_name(restart)
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        return [decode_report(line)[2] for line in lines if line.endswith(b"\n")]
+
+    def report(
+        self, job_id: int, restart: int, holds: Callable[[Report], bool], what: str, timeout_s: float = WAIT_S
+    ) -> Report:
+        """The run's first report of which that holds, once it is there."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            ended = self.job(job_id).ended
+            look = time.monotonic() + 1.0
+            while time.monotonic() < look:
+                if found := [report for report in self.reports(job_id, restart) if holds(report)]:
+                    return found[0]
+                time.sleep(0.1)
+            words = f"run {restart} of job {job_id} reported no {what}: {self.log(job_id)[-2000:]}"
+            assert time.monotonic() < deadline and not ended, words
+
+    def trains(self, *job_ids: int, restart: int = 0) -> None:
+        """Wait until these jobs train."""
+        for job_id in job_ids:
+            self.report(job_id, restart, lambda report: not isinstance(report, Hello), "steps")
+
+    def log(self, job_id: int, user: str = "alice") -> str:
+        """What the job printed."""
+        return "".join(path.read_text() for path in self.cluster.home(user).glob(f"*-{job_id}.out"))
+
+    def folder(self, name: str) -> Path:
+        """A new folder that everybody may write to, by its host's name; inside it is in /scratch."""
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.cluster.scratch))
+        folder.chmod(0o777)
+        return folder
+
+    # -- the companion -------------------------------------------------------------------------------------------
+
+    def settings(self, user: str = "alice", *, resize: str = "", limits: str = "", **top: str) -> str:
+        """Write a settings file with quick ticks and a database of its own; returns its path inside.
+
+        `top` are further lines, as TOML; `resize` and `limits` further ones of those sections.
+        """
+        folder = self.folder(user)
+        inside = f"/scratch/{folder.name}"
+        lines = {"database": f'"sqlite:///{inside}/{DATABASE}"', "cluster": '"here"', "tick_s": "0.7"}
+        # ONES as published gives free GPUs away without asking what a change costs.
+        lines |= {"policy": '"ones-sc21"'} | top
+        quick = {"dwell_s": "1", "max_wait_s": "30", "advance_s": "0.2", "settle_s": "0"}
+        quick |= dict(line.split(" = ") for line in resize.splitlines())
+        # Epochs of half a second, of which nobody knows how many come, are always near their end.
+        near = {"near_end_s": "0", "near_limit_s": "0"} | dict(line.split(" = ") for line in limits.splitlines())
+        options = {"epochs_before_doubling": "1"} if lines["policy"] == '"ones-sc21"' else {}
+        sections = {"policy_options": options, "resize": quick, "limits": near}
+        text = [f"{key} = {value}" for key, value in lines.items()]
+        for name, values in sections.items():
+            text += [f"[{name}]", *(f"{key} = {value}" for key, value in values.items())]
+        (folder / "ones.toml").write_text("\n".join(text))
+        return f"{inside}/ones.toml"
+
+    def start(
+        self, command: list[str], settings: str, *, user: str = "alice", cwd: Path | None = None
+    ) -> subprocess.Popen[str]:
+        """Start a companion; it ends with the test. What it says is in `words`."""
+        with (self._host(settings).parent / "companion.log").open("a") as log:
+            process = self.cluster.popen(command, user=user, cwd=cwd, stdout=log, stderr=subprocess.STDOUT)
+        self._processes.append(process)
+        return process
+
+    def kill_at_end(self, process: subprocess.Popen[Any]) -> None:
+        """This process is to end with the test."""
+        self._processes.append(process)
+
+    @contextmanager
+    def running(self, settings: str, *options: str, user: str = "alice") -> Iterator[None]:
+        """The companion for the length of a block; fails when it does not end well."""
+        process = self.start(["slurm-ones", "run", "--config", settings, "--verbose", *options], settings, user=user)
+        try:
+            yield
+            assert process.poll() is None, self.companion_log(settings)
+        finally:
+            process.terminate()
+            process.wait(30)
+
+    def companion_log(self, settings: str) -> str:
+        """What the companions with these settings have said so far."""
+        return (self._host(settings).parent / "companion.log").read_text()
+
+    def ticks(self, settings: str, more: int = 3) -> None:
+        """Wait until the companion has made some more ticks."""
+        until = self.companion_log(settings).count("elastic jobs run") + more
+        deadline = time.monotonic() + WAIT_S
+        while self.companion_log(settings).count("elastic jobs run") < until:
+            assert time.monotonic() < deadline, self.companion_log(settings)
+            time.sleep(0.1)
+
+    def resize_ended(self, settings: str, job_id: int) -> None:
+        """Wait until a resize of the job was begun and has ended."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            assert time.monotonic() < deadline, self.companion_log(settings)
+            time.sleep(0.2)
+            if not (self._host(settings).parent / DATABASE).exists():
+                continue
+            with suppress(StoreError), self.store(settings) as store:
+                if any(resize.ended is not None for resize in store.resizes(job_id)):
+                    return
+
+    def store(self, settings: str) -> Store:
+        """What the companion remembers."""
+        return Store.open(f"sqlite:///{self._host(settings).parent / DATABASE}", "here", read_only=True)
+
+    def why(self, settings: str, job_id: int, user: str = "alice") -> dict[str, Any]:
+        """`slurm-ones why JOB --json`."""
+        command = ["slurm-ones", "why", str(job_id), "--config", settings, "--json"]
+        told: dict[str, Any] = json.loads(self.cluster.run(command, user=user).stdout)
+        return told
+
+    def _host(self, path: str) -> Path:
+        return self.cluster.scratch / Path(path).relative_to("/scratch")
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """End companions and jobs, and wait until the nodes are free."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        self._processes.clear()
+        self.cluster.run(["scancel", "--user=alice"], user="root")
+        self.cluster.run(["scancel", "--user=bob"], user="root")
+        deadline = time.monotonic() + WAIT_S
+        while left := self.cluster.run(["squeue", "-h", "-o", "%i %T"], user="root").stdout:
+            assert time.monotonic() < deadline, f"jobs that do not end: {left}"
+            time.sleep(LOOK_S)

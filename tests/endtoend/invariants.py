@@ -1,0 +1,219 @@
+"""What must hold after each fault, once all is quiet again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from ones_db import ResizeRecord, Store
+from ones_wrapper.protocol import Checkpoint, Epoch, Hello, ProtocolError, Report, decode_report, reports_name
+from slurm_ones.slurm.model import Job
+from tests.endtoend.fault_site import JobExpectation
+from tests.endtoend.light import STEPS
+
+FINE = ("None", "", "Resources", "Priority", "BeginTime", "Cleaning")
+"""Reasons for which a job may wait."""
+UNAVAILABLE = ("ReqNodeNotAvail", "Nodes required for job are DOWN", "PartitionNodeLimit")
+PAST_REQUEUE = {"reshaping", "parking"}
+
+
+class Site(Protocol):
+    """Where things were broken: `site.Site`, or another place with jobs and a companion."""
+
+    @property
+    def expected(self) -> Mapping[int, JobExpectation]: ...
+
+    def jobs(self) -> Mapping[int, Job]: ...
+
+    def store(self) -> Store: ...
+
+    def directory(self, job_id: int) -> Path: ...
+
+
+@dataclass
+class Findings:
+    """What was found; each in words."""
+
+    lost: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+
+    @property
+    def found(self) -> list[str]:
+        return [*self.lost, *self.held, *self.broken]
+
+
+def check(site: Site) -> Findings:
+    """Look at everything. Jobs that ended as they may are marked, and not looked for again."""
+    findings, jobs = Findings(), site.jobs()
+    with site.store() as store:
+        resizes: dict[int, list[ResizeRecord]] = {}
+        for resize in store.resizes():
+            resizes.setdefault(resize.job_id, []).append(resize)
+        for job_id, expected in site.expected.items():
+            if expected.done:
+                continue
+            job = jobs.get(job_id)
+            if job is None:
+                findings.lost.append(f"job {job_id} is not known to Slurm any more")
+                continue
+            lost, held = _lost(job, expected), _held(job, expected)
+            findings.lost += lost
+            findings.held += held
+            if expected.role != "elastic":
+                findings.broken += _untouched(job, expected)
+                continue
+            findings.broken += _shape(job, expected)
+            findings.broken += _opted_out(job, expected)
+            findings.broken += _agrees(job, expected, store)
+            reports = {restart: list(_reports(site, job_id, restart)) for restart in range(job.restart + 1)}
+            findings.broken += _requeues(job, expected, store, resizes.get(job_id, []), reports)
+            if _is_light(site, job_id):
+                findings.broken += _chain(job, expected, reports)
+            expected.done = job.ended
+        findings.broken += [f"resize {r.id} of job {r.job_id} is still {r.state}" for r in store.open_resizes()]
+        findings.broken += [f"job {job_id} is still deferred" for job_id in store.deferrals()]
+    return findings
+
+
+def _lost(job: Job, expected: JobExpectation) -> list[str]:
+    if job.ended and job.state not in expected.ends:
+        return [f"job {job.job_id} ended {job.state.value} (exit {job.exit_code}), which nobody asked for"]
+    if job.pending and not job.held and not expected.impossible_request:
+        reason = job.reason
+        if reason == "BeginTime" and not expected.begin:
+            return [f"job {job.job_id} waits for a begin time that its owner did not set"]
+        if not reason.startswith((*FINE, *UNAVAILABLE)):
+            return [f"job {job.job_id} waits for {reason}"]
+    return []
+
+
+def _held(job: Job, expected: JobExpectation) -> list[str]:
+    if job.ended or expected.impossible_request:
+        return []
+    if job.held and not expected.hold:
+        return [f"job {job.job_id} ({job.state.value}) is held, and neither its owner nor an operator did it"]
+    if expected.hold and expected.hold_sure and not job.held:
+        return [f"job {job.job_id} was held by its {expected.hold}, and is not any more"]
+    return []
+
+
+def _untouched(job: Job, expected: JobExpectation) -> list[str]:
+    first = expected.first
+    assert first is not None
+    now, then = (
+        (j.state, j.restart, j.nodes, j.gpus_per_node, j.priority, j.start_time, j.comment, j.time_limit_s)
+        for j in (job, first)
+    )
+    return [] if now == then else [f"job {job.job_id} ({expected.role}) was touched: {then} → {now}"]
+
+
+def _shape(job: Job, expected: JobExpectation) -> list[str]:
+    if expected.impossible_request or job.ended:
+        return []
+    if job.reason == "BadConstraints" or not (1 <= job.nodes <= 4 and 1 <= job.gpus_per_node <= 4):
+        return [f"job {job.job_id} has an impossible shape: {job.nodes}x{job.gpus_per_node}, {job.reason}"]
+    return []
+
+
+def _opted_out(job: Job, expected: JobExpectation) -> list[str]:
+    """A job whose owner has opted out stays as it was when all was quiet for the first time."""
+    if not expected.opted_out:
+        return []
+    if expected.at_opt_out is None:
+        expected.at_opt_out, expected.others_at_opt_out = job, expected.others
+        return []
+    then = expected.at_opt_out
+    if job.restart > then.restart + expected.others - expected.others_at_opt_out:
+        return [f"job {job.job_id} opted out, and was restarted: {then.restart} → {job.restart}"]
+    return []
+
+
+def _agrees(job: Job, expected: JobExpectation, store: Store) -> list[str]:
+    """Slurm's job and the database's."""
+    record = store.jobs([job.job_id]).get(job.job_id)
+    if record is None:
+        return [f"job {job.job_id} is not in the database"]
+    found = []
+    if (record.state, record.restart) != (job.state.value, job.restart):
+        found.append(
+            f"job {job.job_id} is {job.state.value} in run {job.restart}, the database has {record.state} in run "
+            f"{record.restart}"
+        )
+    runs = {run.restart: run for run in store.runs(job.job_id)}
+    if job.running and not expected.opted_out:
+        run = runs.get(job.restart)
+        if run is None or (run.nodes, run.gpus_per_node) != (job.nodes, job.gpus_per_node):
+            found.append(f"job {job.job_id} runs at {job.nodes}x{job.gpus_per_node}, the database has {run}")
+    return found
+
+
+def _requeues(
+    job: Job, expected: JobExpectation, store: Store, resizes: list[ResizeRecord], reports: dict[int, list[Report]]
+) -> list[str]:
+    """Each requeue of ours has a checkpoint behind it that answers its drain; all others have another reason."""
+    found, ours = [], set()
+    for resize in resizes:
+        states = {step.state for step in store.resize_steps(resize.id)}
+        # Its owner may have released or cancelled it before anything else was done.
+        cut_short = "requeuing" in states and resize.outcome.text.startswith(("it was released", "the job is"))
+        if resize.restart < 0 or not (states & PAST_REQUEUE or cut_short):
+            continue
+        ours.add(resize.restart)
+        answers = [
+            report
+            for report in reports.get(resize.restart, [])
+            if isinstance(report, Checkpoint) and report.order == resize.order_number
+        ]
+        if not answers:
+            found.append(f"job {job.job_id}: resize {resize.id} requeued run {resize.restart} without a checkpoint")
+    unexplained = job.restart - len(ours)
+    if unexplained > expected.others:
+        found.append(
+            f"job {job.job_id} was restarted {job.restart} times, {len(ours)} by resizes and {expected.others} by others"
+        )
+    return found
+
+
+def _is_light(site: Site, job_id: int) -> bool:
+    return not any(site.directory(job_id).glob("checkpoints/step-*/*.safetensors"))
+
+
+def _reports(site: Site, job_id: int, restart: int) -> Iterator[Report]:
+    path = site.directory(job_id) / reports_name(restart)
+    if not path.exists():
+        return
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            if line.endswith(b"\n"):
+                yield decode_report(line)[2]
+        except ProtocolError:
+            continue  # torn where the disk was full
+
+
+def _chain(job: Job, expected: JobExpectation, reports: dict[int, list[Report]]) -> list[str]:
+    """Every start goes on from the newest checkpoint, and every epoch is reported once along the way."""
+    found, newest = [], 0
+    for restart, told in sorted(reports.items()):
+        step = -1
+        for report in told:
+            if isinstance(report, Hello):
+                named = int(report.checkpoint.removeprefix("step-")) if report.checkpoint else 0
+                if report.step != named or report.step < newest:
+                    found.append(
+                        f"job {job.job_id}: run {restart} goes on at step {report.step} with {report.checkpoint!r}, "
+                        f"the newest checkpoint has {newest}"
+                    )
+                step = newest = report.step
+            elif isinstance(report, Checkpoint):
+                if report.step < step:
+                    found.append(f"job {job.job_id}: run {restart} went back from step {step} to {report.step}")
+                step = newest = report.step
+            elif isinstance(report, Epoch):
+                next_end = (step // STEPS + 1) * STEPS
+                if report.step != next_end and not expected.full:
+                    found.append(f"job {job.job_id}: run {restart} skipped from step {step} to {report.step}")
+                step = report.step
+    return found

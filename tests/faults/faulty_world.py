@@ -1,0 +1,203 @@
+"""The cluster and the jobs of a plan, and all that others than the companion do to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from slurm_ones.simulate.engines.world import World, asked_shape
+from slurm_ones.simulate.slurm.simulated_job import Request, SimulatedJob
+from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
+from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.workloads.workload import Submission, Workload
+from slurm_ones.slurm.model import JobState
+from tests.faults.files import FaultyFiles
+from tests.faults.injector import FaultInjector
+from tests.faults.kinds import FaultKind
+from tests.faults.plan import FaultPlan, JobPlan, applications
+from tests.faults.safety import opts_in
+
+_COMMENTS = {"off": "ones: gpus=1-8 resize=off", "bad": "ones: gpus=many", "rigid": ""}
+SETTINGS = ClusterSettings(report_s=30.0, first_report_s=20.0, checkpoint_s=300.0)
+
+
+class FaultyWorld(World):
+    """Everything that the companion does not see."""
+
+    def __init__(self, plan: FaultPlan, directory: Path, injector: FaultInjector) -> None:
+        self._plans = {job.name: job for job in plan.jobs}
+        self._injector = injector
+        self._others = plan.others
+        self._interference = plan.interference
+        self.stop_file = directory / "stop"
+        self.held: set[int] = set()
+        """Jobs that their owner or an operator holds."""
+        self.allowed_ends: dict[int, JobState] = {}
+        """Jobs that somebody else ended, and how."""
+        self.observed_elastic: set[int] = set()
+        """Jobs that the last tick looked after."""
+        self.observed_at = 0.0
+        """When that was."""
+        self.opted_in: set[int] = set()
+        """Jobs that opted in at some time."""
+        self.reshaped_by_owner: set[int] = set()
+        """Jobs whose shape their owner changed."""
+        self.commented: set[int] = set()
+        """Jobs whose comment named slurm-ones at some time."""
+        self.begin_set: set[int] = set()
+        """Jobs whose earliest start their owner set."""
+        workload = Workload("faults", tuple(_submission(job) for job in plan.jobs), applications())
+        super().__init__(workload, plan.spec, directory, SETTINGS, resize_s=plan.resize_s, seed=plan.seed)
+
+    # -- how jobs come in ----------------------------------------------------------------------------------------
+
+    def _request(self, submission: Submission, app: Application) -> Request:
+        plan = self._plans[submission.name]
+        request = super()._request(submission, app)
+        return replace(
+            request,
+            comment=_COMMENTS.get(plan.opt_in, request.comment),
+            time_limit_s=plan.limit_s,
+            begin=EPOCH + plan.begin_s if plan.begin_s else 0.0,
+            hold=plan.hold,
+            requeue=plan.requeue,
+        )
+
+    def _files(self, submission: Submission, job_id: int) -> FaultyFiles:
+        flaws = self._plans[submission.name].flaws
+        return FaultyFiles(self.directory, job_id, self._injector, flaws, self.timeline)
+
+    def _submit(self, submission: Submission) -> None:
+        super()._submit(submission)
+        plan, job_id = self._plans[submission.name], self.job_ids[submission.name]
+        self._read(job_id)
+        if plan.hold:
+            self.held.add(job_id)
+        if plan.begin_s:
+            self.begin_set.add(job_id)
+
+    def _read(self, job_id: int) -> None:
+        comment = self.cluster.jobs[job_id].request.comment
+        if opts_in(comment):
+            self.opted_in.add(job_id)
+        if comment.startswith("ones:"):
+            self.commented.add(job_id)
+
+    def lies(self, job_id: int) -> bool:
+        """Whether it reports checkpoints that it never made."""
+        files = self.trainings[job_id].files
+        return isinstance(files, FaultyFiles) and files.lies
+
+    def submit_rigid(self) -> None:
+        """A rigid job wants GPUs now."""
+        rng = self._injector.random
+        name = f"rigid-{len(self._plans)}"
+        gpus = rng.randint(1, self.spec.gpus)
+        plan = JobPlan(name, self.seconds, "cnn", gpus, rng.uniform(0.03, 0.3), "rigid")
+        self._plans[name] = plan
+        self._upcoming.append(self.seconds)
+        self._submit(_submission(plan))
+
+    # -- what others do ------------------------------------------------------------------------------------------
+
+    def interfere(self, job_id: int | None) -> None:
+        """Perhaps somebody acts at this very moment."""
+        if self._interference and self._injector.random.random() < self._interference:
+            self.apply(self._injector.random.choice(self._others), job_id)
+
+    def apply(self, kind: FaultKind, job_id: int | None = None) -> None:
+        """It happens, to that job or to one at random; nothing where it cannot."""
+        rng = self._injector.random
+        alive = [one for one in self.cluster.jobs.values() if not one.ended]
+        if kind is FaultKind.RIGID:
+            self.submit_rigid()
+        elif kind is FaultKind.STOP_FILE:
+            if self.stop_file.exists():
+                return
+            self.stop_file.touch()
+            self.timeline.after(rng.uniform(30.0, 600.0), lambda: self.stop_file.unlink(missing_ok=True))
+        elif kind in (FaultKind.NODE_FAILED, FaultKind.NODE_DRAINED):
+            self._node(kind, rng.choice(self.cluster.nodes.names()), rng.uniform(60.0, 1200.0))
+        elif alive:
+            job = self.cluster.jobs[job_id] if job_id is not None else rng.choice(alive)
+            if job.ended or not self._to_job(kind, job):
+                return
+        else:
+            return
+        self._injector.count(kind, job_id or "")
+
+    def _node(self, kind: FaultKind, name: str, seconds: float) -> None:
+        if kind is FaultKind.NODE_DRAINED:
+            self.cluster.drain(name)
+        else:
+            running = [job_id for job_id in self.cluster.nodes[name].held if self.cluster.jobs[job_id].running]
+            self.allowed_ends.update((id_, JobState.NODE_FAIL) for id_ in running)
+            self.cluster.fail(name)
+        self.timeline.after(seconds, lambda: self.cluster.resume(name))
+
+    def _to_job(self, kind: FaultKind, job: SimulatedJob) -> bool:
+        """Whether it could be done."""
+        cluster, job_id, now = self.cluster, job.job_id, self.timeline.now
+        rng = self._injector.random
+        match kind:
+            case FaultKind.CANCELLED:
+                self.allowed_ends[job_id] = JobState.CANCELLED
+                cluster.cancel(job_id)
+            case FaultKind.FAILED:
+                if not job.running:
+                    return False
+                self.allowed_ends[job_id] = JobState.FAILED
+                cluster.kill(job_id, 1)
+            case FaultKind.RELEASED:
+                if not job.held_by:
+                    return False
+                self.held.discard(job_id)
+                cluster.release(job_id)
+            case FaultKind.HELD | FaultKind.ADMIN_HOLD:
+                self.held.add(job_id)
+                cluster.hold(job_id, "admin" if kind is FaultKind.ADMIN_HOLD else "user")
+                self.timeline.after(rng.uniform(30.0, 1800.0), lambda: self._release_again(job_id))
+            case FaultKind.REQUEUED | FaultKind.PREEMPTED:
+                if not job.running or not job.request.requeue:
+                    return False
+                cluster.preempt(job_id)
+            case FaultKind.RESHAPED:
+                if not job.pending:
+                    return False
+                shape = asked_shape(rng.randint(1, self.spec.gpus), self.spec)
+                job.forbidden_shapes -= {shape}
+                self.reshaped_by_owner.add(job_id)
+                cluster.reshape(job_id, shape)
+            case FaultKind.OPTED_OUT:
+                cluster.set_comment(job_id, rng.choice(("", "my job")))
+            case FaultKind.RESIZE_OFF:
+                cluster.set_comment(job_id, "ones: gpus=1-8 resize=off")
+            case FaultKind.BAD_COMMENT:
+                cluster.set_comment(job_id, "ones: gpus=0-8 colour=red")
+            case FaultKind.BEGIN:
+                if not job.pending:
+                    return False
+                self.begin_set.add(job_id)
+                cluster.set_begin(job_id, now + rng.uniform(10.0, 900.0))
+        self._read(job_id)
+        return True
+
+    def _release_again(self, job_id: int) -> None:
+        if job_id in self.held and job_id in self.cluster.snapshot().jobs:
+            self.cluster.release(job_id)
+        self.held.discard(job_id)
+
+    def recover(self) -> None:
+        """Everybody gives back what they took: nodes, holds, the stop file."""
+        for name in self.cluster.nodes.names():
+            self.cluster.resume(name)
+        for job_id in sorted(self.held):
+            self._release_again(job_id)
+        self.stop_file.unlink(missing_ok=True)
+
+
+def _submission(job: JobPlan) -> Submission:
+    app = applications()[job.application]
+    return Submission(
+        job.name, job.time, job.application, job.gpus, app.base_batch, elastic=job.opt_in != "rigid", epochs=job.epochs
+    )

@@ -1,0 +1,100 @@
+"""Companions with one thing left out that keeps a job safe: the harness of faults must find each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest import mock
+
+from ones_db import ResizeRecord, leaders
+from slurm_ones.act.resize import HANDLERS, ResizeMachine
+from slurm_ones.act.transitions import TRANSITIONS, State
+from slurm_ones.observe.observer import DrainReports, Observer
+from slurm_ones.rules.reserved import target_of
+from slurm_ones.service.leadership import Leadership
+from slurm_ones.simulate.slurm import simulated_client as client_module
+from slurm_ones.slurm.client import Refused, SlurmError
+from slurm_ones.slurm.model import Job, Shape
+
+
+@contextmanager
+def no_reading_back() -> Iterator[None]:
+    """What Slurm took only in part stays so."""
+
+    def reshape(
+        read: Callable[[int], Job], update: Callable[[Job, Shape], None], job_id: int, shape: Shape, *rest: Any
+    ) -> None:
+        try:
+            update(read(job_id), shape)
+        except SlurmError:
+            return
+
+    with mock.patch.object(client_module, "reshape", reshape):
+        yield
+
+
+@contextmanager
+def refused_and_forgotten() -> Iterator[None]:
+    """A refused update ends the resize, and nobody releases the job."""
+
+    def reshaping(self: ResizeMachine, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        try:
+            self.client.reshape(job.job_id, target_of(resize))
+        except Refused:
+            return self._move(resize, State.ABANDONED)
+        return self._move(resize, State.RELEASING)
+
+    allowed = {State.RESHAPING: TRANSITIONS[State.RESHAPING] | {State.ABANDONED}}
+    with mock.patch.dict(HANDLERS, {State.RESHAPING: reshaping}), mock.patch.dict(TRANSITIONS, allowed):  # type: ignore[arg-type]
+        yield
+
+
+def no_checkpoint() -> AbstractContextManager[Any]:
+    """A job is requeued without waiting for its checkpoint."""
+    return mock.patch.object(DrainReports, "drained", lambda self, job, restart, order: self._clock())
+
+
+def deaf_to_owners() -> AbstractContextManager[Any]:
+    """Nobody asks whether the owner still wants it."""
+    return mock.patch.object(Observer, "may_resize", lambda self, job: True)
+
+
+@contextmanager
+def no_fence() -> Iterator[None]:
+    """A leader that was stopped does not look whether it still leads."""
+    with (
+        mock.patch.object(Leadership, "check", lambda self: None),
+        mock.patch.object(leaders, "check_term", lambda *_: None),
+    ):
+        yield
+
+
+@contextmanager
+def impatient_memory() -> Iterator[None]:
+    """A new companion forgets the resizes that the one before it left open."""
+    from tests.faults.store import FaultyStore
+
+    begun: set[int] = set()
+    before, opened = FaultyStore.begin_resize, FaultyStore.open_resizes
+
+    def begin(self: FaultyStore, record: ResizeRecord) -> ResizeRecord:
+        made = before(self, record)
+        begun.add(id(self) + made.id)
+        return made
+
+    def mine(self: FaultyStore) -> list[ResizeRecord]:
+        return [resize for resize in opened(self) if id(self) + resize.id in begun]
+
+    with mock.patch.object(FaultyStore, "begin_resize", begin), mock.patch.object(FaultyStore, "open_resizes", mine):
+        yield
+
+
+MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no reading back of a reshape": no_reading_back,
+    "no release after a refused update": refused_and_forgotten,
+    "a requeue without a checkpoint": no_checkpoint,
+    "an owner who is not heard": deaf_to_owners,
+    "a leader that does not ask whether it leads": no_fence,
+    "a resize that a new companion does not take up": impatient_memory,
+}

@@ -1,0 +1,92 @@
+"""Seeded faults against the unchanged companion: kept seeds, a fresh range, and mutants that must be found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.faults.kinds import BY_OTHERS, FaultKind
+from tests.faults.mutants import MUTANTS
+from tests.faults.plan import FaultPlan
+from tests.faults.run import run
+
+KEPT = {
+    12: "a drain called off, whose end was not stored, was ordered again under its old number",
+    64: "a waiting job was left at a shape that Slurm takes and never starts",
+    70: "an order got a lower number than the one before, the clock having been set back",
+    91: "a drain was waited for until a clock that was set back came round again",
+    59: "a drained job trained on when a new companion repeated its order",
+    2120: "a drained job trained on, and its reports were from the future, the companion's clock being behind",
+    1177: "a job was requeued that had been told to train on, the end of its resize not being stored",
+    1277: "the same after a full disk of the database",
+    3563: "the same, the companion's clock being behind the job's",
+    1027: "a job that no longer opts in kept its old count of restarts in the database",
+    1282: "a job that waits for its owner's --begin was left at a shape that Slurm takes and never starts",
+    3206: "an old shape was not believed, Slurm's word about the new one being still there",
+    4101: "Slurm took a shape that it never starts, and refused the old one: it was asked for that once only",
+    4563: "an operator's hold between ours and the update left a job at a shape that Slurm takes and never starts",
+}
+"""Seeds that once broke an invariant, and how."""
+
+FRESH = 5
+"""Seeds that nobody has tried."""
+
+
+@pytest.mark.parametrize("seed", KEPT, ids=str)
+def test_what_was_mended_stays_mended(seed: int) -> None:
+    assert run(FaultPlan.of(seed)).violations == ()
+
+
+def test_fresh_seeds(seed: int) -> None:
+    """The run's seed and those after it."""
+    found = {
+        result.seed: result.violations
+        for result in (run(FaultPlan.of(seed + i)) for i in range(FRESH))
+        if result.violations
+    }
+    assert not found, f"replay with: python benchmarks/faults.py --verbose --seed {min(found)}"
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    def trace(seed: int) -> list[str]:
+        lines: list[str] = []
+        run(FaultPlan.of(seed), lines.append)
+        return lines
+
+    first = trace(7)
+    assert len(first) > 20
+    assert trace(7) == first
+
+
+def _hard(seed: int, kind: FaultKind, companions: int) -> FaultPlan:
+    """A seed's plan in which that kind of fault is injected often, and nothing else but deaths."""
+    plan = replace(FaultPlan.of(seed), policy="random", companions=companions, ticks=16, events=(), interference=0.0)
+    if kind in BY_OTHERS:
+        return replace(plan, others=(kind,), interference=0.05, rates={})
+    return replace(plan, rates={FaultKind.CRASH: 0.02, kind: 0.2})
+
+
+CAUGHT = {
+    "no reading back of a reshape": (FaultKind.UPDATE_IN_PART, 1),
+    "no release after a refused update": (FaultKind.UPDATE_REFUSED, 1),
+    "a requeue without a checkpoint": (FaultKind.STORE_BUSY, 1),
+    "an owner who is not heard": (FaultKind.RESIZE_OFF, 1),
+    "a leader that does not ask whether it leads": (FaultKind.PAUSED, 2),
+    "a resize that a new companion does not take up": (FaultKind.CRASH, 1),
+}
+WITHIN = 12
+"""Seeds within which each mutant is found."""
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_companion_with_a_safeguard_left_out_is_found(mutant: str) -> None:
+    kind, companions = CAUGHT[mutant]
+    for seed in range(1, WITHIN + 1):
+        plan = _hard(seed, kind, companions)
+        with MUTANTS[mutant]():
+            found = run(plan).violations
+        if found:
+            assert not run(plan).violations, "the companion as it is does not keep this seed either"
+            return
+    pytest.fail(f"not found within {WITHIN} seeds")

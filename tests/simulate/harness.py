@@ -1,0 +1,82 @@
+"""A simulated Slurm with programs that do nothing, for tests of the cluster alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from slurm_ones.simulate.slurm.cluster import SimulatedCluster
+from slurm_ones.simulate.slurm.scheduler import PartitionSpec
+from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
+from slurm_ones.simulate.slurm.simulated_job import Program, Request, SimulatedJob
+from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
+from slurm_ones.slurm.model import Job
+
+OWNER, STRANGER = 1001, 1002
+
+
+@dataclass
+class Sleep:
+    """A program that exits by itself after so many seconds of a run, and takes its time to be stopped."""
+
+    exit: Callable[[int], None]
+    timeline: Timeline
+    seconds: float = 1e9
+    stop_s: float = 3.0
+    batch: int = 0
+    runs: list[Mapping[str, int]] = field(default_factory=list)
+
+    def start(self, restart: int, gpus: Mapping[str, int]) -> None:
+        self.runs.append(gpus)
+        run = len(self.runs)
+        self.timeline.after(self.seconds, lambda: self.exit(0) if run == len(self.runs) else None)
+
+    def stop(self) -> float:
+        return self.stop_s
+
+
+class Harness:
+    """Four nodes of four GPUs, and somebody who submits."""
+
+    def __init__(
+        self, settings: ClusterSettings = ClusterSettings(), *, nodes: int = 4, whole_nodes: bool = False
+    ) -> None:
+        self.timeline = Timeline(1000.0)
+        names = tuple(f"n{i}" for i in range(1, nodes + 1))
+        self.cluster = SimulatedCluster([PartitionSpec("gpu", names, 4, whole_nodes)], settings, self.timeline)
+        self.owner = SimulatedClient(self.cluster, uid=OWNER, user="alice", operator=False)
+        self.stranger = SimulatedClient(self.cluster, uid=STRANGER, user="bob", operator=False)
+        self.operator = SimulatedClient(self.cluster, uid=0, user="root")
+
+    def submit(
+        self, nodes: int = 1, gpus: int = 0, *, runs_s: float = 1e9, stop_s: float = 3.0, **other: object
+    ) -> int:
+        """A job of `gpus` GPUs on each of `nodes` nodes that runs so long."""
+        request = replace(Request(nodes=nodes, gpus_per_node=gpus, uid=OWNER, user="alice"), **other)  # type: ignore[arg-type]
+
+        def program(job_id: int) -> Program:
+            return Sleep(lambda code: self.cluster.exited(job_id, code), self.timeline, runs_s, stop_s)
+
+        return self.cluster.submit(request, program)
+
+    def running(self, nodes: int = 1, gpus: int = 0, **other: object) -> int:
+        """A job that runs."""
+        job_id = self.submit(nodes, gpus, **other)  # type: ignore[arg-type]
+        self.wait(2)
+        assert self.job(job_id).running
+        return job_id
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.timeline.run(self.timeline.now + seconds)
+
+    def job(self, job_id: int) -> Job:
+        return self.owner.job(job_id)
+
+    def inside(self, job_id: int) -> SimulatedJob:
+        """The job as the cluster has it."""
+        return self.cluster.jobs[job_id]
+
+    def free(self) -> list[int]:
+        """Free GPUs of each node."""
+        return list(self.cluster.nodes.free("gpu").values())

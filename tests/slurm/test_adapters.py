@@ -1,0 +1,291 @@
+"""The same job, however Slurm shows it: squeue's fields, its JSON and PySlurm make the same `Job` of it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_ones.slurm import squeue
+from slurm_ones.slurm.model import Job
+
+Facts = dict[str, Any]
+DATA = Path(__file__).parent / "data"
+NO_VAL = 0xFFFFFFFE
+STATES = [
+    "PENDING",
+    "RUNNING",
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "COMPLETING",
+    "REQUEUE_HOLD",
+    "SUSPENDED",
+]
+WORDS = "job requeued in held state"
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=30).filter(
+    lambda text: text not in ("(null)", "N/A")
+)
+TIME = st.integers(1_700_000_000, 1_800_000_000)
+
+
+@st.composite
+def facts(draw: st.DrawFn) -> Facts:
+    """What is so of a job, in Slurm's terms, as far as all three can show it."""
+    nodes = draw(st.integers(1, 40))
+    waits = (state := draw(st.sampled_from(STATES))) in ("PENDING", "REQUEUE_HOLD")
+    cause = draw(st.sampled_from(["None", "Resources", "JobHeldUser", "JobHeldAdmin", "requeue"]))
+    # The words of a requeue into a hold hide the reason of a job that is not held any more.
+    priority = 0 if cause == "requeue" else draw(st.sampled_from([0, 1, 4294901759]))
+    code, signal = draw(st.sampled_from([(0, 0), (7, 0), (0, 9), (0, 15), (255, 0)]))
+    return {
+        "id": draw(st.integers(1, 10**9)),
+        "name": draw(TEXT),
+        "user": draw(TEXT),
+        "uid": draw(st.integers(0, 2**31)),
+        "account": draw(st.just("") | TEXT),
+        "partition": draw(st.sampled_from(["gpu", "gpu,whole"])),
+        "state": state,
+        "reason": cause,
+        "priority": priority,
+        "restart": draw(st.integers(0, 99)),
+        "requeue": draw(st.booleans()),
+        "nodes": nodes,
+        "most": draw(st.sampled_from([None, nodes, nodes + 3])),
+        "gpus": draw(st.sampled_from([0, 1, 8])),
+        "type": draw(st.sampled_from(["", "a100:"])),
+        "tasks": draw(st.sampled_from([nodes, nodes + 3, 4 * nodes])),
+        "tasks_per_node": draw(st.sampled_from([None, 0, 4])),
+        "hosts": "" if waits else f"n[1-{nodes}]",
+        "submit": draw(TIME),
+        "start": draw(st.none() | TIME),
+        "end": draw(st.none() | TIME),
+        "eligible": draw(st.none() | TIME),
+        "limit_min": draw(st.none() | st.integers(1, 10**5)),
+        "work_dir": f"/home/{draw(TEXT)}",
+        "comment": draw(st.just("") | TEXT),
+        "array": draw(st.none() | st.integers(1, 99)),
+        "het": draw(st.none() | st.integers(1, 99)),
+        "batch": draw(st.booleans()),
+        "code": code,
+        "signal": signal,
+    }
+
+
+def reason(f: Facts) -> str:
+    """A reason's name, or the words that stand in its place."""
+    return WORDS if f["reason"] == "requeue" else str(f["reason"])
+
+
+def gres(f: Facts) -> str:
+    return f"gres/gpu:{f['type']}{f['gpus']}" if f["gpus"] else ""
+
+
+def tres(f: Facts) -> str:
+    """GPUs of a type stand beside the sum of all."""
+    gpus = f["nodes"] * f["gpus"]
+    typed = f",gres/gpu:{f['type'][:-1]}={gpus}" if f["type"] else ""
+    return f"cpu=4,node={f['nodes']},billing=4" + (f",gres/gpu={gpus}{typed}" if gpus else "")
+
+
+def by_fields(f: Facts, *, old: bool) -> Job:
+    """As squeue prints its fields."""
+    minutes = f["limit_min"]
+    limit = "UNLIMITED" if minutes is None else f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"
+    shown = {
+        "JobID": f["id"],
+        "Name": f["name"],
+        "UserName": f["user"],
+        "UserID": f["uid"],
+        "Account": f["account"] or "(null)",
+        "Partition": f["partition"],
+        "State": f["state"],
+        "Reason": reason(f).replace(" ", "_" if old else " "),
+        "PriorityLong": f["priority"],
+        "RestartCnt": f["restart"],
+        "Requeue": int(f["requeue"]),
+        "NumNodes": f["nodes"],
+        "MaxNodes": f["most"] if f["most"] is not None else f["nodes"] if old else 0,
+        "tres-per-node": gres(f) or "N/A",
+        "tres-per-job": "N/A",
+        "tres-alloc": tres(f),
+        "NumTasks": f["tasks"],
+        "NTPerNode": "N/A" if f["tasks_per_node"] is None else f["tasks_per_node"],
+        "NodeList": f["hosts"],
+        "SubmitTime": f["submit"],
+        "StartTime": f["start"] or "N/A",
+        "EndTime": f["end"] or "N/A",
+        "EligibleTime": f["eligible"] or "N/A",
+        "TimeLimit": limit,
+        "WorkDir": f["work_dir"],
+        "Comment": f["comment"] or "(null)",
+        "ArrayTaskID": "N/A" if f["array"] is None else f["array"],
+        "HetJobID": "N/A" if f["het"] is None else f["het"],
+        "BatchFlag": int(f["batch"]),
+        "exit_code": f["code"] << 8 | f["signal"] if old else f"{f['code']}:{f['signal']}",
+    }
+    between = squeue.separator()
+    (job,) = squeue.parse_queue("".join(f"{shown[name]}{between}" for name in squeue.FIELDS), between).values()
+    return job
+
+
+def by_json(f: Facts, *, old: bool) -> Job:
+    """As squeue --json prints it, by 22.05 with plain numbers, by 26.05 with numbers that may be unset."""
+
+    def number(value: int | None, none: int = 0) -> Any:
+        if old:
+            return none if value is None else value
+        return {"set": value is not None, "infinite": False, "number": value or 0}
+
+    status = {"return_code": number(f["code"]), "signal": {"id": number(f["signal"] or None), "name": ""}}
+    running = not (f["state"] == "PENDING" or f["hosts"] == "")
+    detail = [f"gpu:{f['type']}{f['gpus']}(IDX:0-{f['gpus'] - 1})"] * f["nodes"] if f["gpus"] and running else []
+    entry = {
+        "job_id": f["id"],
+        "name": f["name"],
+        "user_name": f["user"],
+        "user_id": f["uid"],
+        "account": f["account"],
+        "partition": f["partition"],
+        "job_state": f["state"] if old else [f["state"]],
+        "state_reason": "JobHeldUser" if f["reason"] == "requeue" else f["reason"],
+        "state_description": WORDS if f["reason"] == "requeue" else "",
+        "priority": number(f["priority"]),
+        "restart_cnt": f["restart"],
+        "requeue": f["requeue"],
+        "node_count": number(f["nodes"]),
+        "max_nodes": number(f["most"]),
+        "tres_req_str": tres(f),
+        "tres_per_node": gres(f).replace("gres/", "gres:" if old else "gres/"),
+        "tres_per_job": "",
+        "gres_detail": detail,
+        "tasks": number(f["tasks"]),
+        "tasks_per_node": number(f["tasks_per_node"], NO_VAL),
+        "flags": [],
+        "nodes": f["hosts"],
+        "submit_time": number(f["submit"]),
+        "start_time": number(f["start"]),
+        "end_time": number(f["end"]),
+        "eligible_time": number(f["eligible"]),
+        "time_limit": number(f["limit_min"], NO_VAL),
+        "current_working_directory": f["work_dir"],
+        "comment": f["comment"],
+        "array_job_id": number(f["array"]),
+        "het_job_id": number(f["het"]),
+        "batch_flag": f["batch"],
+        "exit_code": f["code"] << 8 | f["signal"] if old else status,
+    }
+    (job,) = squeue.parse_jobs(json.loads(json.dumps({"jobs": [entry]}))).values()
+    return job
+
+
+def by_pyslurm(f: Facts, pyslurm: ModuleType) -> Job:
+    """As PySlurm's attributes give it."""
+    raw = SimpleNamespace(
+        id=f["id"],
+        name=f["name"],
+        user_name=f["user"],
+        user_id=f["uid"],
+        account=f["account"] or None,
+        partition=f["partition"],
+        state=f["state"],
+        state_reason=reason(f),
+        priority=f["priority"],
+        requeue_count=f["restart"],
+        is_requeueable=f["requeue"],
+        num_nodes=f["nodes"],
+        max_nodes=f["most"],
+        gres_per_node={f"gpu:{f['type']}".rstrip(":"): f["gpus"]} if f["gpus"] else {},
+        ntasks=f["tasks"],
+        ntasks_per_node=f["tasks_per_node"],
+        submit_line="sbatch --nodes=2 job.sbatch",
+        allocated_nodes=f["hosts"] or None,
+        submit_time=f["submit"],
+        start_time=f["start"],
+        end_time=f["end"],
+        eligible_time=f["eligible"],
+        time_limit="UNLIMITED" if f["limit_min"] is None else f["limit_min"],
+        working_directory=f["work_dir"],
+        comment=f["comment"] or None,
+        array_id=f["array"],
+        heterogeneous_id=f["het"],
+        is_batch_job=f["batch"],
+        exit_code=f["code"],
+        exit_code_signal=f["signal"],
+    )
+    read: Callable[[Any], Job] = pyslurm._job
+    return read(raw)
+
+
+@pytest.fixture(scope="module")
+def pyslurm_client() -> ModuleType:
+    """The adapter of PySlurm, where PySlurm itself need not be installed."""
+    sys.modules.setdefault("pyslurm", ModuleType("pyslurm"))
+    try:
+        return importlib.import_module("slurm_ones.slurm.pyslurm")
+    finally:
+        sys.modules.pop("slurm_ones.slurm.pyslurm", None)
+        if not hasattr(sys.modules["pyslurm"], "Job"):
+            del sys.modules["pyslurm"]
+
+
+@given(f=facts())
+def test_the_same_job_whoever_shows_it(pyslurm_client: ModuleType, f: Facts) -> None:
+    """By fields and by JSON of both releases, and by PySlurm."""
+    job = by_fields(f, old=False)
+    assert by_json(f, old=False) == job
+    assert by_fields(f, old=True) == job
+    assert by_json(f, old=True) == job
+    assert by_pyslurm(f, pyslurm_client) == job
+
+
+@pytest.mark.parametrize("release", ["22.05", "26.05"])
+def test_jobs_as_captured_are_the_same_by_fields(release: str) -> None:
+    """Of jobs that ran on a real Slurm, what its JSON says is what the same facts say field by field."""
+    for entry in json.loads((DATA / f"squeue-{release}.json").read_text())["jobs"]:
+        (job,) = squeue.parse_jobs({"jobs": [entry]}).values()
+        code, signal = (job.exit_code, 0) if job.exit_code <= 128 else (0, job.exit_code - 128)
+        assert job == by_fields(
+            {
+                "id": job.job_id,
+                "name": job.name,
+                "user": job.user,
+                "uid": job.uid,
+                "account": job.account,
+                "partition": job.partition,
+                "state": job.state.value,
+                "reason": "requeue" if job.requeue_held else job.reason,
+                "priority": job.priority,
+                "restart": job.restart,
+                "requeue": job.requeue,
+                "nodes": job.nodes,
+                "most": job.max_nodes,
+                "gpus": job.gpus_per_node,
+                "type": "",
+                "tasks": job.tasks,
+                "tasks_per_node": 0,
+                "hosts": ",".join(job.node_list),
+                "submit": int(job.submit_time),
+                "start": int(job.start_time) or None,
+                "end": int(job.end_time) or None,
+                "eligible": int(job.eligible_time) or None,
+                "limit_min": int(job.time_limit_s) // 60,
+                "work_dir": job.work_dir,
+                "comment": job.comment,
+                "array": None,
+                "het": None,
+                "batch": job.batch,
+                "code": code,
+                "signal": signal,
+            },
+            old=release == "22.05",
+        )
