@@ -126,7 +126,7 @@ def train(history: list[Stretch], what: Job) -> int | None:
         for x, y, indices in loader:
             taken = job.progress.step - begun
             ends = taken == now.steps and not last
-            passing = now.every and taken and taken % now.every == 0 and job._run.loop.passed.index == 0
+            passing = now.every and taken and taken % now.every == 0 and job._run.loop.part.index == 0
             if passing or (ends and now.ending == "checkpoint"):
                 job.checkpoint()
             if ends:
@@ -139,7 +139,7 @@ def train(history: list[Stretch], what: Job) -> int | None:
             optimizer.zero_grad()
             each.mean().backward()
             optimizer.step()
-            if job._run.loop.passed.last:
+            if job._run.loop.part.last:
                 scheduler.step()
     testing.put(losses)
     state = {"parameters": dict(plain.named_parameters()), "optimizer": optimizer.state_dict()}

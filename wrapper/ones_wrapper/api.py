@@ -26,7 +26,7 @@ from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchange import DdpExchange, Exchange
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, TorchGroup, join_torch
-from ones_wrapper.launch.process_hooks import already_requeued_by
+from ones_wrapper.launch.process_hooks import requeue_conflict
 from ones_wrapper.learning_rate import LrRule
 from ones_wrapper.loop import Loader
 from ones_wrapper.plugins import load
@@ -81,7 +81,7 @@ def init(
     rule = LrRule(batch, lr_rule, lr_cap)
     if rule.follows_noise and not noise_scale:
         raise ValueError("init: lr_rule='adascale' needs the noise scale; leave out noise_scale=False")
-    if why := already_requeued_by():
+    if why := requeue_conflict():
         raise RuntimeError(why)
     group = join(backend)
     spec = Spec(batch, max_batch, max_local_batch, 0, epochs, max_passes)
@@ -146,7 +146,7 @@ class Job:
 
         What must happen once a step, such as clipping gradients, stands under `if job.updates:`.
         """
-        return self._run.loop.passed.last
+        return self._run.loop.part.last
 
     def ddp(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """The model in data parallel, its gradients averaged over samples rather than over ranks.
@@ -284,7 +284,7 @@ class Job:
         """Tell the loss of this pass, the mean over the local batch. Costs no wait for the GPU, and synchronises
         nothing.
         """
-        self._run.meter.loss(loss, self._run.loop.passed.samples)
+        self._run.meter.loss(loss, self._run.loop.part.samples)
 
     def checkpoint(self) -> bool:
         """Write a checkpoint now; durable on return. False where it could not be written, which is said.
@@ -293,7 +293,7 @@ class Job:
         pass, or outside the loop. Raises RuntimeError after the optimizer's step, which counts only when the loader is
         asked for the next batch.
         """
-        if self._run.loop.half_way:
+        if self._run.loop.mid_step:
             raise RuntimeError("checkpoint: the optimizer has stepped; call it at the top of the loop, or after it")
         return self._run.save("that the script asked for", 0)
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ones_wrapper.data.feed import passes, split
+from ones_wrapper.data.feed import accumulation_steps, split
 from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchange import DdpExchange, Exchange
 from ones_wrapper.gradients.fsdp import FsdpExchange
@@ -288,13 +288,13 @@ def train_on_rank(
     optimizer = accumulation.wrap(own)
     for step, total in enumerate(totals):
         x = torch.randn(total, 3, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-        for passed in passes(split(0, total, group.world, group.rank), group.world, max_local):
-            with exchange.during(passed), accumulation.during(passed.index, passed.count):
+        for part in accumulation_steps(split(0, total, group.world, group.rank), group.world, max_local):
+            with exchange.during(part), accumulation.during(part.index, part.count):
                 if order == "before":
                     optimizer.zero_grad()
                 elif order.startswith("model"):
                     net.zero_grad(set_to_none=order == "model")
-                loss = net(x[passed.start : passed.start + max(passed.samples, 1)]).square().mean()
+                loss = net(x[part.start : part.start + max(part.samples, 1)]).square().mean()
                 loss.backward()
                 if accumulation.updates:
                     torch.nn.utils.clip_grad_norm_(net.parameters(), 10.0)
