@@ -287,7 +287,7 @@ class FaultRun:
         """Check what is left when everything is over."""
         world, report = self.world, self.checker.report
         with closing(Store.open(self._url, self.settings.cluster)) as store:
-            slack = self.settings.lease_s + self._forward_s
+            slack = self.settings.deferral_s + self._forward_s
             for what in (
                 *invariants.left_behind(world, store, slack),
                 *invariants.disagreements(world, store),
