@@ -20,7 +20,7 @@ from ones_db.views import VIEWS
 from slurm_ones.act.advice import commands
 from slurm_ones.cli import app
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.report.gpus import Bar, Panel
+from slurm_ones.report.charts import Bar, Panel
 from slurm_ones.report.page import write_page
 from slurm_ones.rules.plan import Change
 from slurm_ones.service.logs import OneLine, TerminalFormatter

@@ -24,9 +24,9 @@ from ones_wrapper.protocol import (
     encode,
     spool_order_name,
 )
-from slurm_ones.job_files import NotBelieved, directory_of, job_directory, read_from
 from slurm_ones.slurm.client import Refused, SlurmClient
 from slurm_ones.slurm.model import Job
+from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
 
 log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ def release_stale_holds(jobs: Iterable[Job], client: SlurmClient, store: Store) 
             continue
         try:
             if in_our_hold(client.job(seen.job_id), resizes[-1]):
-                log.warning("job %d: Slurm has forgotten that it was let go; it is released again", seen.job_id)
+                log.warning("job %d: stale hold: Slurm lost its release; it is released again", seen.job_id)
                 client.release(seen.job_id)
         except UnknownJob:
             continue

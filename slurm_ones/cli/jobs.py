@@ -74,12 +74,12 @@ def notes(jobs: list[JobSummary]) -> list[str]:
 
 @command
 def jobs(
-    ids: Annotated[list[int] | None, typer.Argument(help="Job ids; all elastic jobs without any.")] = None,
+    ids: Annotated[list[int] | None, typer.Argument(help="Job ids (default: all elastic jobs).")] = None,
     config: ConfigOption = None,
     database: DatabaseOption = "",
     json: JsonOption = False,
 ) -> None:
-    """State, shape, batch, throughput, progress and resizes of the jobs that opted in."""
+    """Show state, shape, batch, throughput, progress and resizes of the jobs that opted in."""
     found = reading_store(settings_of(config, database)).job_summaries(ids or None)
     if json:
         print_json([as_json(job) for job in found])

@@ -151,9 +151,9 @@ def lines(status: Status, *, asked: bool) -> list[str]:
 def status(
     config: ConfigOption = None,
     json: JsonOption = False,
-    slurm: Annotated[bool, typer.Option("--slurm/--no-slurm", help="Ask Slurm too whether it answers.")] = True,
+    slurm: Annotated[bool, typer.Option("--slurm/--no-slurm", help="Also check whether Slurm answers.")] = True,
 ) -> None:
-    """Say whether the companion does its work; exit code 0 when it does, 1 when not."""
+    """Show whether the companion works. Exit code 0 when it does, 1 when not."""
     found = examine(settings_of(config), ask_slurm=slurm)
     if json:
         # Records are tuples, which JSON would show without their names.

@@ -86,12 +86,12 @@ def _clock(at: float) -> str:
 @command
 def why(
     job: Annotated[int, typer.Argument(help="Job id.")],
-    last: Annotated[int, typer.Option(help="How many decisions to show.")] = 5,
+    last: Annotated[int, typer.Option(help="Number of decisions to show.")] = 5,
     config: ConfigOption = None,
     database: DatabaseOption = "",
     json: JsonOption = False,
 ) -> None:
-    """What was decided for a job and why, and how its resizes went."""
+    """Show what was decided for a job and why, and how its resizes went."""
     store = reading_store(settings_of(config, database))
     told = explain(store, job, last)
     if json:
@@ -107,7 +107,7 @@ def why(
     if summary.refusal:
         console.print(f"  It is left alone: {safe(summary.refusal, 500)}", soft_wrap=True)
     if summary.report_note:
-        console.print(f"  Of its reports was not believed: {safe(summary.report_note, 500)}", soft_wrap=True)
+        console.print(f"  Not believed of its reports: {safe(summary.report_note, 500)}", soft_wrap=True)
     for trouble in troubles(summary):
         console.print(f"  [bold red]Look at it[/]: {trouble}.", soft_wrap=True)
     runs = store.runs(job)

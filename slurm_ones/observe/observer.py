@@ -12,14 +12,13 @@ from pathlib import Path
 from ones_db import ActionRecord, JobRecord, NodeRecord, ReasonRecord, RunRecord, RunReports, SpecRecord, Store
 from ones_wrapper import protocol
 from slurm_ones.config import Settings
-from slurm_ones.job_files import NotBelieved, directory_of, job_directory, read_from
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.observe.records import job_record, node_record, run_record, run_reports
-from slurm_ones.observe.reports import NewReports, lines_per_job, read_reports
-from slurm_ones.observe.validator import Claimed, Run, judge
+from slurm_ones.observe.reports import lines_per_job, read_reports
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.model import Job, JobState, Snapshot
+from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +44,6 @@ class Observer:
         """Whether jobs of the queue were submitted with task counts, of those that were looked at closely."""
         self._specs: dict[tuple[int, int], SpecRecord] = {}
         """What each run was last stored to say of its job."""
-        self._claimed: dict[tuple[int, int], Claimed] = {}
-        """What each run has claimed in the reports that are stored."""
 
     def observe(self) -> Observation:
         """One tick's look. Raises `Unreachable`."""
@@ -63,7 +60,6 @@ class Observer:
         mine = [elastic.job for elastic in seen.values() if self._own_uid in (None, elastic.job.uid)]
         self.collect(mine, now=snapshot.time)
         self._specs = {key: spec for key, spec in self._specs.items() if key[0] in seen}
-        self._claimed = {key: claimed for key, claimed in self._claimed.items() if key[0] in seen}
         self._notes = {id_: note for id_, note in self._notes.items() if id_ in snapshot.jobs}
         ended = {(id_, e.job.restart) for id_, e in seen.items() if e.job.ended}
         self._finished = {key for key in self._finished if key[0] in snapshot.jobs} | ended
@@ -114,7 +110,7 @@ class Observer:
         for job_id, record in self._store.jobs(list(lost)).items():
             job = snapshot.jobs.get(job_id)
             if job is None:
-                note = "it ended while no companion looked, and Slurm has forgotten how"
+                note = "it ended while no companion ran, and Slurm no longer knows how"
                 unknown = JobState.UNKNOWN.value
                 records.append(replace(record, state=unknown, end_time=snapshot.time, report_note=note))
             else:
@@ -127,37 +123,28 @@ class Observer:
         """Store what the jobs' newest runs have reported since the last look, in one transaction."""
         positions = self._store.report_positions([job.job_id for job in jobs])
         most = lines_per_job(len(jobs))
-        # The run before may have said its last words after its requeue was seen.
+        # The run before may have written its last reports after its requeue was seen.
         new = [
-            said
+            found
             for job in jobs
             for restart in range(max(0, job.restart - 1), job.restart + 1)
-            if (said := self._read(job, restart, *positions.get((job.job_id, restart), (0, 0)), now, most)) is not None
+            if (found := self._read(job, restart, *positions.get((job.job_id, restart), (0, 0)), now, most)) is not None
         ]
         if new:
-            self._store.add_reports([reports for reports, _ in new])
-            self._specs.update({(r.job_id, r.restart): r.spec for r, _ in new if r.spec is not None})
-            # Not before: what could not be stored is read, and judged, again.
-            self._claimed.update({(r.job_id, r.restart): claimed for r, claimed in new})
+            self._store.add_reports(new)
+            self._specs.update({(r.job_id, r.restart): r.spec for r in new if r.spec is not None})
 
-    def _read(
-        self, job: Job, restart: int, offset: int, number: int, now: float, most: int
-    ) -> tuple[RunReports, Claimed] | None:
-        """What a run has said since the last look, as far as it is believed; None where that is nothing new."""
-        piece = read_reports(job, restart, offset, number, now=now, most=most)
-        before = self._claimed.get((job.job_id, restart), Claimed(number=number))
-        judged = judge(piece.lines, _facts(job, restart, piece, now), before)
-        problem = "; ".join(filter(None, (piece.problem, judged.doubt)))
-        if problem and problem != self._notes.get(job.job_id):
-            # The last complaint stays, so that the job's owner finds it; a liar's count is not logged at each look.
-            self._notes[job.job_id] = problem
-            log.log(logging.INFO if before.doubted else logging.WARNING, "job %d: %s", job.job_id, problem)
-        spec = SpecRecord(**vars(piece.spec)) if piece.spec is not None and restart == job.restart else None
+    def _read(self, job: Job, restart: int, offset: int, number: int, now: float, most: int) -> RunReports | None:
+        """What a run has reported since it was read last, as far as it is accepted; None where that is nothing new."""
+        found = read_reports(job, restart, offset, number, now=now, most=most)
+        if found.problem and found.problem != self._notes.get(job.job_id):
+            # The last complaint stays, so that the job's owner finds it.
+            self._notes[job.job_id] = found.problem
+            log.warning("job %d: %s", job.job_id, found.problem)
+        spec = SpecRecord(**vars(found.spec)) if found.spec is not None and restart == job.restart else None
         if spec is not None and self._specs.get((job.job_id, restart)) == spec:
             spec = None
-        if piece.offset == offset and spec is None:
-            return None
-        return run_reports(job.job_id, restart, replace(piece, lines=judged.lines), piece.last, spec), judged.claimed
+        return None if found.offset == offset and spec is None else run_reports(job.job_id, restart, found, spec)
 
     def may_resize(self, job: Job) -> bool:
         """Whether the job's owner still opts in and nobody stopped the companion's hand."""
@@ -183,18 +170,6 @@ class Observer:
                 return bool(text) and size > 0
         except (FileNotFoundError, NotBelieved):
             return False
-
-
-def _facts(job: Job, restart: int, piece: NewReports, now: float) -> Run:
-    """What a run's reports are held against."""
-    known = restart == job.restart and not job.pending
-    return Run(
-        start=job.start_time if known else 0.0,
-        end=job.end_time if known and job.ended else now,
-        gpus=max(job.gpus_total, job.nodes * job.gpus_per_node) if known else 0,
-        dataset=piece.spec.dataset if piece.spec is not None else 0,
-        base_batch=piece.spec.base_batch if piece.spec is not None else 0,
-    )
 
 
 class DrainReports:

@@ -1,4 +1,4 @@
-"""What was seen and what jobs reported, as the store's records."""
+"""Observed jobs, nodes, runs and reports, as the store's records."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def run_record(elastic: Elastic) -> RunRecord:
     )
 
 
-def run_reports(job_id: int, restart: int, piece: NewReports, number: int, spec: SpecRecord | None) -> RunReports:
-    """What one look found, for the store; `number` is that of the last report in it, believed or not."""
+def run_reports(job_id: int, restart: int, new: NewReports, spec: SpecRecord | None) -> RunReports:
+    """New reports of a run, for the store."""
     found: dict[type, list[Any]] = defaultdict(list)
-    for line in piece.lines:
+    for line in new.lines:
         match line.report:
             case protocol.Hello():
                 found[HelloRecord].append(_as(HelloRecord, line))
@@ -99,8 +99,8 @@ def run_reports(job_id: int, restart: int, piece: NewReports, number: int, spec:
     return RunReports(
         job_id,
         restart,
-        offset=piece.offset,
-        number=number,
+        offset=new.offset,
+        number=new.last,
         spec=spec,
         hello=_last(found[HelloRecord]),
         begun=found[HelloRecord][0].time if found[HelloRecord] else None,
@@ -113,12 +113,12 @@ def run_reports(job_id: int, restart: int, piece: NewReports, number: int, spec:
     )
 
 
-def _last(said: Sequence[N]) -> N | None:
+def _last(reports: Sequence[N]) -> N | None:
     """The last of a run's hellos, or byes, with the notes of all: its ranks may have been started several times."""
-    if not said:
+    if not reports:
         return None
-    notes = dict.fromkeys(report.note for report in said if report.note)
-    return replace(said[-1], note="; ".join(notes)[-protocol.MAX_TEXT :])
+    notes = dict.fromkeys(report.note for report in reports if report.note)
+    return replace(reports[-1], note="; ".join(notes)[-protocol.MAX_TEXT :])
 
 
 def _as(record: type[R], line: Line, **renamed: object) -> R:

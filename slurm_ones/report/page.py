@@ -1,16 +1,17 @@
-"""A page about a cluster's elastic jobs: GPUs over time, every job, every decision that was carried out."""
+"""HTML pages that need nothing else: of a cluster's elastic jobs, and of a study. The templates escape all text."""
 
 from __future__ import annotations
 
 import base64
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ones_db import Store
-from slurm_ones.report.gpus import Panel, draw
+from slurm_ones.report.charts import Lane, Panel, draw_gpus, study_charts
 from slurm_ones.report.text import per_gpu, plain, resized, seconds, starts, troubles
 
 
@@ -54,23 +55,35 @@ def _acted(store: Store) -> list[Acted]:
     return found
 
 
-def write_page(path: Path, store: Store, panels: list[Panel], found: dict[str, Any], note: str) -> None:
-    """Write one HTML file that needs nothing else: the picture, the two tables, and `note` about what they are worth.
-
-    `found` is what the demo's `result.json` holds. All text is escaped by the template engine.
-    """
+def environment() -> Any:
+    """Jinja2's environment of this folder's templates, in which all text is escaped."""
     from jinja2 import Environment, PackageLoader
 
+    made = Environment(loader=PackageLoader("slurm_ones.report", ""), autoescape=True)
+    made.filters["plain"] = plain
+    made.filters["seconds"] = seconds
+    return made
+
+
+def _write(path: Path, template: str, **values: Any) -> None:
+    written = time.strftime("%Y-%m-%d %H:%M")
+    path.write_text(environment().get_template(template).render(written=written, **values), encoding="utf-8")
+
+
+def write_page(path: Path, store: Store, panels: list[Panel], found: dict[str, Any], note: str) -> None:
+    """Write the page of a demo: the picture, the two tables, and `note` about what they are worth.
+
+    `found` is what the demo's `result.json` holds.
+    """
     with tempfile.TemporaryDirectory() as folder:
         picture = Path(folder) / "gpus.png"
-        draw(panels, picture)
+        draw_gpus(panels, picture)
         image = base64.b64encode(picture.read_bytes()).decode()
-    environment = Environment(loader=PackageLoader("slurm_ones.report", ""), autoescape=True)
-    environment.filters["seconds"] = seconds
-    environment.filters["plain"] = plain
     decisions = _acted(store)
     jobs = store.job_summaries()
-    html = environment.get_template("page.html").render(
+    _write(
+        path,
+        "demo.html",
         image=image,
         alone={job["name"]: job for job in found["slurm"]["jobs"]},
         found=found,
@@ -79,6 +92,25 @@ def write_page(path: Path, store: Store, panels: list[Panel], found: dict[str, A
         per_gpu={job.name: per_gpu(job) for job in jobs},
         troubles=[(job.name, trouble) for job in jobs for trouble in troubles(job)],
         begin=decisions[0].at if decisions else 0.0,
-        written=time.strftime("%Y-%m-%d %H:%M"),
     )
-    path.write_text(html, encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class StudyText:
+    """What the page says."""
+
+    title: str
+    run: Sequence[tuple[str, str]]
+    """What was run: a name and a value each."""
+    rows: Sequence[tuple[str, Sequence[str]]]
+    """The table: a title, and a cell for each lane."""
+    meanings: Sequence[tuple[str, str]]
+    errors: Sequence[str] = ()
+
+
+def write_study(path: Path, text: StudyText, lanes: Sequence[Lane], groups: Mapping[str, str]) -> None:
+    """Write the page of a study. `groups` gives each job's kind by its name: jobs of a kind have a colour in common."""
+    from markupsafe import Markup
+
+    pictures = {name: Markup(svg) for name, svg in study_charts(lanes, groups).items()}
+    _write(path, "study.html", text=text, lanes=lanes, pictures=pictures)

@@ -176,4 +176,4 @@ class _Heartbeat:
                 # Whoever is about to act finds it out too.
                 return
             except StoreError as error:
-                log.info("those who stand by could not be told that this companion lives: %s", error)
+                log.info("the heartbeat for standbys could not be stored: %s", error)

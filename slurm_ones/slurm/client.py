@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from ones_db import NotLeader
 from slurm_ones.slurm.model import Job, Shape, Snapshot
 
 log = logging.getLogger(__name__)
@@ -178,6 +177,6 @@ class LeaderOnlyClient:
         finally:
             try:
                 self._check()
-            except NotLeader:
-                log.error("the lead was lost while Slurm was told to %s: see that this is what the job needs", what)
+            except Exception:
+                log.error("the lead was lost during the command to %s: check that this is what the job needs", what)
                 raise

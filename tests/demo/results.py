@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from ones_db import Store
-from slurm_ones.report.gpus import Bar, Panel, draw
+from slurm_ones.report.charts import Bar, Panel, draw_gpus
 from slurm_ones.report.text import seconds
 from tests.demo.scenario import Outcome
 
@@ -140,4 +140,4 @@ def disagreements(ones: list[Outcome], store: Store, listed: list[dict[str, Any]
 def write(folder: Path, found: dict[str, Any], drawn: list[Panel]) -> None:
     """`result.json` and `gpus.png`."""
     (folder / "result.json").write_text(json.dumps(found, indent=1) + "\n")
-    draw(drawn, folder / "gpus.png")
+    draw_gpus(drawn, folder / "gpus.png")

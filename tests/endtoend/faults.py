@@ -1,4 +1,4 @@
-"""The kinds of faults, each by its name: what breaks, or what a person does, at a moment that hurts."""
+"""The faults on a real Slurm, each by the name of its kind: what breaks, or what a person does, during a resize."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from contextlib import suppress
 from slurm_ones.slurm.model import Job, JobState
 from tests.endtoend.fault_site import ELASTIC, FULL, SMALL, FaultSite
 from tests.endtoend.light import EXIT_IN_DRAIN
+from tests.faults.kinds import FaultKind
 
 Inject = Callable[[FaultSite, int], None]
-"""It is given the job in whose resize the companion stands, or any elastic one."""
+"""Called with the job in whose resize the companion stands, or with any elastic one."""
 KINDS: dict[str, Inject] = {}
 POSSIBLE: dict[str, Callable[[FaultSite], bool]] = {}
 """Kinds that need something of their site."""
@@ -22,7 +23,12 @@ DRAINABLE = ("n2", "n3", "n4")
 """Nodes on which no job runs that must not be touched."""
 
 
-def kind(name: str, possible: Callable[[FaultSite], bool] = lambda site: True) -> Callable[[Inject], Inject]:
+def kind(
+    what: FaultKind | str, possible: Callable[[FaultSite], bool] = lambda site: True
+) -> Callable[[Inject], Inject]:
+    """Register a kind: one that simulated runs have too, or a name of its own."""
+    name = what.value if isinstance(what, FaultKind) else what
+
     def known(inject: Inject) -> Inject:
         KINDS[name], POSSIBLE[name] = inject, possible
         return inject
@@ -33,7 +39,7 @@ def kind(name: str, possible: Callable[[FaultSite], bool] = lambda site: True) -
 # -- the companion ---------------------------------------------------------------------------------------------------
 
 
-@kind("companion killed")
+@kind(FaultKind.CRASH)
 def _(site: FaultSite, job_id: int) -> None:
     site.random.choice(site.companions).kill()
 
@@ -58,7 +64,7 @@ def _(site: FaultSite, job_id: int) -> None:
     site.random.choice(site.companions).signal(signal.SIGTERM)
 
 
-@kind("stop file")
+@kind(FaultKind.STOP_FILE)
 def _(site: FaultSite, job_id: int) -> None:
     path = site.folder / "stop"
     path.touch()
@@ -130,7 +136,7 @@ def _(site: FaultSite, job_id: int) -> None:
     site.cluster.start_slurmds(*site.cluster.nodes)
 
 
-@kind("node down")
+@kind(FaultKind.NODE_FAILED)
 def _(site: FaultSite, job_id: int) -> None:
     node = _node_of(site, job_id)
     node = node if node in DRAINABLE else site.random.choice(DRAINABLE)
@@ -145,7 +151,7 @@ def _(site: FaultSite, job_id: int) -> None:
     _later(site, lambda: site.scontrol("scontrol", "update", f"NodeName={node}", "State=RESUME", user="root"))
 
 
-@kind("node drained")
+@kind(FaultKind.NODE_DRAINED)
 def _(site: FaultSite, job_id: int) -> None:
     node = _node_of(site, job_id)
     node = node if node in DRAINABLE else site.random.choice(DRAINABLE)
@@ -153,7 +159,7 @@ def _(site: FaultSite, job_id: int) -> None:
     _later(site, lambda: site.scontrol("scontrol", "update", f"NodeName={node}", "State=RESUME", user="root"))
 
 
-@kind("rigid jobs take the free GPUs")
+@kind(FaultKind.RIGID)
 def _(site: FaultSite, job_id: int) -> None:
     jobs = site.jobs().values()
     taken = sum(job.nodes * job.gpus_per_node for job in jobs if job.state is JobState.RUNNING)
@@ -236,18 +242,18 @@ def _(site: FaultSite, job_id: int) -> None:
 # -- people ----------------------------------------------------------------------------------------------------------
 
 
-@kind("owner cancels")
+@kind(FaultKind.CANCELLED)
 def _(site: FaultSite, job_id: int) -> None:
     site.expected[job_id].ends |= {JobState.CANCELLED}
     site.scontrol("scancel", str(job_id))
 
 
-@kind("owner holds")
+@kind(FaultKind.HELD)
 def _(site: FaultSite, job_id: int) -> None:
     _hold(site, job_id, "uhold", "alice")
 
 
-@kind("operator holds")
+@kind(FaultKind.ADMIN_HOLD)
 def _(site: FaultSite, job_id: int) -> None:
     _hold(site, job_id, "hold", "root")
 
@@ -269,12 +275,12 @@ def _hold(site: FaultSite, job_id: int, how: str, user: str) -> None:
     _later(site, release)
 
 
-@kind("owner releases")
+@kind(FaultKind.RELEASED)
 def _(site: FaultSite, job_id: int) -> None:
     site.scontrol("scontrol", "release", str(job_id))
 
 
-@kind("owner requeues")
+@kind(FaultKind.REQUEUED)
 def _(site: FaultSite, job_id: int) -> None:
     if site.scontrol("scontrol", "requeue", str(job_id)):
         site.expected[job_id].others += 1
@@ -307,22 +313,22 @@ def _comment(site: FaultSite, job_id: int, text: str) -> None:
     _later(site, back)
 
 
-@kind("owner opts out")
+@kind(FaultKind.OPTED_OUT)
 def _(site: FaultSite, job_id: int) -> None:
     _comment(site, job_id, "mine")
 
 
-@kind("owner says resize=off")
+@kind(FaultKind.RESIZE_OFF)
 def _(site: FaultSite, job_id: int) -> None:
     _comment(site, job_id, f"{ELASTIC} resize=off")
 
 
-@kind("owner writes a bad comment")
+@kind(FaultKind.BAD_COMMENT)
 def _(site: FaultSite, job_id: int) -> None:
     _comment(site, job_id, "ones: gpus=many")
 
 
-@kind("owner sets StartTime")
+@kind(FaultKind.BEGIN)
 def _(site: FaultSite, job_id: int) -> None:
     expected = site.expected[job_id]
     if not site.scontrol("scontrol", "update", f"JobId={job_id}", "StartTime=now+1hour"):

@@ -172,7 +172,8 @@ def _requeues(
     unexplained = job.restart - len(ours)
     if unexplained > expected.others:
         found.append(
-            f"job {job.job_id} was restarted {job.restart} times, {len(ours)} by resizes and {expected.others} by others"
+            f"job {job.job_id} was restarted {job.restart} times, {len(ours)} of them by resizes, "
+            f"{expected.others} by others"
         )
     return found
 

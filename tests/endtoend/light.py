@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from ones_wrapper.job_files import OrderReader, ReportWriter, log, write_spec
+from ones_wrapper.job_io import OrderReader, ReportWriter, log, write_spec
 from ones_wrapper.protocol import (
     CHECKPOINTS,
     DRAIN_WAIT_S,

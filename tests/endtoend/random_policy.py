@@ -3,9 +3,9 @@
     python -m tests.endtoend.random_policy FOLDER [OPTIONS OF slurm-ones run]
 
 Run inside a cluster. All but the policy is the companion as it is. By files in FOLDER a test controls it: while there
-is a file `quiet` the policy changes nothing, and the companion stops at the point that the file `gate` names (a state of
-a resize, just after it was written down; or `after CALL`, a change of the client's that Slurm has just taken) until the
-file `reached`, which says whose resize it was, is removed again.
+is a file `quiet` the policy changes nothing, and the companion stops at the point that the file `gate` names until the
+file `reached`, which says whose resize it was, is removed again. Such a point is a state of a resize, just after it was
+written down, or `after CALL`: a change of the client's that Slurm has just taken.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def spec(data: bytes) -> None:
 
 
 def order(data: bytes) -> None:
-    from ones_wrapper.job_files import OrderReader
+    from ones_wrapper.job_io import OrderReader
 
     folder = scratch() / "inbox"
     folder.mkdir(exist_ok=True)
@@ -297,7 +297,7 @@ def _jobs(jobs: dict[int, Job]) -> None:
         _ = (job.ended, job.running, job.completing)
         if (elastic := elastic_job(job, snapshot, {}, None)) is not None:
             _ = (elastic.shape.gpus, elastic.gpu_range)
-            storable(elastic.refusal)
+            storable(str(elastic.refusal))
 
 
 _BETWEEN = "~0123456789abcdef~"
@@ -629,20 +629,8 @@ def tags(html: str) -> list[object]:
     return parser.found
 
 
-@cache
-def _templates() -> Any:
-    from jinja2 import Environment, PackageLoader
-
-    from slurm_ones.report.text import plain, seconds
-
-    environment = Environment(loader=PackageLoader("slurm_ones.report", ""), autoescape=True)
-    environment.filters["seconds"] = seconds
-    environment.filters["plain"] = plain
-    return environment
-
-
 def _pages(text: str) -> Iterable[str]:
-    from slurm_ones.report.page import Acted
+    from slurm_ones.report.page import Acted, environment
 
     job = {
         "name": text, "user": text, "shapes": [text], "batches": [text], "jct_s": 5.0, "accuracy": 0.5, "resizes": 1,
@@ -650,8 +638,8 @@ def _pages(text: str) -> Iterable[str]:
     }  # fmt: skip
     found = {"ones": {"jobs": [job], "mean_jct_s": 1.0}, "slurm": {"jobs": [job], "mean_jct_s": 1.0}}
     yield (
-        _templates()
-        .get_template("page.html")
+        environment()
+        .get_template("demo.html")
         .render(
             image="", alone={text: job}, found=found, note=text, per_gpu={text: text}, troubles=[(text, text)],
             begin=0.0, decisions=[Acted(1.0, text, text, text, text)], written="",
@@ -659,7 +647,7 @@ def _pages(text: str) -> Iterable[str]:
     )  # fmt: skip
     said = {"title": text, "run": [(text, text)], "rows": [(text, [text])], "meanings": [(text, text)]}
     yield (
-        _templates()
+        environment()
         .get_template("study.html")
         .render(text={**said, "errors": [text]}, lanes=[{"label": text}], pictures={}, written="")
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import JobRecord, ResizeRecord, Store, migrate
-from slurm_ones.report.gpus import Bar, Panel, draw, steps
+from slurm_ones.report.charts import Bar, Panel, draw_gpus, held, thinned
 from slurm_ones.report.page import write_page
 from slurm_ones.report.text import plain, resized, safe, seconds
 from tests.db.make import resized_job, throughput, told
@@ -42,23 +43,37 @@ def test_a_parked_job_is_called_so() -> None:
     assert (resized(1, 2, 2, 4), resized(1, 2, 0, 0)) == ("1x2 → 2x4", "1x2 → parked")
 
 
-def test_steps_hold_what_the_runs_held() -> None:
+def test_jobs_hold_what_their_runs_held() -> None:
     """At each moment a job's height is the sum of its runs' GPUs, none before and after."""
     bars = [Bar("a", 0, 10, 1), Bar("a", 12, 20, 4), Bar("b", 5, 15, 2)]
-    moments, held = steps(bars, ["a", "b"])
-    assert moments == [0, 5, 10, 12, 15, 20]
-    assert held == {"a": [1, 1, 0, 4, 4, 0], "b": [0, 2, 2, 2, 0, 0]}
-    area = sum(
-        gpus * (after - before)
-        for row in held.values()
-        for gpus, before, after in zip(row, moments, moments[1:], strict=False)
-    )
-    assert area == sum(bar.gpus * (bar.end - bar.start) for bar in bars)
+    moments, holding = held(bars, ["a", "b"])
+    assert moments.tolist() == [0, 5, 10, 12, 15, 20]
+    assert holding.tolist() == [[1, 1, 0, 4, 4, 0], [0, 2, 2, 2, 0, 0]]
+    assert (holding[:, :-1] * np.diff(moments)).sum() == sum(bar.gpus * (bar.end - bar.start) for bar in bars)
+
+
+def test_runs_that_follow_each_other_leave_no_gap() -> None:
+    """The stripes' areas are the GPU-seconds held, and what ends when another begins leaves no gap."""
+    bars = [Bar("a", 0, 10, 1), Bar("a", 12, 20, 4), Bar("b", 5, 12, 2), Bar("a", 10, 12, 3)]
+    moments, holding = held(bars, ["a", "b"])
+    assert list(moments) == [0, 5, 10, 12, 20]
+    assert holding.tolist() == [[1, 1, 3, 4, 0], [0, 2, 2, 0, 0]]
+    assert (holding[:, :-1] * np.diff(moments)).sum() == sum(b.gpus * (b.end - b.start) for b in bars)
+
+
+def test_thinned_lines_keep_their_mean() -> None:
+    """A long run's line is short, over the same time, about the same values."""
+    points = [(float(t), float(t % 7)) for t in range(10_000)]
+    times, values = thinned(points, 100)
+    assert len(times) == 100 and times[0] == 0
+    assert values.mean() == pytest.approx(3.0, abs=0.05)
+    assert thinned([], 5)[0].size == 0
+    assert thinned([(1.0, 2.0)], 5)[1].tolist() == [2.0]
 
 
 def test_draw_leaves_a_picture(tmp_path: Path) -> None:
     """A PNG of some size is written, also for a cluster on which nothing ran."""
-    draw([Panel("one", [Bar("a", 0, 10, 1)], 4), Panel("none", [], 4)], tmp_path / "gpus.png")
+    draw_gpus([Panel("one", [Bar("a", 0, 10, 1)], 4), Panel("none", [], 4)], tmp_path / "gpus.png")
     assert (tmp_path / "gpus.png").read_bytes().startswith(b"\x89PNG")
 
 

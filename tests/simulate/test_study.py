@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from slurm_ones.decide import POLICIES
-from slurm_ones.report.gpus import Bar
-from slurm_ones.report.study import Lane, Text, held, thinned, write_study
+from slurm_ones.report.charts import Bar, Lane
+from slurm_ones.report.page import StudyText, write_study
 from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.engines.outcome import Outcome
@@ -136,31 +136,12 @@ def test_what_is_wrong_is_said_before_the_run(plan: Plan, named: str) -> None:
         plan.check()
 
 
-def test_held_adds_up() -> None:
-    """The stripes' areas are the GPU-seconds held, and what ends when another begins leaves no gap."""
-    bars = [Bar("a", 0, 10, 1), Bar("a", 12, 20, 4), Bar("b", 5, 12, 2), Bar("a", 10, 12, 3)]
-    moments, holding = held(bars, ["a", "b"])
-    assert list(moments) == [0, 5, 10, 12, 20]
-    assert holding.tolist() == [[1, 1, 3, 4, 0], [0, 2, 2, 0, 0]]
-    assert (holding[:, :-1] * np.diff(moments)).sum() == sum(b.gpus * (b.end - b.start) for b in bars)
-
-
-def test_thinned_lines_keep_their_mean() -> None:
-    """A long run's line is short, over the same time, about the same values."""
-    points = [(float(t), float(t % 7)) for t in range(10_000)]
-    times, values = thinned(points, 100)
-    assert len(times) == 100 and times[0] == 0
-    assert values.mean() == pytest.approx(3.0, abs=0.05)
-    assert thinned([], 5)[0].size == 0
-    assert thinned([(1.0, 2.0)], 5)[1].tolist() == [2.0]
-
-
 def test_page_escapes_and_holds_all_pictures(tmp_path: Path) -> None:
     """One file with three pictures that needs nothing else, and no job's or policy's name acts on it."""
     evil = "<script>alert(1)</script>"
     lane = Lane(evil, [60.0, 3600.0], [Bar(evil, 0, 100, 2)], [(0.0, 0.5), (60.0, 0.7)], 4)
     empty = Lane("crashed", [], [], [], 4)
-    text = Text(evil, [("work", evil)], [("mean JCT, s", ["60", "–"])], [("mean JCT", "…")], [evil])
+    text = StudyText(evil, [("work", evil)], [("mean JCT, s", ["60", "–"])], [("mean JCT", "…")], [evil])
     write_study(tmp_path / "page.html", text, [lane, empty], {evil: evil})
     html = (tmp_path / "page.html").read_text()
     assert "<script" not in html

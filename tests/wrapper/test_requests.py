@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ones_wrapper.job_files import SAVE, STOP, OwnerRequests, Previous, previous
+from ones_wrapper.job_io import SAVE, STOP, OwnerRequests, Previous, previous
 from ones_wrapper.launch.restart_policy import DONT_RESTART
 from ones_wrapper.protocol import (
     Bye,

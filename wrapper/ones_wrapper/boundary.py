@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ones_wrapper.group import Group
-from ones_wrapper.job_files import SAVE, STOP, OrderReader, OwnerRequests
+from ones_wrapper.job_io import SAVE, STOP, OrderReader, OwnerRequests
 from ones_wrapper.launch.process_hooks import FLAGS, Flags
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 

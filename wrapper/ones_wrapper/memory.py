@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from ones_wrapper.job_files import log
+from ones_wrapper.job_io import log
 from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY
 
 FILE = ".memory.json"

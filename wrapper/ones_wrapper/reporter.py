@@ -15,7 +15,7 @@ import torch
 
 from ones_wrapper.checkpoint import Progress
 from ones_wrapper.group import Group
-from ones_wrapper.job_files import Previous, ReportWriter, log
+from ones_wrapper.job_io import Previous, ReportWriter, log
 from ones_wrapper.protocol import MAX_TEXT, Bye, Hello, Report, Spec, Throughput
 
 

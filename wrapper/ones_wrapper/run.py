@@ -17,8 +17,8 @@ from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchange import Exchange
 from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.group import Group
-from ones_wrapper.job_files import STOP, OrderReader, OwnerRequests, ReportWriter, log, previous, write_spec
-from ones_wrapper.launch import hang_detector, job_directory, make_job_directory
+from ones_wrapper.job_io import STOP, OrderReader, OwnerRequests, ReportWriter, log, previous, write_spec
+from ones_wrapper.launch import find_job_directory, hang_detector, make_job_directory
 from ones_wrapper.launch.process_hooks import FLAGS, on_error, on_exit, requeue_conflict
 from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
 from ones_wrapper.learning_rate import LrRule, Rate
@@ -76,7 +76,7 @@ class Run:
         self._measured_at = time.monotonic()
         self._restart = int(env.get("SLURM_RESTART_COUNT") or 0)
         job_id = int(env.get("SLURM_JOB_ID") or 0)
-        self.directory = job_directory(env, Path.cwd())
+        self.directory = find_job_directory(env, Path.cwd())
         if first:
             make_job_directory(self.directory)
         self._declared = spec.max_local_batch

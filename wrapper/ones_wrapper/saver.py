@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ones_wrapper.checkpoint import Checkpoints, Failed, Loaded, Progress, Saved, State
 from ones_wrapper.group import Group, RankError
-from ones_wrapper.job_files import log
+from ones_wrapper.job_io import log
 from ones_wrapper.launch.process_hooks import FLAGS
 from ones_wrapper.protocol import Checkpoint, Report
 

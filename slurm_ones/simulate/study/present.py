@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from slurm_ones.report.gpus import Bar
-from slurm_ones.report.study import Lane, Text
+from slurm_ones.report.charts import Bar, Lane
+from slurm_ones.report.page import StudyText
 from slurm_ones.simulate.study.figures import METRICS, Estimate, completion_times
 from slurm_ones.simulate.study.plan import Plan
 from slurm_ones.simulate.study.runs import PolicySummary, Run
@@ -122,8 +122,8 @@ def _jobs(run: Run) -> list[dict[str, Any]]:
 
 def page(
     plan: Plan, summaries: Sequence[PolicySummary], runs: Sequence[Run]
-) -> tuple[Text, list[Lane], dict[str, str]]:
-    """What `report.study.write_study` takes."""
+) -> tuple[StudyText, list[Lane], dict[str, str]]:
+    """What `report.page.write_study` takes."""
     seed = plan.seeds[0]
     lanes = []
     for summary in summaries:
@@ -136,7 +136,7 @@ def page(
     work = plan.workload(seed).submissions
     generated = plan.source.workload in MIXES
     groups = {s.name: VARIANT.sub("", s.application) if generated else s.application for s in work}
-    text = Text(
+    text = StudyText(
         title=f"Policies compared: {plan.source.workload}",
         run=tuple(plan.description().items()),
         rows=rows(summaries),

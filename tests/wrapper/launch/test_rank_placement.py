@@ -79,7 +79,7 @@ def test_node_launchers() -> None:
         (hydra(3, 4, 3, 4), "4 processes, not 2"),
         (open_mpi(1, 4, 0, 2), "not placed node by node"),
         ({"ONES_LAUNCHER": "ibrun", "PMIX_RANK": "4"}, "this is process 4"),
-        ({"ONES_LAUNCHER": "mpirun"}, "told this process no rank"),
+        ({"ONES_LAUNCHER": "mpirun"}, "gave this process no rank"),
     ],
 )
 def test_not_as_planned(env: dict[str, str], says: str) -> None:

@@ -25,7 +25,7 @@ from ones_wrapper.checkpoint.folder import REST, Folder, checkpoint_name
 from ones_wrapper.checkpoint.safetensors import Part, Reader, encode
 from ones_wrapper.checkpoint.state import Content, Failed, Loaded, Progress, Saved, State, collect, differences, restore
 from ones_wrapper.group import Group, RankError, ThreadsError
-from ones_wrapper.job_files import log
+from ones_wrapper.job_io import log
 
 
 @dataclass(frozen=True)

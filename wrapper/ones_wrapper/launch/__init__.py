@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ones_wrapper.launch.job_directory import job_directory, make_job_directory
+from ones_wrapper.launch.job_directory import find_job_directory, make_job_directory
 from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
 from ones_wrapper.launch.rank_placement import LaunchError, allocation, master_port, number, without_stale
 from ones_wrapper.launch.restart_policy import USAGE_ERROR, Limits
 from ones_wrapper.launch.supervise import Launch, Supervisor
 
-__all__ = ["LaunchError", "Wish", "job_directory", "main", "make_job_directory", "plan"]
+__all__ = ["LaunchError", "Wish", "find_job_directory", "main", "make_job_directory", "plan"]
 
 BACKENDS = ("nccl", "gloo", "mpi")
 
@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             launcher_named(options.launcher)
         if not Path(args.script).is_file():
             raise LaunchError(f"script {args.script}: there is no such file (looked from {Path.cwd()})")
-        job_dir = job_directory(env, Path.cwd())
+        job_dir = find_job_directory(env, Path.cwd())
 
         def start(attempt: int) -> Launch:
             return plan(env, args.script, args.arguments, job_dir=job_dir, options=options, now=now, attempt=attempt)

@@ -30,7 +30,7 @@ TRIES = "tries.json"
 _NAME = re.compile(r"step-\d{9,}")
 
 
-def job_directory(env: Mapping[str, str], cwd: Path) -> Path:
+def find_job_directory(env: Mapping[str, str], cwd: Path) -> Path:
     """Where the job's directory is: ONES_JOB_DIR, or `ones-<job id>` in the working directory."""
     named = env.get("ONES_JOB_DIR")
     return (cwd / named) if named else cwd / directory_name(number(env, "SLURM_JOB_ID") or 0)

@@ -204,7 +204,7 @@ def find_task(env: Mapping[str, str], launcher: str) -> Task:
         if rank is not None:
             return Task(rank, size, local_rank, local_size, names[0])
     raise PlacementError(
-        f"{launcher} told this process no rank (none of SLURM_PROCID, PMI_RANK, PMIX_RANK, OMPI_COMM_WORLD_RANK is "
+        f"{launcher} gave this process no rank (none of SLURM_PROCID, PMI_RANK, PMIX_RANK, OMPI_COMM_WORLD_RANK is "
         f"set). {_HELP.get(launcher, '')}"
     )
 

@@ -1,10 +1,9 @@
-"""The page of a study: policies compared, in one HTML file that needs nothing else."""
+"""Charts of clusters and jobs: GPUs over time, completion times, goodput. Matplotlib is imported when one is drawn."""
 
 from __future__ import annotations
 
 import io
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from slurm_ones.report.gpus import Bar
-from slurm_ones.report.text import plain, seconds
+from slurm_ones.report.text import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,8 +26,27 @@ MOST_NAMED = 20
 
 
 @dataclass(frozen=True)
+class Bar:
+    """One run of one job. Times in seconds from any one beginning."""
+
+    job: str
+    start: float
+    end: float
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Panel:
+    """GPUs over time of one cluster: a title, who held how many GPUs when, and how many there are."""
+
+    title: str
+    bars: Sequence[Bar]
+    capacity: int
+
+
+@dataclass(frozen=True)
 class Lane:
-    """One policy's part of the page. Times in seconds after the start."""
+    """One policy's part of a study's page. Times in seconds after the start."""
 
     label: str
     jct_s: Sequence[float]
@@ -40,42 +57,6 @@ class Lane:
     """(time, share of the cluster put to good use), with the same seed."""
     capacity: int
     """GPUs of the cluster."""
-
-
-@dataclass(frozen=True)
-class Text:
-    """What the page says."""
-
-    title: str
-    run: Sequence[tuple[str, str]]
-    """What was run: a name and a value each."""
-    rows: Sequence[tuple[str, Sequence[str]]]
-    """The table: a title, and a cell for each lane."""
-    meanings: Sequence[tuple[str, str]]
-    errors: Sequence[str] = ()
-
-
-def write_study(path: Path, text: Text, lanes: Sequence[Lane], groups: dict[str, str]) -> None:
-    """Write the page. `groups` gives each job's kind, by its name: jobs of a kind have a colour in common.
-
-    All text is escaped by the template engine.
-    """
-    from jinja2 import Environment, PackageLoader
-    from markupsafe import Markup
-    from matplotlib import rc_context
-
-    with rc_context({"text.parse_math": False}):  # a dollar in a name is no formula
-        pictures = {"jct": _distribution(lanes), "gpus": _gpus(lanes, groups), "goodput": _goodput(lanes)}
-    environment = Environment(loader=PackageLoader("slurm_ones.report", ""), autoescape=True)
-    environment.filters["plain"] = plain
-    environment.filters["seconds"] = seconds
-    html = environment.get_template("study.html").render(
-        text=text,
-        lanes=lanes,
-        pictures={name: Markup(svg) for name, svg in pictures.items()},
-        written=time.strftime("%Y-%m-%d %H:%M"),
-    )
-    path.write_text(html, encoding="utf-8")
 
 
 def held(bars: Sequence[Bar], jobs: Sequence[str]) -> tuple[Floats, Floats]:
@@ -90,7 +71,7 @@ def held(bars: Sequence[Bar], jobs: Sequence[str]) -> tuple[Floats, Floats]:
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """At most so many points: equal stretches of time, each with its mean value; empty stretches are left out."""
+    """At most so many points: equal intervals of time, each with its mean value; empty ones are left out."""
     if not points:
         return np.zeros(0), np.zeros(0)
     times, values = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
@@ -134,6 +115,74 @@ def _colours(count: int) -> list[Any]:
     return [found(i % found.N) for i in range(count)]
 
 
+def _stack(axis: Axes, panel: Panel, jobs: Sequence[str], colours: Mapping[str, Any], unit_s: float) -> None:
+    """Draw the GPUs that each job holds, one job on another, over time in units of `unit_s` seconds."""
+    moments, holding = held(panel.bars, jobs)
+    for job, top, own in zip(jobs, holding.cumsum(axis=0), holding, strict=True):
+        # Drawn as pixels: as shapes, a day of many jobs makes a page of many megabytes.
+        axis.fill_between(
+            moments / unit_s,
+            top - own,
+            top,
+            step="post",
+            color=colours[job],
+            edgecolor="white",
+            linewidth=0.15,
+            rasterized=True,
+        )
+    axis.axhline(panel.capacity, color="black", linewidth=0.8, linestyle=":")
+    axis.set_title(panel.title, loc="left", fontsize=9)
+    axis.set_ylabel("GPUs")
+    axis.set_ylim(0, panel.capacity * 1.05)
+    axis.set_xlim(left=0)
+
+
+def _legend(figure: Figure, colours: Mapping[str, Any]) -> None:
+    from matplotlib.patches import Patch
+
+    if 0 < len(colours) <= MOST_NAMED:
+        handles = [Patch(color=colour, label=plain(name, 40)) for name, colour in colours.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+
+
+def draw_gpus(panels: Sequence[Panel], path: Path) -> None:
+    """Draw the panels one above the other, with one scale of time and one colour a job, into a PNG file."""
+    from matplotlib import rc_context
+
+    jobs = list(dict.fromkeys(bar.job for panel in panels for bar in sorted(panel.bars, key=lambda bar: bar.start)))
+    colours = dict(zip(jobs, _colours(len(jobs)), strict=True))
+    with rc_context({"text.parse_math": False}):  # a dollar in a name is no formula
+        figure, axes = _figure(len(panels), 2.9 * len(panels) + 0.6, sharex=True)
+        for axis, panel in zip(axes, panels, strict=True):
+            _stack(axis, panel, jobs, colours, 1.0)
+        axes[-1].set_xlabel("seconds since the first submission")
+        _legend(figure, colours)
+        figure.savefig(path, dpi=110)
+
+
+def study_charts(lanes: Sequence[Lane], groups: Mapping[str, str]) -> dict[str, str]:
+    """The pictures of a study as SVG: completion times, GPUs over time, goodput. `groups` gives each job's kind by its
+    name: jobs of a kind have a colour in common."""
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False}):
+        return {"jct": _distribution(lanes), "gpus": _gpus(lanes, groups), "goodput": _goodput(lanes)}
+
+
+def _gpus(lanes: Sequence[Lane], groups: Mapping[str, str]) -> str:
+    figure, axes = _figure(max(len(lanes), 1), 2.1 * max(len(lanes), 1) + 1.0, sharex=True)
+    kinds = sorted(set(groups.values()))
+    colours = dict(zip(kinds, _colours(len(kinds)), strict=True))
+    for axis, lane in zip(axes, lanes, strict=False):
+        # Jobs of a kind lie beside each other.
+        jobs = sorted({bar.job for bar in lane.bars}, key=lambda job: (groups.get(job, ""), job))
+        of_job = {job: colours[groups.get(job, kinds[0])] for job in jobs}
+        _stack(axis, Panel(lane.label, lane.bars, lane.capacity), jobs, of_job, 3600.0)
+    axes[-1].set_xlabel("hours since the start")
+    _legend(figure, colours)
+    return _svg(figure, "gpus")
+
+
 def _distribution(lanes: Sequence[Lane]) -> str:
     figure, (axis,) = _figure(1, 3.6)
     for lane, colour in zip(lanes, _colours(len(lanes)), strict=True):
@@ -149,41 +198,6 @@ def _distribution(lanes: Sequence[Lane]) -> str:
     if axis.get_legend_handles_labels()[0]:
         axis.legend(frameon=False, loc="lower right")
     return _svg(figure, "jct")
-
-
-def _gpus(lanes: Sequence[Lane], groups: dict[str, str]) -> str:
-    figure, axes = _figure(max(len(lanes), 1), 2.1 * max(len(lanes), 1) + 1.0, sharex=True)
-    kinds = sorted(set(groups.values()))
-    colour = dict(zip(kinds, _colours(len(kinds)), strict=True))
-    for axis, lane in zip(axes, lanes, strict=False):
-        # Jobs of a kind lie beside each other.
-        jobs = sorted({bar.job for bar in lane.bars}, key=lambda job: (groups.get(job, ""), job))
-        moments, holding = held(lane.bars, jobs)
-        tops = holding.cumsum(axis=0)
-        for job, top, own in zip(jobs, tops, holding, strict=True):
-            # Drawn as pixels: as shapes, a day of many jobs makes a page of many megabytes.
-            axis.fill_between(
-                moments / 3600.0,
-                top - own,
-                top,
-                step="post",
-                color=colour[groups.get(job, kinds[0])],
-                edgecolor="white",
-                linewidth=0.15,
-                rasterized=True,
-            )
-        axis.axhline(lane.capacity, color="black", linewidth=0.8, linestyle=":")
-        axis.set_title(lane.label, loc="left", fontsize=9)
-        axis.set_ylabel("GPUs")
-        axis.set_ylim(0, lane.capacity * 1.05)
-        axis.set_xlim(left=0)
-    axes[-1].set_xlabel("hours since the start")
-    if 0 < len(kinds) <= MOST_NAMED:
-        from matplotlib.patches import Patch
-
-        handles = [Patch(color=colour[kind], label=kind) for kind in kinds]
-        figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
-    return _svg(figure, "gpus")
 
 
 def _goodput(lanes: Sequence[Lane]) -> str:
