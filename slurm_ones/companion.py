@@ -133,7 +133,7 @@ class Companion:
         return self._actor.advance(held_only=held_only)
 
     def leave(self) -> None:
-        """Let go the jobs that are kept from starting. Raises `Unreachable`."""
+        """Release the jobs that are kept from starting. Raises `Unreachable`."""
         self._actor.leave()
 
     def close(self) -> None:
