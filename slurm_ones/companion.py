@@ -1,4 +1,4 @@
-"""The companion: observe → learn → decide → act, once a tick."""
+"""The companion: observe → learn → rules → decide → act, once a tick."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from slurm_ones.slurm.client import LeaderOnlyClient, SlurmClient
 
 @dataclass(frozen=True)
 class Tick:
-    """What one tick saw and did."""
+    """What one tick observed and did."""
 
     observation: Observation
     decided: list[PartitionSchedule] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Companion:
         self._make = make or (lambda: policy_of(settings))
         self._make()
         self._rng = np.random.default_rng(settings.seed)
-        deferrals = Deferrals(client, store, settings.lease_s, clock)
+        deferrals = Deferrals(client, store, settings.deferral_s, clock)
         orders = OrderWriter(client, settings.spool, clock, check)
         machine = ResizeMachine(
             client=client,
@@ -97,15 +97,16 @@ class Companion:
         started = time.monotonic()
         self._actor.advance()
         self._stop_file.check(self._clock())
-        seen = self._observer.observe()
-        release_stale_holds(seen.snapshot.jobs.values(), self._client, self._store)
-        round_ = Round.build(seen, self._learn(seen), self.settings, self._store.open_resizes(), self._clock())
+        observation = self._observer.observe()
+        release_stale_holds(observation.snapshot.jobs.values(), self._client, self._store)
+        histories = self._learn(observation)
+        round_ = Round.build(observation, histories, self.settings, self._store.open_resizes(), self._clock())
         decided = self._decide(round_)
         begun = self._actor.act(round_, decided)
-        return Tick(seen, decided, begun, time.monotonic() - started)
+        return Tick(observation, decided, begun, time.monotonic() - started)
 
-    def _learn(self, seen: Observation) -> Mapping[int, JobHistory]:
-        histories = self._store.histories(list(seen.elastic))
+    def _learn(self, observation: Observation) -> Mapping[int, JobHistory]:
+        histories = self._store.histories(list(observation.elastic))
         self._learner.finished(self._store.finished_histories())
         return histories
 
@@ -133,11 +134,11 @@ class Companion:
         return self._actor.advance(held_only=held_only)
 
     def leave(self) -> None:
-        """Release the jobs that are kept from starting. Raises `Unreachable`."""
+        """End all deferrals. Raises `Unreachable`."""
         self._actor.leave()
 
     def close(self) -> None:
-        """Let go of the database; it is of no use afterwards."""
+        """Close the database; the companion is of no use afterwards."""
         self._store.close()
 
     @property

@@ -23,7 +23,9 @@ from slurm_ones.decide import POLICIES
 
 TOP = Path(__file__).parents[1]
 DOCS = TOP / "docs"
-PAGES = sorted([TOP / "README.md", TOP / "CHANGELOG.md", *DOCS.rglob("*.md")])
+PAGES = sorted(
+    [*(TOP / f"{folder}README.md" for folder in ("", "wrapper/", "db/")), TOP / "CHANGELOG.md", *DOCS.rglob("*.md")]
+)
 MOST_WORDS = 500
 """Of the README: `len(text.split())`, code, tables and links included."""
 MOST_CHARACTERS = 200
@@ -123,7 +125,8 @@ def test_tests_exist(page: Path) -> None:
     """A page that says which test shows something names one that is there."""
     sources = "".join(path.read_text() for path in (TOP / "tests").rglob("test_*.py"))
     names = {path.name for path in (TOP / "tests").rglob("test_*.py")}
-    for name, suffix in re.findall(r"\b(test_\w+)(\.py)?", page.read_text()):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for name, suffix in re.findall(r"\b(test_\w+)(\.py)?", text):
         assert f"{name}.py" in names if suffix else f"def {name}(" in sources, name
 
 

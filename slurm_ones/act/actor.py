@@ -130,7 +130,10 @@ class Actor:
         if not self.acting:
             for job_id in sorted(deferred):
                 job = seen.elastic[job_id].job
-                lines = [f"# job {job_id} ({job.user}): must wait", *waiting_commands(job_id, self._settings.lease_s)]
+                lines = [
+                    f"# job {job_id} ({job.user}): must wait",
+                    *waiting_commands(job_id, self._settings.deferral_s),
+                ]
                 self._advise(job_id, "deferred", lines)
             deferred = queued = set()
         jobs = seen.snapshot.jobs
@@ -150,7 +153,7 @@ class Actor:
         if not self.acting:
             batch = f", batch {change.new_batch}" if change.new_batch is not None else ""
             lines = [f"# job {job.job_id} ({job.user}): {change}{batch}"]
-            lines += commands(change, self._orders.next_number(job), self._settings.spool, self._settings.lease_s)
+            lines += commands(change, self._orders.next_number(job), self._settings.spool, self._settings.deferral_s)
             self._advise(job.job_id, hash(change), lines)
             return
         if change.old == change.new:

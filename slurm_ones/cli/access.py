@@ -10,8 +10,7 @@ import typer
 from ones_db import access
 from ones_db.engine import backend_of
 from ones_db.export import export_user, export_users
-from slurm_ones.cli.acted import person
-from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, settings_of
+from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, person, settings_of
 from slurm_ones.config import ConfigError
 from slurm_ones.report.text import plain
 

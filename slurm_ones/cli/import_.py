@@ -13,7 +13,6 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ones_db import Imported, Store, migrate
-from slurm_ones.cli.acted import note
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
@@ -22,6 +21,7 @@ from slurm_ones.cli.common import (
     console,
     errors,
     print_json,
+    record_action,
     settings_of,
 )
 from slurm_ones.cli.maintain import DAY_S, age
@@ -145,7 +145,7 @@ def sacct(
             read = bring(source, store, began, ended, bars)
         if read.stored.new or read.stored.changed:
             counts = f"{read.stored.new} jobs new, {read.stored.changed} changed"
-            note(store, "import sacct", f"since {since}: {counts}")
+            record_action(store, "import sacct", f"since {since}: {counts}")
         found = workload(store.past_jobs(began, ended + 1.0))
     for line in islice(read.bad.values(), SHOWN):
         errors.print(f"slurm-ones: {plain(line, 500)}", markup=False, soft_wrap=True)

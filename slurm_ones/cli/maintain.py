@@ -10,8 +10,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ones_db import Store
 from ones_db.maintenance import Ages, Done, maintain
-from slurm_ones.cli.acted import note
-from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, reading_store, settings_of
+from slurm_ones.cli.common import (
+    ConfigOption,
+    DatabaseOption,
+    command,
+    console,
+    errors,
+    reading_store,
+    record_action,
+    settings_of,
+)
 from slurm_ones.config import ConfigError, Settings
 
 DAY_S = 86_400.0
@@ -91,6 +99,6 @@ def maintain_database(
         done = maintain(store, ages, dry=dry_run, progress=show)
         lines = summary(done, dry_run)
         if not dry_run and (done.removed or done.rows):
-            note(store, "db maintain", "; ".join(lines))
+            record_action(store, "db maintain", "; ".join(lines))
     for line in lines:
         console.print(line)

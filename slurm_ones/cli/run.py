@@ -15,16 +15,14 @@ import typer
 
 from ones_db import Store, StoreBusy, StoreError, StoreLost, migrate
 from ones_db.leader_lock import LeaderLock
-from slurm_ones.cli.acted import note
-from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, settings_of
+from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, record_action, settings_of
 from slurm_ones.companion import Companion, Tick, policy_of
-from slurm_ones.config import ConfigError, Settings
+from slurm_ones.config import ConfigError, ReloadableSettings, Settings
 from slurm_ones.report.text import plain
 from slurm_ones.service import logs
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.service.health import Health, serve, summary
 from slurm_ones.service.leadership import Leadership
-from slurm_ones.service.reload import ReloadableSettings
 from slurm_ones.service.systemd import Notifier
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.connect import connect
@@ -144,7 +142,7 @@ class _Service:
 def _note(store: Store, action: str, detail: str = "") -> None:
     """Write down what was done where that can be; what was done is done."""
     try:
-        note(store, action, detail)
+        record_action(store, action, detail)
     except StoreError as error:
         log.warning("%s: not written down: %s", action, error)
 

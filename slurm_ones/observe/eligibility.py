@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from slurm_ones.observe.optin import BadComment, OptIn, parse_comment
 from slurm_ones.reasons import Reason, reason
-from slurm_ones.slurm.gpus import partition_gpus
-from slurm_ones.slurm.model import Job, Shape, Snapshot
+from slurm_ones.slurm.model import Job, Shape, Snapshot, partition_gpus
 
 
 @dataclass(frozen=True)

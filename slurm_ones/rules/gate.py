@@ -16,8 +16,7 @@ from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.rules.caps import Cap, CappedJob, caps_of
 from slurm_ones.rules.dwell import near_limit, resized_enough, rested_at
-from slurm_ones.slurm.gpus import free_gpus, partition_gpus, take
-from slurm_ones.slurm.model import Partition, Shape
+from slurm_ones.slurm.model import Partition, Shape, free_gpus, partition_gpus, take
 
 
 def new_of(resize: ResizeRecord) -> Shape:

@@ -14,8 +14,7 @@ from slurm_ones.reasons import SITE_LIMITS, Reason, reason
 from slurm_ones.rules.caps import hindering
 from slurm_ones.rules.gate import JobRules, PartitionRules
 from slurm_ones.schedule.policy import Allocation, Schedule
-from slurm_ones.slurm.gpus import take
-from slurm_ones.slurm.model import PARKED, Shape
+from slurm_ones.slurm.model import PARKED, Shape, take
 
 
 @dataclass(frozen=True)
