@@ -16,6 +16,7 @@ from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.observe.records import job_record, node_record, run_record, run_reports
 from slurm_ones.observe.reports import lines_per_job, read_reports
+from slurm_ones.reasons import reason
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.model import Job, JobState, Snapshot
 from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
@@ -114,9 +115,9 @@ class Observer:
                 unknown = JobState.UNKNOWN.value
                 records.append(replace(record, state=unknown, end_time=snapshot.time, report_note=note))
             else:
-                end, refusal = (job.end_time if job.ended else None), "its comment no longer opts in"
+                end, refusal = (job.end_time if job.ended else None), ReasonRecord.of(reason("opted_out"))
                 now = replace(record, state=job.state.value, restart=job.restart, end_time=end)
-                records.append(replace(now, elastic=False, refusal=ReasonRecord(text=refusal)))
+                records.append(replace(now, elastic=False, refusal=refusal))
         self._store.see_jobs(records)
 
     def collect(self, jobs: Sequence[Job], *, now: float) -> None:
