@@ -14,6 +14,8 @@ $(VENV)/.installed: setup.cfg db/setup.cfg wrapper/setup.cfg pyproject.toml requ
 	@echo "Installing slurm-ones and everything it is developed with into $(VENV) …"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --progress-bar off --upgrade pip
+	# Until 0.1 one distribution held all three packages: to replace it would remove files of the new ones.
+	$(BIN)/pip uninstall --quiet --yes slurm-ones
 	$(BIN)/pip install --progress-bar off --quiet --requirement requirements-dev.txt \
 		--editable ./wrapper --editable './db[migrate]' --editable .
 	@touch $@
@@ -28,7 +30,7 @@ demo: check-host install
 # What to run before each commit: lint, and every test that needs no Slurm and is not slow. Under 3 minutes on two cores.
 CHECK_WORKERS ?= 2
 check: lint
-	$(BIN)/python -m pytest --quiet --numprocesses $(CHECK_WORKERS) -m 'not cluster and not slow'
+	$(BIN)/python -m pytest --quiet --numprocesses $(CHECK_WORKERS) --dist loadfile -m 'not cluster and not slow'
 
 # All tests. More workers than a small machine has cores: half of the tests wait for a Slurm, and each worker has
 # clusters of its own.

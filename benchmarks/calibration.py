@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.progress_calibration import Calibration
 from ones_db import Store, migrate
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.decide import make_policy
-from slurm_ones.learn.calibration import Calibration
 from slurm_ones.learn.progress import ENOUGH, LEVELS
 from slurm_ones.learn.throughput import MeasuredThroughput
 from slurm_ones.schedule.policy import ClusterView, JobView, Policy, Schedule

@@ -26,14 +26,13 @@ import numpy as np
 from ones_db import ThroughputPoint
 from slurm_ones.decide import POLICIES, make_policy
 from slurm_ones.learn.efficiency import NoiseEfficiency
-from slurm_ones.learn.fit import CAUTIOUS, Prior, fit_all, pool
+from slurm_ones.learn.step_time import CAUTIOUS, Prior, fit_all, pool
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, Policy, Progress, Schedule
 from slurm_ones.schedule.shapes import shape_of, valid_counts
 from slurm_ones.simulate.engines.idealized import idealized_cluster
-from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.workloads.generate import generate
-from slurm_ones.simulate.workloads.workload import Submission
 from slurm_ones.slurm.model import Shape
 
 PER_NODE = 4

@@ -4,9 +4,8 @@
 
 The companion drives generated jobs on a simulated cluster with its defaults; a quarter of the jobs, chosen by chance,
 belong to a user whose wrapper lies about each of them in the same way. The same work is simulated with every lie, with
-the checks of claims (observe/claims.py and what learn/ bounds) and without. All is relative to the same jobs, seed and
-checks where everybody tells the truth. The share is of the GPUs held while both the liar and others have jobs in the
-system.
+the bounds of claims (in learn/) and without. All is relative to the same jobs, seed and bounds where everybody tells
+the truth. The share is of the GPUs held while both the liar and others have jobs in the system.
 """
 
 from __future__ import annotations
@@ -31,17 +30,15 @@ from ones_db import Store, migrate
 from ones_wrapper.protocol import Epoch, Hello, Report, Spec, Throughput
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.learn import knowledge, progress, throughput
-from slurm_ones.observe import observer
-from slurm_ones.observe.validator import Judged
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.simulate.engines.companion_engine import MOST_S, WarningLog, companion_settings
 from slurm_ones.simulate.engines.world import ClusterSpec, VirtualStop, World, job_outcome, run_segments
 from slurm_ones.simulate.slurm.simulated_job import Request
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
-from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.simulate.workloads.generate import MIXES, generate
-from slurm_ones.simulate.workloads.workload import Submission, Workload
+from slurm_ones.simulate.workloads.workload import Workload
 
 PER_NODE, TICK_S = 4, 60.0
 LIAR = "liar"
@@ -201,9 +198,8 @@ class LyingWorld(World):
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Everything is believed, as it was before there were checks."""
+    """Everything is believed, as it was before there were bounds."""
     off: tuple[tuple[Any, str, Any], ...] = (
-        (observer, "judge", lambda lines, run, before: Judged(tuple(lines), before, "")),
         (progress, "OVERRUN", 0.0),
         (throughput, "UNPROVEN", 0.0),
         (throughput, "LINEAR", math.inf),

@@ -22,8 +22,8 @@ import numpy as np
 import typer
 
 from slurm_ones.decide.drl.drl import Drl, Game
-from slurm_ones.decide.drl.perceptron import SIZE, Network, random_network
-from slurm_ones.decide.drl.steps import ASKED_LEFT, CONTEXT, Steps
+from slurm_ones.decide.drl.perceptron import SHAPES, SIZE, Network
+from slurm_ones.decide.drl.steps import ASKED_LEFT, CONTEXT, FEATURES, Steps
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Policy, Schedule, ThroughputModel
 from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
 from slurm_ones.simulate.workloads.generate import generate
@@ -246,6 +246,27 @@ def advantages(rollouts: Sequence[Sequence[Round]]) -> list[Floats]:
     return np.split(better, np.cumsum([len(rollout) for rollout in rollouts])[:-1])
 
 
+def random_network(rng: np.random.Generator) -> Network:
+    """Before any training: small scores, no leaning."""
+    parts = [
+        rng.normal(0.0, 1.0 / np.sqrt(shape[0]), shape) if len(shape) == 2 else np.zeros(shape) for shape in SHAPES
+    ]
+    parts[4] *= 0.1
+    return Network(np.concatenate([part.ravel() for part in parts]))
+
+
+def network_gradient(network: Network, features: Floats, of_scores: Floats, of_void: Floats) -> Floats:
+    """(SIZE,) derivative of a sum by the parameters, given those by the scores (…) and by the void's weights (C,)."""
+    _, _, second, _, last, _ = network.parameters()
+    inputs = features.reshape(-1, FEATURES)
+    one, two, _ = network.layers(inputs)
+    by_score = of_scores.reshape(-1, 1)
+    by_two = by_score * last[:, 0] * (1.0 - two * two)
+    by_one = by_two @ second.T * (1.0 - one * one)
+    parts = (inputs.T @ by_one, by_one.sum(axis=0), one.T @ by_two, by_two.sum(axis=0), two.T @ by_score, of_void)
+    return np.concatenate([part.ravel() for part in parts])
+
+
 def gradient(network: Network, rollouts: Sequence[Sequence[Round]], entropy: float) -> Floats:
     """(SIZE,) of what is to be maximised: mean over the rounds."""
     rounds = [one for rollout in rollouts for one in rollout]
@@ -256,7 +277,7 @@ def gradient(network: Network, rollouts: Sequence[Sequence[Round]], entropy: flo
         (w * one.void_choice + entropy * one.void_entropy for w, one in zip(worth, rounds, strict=True)),
         np.zeros(CONTEXT),
     )
-    return network.gradient(features, by_score, void) / len(rounds)
+    return network_gradient(network, features, by_score, void) / len(rounds)
 
 
 class Adam:

@@ -1,4 +1,4 @@
-"""The companion: observe → learn → decide → act, once a tick."""
+"""The companion: observe → learn → rules → decide → act, once a tick."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ones_db import JobHistory, Store
-from slurm_ones.act.actor import Actor, Decided
+from slurm_ones.act.actor import Actor, PartitionSchedule
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
@@ -19,19 +19,19 @@ from slurm_ones.decide import make_policy
 from slurm_ones.learn.knowledge import Learner
 from slurm_ones.observe.eligibility import Observation
 from slurm_ones.observe.observer import DrainReports, Observer, StopFile
-from slurm_ones.rules.bounds import decide_within
+from slurm_ones.rules.gate import Round
 from slurm_ones.rules.plan import Change
-from slurm_ones.rules.views import bounds, cluster_view, job_views
+from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
 from slurm_ones.schedule.policy import Policy
 from slurm_ones.slurm.client import LeaderOnlyClient, SlurmClient
 
 
 @dataclass(frozen=True)
 class Tick:
-    """What one tick saw and did."""
+    """What one tick observed and did."""
 
     observation: Observation
-    decided: list[Decided] = field(default_factory=list)
+    decided: list[PartitionSchedule] = field(default_factory=list)
     begun: list[Change] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -78,7 +78,7 @@ class Companion:
         self._make = make or (lambda: policy_of(settings))
         self._make()
         self._rng = np.random.default_rng(settings.seed)
-        deferrals = Deferrals(client, store, settings.lease_s, clock)
+        deferrals = Deferrals(client, store, settings.deferral_s, clock)
         orders = OrderWriter(client, settings.spool, clock, check)
         machine = ResizeMachine(
             client=client,
@@ -97,39 +97,29 @@ class Companion:
         started = time.monotonic()
         self._actor.advance()
         self._stop_file.check(self._clock())
-        seen = self._observer.observe()
-        release_stale_holds(seen.snapshot.jobs.values(), self._client, self._store)
-        histories = self._learn(seen)
-        decided = self._decide(seen, histories)
-        begun = self._actor.act(seen, histories, decided)
-        return Tick(seen, decided, begun, time.monotonic() - started)
+        observation = self._observer.observe()
+        release_stale_holds(observation.snapshot.jobs.values(), self._client, self._store)
+        histories = self._learn(observation)
+        round_ = Round.build(observation, histories, self.settings, self._store.open_resizes(), self._clock())
+        decided = self._decide(round_)
+        begun = self._actor.act(round_, decided)
+        return Tick(observation, decided, begun, time.monotonic() - started)
 
-    def _learn(self, seen: Observation) -> Mapping[int, JobHistory]:
-        histories = self._store.histories(list(seen.elastic))
+    def _learn(self, observation: Observation) -> Mapping[int, JobHistory]:
+        histories = self._store.histories(list(observation.elastic))
         self._learner.finished(self._store.finished_histories())
         return histories
 
-    def _decide(self, seen: Observation, histories: Mapping[int, JobHistory]) -> list[Decided]:
-        resizes = self._store.open_resizes()
-        open_jobs = {resize.job_id for resize in resizes}
+    def _decide(self, round_: Round) -> list[PartitionSchedule]:
         decided = []
-        for partition in sorted({e.job.partition.split(",")[0] for e in seen.elastic.values()}):
-            cluster = cluster_view(seen, partition, self.settings.whole_node_gpus, resizes)
-            jobs = job_views(
-                seen,
-                partition,
-                cluster,
-                histories,
-                self._learner,
-                open_jobs,
-                self.settings.resize.dwell_s,
-                self._clock(),
-                self.settings.limits,
-            )
-            within = bounds(seen, partition, self.settings, resizes)
+        for partition in round_.partitions:
+            rules = round_.partition(partition)
+            cluster = cluster_view(round_, rules)
+            jobs = job_views(round_, rules, cluster, self._learner)
+            within = bounds_of(round_, rules)
             started = time.monotonic()
-            schedule = decide_within(self._policy(partition), cluster, jobs, within, self._clock(), self._rng)
-            decided.append(Decided(partition, schedule, time.monotonic() - started))
+            schedule = decide_within(self._policy(partition), cluster, jobs, within, round_.now, self._rng)
+            decided.append(PartitionSchedule(partition, schedule, time.monotonic() - started))
         return decided
 
     def _policy(self, partition: str) -> Policy:
@@ -144,11 +134,11 @@ class Companion:
         return self._actor.advance(held_only=held_only)
 
     def leave(self) -> None:
-        """Let go the jobs that are kept from starting. Raises `Unreachable`."""
+        """End all deferrals. Raises `Unreachable`."""
         self._actor.leave()
 
     def close(self) -> None:
-        """Let go of the database; it is of no use afterwards."""
+        """Close the database; the companion is of no use afterwards."""
         self._store.close()
 
     @property

@@ -1,4 +1,4 @@
-"""The companion's settings: one typed object, read from a TOML file.
+"""The companion's settings: one typed object, read from a TOML file, and read again while the companion runs.
 
 Every error names the file, the key, what was given and what is accepted.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import getpass
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,10 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+FIXED_KEYS = ("cluster", "database", "client", "takeover_s", "metrics_port")
+"""Settings that a companion keeps until it ends: the leader's lock, the store and open connections depend on them."""
 
 
 class ConfigError(Exception):
@@ -125,7 +130,11 @@ class Settings(_Section):
     )
     mode: Literal["advise", "act"] = Field("advise", description="advise prints the commands and changes nothing")
     scope: Literal["all", "own"] = Field("all", description="operator mode (all users' jobs) or user mode (own jobs)")
-    client: Literal["auto", "pyslurm", "command"] = Field("auto", description="how to talk to Slurm")
+    client: str = Field(
+        "auto",
+        pattern=r"^(auto|pyslurm|command|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
+        description="how to talk to Slurm: auto, pyslurm, command, or `package.module:Class`",
+    )
     tick_s: float | None = Field(None, gt=0, description="seconds between ticks; 60, or 180 in user mode")
     takeover_s: float | None = Field(
         None,
@@ -171,8 +180,8 @@ class Settings(_Section):
         return self.tick_s if self.tick_s is not None else (180.0 if self.scope == "own" else 60.0)
 
     @property
-    def lease_s(self) -> float:
-        """Seconds for which a job is kept from starting; a lease is renewed in its second half, at a tick."""
+    def deferral_s(self) -> float:
+        """Seconds that a deferral lasts; it is renewed in its second half, at a tick."""
         return max(self.resize.park_lease_s, 3 * self.interval_s)
 
     @property
@@ -236,3 +245,40 @@ def load(path: Path | None = None) -> Settings:
     if names_password(settings.database) and path.stat().st_mode & 0o077:
         raise ConfigError(f"{path}: others may read it, and database names a password; chmod 600 {path}")
     return settings
+
+
+class ReloadableSettings:
+    """The settings in force; `reload` replaces them, as a whole or not at all."""
+
+    def __init__(self, read: Callable[[], Settings]) -> None:
+        """`read` reads and checks them. Raises its `ConfigError`."""
+        self._read = read
+        self.settings = read()
+
+    def reload(self) -> list[str]:
+        """Read them again; returns the keys that changed, such as `tick_s` or `resize.dwell_s`.
+
+        Raises `ConfigError`, with a line for each key that is refused, and then those before stay in force.
+        """
+        new = self._read()
+        changed = _changed(self.settings, new)
+        fixed = [key for key in changed if key in FIXED_KEYS]
+        if fixed:
+            raise ConfigError(
+                "\n".join(f"{key}: cannot change while the companion runs; restart it for that" for key in fixed)
+            )
+        self.settings = new
+        return changed
+
+
+def _changed(old: Settings, new: Settings) -> list[str]:
+    before, after = old.model_dump(), new.model_dump()
+    changed = []
+    for key, value in after.items():
+        if value == before[key]:
+            continue
+        if key in Settings.model_fields and hasattr(Settings.model_fields[key].annotation, "model_fields"):
+            changed += [f"{key}.{name}" for name, inner in value.items() if inner != before[key][name]]
+        else:
+            changed.append(key)
+    return changed

@@ -14,9 +14,42 @@ from typing import Any
 Argument = str | int | float
 
 SENTENCES: dict[str, str] = {
-    # Slurm and the job: who is never resized (observe/eligibility.py)
-    # The round: who keeps what they have in it (rules/)
+    # Slurm and the job: who is never resized (observe/)
+    "other_user": "it belongs to {user}, and this companion looks after its own user's jobs alone",
+    "job_array": "job arrays and heterogeneous jobs are not resized: submit it as a job of its own",
+    "interactive": "it is interactive, and Slurm requeues batch jobs alone: submit it with sbatch",
+    "not_requeueable": "it was submitted without --requeue: submit with --requeue, or run scontrol update JobId=… "
+    "Requeue=1",
+    "task_counts": "it was submitted with task counts, which Slurm does not let its user change: leave out --ntasks…",
+    "gpus_unknown": "Slurm knows of no GPUs in partition {partition}: name the GPUs of a node in "
+    "whole_node_gpus.{partition} of the companion's settings",
+    "gpus_per_job": "it asks for GPUs per job, not per node: submit with --nodes and --gres=gpu:N",
+    "resize_off": "resize=off: it is measured, not resized",
+    "bad_comment": "its comment is not understood: {problem}",
+    "opted_out": "its comment no longer opts in",
+    "accounting_only": "known from Slurm's accounting alone",
+    # The round: who keeps what they have in it (rules/gate.py)
+    "resize_under_way": "a resize is under way",
+    "held_by_operator": "it is held by an operator",
+    "held_by_owner": "it is held by its owner",
+    "completing": "it is completing",
+    "not_running": "it is {state}",
+    "dwell_time": "it may be resized in {seconds:.0f} s (dwell time {dwell_s:.0f} s)",
+    "nothing_reported": "it has not reported what it can do: is it started by ones-run?",
     # Limits that a site has set (rules/)
+    "near_time_limit": "it is near its time limit: within {seconds:.0f} s (limits.near_limit_s)",
+    "near_end": "it is expected to end within {seconds:.0f} s (limits.near_end_s)",
+    "resizes_per_job": "it was resized {times:time|times}, and may be no more (limits.resizes_per_job)",
+    "resizes_per_hour": "it was resized {times:time|times} within an hour (limits.resizes_per_hour)",
+    "partition_share": "elastic jobs grow within {gpus:GPU|GPUs} of partition {partition} (limits.share)",
+    "user_cap": "elastic jobs of user {user} grow within {gpus:GPU|GPUs} in all ({setting})",
+    "account_cap": "elastic jobs of account {account} grow within {gpus:GPU|GPUs} in all ({setting})",
+    "no_room_under_cap": "it has no room since a cap keeps others where they are",
+    # Room for jobs that cannot be resized (rules/reclaim.py)
+    "makes_room": "shrinks from {before} to {gpus:GPU|GPUs}: job {job}, which cannot be resized, waits for {shape} "
+    "GPUs, and this job asked for {requested} (limits.yield_to_rigid)",
+    "makes_room_for_priority": "shrinks from {before} to {gpus:GPU|GPUs}: job {job}, which cannot be resized and has "
+    "the higher priority, waits for {shape} GPUs (limits.yield_to_rigid)",
     # What a policy gives and why (decide/)
     "fits_nowhere": "none of the GPU counts it takes ({counts}) and their batches fit this cluster",
     "nodes_do_not_add_up": "the GPUs it holds are not all on nodes that can be used now",
@@ -41,11 +74,19 @@ SENTENCES: dict[str, str] = {
     "nearly_best_total": "of all schedules weighed, this one is within {percent:.2g} % of the best by {total}",
     "no_solution": "the integer program has no answer ({message}), so nothing changes",
     "network": "the trained network scored this highest",
-    # What the plan makes of it (rules/plan.py)
+    # What becomes of it (rules/plan.py)
+    "begins": "begins",
+    "batch_changes": "its batch changes",
+    "kept_waiting": "it is kept from starting",
+    "max_open": "waits its turn: {resizes:resize is|resizes are} under way",
+    "gpus_not_free": "waits until {shape} GPUs are free",
+    "preempting_off": "it runs on: pre-empting is switched off",
+    "shrinking_off": "shrinking is switched off",
+    "stop_file": "{path} exists: nothing is begun",
     # What became of a resize (act/)
     "job_unknown": "Slurm no longer knows the job",
     "job_ended": "the job is {state}",
-    "release_forgotten": "Slurm has forgotten that it released the job, which is reshaped and released again",
+    "release_forgotten": "Slurm lost the release of the job, which is reshaped and released again",
     "run_ended": "its run ended before it was drained",
     "switched_off": "resizing was switched off",
     "held_while_running": "it was held while it ran",
@@ -62,8 +103,6 @@ SENTENCES: dict[str, str] = {
     "shape_refused": "the new shape was refused: {answer}",
     "old_shape_refused": "the old shape was refused: {answer}",
     "release_refused": "Slurm does not release it at this shape: {answer}",
-    "held_by_operator": "it is held by an operator",
-    "held_by_owner": "it is held by its owner",
     "never_starts": "Slurm never starts it at this shape: {cause}",
     "waits_for_other": "it waits for its earliest start, or for another job",
     "queued_too_long": "it waited longer than {seconds:.0f} s",
@@ -76,8 +115,51 @@ SENTENCES: dict[str, str] = {
 """The sentence of each code. ``{gpus:GPU|GPUs}`` is the number with the word that fits it, ``{seconds:.0f}`` as in
 `str.format`."""
 
-SITE_LIMITS: frozenset[str] = frozenset()
+SITE_LIMITS = frozenset(
+    {
+        "near_time_limit",
+        "near_end",
+        "resizes_per_job",
+        "resizes_per_hour",
+        "partition_share",
+        "user_cap",
+        "account_cap",
+        "no_room_under_cap",
+    }
+)
 """Codes of limits that a site has set."""
+
+CAUSES = {
+    "account_cap": "capped by account",
+    "user_cap": "capped by user",
+    "partition_share": "capped by the partition's share",
+    "no_room_under_cap": "kept in place by a cap of others",
+    "near_time_limit": "near the time limit",
+    "near_end": "near the end",
+    "resizes_per_job": "resized as often as allowed",
+    "resizes_per_hour": "resized as often as allowed in an hour",
+    "dwell_time": "within the dwell time",
+    "max_open": "waiting for other resizes",
+    "gpus_not_free": "waiting for GPUs",
+    "kept_waiting": "kept from starting",
+    "preempting_off": "not stopped: pre-empting is off",
+    "shrinking_off": "not shrunk: shrinking is off",
+    "stop_file": "stopped by the stop file",
+    "held_by_operator": "held by an operator",
+    "held_by_owner": "held by the owner",
+    "nothing_reported": "without reports",
+    "other_user": "of other users",
+    "job_array": "job arrays",
+    "interactive": "interactive",
+    "not_requeueable": "not requeueable",
+    "task_counts": "submitted with task counts",
+    "gpus_unknown": "in a partition without known GPUs",
+    "gpus_per_job": "asking for GPUs per job",
+    "resize_off": "measured only (resize=off)",
+    "bad_comment": "with a comment that is not understood",
+    "opted_out": "no longer opted in",
+}
+"""What a job that does not get another size is counted under, where many are."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +172,6 @@ class Reason:
     def __str__(self) -> str:
         """The sentence, for a job's owner."""
         return render(self.code, dict(self.arguments))
-
-    def stored(self) -> tuple[str, dict[str, Argument], str]:
-        """Code, arguments and sentence, as the database keeps them (`ones_db.ReasonRecord`)."""
-        return self.code, dict(self.arguments), str(self)
 
 
 def reason(code: str, **arguments: Argument) -> Reason:

@@ -89,7 +89,7 @@ JOB_SUMMARY = View(
         Column("gpu_hours", "float", "GPU-hours of all its runs"),
         Column("resizes", "int", "resizes that interrupted it and took effect"),
         Column("pause_s", "float", "pauses of all its resizes together, seconds; 0 where none is known"),
-        Column("accuracy", "float", "of its newest epoch that reported one, as a fraction"),
+        Column("accuracy", "float", "accuracy of its newest epoch that reported one, as a fraction"),
     ),
     f"""
     SELECT {WHOSE}, j.account, j.partition, j.state, CASE WHEN j.elastic THEN 1 ELSE 0 END AS elastic,
@@ -203,7 +203,7 @@ RESIZE_COST = View(
         Column("group_s", "float", "to build the process group, seconds"),
         Column("load_s", "float", "to load the checkpoint, seconds"),
         Column("first_step_s", "float", "from the hello to the end of the first step, seconds"),
-        Column("attempts", "int", "how often ranks were started again within the new run; the last start counts"),
+        Column("attempts", "int", "restarts of the ranks within the new run; times are of the last start"),
         Column("outcome", "text", "what came of it, in words"),
         Column("outcome_code", "text", "code of the outcome"),
         Column("outcome_arguments", "text", "what the outcome names, as a JSON object"),

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from ones_db import (
-    AlternativeRecord,
-    DecisionJobRecord,
-    DecisionRecord,
-    JobHistory,
-    NotLeader,
-    ReasonRecord,
-    ResizeRecord,
-    Store,
-)
+from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, NotLeader, ReasonRecord, ResizeRecord, Store
 from ones_wrapper.protocol import Order
 from slurm_ones.act.advice import commands, waiting_commands
 from slurm_ones.act.deferrals import Deferrals
@@ -24,19 +15,19 @@ from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import HOLDS_JOB, State, first_state
 from slurm_ones.config import Settings
-from slurm_ones.observe.eligibility import Elastic, Observation
-from slurm_ones.rules.plan import DEFERRED, Change, Plan, plan
-from slurm_ones.rules.site_caps import caps_of
+from slurm_ones.observe.eligibility import Observation
+from slurm_ones.reasons import reason
+from slurm_ones.rules.gate import JobRules, Round
+from slurm_ones.rules.plan import Change, Plan, plan
 from slurm_ones.schedule.policy import Schedule
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.gpus import free_gpus
 from slurm_ones.slurm.model import Job
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Decided:
+class PartitionSchedule:
     """A policy's answer for one partition, and what it took."""
 
     partition: str
@@ -94,33 +85,31 @@ class Actor:
                 left += 1
         return left
 
-    def act(self, seen: Observation, histories: Mapping[int, JobHistory], decided: list[Decided]) -> list[Change]:
-        """Begin what the schedules ask for and limits allow; returns the changes begun (or advised).
+    def act(self, round_: Round, schedules: list[PartitionSchedule]) -> list[Change]:
+        """Begin what the schedules ask for and rules allow; returns the changes begun (or advised).
 
-        Then the jobs that must wait are kept from starting, and all others let go. Raises `Unreachable`.
+        Then the jobs that must wait are kept from starting, and all others released. Raises `Unreachable`.
         """
+        seen = round_.seen
         begun: list[Change] = []
         deferred: set[int] = set()
         queued: set[int] = set()
-        for one in decided:
-            elastic = {id_: e for id_, e in seen.elastic.items() if e.job.partition.split(",")[0] == one.partition}
-            free = free_gpus(seen.snapshot, one.partition, self._settings.whole_node_gpus)
-            resizes = self._store.open_resizes()
-            limits, known = self._settings.limits, self._settings.whole_node_gpus
-            caps = caps_of(seen, one.partition, limits, known, resizes)
-            rules = self._settings.resize
-            made = plan(one.schedule, elastic, histories, resizes, free, rules, self._clock(), limits, caps)
+        for one in schedules:
+            rules = round_.partition(one.partition)
+            made = plan(one.schedule, rules)
             if self._settings.stop_file.exists():
-                made = Plan((), dict.fromkeys(made.outcomes, f"{self._settings.stop_file} exists: nothing is begun"))
+                stopped = reason("stop_file", path=str(self._settings.stop_file))
+                made = Plan((), dict.fromkeys(made.outcomes, stopped))
             # A job in the middle of a resize is not decided about.
-            settled = {id_: e for id_, e in elastic.items() if id_ not in {resize.job_id for resize in resizes}}
-            decision = self._write(one, settled, histories, made)
+            decision = self._write(one, [job for job in rules.jobs.values() if job.target is None], made)
             for change in made.begin:
                 self._begin(change, decision)
+            if self.acting:
+                round_ = round_.begun({change.job_id: change.new for change in made.begin if change.old != change.new})
             begun += made.begin
             deferred |= made.deferred
             queued |= made.queued
-        self._keep(deferred, queued, seen)
+        self._reconcile(deferred, queued, seen)
         self._forget(seen)
         return begun
 
@@ -134,15 +123,18 @@ class Actor:
             self._orders.clear(alive)
 
     def leave(self) -> None:
-        """Let go the jobs that are kept from starting. Raises `Unreachable`."""
+        """Release the jobs that are kept from starting. Raises `Unreachable`."""
         self._deferrals.release_all()
 
-    def _keep(self, deferred: set[int], queued: set[int], seen: Observation) -> None:
+    def _reconcile(self, deferred: set[int], queued: set[int], seen: Observation) -> None:
         if not self.acting:
             for job_id in sorted(deferred):
                 job = seen.elastic[job_id].job
-                lines = [f"# job {job_id} ({job.user}): must wait", *waiting_commands(job_id, self._settings.lease_s)]
-                self._advise(job_id, DEFERRED, lines)
+                lines = [
+                    f"# job {job_id} ({job.user}): must wait",
+                    *waiting_commands(job_id, self._settings.deferral_s),
+                ]
+                self._advise(job_id, "deferred", lines)
             deferred = queued = set()
         jobs = seen.snapshot.jobs
         deferred |= {job_id for job_id in queued if self._deferrals.ours(jobs[job_id])}
@@ -160,9 +152,9 @@ class Actor:
         job = change.elastic.job
         if not self.acting:
             batch = f", batch {change.new_batch}" if change.new_batch is not None else ""
-            told = [f"# job {job.job_id} ({job.user}): {change}{batch}"]
-            told += commands(change, self._orders.next_number(job), self._settings.spool, self._settings.lease_s)
-            self._advise(job.job_id, hash(change), told)
+            lines = [f"# job {job.job_id} ({job.user}): {change}{batch}"]
+            lines += commands(change, self._orders.next_number(job), self._settings.spool, self._settings.deferral_s)
+            self._advise(job.job_id, hash(change), lines)
             return
         if change.old == change.new:
             self._order_batch(job, change.new_batch)
@@ -194,18 +186,15 @@ class Actor:
         except OrderError as error:
             log.warning("job %d: no batch could be ordered: %s", job.job_id, error)
 
-    def _write(
-        self, one: Decided, elastic: Mapping[int, Elastic], histories: Mapping[int, JobHistory], made: Plan
-    ) -> int | None:
+    def _write(self, one: PartitionSchedule, jobs: list[JobRules], made: Plan) -> int | None:
         """Store the decision, unless it says the same as the last one of its partition."""
         acted = made.deferred | {change.job_id for change in made.begin}
-        records = tuple(
-            _record(id_, e, histories.get(id_), one.schedule, made, id_ in acted) for id_, e in sorted(elastic.items())
-        )
-        # Of words those of limits alone: others tell of seconds that pass.
+        records = tuple(_record(job, one.schedule, made, job.elastic.job.job_id in acted) for job in jobs)
+        # Codes rather than sentences: these tell of seconds that pass. A limit that the site has changed is news.
         refused = {**one.schedule.refused, **made.refused}
         gist = tuple(
-            (r.job_id, r.nodes, r.gpus_per_node, r.batch, r.from_nodes, r.acted, refused.get(r.job_id)) for r in records
+            (r.job_id, r.nodes, r.gpus_per_node, r.batch, r.from_nodes, r.acted, r.outcome.code, refused.get(r.job_id))
+            for r in records
         )
         if gist == self._written.get(one.partition) or not records:
             return None
@@ -222,11 +211,10 @@ class Actor:
         )
 
 
-def _record(
-    job_id: int, elastic: Elastic, history: JobHistory | None, schedule: Schedule, made: Plan, acted: bool
-) -> DecisionJobRecord:
+def _record(job: JobRules, schedule: Schedule, made: Plan, acted: bool) -> DecisionJobRecord:
+    elastic = job.elastic
+    job_id, running = elastic.job.job_id, elastic.job.running
     allocation = schedule.allocations.get(job_id)
-    running = elastic.job.running
     return DecisionJobRecord(
         job_id=job_id,
         nodes=allocation.shape.nodes if allocation else None,
@@ -235,9 +223,9 @@ def _record(
         reason=ReasonRecord.of(schedule.reasons.get(job_id, elastic.refusal)),
         from_nodes=elastic.shape.nodes if running else None,
         from_gpus_per_node=elastic.shape.gpus_per_node if running else None,
-        from_batch=history.batch if running and history else None,
+        from_batch=job.history.batch if running and job.history else None,
         acted=acted,
-        outcome=ReasonRecord.of(made.outcomes.get(job_id) or schedule.refused.get(job_id, "")),
+        outcome=ReasonRecord.of(made.outcomes.get(job_id) or schedule.refused.get(job_id)),
         alternatives=tuple(
             AlternativeRecord(one.shape.nodes, one.shape.gpus_per_node, one.batch, worth)
             if one is not None

@@ -13,15 +13,15 @@ from slurm_ones.rules.plan import Change
 from slurm_ones.slurm.command import defer_command, hold_command, release_commands, requeue_command, reshape_command
 
 
-def waiting_commands(job_id: int, lease_s: float) -> list[str]:
+def waiting_commands(job_id: int, defer_s: float) -> list[str]:
     """Shell lines that keep a waiting job from starting."""
     return [
-        f"# it starts by itself after {lease_s:.0f} s, unless this is repeated:",
-        shlex.join(defer_command(job_id, f"now+{lease_s:.0f}")),
+        f"# it starts by itself after {defer_s:.0f} s, unless this is repeated:",
+        shlex.join(defer_command(job_id, f"now+{defer_s:.0f}")),
     ]
 
 
-def commands(change: Change, number: int, spool: Path | None, lease_s: float, *, start_now: bool = True) -> list[str]:
+def commands(change: Change, number: int, spool: Path | None, defer_s: float, *, start_now: bool = True) -> list[str]:
     """Shell lines that carry the change out by hand, in order; comments say what to wait for."""
     job, path = change.elastic.job, order_path(change.elastic.job, spool)
 
@@ -33,7 +33,7 @@ def commands(change: Change, number: int, spool: Path | None, lease_s: float, *,
     if change.old == change.new:
         return [order(drain=False)]
     if change.parks:
-        end = [*waiting_commands(job.job_id, lease_s), *map(shlex.join, release_commands(job.job_id))]
+        end = [*waiting_commands(job.job_id, defer_s), *map(shlex.join, release_commands(job.job_id))]
     else:
         reshape = reshape_command(job.job_id, change.new, whole_nodes=change.elastic.whole_nodes)
         start = "now" if start_now and not job.pending else ""

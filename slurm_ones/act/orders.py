@@ -24,9 +24,9 @@ from ones_wrapper.protocol import (
     encode,
     spool_order_name,
 )
-from slurm_ones.job_files import NotBelieved, directory_of, job_directory, read_from
 from slurm_ones.slurm.client import Refused, SlurmClient
 from slurm_ones.slurm.model import Job
+from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class OrderWriter:
         return last_number(job, self.spool)
 
     def write(self, job: Job, order: Order, *, wake: bool = False) -> None:
-        """Replace the order in force; with `wake` the job is told to look for it now. Raises `OrderError`."""
+        """Replace the order in force; with `wake` the job is signalled to look for it now. Raises `OrderError`."""
         self.check()
         write_order(job, order, self.spool)
         if wake:

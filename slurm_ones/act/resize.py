@@ -21,7 +21,7 @@ from slurm_ones.act.timing import ASK_AGAIN_S, ActionTimes
 from slurm_ones.act.transitions import State, check_transition
 from slurm_ones.config import ResizeSettings
 from slurm_ones.reasons import Reason, reason
-from slurm_ones.rules.reserved import new_of, old_of, target_of
+from slurm_ones.rules.gate import new_of, old_of, target_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import PARKED, Job
 from slurm_ones.slurm.reshape import has_shape, never_starts

@@ -1,4 +1,4 @@
-"""Jobs that stand in a hold of ours again after they were let go, because Slurm went back in time.
+"""Jobs that stand in a hold of ours again after their release, because Slurm went back in time.
 
 slurmctld saves what it knows a few seconds late, and where it dies in the middle of saving it begins again from what
 it saved before that, which may be minutes old. A job that stood in our hold then stands in it again, and nobody else
@@ -38,7 +38,7 @@ def release_stale_holds(jobs: Iterable[Job], client: SlurmClient, store: Store) 
             continue
         try:
             if in_our_hold(client.job(seen.job_id), resizes[-1]):
-                log.warning("job %d: Slurm has forgotten that it was let go; it is released again", seen.job_id)
+                log.warning("job %d: stale hold: Slurm lost its release; it is released again", seen.job_id)
                 client.release(seen.job_id)
         except UnknownJob:
             continue

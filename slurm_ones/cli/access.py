@@ -10,12 +10,11 @@ import typer
 from ones_db import access
 from ones_db.engine import backend_of
 from ones_db.export import export_user, export_users
-from slurm_ones.cli.acted import person
-from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, settings_of
+from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, person, settings_of
 from slurm_ones.config import ConfigError
 from slurm_ones.report.text import plain
 
-RoleOption = Annotated[str, typer.Option("--role", help="The role; made (NOLOGIN) where it is absent.")]
+RoleOption = Annotated[str, typer.Option("--role", help="The role; created (NOLOGIN) if it does not exist.")]
 
 
 @command
@@ -23,7 +22,7 @@ def grant(
     config: ConfigOption = None,
     database: DatabaseOption = "",
     role: RoleOption = access.ROLE,
-    everything: Annotated[bool, typer.Option("--open", help="Its members see everybody's jobs in detail.")] = False,
+    everything: Annotated[bool, typer.Option("--open", help="Its members see all jobs in detail.")] = False,
 ) -> None:
     """Let a role of PostgreSQL read: its members see their own jobs in detail, others' only in gpu_hours.
 
@@ -47,8 +46,8 @@ def revoke(config: ConfigOption = None, database: DatabaseOption = "", role: Rol
 @command
 def export(
     file: Annotated[Path | None, typer.Argument(help="File to write, with --user.")] = None,
-    user: Annotated[str, typer.Option(help="Login name of the user whose jobs it is to hold.")] = "",
-    to: Annotated[Path | None, typer.Option(help="Directory for a file USER.sqlite of every user.")] = None,
+    user: Annotated[str, typer.Option(help="Login name of the user whose jobs to export.")] = "",
+    to: Annotated[Path | None, typer.Option(help="Directory for one file USER.sqlite per user.")] = None,
     config: ConfigOption = None,
     database: DatabaseOption = "",
 ) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import getpass
 import json
+import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -13,7 +16,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import typer
 from rich.console import Console
 
-from ones_db import SchemaError, Store, StoreError
+from ones_db import ActionRecord, SchemaError, Store, StoreError
 from ones_db.engine import names_password
 from slurm_ones.config import ConfigError, Settings, load
 from slurm_ones.report.text import plain
@@ -29,10 +32,14 @@ errors = Console(stderr=True, highlight=False, emoji=False)
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="Settings file; else ~/.config/slurm-ones/config.toml or /etc/slurm-ones's."),
+    typer.Option(
+        "--config",
+        "-c",
+        help="Settings file (default: ~/.config/slurm-ones/config.toml, else /etc/slurm-ones/config.toml).",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-DatabaseOption = Annotated[str, typer.Option("--database", help="Database URL, in place of the settings' own.")]
+DatabaseOption = Annotated[str, typer.Option("--database", help="Database URL, in place of the one in the settings.")]
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
@@ -82,3 +89,14 @@ def print_json(value: Any) -> None:
 
     json.dump(value, sys.stdout, default=default, indent=1, allow_nan=False)
     sys.stdout.write("\n")
+
+
+def person() -> str:
+    """Login name of who runs this process; of who became root or another user by sudo, both."""
+    user, before = getpass.getuser(), os.environ.get("SUDO_USER", "")
+    return f"{before} as {user}" if before and before != user else user
+
+
+def record_action(store: Store, action: str, detail: str = "") -> None:
+    """Write down that the person behind this process does this."""
+    store.add_action(ActionRecord(time.time(), person(), action, detail))

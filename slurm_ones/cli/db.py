@@ -26,7 +26,7 @@ for access in (grant, revoke, export):
 @app.command()
 @command
 def upgrade(config: ConfigOption = None, database: DatabaseOption = "") -> None:
-    """Create the database, or bring it to this version's schema (a copy of an SQLite file is kept beside it).
+    """Create the database, or upgrade it to this version's schema (SQLite: a copy is kept beside the file).
 
     All steps are one transaction: stopped in the middle, it changed nothing, and is run again.
     """
@@ -42,8 +42,8 @@ def upgrade(config: ConfigOption = None, database: DatabaseOption = "") -> None:
 @app.command()
 @command
 def copy(
-    source: Annotated[str, typer.Argument(help="URL of the database that is there.")],
-    target: Annotated[str, typer.Argument(help="URL of the one that is to have the same rows; made where absent.")],
+    source: Annotated[str, typer.Argument(help="URL of the database to copy.")],
+    target: Annotated[str, typer.Argument(help="URL of the database to copy to; created if it does not exist.")],
 ) -> None:
     """Move a site to another database, from SQLite to PostgreSQL or back, and verify every table's count and checksum.
 

@@ -47,6 +47,8 @@ def _version(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
     why = why_not_pyslurm()
     if client.name == "pyslurm":
         yield Finding("client", "ok", "PySlurm")
+    elif ":" in settings.client:
+        yield Finding("client", "ok", settings.client)
     elif settings.client == "command":
         yield Finding("client", "ok", "command line, as the settings ask")
     else:
@@ -185,10 +187,10 @@ def examine(client: SlurmClient, settings: Settings) -> list[Finding]:
 @command
 def doctor(
     config: ConfigOption = None,
-    own: Annotated[bool, typer.Option("--own", help="Look as user mode would.")] = False,
+    own: Annotated[bool, typer.Option("--own", help="Check for user mode.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Look at this site and say what to do where it does not fit; exit code 1 when something is bad."""
+    """Check this site and say what to do where it does not fit. Exit code 1 when something is bad."""
     settings = settings_of(config)
     if own:
         settings = settings.model_copy(update={"scope": "own"})

@@ -13,7 +13,6 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ones_db import Imported, Store, migrate
-from slurm_ones.cli.acted import note
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
@@ -22,17 +21,18 @@ from slurm_ones.cli.common import (
     console,
     errors,
     print_json,
+    record_action,
     settings_of,
 )
 from slurm_ones.cli.maintain import DAY_S, age
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.learn.workload import Workload, workload
-from slurm_ones.observe.past_jobs import Past
+from slurm_ones.observe.past_jobs import PastJobs
 from slurm_ones.report.text import plain, seconds
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.sacct import AccountingRow, Sacct
 
-app = typer.Typer(add_completion=False, help="Bring in what others remember.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, help="Import the past from other sources.", no_args_is_help=True)
 
 PIECE_S = DAY_S
 """Accounting is asked for so much time at once."""
@@ -83,7 +83,7 @@ def spans(since: float, until: float) -> Iterator[tuple[float, float]]:
 
 def bring(sacct: Sacct, store: Store, since: float, until: float, bars: Progress) -> Read:
     """Read a span of accounting, piece by piece, and store the jobs that ended in it."""
-    read, past = Read(), Past()
+    read, past = Read(), PastJobs()
     pieces = list(spans(since, until))
     task = bars.add_task("accounting", total=len(pieces))
     for first, end in pieces:
@@ -119,10 +119,10 @@ def _imports() -> None:
 @app.command()
 @command
 def sacct(
-    since: Annotated[str, typer.Option(help="From then on: a date such as 2026-01-31, or an age such as 30d.")] = "90d",
-    until: Annotated[str, typer.Option(help="Up to then; else up to now.")] = "",
+    since: Annotated[str, typer.Option(help="Start: a date such as 2026-01-31, or an age such as 30d.")] = "90d",
+    until: Annotated[str, typer.Option(help="End (default: now).")] = "",
     cluster: Annotated[
-        str, typer.Option(help="Another cluster of the same accounting; stored under its name. Else this one.")
+        str, typer.Option(help="Another cluster of the same accounting, stored under its name (default: this one).")
     ] = "",
     config: ConfigOption = None,
     database: DatabaseOption = "",
@@ -145,7 +145,7 @@ def sacct(
             read = bring(source, store, began, ended, bars)
         if read.stored.new or read.stored.changed:
             counts = f"{read.stored.new} jobs new, {read.stored.changed} changed"
-            note(store, "import sacct", f"since {since}: {counts}")
+            record_action(store, "import sacct", f"since {since}: {counts}")
         found = workload(store.past_jobs(began, ended + 1.0))
     for line in islice(read.bad.values(), SHOWN):
         errors.print(f"slurm-ones: {plain(line, 500)}", markup=False, soft_wrap=True)

@@ -10,8 +10,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ones_db import Store
 from ones_db.maintenance import Ages, Done, maintain
-from slurm_ones.cli.acted import note
-from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, reading_store, settings_of
+from slurm_ones.cli.common import (
+    ConfigOption,
+    DatabaseOption,
+    command,
+    console,
+    errors,
+    reading_store,
+    record_action,
+    settings_of,
+)
 from slurm_ones.config import ConfigError, Settings
 
 DAY_S = 86_400.0
@@ -56,11 +64,11 @@ def maintain_database(
     older_than: Annotated[
         str,
         typer.Option(
-            help="Samples of jobs that ended longer ago become one a minute, e.g. 7d; else as in the settings."
+            help="Reduce samples of jobs that ended longer ago to one a minute, e.g. 7d (default: the settings)."
         ),
     ] = "",
     hours_older_than: Annotated[
-        str, typer.Option(help="Samples of jobs that ended longer ago become one an hour; else as in the settings.")
+        str, typer.Option(help="Reduce samples of jobs that ended longer ago to one an hour (default: the settings).")
     ] = "",
     forget_older_than: Annotated[
         str,
@@ -69,9 +77,9 @@ def maintain_database(
             "unless this or the settings ask for it."
         ),
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
 ) -> None:
-    """Make old rows fewer, while the companion runs. What learning reads stays as it is.
+    """Reduce old rows, while the companion runs. What learning reads stays.
 
     May be stopped at any time, and goes on where it was. Jobs that have not ended are left alone. A file keeps its
     size: what becomes free in it is used for new rows.
@@ -91,6 +99,6 @@ def maintain_database(
         done = maintain(store, ages, dry=dry_run, progress=show)
         lines = summary(done, dry_run)
         if not dry_run and (done.removed or done.rows):
-            note(store, "db maintain", "; ".join(lines))
+            record_action(store, "db maintain", "; ".join(lines))
     for line in lines:
         console.print(line)

@@ -36,28 +36,30 @@ class Format(str, Enum):
 
 @command
 def query(
-    name: Annotated[
-        str, typer.Argument(help="View or saved query; without one, and without SQL, all are listed.")
-    ] = "",
-    sql: Annotated[str, typer.Option("--sql", help="One SELECT of your own.")] = "",
-    file: Annotated[Path | None, typer.Option("--file", help="A file with one SELECT.")] = None,
+    name: Annotated[str, typer.Argument(help="View or saved query. Without a name and without SQL: list all.")] = "",
+    sql: Annotated[str, typer.Option("--sql", help="One SELECT statement.")] = "",
+    file: Annotated[Path | None, typer.Option("--file", help="File with one SELECT statement.")] = None,
     param: Annotated[
         list[str] | None,
-        typer.Option("--param", help="K=V: of a view, only rows whose column K is V; of SQL, the value of :K."),
+        typer.Option("--param", help="K=V. For a view: only rows whose column K is V. For SQL: the value of :K."),
     ] = None,
     columns: Annotated[
-        str, typer.Option("--columns", help="Of a view: these columns alone, with commas between.")
+        str, typer.Option("--columns", help="For a view: only these columns, separated by commas.")
     ] = "",
-    format: Annotated[Format, typer.Option("--format", help="csv and json are written as rows come.")] = Format.TABLE,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write in place of stdout.")] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=0, help=f"Most rows; a table has {TABLE_ROWS} where none is given.")
+    format: Annotated[
+        Format, typer.Option("--format", help="Output format; csv and json are written row by row.")
+    ] = Format.TABLE,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file in place of stdout.")
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Most seconds to wait.")] = TIMEOUT_S,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=0, help=f"Most rows (default for a table: {TABLE_ROWS}).")
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.001, help="Longest wait in seconds.")] = TIMEOUT_S,
     config: ConfigOption = None,
     database: DatabaseOption = "",
 ) -> None:
-    """Ask the job database; nothing can be changed by it."""
+    """Query the job database. A query cannot change anything."""
     if sum((bool(name), bool(sql), file is not None)) > 1:
         raise QueryError("a name, --sql and --file are three ways to ask: give one")
     view, saved = VIEWS.get(name), saved_queries()

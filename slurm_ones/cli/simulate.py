@@ -69,10 +69,11 @@ def parse_pairs(where: str, texts: Sequence[str]) -> dict[str, Any]:
 def parse_policy(text: str) -> PolicySpec:
     """A policy and its options, from `name` or `name:option=value,…`; the name may be `package.module:Class`. Raises
     `BadInput`."""
+    from slurm_ones.decide import POLICIES
     from slurm_ones.simulate.study.plan import PolicySpec
 
     name, _, options = text.partition(":")
-    if options and "=" not in options.partition(":")[0]:
+    if options and name not in POLICIES and "=" not in options.partition(":")[0]:
         cls, _, options = options.partition(":")
         name = f"{name}:{cls}"
     return PolicySpec(text, name, parse_pairs(f"--policy {name}", options.split(",") if options else ()))
@@ -95,43 +96,47 @@ def simulate(
         typer.Option(help="CSV file (name,time,application,num_replicas,batch_size), ones-sc21, philly or uniform."),
     ] = "philly",
     profiles: Annotated[
-        Path | None, typer.Option(help="Folder of measured profiles, for a workload from a file.")
+        Path | None, typer.Option(help="Folder of measured profiles, for a workload from a CSV file.")
     ] = None,
-    cluster: Annotated[str, typer.Option(help="NODESxGPUS.")] = "16x4",
+    cluster: Annotated[str, typer.Option(help="Nodes x GPUs per node.")] = "16x4",
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="Repeatable. Else ones. With options as NAME:option=value,… where NAME may be package.module:Class."
+            help="Policy as NAME:option=value,… where NAME may be package.module:Class. Repeatable (default: ones)."
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many; each is a workload of its own.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; each is a workload of its own.")] = 1,
     first_seed: Annotated[int, typer.Option(min=0)] = 0,
-    jobs: Annotated[int | None, typer.Option(min=1, help="How many; else as many as the workload's study has.")] = None,
-    load: Annotated[float, typer.Option(help="Multiplies the rate of arrival.")] = 1.0,
-    arrivals: Annotated[str | None, typer.Option(help="poisson, uniform or diurnal; else as in the study.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Number of jobs (default: that of the workload's study).")
+    ] = None,
+    load: Annotated[float, typer.Option(help="Factor on the arrival rate.")] = 1.0,
+    arrivals: Annotated[
+        str | None, typer.Option(help="poisson, uniform or diurnal (default: as in the study).")
+    ] = None,
     hours: Annotated[
-        float | None, typer.Option(help="Time in which jobs are submitted; else follows from load.")
+        float | None, typer.Option(help="Hours in which jobs are submitted (default: follows from --load).")
     ] = None,
-    rigid: Annotated[float, typer.Option(help="Share of the jobs that never opted in.")] = 0.0,
+    rigid: Annotated[float, typer.Option(help="Share of rigid jobs.")] = 0.0,
     interval: Annotated[
-        float | None, typer.Option(help="Seconds between decisions; else 60, and 10 for ones-sc21.")
+        float | None, typer.Option(help="Seconds between decisions (default: 60; 10 for the workload ones-sc21).")
     ] = None,
-    resize_cost: Annotated[str, typer.Option(help="Seconds that a resize stops a job, or: measured.")] = "30",
+    resize_cost: Annotated[str, typer.Option(help="Seconds that a resize stops a job, or the word measured.")] = "30",
     idealized: Annotated[
         bool,
         typer.Option(
-            "--idealized", "--plain", help="The published studies' assumptions: no Slurm, no companion, no noise."
+            "--idealized", "--plain", help="Assumptions of published studies: no Slurm, no companion, no noise."
         ),
     ] = False,
     json: Annotated[Path | None, typer.Option(help="Write all figures and jobs to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this file.")] = None,
-    processes: Annotated[int, typer.Option(min=0, help="How many run at once; 0 for one a core.")] = 0,
+    processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Repeatable. A setting of the companion, such as resize.dwell_s=60."),
+        typer.Option("--set", help="Setting of the companion, such as resize.dwell_s=60. Repeatable."),
     ] = None,
 ) -> None:
-    """Compare policies in a simulated cluster: the companion that drives the real Slurm, in virtual time."""
+    """Compare policies on a simulated cluster, with the companion itself, in virtual time."""
     from slurm_ones.simulate.study.plan import Plan, Source
     from slurm_ones.simulate.study.present import as_json, page
     from slurm_ones.simulate.study.runs import summarize

@@ -28,7 +28,7 @@ def summary(text: str) -> str:
 
 
 @command
-def template(name: Annotated[str, typer.Argument(help="Template to print; without one they are listed.")] = "") -> None:
+def template(name: Annotated[str, typer.Argument(help="Template to print. Without a name: list them.")] = "") -> None:
     """Print a batch script or a service file to start from."""
     known = templates()
     if not name:

@@ -1,7 +1,7 @@
 """Throughput of one job at each size, placement and batch, from what it and others measured.
 
 ONES (§3.2) keeps the mean of the last five measurements of each size and draws lines between them. Here they are
-points of a model of the step time (`step`, after Pollux), fitted to all of a job's sizes and batches together (`fit`):
+points of a model of the step time (`step_time`, after Pollux), fitted to all of a job's sizes and batches together:
 so that a size not yet tried is predicted from those that were, with the doubt that this deserves, and a size that was
 measured is predicted as measured.
 
@@ -25,8 +25,21 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ones_db import ThroughputPoint
-from slurm_ones.learn.fit import CAUTIOUS, MISFIT, NOISE, Fit, Points, Prior, correlated, fit_all
-from slurm_ones.learn.step import Sizes, log_compute, log_step, log_step_and_slopes, sizes
+from slurm_ones.learn.step_time import (
+    CAUTIOUS,
+    MISFIT,
+    NOISE,
+    Fit,
+    Points,
+    Prior,
+    Sizes,
+    correlated,
+    fit_all,
+    log_compute,
+    log_step,
+    log_step_and_slopes,
+    sizes,
+)
 from slurm_ones.schedule.policy import Floats, Ints
 
 LAST = 5

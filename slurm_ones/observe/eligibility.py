@@ -5,26 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_ones.observe.optin import BadComment, OptIn, parse_comment
-from slurm_ones.slurm.gpus import partition_gpus
-from slurm_ones.slurm.model import Job, Shape, Snapshot
+from slurm_ones.reasons import Reason, reason
+from slurm_ones.slurm.model import Job, Shape, Snapshot, partition_gpus
 
 
 @dataclass(frozen=True)
 class Elastic:
-    """A job that opted in. Where `refusal` says something, it is measured and left alone."""
+    """A job that opted in. Where it has a `refusal`, it is measured and left alone."""
 
     job: Job
     optin: OptIn | None
     gpus_per_node: int
     """GPUs of a full node of its partition."""
     whole_nodes: bool
-    refusal: str = ""
-    """Why it is not resized, in words for its owner; empty where it may be."""
+    refusal: Reason | None = None
+    """Why it is not resized; None where it may be."""
 
     @property
     def shape(self) -> Shape:
         """Nodes × GPUs per node that it has or asks for."""
         return Shape(self.job.nodes, self.gpus_per_node if self.whole_nodes else self.job.gpus_per_node)
+
+    @property
+    def holdings(self) -> dict[str, int]:
+        """GPUs that it holds on each of its nodes; none unless it runs."""
+        return dict.fromkeys(self.job.node_list, self.shape.gpus_per_node) if self.job.running else {}
+
+    @property
+    def partition(self) -> str:
+        """The partition whose jobs it competes with: of several, which a pending job may name, the first."""
+        return self.job.partition.split(",")[0]
 
     @property
     def weighed(self) -> bool:
@@ -44,44 +54,41 @@ class Elastic:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a tick has seen: the whole queue, and of it the jobs that opted in and have not ended."""
+    """What a tick has observed: the whole queue, and of it the jobs that opted in and have not ended."""
 
     snapshot: Snapshot
     elastic: dict[int, Elastic]
 
 
-def _refusal(job: Job, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: int | None) -> str:
+def _refusal(job: Job, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: int | None) -> Reason | None:
     if own_uid is not None and job.uid != own_uid:
-        return f"it belongs to {job.user}, and this companion looks after its own user's jobs alone"
+        return reason("other_user", user=job.user)
     if job.array:
-        return "job arrays and heterogeneous jobs are not resized: submit it as a job of its own"
+        return reason("job_array")
     if not job.batch:
-        return "it is interactive, and Slurm requeues batch jobs alone: submit it with sbatch"
+        return reason("interactive")
     if not job.requeue:
-        return "it was submitted without --requeue: submit with --requeue, or run scontrol update JobId=… Requeue=1"
+        return reason("not_requeueable")
     if job.task_counts:
-        return "it was submitted with task counts, which Slurm does not let its user change: leave out --ntasks…"
+        return reason("task_counts")
     if gpus_per_node == 0:
-        return (
-            f"Slurm knows of no GPUs in partition {job.partition}: name the GPUs of a node in "
-            f"whole_node_gpus.{job.partition} of the companion's settings"
-        )
+        return reason("gpus_unknown", partition=job.partition)
     if not whole and job.gpus_per_node == 0:
-        return "it asks for GPUs per job, not per node: submit with --nodes and --gres=gpu:N"
+        return reason("gpus_per_job")
     if not optin.resize:
-        return "resize=off: it is measured, not resized"
-    return ""
+        return reason("resize_off")
+    return None
 
 
 def elastic_job(job: Job, snapshot: Snapshot, whole_node_gpus: dict[str, int], own_uid: int | None) -> Elastic | None:
     """What the job's owner allows; None for a job that did not opt in, which is never touched."""
     try:
-        optin, misread = parse_comment(job.comment), ""
+        optin, misread = parse_comment(job.comment), None
     except BadComment as error:
-        optin, misread = None, f"its comment is not understood: {error}"
-    if optin is None and not misread:
+        optin, misread = None, reason("bad_comment", problem=str(error))
+    if optin is None and misread is None:
         return None
-    # A pending job may name several partitions; it is judged by the first.
+    # A pending job may name several partitions; the first counts.
     partition = snapshot.partitions.get(job.partition.split(",")[0])
     gpus, whole = (0, False)
     if partition is not None:

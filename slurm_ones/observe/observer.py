@@ -1,4 +1,4 @@
-"""One look at the cluster a tick: Slurm's snapshot, what the elastic jobs reported, both stored."""
+"""One observation a tick: Slurm's snapshot and what the elastic jobs reported, both stored."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ones_db import ActionRecord, JobRecord, NodeRecord, ReasonRecord, RunRecord
 from ones_wrapper import protocol
 from ones_wrapper.protocol import Spec
 from slurm_ones.config import Settings
-from slurm_ones.job_files import NotBelieved, directory_of, job_directory, read_from
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.observe.records import job_record, node_record, run_record
-from slurm_ones.observe.reports import NewReports, lines_per_job, read_reports
-from slurm_ones.observe.validator import Claimed, Run, judge
+from slurm_ones.observe.reports import lines_per_job, read_reports
+from slurm_ones.reasons import reason
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.model import Job, JobState, Snapshot
+from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
 
 log = logging.getLogger(__name__)
 
@@ -43,51 +43,48 @@ class Observer:
         self._runs: dict[int, RunRecord] = {}
         self._nodes: dict[str, NodeRecord] = {}
         self._counted: dict[int, bool] = {}
-        """Whether jobs of the queue were submitted with task counts, of those that were looked at closely."""
+        """Whether jobs of the queue were submitted with task counts, of those whose details were read."""
         self._specs: dict[tuple[int, int], Spec] = {}
-        """What each run was last stored to say of its job."""
-        self._claimed: dict[tuple[int, int], Claimed] = {}
-        """What each run has claimed in the reports that are stored."""
+        """The spec of each run as it was stored last."""
 
     def observe(self) -> Observation:
-        """One tick's look. Raises `Unreachable`."""
+        """One tick's observation. Raises `Unreachable`."""
         snapshot = self._client.snapshot()
-        seen: dict[int, Elastic] = {}
+        elastic_jobs: dict[int, Elastic] = {}
         for job in snapshot.jobs.values():
             elastic = elastic_job(job, snapshot, self._settings.whole_node_gpus, self._own_uid)
             if elastic is not None and (job.job_id, job.restart) not in self._finished:
-                seen[job.job_id] = elastic
-        seen = self._closer(seen, snapshot)
-        self._see(seen)
-        self._see_nodes(snapshot)
-        self._close_forgotten(snapshot, seen.keys())
+                elastic_jobs[job.job_id] = elastic
+        seen = self._with_details(elastic_jobs, snapshot)
+        self._store_jobs(seen)
+        self._store_nodes(snapshot)
+        self._close_lost(snapshot, seen.keys())
         mine = [elastic.job for elastic in seen.values() if self._own_uid in (None, elastic.job.uid)]
         self.collect(mine, now=snapshot.time)
         self._specs = {key: spec for key, spec in self._specs.items() if key[0] in seen}
-        self._claimed = {key: claimed for key, claimed in self._claimed.items() if key[0] in seen}
         self._notes = {id_: note for id_, note in self._notes.items() if id_ in snapshot.jobs}
         ended = {(id_, e.job.restart) for id_, e in seen.items() if e.job.ended}
         self._finished = {key for key in self._finished if key[0] in snapshot.jobs} | ended
         return Observation(snapshot, {id_: e for id_, e in seen.items() if not e.job.ended})
 
-    def _closer(self, seen: dict[int, Elastic], snapshot: Snapshot) -> dict[int, Elastic]:
-        """The same with what a snapshot does not show: each job that would be resized is looked at closely once, all
-        new ones in one call. How a job was submitted does not change."""
+    def _with_details(self, seen: dict[int, Elastic], snapshot: Snapshot) -> dict[int, Elastic]:
+        """The same with what a snapshot does not show: the details of each job that would be resized are read once,
+        those of all new ones in one call. How a job was submitted does not change."""
         new = [id_ for id_, e in seen.items() if not e.refusal and not e.job.ended and id_ not in self._counted]
-        close = self._client.details(new) if new else {}
+        details = self._client.details(new) if new else {}
         self._counted = {id_: counted for id_, counted in self._counted.items() if id_ in snapshot.jobs}
-        self._counted.update({id_: job.task_counts for id_, job in close.items()})
+        self._counted.update({id_: job.task_counts for id_, job in details.items()})
 
-        def judged(elastic: Elastic) -> Elastic | None:
+        def with_task_counts(elastic: Elastic) -> Elastic | None:
             if elastic.refusal or not self._counted.get(elastic.job.job_id):
                 return elastic
             job = replace(elastic.job, task_counts=True)
             return elastic_job(job, snapshot, self._settings.whole_node_gpus, self._own_uid)
 
-        return {id_: found for id_, elastic in seen.items() if (found := judged(elastic)) is not None}
+        return {id_: found for id_, elastic in seen.items() if (found := with_task_counts(elastic)) is not None}
 
-    def _see(self, seen: Mapping[int, Elastic]) -> None:
-        """Store the jobs and runs that are not as they were at the last look."""
+    def _store_jobs(self, seen: Mapping[int, Elastic]) -> None:
+        """Store the jobs and runs that have changed since the last tick."""
         jobs = {id_: job_record(elastic, self._notes.get(id_, "")) for id_, elastic in seen.items()}
         runs = {id_: run_record(e) for id_, e in seen.items() if e.job.start_time and not e.job.pending}
         if changed := [job for id_, job in jobs.items() if self._jobs.get(id_) != job]:
@@ -96,15 +93,15 @@ class Observer:
             self._store.record_runs(begun)
         self._jobs, self._runs = jobs, runs
 
-    def _see_nodes(self, snapshot: Snapshot) -> None:
-        """Store the nodes where one is not as it was at the last look."""
+    def _store_nodes(self, snapshot: Snapshot) -> None:
+        """Store the nodes where one has changed since the last tick."""
         nodes = {name: node_record(node) for name, node in snapshot.nodes.items()}
         if nodes != self._nodes:
             self._store.record_nodes(snapshot.time, nodes.values())
             self._nodes = nodes
 
-    def _close_forgotten(self, snapshot: Snapshot, seen: Set[int]) -> None:
-        """Bring up to date the jobs that are open in the database and that this look did not find.
+    def _close_lost(self, snapshot: Snapshot, seen: Set[int]) -> None:
+        """Bring up to date the jobs that are open in the database and were not found in the queue.
 
         Slurm forgets a job MinJobAge after its end; and an owner may have taken the opt-in out of the comment.
         """
@@ -115,53 +112,46 @@ class Observer:
         for job_id, record in self._store.jobs(list(lost)).items():
             job = snapshot.jobs.get(job_id)
             if job is None:
-                note = "it ended while no companion looked, and Slurm has forgotten how"
+                note = "it ended while no companion ran, and Slurm no longer knows how"
                 unknown = JobState.UNKNOWN.value
                 records.append(replace(record, state=unknown, end_time=snapshot.time, report_note=note))
             else:
-                end, refusal = (job.end_time if job.ended else None), "its comment no longer opts in"
+                end, refusal = (job.end_time if job.ended else None), ReasonRecord.of(reason("opted_out"))
                 now = replace(record, state=job.state.value, restart=job.restart, end_time=end)
-                records.append(replace(now, elastic=False, refusal=ReasonRecord(text=refusal)))
+                records.append(replace(now, elastic=False, refusal=refusal))
         self._store.record_jobs(records)
 
     def collect(self, jobs: Sequence[Job], *, now: float) -> None:
-        """Store what the jobs' newest runs have reported since the last look, in one transaction."""
+        """Store what the jobs' newest runs have reported since the last time, in one transaction."""
         positions = self._store.report_positions([job.job_id for job in jobs])
         most = lines_per_job(len(jobs))
-        # The run before may have said its last words after its requeue was seen.
+        # The run before may have written its last reports after its requeue was seen.
         new = [
-            said
+            found
             for job in jobs
             for restart in range(max(0, job.restart - 1), job.restart + 1)
-            if (said := self._read(job, restart, *positions.get((job.job_id, restart), (0, 0)), now, most)) is not None
+            if (found := self._read(job, restart, *positions.get((job.job_id, restart), (0, 0)), now, most)) is not None
         ]
         if new:
-            self._store.add_reports([reports for reports, _ in new])
-            self._specs.update({(r.job_id, r.restart): r.spec for r, _ in new if r.spec is not None})
-            # Not before: what could not be stored is read, and judged, again.
-            self._claimed.update({(r.job_id, r.restart): claimed for r, claimed in new})
+            self._store.add_reports(new)
+            self._specs.update({(r.job_id, r.restart): r.spec for r in new if r.spec is not None})
 
-    def _read(
-        self, job: Job, restart: int, offset: int, number: int, now: float, most: int
-    ) -> tuple[RunReports, Claimed] | None:
-        """What a run has said since the last look, as far as it is believed; None where that is nothing new."""
-        piece = read_reports(job, restart, offset, number, now=now, most=most)
-        before = self._claimed.get((job.job_id, restart), Claimed(number=number))
-        judged = judge(piece.lines, _facts(job, restart, piece, now), before)
-        problem = "; ".join(filter(None, (piece.problem, judged.doubt)))
-        if problem and problem != self._notes.get(job.job_id):
-            # The last complaint stays, so that the job's owner finds it; a liar's count is not logged at each look.
-            self._notes[job.job_id] = problem
-            log.log(logging.INFO if before.doubted else logging.WARNING, "job %d: %s", job.job_id, problem)
-        spec = piece.spec if restart == job.restart else None
+    def _read(self, job: Job, restart: int, offset: int, number: int, now: float, most: int) -> RunReports | None:
+        """What a run has reported since it was read last, as far as it is accepted; None where that is nothing new."""
+        found = read_reports(job, restart, offset, number, now=now, most=most)
+        if found.problem and found.problem != self._notes.get(job.job_id):
+            # The last complaint stays, so that the job's owner finds it.
+            self._notes[job.job_id] = found.problem
+            log.warning("job %d: %s", job.job_id, found.problem)
+        spec = found.spec if restart == job.restart else None
         if spec is not None and self._specs.get((job.job_id, restart)) == spec:
             spec = None
-        if piece.offset == offset and spec is None:
+        if found.offset == offset and spec is None:
             return None
-        return RunReports(job.job_id, restart, piece.offset, piece.last, spec, judged.lines), judged.claimed
+        return RunReports(job.job_id, restart, found.offset, found.last, spec, found.lines)
 
     def may_resize(self, job: Job) -> bool:
-        """Whether the job's owner still opts in and nobody stopped the companion's hand."""
+        """Whether the job's owner still opts in and there is no stop file."""
         if self._settings.stop_file.exists():
             return False
         try:
@@ -171,7 +161,7 @@ class Observer:
         return optin is not None and optin.resize
 
     def checkpoint_stands(self, job: Job, name: str) -> bool:
-        """Whether the checkpoint that a job reported is there and complete, as far as a look can tell.
+        """Whether the checkpoint that a job reported is there and complete, as far as can be seen.
 
         A job that lies about its checkpoint loses its own work; this guards against files that went missing.
         """
@@ -184,18 +174,6 @@ class Observer:
                 return bool(text) and size > 0
         except (FileNotFoundError, NotBelieved):
             return False
-
-
-def _facts(job: Job, restart: int, piece: NewReports, now: float) -> Run:
-    """What a run's reports are held against."""
-    known = restart == job.restart and not job.pending
-    return Run(
-        start=job.start_time if known else 0.0,
-        end=job.end_time if known and job.ended else now,
-        gpus=max(job.gpus_total, job.nodes * job.gpus_per_node) if known else 0,
-        dataset=piece.spec.dataset if piece.spec is not None else 0,
-        base_batch=piece.spec.base_batch if piece.spec is not None else 0,
-    )
 
 
 class DrainReports:
@@ -215,7 +193,7 @@ class DrainReports:
         number, time, checkpoint = found
         if not self._observer.checkpoint_stands(job, checkpoint.name):
             return None
-        # A drained job says nothing more. One that does trains on, whatever the clocks say of its minute.
+        # A drained job reports nothing more. One that does trains on, whatever the clocks say of its minute.
         _, last = self._store.report_positions([job.job_id]).get((job.job_id, restart), (0, 0))
         if last > number:
             return None
@@ -229,7 +207,7 @@ class DrainReports:
 
 
 class StopFile:
-    """What was last seen of the file."""
+    """The file that stops all resizes, and who made or removed it."""
 
     def __init__(self, path: Path, store: Store) -> None:
         self._path = path
@@ -237,7 +215,7 @@ class StopFile:
         self._there = False
 
     def check(self, now: float) -> None:
-        """Write down that somebody made the file, or that it is gone.
+        """Record that somebody made the file, or that it is gone.
 
         Who removed it leaves no trace. A companion that starts again finds the same file, which is the same action.
         """

@@ -1,4 +1,4 @@
-"""What a snapshot shows, as the store's records."""
+"""Observed jobs, nodes and runs, as the store's records."""
 
 from __future__ import annotations
 

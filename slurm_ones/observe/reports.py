@@ -1,4 +1,9 @@
-"""Reading what jobs report: bounded pieces, each line checked, a bad one costing itself alone."""
+"""Reading what jobs report: a bounded part at a time, each line checked, a bad one costing itself alone.
+
+A job's reports are its user's word, so what is checked is what guards the database and the clocks: the form of each
+line, numbers that rise no faster than a job reports, and times that lie within the run by Slurm's clock. Nothing here
+can tell that a job trains at all; what a lie about speed or progress gains is bounded in `learn`.
+"""
 
 from __future__ import annotations
 
@@ -8,49 +13,55 @@ from ones_db import ReportLine
 from ones_wrapper.protocol import (
     MAX_LINE,
     SPEC,
+    Epoch,
     ProtocolError,
     Spec,
+    Throughput,
     decode_report,
     decode_spec,
     reports_name,
 )
-from slurm_ones.job_files import NotBelieved, directory_of, job_directory, read_from
 from slurm_ones.slurm.model import Job
+from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
 
-MAX_PIECE = 1 << 20
-"""Most bytes taken from one job in one look."""
+MAX_BYTES = 1 << 20
+"""Most bytes read of one job at a time."""
 MAX_LINES = 2_000
-"""Most lines, good or bad, taken from one job in one look; the others wait for the next."""
+"""Most lines, good or bad, read of one job at a time; the others wait for the next tick."""
 LEAST_LINES = 64
-"""So many are taken however many jobs there are: more than a job says in a minute."""
+"""So many are read however many jobs there are: more than a job reports in a minute."""
 ALL_LINES = 100_000
-"""Lines taken from all jobs in one look, as far as `LEAST_LINES` each leave it so."""
+"""Lines read of all jobs at a time, as far as `LEAST_LINES` each leave it so."""
 BURST = 2_000
 PER_S = 2.0
-"""A run's reports are believed up to number `BURST` and `PER_S` for each second since it began by Slurm's clock: so
+"""A run's reports are accepted up to number `BURST` and `PER_S` for each second since it began by Slurm's clock: so
 much a run can put into the database, and no more. A wrapper left to itself reports every 2 s."""
 FUTURE_S = 300.0
-"""A report that is further ahead of the companion's clock is not believed."""
+"""A report that is further ahead of the companion's clock is not accepted."""
+SKEW_S = 300.0
+"""How far a node's clock may be from Slurm's."""
+LENGTHS = 1.05
+"""Measured lengths may be longer than the time they were measured in by this factor."""
 MAX_PROBLEM = 500
 """Characters of a complaint."""
 
 
 @dataclass(frozen=True)
 class NewReports:
-    """What one look at a job's directory found."""
+    """What a job's directory holds that was not read before."""
 
     lines: tuple[ReportLine, ...]
     offset: int
     """Where to read on."""
     spec: Spec | None
     problem: str
-    """What could not be believed, for people; empty when nothing."""
+    """What was not accepted, for people; empty when nothing."""
     last: int = 0
     """Number of the last report so far. One from the future counts: by whichever clock, the job said something."""
 
 
 def lines_per_job(jobs: int) -> int:
-    """How many lines of each may be taken, with so many jobs to look at."""
+    """How many lines of each may be read, with so many jobs to read."""
     return min(max(ALL_LINES // max(jobs, 1), LEAST_LINES), MAX_LINES)
 
 
@@ -63,12 +74,38 @@ def highest_number(job: Job, restart: int, now: float) -> int:
 def read_reports(job: Job, restart: int, offset: int, after: int, *, now: float, most: int = MAX_LINES) -> NewReports:
     """The complete lines of one run's reports from `offset` on whose number is above `after`.
 
-    Lines out of order, repeated, from the future, cut short in mid-file or malformed are dropped and named in
-    `problem`. A last line without its newline is left for the next look; so is what comes after `most` lines, and
-    after more reports than `highest_number`.
+    Lines out of order, repeated, from the future, outside their run, cut short in mid-file or malformed are dropped and
+    named in `problem`. A last line without its newline is left for the next time; so is what comes after `most` lines,
+    and after more reports than `highest_number`.
     """
-    piece = _read(job, restart, offset, after, now, most)
-    return replace(piece, problem=piece.problem[:MAX_PROBLEM]) if len(piece.problem) > MAX_PROBLEM else piece
+    found = _read(job, restart, offset, after, now, most)
+    lines, doubt = _within_run(found.lines, job, restart, now)
+    problem = "; ".join(filter(None, (found.problem, doubt)))
+    return replace(found, lines=lines, problem=problem[:MAX_PROBLEM])
+
+
+def _within_run(
+    lines: tuple[ReportLine, ...], job: Job, restart: int, now: float
+) -> tuple[tuple[ReportLine, ...], str]:
+    """The lines that lie within their run by Slurm's clock, and what is wrong with the others, in words.
+
+    A measurement outside its run is dropped; of any other report only the time is corrected.
+    """
+    known = restart == job.restart and not job.pending
+    start = job.start_time if known else 0.0
+    low, high = start - SKEW_S, (job.end_time if known and job.ended else now) + SKEW_S
+    accepted, doubts = [], []
+    for line in lines:
+        if not low <= line.time <= high:
+            where = f"{line.time - high:.0f} s after" if line.time > high else f"{low - line.time:.0f} s before"
+            doubts.append(f"report {line.number} is {where} its run, by Slurm's clock")
+            if not isinstance(line.report, (Throughput, Epoch)):
+                accepted.append(replace(line, time=min(max(line.time, low), high)))
+        elif isinstance(line.report, Throughput) and line.report.seconds > LENGTHS * max(line.time - start, 0) + SKEW_S:
+            doubts.append(f"report {line.number} makes it {line.report.seconds:.0f} s of training since its run began")
+        else:
+            accepted.append(line)
+    return tuple(accepted), f"{len(doubts)} of its reports not believed, the last: {doubts[-1]}" if doubts else ""
 
 
 def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int) -> NewReports:
@@ -85,7 +122,7 @@ def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int
                 pass
             except (NotBelieved, ProtocolError) as error:
                 problems.append(f"{SPEC}: {error}")
-            data, size = read_from(directory, name, job.uid, offset, MAX_PIECE)
+            data, size = read_from(directory, name, job.uid, offset, MAX_BYTES)
     except FileNotFoundError:
         return NewReports((), offset, spec, "; ".join(problems), after)
     except NotBelieved as error:
@@ -95,8 +132,8 @@ def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int
         return NewReports((), offset, spec, "; ".join(problems), after)
     end = data.rfind(b"\n") + 1
     if not end:
-        # A line longer than a whole piece would be waited for for ever: step over it.
-        over = offset + len(data) if len(data) == MAX_PIECE else offset
+        # A line longer than what is read at a time would be waited for for ever: step over it.
+        over = offset + len(data) if len(data) == MAX_BYTES else offset
         return NewReports((), over, spec, "; ".join(problems), after)
     lines: list[ReportLine] = []
     bad = place = 0

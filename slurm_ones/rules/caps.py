@@ -7,9 +7,13 @@ jobs under the cap stay within it. A cap never shrinks a job, also not where it 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
+from slurm_ones.config import LimitSettings
+from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.ledger import Ledger
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.schedule.shapes import shape_of
@@ -24,8 +28,58 @@ class Cap:
     gpus: int
     """Left for `jobs`: what others under the same cap have elsewhere is subtracted. May be below 0."""
     jobs: frozenset[int]
-    words: str
+    reason: Reason
     """What it is, for the jobs' owners."""
+
+
+class CappedJob(NamedTuple):
+    """What caps ask of an elastic job."""
+
+    user: str
+    account: str
+    gpus: int
+    """That it has, or is about to have through a resize, whichever is more."""
+
+
+def caps_of(
+    here: Mapping[int, CappedJob], there: Sequence[CappedJob], limits: LimitSettings, partition: str, gpus: int
+) -> tuple[Cap, ...]:
+    """The caps of a site as they bear on the jobs `here`, in a partition of so many GPUs: its share, and those of each
+    user and account. Jobs `there`, in other partitions, count with what they have."""
+    share = int(limits.share * gpus + 1e-9)
+    caps = []
+    if here and limits.share < 1:
+        caps.append(Cap(share, frozenset(here), reason("partition_share", gpus=share, partition=partition)))
+    for user, (left, jobs) in _left(here, there, "user", limits.gpus_per_user, limits.gpus_of_user).items():
+        setting = "limits.gpus_of_user" if user in limits.gpus_of_user else "limits.gpus_per_user"
+        most = limits.gpus_of_user.get(user, limits.gpus_per_user) or 0
+        caps.append(Cap(left, jobs, reason("user_cap", user=user, gpus=most, setting=setting)))
+    for name, (left, jobs) in _left(here, there, "account", limits.gpus_per_account, limits.gpus_of_account).items():
+        setting = "limits.gpus_of_account" if name in limits.gpus_of_account else "limits.gpus_per_account"
+        most = limits.gpus_of_account.get(name, limits.gpus_per_account) or 0
+        caps.append(Cap(left, jobs, reason("account_cap", account=name, gpus=most, setting=setting)))
+    return tuple(caps)
+
+
+def _left(
+    here: Mapping[int, CappedJob],
+    there: Sequence[CappedJob],
+    kind: Literal["user", "account"],
+    general: int | None,
+    own: Mapping[str, int],
+) -> dict[str, tuple[int, frozenset[int]]]:
+    """For each name with a cap what is left of it here, and for which jobs."""
+    jobs: dict[str, set[int]] = defaultdict(set)
+    for job_id, job in here.items():
+        jobs[getattr(job, kind)].add(job_id)
+    elsewhere: dict[str, int] = defaultdict(int)
+    for job in there:
+        elsewhere[getattr(job, kind)] += job.gpus
+    return {
+        name: (most - elsewhere[name], frozenset(ids))
+        for name, ids in sorted(jobs.items())
+        if name and (most := own.get(name, general)) is not None
+    }
 
 
 def hindering(caps: Sequence[Cap], job_id: int, gpus: int, others: Callable[[int], int]) -> Cap | None:
@@ -72,17 +126,17 @@ def capped(cluster: ClusterView, jobs: Sequence[JobView], schedule: Schedule, ca
         return schedule
     by_id = {job.job_id: job for job in sorted(jobs, key=lambda job: (job.submitted, job.job_id))}
     given = {id_: got.shape for id_, got in schedule.allocations.items() if id_ in by_id}
-    words: dict[int, str] = {}
+    refused: dict[int, Reason] = {}
     while True:
-        changed = _cut(cluster, by_id, given, schedule.parked, caps, words)
-        if not changed and not words:
+        changed = _cut(cluster, by_id, given, schedule.parked, caps, refused)
+        if not changed and not refused:
             return schedule
         odd = _without_room(cluster, list(by_id.values()), given)
         if odd is None:
             break
-        words.setdefault(odd, "it has no room since a cap keeps others where they are")
-        _put_back(by_id[odd], given)
-    return _retold(cluster, by_id, schedule, given, words)
+        refused.setdefault(odd, reason("no_room_under_cap"))
+        _keep(by_id[odd], given)
+    return _with_refused(cluster, by_id, schedule, given, refused)
 
 
 def _cut(
@@ -91,7 +145,7 @@ def _cut(
     given: dict[int, Shape],
     parked: frozenset[int],
     caps: Sequence[Cap],
-    words: dict[int, str],
+    refused: dict[int, Reason],
 ) -> bool:
     """Cut what is `given` down to the caps; True where that changed anything."""
     due = {id_: entitled(job) for id_, job in jobs.items()}
@@ -105,9 +159,9 @@ def _cut(
             continue
         cap = hindering(caps, id_, shape.gpus, lambda other: have.get(other, 0))
         if cap is not None:
-            words[id_] = cap.words
+            refused[id_] = cap.reason
             changed = True
-            _put_back(job, given)
+            _keep(job, given)
             for gpus in sorted(_sizes(cluster, job), reverse=True):
                 held = job.shape.gpus if job.shape is not None else 0
                 fits = gpus <= due[id_] or hindering(caps, id_, gpus, lambda other: have.get(other, 0)) is None
@@ -125,7 +179,7 @@ def _sizes(cluster: ClusterView, job: JobView) -> dict[int, int]:
     return {int(n): int(b) for n, b in zip(tables.sizes, tables.batch[0], strict=True) if b > 0}
 
 
-def _put_back(job: JobView, given: dict[int, Shape]) -> None:
+def _keep(job: JobView, given: dict[int, Shape]) -> None:
     """The job keeps what it has."""
     if job.shape is not None:
         given[job.job_id] = job.shape
@@ -144,23 +198,25 @@ def _without_room(cluster: ClusterView, jobs: Sequence[JobView], given: Mapping[
     return None
 
 
-def _retold(
+def _with_refused(
     cluster: ClusterView,
     jobs: Mapping[int, JobView],
     schedule: Schedule,
     given: Mapping[int, Shape],
-    words: Mapping[int, str],
+    refused: Mapping[int, Reason],
 ) -> Schedule:
-    allocations, reasons = dict(schedule.allocations), dict(schedule.reasons)
-    for id_, why in words.items():
-        job, planned = jobs[id_], schedule.allocations[id_].shape.gpus
+    allocations = dict(schedule.allocations)
+    for id_ in refused:
         shape = given.get(id_)
         if shape is None:
             del allocations[id_]
-        elif shape == job.shape:
-            allocations[id_] = Allocation(shape, job.batch)
+        elif shape == jobs[id_].shape:
+            allocations[id_] = Allocation(shape, jobs[id_].batch)
         else:
-            allocations[id_] = Allocation(shape, _sizes(cluster, job)[shape.gpus])
-        got = "waits" if shape is None else f"gets {shape.gpus} GPU{'s' if shape.gpus > 1 else ''}"
-        reasons[id_] = f"{got} where {planned} would serve best: {why}"
-    return replace(schedule, allocations=allocations, reasons=reasons, refused={**schedule.refused, **words})
+            allocations[id_] = Allocation(shape, _sizes(cluster, jobs[id_])[shape.gpus])
+    return replace(
+        schedule,
+        allocations=allocations,
+        reasons={**schedule.reasons, **refused},
+        refused={**schedule.refused, **refused},
+    )

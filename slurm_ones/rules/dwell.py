@@ -8,6 +8,7 @@ import numpy as np
 
 from ones_db import JobHistory
 from slurm_ones.config import LimitSettings
+from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.policy import JobView
 from slurm_ones.schedule.tables import predict
 from slurm_ones.slurm.model import Job
@@ -34,33 +35,33 @@ def rested_at(job: Job, history: JobHistory | None, dwell_s: float) -> float:
     return again if failures else 0.0
 
 
-def resized_enough(job: Job, history: JobHistory | None, limits: LimitSettings, now: float) -> str:
-    """Why a job that runs may not be interrupted again, or not yet; empty where it may."""
+def resized_enough(job: Job, history: JobHistory | None, limits: LimitSettings, now: float) -> Reason | None:
+    """Why a job that runs may not be interrupted again, or not yet."""
     if history is None or not job.running:
-        return ""
+        return None
     most, hourly = limits.resizes_per_job, limits.resizes_per_hour
     if most is not None and len(history.interrupted) >= most:
-        return f"it was resized {most} time{'s' * (most != 1)}, and may be no more (limits.resizes_per_job)"
+        return reason("resizes_per_job", times=most)
     if hourly is not None and sum(begun > now - HOUR_S for begun in history.interrupted) >= hourly:
-        return f"it was resized {hourly} time{'s' * (hourly != 1)} within an hour (limits.resizes_per_hour)"
-    return ""
+        return reason("resizes_per_hour", times=hourly)
+    return None
 
 
-def near_limit(job: Job, limits: LimitSettings, now: float) -> str:
-    """Whether the job reaches its time limit soon, in words; empty where it does not."""
+def near_limit(job: Job, limits: LimitSettings, now: float) -> Reason | None:
+    """That the job reaches its time limit soon; None where it does not."""
     if job.running and job.time_limit_s and job.start_time + job.time_limit_s - now < limits.near_limit_s:
-        return f"it is near its time limit: within {limits.near_limit_s:.0f} s (limits.near_limit_s)"
-    return ""
+        return reason("near_time_limit", seconds=limits.near_limit_s)
+    return None
 
 
-def near_end(view: JobView, limits: LimitSettings) -> str:
-    """Whether the job is as good as sure to end soon at what it has, in words; empty where not, or where it waits."""
+def near_end(view: JobView, limits: LimitSettings) -> Reason | None:
+    """That the job is as good as sure to end soon at what it has; None where it is not, or where it waits."""
     if view.shape is None or not view.dataset or not limits.near_end_s:
-        return ""
+        return None
     left = view.progress.to_come(SURE) * view.dataset
     nodes, gpus = np.array([view.shape.nodes]), np.array([view.shape.gpus])
     _, goodput = predict(view, nodes, gpus, np.array([[max(view.batch, 1)]]))
     seconds = left / float(goodput[0, 0])
     if math.isfinite(seconds) and seconds < limits.near_end_s:
-        return f"it is expected to end within {limits.near_end_s:.0f} s (limits.near_end_s)"
-    return ""
+        return reason("near_end", seconds=limits.near_end_s)
+    return None

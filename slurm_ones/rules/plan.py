@@ -1,26 +1,20 @@
 """From a schedule to the resizes that may begin now.
 
-Nothing here changes anything: it says for each job that the schedule would change whether its resize begins, or in
-words for its owner why it does not (yet).
+Nothing here changes anything: it says for each job that the schedule would change whether its resize begins, or why it
+does not (yet).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ones_db import JobHistory, ResizeRecord
-from slurm_ones.config import LimitSettings, ResizeSettings
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.rules.caps import Cap, hindering
-from slurm_ones.rules.dwell import near_limit, resized_enough, rested_at
-from slurm_ones.rules.reserved import holdings, set_aside, target_of
+from slurm_ones.reasons import SITE_LIMITS, Reason, reason
+from slurm_ones.rules.caps import hindering
+from slurm_ones.rules.gate import JobRules, PartitionRules
 from slurm_ones.schedule.policy import Allocation, Schedule
-from slurm_ones.slurm.gpus import take
-from slurm_ones.slurm.model import PARKED, Shape
-
-DEFERRED = "it is kept from starting"
-"""Outcome of a waiting job that the schedule parks."""
+from slurm_ones.slurm.model import PARKED, Shape, take
 
 
 @dataclass(frozen=True)
@@ -51,155 +45,90 @@ class Plan:
     """What begins now, and for each job of the schedule what became of it."""
 
     begin: tuple[Change, ...]
-    outcomes: Mapping[int, str]
+    outcomes: Mapping[int, Reason]
     deferred: frozenset[int] = frozenset()
     """Waiting jobs that must not start now."""
     queued: frozenset[int] = frozenset()
     """Waiting jobs whose resize waits its turn: those that were deferred stay so until it begins."""
-    refused: Mapping[int, str] = field(default_factory=dict)
-    """Of the outcomes, those that a limit of the site is to blame for: words that stay as long as it holds."""
+    refused: Mapping[int, Reason] = field(default_factory=dict)
+    """Of the outcomes, those that a limit of the site is to blame for."""
 
 
-def plan(
-    schedule: Schedule,
-    elastic: Mapping[int, Elastic],
-    histories: Mapping[int, JobHistory],
-    open_resizes: Iterable[ResizeRecord],
-    free: dict[str, int],
-    settings: ResizeSettings,
-    now: float,
-    limits: LimitSettings = LimitSettings(),
-    caps: Sequence[Cap] = (),
-) -> Plan:
-    """The resizes to begin now. `free` is what Slurm could hand out (`free_gpus`) and is used up.
+def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
+    """The resizes to begin now.
 
-    The limits of the site are looked at once more, whatever the policy was told and has said: `caps` at every moment
+    The limits of the site are looked at once more, whatever the policy was shown and has said: caps at every moment
     of the resizes under way, in which a job counts with what it has or is about to have, whichever is more.
     """
-    under_way = {r.job_id: r for r in open_resizes}
-    most = {id_: _most(one, under_way.get(id_)) for id_, one in elastic.items()}
-    most |= {id_: elastic[id_].shape.gpus for id_ in schedule.allocations.keys() & elastic.keys() if not most[id_]}
-    set_aside(under_way.values(), elastic, free)
-    outcomes = {id_: _wait(elastic[id_], id_ in under_way) for id_ in schedule.parked if _waits(elastic.get(id_))}
-    deferred = frozenset(id_ for id_, outcome in outcomes.items() if outcome == DEFERRED)
+    jobs, settings, free = rules.jobs, rules.settings, dict(rules.free)
+    # Who waits and may start counts with what it asks for.
+    most = {id_: job.gpus for id_, job in jobs.items()}
+    most |= {id_: jobs[id_].elastic.shape.gpus for id_ in schedule.allocations.keys() & jobs.keys() if not most[id_]}
+    parked = {id_: jobs[id_] for id_ in schedule.parked & jobs.keys() if jobs[id_].elastic.job.pending}
+    outcomes = {id_: job.untouchable or reason("kept_waiting") for id_, job in parked.items()}
+    deferred = frozenset(id_ for id_, job in parked.items() if job.untouchable is None)
     changes = sorted(
         (
-            _change(elastic[id_], histories.get(id_), schedule.allocations.get(id_))
-            for id_ in {*schedule.allocations, *schedule.parked} & elastic.keys() - outcomes.keys()
+            _change(jobs[id_], schedule.allocations.get(id_))
+            for id_ in {*schedule.allocations, *schedule.parked} & jobs.keys() - parked.keys()
         ),
         # Shrinks and stops first: what they free is what growing waits for.
         key=lambda change: (change.new.gpus - change.old.gpus, change.job_id),
     )
     for change in sorted(changes, key=lambda change: change.job_id):
-        if _waits(change.elastic) and change.job_id not in under_way:
+        if change.elastic.job.pending and jobs[change.job_id].target is None:
             take(change.new, free)
 
     begin: list[Change] = []
-    resizes = len(under_way)
+    resizes = rules.open_resizes
     queued: set[int] = set()
-    refused: dict[int, str] = {}
     for change in changes:
-        job, job_id = change.elastic, change.job_id
+        job_id, job = change.job_id, jobs[change.job_id]
+        running = job.elastic.job.running
         if change.old == change.new:
             # An order in the middle of a resize would call its drain off.
-            free_to_change = job.job.running and not job.refusal and job_id not in under_way
+            free_to_change = running and not job.elastic.refusal and job.target is None
             if free_to_change and change.old_batch not in (None, change.new_batch):
                 begin.append(change)
-                outcomes[job_id] = "its batch changes"
+                outcomes[job_id] = reason("batch_changes")
             continue
-        history = histories.get(job_id)
-        outcomes[job_id] = _hindrance(change, history, job_id in under_way, settings, now) or ""
-        if not outcomes[job_id]:
-            outcomes[job_id] = _limit(change, history, limits, caps, most, now)
-            refused |= {job_id: outcomes[job_id]} if outcomes[job_id] else {}
-        if outcomes[job_id]:
-            continue
-        if resizes >= settings.max_open:
-            outcomes[job_id] = f"waits its turn: {settings.max_open} resizes are under way"
-            queued |= {job_id} if _waits(job) else set()
-        elif job.job.running and not take(change.new, free, holdings(job)):
-            outcomes[job_id] = f"waits until {change.new} GPUs are free"
+        hindrance = _hindrance(change, job, rules, most)
+        if hindrance is not None:
+            outcomes[job_id] = hindrance
+        elif resizes >= settings.max_open:
+            outcomes[job_id] = reason("max_open", resizes=settings.max_open)
+            queued |= {job_id} if job.elastic.job.pending else set()
+        elif running and not take(change.new, free, job.elastic.holdings):
+            outcomes[job_id] = reason("gpus_not_free", shape=str(change.new))
         else:
             begin.append(change)
             resizes += 1
-            outcomes[job_id] = "begins"
+            outcomes[job_id] = reason("begins")
             most[job_id] = max(most[job_id], change.new.gpus)
+    refused = {id_: outcome for id_, outcome in outcomes.items() if outcome.code in SITE_LIMITS}
     return Plan(tuple(begin), outcomes, deferred, frozenset(queued), refused)
 
 
-def _most(one: Elastic, resize: ResizeRecord | None) -> int:
-    """GPUs that the job has, or is about to have through a resize, whichever is more."""
-    return max(one.shape.gpus if one.job.running else 0, target_of(resize).gpus if resize is not None else 0)
-
-
-def _limit(
-    change: Change,
-    history: JobHistory | None,
-    limits: LimitSettings,
-    caps: Sequence[Cap],
-    most: Mapping[int, int],
-    now: float,
-) -> str:
-    """Which limit of the site stands against the resize, in words; empty where none does."""
-    job = change.elastic.job
-    if said := near_limit(job, limits, now) or resized_enough(job, history, limits, now):
-        return said
-    asked = change.elastic.shape.gpus
-    if history is not None:
-        asked = max(asked, history.job.requested_nodes * history.job.requested_gpus_per_node)
-    if change.new.gpus <= asked:
-        return ""
-    cap = hindering(caps, change.job_id, change.new.gpus, lambda other: most.get(other, 0))
-    return cap.words if cap is not None else ""
-
-
-def _waits(job: Elastic | None) -> bool:
-    return job is not None and job.job.pending
-
-
-def _change(job: Elastic, history: JobHistory | None, allocation: Allocation | None) -> Change:
+def _change(job: JobRules, allocation: Allocation | None) -> Change:
     """From what the job has to its allocation, or to nothing where it has none: it is parked."""
-    batch = history.batch if history else None
+    batch = job.history.batch if job.history is not None else None
     if allocation is None:
-        return Change(job, job.shape, PARKED, batch, None)
-    return Change(job, job.shape, allocation.shape, batch, allocation.batch)
+        return Change(job.elastic, job.elastic.shape, PARKED, batch, None)
+    return Change(job.elastic, job.elastic.shape, allocation.shape, batch, allocation.batch)
 
 
-def _wait(job: Elastic, under_way: bool) -> str:
-    """What becomes of a waiting job that must not start."""
-    if under_way:
-        return "a resize is under way"
-    if job.refusal:
-        return job.refusal
-    if job.job.held:
-        return "it is held by its owner"
-    if job.job.completing:
-        return "it is completing"
-    return DEFERRED
-
-
-def _hindrance(
-    change: Change, history: JobHistory | None, under_way: bool, settings: ResizeSettings, now: float
-) -> str | None:
+def _hindrance(change: Change, job: JobRules, rules: PartitionRules, most: Mapping[int, int]) -> Reason | None:
     """Why the job is not resized now, None where nothing stands against it."""
-    job = change.elastic.job
-    if under_way:
-        return "a resize is under way"
-    if change.elastic.refusal:
-        return change.elastic.refusal
-    rested = rested_at(job, history, settings.dwell_s)
-    if job.pending and job.held:
-        return "it is held by its owner"
-    if now < rested and (job.pending or job.running):
-        return f"it may be resized in {rested - now:.0f} s (dwell time {settings.dwell_s:.0f} s)"
-    if job.pending:
+    if job.untouchable is not None:
+        return job.untouchable
+    if job.elastic.job.running:
+        if change.parks and not rules.settings.preempt:
+            return reason("preempting_off")
+        if change.new.gpus < change.old.gpus and not rules.settings.shrink:
+            return reason("shrinking_off")
+    if job.resting is not None:
+        return job.resting
+    if change.new.gpus <= job.requested:
         return None
-    if not job.running or job.completing:
-        return f"it is {job.state.value.lower()}"
-    if change.parks and not settings.preempt:
-        return "it runs on: pre-empting is switched off"
-    if change.new.gpus < change.old.gpus and not settings.shrink:
-        return "shrinking is switched off"
-    if history is None or history.spec is None:
-        return "it has not reported what it can do: is it started by ones-run?"
-    return None
+    cap = hindering(rules.caps, change.job_id, change.new.gpus, lambda other: most.get(other, 0))
+    return cap.reason if cap is not None else None

@@ -26,76 +26,82 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from slurm_ones.rules.concessions import Floor
-from slurm_ones.rules.rigid import Claim, Waiting
+from slurm_ones.reasons import Reason, reason
+from slurm_ones.rules.rigid import PendingJob, Release, RigidDemand
+from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, NodeView, Schedule
+from slurm_ones.schedule.shapes import least_and_most, shape_of
 from slurm_ones.schedule.tables import build_tables
 from slurm_ones.slurm.model import Shape
 
+TRIES = 32
+"""Nodes that are looked at in one decision for whether jobs can be moved off them."""
+
 
 @dataclass(frozen=True)
-class Yielded:
-    """What the policy is to see, and what the jobs that make room are told."""
+class Reclaimed:
+    """What the policy is to see, and why the jobs that make room are smaller."""
 
     cluster: ClusterView
     jobs: Sequence[JobView]
-    reasons: Mapping[int, str] = field(default_factory=dict)
+    reasons: Mapping[int, Reason] = field(default_factory=dict)
     """Of each job that shrinks."""
     served: tuple[int, ...] = ()
     """Rigid jobs that have room then, side by side."""
 
 
-def make_room(cluster: ClusterView, jobs: Sequence[JobView], waiting: Waiting) -> Yielded:
+def make_room(cluster: ClusterView, jobs: Sequence[JobView], demand: RigidDemand) -> Reclaimed:
     """The cluster and the jobs once rigid jobs have got what they need; as they are where nobody has to yield."""
-    if not waiting.claims:
-        return Yielded(cluster, jobs)
-    floor = Floor(cluster, jobs, waiting)
+    if not demand.pending:
+        return Reclaimed(cluster, jobs)
+    reclaimer = Reclaimer(cluster, jobs, demand)
     reserved, served = math.inf, []
-    for claim in waiting.claims:
-        if claim.limit_s > reserved:
+    for pending in demand.pending:
+        if pending.limit_s > reserved:
             continue
-        if floor.serve(claim):
-            served.append(claim.job_id)
+        if reclaimer.make_room_for(pending):
+            served.append(pending.job_id)
         else:
-            reserved = min(reserved, floor.starts_in(claim, waiting.releases))
-    return replace(_yielded(cluster, jobs, floor), served=tuple(served))
+            reserved = min(reserved, reclaimer.starts_in(pending, demand.releases))
+    return replace(_reclaimed(cluster, jobs, reclaimer), served=tuple(served))
 
 
-def tell(schedule: Schedule, yielded: Yielded) -> Schedule:
-    """The schedule with the jobs that make room at their smaller shape, and told why."""
-    if not yielded.reasons:
+def annotate(schedule: Schedule, reclaimed: Reclaimed) -> Schedule:
+    """The schedule with the jobs that make room at their smaller shape, with the reason."""
+    if not reclaimed.reasons:
         return schedule
-    views = {job.job_id: job for job in yielded.jobs}
-    smaller = {id_: Allocation(shape, views[id_].batch) for id_ in yielded.reasons if (shape := views[id_].shape)}
+    views = {job.job_id: job for job in reclaimed.jobs}
+    smaller = {id_: Allocation(shape, views[id_].batch) for id_ in reclaimed.reasons if (shape := views[id_].shape)}
     return replace(
         schedule,
         allocations={**schedule.allocations, **smaller},
-        reasons={**schedule.reasons, **yielded.reasons},
+        reasons={**schedule.reasons, **reclaimed.reasons},
         parked=schedule.parked - smaller.keys(),
     )
 
 
-def _yielded(cluster: ClusterView, jobs: Sequence[JobView], floor: Floor) -> Yielded:
+def _reclaimed(cluster: ClusterView, jobs: Sequence[JobView], reclaimer: Reclaimer) -> Reclaimed:
     """What the policy is to see."""
-    if not floor.yields:
-        return Yielded(cluster, jobs)
+    if not reclaimer.shrunk_for:
+        return Reclaimed(cluster, jobs)
     given: dict[str, int] = {}
     views, reasons = [], {}
     for job in jobs:
-        claim = floor.yields.get(job.job_id)
-        if claim is None or job.shape is None:
+        pending = reclaimer.shrunk_for.get(job.job_id)
+        if pending is None or job.shape is None:
             views.append(job)
             continue
-        kept = floor.held[job.job_id]
+        kept = reclaimer.held[job.job_id]
         for name in {**job.nodes, **kept}:
             given[name] = given.get(name, 0) + job.nodes.get(name, 0) - kept.get(name, 0)
         shape = Shape(len(kept), max(kept.values()))
-        reasons[job.job_id] = _reason(job, shape, claim, floor.comes_first(claim, job.job_id))
+        reasons[job.job_id] = _reason(job, shape, pending, reclaimer.comes_first(pending, job.job_id))
         batch = _batch(cluster, job, shape.gpus)
         views.append(replace(job, shape=shape, nodes=kept, batch=batch, fixed=reasons[job.job_id]))
     nodes = tuple(NodeView(node.name, node.gpus - given.get(node.name, 0)) for node in cluster.nodes)
-    return Yielded(replace(cluster, nodes=nodes, node_gpus=cluster.gpus_per_node), views, reasons)
+    return Reclaimed(replace(cluster, nodes=nodes, node_gpus=cluster.gpus_per_node), views, reasons)
 
 
 def _batch(cluster: ClusterView, job: JobView, gpus: int) -> int:
@@ -104,9 +110,219 @@ def _batch(cluster: ClusterView, job: JobView, gpus: int) -> int:
     return int(tables.batch[0, tables.sizes.tolist().index(gpus)])
 
 
-def _reason(job: JobView, shape: Shape, claim: Claim, first: bool) -> str:
+def _reason(job: JobView, shape: Shape, pending: PendingJob, first: bool) -> Reason:
     assert job.shape is not None
-    sizes = f"shrinks from {job.shape.gpus} to {shape.gpus} GPU{'s' if shape.gpus > 1 else ''}"
-    need = f"job {claim.job_id}, which cannot be resized, waits for {claim.nodes}x{claim.gpus_per_node} GPUs"
-    why = "and has the higher priority" if first else f"and this job asked for {job.requested}"
-    return f"{sizes}: {need} {why} (limits.yield_to_rigid)"
+    need = str(Shape(pending.nodes, pending.gpus_per_node))
+    before, gpus = job.shape.gpus, shape.gpus
+    if first:
+        return reason("makes_room_for_priority", before=before, gpus=gpus, job=pending.job_id, shape=need)
+    return reason(
+        "makes_room", before=before, gpus=gpus, job=pending.job_id, shape=need, requested=max(job.requested, 0)
+    )
+
+
+class Shrink(NamedTuple):
+    """A job goes down to a smaller size in place."""
+
+    job_id: int
+    given_up: int
+    """GPUs in all."""
+    freed: int
+    """GPUs on the node in question."""
+    kept: dict[str, int]
+
+
+_State = tuple[dict[str, int], dict[int, dict[str, int]], dict[int, PendingJob]]
+
+
+class Reclaimer:
+    """The GPUs of a cluster's nodes, free and held, as room is made for pending jobs one after the other."""
+
+    def __init__(self, cluster: ClusterView, jobs: Sequence[JobView], demand: RigidDemand) -> None:
+        self._cluster = cluster
+        self._ranks = demand.ranks
+        self._free = dict(demand.free)
+        self._jobs = {job.job_id: job for job in jobs if job.shape is not None}
+        self.held = {job.job_id: dict(job.nodes) for job in self._jobs.values()}
+        """GPUs of each job by node."""
+        self._known: dict[tuple[int, str, bool], list[Shrink]] = {}
+        staying = fixed_jobs(cluster, jobs)
+        self._on: dict[str, list[int]] = {}
+        """Jobs that may change now, by node."""
+        for job in self._jobs.values():
+            for name in job.nodes if job.job_id not in staying else ():
+                self._on.setdefault(name, []).append(job.job_id)
+        self.shrunk_for: dict[int, PendingJob] = {}
+        """Jobs that gave up something, and the first pending that they did so for."""
+        self._tries = TRIES
+
+    def make_room_for(self, pending: PendingJob) -> bool:
+        """Let jobs give up what the pending needs; False, with nothing changed, where that is not enough."""
+        before = self._state()
+        prices = {name: self._price(name, pending) for name in self._free}
+        chosen: list[str] = []
+        while len(chosen) < pending.nodes:
+            # Of nodes that cost nothing the fullest, as Slurm does.
+            best = min(
+                (name for name, price in prices.items() if price is not None and name not in chosen),
+                key=lambda name: (sum(step.given_up for step in prices[name] or ()), self._free[name], name),
+                default=None,
+            )
+            if best is None:
+                best = self._vacate(pending, chosen)
+                if best is None:
+                    self._restore(before)
+                    return False
+                self._free[best] -= pending.gpus_per_node
+                chosen.append(best)
+                prices = {name: self._price(name, pending) for name in self._free}
+                continue
+            touched = {best}
+            for step in prices[best] or ():
+                touched |= self._apply(step, pending)
+            self._free[best] -= pending.gpus_per_node
+            chosen.append(best)
+            for name in touched | {
+                other for node in touched for id_ in self._on.get(node, ()) for other in self.held[id_]
+            }:
+                if name in prices and name not in chosen:
+                    prices[name] = self._price(name, pending)
+        return True
+
+    def _state(self) -> _State:
+        return dict(self._free), dict(self.held), dict(self.shrunk_for)
+
+    def _restore(self, state: _State) -> None:
+        self._free, self.held, self.shrunk_for = state
+        self._known.clear()
+
+    def _vacate(self, pending: PendingJob, chosen: Sequence[str]) -> str | None:
+        """A node on which the pending job has room once others have moved off it, at smaller sizes; None, with nothing
+        changed, where none is found among those that fewest GPUs must leave."""
+        left = {
+            name: sum(self.held[id_].get(name, 0) for id_ in jobs)
+            for name, jobs in self._on.items()
+            if name in self._free and name not in chosen
+        }
+        possible = [name for name, gpus in left.items() if self._free[name] + gpus >= pending.gpus_per_node]
+        for name in sorted(possible, key=lambda name: (left[name], name)):
+            if not self._tries:
+                return None
+            self._tries -= 1
+            before = self._state()
+            for job_id in sorted(self._on[name], key=lambda id_: (-self.held[id_].get(name, 0), id_)):
+                if self._price(name, pending) is not None:
+                    break
+                if self.held[job_id].keys() == {name} and self.comes_first(pending, job_id):
+                    self._move(job_id, name, pending)
+            steps = self._price(name, pending)
+            if steps is not None:
+                for step in steps:
+                    self._apply(step, pending)
+                return name
+            self._restore(before)
+        return None
+
+    def _move(self, job_id: int, name: str, pending: PendingJob) -> None:
+        """Let the job go down to a smaller size on another node, where that costs fewest GPUs; where it can."""
+        job, now = self._jobs[job_id], self.held[job_id][name]
+        best: tuple[int, int, str, tuple[Shrink, ...], int] | None = None
+        for gpus in job.limits.gpus:
+            shape = shape_of(self._cluster, gpus)
+            least, most = least_and_most(job.limits, gpus)
+            if gpus >= now or shape is None or least > most:
+                continue
+            need = replace(pending, nodes=1, gpus_per_node=gpus)
+            for other in self._free:
+                steps = self._price(other, need) if other != name else None
+                if steps is not None:
+                    cost = now - gpus + sum(step.given_up for step in steps)
+                    found = (cost, self._free[other], other, steps, gpus)
+                    best = found if best is None or found[:3] < best[:3] else best
+        if best is not None:
+            _, _, other, steps, gpus = best
+            for step in steps:
+                self._apply(step, pending)
+            self._apply(Shrink(job_id, now - gpus, now, {other: gpus}), pending)
+
+    def starts_in(self, pending: PendingJob, releases: Sequence[Release]) -> float:
+        """Seconds until the pending job has room at the latest, infinite where nobody knows; all that elastic jobs may
+        be asked for counts as there already, also of those that may not change now."""
+        room = dict(self._free)
+        for job_id, held in self.held.items():
+            steps = [step for name in held for step in self._steps(job_id, name, pending)]
+            least = min(steps, key=lambda step: -step.given_up, default=None)
+            for name, gpus in held.items():
+                if least is not None and name in room:
+                    room[name] += gpus - least.kept.get(name, 0)
+        for release in [Release(0.0, {}), *sorted(releases, key=lambda one: one.after_s)]:
+            for name, gpus in release.gpus.items():
+                if name in room:
+                    room[name] += gpus
+            if sum(gpus >= pending.gpus_per_node for gpus in room.values()) >= pending.nodes:
+                return release.after_s
+        return math.inf
+
+    def comes_first(self, pending: PendingJob, job_id: int) -> bool:
+        """Whether Slurm would start the pending job before that one."""
+        return job_id in self._ranks and pending.rank < self._ranks[job_id]
+
+    def _price(self, name: str, pending: PendingJob) -> tuple[Shrink, ...] | None:
+        """The steps of fewest GPUs in all that give the pending job its GPUs on that node; None where none do."""
+        short = pending.gpus_per_node - self._free[name]
+        if short <= 0:
+            return ()
+        best: dict[int, tuple[int, tuple[Shrink, ...]]] = {0: (0, ())}
+        for job_id in self._on.get(name, ()):
+            if name not in self.held[job_id]:
+                continue
+            steps = self._steps(job_id, name, pending)
+            for freed, (cost, chosen) in list(best.items()):
+                for step in steps:
+                    total, now = cost + step.given_up, min(short, freed + step.freed)
+                    if now not in best or total < best[now][0]:
+                        best[now] = total, (*chosen, step)
+        return best[short][1] if short in best else None
+
+    def _steps(self, job_id: int, name: str, pending: PendingJob) -> list[Shrink]:
+        """What the job could go down to so that it has less on that node."""
+        first = self.comes_first(pending, job_id)
+        if (known := self._known.get((job_id, name, first))) is not None:
+            return known
+        job, held = self._jobs[job_id], self.held[job_id]
+        now = sum(held.values())
+        lowest = 1 if first else max(job.requested, 1)
+        found = self._known[job_id, name, first] = []
+        for gpus in job.limits.gpus:
+            shape = shape_of(self._cluster, gpus)
+            if not lowest <= gpus < now or shape is None or shape.nodes > len(held):
+                continue
+            least, most = least_and_most(job.limits, gpus)
+            if least > most:
+                continue
+            # It keeps what is nearest to full, and the node in question only where it needs all.
+            places = sorted(held, key=lambda node: (node == name, self._free.get(node, 0), node))[: shape.nodes]
+            if all(held[node] >= shape.gpus_per_node for node in places):
+                kept = dict.fromkeys(places, shape.gpus_per_node)
+                found.append(Shrink(job_id, now - gpus, held[name] - kept.get(name, 0), kept))
+        return found
+
+    def _apply(self, step: Shrink, pending: PendingJob) -> set[str]:
+        """The job has its smaller size; returns the nodes on which it has less."""
+        held = self.held[step.job_id]
+        touched = set()
+        for name in {**held, **step.kept}:
+            less = held.get(name, 0) - step.kept.get(name, 0)
+            if less:
+                touched.add(name)
+                if name in self._free:
+                    self._free[name] += less
+            if step.job_id not in self._on.setdefault(name, []):
+                self._on[name].append(step.job_id)
+        for name in {**held, **step.kept}:
+            for first in (False, True):
+                self._known.pop((step.job_id, name, first), None)
+        self.held[step.job_id] = step.kept
+        # Of several pending jobs the first is named.
+        self.shrunk_for.setdefault(step.job_id, pending)
+        return touched

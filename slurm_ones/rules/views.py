@@ -1,66 +1,103 @@
-"""From what was seen to what a policy weighs: plain data about one partition and its elastic jobs."""
+"""What a policy is shown, plain data about one partition and its elastic jobs; and its answer, kept within limits."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from ones_db import JobHistory, ResizeRecord
+import numpy as np
+
+from ones_db import JobHistory
 from ones_wrapper.protocol import Spec
-from slurm_ones.config import LimitSettings, Settings
 from slurm_ones.learn.knowledge import Known, Learner
-from slurm_ones.observe.eligibility import Elastic, Observation
-from slurm_ones.rules.bounds import Bounds
-from slurm_ones.rules.dwell import near_end, near_limit, resized_enough, rested_at
-from slurm_ones.rules.reserved import holdings, set_aside
-from slurm_ones.rules.rigid import Waiting
-from slurm_ones.rules.rigid_jobs import rigid_jobs, waiting
-from slurm_ones.rules.site_caps import caps_of
-from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView
+from slurm_ones.observe.eligibility import Elastic
+from slurm_ones.reasons import SITE_LIMITS, Reason
+from slurm_ones.rules.caps import Cap, capped, narrowed
+from slurm_ones.rules.dwell import near_end
+from slurm_ones.rules.gate import PartitionRules, Round
+from slurm_ones.rules.reclaim import annotate, make_room
+from slurm_ones.rules.rigid import RigidDemand, rigid_demand, rigid_jobs
+from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView, Policy, Schedule
 from slurm_ones.schedule.shapes import valid_counts
-from slurm_ones.slurm.gpus import free_gpus, partition_gpus
-from slurm_ones.slurm.model import Job
 
 ANY_BATCH = 2**31
 """Largest batch of a GPU, of a job that has not said; and none that says more is believed."""
 
 
-def cluster_view(
-    seen: Observation, partition: str, whole_node_gpus: Mapping[str, int], resizes: Iterable[ResizeRecord] = ()
-) -> ClusterView:
+@dataclass(frozen=True)
+class Bounds:
+    """What a policy must decide within, besides the limits of the jobs themselves."""
+
+    demand: RigidDemand = field(default_factory=RigidDemand)
+    caps: Sequence[Cap] = ()
+
+
+def decide_within(
+    policy: Policy,
+    cluster: ClusterView,
+    jobs: Sequence[JobView],
+    bounds: Bounds,
+    now: float,
+    rng: np.random.Generator,
+) -> Schedule:
+    """The policy's schedule for what is left once rigid jobs have room, with caps kept; its own where nothing binds.
+
+    Pure like the policy. `Schedule.refused` says which jobs a limit kept from something.
+    """
+    reclaimed = make_room(cluster, jobs, bounds.demand)
+    views = narrowed(reclaimed.jobs, bounds.caps)
+    schedule = annotate(policy.decide(reclaimed.cluster, views, now, rng), reclaimed)
+    schedule = capped(reclaimed.cluster, views, schedule, bounds.caps)
+    limited = {job.job_id: job.fixed for job in jobs if job.fixed and job.fixed.code in SITE_LIMITS}
+    return replace(schedule, refused={**schedule.refused, **limited}) if limited else schedule
+
+
+def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
     """The nodes of a partition with the GPUs that its elastic jobs hold or may take.
 
     A node that is drained or down keeps what elastic jobs hold on it and offers no more; while rigid jobs wait, so
     does every node. What resizes under way are about to need is offered to nobody.
     """
-    snapshot = seen.snapshot
-    part = snapshot.partitions.get(partition)
+    snapshot, elastic = round_.seen.snapshot, round_.seen.elastic
+    part = snapshot.partitions.get(rules.name)
     if part is None:
         return ClusterView(())
-    full, whole = partition_gpus(part, snapshot, whole_node_gpus)
+    full, whole = round_.full_node(part)
     held: Counter[str] = Counter()
-    for elastic in seen.elastic.values():
-        if elastic.weighed:
-            held.update(holdings(elastic))
-    free = free_gpus(snapshot, partition, whole_node_gpus)
-    set_aside(resizes, seen.elastic, free)
-    if rigid_jobs(snapshot, partition, seen.elastic):
-        free = dict.fromkeys(free, 0)
-    nodes = tuple(NodeView(name, gpus + held[name]) for name, gpus in free.items())
+    for one in elastic.values():
+        if one.weighed:
+            held.update(one.holdings)
+    offered = not rigid_jobs(snapshot, rules.name, elastic)
+    nodes = tuple(NodeView(name, (gpus if offered else 0) + held[name]) for name, gpus in rules.free.items())
     return ClusterView(nodes, whole, full)
 
 
-def bounds(seen: Observation, partition: str, settings: Settings, resizes: Sequence[ResizeRecord] = ()) -> Bounds:
+def bounds_of(round_: Round, rules: PartitionRules) -> Bounds:
     """What a policy must decide within in this partition: the needs of rigid jobs, and the site's caps."""
-    yields = settings.limits.yield_to_rigid and settings.resize.shrink
-    return Bounds(
-        waiting(seen, partition, settings.whole_node_gpus, resizes) if yields else Waiting(),
-        caps_of(seen, partition, settings.limits, settings.whole_node_gpus, resizes),
-    )
+    part = round_.seen.snapshot.partitions.get(rules.name)
+    if part is None or not (round_.settings.limits.yield_to_rigid and round_.settings.resize.shrink):
+        return Bounds(caps=rules.caps)
+    full, whole = round_.full_node(part)
+    seen = round_.seen
+    demand = rigid_demand(seen.snapshot, part, seen.elastic, round_.targets, rules.free, full, whole)
+    return Bounds(demand, rules.caps)
 
 
-def limits(elastic: Elastic, cluster: ClusterView, spec: Spec | None) -> Limits:
+def job_views(round_: Round, rules: PartitionRules, cluster: ClusterView, learner: Learner) -> list[JobView]:
+    """The elastic jobs of a partition as its policy sees them."""
+    mine = [job for job in rules.jobs.values() if job.elastic.weighed]
+    learner.look([job.history for job in mine if job.history is not None])
+    views = []
+    for job in mine:
+        known = learner.about(job.history, round_.now)
+        limits = limits_of(job.elastic, cluster, known.spec)
+        view = _view(job.elastic, limits, job.history, known, job.fixed, round_.now)
+        views.append(view if view.fixed else replace(view, fixed=near_end(view, round_.settings.limits)))
+    return views
+
+
+def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None) -> Limits:
     """What the job can take: what its owner allows, as far as its script can."""
     low, high = elastic.gpu_range
     counts = valid_counts(cluster, low, high)
@@ -84,73 +121,26 @@ def _most_per_gpu(spec: Spec | None) -> int:
     return max(1, min(spec.max_local_batch * spec.max_passes, ANY_BATCH))
 
 
-def _fixed(job: Job, elastic: Elastic, history: JobHistory | None, dwell_s: float, now: float) -> str:
-    """Why this round may not change the job, so that the schedule is one that can be had; empty where it may."""
-    if elastic.refusal:
-        return elastic.refusal
-    if job.held:
-        return "it is held"
-    if job.completing or not (job.running or job.pending):
-        return f"it is {'completing' if job.completing else job.state.value.lower()}"
-    if now < rested_at(job, history, dwell_s):
-        return f"its dwell time is not over for {rested_at(job, history, dwell_s) - now:.0f} s"
-    if job.running and (history is None or history.spec is None):
-        return "it has not reported what it can do; was it started by ones-run?"
-    return ""
-
-
-def job_views(
-    seen: Observation,
-    partition: str,
-    cluster: ClusterView,
-    histories: Mapping[int, JobHistory],
-    learner: Learner,
-    open_jobs: Set[int],
-    dwell_s: float,
-    now: float,
-    site: LimitSettings = LimitSettings(),
-) -> list[JobView]:
-    """The elastic jobs of a partition as its policy sees them."""
-    mine = [
-        elastic
-        for _, elastic in sorted(seen.elastic.items())
-        if elastic.weighed and elastic.job.partition.split(",")[0] == partition
-    ]
-    learner.look([history for e in mine if (history := histories.get(e.job.job_id)) is not None])
-    views = []
-    for elastic in mine:
-        history = histories.get(elastic.job.job_id)
-        fixed = _fixed(elastic.job, elastic, history, dwell_s, now)
-        if elastic.job.job_id in open_jobs:
-            fixed = "a resize is under way"
-        known = learner.about(history, now)
-        view = _view(elastic, limits(elastic, cluster, known.spec), history, known, fixed, now)
-        if not fixed and (limit := _limit(elastic.job, history, view, site, now)):
-            view = replace(view, fixed=limit, limited=True)
-        views.append(view)
-    return views
-
-
-def _limit(job: Job, history: JobHistory | None, view: JobView, site: LimitSettings, now: float) -> str:
-    """Which limit of the site keeps the job as it is, in words; empty where none does."""
-    return near_limit(job, site, now) or resized_enough(job, history, site, now) or near_end(view, site)
-
-
 def _view(
-    elastic: Elastic, bounds: Limits, history: JobHistory | None, known: Known, fixed: str, now: float
+    elastic: Elastic,
+    limits: Limits,
+    history: JobHistory | None,
+    known: Known,
+    fixed: Reason | None,
+    now: float,
 ) -> JobView:
     job, spec = elastic.job, known.spec
-    base = spec.base_batch if spec is not None else bounds.min_batch
+    base = spec.base_batch if spec is not None else limits.min_batch
     view = JobView(
         job_id=job.job_id,
         submitted=job.submit_time,
         requested=elastic.shape.gpus,
         requested_batch=base,
         shape=elastic.shape if job.running else None,
-        nodes=holdings(elastic),
+        nodes=elastic.holdings,
         batch=base,
         base_batch=base,
-        limits=bounds,
+        limits=limits,
         model=known.throughput,
         efficiency=known.efficiency,
         progress=known.progress,

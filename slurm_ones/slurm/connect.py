@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from importlib import import_module
 
 from slurm_ones.config import Settings
 from slurm_ones.slurm.client import Refused, SlurmClient, SlurmMissing
@@ -26,8 +27,10 @@ def why_not_pyslurm() -> str:
 def connect(settings: Settings, keepalive: Callable[[], None] = lambda: None) -> SlurmClient:
     """The client that the settings ask for. `keepalive` is called before each thing that Slurm is asked.
 
-    Raises `SlurmMissing`, or `Refused` when PySlurm was demanded in vain.
+    Raises `SlurmMissing`, or `Refused` when PySlurm or a client of another's was demanded in vain.
     """
+    if ":" in settings.client:
+        return _client_of(settings.client)(timeout_s=settings.timeout_s, keepalive=keepalive)
     if shutil.which("scontrol") is None:
         raise SlurmMissing(
             "scontrol is not on the PATH: there is no Slurm on this machine; run the companion on a login or service "
@@ -43,3 +46,12 @@ def connect(settings: Settings, keepalive: Callable[[], None] = lambda: None) ->
             raise Refused(f'PySlurm cannot be used: {why}; set client = "command" or install the fitting PySlurm')
         log.info("using the command line: %s", why)
     return CommandClient(timeout_s=settings.timeout_s, keepalive=keepalive)
+
+
+def _client_of(name: str) -> Callable[..., SlurmClient]:
+    module, _, attribute = name.partition(":")
+    try:
+        found: Callable[..., SlurmClient] = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise Refused(f"client {name!r} cannot be imported: {error}") from None
+    return found

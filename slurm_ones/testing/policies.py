@@ -115,15 +115,17 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
     assert schedule.allocations.keys() <= by_id.keys(), "a schedule names a job that does not exist"
     assert schedule.parked <= by_id.keys(), "a schedule parks a job that does not exist"
     assert not schedule.parked & schedule.allocations.keys(), "a job both runs and does not"
-    assert schedule.reasons.keys() == by_id.keys(), "each job is told why"
+    assert schedule.reasons.keys() == by_id.keys(), "each job has a reason"
     for job_id, why in schedule.reasons.items():
-        assert isinstance(why, Reason) and str(why), f"job {job_id} is told {why!r}"
+        assert isinstance(why, Reason) and str(why), f"job {job_id} has the reason {why!r}"
     for j in jobs:
         got = schedule.allocations.get(j.job_id)
         if j.shape is not None:
-            assert got is not None or j.job_id in schedule.parked, f"running job {j.job_id} was forgotten"
+            assert got is not None or j.job_id in schedule.parked, (
+                f"running job {j.job_id} is neither allocated nor parked"
+            )
         if j.fixed:
-            assert schedule.reasons[j.job_id] == j.fixed, "a fixed job is told what fixes it"
+            assert schedule.reasons[j.job_id] == j.fixed, "the reason of a fixed job is what fixes it"
             assert (got.shape, got.batch) == (j.shape, j.batch) if got and j.shape else got is None
             assert j.shape is None or j.job_id not in schedule.parked, f"fixed job {j.job_id} was parked"
         if got is None:

@@ -10,11 +10,13 @@ from typing import Any
 
 from ones_db import JobRecord, ResizeRecord, Store
 from ones_wrapper.protocol import ORDERS, decode_order, directory_name
-from slurm_ones.act.actor import Actor, Decided
+from slurm_ones.act.actor import Actor, PartitionSchedule
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic, Observation
+from slurm_ones.reasons import reason
+from slurm_ones.rules.gate import Round
 from slurm_ones.schedule.policy import Allocation, Schedule
 from slurm_ones.slurm.client import NotResizable, SlurmError, UnknownJob
 from slurm_ones.slurm.model import Job, Node, Partition, Shape, Snapshot
@@ -72,12 +74,13 @@ class Bench:
         self.jobs: dict[int, Elastic] = {}
         self.folder = folder
         settings = {"mode": "act", "stop_file": folder / "stop"} | settings
+        self.settings = Settings(**settings)
         self.actor = Actor(
             self.machine,  # type: ignore[arg-type]
             store,
-            Settings(**settings),
+            self.settings,
             Deferrals(self.slurm, store, LEASE_S, self.clock),  # type: ignore[arg-type]
-            OrderWriter(self.slurm, Settings(**settings).spool, self.clock),  # type: ignore[arg-type]
+            OrderWriter(self.slurm, self.settings.spool, self.clock),  # type: ignore[arg-type]
             clock=self.clock,
             say=self.said.append,
         )
@@ -105,10 +108,12 @@ class Bench:
         nodes = {name: Node(name, "IDLE", True, 4, 1, ("gpu",), False) for name in ("n1", "n2")}
         partitions = {job.partition for job in jobs.values()}
         parts = {name: Partition(name, True, ("n1", "n2"), 0.0, 0, False) for name in partitions}
-        schedule = Schedule(wanted, dict.fromkeys(wanted, "because"), parked=frozenset(parked))
-        decided = [Decided(name, schedule, 0.1) for name in sorted(parts)]
+        schedule = Schedule(wanted, dict.fromkeys(wanted, reason("network")), parked=frozenset(parked))
+        decided = [PartitionSchedule(name, schedule, 0.1) for name in sorted(parts)]
         seen = Observation(Snapshot(NOW, jobs, nodes, parts), dict(elastic))
-        return [change.job_id for change in self.actor.act(seen, {id_: history(id_) for id_ in elastic}, decided)]
+        histories = {id_: history(id_) for id_ in elastic}
+        round_ = Round.build(seen, histories, self.settings, self.store.open_resizes(), self.clock())
+        return [change.job_id for change in self.actor.act(round_, decided)]
 
     def change(self, job_id: int, **changes: Any) -> None:
         """The job as Slurm has it from now on."""

@@ -9,6 +9,7 @@ from ones_db import JobHistory, JobRecord
 from ones_wrapper.protocol import Spec
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.observe.optin import OptIn
+from slurm_ones.reasons import Reason
 from slurm_ones.slurm.model import JobState, Shape
 from tests.slurm.make import job_of
 
@@ -16,7 +17,9 @@ NOW = 10_000.0
 FULL = 4
 
 
-def elastic(job_id: int, shape: Shape, *nodes: str, refusal: str = "", whole: bool = False, **changes: Any) -> Elastic:
+def elastic(
+    job_id: int, shape: Shape, *nodes: str, refusal: Reason | None = None, whole: bool = False, **changes: Any
+) -> Elastic:
     """A job that runs on these nodes since long ago, or waits where there are none."""
     job = replace(
         job_of(shape),

@@ -22,10 +22,12 @@ from benchmarks.train_drl import (
     gradient,
     kept_task,
     mean_jct,
+    network_gradient,
+    random_network,
     training_task,
 )
 from slurm_ones.decide.drl.drl import Drl, Game, best_steps, gpus_after
-from slurm_ones.decide.drl.perceptron import SIZE, Network, load, random_network
+from slurm_ones.decide.drl.perceptron import SIZE, Network, load
 from slurm_ones.decide.drl.steps import CONTEXT, FEATURES, build_steps
 from slurm_ones.schedule.policy import JobView
 from slurm_ones.testing.policies import Power, check, cluster, job, rounds, seeded
@@ -144,7 +146,7 @@ class TestGradients:
         rng = seeded(1)
         network, features, weights = random_network(rng), rng.normal(size=(7, FEATURES)), rng.normal(size=7)
         void, context = rng.normal(), rng.normal(size=CONTEXT)
-        found = network.gradient(features, weights, void * context)
+        found = network_gradient(network, features, weights, void * context)
         for at in rng.choice(SIZE, 60, replace=False):
             value = []
             for step in (1e-5, -1e-5):

@@ -8,8 +8,8 @@ from pathlib import Path
 from slurm_ones.simulate.engines.world import World, asked_shape
 from slurm_ones.simulate.slurm.simulated_job import Request, SimulatedJob
 from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
-from slurm_ones.simulate.training.application import Application
-from slurm_ones.simulate.workloads.workload import Submission, Workload
+from slurm_ones.simulate.training.application import Application, Submission
+from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.slurm.model import JobState
 from tests.faults.files import FaultyFiles
 from tests.faults.injector import FaultInjector

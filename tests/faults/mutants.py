@@ -11,7 +11,7 @@ from ones_db import ResizeRecord, leaders
 from slurm_ones.act.resize import HANDLERS, ResizeMachine
 from slurm_ones.act.transitions import TRANSITIONS, State
 from slurm_ones.observe.observer import DrainReports, Observer
-from slurm_ones.rules.reserved import target_of
+from slurm_ones.rules.gate import target_of
 from slurm_ones.service.leadership import Leadership
 from slurm_ones.simulate.slurm import simulated_client as client_module
 from slurm_ones.slurm.client import Refused, SlurmError

@@ -14,9 +14,11 @@ from pathlib import Path
 
 from ones_db import Store, StoreLost
 from ones_wrapper.protocol import Checkpoint
+from slurm_ones.act.actor import PartitionSchedule
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.decide import make_policy
 from slurm_ones.observe.reports import FUTURE_S
+from slurm_ones.rules.gate import Round
 from slurm_ones.schedule.policy import Policy
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.simulate.engines.companion_engine import companion_settings, fast_directory
@@ -73,6 +75,20 @@ def run(plan: FaultPlan, trace: Callable[[str], None] | None = None) -> Result:
             fault_run.resizes,
             time.perf_counter() - began,
         )
+
+
+class SeededCompanion(Companion):
+    """The companion, with one more read of the database for each schedule.
+
+    Seeds were tried and kept when a tick had that read. Each read draws a random number, so without it every seed would
+    stand for another run.
+    """
+
+    def _decide(self, round_: Round) -> list[PartitionSchedule]:
+        decided = super()._decide(round_)
+        for _ in decided:
+            self._store.open_resizes()
+        return decided
 
 
 class FaultRun:
@@ -142,7 +158,7 @@ class FaultRun:
         assert isinstance(store, FaultyStore)
         store.injector, store.checker = self.injector, self.checker
         client = FaultyClient(self.world.cluster, self.controller, self.injector, self.checker, host.clock, user=USER)
-        return Companion(
+        return SeededCompanion(
             self.settings,
             client,
             store,
@@ -271,7 +287,7 @@ class FaultRun:
         """Check what is left when everything is over."""
         world, report = self.world, self.checker.report
         with closing(Store.open(self._url, self.settings.cluster)) as store:
-            slack = self.settings.lease_s + self._forward_s
+            slack = self.settings.deferral_s + self._forward_s
             for what in (
                 *invariants.left_behind(world, store, slack),
                 *invariants.disagreements(world, store),

@@ -14,7 +14,7 @@ from tests.guide.follow import Outcome, carry_out, carry_out_task
 from tests.guide.host import Host
 from tests.guide.place import Place
 from tests.guide.service import ObservedService
-from tests.guide.settings import DROP_IN, SETTINGS
+from tests.guide.site import DROP_IN, SETTINGS
 
 console = Console(highlight=False, stderr=True)
 

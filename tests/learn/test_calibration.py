@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from slurm_ones.learn.calibration import calibration
+from benchmarks.progress_calibration import calibration
 from slurm_ones.learn.progress import BetaProgress, FinishedJob, Training
 from slurm_ones.schedule.policy import Progress
 

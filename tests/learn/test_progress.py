@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import check_grad
 
-from slurm_ones.learn import network
+from slurm_ones.learn import progress
 from slurm_ones.learn.progress import ENOUGH, BetaProgress, FinishedJob, Training
 from slurm_ones.schedule.policy import Floats
 
@@ -101,12 +101,12 @@ def test_gradient() -> None:
     rng = np.random.default_rng(0)
     inputs, alpha, rho = rng.normal(size=(20, 5)), rng.uniform(1, 5, 20), rng.uniform(0.1, 0.9, 20)
     guess = rng.uniform(0.5, 50.0, 20)
-    weights = 0.3 * rng.normal(size=5 * network.HIDDEN + 2 * network.HIDDEN + 1)
+    weights = 0.3 * rng.normal(size=5 * progress.HIDDEN + 2 * progress.HIDDEN + 1)
 
     def value(w: Floats) -> float:
-        return network._loss(w, inputs, alpha, rho, guess)[0]
+        return progress._loss(w, inputs, alpha, rho, guess)[0]
 
     def gradient(w: Floats) -> Floats:
-        return network._loss(w, inputs, alpha, rho, guess)[1]
+        return progress._loss(w, inputs, alpha, rho, guess)[1]
 
     assert check_grad(value, gradient, weights) < 1e-4

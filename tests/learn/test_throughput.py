@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ones_db import ThroughputPoint
-from slurm_ones.learn import step
-from slurm_ones.learn.fit import CAUTIOUS, fit_all, pool
+from slurm_ones.learn import step_time
+from slurm_ones.learn.step_time import CAUTIOUS, fit_all, pool
 from slurm_ones.learn.throughput import MeasuredThroughput, believable, points_of
 from slurm_ones.schedule.policy import Floats
 
@@ -138,11 +138,11 @@ Truth = Callable[[int, int, float], float]
 
 def pollux_like(rng: np.random.Generator) -> Truth:
     """A draw from the family that the model assumes."""
-    figures = CAUTIOUS.mean + rng.normal(0.0, 0.7, step.FIGURES) * np.array([4, 1, 1, 1, 1, 1, 0.5])
+    figures = CAUTIOUS.mean + rng.normal(0.0, 0.7, step_time.FIGURES) * np.array([4, 1, 1, 1, 1, 1, 0.5])
 
     def seconds(nodes: int, gpus: int, local: float) -> float:
-        size = step.sizes(*(np.array([float(x)]) for x in (nodes, gpus, local * gpus)), 64.0, 1e9)
-        return math.exp(step.log_step(figures, size, np.float64(64.0))[0])
+        size = step_time.sizes(*(np.array([float(x)]) for x in (nodes, gpus, local * gpus)), 64.0, 1e9)
+        return math.exp(step_time.log_step(figures, size, np.float64(64.0))[0])
 
     return seconds
 
@@ -264,17 +264,19 @@ def test_many_at_once_are_as_each_alone() -> None:
 def test_slopes() -> None:
     """The hand-written derivatives are those of the step time."""
     rng = np.random.default_rng(0)
-    size = step.sizes(
+    size = step_time.sizes(
         np.array([1.0, 1, 1, 2, 4]), np.array([1.0, 2, 4, 8, 16]), np.array([32.0, 128, 99, 4096, 512]), 32.0, 64.0
     )
     reference = np.float64(32.0)
     for _ in range(20):
-        figures = CAUTIOUS.mean + rng.normal(0.0, 0.7, step.FIGURES)
-        slopes = step.log_step_and_slopes(figures, size, reference)[1]
-        for k in range(step.FIGURES):
-            nudge = np.zeros(step.FIGURES)
+        figures = CAUTIOUS.mean + rng.normal(0.0, 0.7, step_time.FIGURES)
+        slopes = step_time.log_step_and_slopes(figures, size, reference)[1]
+        for k in range(step_time.FIGURES):
+            nudge = np.zeros(step_time.FIGURES)
             nudge[k] = 1e-6
-            rise = step.log_step(figures + nudge, size, reference) - step.log_step(figures - nudge, size, reference)
+            rise = step_time.log_step(figures + nudge, size, reference) - step_time.log_step(
+                figures - nudge, size, reference
+            )
             assert slopes[:, k] == pytest.approx(rise / 2e-6, abs=1e-6)
 
 

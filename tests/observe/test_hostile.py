@@ -44,7 +44,7 @@ from ones_wrapper.protocol import (
 from slurm_ones.act.orders import OrderError, write_order
 from slurm_ones.config import Settings
 from slurm_ones.observe.observer import Observer
-from slurm_ones.observe.reports import BURST, MAX_LINES, MAX_PIECE, MAX_PROBLEM, PER_S, lines_per_job, read_reports
+from slurm_ones.observe.reports import BURST, MAX_BYTES, MAX_LINES, MAX_PROBLEM, PER_S, lines_per_job, read_reports
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
 from tests.slurm.make import PENDING
 
@@ -124,7 +124,7 @@ class Site:
             _, peak = tracemalloc.get_traced_memory()
             tracemalloc.stop()
         assert time.process_time() - begun < 5.0
-        assert peak < 24 * MAX_PIECE
+        assert peak < 24 * MAX_BYTES
         assert self.stored(8) == self.looks
 
     def give(self, path: Path) -> None:

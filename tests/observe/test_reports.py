@@ -7,15 +7,16 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ones_wrapper.protocol import MAX_LINE, Bye, Epoch, Spec, encode, encode_report
-from slurm_ones.job_files import job_directory
-from slurm_ones.observe.reports import MAX_PIECE, NewReports, read_reports
-from slurm_ones.slurm.model import Job, Shape
+from ones_wrapper.protocol import MAX_LINE, Bye, Epoch, Report, Spec, Throughput, encode, encode_report
+from slurm_ones.observe.reports import LENGTHS, MAX_BYTES, SKEW_S, NewReports, read_reports
+from slurm_ones.slurm.model import Job, JobState, Shape
+from slurm_ones.untrusted_files import job_directory
 from tests.slurm.make import job_of
 
 NOW = 2000.0
@@ -159,9 +160,9 @@ def test_text_that_could_steer_a_terminal(job: Job, write: Write) -> None:
 
 def test_a_huge_line_is_stepped_over(job: Job, write: Write) -> None:
     """It is neither waited for nor read into memory whole."""
-    write(b"x" * (MAX_PIECE + 10), b"\n", line(1))
+    write(b"x" * (MAX_BYTES + 10), b"\n", line(1))
     piece = read(job)
-    assert (piece.lines, piece.offset) == ((), MAX_PIECE)
+    assert (piece.lines, piece.offset) == ((), MAX_BYTES)
     piece = read(job, piece.offset)
     assert numbers(piece) == [1]
 
@@ -173,7 +174,7 @@ def test_much_is_read_in_pieces(job: Job, write: Write) -> None:
     found: list[int] = []
     while offset < path.stat().st_size:
         piece = read(job, offset, after)
-        assert 0 < piece.offset - offset <= MAX_PIECE
+        assert 0 < piece.offset - offset <= MAX_BYTES
         found += numbers(piece)
         offset, after, looks = piece.offset, found[-1], looks + 1
     assert found == list(range(1, 15_001))
@@ -248,3 +249,56 @@ def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes, cut: i
     assert found[0] == 1
     assert found[-1] == 1000
     assert found == sorted(set(found))
+
+
+TRAINED = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0)
+
+
+def of_run(job: Job, write: Write, *reports: tuple[float, Report]) -> NewReports:
+    """What is read of a run that began at 1000 and ended at 1900, by Slurm's clock."""
+    write(*(encode_report(number, at, report) for number, (at, report) in enumerate(reports, 1)))
+    return read(replace(job, state=JobState.FAILED, start_time=1000.0, end_time=1900.0))
+
+
+@given(st.lists(st.tuples(st.integers(700, 2200), st.sampled_from([0.0, 0.5, 1.0])), max_size=30))
+def test_an_honest_run_is_accepted_whatever_its_clock(reports: list[tuple[int, float]]) -> None:
+    """Times within the run, by clocks that differ as they may, and lengths as long as they were measured in."""
+    with TemporaryDirectory() as directory:
+        mine = replace(job_of(Shape(1, 1)), uid=os.geteuid(), work_dir=directory, restart=0, submit_time=NOW - 10_000)
+        job_directory(mine).mkdir()
+        path = job_directory(mine) / "reports-0.jsonl"
+
+        def write(*lines: bytes) -> Path:
+            path.write_bytes(b"".join(lines))
+            return path
+
+        said = [(float(at), replace(TRAINED, seconds=share * LENGTHS * max(at - 1000, 0))) for at, share in reports]
+        found = of_run(mine, write, *said)
+    assert found.problem == ""
+    assert [(x.time, x.report) for x in found.lines] == said
+
+
+@pytest.mark.parametrize(
+    ("at", "report", "words"),
+    [
+        (600.0, TRAINED, "100 s before its run"),
+        (2210.0, TRAINED, "10 s after its run"),
+        (600.0, Epoch(0, 10, 1000), "100 s before its run"),
+        (1100.0, replace(TRAINED, seconds=500.0), "500 s of training"),
+    ],
+)
+def test_a_measurement_outside_its_run_is_dropped(
+    job: Job, write: Write, at: float, report: Report, words: str
+) -> None:
+    """From before the run, from after its end, or of more seconds than it had lasted: it teaches nothing, and its owner
+    reads why. The reports around it stay."""
+    found = of_run(job, write, (1100.0, TRAINED), (at, report), (1200.0, TRAINED))
+    assert numbers(found) == [1, 3]
+    assert (found.last, words in found.problem) == (3, True)
+    assert found.problem.startswith("1 of its reports not believed")
+
+
+def test_last_words_count_at_the_end_of_the_run(job: Job, write: Write) -> None:
+    """A farewell that comes late by its node's clock is stored with the last time that the run can have."""
+    found = of_run(job, write, (2250.0, Bye("drained", 0)))
+    assert [x.time for x in found.lines] == [1900.0 + SKEW_S]

@@ -144,5 +144,5 @@ def test_a_companion_that_is_stopped_lets_jobs_start(store: Store, tmp_path: Pat
 
 def test_a_lease_outlasts_some_ticks() -> None:
     """It could not be renewed in time otherwise."""
-    assert Settings().lease_s == 900
-    assert Settings(tick_s=600).lease_s == 1800
+    assert Settings().deferral_s == 900
+    assert Settings(tick_s=600).deferral_s == 1800

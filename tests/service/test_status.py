@@ -17,11 +17,10 @@ from ones_db.records import JobRecord
 from slurm_ones.cli import app
 from slurm_ones.cli.status import examine, lines
 from slurm_ones.companion import Tick
-from slurm_ones.config import ConfigError, Settings, parse
+from slurm_ones.config import FIXED_KEYS, ConfigError, ReloadableSettings, Settings, parse
 from slurm_ones.observe.eligibility import Observation
 from slurm_ones.service.health import Health
 from slurm_ones.service.logs import LastErrorHandler
-from slurm_ones.service.reload import FIXED, ReloadableSettings
 from slurm_ones.service.systemd import Notifier
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Snapshot
@@ -108,7 +107,7 @@ def test_settings_are_read_again_or_refused_as_a_whole(tmp_path: Path) -> None:
         assert words in str(refused.value)
         assert (current.settings.tick_s, current.settings.resize.dwell_s) == (30, 10)
     assert "client: cannot change" in str(refused.value)
-    assert set(FIXED) <= set(Settings.model_fields)
+    assert set(FIXED_KEYS) <= set(Settings.model_fields)
 
 
 def tick() -> Tick:

@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from slurm_ones.cli import app
-from slurm_ones.cli.simulate import parse_cluster, parse_pairs, parse_policy, parse_resize_cost
+from slurm_ones.cli.simulate import ProgressLines, parse_cluster, parse_pairs, parse_policy, parse_resize_cost
 from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.study.runs import RunProgress
 
 HEADER = "name,time,application,num_replicas,batch_size\n"
 
@@ -37,10 +38,10 @@ def profiles(tmp_path: Path) -> Path:
     return folder.parent
 
 
-def test_plain_study_end_to_end(tmp_path: Path) -> None:
+def test_an_idealized_study_end_to_end(tmp_path: Path) -> None:
     """A table on the terminal, all figures as JSON, and a page."""
-    code, out, _ = call(
-        "--plain", "--jobs", "8", "--cluster", "4x4", "--policy", "fifo", "--policy", "fifo:backfill=false",
+    code, out, err = call(
+        "--idealized", "--jobs", "8", "--cluster", "4x4", "--policy", "fifo", "--policy", "fifo:backfill=false",
         "--seeds", "2", "--first-seed", "5", "--load", "2", "--processes", "1",
         "--json", str(tmp_path / "s.json"), "--html", str(tmp_path / "s.html"),
     )  # fmt: skip
@@ -52,10 +53,47 @@ def test_plain_study_end_to_end(tmp_path: Path) -> None:
     assert {job["seed"] for job in found["jobs"]} == {5, 6}
     assert found["run"]["load"] == 2.0 and found["run"]["cluster"] == "4x4"
     assert (tmp_path / "s.html").read_text().count("<svg") == 3
+    lines = err.splitlines()
+    assert [line for line in lines if line.endswith(", done")] == lines[-4:], "a line on stderr for each finished run"
+    assert lines[-1].startswith("4 of 4 runs done after ") and "fifo:backfill=false, seed 6: 8 of 8 jobs" in lines[-1]
+    assert "runs done" not in out
+
+
+def test_the_old_name_of_the_option_still_works(tmp_path: Path) -> None:
+    """`--plain` is `--idealized`."""
+    found = []
+    for option in ("--plain", "--idealized"):
+        path = tmp_path / f"{option}.json"
+        code, _, err = call(
+            option, "--jobs", "3", "--cluster", "2x4", "--policy", "fifo", "--processes", "1", "--json", str(path)
+        )
+        assert code == 0, err
+        found.append(json.loads(path.read_text())["jobs"])
+    assert found[0] == found[1]
+
+
+def test_progress_where_there_is_no_terminal() -> None:
+    """A line now and then while runs go on, and one for each that ends: seed, jobs, simulated time and time left."""
+    now, written = [0.0], list[str]()
+    lines = ProgressLines(4, written.append, lambda: now[0])
+    lines(RunProgress("ones", 3, 600.0, 2, 10))
+    assert not written, "too soon"
+    now[0] = ProgressLines.EVERY_S
+    lines(RunProgress("ones", 3, 7200.0, 5, 10))
+    assert written == [
+        "0 of 4 runs done after 15 s, about 1 m 45 s left; "
+        "ones, seed 3: 5 of 10 jobs ended in 2 h 00 m of simulated time"
+    ]
+    now[0] += 1.0
+    lines(RunProgress("ones", 3, finished=True))
+    lines(RunProgress("ones", 3, 9000.0, 9, 10))
+    assert len(written) == 2, "what comes after its end says nothing"
+    assert written[1].startswith("1 of 4 runs done after 16 s, about 48 s left; ones, seed 3: 5 of 10 jobs ended")
+    assert written[1].endswith(", done")
 
 
 def test_the_companion_on_a_simulated_slurm(tmp_path: Path) -> None:
-    """Without --plain the same command drives the companion; every job ends."""
+    """Without --idealized the same command drives the companion; every job ends."""
     path = tmp_path / "s.json"
     code, out, err = call(
         "--workload", "ones-sc21", "--jobs", "3", "--cluster", "4x4", "--policy", "fifo", "--processes", "1",
@@ -75,7 +113,7 @@ def test_a_workload_from_a_file(tmp_path: Path, profiles: Path) -> None:
     work.write_text(HEADER + "a,0,tiny,1,32\nb,20000,tiny,4,128\n")
     path = tmp_path / "s.json"
     code, _, err = call(
-        "--workload", str(work), "--profiles", str(profiles), "--cluster", "1x4", "--policy", "fifo", "--plain",
+        "--workload", str(work), "--profiles", str(profiles), "--cluster", "1x4", "--policy", "fifo", "--idealized",
         "--processes", "1", "--json", str(path), "--resize-cost", "0",
     )  # fmt: skip
     assert code == 0, err
@@ -101,7 +139,7 @@ def test_a_bad_workload_is_located(tmp_path: Path, profiles: Path, line: str, wh
     """Exit code 2, and one line with file, line and column."""
     work = tmp_path / "work.csv"
     work.write_text(HEADER + line + "\n")
-    code, _, err = call("--workload", str(work), "--profiles", str(profiles), "--policy", "fifo", "--plain")
+    code, _, err = call("--workload", str(work), "--profiles", str(profiles), "--policy", "fifo", "--idealized")
     assert code == 2
     assert f"{work}: {where}" in err and "Traceback" not in err
 
@@ -112,7 +150,7 @@ def test_a_profile_with_too_few_points_is_located(tmp_path: Path, profiles: Path
     path.write_text("placement,local_bsz,step_time,sync_time\n1,32,0.1,0.0\n")
     work = tmp_path / "work.csv"
     work.write_text(HEADER + "a,0,tiny,1,32\n")
-    code, _, err = call("--workload", str(work), "--profiles", str(profiles), "--policy", "fifo", "--plain")
+    code, _, err = call("--workload", str(work), "--profiles", str(profiles), "--policy", "fifo", "--idealized")
     assert code == 2
     assert f"{path}: too few points" in err
 

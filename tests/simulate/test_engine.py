@@ -16,9 +16,10 @@ from slurm_ones.simulate.engines.companion_engine import SimulationFailed, run
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.engines.world import ClusterSpec, asked_shape
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.profiles import BadInput
-from slurm_ones.simulate.workloads.workload import Submission, Workload
+from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.slurm.model import Shape
 from tests.simulate.changing_policy import ChangingPolicy
 

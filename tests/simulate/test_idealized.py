@@ -13,8 +13,9 @@ from slurm_ones.decide import make_policy
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy, Schedule
 from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
 from slurm_ones.simulate.engines.outcome import Outcome
+from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.workloads.profiles import read_profile
-from slurm_ones.simulate.workloads.workload import Submission, Workload
+from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.slurm.model import Shape
 from tests.simulate.profiles import EPOCHS, ITERATIONS, write_profile
 

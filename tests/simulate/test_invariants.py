@@ -12,8 +12,9 @@ from ones_wrapper.protocol import reports_name
 from slurm_ones.simulate.engines.invariants import violations
 from slurm_ones.simulate.engines.world import ClusterSpec, World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
-from slurm_ones.simulate.workloads.workload import Submission, Workload
+from slurm_ones.simulate.workloads.workload import Workload
 
 WORK = Workload("one", (Submission("job", 0.0, "nlp", 1, 16, elastic=True),), {"nlp": build(KINDS["bert-glue"])})
 

@@ -10,8 +10,9 @@ import pytest
 from slurm_ones.simulate.engines.companion_engine import run
 from slurm_ones.simulate.engines.outcome import JobOutcome
 from slurm_ones.simulate.engines.world import ClusterSpec
+from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
-from slurm_ones.simulate.workloads.workload import Submission, Workload
+from slurm_ones.simulate.workloads.workload import Workload
 
 LONG = build(KINDS["bert-glue"], name="long")
 BRIEF = build(replace(KINDS["resnet18-cifar10"], epochs=8), name="brief")

@@ -31,12 +31,11 @@ from ones_wrapper.protocol import (
     reports_name,
 )
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
-from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.simulate.training.training import Training
 from slurm_ones.simulate.training.training_progress import Position, TrainingCurve
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
-from slurm_ones.simulate.workloads.workload import Submission
 
 RESIZE_S = 40.0
 QUIET = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)

@@ -80,7 +80,7 @@ class Commands:
 class SimulatedSite(Site):
     """Time passes in it where a real site is waited for."""
 
-    is_old = False
+    is_old = False  # type: ignore[assignment]
 
     def __init__(self) -> None:
         self.timeline = Timeline(float(round(time.time())))

@@ -1,41 +1,26 @@
-"""Jobs on a cluster, for tests: submitted, watched, and gone at the end of the test."""
+"""A real cluster as a site of the contract of clients."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
-from slurm_ones.slurm.client import SlurmClient, UnknownJob
-from slurm_ones.slurm.model import Job
+from slurm_ones.testing import site
+from slurm_ones.testing.site import OPERATOR, OWNER, STRANGER, WAIT_S, until
 from tests.cluster import Cluster, sites
 from tests.slurm.remote import Remote
 
-WAIT_S = 20.0
-SLEEP = "#!/bin/bash\nexec sleep 300\n"
-OWNER, STRANGER, OPERATOR = "alice", "bob", "operator"
-"""Who asks. The operator is a real one, unprivileged, where the site accounts, and SlurmUser where it does not."""
+__all__ = ["OPERATOR", "OWNER", "STRANGER", "WAIT_S", "Site", "until"]
 
 
-def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait until it holds."""
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {WAIT_S:.0f} s: {what}"
-        time.sleep(0.05)
+class Site(site.Site):
+    """A cluster and one kind of client of it. The operator is a real one, unprivileged, where the site accounts, and
+    SlurmUser where it does not."""
 
-
-@dataclass
-class Site:
-    """A cluster and one kind of client of it."""
-
-    cluster: Cluster
-    client_name: str
-    _remotes: dict[str, Remote] = field(default_factory=dict)
-    _jobs: list[int] = field(default_factory=list)
-    _scripts: int = 0
+    def __init__(self, cluster: Cluster, client_name: str) -> None:
+        super().__init__()
+        self.cluster, self.client_name = cluster, client_name
+        self._remotes: dict[str, Remote] = {}
+        self._scripts = 0
 
     @property
     def is_old(self) -> bool:
@@ -49,18 +34,6 @@ class Site:
         if user not in self._remotes:
             self._remotes[user] = Remote(self.cluster, self.client_name, user)
         return self._remotes[user]
-
-    def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Wait until it holds."""
-        until(holds, what)
-
-    def now(self) -> float:
-        """The time there."""
-        return time.time()
-
-    def pass_time(self, seconds: float) -> None:
-        """Wait so long."""
-        time.sleep(seconds)
 
     def adopt_client(self, remote: Remote) -> None:
         """Use this client for its user."""
@@ -77,39 +50,6 @@ class Site:
         (self.cluster.scratch / name).write_text(text)
         return Path("/scratch", name)
 
-    def submit(self, *arguments: str, text: str = SLEEP, client: SlurmClient | None = None) -> int:
-        """A job of the owner (or of the client's user), cancelled after the test."""
-        options = ["--output=/dev/null", *arguments]
-        return self.adopt((client or self.owner).submit(self.script(text), options, directory=Path("/scratch")))
-
-    def adopt(self, job_id: int) -> int:
-        """Let the job end with the test, too."""
-        self._jobs.append(job_id)
-        return job_id
-
-    def running(self, *arguments: str, text: str = SLEEP) -> int:
-        """A job of the owner that runs."""
-        job_id = self.submit(*arguments, text=text)
-        self.wait(job_id, lambda job: job.running, "RUNNING")
-        return job_id
-
-    def held(self, *arguments: str, text: str = SLEEP) -> int:
-        """A job of the owner that its owner holds and that has never run."""
-        return self.submit("--hold", *arguments, text=text)
-
-    def requeued(self, *arguments: str, text: str = SLEEP) -> int:
-        """A job of the owner that ran and was requeued into a hold."""
-        job_id = self.running(*arguments, text=text)
-        self.owner.requeue_hold(job_id)
-        self.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
-        return job_id
-
-    def wait(self, job_id: int, holds: Callable[[Job], bool], what: str) -> Job:
-        """The job, once that holds."""
-        client = self.owner
-        self.until(lambda: holds(client.job(job_id)), f"job {job_id} {what}: {client.job(job_id)}")
-        return client.job(job_id)
-
     def tell(self, *argv: str, user: str = OWNER) -> str:
         """What a command says in the cluster, be it a failure."""
         return self.as_(user).tell(*argv)
@@ -119,21 +59,9 @@ class Site:
         words = self.tell("scontrol", "-o", "show", "job", str(job_id)).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def clear(self) -> None:
-        """Cancel the test's jobs and wait until their nodes are free."""
-        if not self._jobs:
-            return
-        self.tell("scancel", *map(str, self._jobs), user="root")
-        for job_id in self._jobs:
-            self.until(partial(self._is_gone, job_id), f"the end of job {job_id}")
-        self._jobs.clear()
-
-    def _is_gone(self, job_id: int) -> bool:
-        try:
-            job = self.owner.job(job_id)
-        except UnknownJob:
-            return True
-        return job.ended and not job.completing
+    def cancel(self, *job_ids: int) -> None:
+        """End the jobs."""
+        self.tell("scancel", *map(str, job_ids), user="root")
 
     def close(self) -> None:
         """End the clients."""

@@ -31,39 +31,19 @@ class Network:
 
     def scores(self, features: Floats) -> Floats:
         """(…) from (…, F)."""
-        found: Floats = self._layers(features)[-1]
+        found: Floats = self.layers(features)[-1]
         return found
 
     def void(self, context: Floats) -> float:
         """Score of the void action from (C,)."""
         return float(self.flat[-CONTEXT:] @ context)
 
-    def gradient(self, features: Floats, of_scores: Floats, of_void: Floats) -> Floats:
-        """(SIZE,) derivative of a sum by the parameters, given those by the scores (…) and by the void's weights
-        (C,)."""
-        _, _, second, _, last, _ = self.parameters()
-        inputs = features.reshape(-1, FEATURES)
-        one, two, _ = self._layers(inputs)
-        by_score = of_scores.reshape(-1, 1)
-        by_two = by_score * last[:, 0] * (1.0 - two * two)
-        by_one = by_two @ second.T * (1.0 - one * one)
-        parts = (inputs.T @ by_one, by_one.sum(axis=0), one.T @ by_two, by_two.sum(axis=0), two.T @ by_score, of_void)
-        return np.concatenate([part.ravel() for part in parts])
-
-    def _layers(self, features: Floats) -> tuple[Floats, Floats, Floats]:
+    def layers(self, features: Floats) -> tuple[Floats, Floats, Floats]:
+        """Both hidden layers (…, H) and the scores (…), from (…, F)."""
         first, bias, second, bias2, last, _ = self.parameters()
         one = np.tanh(features @ first + bias)
         two = np.tanh(one @ second + bias2)
         return one, two, (two @ last)[..., 0]
-
-
-def random_network(rng: np.random.Generator) -> Network:
-    """Before any training: small scores, no leaning."""
-    parts = [
-        rng.normal(0.0, 1.0 / np.sqrt(shape[0]), shape) if len(shape) == 2 else np.zeros(shape) for shape in SHAPES
-    ]
-    parts[4] *= 0.1
-    return Network(np.concatenate([part.ravel() for part in parts]))
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import numpy as np
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Limits, NodeView, Policy, Progress, Schedule
 from slurm_ones.schedule.shapes import nodes_of, valid_counts
 from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome, Segment, fair_seconds
-from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.training_progress import EarlyStopping
-from slurm_ones.simulate.workloads.workload import Submission, Workload
+from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.slurm.model import Shape
 
 EPSILON = 1e-9

@@ -214,3 +214,23 @@ class Application:
         starts = np.concatenate([[0.0], self.ends[:-1]])
         still = np.clip(np.minimum(self.ends, until) - np.maximum(starts, progress), 0.0, None)
         return float((still / self.efficiencies(batch)).sum() / rate)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One job as its user submits it."""
+
+    name: str
+    time: float
+    """Seconds after the start."""
+    application: str
+    gpus: int
+    """GPUs that its user asks for."""
+    batch: int
+    """Global batch that its user chose."""
+    elastic: bool = True
+    """False for a rigid job, which never opted in."""
+    epochs: float = 1.0
+    """Share of the application's epochs that it trains."""
+    priority: int = 1
+    """Slurm's: jobs of higher priority come first."""

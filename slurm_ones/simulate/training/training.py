@@ -11,10 +11,9 @@ import numpy as np
 
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Event, Timeline
-from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.job_reports import JobFiles, Reporter
 from slurm_ones.simulate.training.training_progress import Position, TrainingCurve
-from slurm_ones.simulate.workloads.workload import Submission
 
 ORDER_POLL_S = 0.1
 """A drained job looks this often for a newer order."""

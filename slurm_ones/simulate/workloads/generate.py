@@ -11,10 +11,10 @@ import numpy as np
 
 from slurm_ones.schedule.policy import Floats
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, Kind, build
 from slurm_ones.simulate.workloads.sc21 import SC21_KINDS
-from slurm_ones.simulate.workloads.workload import Submission, Workload
+from slurm_ones.simulate.workloads.workload import Workload
 
 Arrivals = Literal["poisson", "uniform", "diurnal"]
 """Independent of each other; with gaps that are uniform from none to twice their mean; more by day than by night."""

@@ -8,30 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_ones.simulate import BadInput
-from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.workloads.profiles import read_table
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
-
-
-@dataclass(frozen=True)
-class Submission:
-    """One job as its user submits it."""
-
-    name: str
-    time: float
-    """Seconds after the start."""
-    application: str
-    gpus: int
-    """GPUs that its user asks for."""
-    batch: int
-    """Global batch that its user chose."""
-    elastic: bool = True
-    """False for a rigid job, which never opted in."""
-    epochs: float = 1.0
-    """Share of the application's epochs that it trains."""
-    priority: int = 1
-    """Slurm's: jobs of higher priority come first."""
 
 
 @dataclass(frozen=True)

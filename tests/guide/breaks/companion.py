@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.guide import guide
-from tests.guide.breaks.known import row
+from tests.guide.breaks import row
 from tests.guide.operators import NotSeen
 from tests.guide.service import ObservedService
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.guide.breaks.known import row
+from tests.guide.breaks import row
 from tests.guide.host import Host
 from tests.guide.install import SPOOL
 from tests.guide.operators import NotSeen

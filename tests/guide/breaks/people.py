@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_ones.slurm.model import JobState
-from tests.guide.breaks.known import row
+from tests.guide.breaks import row
 from tests.guide.service import ObservedService
 
 HOSTILE = "hostile files in a job's directory"

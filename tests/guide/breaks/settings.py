@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.guide.breaks.known import row
+from tests.guide.breaks import row
 from tests.guide.install import SETTINGS, edit
 from tests.guide.service import ObservedService
 

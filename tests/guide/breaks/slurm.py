@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.guide.breaks.known import row
+from tests.guide.breaks import row
 from tests.guide.service import ObservedService
 
 LIMIT = "SlurmctldParameters=rl_enable,rl_bucket_size=2,rl_refill_rate=1,rl_refill_period=6\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from tests.guide.breaks import row
 from tests.guide.breaks.companion import KILL
-from tests.guide.breaks.known import row
 from tests.guide.service import PROGRAM, ObservedService
 
 FROZEN_S = 20.0

@@ -13,10 +13,12 @@ from ones_db import EpochPoint, JobHistory, NoisePoint, ResizeRecord, Throughput
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.knowledge import Learner
 from slurm_ones.observe.eligibility import Observation, elastic_job
-from slurm_ones.rules.views import ANY_BATCH, cluster_view, job_views, limits
+from slurm_ones.rules.views import ANY_BATCH, job_views
+from slurm_ones.rules.views import limits_of as limits
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Shape, Snapshot
 from tests.act.make import history
+from tests.rules.make import round_of, shown
 from tests.slurm.make import job_of
 
 FOUR = ("n1", "n2", "n3", "n4")
@@ -60,7 +62,7 @@ def gpus(view: ClusterView) -> dict[str, int]:
 def test_gpus_that_elastic_jobs_hold_are_the_policys_and_rigid_ones_are_not() -> None:
     """3 on n1 are an elastic job's, 2 on n2 somebody else's."""
     look_ = seen(running(1, Shape(1, 3), "n1"), running(2, Shape(1, 2), "n2", comment=""), used={"n1": 3, "n2": 2})
-    view = cluster_view(look_, "gpu", {})
+    view = shown(look_)
     assert gpus(view) == {"n1": 4, "n2": 2, "n3": 4, "n4": 4}
     assert (view.gpus_per_node, view.whole_nodes) == (4, False)
 
@@ -68,14 +70,14 @@ def test_gpus_that_elastic_jobs_hold_are_the_policys_and_rigid_ones_are_not() ->
 def test_a_drained_node_keeps_what_runs_on_it_and_offers_no_more() -> None:
     """A schedule must not put anybody there."""
     look_ = seen(running(1, Shape(1, 1), "n1"), used={"n1": 1}, unusable=("n1", "n2"))
-    assert gpus(cluster_view(look_, "gpu", {})) == {"n1": 1, "n2": 0, "n3": 4, "n4": 4}
+    assert gpus(shown(look_)) == {"n1": 1, "n2": 0, "n3": 4, "n4": 4}
 
 
 def test_while_rigid_jobs_wait_nothing_is_free() -> None:
     """Growing would be at their cost."""
     runs = running(1, Shape(1, 2), "n1")
     rigid = waiting(2, Shape(4, 4), comment="")
-    assert cluster_view(seen(runs, rigid, used={"n1": 2}), "gpu", {}).gpus == 2
+    assert shown(seen(runs, rigid, used={"n1": 2})).gpus == 2
 
 
 @pytest.mark.parametrize(
@@ -91,18 +93,18 @@ def test_while_rigid_jobs_wait_nothing_is_free() -> None:
 def test_jobs_that_do_not_wait_for_these_gpus_take_none(harmless: dict[str, Any]) -> None:
     """Held, waiting for something else or elsewhere, or elastic themselves."""
     rigid = waiting(2, Shape(4, 4), **({"comment": ""} | harmless))
-    assert cluster_view(seen(rigid), "gpu", {}).gpus == 16
+    assert shown(seen(rigid)).gpus == 16
 
 
 def test_a_partition_that_is_down_or_gone() -> None:
     """It offers nothing."""
-    assert cluster_view(seen(up=False), "gpu", {}).gpus == 0
-    assert cluster_view(seen(), "gone", {}) == ClusterView(())
+    assert shown(seen(up=False)).gpus == 0
+    assert shown(seen(), partition="gone") == ClusterView(())
 
 
 def test_whole_nodes_are_free_or_not() -> None:
     """A node that anybody has a part of is nobody else's."""
-    view = cluster_view(seen(running(2, Shape(1, 1), "n2", comment=""), used={"n2": 1}), "gpu", {"gpu": 8})
+    view = shown(seen(running(2, Shape(1, 1), "n2", comment=""), used={"n2": 1}), whole_node_gpus={"gpu": 8})
     assert (gpus(view), view.whole_nodes, view.gpus_per_node) == ({"n1": 8, "n2": 0, "n3": 8, "n4": 8}, True, 8)
 
 
@@ -121,8 +123,8 @@ def test_what_a_resize_under_way_needs_is_offered_to_nobody() -> None:
         state="releasing",
         started=0.0,
     )
-    assert cluster_view(seen(held), "gpu", {}, [resize]).gpus == 8
-    assert cluster_view(seen(held), "gpu", {}, [replace(resize, state="releasing_back")]).gpus == 15
+    assert shown(seen(held), resize).gpus == 8
+    assert shown(seen(held), replace(resize, state="releasing_back")).gpus == 15
 
 
 CLUSTER = ClusterView(tuple(NodeView(name, 4) for name in FOUR), node_gpus=4)
@@ -187,8 +189,8 @@ def test_a_gpu_takes_all_passes_of_a_step(local: int, passes: int, most: int) ->
 
 def view_of(told: JobHistory | None, job: Job) -> JobView:
     look_ = seen(job)
-    histories = {} if told is None else {1: told}
-    (view,) = job_views(look_, "gpu", CLUSTER, histories, Learner(), set(), 0.0, 100.0)
+    round_ = round_of(look_, histories={} if told is None else {1: told}, now=100.0, resize={"dwell_s": 0})
+    (view,) = job_views(round_, round_.partition("gpu"), CLUSTER, Learner())
     return view
 
 

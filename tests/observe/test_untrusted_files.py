@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ones.job_files import NotBelieved, directory_of, read_from
+from slurm_ones.untrusted_files import NotBelieved, directory_of, read_from
 
 ME = os.geteuid()
 SOMEBODY = 12345

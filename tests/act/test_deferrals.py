@@ -8,7 +8,7 @@ import pytest
 
 from ones_db import JobRecord, ResizeRecord, Store
 from slurm_ones.act.transitions import State
-from slurm_ones.rules.plan import DEFERRED
+from slurm_ones.reasons import reason
 from slurm_ones.schedule.policy import Allocation
 from slurm_ones.slurm.client import NotResizable, Unreachable
 from slurm_ones.slurm.model import JobState, Shape
@@ -38,7 +38,7 @@ def test_a_lease_is_renewed_in_its_second_half(bench: Bench) -> None:
         assert bench.jobs[1].job.eligible_time > bench.now + 60
         bench.now += 60
     assert bench.slurm.deferred == [(1, 901), (1, 1381), (1, 1861)]
-    assert outcome(bench, 1) == DEFERRED and bench.store.resizes(1) == []
+    assert outcome(bench, 1) == "it is kept from starting" and bench.store.resizes(1) == []
 
 
 @pytest.mark.parametrize("wanted", [{}, {1: Allocation(Shape(1, 1), 32)}], ids=["left out", "allocated"])
@@ -100,7 +100,7 @@ def test_what_ends_a_deferral(bench: Bench, way: str) -> None:
     if way == "stop file":
         (bench.folder / "stop").touch()
     elif way == "resize off":
-        object.__setattr__(bench.jobs[1], "refusal", "resize=off: it is measured, not resized")
+        object.__setattr__(bench.jobs[1], "refusal", reason("resize_off"))
     elif way == "held":
         bench.change(1, held=True)
     if way == "advise":

@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_ones.decide import POLICIES, make_policy
-from slurm_ones.rules.bounds import Bounds, decide_within
+from slurm_ones.reasons import Reason, reason
 from slurm_ones.rules.caps import Cap, capped, entitled, narrowed
+from slurm_ones.rules.views import Bounds, decide_within
 from slurm_ones.schedule.policy import Allocation, JobView, Schedule
 from slurm_ones.slurm.model import Shape
 from slurm_ones.testing.policies import Round, check, cluster, job, rounds, seeded
+
+WHY = reason("least_total_time")
 
 
 def keeps(schedule: Schedule, jobs: Sequence[JobView], caps: Sequence[Cap]) -> None:
@@ -35,7 +38,10 @@ def capped_rounds(draw: st.DrawFn) -> tuple[Round, list[Cap]]:
     view, jobs = draw(rounds(uniform=True))
     ids = [one.job_id for one in jobs]
     some = st.frozensets(st.sampled_from(ids)) if ids else st.just(frozenset[int]())
-    caps = [Cap(draw(st.integers(-2, 20)), draw(some), f"cap {number}") for number in range(draw(st.integers(1, 3)))]
+    caps = [
+        Cap(draw(st.integers(-2, 20)), draw(some), reason("partition_share", gpus=number, partition="gpu"))
+        for number in range(draw(st.integers(1, 3)))
+    ]
     return (view, jobs), caps
 
 
@@ -65,14 +71,16 @@ def test_caps_hold_whatever_was_scheduled(drawn: tuple[Round, list[Cap]], data: 
     assert changed == made.refused.keys() and made.allocations.keys() <= schedule.allocations.keys()
 
 
-def scheduled(jobs: Sequence[JobView], wanted: dict[int, Shape], *caps: Cap) -> tuple[dict[int, int], dict[int, str]]:
+def scheduled(
+    jobs: Sequence[JobView], wanted: dict[int, Shape], *caps: Cap
+) -> tuple[dict[int, int], dict[int, Reason]]:
     """GPUs of each job under the caps, and what those that are refused something are told."""
-    schedule = Schedule({id_: Allocation(shape, 64) for id_, shape in wanted.items()}, dict.fromkeys(wanted, "why"))
+    schedule = Schedule({id_: Allocation(shape, 64) for id_, shape in wanted.items()}, dict.fromkeys(wanted, WHY))
     made = capped(cluster(4), jobs, schedule, caps)
     return {id_: got.shape.gpus for id_, got in made.allocations.items()}, dict(made.refused)
 
 
-ALICE = "elastic jobs of user alice grow within 6 GPUs in all (limits.gpus_per_user)"
+ALICE = reason("user_cap", user="alice", gpus=6, setting="limits.gpus_per_user")
 
 
 def test_the_first_may_grow_the_next_as_far_as_is_left() -> None:
@@ -103,17 +111,17 @@ def test_who_finds_no_room_any_more_keeps_what_it_has() -> None:
     jobs = [job(1, {"n1": 1}, requested=1), job(2, {"n2": 1}, requested=1), job(3, {"n2": 3}, requested=3)]
     schedule = Schedule(
         {1: Allocation(Shape(1, 2), 64), 2: Allocation(Shape(1, 2), 64), 3: Allocation(Shape(1, 3), 64)},
-        {1: "grows", 2: "grows", 3: "keeps"},
+        dict.fromkeys((1, 2, 3), WHY),
     )
     made = capped(cluster(2, 4, free=(2, 4)), jobs, schedule, [Cap(0, frozenset({1}), ALICE)])
     assert {id_: got.shape.gpus for id_, got in made.allocations.items()} == {1: 1, 2: 1, 3: 3}
-    assert made.refused.keys() == {1, 2} and made.reasons[1].endswith(ALICE)
+    assert made.refused == {1: ALICE, 2: reason("no_room_under_cap")} and made.reasons == {**made.refused, 3: WHY}
 
 
 def test_a_schedule_within_its_caps_is_left_alone() -> None:
     """As it is, not only as good."""
     jobs = [job(1, {"n1": 2}, requested=2)]
-    schedule = Schedule({1: Allocation(Shape(1, 4), 64)}, {1: "why"})
+    schedule = Schedule({1: Allocation(Shape(1, 4), 64)}, {1: WHY})
     assert capped(cluster(), jobs, schedule, [Cap(4, frozenset({1}), ALICE)]) is schedule
     assert capped(cluster(), jobs, schedule, []) is schedule
 

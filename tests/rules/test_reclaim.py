@@ -1,4 +1,4 @@
-"""Ledger for rigid jobs: who gives up what, and that every policy decides within what is left."""
+"""Room for rigid jobs: who gives up what, and that every policy decides within what is left."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slurm_ones.decide import POLICIES, make_policy
-from slurm_ones.rules.bounds import Bounds, decide_within
 from slurm_ones.rules.reclaim import make_room
-from slurm_ones.rules.rigid import Claim, Release, Waiting
+from slurm_ones.rules.rigid import PendingJob, Release, RigidDemand
+from slurm_ones.rules.views import Bounds, decide_within
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Limits, NodeView
 from slurm_ones.schedule.shapes import shape_of
@@ -25,7 +25,7 @@ from slurm_ones.testing.policies import check, cluster, job, rounds, seeded
 Free = Mapping[str, int]
 
 
-def fit(free: Free, claims: Sequence[Claim]) -> bool:
+def fit(free: Free, claims: Sequence[PendingJob]) -> bool:
     """Whether the claims find room side by side; an exhaustive search."""
     if not claims:
         return True
@@ -51,14 +51,14 @@ def smaller(view: ClusterView, one: JobView, least: int) -> Iterator[tuple[int, 
                     yield now - gpus, dict.fromkeys(names, shape.gpus_per_node)
 
 
-def cheapest(view: ClusterView, jobs: Sequence[JobView], waiting: Waiting, claim: Claim) -> float:
+def cheapest(view: ClusterView, jobs: Sequence[JobView], demand: RigidDemand, claim: PendingJob) -> float:
     """Fewest GPUs that must be given up for the claim, in any way; infinite where none suffices."""
     stays = fixed_jobs(view, jobs)
     movable = [one for one in jobs if one.shape is not None and one.job_id not in stays]
-    options = [list(smaller(view, one, floor_of(waiting, one, claim))) for one in movable]
+    options = [list(smaller(view, one, floor_of(demand, one, claim))) for one in movable]
     best = math.inf
     for chosen in product(*options):
-        free = dict(waiting.free)
+        free = dict(demand.free)
         for one, (_, kept) in zip(movable, chosen, strict=True):
             for name, gpus in one.nodes.items():
                 if name in free:
@@ -69,12 +69,12 @@ def cheapest(view: ClusterView, jobs: Sequence[JobView], waiting: Waiting, claim
     return best
 
 
-def floor_of(waiting: Waiting, one: JobView, claim: Claim) -> int:
-    return 1 if claim.rank < waiting.ranks[one.job_id] else max(one.requested, 1)
+def floor_of(demand: RigidDemand, one: JobView, claim: PendingJob) -> int:
+    return 1 if claim.rank < demand.ranks[one.job_id] else max(one.requested, 1)
 
 
 @st.composite
-def queues(draw: st.DrawFn, claims: int = 3) -> tuple[ClusterView, list[JobView], Waiting]:
+def queues(draw: st.DrawFn, claims: int = 3) -> tuple[ClusterView, list[JobView], RigidDemand]:
     """A round in which rigid jobs wait: nothing is offered but what elastic jobs hold."""
     view, jobs = draw(rounds(max_jobs=5, uniform=True))
     held = {node.name: 0 for node in view.nodes}
@@ -90,21 +90,21 @@ def queues(draw: st.DrawFn, claims: int = 3) -> tuple[ClusterView, list[JobView]
         gpus = view.gpus_per_node if view.whole_nodes else draw(st.integers(1, view.gpus_per_node))
         limit = draw(st.sampled_from([math.inf, 60.0, 3600.0]))
         rank = (-draw(priorities), 100 + number)
-        found.append(Claim(100 + number, draw(st.integers(1, len(view.nodes))), gpus, rank, limit))
+        found.append(PendingJob(100 + number, draw(st.integers(1, len(view.nodes))), gpus, rank, limit))
     ranks = {one.job_id: (-draw(priorities), one.job_id) for one in jobs}
     some = st.dictionaries(st.sampled_from([node.name for node in view.nodes]), st.just(1), max_size=2)
     releases = tuple(Release(draw(st.sampled_from([30.0, 600.0])), draw(some)) for _ in range(draw(st.integers(0, 2))))
-    return shown, jobs, Waiting(sorted(found, key=lambda claim: claim.rank), free, ranks, releases)
+    return shown, jobs, RigidDemand(sorted(found, key=lambda claim: claim.rank), free, ranks, releases)
 
 
 @settings(max_examples=400)
 @given(queues(claims=1))
-def test_a_job_that_could_have_room_gets_it(drawn: tuple[ClusterView, list[JobView], Waiting]) -> None:
+def test_a_job_that_could_have_room_gets_it(drawn: tuple[ClusterView, list[JobView], RigidDemand]) -> None:
     """Whatever an exhaustive search finds is found, and otherwise nobody gives anything up."""
-    view, jobs, waiting = drawn
-    (claim,) = waiting.claims
-    least = cheapest(view, jobs, waiting, claim)
-    made = make_room(view, jobs, waiting)
+    view, jobs, demand = drawn
+    (claim,) = demand.pending
+    least = cheapest(view, jobs, demand, claim)
+    made = make_room(view, jobs, demand)
     assert made.served == (claim.job_id,) or not math.isfinite(least)
     given_up = sum(a.shape.gpus - b.shape.gpus for a, b in zip(jobs, made.jobs, strict=True) if a.shape and b.shape)
     if not made.served:
@@ -123,42 +123,42 @@ def test_a_job_that_could_have_room_gets_it(drawn: tuple[ClusterView, list[JobVi
 @settings(max_examples=40)
 @given(queues(), st.integers(0, 3))
 def test_every_policy_decides_within_what_is_left(
-    name: str, drawn: tuple[ClusterView, list[JobView], Waiting], seed: int
+    name: str, drawn: tuple[ClusterView, list[JobView], RigidDemand], seed: int
 ) -> None:
     """The rigid jobs that were promised room have it side by side once the schedule is carried out, whatever the policy
     does with the rest; nobody is below their minimum, nor below what they asked for but for one that comes first."""
-    view, jobs, waiting = drawn
-    made = make_room(view, jobs, waiting)
+    view, jobs, demand = drawn
+    made = make_room(view, jobs, demand)
     assume(made.served)
     policy = make_policy(name)
-    schedule = decide_within(policy, view, jobs, Bounds(waiting), 0.0, seeded(seed))
+    schedule = decide_within(policy, view, jobs, Bounds(demand), 0.0, seeded(seed))
     check(made.cluster, made.jobs, schedule)
-    free = dict(waiting.free)
+    free = dict(demand.free)
     for node, left in zip(view.nodes, made.cluster.nodes, strict=True):
         if node.name in free:
             free[node.name] += node.gpus - left.gpus
-    assert fit(free, [claim for claim in waiting.claims if claim.job_id in made.served])
-    first = waiting.claims[0]
+    assert fit(free, [claim for claim in demand.pending if claim.job_id in made.served])
+    first = demand.pending[0]
     for before, after in zip(jobs, made.jobs, strict=True):
         if after is before:
             continue
         got = schedule.allocations[before.job_id]
         assert got == Allocation(after.shape or Shape(0, 0), after.batch) and before.job_id not in schedule.parked
         assert before.shape and got.shape.gpus in before.limits.gpus and got.shape.gpus < before.shape.gpus
-        assert got.shape.gpus >= floor_of(waiting, before, first)
-        assert "limits.yield_to_rigid" in schedule.reasons[before.job_id]
+        assert got.shape.gpus >= floor_of(demand, before, first)
+        assert schedule.reasons[before.job_id].code in ("makes_room", "makes_room_for_priority")
         assert not before.fixed
 
 
-def waits(nodes: int, gpus: int, rank: tuple[int, int] = (-9, 50), limit_s: float = math.inf) -> Claim:
-    return Claim(rank[1], nodes, gpus, rank, limit_s)
+def waits(nodes: int, gpus: int, rank: tuple[int, int] = (-9, 50), limit_s: float = math.inf) -> PendingJob:
+    return PendingJob(rank[1], nodes, gpus, rank, limit_s)
 
 
-def sizes(jobs: Sequence[JobView], *claims: Claim, free: Free, **other: object) -> list[int]:
+def sizes(jobs: Sequence[JobView], *claims: PendingJob, free: Free, **other: object) -> list[int]:
     """GPUs of each job once there is room; all of them have priority 1."""
     nodes = tuple(NodeView(name, sum(one.nodes.get(name, 0) for one in jobs)) for name in free)
     ranks = {one.job_id: (-1, one.job_id) for one in jobs}
-    made = make_room(ClusterView(nodes, node_gpus=4), jobs, Waiting(claims, free, ranks, **other))  # type: ignore[arg-type]
+    made = make_room(ClusterView(nodes, node_gpus=4), jobs, RigidDemand(claims, free, ranks, **other))  # type: ignore[arg-type]
     return [one.shape.gpus for one in made.jobs if one.shape]
 
 
@@ -237,7 +237,7 @@ def test_a_batch_that_fits_no_smaller_size_keeps_its_gpus() -> None:
 def test_nobody_waits_nothing_changes() -> None:
     """Without rigid jobs a policy sees what it always saw."""
     view, jobs = cluster(2), [job(1, {"n1": 4})]
-    made = make_room(view, jobs, Waiting(free={"n1": 0, "n2": 4}))
+    made = make_room(view, jobs, RigidDemand(free={"n1": 0, "n2": 4}))
     assert made.cluster is view and made.jobs is jobs
 
 

@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 
 from ones_db import ResizeRecord
-from slurm_ones.config import LimitSettings, Settings
 from slurm_ones.observe.eligibility import Observation
-from slurm_ones.rules.rigid import Claim
-from slurm_ones.rules.rigid_jobs import waiting
-from slurm_ones.rules.site_caps import caps_of
-from slurm_ones.rules.views import bounds, cluster_view
+from slurm_ones.rules.rigid import PendingJob
 from slurm_ones.slurm.model import Job, Shape
-from tests.observe.test_views import running, seen
-from tests.observe.test_views import waiting as waits
+from tests.rules.make import demand_of, rules_of, shown
+from tests.rules.test_views import running, seen
+from tests.rules.test_views import waiting as waits
 
 
 def rigid(job_id: int, shape: Shape, **other: Any) -> Job:
@@ -32,8 +29,8 @@ def full(*jobs: Job) -> Observation:
 
 def test_what_a_rigid_job_needs() -> None:
     """Its nodes and GPUs, its place in Slurm's order, how long it may run; and what is free for it."""
-    found = waiting(full(rigid(7, Shape(2, 4))), "gpu", {})
-    assert found.claims == [Claim(7, 2, 4, (-5, 7), 3600.0)]
+    found = demand_of(full(rigid(7, Shape(2, 4))))
+    assert found.pending == [PendingJob(7, 2, 4, (-5, 7), 3600.0)]
     assert found.free == {"n1": 0, "n2": 0, "n3": 0, "n4": 4}
     assert found.ranks == {1: (-3, 1)}
 
@@ -41,7 +38,7 @@ def test_what_a_rigid_job_needs() -> None:
 def test_slurms_order() -> None:
     """By priority, and of equal ones who was submitted first."""
     jobs = [rigid(5, Shape(1, 1)), rigid(6, Shape(1, 1), priority=9), rigid(7, Shape(1, 1), priority=9)]
-    assert [claim.job_id for claim in waiting(full(*jobs), "gpu", {}).claims] == [6, 7, 5]
+    assert [pending.job_id for pending in demand_of(full(*jobs)).pending] == [6, 7, 5]
 
 
 @pytest.mark.parametrize(
@@ -66,60 +63,60 @@ def test_slurms_order() -> None:
 )
 def test_a_job_that_could_not_start_takes_nothing(harmless: dict[str, Any]) -> None:
     """Held, waiting for something else, larger than the partition, without GPUs, or elastic itself."""
-    assert not waiting(full(replace(rigid(7, Shape(2, 4)), **harmless)), "gpu", {}).claims
+    assert not demand_of(full(replace(rigid(7, Shape(2, 4)), **harmless))).pending
 
 
 def test_a_job_that_opted_in_and_is_refused_is_rigid() -> None:
     """It waits for room like any other, and nothing grows meanwhile."""
     look = full(rigid(7, Shape(1, 4), comment="ones: gpus=1-4", batch=False))
-    assert [claim.job_id for claim in waiting(look, "gpu", {}).claims] == [7]
-    assert cluster_view(look, "gpu", {}).gpus == 12
+    assert [pending.job_id for pending in demand_of(look).pending] == [7]
+    assert shown(look).gpus == 12
 
 
 def test_gpus_asked_for_in_all() -> None:
     """--gpus=6 on two nodes is three of each."""
     job = rigid(7, Shape(2, 0), gpus_total=6)
-    assert [(claim.nodes, claim.gpus_per_node) for claim in waiting(full(job), "gpu", {}).claims] == [(2, 3)]
+    assert [(pending.nodes, pending.gpus_per_node) for pending in demand_of(full(job)).pending] == [(2, 3)]
 
 
 def test_whole_nodes() -> None:
     """There a job takes all GPUs of its nodes, whether it asks for them or not."""
     look = full(rigid(7, Shape(2, 0)))
-    (claim,) = waiting(look, "gpu", {"gpu": 8}).claims
-    assert (claim.nodes, claim.gpus_per_node) == (2, 8)
+    (pending,) = demand_of(look, whole_node_gpus={"gpu": 8}).pending
+    assert (pending.nodes, pending.gpus_per_node) == (2, 8)
 
 
 def test_what_is_being_given_up_is_counted_once() -> None:
     """While a job shrinks from three nodes to one, the two others are as good as free; one that grows takes."""
     base = ResizeRecord(1, 0, 3, 4, None, 1, 4, None, "draining", 0.0, id=1)
     look = full(rigid(7, Shape(2, 4)))
-    assert waiting(look, "gpu", {}, [base]).free == {"n1": 0, "n2": 4, "n3": 4, "n4": 4}
-    assert waiting(look, "gpu", {}, [replace(base, new_nodes=0)]).free == {"n1": 4, "n2": 4, "n3": 4, "n4": 4}
-    assert waiting(look, "gpu", {}, [replace(base, new_nodes=4)]).free == {"n1": 0, "n2": 0, "n3": 0, "n4": 0}
-    assert waiting(look, "gpu", {}, [replace(base, state="waiting_back")]).free["n4"] == 4
+    assert demand_of(look, base).free == {"n1": 0, "n2": 4, "n3": 4, "n4": 4}
+    assert demand_of(look, replace(base, new_nodes=0)).free == {"n1": 4, "n2": 4, "n3": 4, "n4": 4}
+    assert demand_of(look, replace(base, new_nodes=4)).free == {"n1": 0, "n2": 0, "n3": 0, "n4": 0}
+    assert demand_of(look, replace(base, state="waiting_back")).free["n4"] == 4
 
 
 def test_nodes_that_take_no_jobs_are_not_given_up() -> None:
     """A rigid job could not start there."""
     elastic = running(1, Shape(2, 4), "n1", "n2")
     look = seen(elastic, rigid(7, Shape(1, 4)), used={"n1": 4, "n2": 4}, unusable=("n2", "n3", "n4"))
-    assert waiting(look, "gpu", {}).free == {"n1": 0}
+    assert demand_of(look).free == {"n1": 0}
 
 
 def test_when_running_jobs_end() -> None:
     """By their time limits, as Slurm plans."""
     others = running(3, Shape(1, 4), "n4", comment="", start_time=0.0, time_limit_s=600.0)
-    found = waiting(full(others, rigid(7, Shape(2, 4), time_limit_s=0.0)), "gpu", {})
+    found = demand_of(full(others, rigid(7, Shape(2, 4), time_limit_s=0.0)))
     assert [release.after_s for release in found.releases if "n4" in release.gpus] == [600.0]
-    assert found.claims[0].limit_s == math.inf
+    assert found.pending[0].limit_s == math.inf
 
 
 def test_yielding_is_switched_off() -> None:
     """By its own setting, or with all shrinking of running jobs."""
     look = full(rigid(7, Shape(2, 4)))
-    for off in ({"limits": {"yield_to_rigid": False}}, {"resize": {"shrink": False}}):
-        assert not bounds(look, "gpu", Settings.model_validate(off)).waiting.claims
-    assert bounds(look, "gpu", Settings()).waiting.claims
+    assert not demand_of(look, limits={"yield_to_rigid": False}).pending
+    assert not demand_of(look, resize={"shrink": False}).pending
+    assert demand_of(look).pending
 
 
 def test_caps_of_users_accounts_and_partitions() -> None:
@@ -130,8 +127,8 @@ def test_caps_of_users_accounts_and_partitions() -> None:
         running(3, Shape(1, 3), "n3", user="alice", account="b", partition="other"),
     ]
     look = seen(*jobs, used={"n1": 4, "n2": 2, "n3": 3})
-    site = LimitSettings(gpus_per_user=8, gpus_of_user={"bob": 3}, gpus_of_account={"a": 6}, share=0.5)
-    found = {cap.words.split(" grow ")[0]: (cap.gpus, cap.jobs) for cap in caps_of(look, "gpu", site, {})}
+    site = {"gpus_per_user": 8, "gpus_of_user": {"bob": 3}, "gpus_of_account": {"a": 6}, "share": 0.5}
+    found = {str(cap.reason).split(" grow ")[0]: (cap.gpus, cap.jobs) for cap in rules_of(look, limits=site).caps}
     assert found == {
         "elastic jobs": (8, frozenset({1, 2})),
         "elastic jobs of user alice": (5, frozenset({1})),
@@ -139,5 +136,5 @@ def test_caps_of_users_accounts_and_partitions() -> None:
         "elastic jobs of account a": (6, frozenset({1, 2})),
     }
     growing = ResizeRecord(3, 0, 1, 3, None, 2, 4, None, "draining", 0.0, id=1)
-    assert {cap.gpus for cap in caps_of(look, "gpu", site, {}, [growing]) if "alice" in cap.words} == {0}
-    assert caps_of(look, "gpu", LimitSettings(), {}) == ()
+    assert {cap.gpus for cap in rules_of(look, growing, limits=site).caps if "alice" in str(cap.reason)} == {0}
+    assert rules_of(look).caps == ()

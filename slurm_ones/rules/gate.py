@@ -1,0 +1,195 @@
+"""What one tick's rules say of each job: computed once, read by what a policy is shown and by what may begin.
+
+A `Round` is built from what a tick has seen. Its `PartitionRules` have, of each elastic job, why it may not change now;
+of the partition its free GPUs and its caps. Both are plain data and know no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ones_db import JobHistory, ResizeRecord
+from slurm_ones.config import ResizeSettings, Settings
+from slurm_ones.observe.eligibility import Elastic, Observation
+from slurm_ones.reasons import Reason, reason
+from slurm_ones.rules.caps import Cap, CappedJob, caps_of
+from slurm_ones.rules.dwell import near_limit, resized_enough, rested_at
+from slurm_ones.slurm.model import Partition, Shape, free_gpus, partition_gpus, take
+
+
+def new_of(resize: ResizeRecord) -> Shape:
+    """The shape that the resize was begun for."""
+    return Shape(resize.new_nodes, resize.new_gpus_per_node)
+
+
+def old_of(resize: ResizeRecord) -> Shape:
+    """The shape that the job had before it."""
+    return Shape(resize.old_nodes, resize.old_gpus_per_node)
+
+
+def target_of(resize: ResizeRecord) -> Shape:
+    """The shape that the resize is heading for: the old one once it is on its way back."""
+    return old_of(resize) if resize.state.endswith("_back") else new_of(resize)
+
+
+@dataclass(frozen=True)
+class JobRules:
+    """An elastic job, and what the rules of this round say of it."""
+
+    elastic: Elastic
+    history: JobHistory | None
+    target: Shape | None
+    """The shape that its resize under way heads for, None where none is."""
+    untouchable: Reason | None
+    """Why nothing may be done to it, not even keep it from starting."""
+    resting: Reason | None
+    """Why it may not be resized although it is not untouchable."""
+
+    @property
+    def fixed(self) -> Reason | None:
+        """Why it may not be resized now, None where it may."""
+        return self.untouchable or self.resting
+
+    @property
+    def requested(self) -> int:
+        """GPUs that no cap takes from it: what it asked for at first, or asks for now or has, whichever is more."""
+        job = self.history.job if self.history is not None else None
+        asked = job.requested_nodes * job.requested_gpus_per_node if job is not None else 0
+        return max(asked, self.elastic.shape.gpus)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it has, or is about to have through a resize, whichever is more."""
+        held = self.elastic.shape.gpus if self.elastic.job.running else 0
+        return max(held, self.target.gpus if self.target is not None else 0)
+
+
+@dataclass(frozen=True)
+class PartitionRules:
+    """What the rules say of one partition and its elastic jobs."""
+
+    name: str
+    jobs: Mapping[int, JobRules]
+    """The elastic jobs that name this partition first, ascending."""
+    free: Mapping[str, int]
+    """GPUs that Slurm could hand out on each node and no resize under way is about to need."""
+    caps: tuple[Cap, ...]
+    settings: ResizeSettings
+    open_resizes: int
+    """Resizes under way in all partitions."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one tick has seen."""
+
+    seen: Observation
+    histories: Mapping[int, JobHistory]
+    settings: Settings
+    targets: Mapping[int, Shape]
+    """The shapes that resizes under way head for, by job."""
+    now: float
+
+    @classmethod
+    def build(
+        cls,
+        seen: Observation,
+        histories: Mapping[int, JobHistory],
+        settings: Settings,
+        resizes: Iterable[ResizeRecord],
+        now: float,
+    ) -> Round:
+        return cls(seen, histories, settings, {resize.job_id: target_of(resize) for resize in resizes}, now)
+
+    def begun(self, targets: Mapping[int, Shape]) -> Round:
+        """The same once resizes to these shapes are under way as well."""
+        return replace(self, targets={**self.targets, **targets}) if targets else self
+
+    @cached_property
+    def jobs(self) -> Mapping[int, JobRules]:
+        """All elastic jobs, ascending."""
+        return {job_id: self._job_rules(one) for job_id, one in sorted(self.seen.elastic.items())}
+
+    @cached_property
+    def partitions(self) -> tuple[str, ...]:
+        """Those with elastic jobs."""
+        return tuple(sorted({one.partition for one in self.seen.elastic.values()}))
+
+    def full_node(self, partition: Partition) -> tuple[int, bool]:
+        """GPUs of a full node of the partition, and whether Slurm hands out its nodes whole."""
+        return partition_gpus(partition, self.seen.snapshot, self.settings.whole_node_gpus)
+
+    def partition(self, name: str) -> PartitionRules:
+        """The rules of one partition."""
+        jobs = {job_id: job for job_id, job in self.jobs.items() if job.elastic.partition == name}
+        caps = caps_of(
+            {job_id: _capped(job) for job_id, job in jobs.items()},
+            [_capped(job) for job_id, job in self.jobs.items() if job_id not in jobs],
+            self.settings.limits,
+            name,
+            self._all_gpus(name),
+        )
+        return PartitionRules(name, jobs, self.free(name), caps, self.settings.resize, len(self.targets))
+
+    def free(self, name: str) -> dict[str, int]:
+        """GPUs of each node of the partition that Slurm could hand out and no resize under way is about to need."""
+        free = free_gpus(self.seen.snapshot, name, self.settings.whole_node_gpus)
+        for job_id, target in self.targets.items():
+            one = self.seen.elastic.get(job_id)
+            if one is None or (one.job.running and one.shape == target) or not self._share_nodes(name, one.partition):
+                continue
+            take(target, free, one.holdings)
+        return free
+
+    def _share_nodes(self, one: str, other: str) -> bool:
+        if one == other:
+            return True
+        partitions = self.seen.snapshot.partitions
+        nodes = [set(partitions[name].node_names) if name in partitions else set() for name in (one, other)]
+        return bool(nodes[0] & nodes[1])
+
+    def _all_gpus(self, name: str) -> int:
+        """GPUs of the partition, also of nodes that are down."""
+        partition = self.seen.snapshot.partitions.get(name)
+        if partition is None:
+            return 0
+        full, _ = self.full_node(partition)
+        nodes = [self.seen.snapshot.nodes[node] for node in partition.node_names if node in self.seen.snapshot.nodes]
+        return sum(full if name in self.settings.whole_node_gpus else node.gpus for node in nodes)
+
+    def _job_rules(self, elastic: Elastic) -> JobRules:
+        job_id = elastic.job.job_id
+        history, target = self.histories.get(job_id), self.targets.get(job_id)
+        return JobRules(elastic, history, target, _untouchable(elastic, target), self._resting(elastic, history))
+
+    def _resting(self, elastic: Elastic, history: JobHistory | None) -> Reason | None:
+        """Of a job that is not untouchable."""
+        job, dwell_s = elastic.job, self.settings.resize.dwell_s
+        rested = rested_at(job, history, dwell_s)
+        if self.now < rested:
+            return reason("dwell_time", seconds=rested - self.now, dwell_s=dwell_s)
+        if job.running and (history is None or history.spec is None):
+            return reason("nothing_reported")
+        limits = self.settings.limits
+        return near_limit(job, limits, self.now) or resized_enough(job, history, limits, self.now)
+
+
+def _untouchable(elastic: Elastic, target: Shape | None) -> Reason | None:
+    job = elastic.job
+    if target is not None:
+        return reason("resize_under_way")
+    if elastic.refusal:
+        return elastic.refusal
+    if job.held:
+        return reason("held_by_operator") if job.admin_held else reason("held_by_owner")
+    if job.completing:
+        return reason("completing")
+    if not (job.running or job.pending):
+        return reason("not_running", state=job.state.value.lower())
+    return None
+
+
+def _capped(job: JobRules) -> CappedJob:
+    return CappedJob(job.elastic.job.user, job.elastic.job.account, job.gpus)

@@ -1,0 +1,338 @@
+"""The contract of all clients of Slurm (`slurm_ones.slurm.client.SlurmClient`): what they read, change and refuse.
+
+    from slurm_ones.testing import client_contract
+
+    TestMine = client_contract(MySite)
+
+`MySite` is a `slurm_ones.testing.site.Site`: a cluster to try the client on. What needs an administrator's commands
+(drained nodes, reservations) is not in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmClient, UnknownJob
+from slurm_ones.slurm.model import JobState, Shape, Snapshot
+from slurm_ones.testing.reshapes import ReshapeContract
+from slurm_ones.testing.site import OPERATOR, OWNER, STRANGER, Site
+
+both = pytest.mark.parametrize("user", [OWNER, OPERATOR])
+
+
+def _unusable(seen: Snapshot) -> set[str]:
+    return {node.name for node in seen.nodes.values() if not node.usable}
+
+
+ENDS = {
+    "exit 0": (JobState.COMPLETED, 0),
+    "exit 7": (JobState.FAILED, 7),
+    "kill -KILL $$": (JobState.FAILED, 137),
+}
+
+
+SCRIPT = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH {}\nsleep 300\n"
+
+
+Call = Callable[[SlurmClient, int], None]
+
+
+CHANGING: dict[str, Call] = {
+    "requeue_hold": lambda client, job: client.requeue_hold(job),
+    "hold": lambda client, job: client.hold(job),
+    "reshape": lambda client, job: client.reshape(job, Shape(2, 2)),
+    "release": lambda client, job: client.release(job),
+    "release later": lambda client, job: client.release(job, start_now=False),
+    "signal": lambda client, job: client.signal(job, "KILL"),
+    "signal all": lambda client, job: client.signal(job, "KILL", batch=True),
+}
+
+
+def client_contract(make: Callable[[], Site] | None = None) -> type:
+    """A class of tests for pytest: `make` gives the site, once for all of them; without it a fixture `site` does."""
+    if make is None:
+        return type("ClientTests", (ClientContract,), {})
+    made_by = make
+
+    class ClientTests(ClientContract):
+        @pytest.fixture(scope="class")
+        @classmethod
+        def whole_site(cls) -> Iterator[Site]:
+            made = made_by()
+            yield made
+            made.close()
+
+        @pytest.fixture
+        def site(self, whole_site: Site) -> Iterator[Site]:
+            """What a test works with; its jobs end with it."""
+            yield whole_site
+            whole_site.clear()
+
+    return ClientTests
+
+
+class ReadingContract:
+    """What every client reads."""
+
+    def test_a_snapshot_shows_jobs_and_the_gpus_they_use(self, site: Site) -> None:
+        """The free GPUs of each node are what a schedule is made of."""
+        two = site.running("--nodes=2", "--gres=gpu:3", "--cpus-per-gpu=1")
+        held = site.held("--nodes=1-2", "--gres=gpu:1")
+        seen = site.owner.snapshot()
+        job = seen.jobs[two]
+        assert (job.nodes, job.gpus_per_node) == (2, 3)
+        assert job.running
+        assert len(job.node_list) == 2
+        for name in job.node_list:
+            assert (seen.nodes[name].gpus, seen.nodes[name].gpus_used, seen.nodes[name].idle) == (4, 3, False)
+        free = set(seen.partitions["gpu"].node_names) - set(job.node_list)
+        assert all(seen.nodes[name].gpus_used == 0 and seen.nodes[name].idle for name in free)
+        waiting = seen.jobs[held]
+        assert (waiting.pending, waiting.held, waiting.admin_held) == (True, True, False)
+        assert (waiting.nodes, waiting.max_nodes, waiting.node_list, waiting.start_time) == (1, 2, (), 0.0)
+
+    def test_gpus_of_jobs_in_every_form_are_used(self, site: Site) -> None:
+        """`--gpus` says nothing of nodes, and its GPUs are taken all the same."""
+        job = site.owner.job(site.running("--gpus=3", "--nodes=1"))
+        assert job.gpus_per_node == 0
+        assert site.owner.snapshot().nodes[job.node_list[0]].gpus_used == 3
+
+    def test_partitions(self, site: Site) -> None:
+        """Whole nodes are told from GRES, and the default partition is known."""
+        partitions = site.owner.snapshot().partitions
+        gpu, whole = partitions["gpu"], partitions["whole"]
+        assert (gpu.whole_nodes, gpu.default, gpu.up, gpu.max_time_s) == (False, True, True, 86400.0)
+        assert (whole.whole_nodes, whole.default, whole.max_nodes) == (True, False, 0)
+        assert gpu.node_names == ("n1", "n2", "n3", "n4")
+        assert whole.node_names == ("w1", "w2", "w3", "w4")
+
+    def test_a_job_on_whole_nodes_leaves_nothing_of_them_idle(self, site: Site) -> None:
+        """Slurm knows of no GPUs there, so idleness is all there is to go by."""
+        job = site.owner.job(site.running("--partition=whole", "--nodes=2"))
+        nodes = site.owner.snapshot().nodes
+        assert {name for name in nodes if name.startswith("w") and not nodes[name].idle} == set(job.node_list)
+        assert nodes["w1"].gpus == 0
+        assert (job.nodes, job.gpus_per_node, job.gpus_total, job.task_counts) == (2, 0, 0, False)
+
+    def test_everybody_sees_the_same_job(self, site: Site) -> None:
+        """`job` and `snapshot` agree for owner, operator and stranger."""
+        job_id = site.held("--nodes=2", "--gres=gpu:2", "--time=90", "--job-name=grüße", "--comment=ones: gpus=1-8")
+        job = site.owner.job(job_id)
+        for user in (OWNER, STRANGER, OPERATOR):
+            assert site.as_(user).job(job_id) == job, user
+            assert site.as_(user).snapshot().jobs[job_id] == job, user
+        assert (job.user, job.uid, job.name, job.comment) == (OWNER, 2001, "grüße", "ones: gpus=1-8")
+        assert (job.partition, job.time_limit_s, job.work_dir) == ("gpu", 5400.0, "/scratch")
+        assert (job.batch, job.requeue, job.array, job.restart) == (True, True, False, 0)
+
+    def test_what_users_write_cannot_pass_for_a_field(self, site: Site) -> None:
+        """A name or comment in the form of Slurm's own output changes nothing of what is read."""
+        name = "x NodeName=n1 State=DOWN\nReservationName=r"
+        job_id = site.held("--nodes=1", f"--job-name={name}", "--comment=JobId=1 Restarts=9\x1b[31m")
+        seen = site.owner.snapshot()
+        job = seen.jobs[job_id]
+        assert job.comment == "JobId=1 Restarts=9\x1b[31m"
+        assert job.restart == 0
+        assert seen.reservations == ()
+        assert _unusable(seen) == set()
+
+    def test_how_a_job_ended(self, site: Site) -> None:
+        """The exit code is the script's own, in every release's way to write it."""
+        ids = {site.submit("--nodes=1", text=f"#!/bin/bash\n{text}\n"): text for text in ENDS}
+        for job_id, text in ids.items():
+            job = site.wait(job_id, lambda job: job.ended, "ended")
+            assert (job.state, job.exit_code) == ENDS[text], text
+            assert job.end_time >= job.start_time > 0
+
+    def test_task_counts_are_told(self, site: Site) -> None:
+        """Such a job is not resized, so it must be recognised before it is drained."""
+        for options in (["--ntasks=4"], ["--ntasks-per-node=1"], ["--nodes=2", "--ntasks-per-node=2"]):
+            assert site.owner.job(site.held(*options)).task_counts, options
+
+    def test_task_counts_in_the_script_are_told(self, site: Site) -> None:
+        """They need not stand on the command line."""
+        text = SCRIPT.format("--ntasks=4")
+        assert site.owner.job(site.held(text=text)).task_counts
+        assert not site.owner.job(site.held("--nodes=2", "--gres=gpu:1")).task_counts
+
+    def test_details_are_those_of_each_job(self, site: Site) -> None:
+        """Several jobs in one call, as each is told alone; one that Slurm does not know is left out."""
+        ids = {site.held("--nodes=1", "--gres=gpu:1"), site.held("--nodes=2", "--gres=gpu:2")}
+        found = site.owner.details([*ids, 999_999])
+        assert found.keys() == ids
+        for job_id in ids:
+            assert (found[job_id].nodes, found[job_id].task_counts) == (site.owner.job(job_id).nodes, False)
+        assert site.owner.details([]) == site.owner.details([999_999]) == {}
+
+
+class ChangingContract:
+    """What every client changes: submit, requeue into a hold, hold, release, defer."""
+
+    def test_submit_takes_options_and_a_directory(self, site: Site) -> None:
+        """The job runs where it was told, with what sbatch was told."""
+        options = ["--hold", "--comment=ones: gpus=1-4", "--time=5"]
+        script = site.script("#!/bin/bash\ntrue\n")
+        job = site.owner.job(site.adopt(site.owner.submit(script, options, directory=Path("/tmp"))))
+        assert (job.work_dir, job.comment, job.time_limit_s, job.user) == ("/tmp", "ones: gpus=1-4", 300.0, OWNER)
+
+    def test_submit_says_what_sbatch_had_against_it(self, site: Site) -> None:
+        """A refused submission ends in sbatch's own words."""
+        with pytest.raises(Refused, match="nowhere"):
+            site.owner.submit(site.script("#!/bin/bash\n"), ["--partition=nowhere"])
+
+    @both
+    def test_a_requeued_job_is_held_for_its_owner(self, site: Site, user: str) -> None:
+        """The id stays, the restart count rises, and the owner can get the job back, whoever requeued it."""
+        job_id = site.running("--nodes=1", "--gres=gpu:1")
+        first = site.owner.job(job_id)
+        site.as_(user).requeue_hold(job_id)
+        job = site.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
+        assert (job.job_id, job.restart, job.held, job.admin_held) == (job_id, first.restart + 1, True, False)
+        assert (job.nodes, job.gpus_per_node, job.node_list) == (1, 1, ())
+        assert job.requeue_held and site.owner.snapshot().jobs[job_id].requeue_held
+        site.as_(user).requeue_hold(job_id)
+        assert site.owner.job(job_id).restart == 1
+        site.owner.release(job_id)
+        again = site.wait(job_id, lambda job: job.running, "RUNNING again")
+        assert (again.restart, again.requeue_held) == (1, False)
+        assert again.start_time >= first.start_time
+
+    def test_a_requeued_job_is_seen_until_its_processes_are_gone(self, site: Site) -> None:
+        """While the last run's processes die it is completing, which 22.05's JSON shows in place of the state."""
+        stubborn = "#!/bin/bash\ntrap 'sleep 3; exit' TERM\nwhile :; do sleep 0.1; done\n"
+        job_id = site.running("--nodes=1", "--gres=gpu:4", text=stubborn)
+        site.owner.requeue_hold(job_id)
+        for job in (site.owner.job(job_id), site.owner.snapshot().jobs[job_id]):
+            assert (job.completing, job.pending, job.held) == (True, True, True)
+            assert (job.running, job.ended, job.restart) == (False, False, 1)
+
+    def test_requeueing_a_job_that_has_ended_leaves_it_ended(self, site: Site) -> None:
+        """Between the look and the requeue a user may cancel: such a job must not come back to life."""
+        job_id = site.running("--nodes=1")
+        site.cancel(job_id)
+        site.wait(job_id, lambda job: job.ended, "ended")
+        site.owner.requeue_hold(job_id)
+        assert site.owner.job(job_id).state is JobState.CANCELLED
+
+    @both
+    def test_a_held_job_can_be_released_by_its_owner(self, site: Site, user: str) -> None:
+        """Also when an operator held it: the companion's hold is always a user hold."""
+        job_id = site.submit("--nodes=1", "--begin=now+1hour")
+        site.as_(user).hold(job_id)
+        job = site.owner.job(job_id)
+        assert (job.held, job.admin_held, job.requeue_held) == (True, False, False)
+        assert not site.owner.snapshot().jobs[job_id].requeue_held
+        site.owner.release(job_id, start_now=False)
+        assert not site.owner.job(job_id).held
+
+    @both
+    def test_start_now_skips_the_delay(self, site: Site, user: str) -> None:
+        """A requeued job waits for its delay unless it is told to start now."""
+        job_id = site.held("--nodes=1", "--begin=now+1hour")
+        site.as_(user).release(job_id, start_now=False)
+        job = site.owner.job(job_id)
+        assert (job.pending, job.held) == (True, False)
+        site.owner.hold(job_id)
+        site.as_(user).release(job_id, start_now=True)
+        site.wait(job_id, lambda job: job.running, "RUNNING")
+
+    def test_a_snapshot_is_of_this_moment(self, site: Site) -> None:
+        """Nothing is cached: what was done a moment ago is seen."""
+        job_id = site.held("--nodes=1")
+        before = site.now()
+        site.owner.release(job_id)
+        seen = site.owner.snapshot()
+        assert not seen.jobs[job_id].held
+        assert before - 1 <= seen.time <= site.now() + 1
+
+    @both
+    def test_a_deferred_job_waits_for_its_time_though_there_is_room(self, site: Site, user: str) -> None:
+        """It is held by nobody, shows its time to the second, and starts by itself, at once if that is past."""
+        job_id = site.held("--nodes=1", "--gres=gpu:1")
+        assert site.owner.job(job_id).eligible_time == 0
+        later = site.now() + 1000.5
+        site.as_(user).defer(job_id, later)
+        site.as_(user).release(job_id, start_now=False)
+        soon = site.now() + 4.0
+        for job in (site.owner.job(job_id), site.owner.snapshot().jobs[job_id]):
+            assert (job.pending, job.held, job.eligible_time) == (True, False, math.ceil(later))
+        site.as_(user).defer(job_id, soon)
+        job = site.wait(job_id, lambda job: job.running, "RUNNING")
+        assert soon - 1 <= job.start_time
+
+        waiting = site.submit("--nodes=1", "--gres=gpu:1", "--begin=now+1hour")
+        site.pass_time(2.5)  # two rounds of the scheduler
+        assert site.owner.job(waiting).pending
+        site.as_(user).defer(waiting, site.now() - 100.0)
+        site.wait(waiting, lambda job: job.running, "RUNNING")
+
+    def test_a_deferral_outlives_a_hold_and_a_reshape(self, site: Site) -> None:
+        """So that a job is deferred before it is let go, and known by its time when it is to be reshaped."""
+        job_id = site.requeued("--nodes=1", "--gres=gpu:1")
+        later = math.ceil(site.now() + 1000)
+        site.owner.defer(job_id, later)
+        site.owner.release(job_id, start_now=False)
+        site.owner.hold(job_id)
+        site.owner.reshape(job_id, Shape(2, 2))
+        assert site.owner.job(job_id).eligible_time == later
+        site.owner.release(job_id, start_now=False)
+        job = site.owner.job(job_id)
+        assert (job.eligible_time, job.held, job.pending) == (later, False, True)
+        site.owner.defer(job_id, 0.0)
+        site.wait(job_id, lambda job: job.running, "RUNNING")
+
+    def test_only_the_pending_jobs_of_ones_own_can_be_deferred(self, site: Site) -> None:
+        """A running job, one that has ended, and somebody else's."""
+        job_id = site.running("--nodes=1")
+        with pytest.raises(Refused, match="no longer pending"):
+            site.owner.defer(job_id, site.now() + 100)
+        site.cancel(job_id)
+        site.wait(job_id, lambda job: job.ended, "ended")
+        with pytest.raises(Refused):
+            site.owner.defer(job_id, site.now() + 100)
+        with pytest.raises(NotPermitted):
+            site.as_(STRANGER).defer(site.held("--nodes=1"), site.now() + 100)
+
+
+class RefusalContract:
+    """Typed errors of every client: strangers, unknown jobs, what Slurm does not take."""
+
+    def test_a_stranger_changes_nothing_of_a_waiting_job(self, site: Site) -> None:
+        """bob's companion cannot touch alice's job."""
+        job_id = site.held("--nodes=1", "--gres=gpu:1")
+        before = site.owner.job(job_id)
+        for name, call in CHANGING.items():
+            with pytest.raises(NotPermitted):
+                call(site.as_(STRANGER), job_id)
+            assert site.owner.job(job_id) == before, name
+
+    def test_a_stranger_changes_nothing_of_a_running_job(self, site: Site) -> None:
+        """Nor one that runs, which Slurm would not let anybody reshape."""
+        job_id = site.running("--nodes=1", "--gres=gpu:1")
+        before = site.owner.job(job_id)
+        for name, call in CHANGING.items():
+            with pytest.raises(NotResizable if name == "reshape" else NotPermitted):
+                call(site.as_(STRANGER), job_id)
+        assert site.owner.job(job_id) == before
+
+    def test_a_job_that_never_was(self, site: Site) -> None:
+        """Every call says so in the same way."""
+        for call in CHANGING.values():
+            with pytest.raises(UnknownJob):
+                call(site.owner, 999_999)
+        with pytest.raises(UnknownJob):
+            site.owner.job(999_999)
+
+    def test_a_wrong_signal_is_a_plain_error(self, site: Site) -> None:
+        """What has no type of its own still says what Slurm answered."""
+        with pytest.raises(Refused, match="FOO") as wrong:
+            site.owner.signal(site.held("--nodes=1"), "FOO")
+        assert type(wrong.value) is Refused
+
+
+class ClientContract(ReadingContract, ChangingContract, RefusalContract, ReshapeContract):
+    """All of it. Each test takes a fixture `site`."""

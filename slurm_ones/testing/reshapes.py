@@ -1,0 +1,118 @@
+"""The contract of all clients, of a job's shape: taken and verified, or refused and as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_ones.slurm.client import NotResizable
+from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.testing.site import OPERATOR, OWNER, Site
+
+both = pytest.mark.parametrize("user", [OWNER, OPERATOR])
+ELASTIC = ("--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1")
+
+
+def shape(job: Job) -> Shape:
+    return Shape(job.nodes, job.gpus_per_node)
+
+
+TASK_COUNTS = [("--nodes=1", "--ntasks-per-node=1"), ("--nodes=2", "--ntasks=8", "--ntasks-per-node=4")]
+
+
+class ReshapeContract:
+    """Each test takes a fixture `site`."""
+
+    @both
+    def test_up_and_down_across_nodes(self, site: Site, user: str) -> None:
+        """1 GPU → 8 GPUs on 2 nodes → 1 node with 2, each time running at the new size."""
+        client = site.as_(user)
+        job_id = site.requeued(*ELASTIC)
+        for wanted, requeue in ((Shape(2, 4), True), (Shape(1, 2), False)):
+            client.reshape(job_id, wanted)
+            assert shape(site.owner.job(job_id)) == wanted
+            client.release(job_id)
+            job = site.wait(job_id, lambda job: job.running, "RUNNING")
+            assert shape(job) == wanted
+            assert len(job.node_list) == wanted.nodes
+            assert not job.task_counts
+            if requeue:
+                client.requeue_hold(job_id)
+                site.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
+        assert site.owner.job(job_id).restart == 2
+
+    def test_several_times_while_held(self, site: Site) -> None:
+        """Every shape on the way is what Slurm holds: 22.05 goes on showing the nodes of the last run."""
+        job_id = site.requeued("--nodes=2", "--gres=gpu:1")
+        for wanted in (Shape(4, 4), Shape(3, 1), Shape(1, 4), Shape(2, 1)):
+            site.owner.reshape(job_id, wanted)
+            assert shape(site.owner.job(job_id)) == wanted
+            assert shape(site.owner.snapshot().jobs[job_id]) == wanted
+
+    def test_a_job_that_never_ran(self, site: Site) -> None:
+        """A waiting job may get another shape before its first start."""
+        job_id = site.held("--nodes=1-2", "--gres=gpu:1")
+        site.owner.reshape(job_id, Shape(3, 2))
+        job = site.owner.job(job_id)
+        assert (job.nodes, job.max_nodes, job.gpus_per_node) == (3, 3, 2)
+
+    def test_whole_nodes(self, site: Site) -> None:
+        """Where Slurm knows of no GPUs, a shape is its nodes."""
+        job_id = site.requeued("--partition=whole", "--nodes=2")
+        site.owner.reshape(job_id, Shape(3, 4))
+        assert site.owner.job(job_id).nodes == 3
+        site.owner.reshape(job_id, Shape(1, 4))
+        site.owner.release(job_id)
+        job = site.wait(job_id, lambda job: job.running, "RUNNING")
+        assert (job.nodes, len(job.node_list)) == (1, 1)
+
+    def test_the_shape_it_has(self, site: Site) -> None:
+        """Asking again after a crash does no harm."""
+        job_id = site.held(*ELASTIC)
+        site.owner.reshape(job_id, Shape(1, 1))
+        assert shape(site.owner.job(job_id)) == Shape(1, 1)
+
+    def test_a_running_job_is_refused(self, site: Site) -> None:
+        """Slurm would shrink it and kill what runs on the nodes it leaves."""
+        job_id = site.running("--nodes=2", "--gres=gpu:1")
+        for user in (OWNER, OPERATOR):
+            with pytest.raises(NotResizable, match="RUNNING"):
+                site.as_(user).reshape(job_id, Shape(1, 1))
+        job = site.owner.job(job_id)
+        assert (job.running, shape(job), len(job.node_list)) == (True, Shape(2, 1), 2)
+
+    @pytest.mark.parametrize("counts", TASK_COUNTS)
+    @both
+    def test_a_job_with_task_counts_is_refused(self, site: Site, user: str, counts: tuple[str, ...]) -> None:
+        """22.05 takes the update and the job ends in BadConstraints; so it is not even tried."""
+        job_id = site.held(*counts, "--gres=gpu:4", "--cpus-per-gpu=1")
+        before = site.owner.job(job_id)
+        with pytest.raises(NotResizable, match="task counts"):
+            site.as_(user).reshape(job_id, Shape(3 - before.nodes, 2))
+        assert site.owner.job(job_id) == before
+
+    def test_task_counts_in_the_script_alone(self, site: Site) -> None:
+        """`#SBATCH --ntasks=1` is seen by nobody on 22.05, where Slurm lets it follow the nodes; 26.05 keeps it."""
+        text = "#!/bin/bash\n#SBATCH --nodes=1 --ntasks=1\n#SBATCH --gres=gpu:1\nsleep 300\n"
+        job_id = site.held(text=text)
+        if site.is_old:
+            site.owner.reshape(job_id, Shape(2, 1))
+            assert (shape(site.owner.job(job_id)), site.owner.job(job_id).tasks) == (Shape(2, 1), 2)
+            return
+        with pytest.raises(NotResizable, match="task counts"):
+            site.owner.reshape(job_id, Shape(2, 1))
+        assert shape(site.owner.job(job_id)) == Shape(1, 1)
+
+    def test_a_job_that_asks_for_gpus_per_job_is_refused(self, site: Site) -> None:
+        """The form of the GPUs is sticky: `--gpus` cannot become a number per node."""
+        job_id = site.held("--nodes=1", "--gpus=2")
+        with pytest.raises(NotResizable, match="--gpus"):
+            site.owner.reshape(job_id, Shape(2, 2))
+        assert site.owner.job(job_id).nodes == 1
+
+    @pytest.mark.parametrize("wanted", [Shape(2, 0), Shape(0, 2)])
+    def test_a_shape_of_nothing_is_refused(self, site: Site, wanted: Shape) -> None:
+        """22.05 would take a job's GPUs away without a word."""
+        job_id = site.held(*ELASTIC)
+        with pytest.raises(NotResizable):
+            site.owner.reshape(job_id, wanted)
+        assert shape(site.owner.job(job_id)) == Shape(1, 1)

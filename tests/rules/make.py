@@ -1,0 +1,42 @@
+"""Rounds for the tests of the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ones_db import JobHistory, ResizeRecord
+from slurm_ones.config import Settings
+from slurm_ones.observe.eligibility import Observation
+from slurm_ones.rules.gate import PartitionRules, Round
+from slurm_ones.rules.rigid import RigidDemand
+from slurm_ones.rules.views import bounds_of, cluster_view
+from slurm_ones.schedule.policy import ClusterView
+
+
+def round_of(
+    seen: Observation,
+    *resizes: ResizeRecord,
+    histories: Mapping[int, JobHistory] | None = None,
+    now: float = 0.0,
+    **settings: Any,
+) -> Round:
+    """What a tick has seen at that time, under these settings."""
+    return Round.build(seen, histories or {}, Settings.model_validate(settings), resizes, now)
+
+
+def rules_of(seen: Observation, *resizes: ResizeRecord, **settings: Any) -> PartitionRules:
+    """The rules of partition `gpu`."""
+    return round_of(seen, *resizes, **settings).partition("gpu")
+
+
+def shown(seen: Observation, *resizes: ResizeRecord, partition: str = "gpu", **settings: Any) -> ClusterView:
+    """The partition as its policy sees it."""
+    round_ = round_of(seen, *resizes, **settings)
+    return cluster_view(round_, round_.partition(partition))
+
+
+def demand_of(seen: Observation, *resizes: ResizeRecord, **settings: Any) -> RigidDemand:
+    """What rigid jobs need in partition `gpu`."""
+    round_ = round_of(seen, *resizes, **settings)
+    return bounds_of(round_, round_.partition("gpu")).demand

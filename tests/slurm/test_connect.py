@@ -1,0 +1,44 @@
+"""Which client the settings choose; a client of another's needs no edit here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from pydantic import ValidationError
+
+from slurm_ones.config import Settings
+from slurm_ones.slurm.client import Refused
+from slurm_ones.slurm.connect import connect
+
+
+class Mine:
+    """As much of a client as `connect` sees."""
+
+    name = "mine"
+
+    def __init__(self, *, timeout_s: float, keepalive: Callable[[], None]) -> None:
+        self.timeout_s, self.keepalive = timeout_s, keepalive
+
+
+def test_a_client_by_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`client = "package.module:Class"`; it needs no scontrol on the PATH."""
+    monkeypatch.setenv("PATH", "")
+    called: list[int] = []
+    made = connect(Settings(client=f"{__name__}:Mine", timeout_s=7), lambda: called.append(1))
+    assert isinstance(made, Mine)
+    made.keepalive()
+    assert (made.timeout_s, called) == (7, [1])
+
+
+@pytest.mark.parametrize(("name", "says"), [("no.such:Client", "No module named 'no'"), (f"{__name__}:No", "'No'")])
+def test_a_client_that_is_not_there(name: str, says: str) -> None:
+    """One sentence with what is wrong."""
+    with pytest.raises(Refused, match=says):
+        connect(Settings(client=name))
+
+
+def test_a_misspelt_client() -> None:
+    """Refused with the settings, not at the first tick."""
+    with pytest.raises(ValidationError, match="client"):
+        Settings(client="pyslrum")
