@@ -50,8 +50,8 @@ def history(rng: np.random.Generator) -> tuple[int, int, int]:
         while steps > 0 and epoch < epochs:
             ranks = (feed.batches(epoch, cursor, batch, world, rank, max_local) for rank in range(world))
             for together in zip(*ranks, strict=True):
-                for passed, (indices,) in together:
-                    pending += [(epoch, sample) for sample in indices[: passed.samples].tolist()]
+                for part, (indices,) in together:
+                    pending += [(epoch, sample) for sample in indices[: part.samples].tolist()]
                 first = together[0][0]
                 if not first.last:
                     continue

@@ -30,7 +30,7 @@ import ones_wrapper as ones
 job = ones.init(batch=16)
 model = job.ddp(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-job.register(model=model, optimizer=optimizer)
+optimizer = job.register(model=model, optimizer=optimizer)
 loader = job.loader(TensorDataset(torch.randn(160, 256), torch.randint(10, (160,))))
 for _ in job.epochs():
     for number, (x, y) in enumerate(loader):

@@ -69,7 +69,7 @@ if how == "ones":
     rank, place = job.rank, job.device
     model = job.ddp(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    job.register(model=model, optimizer=optimizer)
+    optimizer = job.register(model=model, optimizer=optimizer)
     loader = job.loader(data)
     epochs = job.epochs()
 else:

@@ -27,7 +27,7 @@ from slurm_ones.cli.common import (
 from slurm_ones.cli.maintain import DAY_S, age
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.learn.workload import Workload, workload
-from slurm_ones.observe.past_jobs import Past
+from slurm_ones.observe.past_jobs import PastJobs
 from slurm_ones.report.text import plain, seconds
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.sacct import AccountingRow, Sacct
@@ -83,7 +83,7 @@ def spans(since: float, until: float) -> Iterator[tuple[float, float]]:
 
 def bring(sacct: Sacct, store: Store, since: float, until: float, bars: Progress) -> Read:
     """Read a span of accounting, piece by piece, and store the jobs that ended in it."""
-    read, past = Read(), Past()
+    read, past = Read(), PastJobs()
     pieces = list(spans(since, until))
     task = bars.add_task("accounting", total=len(pieces))
     for first, end in pieces:

@@ -10,13 +10,14 @@ from math import prod
 from ones_db import AccountingJob, JobRecord, ReasonRecord, RunRecord
 from ones_db.accounting import SAME_JOB_S
 from ones_wrapper.hostlist import expand
+from slurm_ones.reasons import reason
 from slurm_ones.slurm.sacct import AccountingRow
 
 MOST_NODES = 100_000
 """Nodes of a run whose names are kept."""
 
 
-class Past:
+class PastJobs:
     """Rows of one span of time after another, each in that in which its run ended, turned into jobs that have ended.
 
     A requeued job waits here for its last run. One that has none by the last span is left out, as a later import finds
@@ -68,9 +69,9 @@ def _apart(rows: Sequence[AccountingRow]) -> list[list[AccountingRow]]:
 def accounting_job(rows: Sequence[AccountingRow]) -> AccountingJob:
     """One job that has ended, from its rows in the order of their submission."""
     first, last = rows[0], rows[-1]
-    told = [row.restart for row in rows]
-    if None in told or len(set(told)) < len(told):
-        told = list(range(len(rows)))
+    restarts = [row.restart for row in rows]
+    if None in restarts or len(set(restarts)) < len(restarts):
+        restarts = list(range(len(rows)))
     runs = tuple(
         RunRecord(
             job_id=row.job_id,
@@ -83,7 +84,7 @@ def accounting_job(rows: Sequence[AccountingRow]) -> AccountingJob:
             end_reason=row.state,
             exit_code=row.exit_code,
         )
-        for row, restart in zip(rows, told, strict=True)
+        for row, restart in zip(rows, restarts, strict=True)
         if row.start is not None
     )
     job = JobRecord(
@@ -95,8 +96,8 @@ def accounting_job(rows: Sequence[AccountingRow]) -> AccountingJob:
         requested_gpus_per_node=_each(first.requested_gpus or first.gpus, first.requested_nodes),
         account=last.account,
         partition=last.partition,
-        restart=told[-1] or 0,
-        refusal=ReasonRecord(text="known from Slurm's accounting alone"),
+        restart=restarts[-1] or 0,
+        refusal=ReasonRecord.of(reason("accounting_only")),
         state=last.state,
         end_time=last.end,
         exit_code=last.exit_code,

@@ -1,6 +1,6 @@
-"""The companion's life: tick after tick, further with resizes in between, and a leave that holds nobody.
+"""The daemon's loop: tick after tick, resizes taken further in between, and a stop that leaves no job held.
 
-Of several over one database one leads that life, and the others stand by.
+Of several companions over one database one does so, and the others stand by.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ PING_S = 10.0
 
 
 class Stop(Protocol):
-    """How `Daemon.run` waits, and is told to stop: `threading.Event`, or a simulator's, in whose `wait` its time
-    passes."""
+    """How `Daemon.run` waits and is stopped: `threading.Event`, or a simulator's, in whose `wait` its time passes."""
 
     def is_set(self) -> bool: ...
 
@@ -85,7 +84,7 @@ class Daemon:
                 if stop.is_set():
                     break
                 if companion is not None:
-                    self._turn(companion, stop, on_tick)
+                    self._tick(companion, stop, on_tick)
             if self._companion is not None:
                 self._leave(self._companion)
         finally:
@@ -93,7 +92,8 @@ class Daemon:
             self._lead.leave()
 
     def _leading(self, stop: Stop) -> Companion | None:
-        """The companion that is to tick now; None where another one leads, or nobody knows, once a wait is over."""
+        """The companion that is to tick now; after a wait None, where another one leads or the database cannot be
+        asked."""
         try:
             if self._lead.take():
                 return self._newest()
@@ -123,19 +123,19 @@ class Daemon:
         return self._companion
 
     def _drop(self) -> None:
-        """Forget what is only known of a time in which this one led."""
+        """Close the companion: what it remembers is true only while this one leads."""
         if self._companion is not None:
             self._companion.close()
         self._companion = None
 
-    def _turn(self, companion: Companion, stop: Stop, on_tick: Callable[[Tick], None]) -> None:
-        """One tick, and the wait behind it."""
+    def _tick(self, companion: Companion, stop: Stop, on_tick: Callable[[Tick], None]) -> None:
+        """One tick, and the wait after it."""
         try:
             on_tick(companion.tick())
             self._wait = companion.settings.interval_s
             self._between(companion, stop, self._wait * self._jitter())
         except NotLeader as error:
-            # Asked again at once whether it leads, it stands by.
+            # The next round finds that another one leads.
             log.warning("%s", error)
         except (Unreachable, StoreError) as error:
             self._wait = self._back_off(companion, self._wait)
@@ -148,11 +148,12 @@ class Daemon:
             self._pause(stop, self._wait * self._jitter())
 
     def _back_off(self, companion: Companion, wait: float) -> float:
-        """The wait after one of `wait` seconds was in vain; short while a job may stand in a hold of ours."""
+        """The wait after a tick failed, the last one having been `wait` seconds; short while a job may stand in a hold
+        of ours."""
         try:
             most = 1 if companion.resizing else 10
         except StoreError:
-            # Nobody knows whether one does.
+            # The database cannot say whether one does.
             most = 1
         return min(wait * 2, most * companion.settings.interval_s)
 
@@ -185,9 +186,9 @@ class Daemon:
         """Wait so long, or until the stop or a reload."""
         longest = seconds if self._watchdog_ping is None else PING_S
         while seconds > 0 and not (stop.is_set() or self._reload):
-            piece = min(seconds, longest)
-            stop.wait(piece)
-            seconds -= piece
+            part = min(seconds, longest)
+            stop.wait(part)
+            seconds -= part
             self._ping()
 
     def _ping(self) -> None:

@@ -20,9 +20,9 @@ HOST = "127.0.0.1"
 
 
 class Health:
-    """Of one companion, from tick to tick and from error to error.
+    """Health of one companion, updated at each tick and each error.
 
-    What cannot be stored is no reason to stop: `status` then says how old it is. `clock` gives the time.
+    Where it cannot be stored the companion goes on, and `status` says how old the record is. `clock` gives the time.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Health:
         """Time of the newest error that was reported."""
 
     def leads(self, store: Store, settings: Settings) -> None:
-        """A companion was made over that store, which is written to from now on."""
+        """A companion leads over that store, which is written to from now on."""
         self._store = store
         self._record = self._record._replace(mode=settings.mode, interval_s=settings.interval_s)
         self._write()
@@ -80,11 +80,11 @@ class Health:
             try:
                 self._store.see_health(self._record)
             except StoreError as failed:
-                log.warning("how the companion is could not be stored: %s", failed)
+                log.warning("the companion's health could not be stored: %s", failed)
 
 
 def summary(tick: Tick) -> str:
-    """A tick in a line."""
+    """A tick in one line."""
     jobs = tick.observation.elastic.values()
     running = [e for e in jobs if e.job.running]
     begun = ", ".join(f"job {c.job_id} {c}" for c in tick.begun)

@@ -1,4 +1,4 @@
-"""Which of several companions over one database acts: one leads, and the others stand by."""
+"""Which of several companions over one database acts: one is the leader, the others stand by."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ones_db.leader_lock import LeaderLock
 log = logging.getLogger(__name__)
 
 POLLS, HEARTBEATS = 10, 5
-"""How often within the take-over time one that stands by looks, and one that leads is heard of."""
+"""How often within the take-over time a standby polls, and a leader sends a heartbeat."""
 POLL_S = 5.0
-"""The longest wait of one that stands by."""
+"""The longest wait between two polls."""
 
 
 class Election(Protocol):
     """What `daemon.Daemon` needs of it."""
 
     wait_s: float
-    """How long a companion that stands by waits before it asks again."""
+    """How long a standby waits before it polls again, in seconds."""
 
     def take(self) -> bool:
-        """Whether this one leads: still, or from now on where nobody else does.
+        """Whether this companion leads: still, or from now on where no other one does.
 
         Where it led and has lost the lead it says so once, also where it could have it back at once: what it remembers
-        may no longer be so. Raises `StoreError` where nobody can say.
+        may no longer be so. Raises `StoreError` where the database cannot be asked.
         """
 
     def leave(self) -> None:
@@ -45,15 +45,15 @@ class NoElection:
         return True
 
     def leave(self) -> None:
-        """Nobody waits for it."""
+        """No other one waits for it."""
 
 
 class Leadership:
     """The lead of one cluster, shared by all companions over one database (`ones_db.leader_lock`).
 
-    One that leads is heard of by a thread, however long its tick takes: a process that is not is gone, stopped or cut
-    off. One that stands by then ends its sessions, where the database can, and leads. Time is counted by the clock of
-    the one that waits (`monotonic`), so no two clocks need agree; `clock` is what is written down.
+    A thread of the leader sends heartbeats, however long a tick takes: a process without them is gone, stopped or cut
+    off. A standby then ends its sessions, where the database can, and takes over. Time is counted by the standby's own
+    clock (`monotonic`), so no two clocks need to agree; `clock` gives the times that are stored.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class Leadership:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`takeover_s` is how long a leader may not be heard of; `say` is told who leads, when that changes."""
+        """`takeover_s` is the longest time between two heartbeats of a leader; `say` gets a line whenever the leader
+        changes."""
         self.wait_s = min(takeover_s / POLLS, POLL_S)
         self._lock = lock
         self._takeover_s = takeover_s
@@ -74,9 +75,9 @@ class Leadership:
         self._monotonic = monotonic
         self._leads = False
         self._heartbeat: _Heartbeat | None = None
-        self._heard: LeaderRecord | None = None
-        """The leader as it was heard of last, when that was, and when it was last looked for."""
-        self._heard_at = self._looked_at = 0.0
+        self._seen: LeaderRecord | None = None
+        """The leader's newest record, when it was first seen, and when this one last polled."""
+        self._seen_at = self._polled_at = 0.0
         self._said: tuple[str, int] | None = None
 
     @property
@@ -104,7 +105,7 @@ class Leadership:
             term = self._stand_by()
         if term is None:
             return False
-        self._leads, self._heard, self._said = True, None, None
+        self._leads, self._seen, self._said = True, None, None
         self._heartbeat = _Heartbeat(self._lock, self._takeover_s / HEARTBEATS, self._clock)
         self._say(f"leads, in term {term}")
         return True
@@ -122,33 +123,33 @@ class Leadership:
         self._heartbeat, self._leads = None, False
 
     def _stand_by(self) -> int | None:
-        """Listen for the leader; the new term where it was not heard of for too long, and had to yield."""
+        """Wait for the leader's next heartbeat; the new term where none came for too long and this one took over."""
         leader, now = self._lock.leader(), self._monotonic()
-        # While this one was stopped itself it could not listen.
-        deaf = now - self._looked_at > self._takeover_s
-        self._looked_at = now
+        # While this one was stopped itself it could not poll.
+        was_stopped = now - self._polled_at > self._takeover_s
+        self._polled_at = now
         if leader is None:
             return None
-        if self._heard != leader or deaf:
-            self._heard, self._heard_at = leader, now
-            self._tell("stands by", leader, f"stands by: {leader.holder or 'another companion'} leads")
+        if self._seen != leader or was_stopped:
+            self._seen, self._seen_at = leader, now
+            self._say_once("stands by", leader, f"stands by: {leader.holder or 'another companion'} leads")
             return None
-        if now - self._heard_at < self._takeover_s:
+        if now - self._seen_at < self._takeover_s:
             return None
         term = self._lock.take_over(leader, self._clock())
         if term is not None:
-            log.warning("%s was not heard of for %.0f s, and leads no more", leader.holder, now - self._heard_at)
+            log.warning("%s was not heard of for %.0f s, and leads no more", leader.holder, now - self._seen_at)
         elif leader.holder:
             host, _, pid = leader.holder.rpartition(":")
-            self._tell(
+            self._say_once(
                 "hangs",
                 leader,
-                f"stands by: {leader.holder} was not heard of for {now - self._heard_at:.0f} s and still has the lead; "
+                f"stands by: {leader.holder} was not heard of for {now - self._seen_at:.0f} s and still has the lead; "
                 f"it is stopped or hangs. To let this one lead, on {host}: kill -9 {pid}",
             )
         return term
 
-    def _tell(self, what: str, leader: LeaderRecord, line: str) -> None:
+    def _say_once(self, what: str, leader: LeaderRecord, line: str) -> None:
         """Say the line, once a leader."""
         if self._said != (what, leader.term):
             self._said = (what, leader.term)
@@ -156,7 +157,7 @@ class Leadership:
 
 
 class _Heartbeat:
-    """A thread that lets the others know that this process lives."""
+    """A thread that sends heartbeats: the others know by them that this process runs."""
 
     def __init__(self, lock: LeaderLock, every_s: float, clock: Callable[[], float]) -> None:
         self._stop = threading.Event()
@@ -173,7 +174,7 @@ class _Heartbeat:
             try:
                 lock.beat(clock())
             except NotLeader:
-                # Whoever is about to act finds it out too.
+                # Whoever is about to act finds out too.
                 return
             except StoreError as error:
                 log.info("the heartbeat for standbys could not be stored: %s", error)

@@ -1,4 +1,4 @@
-"""What the companion says for the record: one line an event, and no flood while something is broken for days."""
+"""The companion's log: one line an event, and no flood while something is broken for days."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PERIOD_S = 3600.0
 MOST = 3
 """Lines of one kind in a period."""
 KINDS = 1_000
-"""Kinds remembered; those not heard of longest are forgotten first."""
+"""Kinds remembered; the one that has not come for longest is dropped first."""
 PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 """syslog(3)'s, by which `journalctl -p` looks."""
 
@@ -68,14 +68,14 @@ def _calls(error: BaseException) -> str:
 @dataclass
 class _Kind:
     since: float
-    said: int = 0
+    passed: int = 0
     left_out: int = 0
 
 
 class RateLimitFilter(logging.Filter):
-    """Lets the first few complaints of a kind pass in each period, and the first one after it say how many it was.
+    """Lets the first few warnings of a kind pass in each period; the first of the next says how many were left out.
 
-    Complaints are of a kind that differ in their numbers alone: job ids, waits, attempts. What is no complaint passes.
+    Warnings and errors are of one kind if they differ in numbers alone: job ids, waits, attempts. All else passes.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -96,9 +96,9 @@ class RateLimitFilter(logging.Filter):
             if known.left_out:
                 record.msg = f"{record.getMessage()} ({known.left_out} more like it were left out)"
                 record.args = ()
-            known.since, known.said, known.left_out = now, 0, 0
-        known.said += 1
-        if known.said <= MOST:
+            known.since, known.passed, known.left_out = now, 0, 0
+        known.passed += 1
+        if known.passed <= MOST:
             return True
         known.left_out += 1
         return False
@@ -137,6 +137,6 @@ def begin(console: Console, *, verbose: bool) -> LastErrorHandler:
     handler.addFilter(RateLimitFilter())
     last = LastErrorHandler()
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler, last])
-    # alembic speaks at INFO of every start; that is for those who migrate.
+    # alembic logs every start at INFO; only `db upgrade` needs that.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     return last

@@ -69,7 +69,7 @@ class SlurmClient(Protocol):
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
         """Some jobs as they are now, in one call, without those that Slurm does not know.
 
-        What a snapshot cannot show at a bearable price is told here: whether a job was submitted with an exact count
+        This shows what would cost a snapshot too much: whether a job was submitted with an exact count
         of tasks that is that of its nodes.
         """
 
@@ -93,7 +93,7 @@ class SlurmClient(Protocol):
         """
 
     def release(self, job_id: int, *, start_now: bool = True) -> None:
-        """Let a held job go; `start_now` skips the delay after a requeue (StartTime=now)."""
+        """Release a held job; `start_now` skips the delay after a requeue (StartTime=now)."""
 
     def defer(self, job_id: int, until: float) -> None:
         """Let a pending job start at `until` (Unix seconds) at the earliest; a time that is past lets it start at once.
@@ -107,9 +107,9 @@ class SlurmClient(Protocol):
 
 
 class LeaderOnlyClient:
-    """A `SlurmClient` whose changes need the lead: where `check` raises `NotLeader`, Slurm hears nothing.
+    """A `SlurmClient` whose changes need the lead: where `check` raises `NotLeader`, nothing is sent to Slurm.
 
-    Slurm itself knows no terms, so a window is left: a process that is stopped (SIGSTOP, a frozen virtual machine)
+    Slurm knows no terms, so a window is left: a process that is stopped (SIGSTOP, a frozen virtual machine)
     after the answer of `check` and before its command reaches Slurm gives that command when it goes on, whoever leads
     by then. The window is the start of one command, milliseconds; of a reshape and a release, up to four commands in a
     row. It is bounded to one call: the next one asks again, and so does every write to the database.
@@ -118,13 +118,13 @@ class LeaderOnlyClient:
     a waiting job gets a shape that it may have (Slurm refuses to reshape one that runs); an order that is older than
     the job's newest is not obeyed. Those are harmless, for whoever leads looks at the job before each action and
     believes what Slurm holds. Two are not: a job that was started again meanwhile and is requeued once more loses the
-    work since its last checkpoint and stands in a user hold, and a hold on one that runs strikes when it is requeued
-    next. Its owner or an operator can release either. Therefore the lead is looked at once more after each command, and
-    where it was lost meanwhile the job and the command are named in the log.
+    work since its last checkpoint and stands in a user hold, and a hold on one that runs takes effect when it is
+    requeued next. Its owner or an operator can release either. Therefore the lead is checked once more after each
+    command, and where it was lost meanwhile the log names the job and the command.
     """
 
     def __init__(self, client: SlurmClient, check: Callable[[], None]) -> None:
-        """`check` raises `NotLeader` unless this companion leads at this moment (`lead.Leadership.check`)."""
+        """`check` raises `NotLeader` unless this companion leads at this moment (`leadership.Leadership.check`)."""
         self._client = client
         self._check = check
 

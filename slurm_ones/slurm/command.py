@@ -66,7 +66,7 @@ def error_of(what: str, answer: str) -> SlurmError:
     """Slurm's answer as one of the protocol's errors; what nobody knows is a plain `Refused`."""
     text = " ".join(answer.split())[:500]
     kind = next((kind for kind, pattern in _ANSWERS if pattern.search(text)), Refused)
-    return kind(f"{what}: {text or 'failed without a word'}")
+    return kind(f"{what}: {text or 'failed without a message'}")
 
 
 def _log_retry(state: tenacity.RetryCallState) -> None:
@@ -128,7 +128,7 @@ class CommandClient:
     name = "command"
 
     def __init__(self, *, timeout_s: float = 30.0, keepalive: Callable[[], None] = lambda: None) -> None:
-        """`keepalive` is called before each command: as long as they come, whoever asks does not hang."""
+        """`keepalive` is called before each command: as long as it is called, the caller does not hang."""
         self._timeout_s = timeout_s
         self._keepalive = keepalive
         # Times as numbers, messages in English, and no format of the user's own.
@@ -162,9 +162,9 @@ class CommandClient:
             raise Unreachable(f"{argv[0]}: no answer within {self._timeout_s:.0f} s") from None
         # A user's text may be of any encoding; what is not UTF-8 must not stop a tick.
         output = done.stdout.decode("utf-8", "replace")
-        complaint = done.stderr.decode("utf-8", "replace")
+        errors = done.stderr.decode("utf-8", "replace")
         if done.returncode and not (enough and output.startswith(enough)):
-            raise error_of(" ".join(argv[:3]), complaint or output)
+            raise error_of(" ".join(argv[:3]), errors or output)
         return output
 
     def _ask(self, argv: Sequence[str]) -> str:

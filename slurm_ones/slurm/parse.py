@@ -31,13 +31,13 @@ _STANDS_FOR = {
 """The states of jobs of which a flag alone is shown. Of one that COMPLETES it is not known."""
 
 MOST = 2**53
-"""No number that Slurm tells is larger; one that is counts as none."""
+"""No number of Slurm's is larger; one that is counts as none."""
 LONGEST = 8_192
 """Characters kept of a text that a user may choose."""
 
 
 def text_of(value: Any) -> str:
-    """A text as Slurm tells it, of bounded length, and such as every database and file system can be asked for: what
+    """A text of Slurm's, of bounded length, and such as every database and file system can be asked for: what
     is no character, and NUL, become question marks. It is the user's own all the same, escapes and all."""
     return _characters(str(value)[:LONGEST]) if value else ""
 

@@ -106,7 +106,7 @@ class PySlurmClient:
     name = "pyslurm"
 
     def __init__(self, *, timeout_s: float = 30.0, keepalive: Callable[[], None] = lambda: None) -> None:
-        """`keepalive` is called before each question: as long as they come, whoever asks does not hang."""
+        """`keepalive` is called before each question: as long as it is called, the caller does not hang."""
         self._command = CommandClient(timeout_s=timeout_s, keepalive=keepalive)
         self._keepalive = keepalive
 

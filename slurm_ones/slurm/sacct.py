@@ -40,7 +40,7 @@ FIELDS = (
 )
 """What is asked of every release, before the job's name."""
 RESTARTS = "Restarts"
-"""How often a job had been restarted: told by newer releases."""
+"""How often a job had been restarted; newer releases alone have this field."""
 MOST = 2**53
 """No number in a row is larger."""
 LONGEST = 65_536
@@ -78,7 +78,7 @@ class AccountingRow:
 
     job_id: int
     restart: int | None
-    """None where this release does not tell."""
+    """None where this release does not have it."""
     submit: float
     start: float | None
     """None where it never started."""
@@ -131,7 +131,7 @@ def _time(text: str, what: str) -> float | None:
 
 
 def parse_row(fields: Sequence[str], cluster: str) -> AccountingRow:
-    """A row from its fields: `FIELDS`, the restart count ("" where it is not told) and the name; raises `BadRow`."""
+    """A row from its fields: `FIELDS`, the restart count ("" where it is not known) and the name; raises `BadRow`."""
     (
         job_id,
         of_cluster,
@@ -200,9 +200,9 @@ def parse_rows(
     def finished() -> Iterator[AccountingRow | Rejected]:
         if pending:
             fields = pending.split(separator)
-            told = fields if restarts else [*fields[:-1], "", fields[-1]]
+            complete = fields if restarts else [*fields[:-1], "", fields[-1]]
             try:
-                yield parse_row(told, cluster)
+                yield parse_row(complete, cluster)
             except BadRow as error:
                 yield Rejected(row, str(error), pending.replace(separator, "|")[:200])
 
@@ -238,7 +238,7 @@ class Sacct:
             known = {word.lower() for line in lines for word in line.decode("utf-8", "replace").split()}
         missing = [name for name in FIELDS if name.lower() not in known]
         if missing:
-            raise Refused(f"sacct: this release does not tell {', '.join(missing)}")
+            raise Refused(f"sacct: this release does not have {', '.join(missing)}")
         self._restarts = RESTARTS.lower() in known
 
     def command(self, since: float, until: float, separator: str) -> list[str]:
@@ -258,10 +258,10 @@ class Sacct:
     @contextmanager
     def _output(self, argv: Sequence[str]) -> Iterator[Iterator[bytes]]:
         """The lines that a command prints, while it prints them; raises the error that its answer means."""
-        with tempfile.TemporaryFile() as complaint:
+        with tempfile.TemporaryFile() as errors:
             try:
                 process = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaint, env=self._env
+                    argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=self._env
                 )
             except FileNotFoundError:
                 raise SlurmMissing(f"{argv[0]}: no such command; is Slurm on the PATH?") from None
@@ -282,5 +282,5 @@ class Sacct:
             if late:
                 raise Unreachable(f"{argv[0]}: no end of its answer within {self._timeout_s:.0f} s")
             if process.returncode:
-                complaint.seek(0)
-                raise error_of(argv[0], complaint.read(LONGEST).decode("utf-8", "replace"))
+                errors.seek(0)
+                raise error_of(argv[0], errors.read(LONGEST).decode("utf-8", "replace"))

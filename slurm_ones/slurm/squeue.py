@@ -175,8 +175,8 @@ def _job_of_fields(values: list[str]) -> Job:
 def json_fault(data: Any) -> str:
     """What the JSON says went wrong, empty when nothing did."""
     errors = data.get("errors") if isinstance(data, Mapping) else None
-    told = [error for error in errors if isinstance(error, Mapping)] if isinstance(errors, list) else []
-    return "; ".join(f"{error.get('description') or ''} ({error.get('error') or ''})" for error in told)
+    found = [error for error in errors if isinstance(error, Mapping)] if isinstance(errors, list) else []
+    return "; ".join(f"{error.get('description') or ''} ({error.get('error') or ''})" for error in found)
 
 
 def parse_jobs(data: Any) -> dict[int, Job]:

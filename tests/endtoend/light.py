@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from ones_wrapper.job_files import Inbox, Outbox, say, write_spec
+from ones_wrapper.job_io import OrderReader, ReportWriter, log, write_spec
 from ones_wrapper.protocol import (
     CHECKPOINTS,
     DRAIN_WAIT_S,
@@ -53,8 +53,8 @@ class Light:
         self.checkpoints = self.directory / CHECKPOINTS
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         spool = Path(env["ONES_SPOOL"]) if env.get("ONES_SPOOL") else None
-        self.inbox = Inbox(self.directory, self.restart, spool, job_id)
-        self.outbox = Outbox(self.directory, self.restart)
+        self.inbox = OrderReader(self.directory, self.restart, spool, job_id)
+        self.outbox = ReportWriter(self.directory, self.restart)
         self.step_s = float(env.get("LIGHT_STEP_S") or 0.05)
         self.step, self.batch = 0, SPEC.base_batch
         self.told, self.told_at = 0, 0.0
@@ -116,7 +116,7 @@ class Light:
         try:
             name = self.save()
         except OSError as error:
-            say(f"no checkpoint: {error}; training goes on")
+            log(f"no checkpoint: {error}; training goes on")
             return
         epoch, cursor = divmod(self.step, STEPS)
         self.outbox.send(Checkpoint(name, epoch, cursor * SPEC.base_batch, self.step, 1, 0.0, order=order.number))

@@ -142,14 +142,14 @@ def spec(data: bytes) -> None:
 
 
 def order(data: bytes) -> None:
-    from ones_wrapper.job_files import Inbox
+    from ones_wrapper.job_io import OrderReader
 
     folder = scratch() / "inbox"
     folder.mkdir(exist_ok=True)
     (folder / protocol.ORDERS).write_bytes(data)
     told = io.StringIO()
     with contextlib.redirect_stderr(told):
-        found = Inbox(folder, 1, folder, 7).poll()
+        found = OrderReader(folder, 1, folder, 7).poll()
     hold(all(line.isprintable() for line in told.getvalue().split("\n")), f"it says {told.getvalue()[:200]!r}")
     if found is not None:
         _sound(found)
@@ -542,7 +542,7 @@ def tries(data: bytes) -> None:
     found = jobdir.read_tries(place, 7)
     for code in (137, OUT_OF_MEMORY, STOP_CODE):
         for warned in (True, False):
-            end = again.End(code, warned=warned, checkpoint="step-000000900", ours=True)
+            end = again.Outcome(code, warned=warned, checkpoint="step-000000900", ours=True)
             again.decide(end, found, again.Limits())
 
 
@@ -553,7 +553,7 @@ def told(data: bytes) -> None:
     place.mkdir(exist_ok=True)
     (place / protocol.reports_name(3)).write_bytes(data)
     (place / ".exit-3-0").write_bytes(data[:100])
-    jobdir.told(place, 3)
+    jobdir.summarize_reports(place, 3)
     jobdir.exit_code(place, 3, 1)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_db import AccountingJob
-from slurm_ones.observe.past_jobs import Past
+from slurm_ones.observe.past_jobs import PastJobs
 from slurm_ones.slurm.client import Refused, SlurmMissing, Unreachable
 from slurm_ones.slurm.sacct import (
     ENDS,
@@ -62,7 +62,7 @@ def good(*lines: bytes) -> list[AccountingRow]:
 
 
 def jobs(*lines: bytes, until: float = 1e12) -> list[AccountingJob]:
-    return Past().take(good(*lines), until)
+    return PastJobs().take(good(*lines), until)
 
 
 def test_a_row() -> None:
@@ -135,7 +135,7 @@ def test_a_job_id_that_is_used_again() -> None:
 
 def test_spans_one_after_the_other() -> None:
     """Protects a job that is told of in several spans: it counts once, in the one in which it ended, with all runs."""
-    past = Past()
+    past = PastJobs()
     first = good(line(State="REQUEUED", End="1400"), line(Submit="1400", Start="1450", End="3000"))
     assert past.take(first, until=2000.0) == [] and past.open == 1
     (job,) = past.take(good(line(Submit="1400", Start="1450", End="3000")), until=4000.0)
@@ -201,7 +201,7 @@ def test_any_bytes(pieces: Sequence[bytes]) -> None:
     found = parsed(*data.splitlines(keepends=True))
     rows = [row for row in found if isinstance(row, AccountingRow)]
     assert all(row.submit <= (row.start or row.submit) and row.job_id >= 0 for row in rows)
-    Past().take(rows, until=1e18)
+    PastJobs().take(rows, until=1e18)
 
 
 TEXT = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=12)
@@ -226,7 +226,7 @@ def test_any_fields(odd: list[str], where: set[int]) -> None:
     for number in (row.job_id, row.nodes, row.gpus, row.exit_code, row.requested_nodes, row.requested_gpus):
         assert 0 <= number < 2**63
     assert row.end is None or row.end >= row.submit
-    for job in Past().take([row], until=1e18):
+    for job in PastJobs().take([row], until=1e18):
         assert all(run.gpus_per_node >= 0 and len(run.node_list) in (0, run.nodes) for run in job.runs)
 
 
@@ -264,7 +264,7 @@ def test_commands_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(Refused, match="storage is disabled"):
         list(Sacct().rows(0.0, 1.0))
     (tmp_path / "bin/sacct").write_text("#!/bin/sh\necho JobID\n")
-    with pytest.raises(Refused, match="does not tell JobIDRaw"):
+    with pytest.raises(Refused, match="does not have JobIDRaw"):
         Sacct()
 
 

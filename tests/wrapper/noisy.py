@@ -24,7 +24,7 @@ if job.rank == 0:
     Path(os.environ["ONES_JOB_DIR"], "true-noise").write_text(json.dumps(noise))
 model = job.ddp(plain)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-job.register(model=model, optimizer=optimizer)
+optimizer = job.register(model=model, optimizer=optimizer)
 loader = job.loader(TensorDataset(x, y), seed=3)
 for _ in job.epochs():
     for inputs, target in loader:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from ones_wrapper.data.feed import Pass, Share
+from ones_wrapper.data.feed import AccumulationStep, Share
 from ones_wrapper.gradients.exchange import DdpExchange, Exchange
 from ones_wrapper.gradients.fsdp import FsdpExchange
 from ones_wrapper.gradients.noise import NoiseScale
@@ -65,13 +65,13 @@ def loss(outputs: torch.Tensor) -> torch.Tensor:
     return (outputs - 1).square().mean()
 
 
-def passes_of(sizes: Sizes, rank: int, cursor: int) -> Iterator[Pass]:
+def passes_of(sizes: Sizes, rank: int, cursor: int) -> Iterator[AccumulationStep]:
     """A rank's passes of a step that begins with sample `cursor`."""
     start = cursor + sum(map(sum, sizes[:rank]))
     total, largest = sum(map(sum, sizes)), max(map(max, sizes))
     share = Share(start, start + sum(sizes[rank]), total)
     for index, samples in enumerate(sizes[rank]):
-        yield Pass(share, start, samples, index, len(sizes[rank]), largest)
+        yield AccumulationStep(share, start, samples, index, len(sizes[rank]), largest)
         start += samples
 
 
@@ -112,10 +112,10 @@ def on_ranks(
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     cursor, found = 0, []
     for sizes in steps:
-        for passed in passes_of(sizes, group.rank, cursor):
-            with exchange.during(passed):
-                loss(model(local_batch(passed.start, passed.samples))).backward()
-                if passed.last:
+        for part in passes_of(sizes, group.rank, cursor):
+            with exchange.during(part):
+                loss(model(local_batch(part.start, part.samples))).backward()
+                if part.last:
                     exchange.finish()
                     found.append(flat([p.grad for p in parameters], list(made().parameters())))
                     optimizer.step()
@@ -131,10 +131,10 @@ def in_one_process(steps: Sequence[Sizes], skip: bool = False) -> list[npt.NDArr
     cursor, found = 0, []
     for sizes in steps:
         for rank in range(len(sizes)):
-            for passed in passes_of(sizes, rank, cursor):
-                if passed.samples:  # a pass at a time, since the model may look at its size
-                    part = passed.samples / passed.share.total
-                    (part * loss(model(local_batch(passed.start, passed.samples)))).backward()
+            for part in passes_of(sizes, rank, cursor):
+                if part.samples:  # a pass at a time, since the model may look at its size
+                    weight = part.samples / part.share.total
+                    (weight * loss(model(local_batch(part.start, part.samples)))).backward()
         found.append(flat([p.grad for p in model.parameters()], list(model.parameters())))
         optimizer.step()
         optimizer.zero_grad()

@@ -113,9 +113,9 @@ def contract(group: Group) -> None:
         group.on_first(lambda: fail("disk full"))
 
     # A background thread's collectives and the main thread's do not meet.
-    beside = group.beside()
+    duplicate = group.duplicate()
     heard: list[list[str]] = []
-    thread = threading.Thread(target=lambda: heard.extend(beside.gather(f"b{i}") for i in range(50)))
+    thread = threading.Thread(target=lambda: heard.extend(duplicate.gather(f"b{i}") for i in range(50)))
     if rank == 0:
         thread.start()
     for i in range(50):
@@ -124,7 +124,7 @@ def contract(group: Group) -> None:
         thread.start()
     thread.join()
     assert heard == [[f"b{i}"] * world for i in range(50)]
-    beside.close()
+    duplicate.close()
     assert group.maximum([rank]) == [last], "closing what is beside leaves the group"
     group.close()
 

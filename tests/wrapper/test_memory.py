@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY
-from ones_wrapper.memory import FILE, DoesNotFitError, device_name, find, is_out_of_memory, judge, remember
+from ones_wrapper.memory import FILE, DoesNotFitError, classify_error, device_name, find, is_out_of_memory, remember
 
 GPU = "NVIDIA H100 80GB HBM3, 81079 MiB"
 
@@ -136,14 +136,14 @@ def test_device_is_named() -> None:
 def test_what_ones_run_is_told(tmp_path: Path) -> None:
     """Protects the restart: only with a smaller size written down is it asked for, and not for other errors."""
     error = torch.OutOfMemoryError("CUDA out of memory.")
-    assert judge(ValueError("?"), tmp_path, 64, 64, GPU) is None
-    assert judge(error, tmp_path, 64, 40, GPU) == (
+    assert classify_error(ValueError("?"), tmp_path, 64, 64, GPU) is None
+    assert classify_error(error, tmp_path, 64, 40, GPU) == (
         OUT_OF_MEMORY,
         f"a pass of 40 samples is too large for this device ({GPU}); the next takes 20",
     )
-    code, note = judge(error, tmp_path, 64, 1, GPU) or (0, "")
+    code, note = classify_error(error, tmp_path, 64, 1, GPU) or (0, "")
     assert code == 1
     assert "one sample" in note
-    code, note = judge(error, tmp_path / "missing", 64, 40, GPU) or (0, "")
+    code, note = classify_error(error, tmp_path / "missing", 64, 40, GPU) or (0, "")
     assert code == 1
     assert "No such file" in note

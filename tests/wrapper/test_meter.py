@@ -85,6 +85,6 @@ def test_short_steps_agree_less_often() -> None:
     boundary._cost_s = 0.001
     agreed = []
     for _ in range(12):
-        agreed.append(boundary.meet() is not None)
-        boundary.begin(0.02, due=False, measure=False)
+        agreed.append(boundary.finish_agreement() is not None)
+        boundary.start_agreement(0.02, due=False, measure=False)
     assert [i for i, a in enumerate(agreed) if a][:2] == [1, 6]

@@ -36,7 +36,7 @@ x = torch.randn(97, 8, generator=torch.Generator().manual_seed(1), dtype=torch.f
 y = x.square().sum(1, keepdim=True)
 loss_of = torch.nn.functional.mse_loss
 first = loss_of(model(x), y).item()
-job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
 loader = job.loader(torch.utils.data.TensorDataset(x, y), seed=3)
 for _ in job.epochs():
     for inputs, target in loader:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.launch import Wish, plan
+from ones_wrapper.launch import LaunchOptions, plan
 from ones_wrapper.launch.launchers import Ask, Find, Layout, Started
 from ones_wrapper.launch.rank_placement import LaunchError
 from ones_wrapper.protocol import Bye, Hello
@@ -72,7 +72,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def planned(launcher: str) -> list[str]:
     env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[2-3]", "SLURM_GPUS_ON_NODE": "4"}
-    launch = plan(env, "t.py", [], job_dir=Path("/jobs/7"), wish=Wish(launcher))
+    launch = plan(env, "t.py", [], job_dir=Path("/jobs/7"), options=LaunchOptions(launcher))
     assert (launch.env["PRUN"], launch.stop) == ("1", signal.SIGTERM)
     return launch.command[: launch.command.index(sys.executable)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ones_wrapper.job_files import SAVE, STOP, Previous, Requests, previous
+from ones_wrapper.job_io import SAVE, STOP, OwnerRequests, Previous, previous
 from ones_wrapper.launch.restart_policy import DONT_RESTART
 from ones_wrapper.protocol import (
     Bye,
@@ -41,14 +41,14 @@ def test_save_and_stop(tmp_path: Path) -> None:
 def test_looks_are_rare_and_files_of_others_are_no_requests(tmp_path: Path) -> None:
     """Protects the file system, and the job from whoever may write into a directory of it."""
     clock = [0.0]
-    requests = Requests(tmp_path, clock=lambda: clock[0])
+    requests = OwnerRequests(tmp_path, clock=lambda: clock[0])
     assert requests.due() and not requests.due()
     clock[0] = 1.0
     assert requests.due()
     (tmp_path / STOP).touch()
-    assert requests.asked(STOP) and not requests.asked(SAVE)
+    assert requests.requested(STOP) and not requests.requested(SAVE)
     os.chown(tmp_path / STOP, 12345, 12345) if os.geteuid() == 0 else (tmp_path / STOP).unlink()
-    assert not requests.asked(STOP)
+    assert not requests.requested(STOP)
 
 
 def test_the_start_before(tmp_path: Path) -> None:

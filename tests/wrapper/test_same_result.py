@@ -117,7 +117,7 @@ def train(history: list[Stretch], what: Job) -> int | None:
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.8)
-    job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
     loader = job.loader(Stream() if what.stream else Augmented(), seed=3, num_workers=what.workers)
     assert job.batch == BATCH
     losses: dict[tuple[int, int], float] = {}
@@ -126,7 +126,7 @@ def train(history: list[Stretch], what: Job) -> int | None:
         for x, y, indices in loader:
             taken = job.progress.step - begun
             ends = taken == now.steps and not last
-            passing = now.every and taken and taken % now.every == 0 and job._run.loop.passed.index == 0
+            passing = now.every and taken and taken % now.every == 0 and job._run.loop.part.index == 0
             if passing or (ends and now.ending == "checkpoint"):
                 job.checkpoint()
             if ends:
@@ -139,7 +139,7 @@ def train(history: list[Stretch], what: Job) -> int | None:
             optimizer.zero_grad()
             each.mean().backward()
             optimizer.step()
-            if job._run.loop.passed.last:
+            if job._run.loop.part.last:
                 scheduler.step()
     testing.put(losses)
     state = {"parameters": dict(plain.named_parameters()), "optimizer": optimizer.state_dict()}

@@ -26,7 +26,7 @@ def test_each_start_is_a_new_run_of_one_job() -> int | None:
     assert job.world == [2, 3, 1][start] and not FLAGS.stop
     model = job.ddp(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job.register(model=model, optimizer=optimizer)
+    optimizer = job.register(model=model, optimizer=optimizer)
     loader = job.loader(TensorDataset(torch.ones(10, 1)))
     assert (job.progress.step, job.progress.cursor) == [(0, 0), (2, 8), (2, 8)][start]
     assert [v.value for v in testing.values()] == [(s, r) for s in range(start) for r in range([2, 3][s])]

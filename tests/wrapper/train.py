@@ -48,7 +48,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=args.gamma)
 generator = torch.Generator().manual_seed(1)
 x = torch.randn(args.samples, 8, generator=generator, dtype=torch.float64)
-job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
 loader = job.loader(TensorDataset(x, x.prod(1, keepdim=True)), seed=3, num_workers=args.workers)
 step = job.progress.step
 for _ in job.epochs():

@@ -2,7 +2,7 @@
 
 job = ones.init(batch=64, max_batch=1024, max_local_batch=128, epochs=10)
 model = job.ddp(model)
-job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
 loader = job.loader(dataset)
 for epoch in job.epochs():
     for x, y in loader:         # asking for the next batch is the step boundary
@@ -22,10 +22,11 @@ from torch.utils.data import Dataset
 
 from ones_wrapper.checkpoint import Progress, State, Stateful
 from ones_wrapper.data.streams import make_feed
+from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchange import DdpExchange, Exchange
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, TorchGroup, join_torch
-from ones_wrapper.launch.process_hooks import already_requeued_by
+from ones_wrapper.launch.process_hooks import requeue_conflict
 from ones_wrapper.learning_rate import LrRule
 from ones_wrapper.loop import Loader
 from ones_wrapper.plugins import load
@@ -80,7 +81,7 @@ def init(
     rule = LrRule(batch, lr_rule, lr_cap)
     if rule.follows_noise and not noise_scale:
         raise ValueError("init: lr_rule='adascale' needs the noise scale; leave out noise_scale=False")
-    if why := already_requeued_by():
+    if why := requeue_conflict():
         raise RuntimeError(why)
     group = join(backend)
     spec = Spec(batch, max_batch, max_local_batch, 0, epochs, max_passes)
@@ -145,7 +146,7 @@ class Job:
 
         What must happen once a step, such as clipping gradients, stands under `if job.updates:`.
         """
-        return self._run.loop.passed.last
+        return self._run.loop.part.last
 
     def ddp(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """The model in data parallel, its gradients averaged over samples rather than over ranks.
@@ -199,12 +200,17 @@ class Job:
         optimizer: torch.optim.Optimizer,
         scheduler: Stateful | None = None,
         **others: Stateful,
-    ) -> None:
-        """Say once what training carries, and load the newest good checkpoint into it.
+    ) -> Any:
+        """Say once what training carries, load the newest good checkpoint into it, and return what to train with:
 
-        `others` are further objects with `state_dict` and `load_state_dict`, such as a gradient scaler; their state
-        is plain data: numbers, texts, tensors, and lists and dicts of them. Synchronises all ranks, and reads each
-        checkpoint twice: once to verify it, once to load it.
+            optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+
+        The optimizer alone, or all that was given beside the model, in the order (optimizer, scheduler, others). Where
+        a step may take several accumulation steps, these are wrappers that act in the last one (`accumulation.py`);
+        the ones that were given would not, and raise an error where they are used instead. `others` are further objects
+        with `state_dict` and `load_state_dict`, such as a gradient scaler; their state is plain data: numbers, texts,
+        tensors, and lists and dicts of them. Synchronises all ranks, and reads each checkpoint twice: once to verify
+        it, once to load it.
         """
         run = self._run
         if run.state is not None:
@@ -218,7 +224,13 @@ class Job:
         extras = dict(others)
         if scheduler is not None:
             extras["scheduler"] = scheduler
+        accumulation = Accumulation() if run.spec.max_passes > 1 else None
+        carried: list[Any] = [optimizer, *([] if scheduler is None else [scheduler]), *others.values()]
+        if accumulation is not None:
+            carried = [accumulation.wrap(thing) for thing in carried]
         run.load(State(model, optimizer, extras))
+        run.loop.accumulation = accumulation
+        return carried[0] if len(carried) == 1 else tuple(carried)
 
     def loader(
         self,
@@ -272,7 +284,7 @@ class Job:
         """Tell the loss of this pass, the mean over the local batch. Costs no wait for the GPU, and synchronises
         nothing.
         """
-        self._run.meter.loss(loss, self._run.loop.passed.samples)
+        self._run.meter.loss(loss, self._run.loop.part.samples)
 
     def checkpoint(self) -> bool:
         """Write a checkpoint now; durable on return. False where it could not be written, which is said.
@@ -281,7 +293,7 @@ class Job:
         pass, or outside the loop. Raises RuntimeError after the optimizer's step, which counts only when the loader is
         asked for the next batch.
         """
-        if self._run.loop.half_way:
+        if self._run.loop.mid_step:
             raise RuntimeError("checkpoint: the optimizer has stepped; call it at the top of the loop, or after it")
         return self._run.save("that the script asked for", 0)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ones_wrapper.group import Group
-from ones_wrapper.job_files import SAVE, STOP, Inbox, Requests
+from ones_wrapper.job_io import SAVE, STOP, OrderReader, OwnerRequests
 from ones_wrapper.launch.process_hooks import FLAGS, Flags
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 
@@ -49,11 +49,11 @@ class Boundary:
     """The step boundaries of one run."""
 
     def __init__(
-        self, group: Group, inbox: Inbox | None, requests: Requests | None, restart: int, flags: Flags
+        self, group: Group, orders: OrderReader | None, requests: OwnerRequests | None, restart: int, flags: Flags
     ) -> None:
-        """Inbox and requests are rank 0's."""
+        """Orders and requests are rank 0's."""
         self._group = group
-        self._inbox = inbox
+        self._orders = orders
         self._requests = requests
         self._restart = restart
         self._flags = flags
@@ -66,20 +66,20 @@ class Boundary:
         """Number of the order whose batch is in force."""
 
     def _order(self) -> Order | None:
-        if self._inbox is None:
+        if self._orders is None:
             return None
         if self._flags.look:
             self._flags.look = False
-            self._inbox.hurry()
-        return self._inbox.poll()
+            self._orders.skip_wait()
+        return self._orders.poll()
 
-    def first(self) -> Agreement:
+    def first_agreement(self) -> Agreement:
         """The order that was there before the first step: its batch counts, a drain waits for the first
         boundaries.
         """
-        return self._agreed(self._group.maximum(self._said(0, int(self._flags.checkpoint), 1, False, False)))
+        return self._agreed(self._group.maximum(self._proposal(0, int(self._flags.checkpoint), 1, False, False)))
 
-    def begin(self, step_s: float, due: bool, measure: bool) -> None:
+    def start_agreement(self, step_s: float, due: bool, measure: bool) -> None:
         """Called by all ranks at every step boundary, once they have done what was agreed before: say what is
         asked for now. They agree while the next step goes on, so that none waits for another; at some boundaries, where
         steps are short, they do not.
@@ -93,17 +93,17 @@ class Boundary:
         first, owner = self._group.rank == 0, False
         asked, self._flags.checkpoint = self._flags.checkpoint, False
         if self._requests is not None and self._requests.due():
-            owner = self._requests.asked(STOP)
-            if self._requests.asked(SAVE):
-                self._requests.answered(SAVE)
+            owner = self._requests.requested(STOP)
+            if self._requests.requested(SAVE):
+                self._requests.remove(SAVE)
                 asked = True
         interval = self._interval(step_s)
-        said = self._said(BY_OWNER if owner else 0, int(asked), interval, first and measure, first and due)
+        proposal = self._proposal(BY_OWNER if owner else 0, int(asked), interval, first and measure, first and due)
         started = time.perf_counter()
-        self._later = self._group.maximum_later(said)
+        self._later = self._group.maximum_later(proposal)
         self._began_s = time.perf_counter() - started
 
-    def meet(self) -> Agreement | None:
+    def finish_agreement(self) -> Agreement | None:
         """Called by all ranks at every step boundary: what was agreed during the step that has just ended; None where
         nothing was.
         """
@@ -124,7 +124,7 @@ class Boundary:
             return 1
         return max(1, min(round(self._cost_s / (SHARE * step_s)), int(LONGEST_S / step_s)))
 
-    def _said(self, owner: int, checkpoint: int, interval: int, measure: bool, due: bool) -> list[int]:
+    def _proposal(self, owner: int, checkpoint: int, interval: int, measure: bool, due: bool) -> list[int]:
         """What this rank asks for."""
         order = self._order()
         number = order.number if order else 0
@@ -140,9 +140,9 @@ class Boundary:
             int(due),
         ]
 
-    def _agreed(self, said: list[int]) -> Agreement:
+    def _agreed(self, proposal: list[int]) -> Agreement:
         """What all ranks make of it."""
-        stop, asked, number, wanted, drain, interval, look, due = said
+        stop, asked, number, wanted, drain, interval, look, due = proposal
         self._skip = interval - 1
         return Agreement(stop, bool(asked or due), number, wanted, bool(drain), bool(look), behind=not asked)
 

@@ -37,7 +37,7 @@ class Group(ABC):
     device: torch.device
 
     @abstractmethod
-    def beside(self) -> Group:
+    def duplicate(self) -> Group:
         """The same ranks once more, for the collectives of a background thread; `close` it in the end.
 
         Raises `ThreadsError` where a second thread can't have any.
@@ -98,7 +98,7 @@ class TorchGroup(Group):
     main: bool = True
     """Whether closing this ends torch.distributed, rather than `control` alone."""
 
-    def beside(self) -> TorchGroup:
+    def duplicate(self) -> TorchGroup:
         control = dist.new_group(backend="gloo")
         assert control is not None
         return replace(self, control=control, main=False)

@@ -1,26 +1,16 @@
-"""Batch size, learning rate and passes: what is in force for a wish, and how the script's optimizer comes to know."""
+"""The learning rate's factor over one job: through batches, newly measured noise, ramps and restarts."""
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
-from types import MethodType
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 
 from ones_wrapper.checkpoint import Progress
 
 RULES = ("linear", "sqrt", "adascale", "none")
-
-
-def clamp_batch(wanted: int, world: int, max_batch: int, max_local_batch: int, max_passes: int = 1) -> int:
-    """The global batch in force, in samples: no larger than the job takes or its GPUs hold in `max_passes` passes."""
-    return max(1, min(wanted, max_batch, max_local_batch * max_passes * world))
 
 
 @dataclass(frozen=True)
@@ -116,144 +106,6 @@ class LrScale:
         if self.left and any(float(lr) for lr in self._base):
             self.factor += (self.target - self.factor) / self.left
             self.left -= 1
-
-
-class Gate:
-    """With several passes to a step, lets an unchanged loop act rightly.
-
-    In each pass such a loop calls backward, `optimizer.step()` and `optimizer.zero_grad()`, in either order. Gradients
-    of the passes add up, so the step is due in the last pass alone, and zeroing only before the first pass or after
-    the step. The same holds for what `register` was given beside the optimizer: torch's schedulers step and gradient
-    scalers unscale, step and update in the last pass (outside the passes, as at the end of an epoch, always), and
-    `model.zero_grad()` is the optimizer's.
-
-    What changes gradients between backward and step, such as clipping, must be left to the last pass by the script;
-    it is refused with what to write. So are closures: a step evaluates them again and again.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, *others: object) -> None:
-        """Raises ValueError for an optimizer that cannot do without a closure."""
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise ValueError(
-                "register: LBFGS evaluates the model several times a step through a closure, which cannot be averaged "
-                "over ranks and passes here; use an optimizer that steps from .grad"
-            )
-        self._index, self._count = 0, 1
-        self._asked = self._backward = False
-        self._seen: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
-        self._zero = optimizer.zero_grad
-        self._gate_optimizer(optimizer)
-        for other in others:
-            if isinstance(other, LRScheduler):
-                _override(other, step=self._due(type(other).step))
-            elif isinstance(other, torch.amp.GradScaler):
-                kind = type(other)
-                _override(
-                    other,
-                    unscale_=self._due(kind.unscale_),
-                    step=self._due(kind.step, asks=True),
-                    update=self._due(kind.update),
-                )
-            elif isinstance(other, torch.nn.Module):
-                for module in (other, getattr(other, "module", None)):
-                    if isinstance(module, torch.nn.Module):
-                        module.zero_grad = MethodType(self._zeroing(module.zero_grad), module)  # type: ignore[method-assign]
-        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
-        # Two witnesses of each backward: cheap, and either may be unused in a model.
-        for parameter in {id(p): p for p in (*trained[:1], *trained[-1:])}.values():
-            parameter.register_post_accumulate_grad_hook(self._accumulated)
-
-    @property
-    def updates(self) -> bool:
-        """Whether this pass ends with the optimizer's step."""
-        return self._index == self._count - 1
-
-    def begin(self, index: int, count: int) -> None:
-        """Pass `index` of `count` begins. A step that the script left before its last pass is dropped; where it
-        leaves the loop, `begin(0, 1)` does that.
-        """
-        if index == 0 and not self.updates:
-            self._zero()
-        self._index, self._count = index, count
-        self._asked = self._backward = False
-        self._seen.clear()
-
-    def _accumulated(self, parameter: torch.Tensor) -> None:
-        if not self.updates and parameter.grad is not None:
-            self._backward = True
-            self._seen[parameter] = parameter.grad, parameter.grad._version
-
-    def _gate_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bound methods on the instance: torch's schedulers patch `step.__func__`, before or after this, and `wraps`
-        keeps their mark of it."""
-        step = optimizer.step
-
-        @wraps(step)
-        def gated(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if any(callable(value) for value in (*args, kwargs.get("closure"))):
-                raise ValueError(
-                    "optimizer.step: a closure is not taken, since gradients are averaged over ranks and passes before "
-                    "the step; call loss.backward() yourself, then optimizer.step()"
-                )
-            self._asked = True
-            if self.updates:
-                return step(*args, **kwargs)
-            self._check_scaler()
-            self._check_unchanged()
-            return None
-
-        optimizer.step = MethodType(gated, optimizer)  # type: ignore[method-assign]
-        optimizer.zero_grad = MethodType(self._zeroing(optimizer.zero_grad), optimizer)  # type: ignore[method-assign]
-
-    def _zeroing(self, zero: Callable[..., None]) -> Callable[..., None]:
-        @wraps(zero)
-        def gated(owner: object, *args: Any, **kwargs: Any) -> None:
-            begins = self._index == 0 and not (self._asked or self._backward)
-            if self._count == 1 or begins or (self.updates and self._asked):
-                zero(*args, **kwargs)
-
-        return gated
-
-    def _due(self, method: Callable[..., Any], asks: bool = False) -> Callable[..., Any]:
-        """`method` in the last pass alone; `asks` says that it asks for the optimizer's step."""
-
-        @wraps(method)
-        def gated(owner: object, *args: Any, **kwargs: Any) -> Any:
-            self._asked = self._asked or asks
-            if self.updates:
-                return method(owner, *args, **kwargs)
-            self._check_unchanged()
-            return None
-
-        return gated
-
-    def _check_unchanged(self) -> None:
-        for parameter, (gradient, version) in self._seen.items():
-            if parameter.grad is not gradient or gradient._version != version:
-                raise RuntimeError(
-                    f"gradients were changed after the backward of pass {self._index + 1} of {self._count}, before all "
-                    "passes were added up. Clip, unscale or otherwise change them once a step: "
-                    "`if job.updates: torch.nn.utils.clip_grad_norm_(...)`"
-                )
-
-    def _check_scaler(self) -> None:
-        """A gradient scaler that was not registered unscales the sum again in each pass."""
-        frame = sys._getframe(2)
-        for _ in range(4):
-            if isinstance(frame.f_locals.get("self"), torch.amp.GradScaler) and frame.f_locals["self"].is_enabled():
-                raise RuntimeError(
-                    "the gradient scaler was not registered, so it would unscale each pass's gradients again. Name it: "
-                    "job.register(..., scaler=scaler)"
-                )
-            if frame.f_back is None:
-                break
-            frame = frame.f_back
-
-
-def _override(thing: object, **methods: Callable[..., Any]) -> None:
-    """Override methods of one object. By a class of its own, as attributes of a scheduler go into its checkpoints."""
-    kind = type(thing)
-    thing.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
 
 
 class Rate:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from ones_wrapper.data.feed import Pass
+from ones_wrapper.data.feed import AccumulationStep
 from ones_wrapper.data.randomness import seed_step
 from ones_wrapper.run import Run
 
@@ -31,18 +31,21 @@ class Loader:
             batch, changed = run.batch, False
             run.meter.start()
             cut = (batch, group.world, group.rank, run.spec.max_local_batch)
-            for passed, local in feed.batches(epoch, progress.cursor, *cut):
-                self._enter(passed)
+            for part, local in feed.batches(epoch, progress.cursor, *cut):
+                self._enter(part)
                 try:
-                    with loop.exchange.during(passed) if loop.exchange else nullcontext():
+                    with (
+                        loop.exchange.during(part) if loop.exchange else nullcontext(),
+                        loop.accumulation.during(part.index, part.count) if loop.accumulation else nullcontext(),
+                    ):
                         yield local
                 except GeneratorExit:  # the script left the loop: the step counts if the optimizer made it
-                    if passed.last and rate.stepped:
-                        run.commit(passed.share.total)
+                    if part.last and rate.stepped:
+                        run.commit(part.share.total)
                     self._leave(early=True)
                     raise
-                if passed.last:
-                    run.commit(passed.share.total)
+                if part.last:
+                    run.commit(part.share.total)
                     run.act()
                     run.meter.start()
                     if run.batch != batch:
@@ -50,22 +53,20 @@ class Loader:
                         break
         self._leave(early=False)
 
-    def _enter(self, passed: Pass) -> None:
+    def _enter(self, part: AccumulationStep) -> None:
         run, loop = self._run, self._run.loop
-        loop.passed, loop.within = passed, True
-        if passed.index == 0:
+        loop.part, loop.within = part, True
+        if part.index == 0:
             loop.used = []
             if loop.rate:
                 loop.rate.expect()
             seed_step(loop.seed, run.progress.step, run.group.rank)
-        if loop.gate is not None:
-            loop.gate.begin(passed.index, passed.count)
         if run.trace and loop.feed:
-            loop.used += loop.feed.indices(run.progress.epoch, passed)
+            loop.used += loop.feed.indices(run.progress.epoch, part)
 
     def _leave(self, early: bool) -> None:
         """The epoch's samples are used, or the script left the loop `early`: perhaps by an error."""
         loop = self._run.loop
         loop.within = early
-        if loop.gate is not None:
-            loop.gate.begin(0, 1)
+        if loop.accumulation is not None:
+            loop.accumulation.drop()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from ones_wrapper.job_files import say
+from ones_wrapper.job_io import log
 from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY
 
 FILE = ".memory.json"
@@ -85,7 +85,9 @@ def remember(directory: Path, declared: int, failed_at: int, device: str) -> int
     return half
 
 
-def judge(error: BaseException, directory: Path, declared: int, samples: int, device: str) -> tuple[int, str] | None:
+def classify_error(
+    error: BaseException, directory: Path, declared: int, samples: int, device: str
+) -> tuple[int, str] | None:
     """(exit code, what to say) where `error`, raised in a pass of `samples` samples, is for want of memory; else None.
 
     The code is OUT_OF_MEMORY, by which `ones-run` starts the ranks again, after the smaller size was remembered; and
@@ -107,21 +109,21 @@ def _read(path: Path, declared: int, device: str) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        say(f"{path} is ignored: {error.strerror}")
+        log(f"{path} is ignored: {error.strerror}")
         return None
     try:
         state = os.fstat(file)
         if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_size > MOST_BYTES:
             raise ValueError("not a small regular file of this user")
-        said = json.loads(os.read(file, MOST_BYTES + 1))
-        found = said["found"]
+        stored = json.loads(os.read(file, MOST_BYTES + 1))
+        found = stored["found"]
         if type(found) is not int or found < 1:
             raise ValueError(f"found={found!r:.40} is not a batch")
-        if (said["declared"], said["device"]) != (declared, device):
+        if (stored["declared"], stored["device"]) != (declared, device):
             return None
         return min(found, declared)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        say(f"{path} is ignored: {error}")
+        log(f"{path} is ignored: {error}")
         return None
     finally:
         os.close(file)

@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 SPIN_S = 0.002
 """A rank that waits this long for the others stops burning its core."""
-NAP_S = 0.001
-FAREWELL_S = 5.0
+SLEEP_S = 0.001
+EXIT_WAIT_S = 5.0
 """How long a rank that ends with an error waits for the others to end too, before it brings them down."""
 
 SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
@@ -41,11 +41,11 @@ class MpiGroup(Group):
 
     comm: MPI.Intracomm
     """Ours alone, so nothing that the script says over MPI meets our messages."""
-    farewell: MPI.Intracomm
+    exit_comm: MPI.Intracomm
     """For the ranks that end with an error."""
     main: bool = True
 
-    def beside(self) -> MpiGroup:
+    def duplicate(self) -> MpiGroup:
         # The least of all ranks, since they must take the same way.
         level = -self.maximum([-MPI.Query_thread()])[0]
         if self.world > 1 and level < MPI.THREAD_MULTIPLE:
@@ -101,13 +101,13 @@ class MpiGroup(Group):
 
         MPI tells nobody that a rank is gone, and at the interpreter's end MPI_Finalize waits for the others.
         """
-        ending, deadline = self.farewell.Ibarrier(), time.monotonic() + FAREWELL_S
+        ending, deadline = self.exit_comm.Ibarrier(), time.monotonic() + EXIT_WAIT_S
         while not ending.Test():
             if time.monotonic() > deadline:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 MPI.COMM_WORLD.Abort(code)
-            time.sleep(NAP_S)
+            time.sleep(SLEEP_S)
 
 
 def wait(request: MPI.Request) -> None:
@@ -115,7 +115,7 @@ def wait(request: MPI.Request) -> None:
     spin_until = time.perf_counter() + SPIN_S
     while not request.Test():
         if time.perf_counter() > spin_until:
-            time.sleep(NAP_S)
+            time.sleep(SLEEP_S)
 
 
 def join_mpi(env: Mapping[str, str] = os.environ) -> MpiGroup:
@@ -137,7 +137,7 @@ def join_mpi(env: Mapping[str, str] = os.environ) -> MpiGroup:
         gpus_per_node=comm.allreduce(local_world, MPI.MAX),
         device=torch.device("cpu"),
         comm=comm,
-        farewell=comm.Dup(),
+        exit_comm=comm.Dup(),
     )
 
 

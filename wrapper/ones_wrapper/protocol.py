@@ -149,7 +149,7 @@ class First:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Samples used over a stretch of steps at one size and batch."""
+    """Samples used over an interval of steps at one size and batch."""
 
     kind: ClassVar[str] = "throughput"
     epoch: int
@@ -157,18 +157,18 @@ class Throughput:
     """Optimizer steps since the job's first run."""
     cursor: int
     samples: int
-    """Samples used in the stretch, over all ranks."""
+    """Samples used in the interval, over all ranks."""
     seconds: float
-    """Length of the stretch."""
+    """Length of the interval."""
     batch: int
     lr_factor: float
     loss: float | None = None
     noise: float | None = None
     """As in `Hello`, newly measured."""
     progress: float | None = None
-    """As in `Hello`, at the end of the stretch."""
+    """As in `Hello`, at the end of the interval."""
     nonfinite: int = 0
-    """Steps of the stretch with a loss that is not a finite number; they are not in `loss`."""
+    """Steps of the interval with a loss that is not a finite number; they are not in `loss`."""
 
 
 @dataclass(frozen=True)

@@ -15,33 +15,33 @@ import torch
 
 from ones_wrapper.checkpoint import Progress
 from ones_wrapper.group import Group
-from ones_wrapper.job_files import Outbox, Previous, say
+from ones_wrapper.job_io import Previous, ReportWriter, log
 from ones_wrapper.protocol import MAX_TEXT, Bye, Hello, Report, Spec, Throughput
 
 
 class Reporter:
-    """The reports of one rank's run; only rank 0 has an outbox. Not collective."""
+    """The reports of one rank's run; only rank 0 has a writer. Not collective."""
 
-    def __init__(self, outbox: Outbox | None, meter: Meter) -> None:
-        self._outbox = outbox
+    def __init__(self, writer: ReportWriter | None, meter: Meter) -> None:
+        self._writer = writer
         self._meter = meter
         self._warned = self._left = False
 
     def send(self, report: Report | None) -> None:
         """Send a report, where there is one."""
-        if report is not None and self._outbox is not None:
-            self._outbox.send(report)
+        if report is not None and self._writer is not None:
+            self._writer.send(report)
 
-    def stretch(self, report: Throughput | None) -> None:
-        """Send a stretch's report, and say what its owner should not find out at the end."""
+    def send_interval(self, report: Throughput | None) -> None:
+        """Send an interval's report, and say what its owner should not find out at the end."""
         self.send(report)
-        if report is not None and report.nonfinite and not self._warned and self._outbox is not None:
+        if report is not None and report.nonfinite and not self._warned and self._writer is not None:
             self._warned = True
-            say(f"the loss is not a finite number (by step {report.step}); training goes on, and it is reported")
+            log(f"the loss is not a finite number (by step {report.step}); training goes on, and it is reported")
 
     def flush(self) -> None:
-        """Send the stretch so far: what follows is no step, or one at another batch."""
-        self.stretch(self._meter.flush())
+        """Send the interval so far: what follows is no step, or one at another batch."""
+        self.send_interval(self._meter.flush())
 
     def bye(self, reason: str, step: int, code: int, note: str) -> None:
         """Send the last report; later calls do nothing."""
@@ -107,14 +107,14 @@ class Meter:
         """Length of a step in seconds, smoothed."""
         self.last_s = 0.0
         """Length of the last step."""
-        self._epoch, self._stretch = Losses(), Losses()
+        self._epoch, self._interval = Losses(), Losses()
 
     def start(self) -> None:
         """A step begins, with fetching its data."""
         self._began = self._clock()
 
     def stop(self, progress: Progress, samples: int, batch: int, lr_factor: float) -> Throughput | None:
-        """A step of `samples` samples ended; the report of the stretch when it is long enough."""
+        """A step of `samples` samples ended; the report of the interval when it is long enough."""
         self.last_s = seconds = self._clock() - self._began
         if self._left:
             self._left -= 1
@@ -136,10 +136,10 @@ class Meter:
         return self.flush() if self._seconds >= self._every_s else None
 
     def flush(self) -> Throughput | None:
-        """The report of the stretch so far, if there is any; a new stretch begins."""
+        """The report of the interval so far, if there is any; a new interval begins."""
         latest, self._latest = self._latest, None
         self._samples, self._seconds = 0, 0.0
-        losses, self._stretch = self._stretch, Losses()
+        losses, self._interval = self._interval, Losses()
         self._epoch.include(losses)
         if latest is None:
             return None
@@ -148,17 +148,17 @@ class Meter:
     def loss(self, loss: torch.Tensor | float, samples: int) -> None:
         """Add the mean loss over `samples` samples of a pass; stays on the device."""
         if samples:
-            self._stretch.add(loss, samples)
+            self._interval.add(loss, samples)
 
     def take_epoch(self) -> Losses:
         """The losses of this rank since the last call."""
-        taken, now = self._epoch, self._stretch
+        taken, now = self._epoch, self._interval
         taken.include(now)
-        self._epoch = Losses(-now.total, -now.samples, -now.nonfinite)  # the stretch adds them when it ends
+        self._epoch = Losses(-now.total, -now.samples, -now.nonfinite)  # the interval adds them when it ends
         return taken
 
 
-class Beginning:
+class StartReport:
     """The times of a run's beginning, and its hello."""
 
     def __init__(self, started: float, before: Previous | None) -> None:

@@ -11,18 +11,19 @@ from pathlib import Path
 from ones_wrapper import memory
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
-from ones_wrapper.data.feed import Feed, Pass, Share, pass_count
+from ones_wrapper.data.feed import AccumulationStep, Feed, Share, accumulation_count, clamp_batch
 from ones_wrapper.data.streams import StreamFeed
+from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchange import Exchange
 from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.group import Group
-from ones_wrapper.job_files import STOP, Inbox, Outbox, Requests, previous, say, write_spec
-from ones_wrapper.launch import hang_detector, job_directory, make_job_directory
-from ones_wrapper.launch.process_hooks import FLAGS, already_requeued_by, at_end, at_error
+from ones_wrapper.job_io import STOP, OrderReader, OwnerRequests, ReportWriter, log, previous, write_spec
+from ones_wrapper.launch import find_job_directory, hang_detector, make_job_directory
+from ones_wrapper.launch.process_hooks import FLAGS, on_error, on_exit, requeue_conflict
 from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
-from ones_wrapper.learning_rate import Gate, LrRule, Rate, clamp_batch
+from ones_wrapper.learning_rate import LrRule, Rate
 from ones_wrapper.protocol import Batch, Epoch, First, Spec
-from ones_wrapper.reporter import Beginning, Meter, Reporter, Trace
+from ones_wrapper.reporter import Meter, Reporter, StartReport, Trace
 from ones_wrapper.saver import Saver
 
 
@@ -43,9 +44,9 @@ class Loop:
         self.feed: Feed | StreamFeed | None = None
         self.seed = 0
         self.exchange: Exchange | None = None
-        self.gate: Gate | None = None
+        self.accumulation: Accumulation | None = None
         self.rate: Rate | None = None
-        self.passed = Pass(Share(0, 1, 1), 0, 1, 0, 1, 1)
+        self.part = AccumulationStep(Share(0, 1, 1), 0, 1, 0, 1, 1)
         """The pass that the script is in, or was in last."""
         self.within = False
         """Whether an error of the script may be one of a pass: not after an epoch's last."""
@@ -53,7 +54,7 @@ class Loop:
         """Dataset indices that this rank used in the step, where there is a trace."""
 
     @property
-    def half_way(self) -> bool:
+    def mid_step(self) -> bool:
         """Whether the model is ahead of the cursor: the optimizer stepped, and the step is not yet committed."""
         return self.within and self.rate is not None and self.rate.stepped
 
@@ -75,7 +76,7 @@ class Run:
         self._measured_at = time.monotonic()
         self._restart = int(env.get("SLURM_RESTART_COUNT") or 0)
         job_id = int(env.get("SLURM_JOB_ID") or 0)
-        self.directory = job_directory(env, Path.cwd())
+        self.directory = find_job_directory(env, Path.cwd())
         if first:
             make_job_directory(self.directory)
         self._declared = spec.max_local_batch
@@ -83,13 +84,13 @@ class Run:
         self.spec = replace(spec, max_local_batch=-group.maximum([-found])[0])
         self._previous = previous(self.directory, self._restart) if first else None
         spool = Path(env["ONES_SPOOL"]) if env.get("ONES_SPOOL") else None
-        self._reporter = Reporter(Outbox(self.directory, self._restart) if first else None, self.meter)
-        inbox = Inbox(self.directory, self._restart, spool, job_id) if first else None
-        self._requests = Requests(self.directory) if first else None
-        self._boundary = Boundary(group, inbox, self._requests, self._restart, FLAGS)
+        self._reporter = Reporter(ReportWriter(self.directory, self._restart) if first else None, self.meter)
+        orders = OrderReader(self.directory, self._restart, spool, job_id) if first else None
+        self._requests = OwnerRequests(self.directory) if first else None
+        self._boundary = Boundary(group, orders, self._requests, self._restart, FLAGS)
         checkpoints = Checkpoints(self.directory, group, job_id, self._restart)
         self.saver = Saver(group, checkpoints, settings.checkpoint_every_s, settings.write_behind, self._reporter.send)
-        self._beginning = Beginning(started, self._previous)
+        self._start_report = StartReport(started, self._previous)
         self._loaded = self._note = ""
         self._first = False
         self.trace = Trace.of(env, self._restart, group.rank, group.world)
@@ -99,8 +100,8 @@ class Run:
         self.batch = self._in_force(0)
         FLAGS.install()
         FLAGS.armed = True
-        at_end(self._ended)
-        at_error(self._failed)
+        on_exit(self._ended)
+        on_error(self._failed)
 
     @property
     def lr_factor(self) -> float:
@@ -123,8 +124,6 @@ class Run:
         progress.failures += self.group.maximum([int(failed)])[0]
         if self.noise is not None:
             self.noise.known = progress.noise
-        if self.spec.max_passes > 1:
-            self.loop.gate = Gate(state.optimizer, state.model, *state.extras.values())
         self.loop.rate = Rate(self.settings.rule, self.settings.lr_ramp, state.optimizer)
         if self.loop.exchange is not None:
             exchange = self.loop.exchange
@@ -137,7 +136,7 @@ class Run:
         if self.state is None or self.loop.feed is None:
             missing = "job.register(...)" if self.state is None else "job.loader(...)"
             raise RuntimeError(f"training starts without {missing}; call it before the first epoch")
-        if why := already_requeued_by():
+        if why := requeue_conflict():
             raise RuntimeError(why)
         self._begun = True
         samples, progress = self.loop.feed.samples, self.progress
@@ -148,7 +147,7 @@ class Run:
             )
         progress.dataset = samples
         self.spec = replace(self.spec, dataset=samples)
-        first = self._boundary.first()
+        first = self._boundary.first_agreement()
         if first.wanted:
             progress.batch, self._boundary.applied = first.wanted, first.number
         self.batch = self._in_force(progress.batch)
@@ -159,7 +158,7 @@ class Run:
         if self.group.rank == 0:
             write_spec(self.directory, self.spec)
         start = (self.batch, self.lr_factor, self.saver.load_s, self._loaded, self._note)
-        self._reporter.send(self._beginning.hello(self.group, self.spec, progress, *start))
+        self._reporter.send(self._start_report.hello(self.group, self.spec, progress, *start))
 
     def commit(self, total: int) -> None:
         """A step of `total` samples was completed. Not collective."""
@@ -175,23 +174,23 @@ class Run:
             self.loop.rate.remember(progress)
             self.loop.rate.expect()
         progress.step += 1
-        stretch = self.meter.stop(progress, total, self.batch, self.lr_factor)
+        interval = self.meter.stop(progress, total, self.batch, self.lr_factor)
         progress.trained_s += self.meter.last_s
         if not self._first:
             self._first = True
-            self._reporter.send(First(progress.step, self._beginning.since_hello_s()))
-        self._reporter.stretch(stretch)
+            self._reporter.send(First(progress.step, self._start_report.since_hello_s()))
+        self._reporter.send_interval(interval)
         hang_detector.beat()
 
     def act(self) -> None:
         """Do what orders, signals and the job's owner ask for: all ranks the same, at the same step boundary."""
-        self.saver.look()
-        agreed = self._boundary.meet()
+        self.saver.report_finished()
+        agreed = self._boundary.finish_agreement()
         if agreed is not None:
             self._obey(agreed)
         due = self.group.rank == 0 and self.saver.due(self.progress)
         measure = self.noise is not None and time.monotonic() - self._measured_at >= self._report_every_s
-        self._boundary.begin(self.meter.step_s, due, measure)
+        self._boundary.start_agreement(self.meter.step_s, due, measure)
 
     def _obey(self, agreed: Agreement) -> None:
         if agreed.measure and self.noise is not None:
@@ -233,12 +232,12 @@ class Run:
 
     def finish(self) -> None:
         """All epochs are trained: the last checkpoint. From here on a signal ends the script at once."""
-        self._boundary.meet()  # what it says comes too late
+        self._boundary.finish_agreement()  # what it says comes too late
         self.save("at the end")
         self.saver.close()
         self.reason = "finished"
         FLAGS.armed = False
-        hang_detector.rest()
+        hang_detector.pause()
 
     def _in_force(self, wanted: int) -> int:
         spec = self.spec
@@ -252,7 +251,7 @@ class Run:
         progress.batch = wanted
         self.batch = self._in_force(wanted)
         rate.change(progress, self.batch)
-        passes = pass_count(self.batch, self.group.world, spec.max_local_batch)
+        passes = accumulation_count(self.batch, self.group.world, spec.max_local_batch)
         self._reporter.send(Batch(progress.step, self.batch, rate.target, number, passes, self.settings.lr_ramp))
 
     def save(self, why: str, order: int | None = None) -> bool:
@@ -272,14 +271,14 @@ class Run:
         if not why:
             self._leave("drained", STOP_CODE)
         if self.group.rank == 0:
-            say(f"carrying on after order {number}: {why}")
+            log(f"carrying on after order {number}: {why}")
 
     def _stop_for_good(self) -> None:
         """The owner touched the stop file."""
         saved = self.save(f"for {STOP}")
         if self._requests is not None:
-            self._requests.answered(STOP)
-            say(
+            self._requests.remove(STOP)
+            log(
                 f"{STOP}: {'stopped for good' if saved else 'training goes on, since it would be lost; touch it again'}"
             )
         if saved:
@@ -296,15 +295,15 @@ class Run:
         if not self.loop.within:
             return None  # an evaluation that needs too much memory says nothing of the batch
         device = memory.device_name(self.group.device)
-        verdict = memory.judge(error, self.directory, self._declared, self.loop.passed.samples, device)
-        if verdict is not None:
-            say(verdict[1])
-        return verdict
+        classified = memory.classify_error(error, self.directory, self._declared, self.loop.part.samples, device)
+        if classified is not None:
+            log(classified[1])
+        return classified
 
     def _ended(self, code: int, note: str) -> None:
         """The script ended. Not collective: other ranks may be gone."""
         FLAGS.armed = False
-        hang_detector.rest()
+        hang_detector.pause()
         reason = self.reason
         if code == DONT_RESTART:
             reason = "stopped"

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ones_wrapper.checkpoint import Checkpoints, Failed, Loaded, Progress, Saved, State
 from ones_wrapper.group import Group, RankError
-from ones_wrapper.job_files import say
+from ones_wrapper.job_io import log
 from ones_wrapper.launch.process_hooks import FLAGS
 from ones_wrapper.protocol import Checkpoint, Report
 
@@ -77,7 +77,7 @@ class Saver:
         finally:
             self._saved_at = time.monotonic()
             FLAGS.checkpoint_taken()
-            self.look()  # one that was under way was waited for
+            self.report_finished()  # one that was under way was waited for
         self._done(saved, order)
         return True
 
@@ -92,7 +92,7 @@ class Saver:
         self._writing = True
         self._saved_at = time.monotonic()
 
-    def look(self) -> None:
+    def report_finished(self) -> None:
         """Say how the one that was written behind the training ended, once it has. Not collective, never waits."""
         ended = self._checkpoints.ended()
         if ended is None:
@@ -106,7 +106,7 @@ class Saver:
     def close(self) -> None:
         """Wait for what is under way."""
         self._checkpoints.close()
-        self.look()
+        self.report_finished()
 
     def _done(self, saved: Saved, order: int | None) -> None:
         at = saved.progress
@@ -117,7 +117,7 @@ class Saver:
 
     def _failed(self, why: str, error: str) -> None:
         if self._group.rank == 0:
-            say(f"the checkpoint {why} could not be written ({error}); the last one stays")
+            log(f"the checkpoint {why} could not be written ({error}); the last one stays")
 
 
 PRIOR_FAILURES = 0.2

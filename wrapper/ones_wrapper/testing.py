@@ -141,19 +141,19 @@ def _start(
     """What the ranks returned; what they put is kept."""
     try:
         start.fork(body, env)
-        said = start.outcome(timeout_s)
+        results = start.outcome(timeout_s)
     finally:
         start.end()
-    _earlier.extend(Put(number, rank, len(said), value) for rank, one in enumerate(said) for value in one.put)
-    return [one.wanted for one in said]
+    _earlier.extend(Put(number, rank, len(results), value) for rank, one in enumerate(results) for value in one.put)
+    return [one.wanted for one in results]
 
 
 GRACE_S = 2.0
 """How long the other ranks may go on after one failed."""
 
 _PR_SET_PDEATHSIG = 1
-_TELL_STACK = signal.SIGRTMIN + 1
-_FOREIGN = ("ONES_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
+_STACK_SIGNAL = signal.SIGRTMIN + 1
+_LAUNCHER_PREFIXES = ("ONES_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
 
 
 class RankFailed(AssertionError):
@@ -161,7 +161,7 @@ class RankFailed(AssertionError):
 
 
 @dataclass(frozen=True)
-class Said:
+class RankResult:
     """What a rank's process tells at its end."""
 
     wanted: int | None = None
@@ -183,7 +183,7 @@ class Rank:
         self.put: list[Any] = []
         self._pipe = pipe
 
-    def live(self, body: Callable[[], int | None]) -> None:
+    def run(self, body: Callable[[], int | None]) -> None:
         """The body, the run's goodbye, and what there is to tell."""
         Rank.this = self
         wanted, trace, raised, skipped = None, "", None, ""
@@ -196,21 +196,21 @@ class Rank:
                 trace, raised = traceback.format_exc(), error
             if type(error).__name__ in ("Skipped", "SkipTest"):  # pytest's own cannot be pickled
                 raised, skipped = None, str(error) or "skipped"
-        process_hooks.ended(int(bool(trace)), process_hooks.describe(raised) if raised else "")
-        self._say(Said(wanted, tuple(self.put), trace, raised, skipped))
+        process_hooks.run_exit_hooks(int(bool(trace)), process_hooks.describe_error(raised) if raised else "")
+        self._send(RankResult(wanted, tuple(self.put), trace, raised, skipped))
 
     def die(self, wanted: int) -> NoReturn:
         """End as SIGKILL does."""
-        self._say(Said(wanted, tuple(self.put)))
+        self._send(RankResult(wanted, tuple(self.put)))
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("not reached")
 
-    def _say(self, said: Said) -> None:
+    def _send(self, results: RankResult) -> None:
         try:
-            told = pickle.dumps(said)
+            message = pickle.dumps(results)
         except Exception:  # an exception that cannot be pickled: its traceback has to do
-            told = pickle.dumps(Said(trace=said.trace or traceback.format_exc()))
-        self._pipe.send_bytes(told)
+            message = pickle.dumps(RankResult(trace=results.trace or traceback.format_exc()))
+        self._pipe.send_bytes(message)
 
 
 class Start:
@@ -237,8 +237,8 @@ class Start:
                 code = 1
                 try:
                     _die_with(parent)
-                    self._become(rank, port, env)
-                    Rank(sender).live(body)
+                    self._set_up(rank, port, env)
+                    Rank(sender).run(body)
                     code = 0
                 except BaseException:
                     traceback.print_exc()
@@ -249,9 +249,9 @@ class Start:
             sender.close()
             self._pids[rank], self._pipes[rank] = pid, receiver
 
-    def _become(self, rank: int, port: int, env: Mapping[str, str]) -> None:
+    def _set_up(self, rank: int, port: int, env: Mapping[str, str]) -> None:
         """In the rank's process: everything as after a start by the node launcher."""
-        for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
+        for name in [name for name in os.environ if name.startswith(_LAUNCHER_PREFIXES)]:
             del os.environ[name]
         place = {
             "RANK": rank,
@@ -273,41 +273,41 @@ class Start:
         torch.set_num_threads(1)  # a pool of threads does not survive the fork
         vars(FLAGS).update(vars(Flags()))
         process_hooks._callbacks.clear()
-        faulthandler.register(_TELL_STACK, self._stack(rank).open("w"), all_threads=False)
+        faulthandler.register(_STACK_SIGNAL, self._stack(rank).open("w"), all_threads=False)
 
-    def outcome(self, timeout_s: float) -> list[Said]:
+    def outcome(self, timeout_s: float) -> list[RankResult]:
         """What the ranks said at their end, by rank. Raises RankFailed where one failed or the time is over."""
         until = time.monotonic() + timeout_s
-        said: dict[int, Said] = {}
+        results: dict[int, RankResult] = {}
         failed: list[int] = []
-        while len(said) < self._world and time.monotonic() < until:
-            found = self._listen([rank for rank in self._pipes if rank not in said])
-            said |= found
+        while len(results) < self._world and time.monotonic() < until:
+            found = self._receive([rank for rank in self._pipes if rank not in results])
+            results |= found
             more = [rank for rank, one in found.items() if one.trace]
             if more and not failed:
                 until = time.monotonic() + GRACE_S
             failed += more
         if failed:
-            self._raise(said, failed)
-        if hung := [rank for rank in self._pipes if rank not in said]:
-            where = "\n".join(f"{self._name(rank)} is at\n{self._ask_stack(rank)}" for rank in hung)
+            self._raise(results, failed)
+        if hung := [rank for rank in self._pipes if rank not in results]:
+            where = "\n".join(f"{self._name(rank)} is at\n{self._stack_of(rank)}" for rank in hung)
             raise RankFailed(f"still running after {timeout_s:g} s:\n{where}")
-        return [said[rank] for rank in range(self._world)]
+        return [results[rank] for rank in range(self._world)]
 
-    def _raise(self, said: dict[int, Said], failed: list[int]) -> NoReturn:
-        first = said[failed[0]]
+    def _raise(self, results: dict[int, RankResult], failed: list[int]) -> NoReturn:
+        first = results[failed[0]]
         if first.skipped:
             raise SkipTest(first.skipped)
-        others = "".join(f"\n{self._name(rank)}, then: {_last_line(said[rank].trace)}" for rank in failed[1:])
+        others = "".join(f"\n{self._name(rank)}, then: {_last_line(results[rank].trace)}" for rank in failed[1:])
         raise RankFailed(f"{self._name(failed[0])}:\n{first.trace}{others}") from first.raised
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} of {self._world}, start {self._number}"
 
-    def _listen(self, ranks: list[int]) -> dict[int, Said]:
+    def _receive(self, ranks: list[int]) -> dict[int, RankResult]:
         """What came from these ranks within a moment."""
         wait([self._pipes[rank] for rank in ranks], 0.05)
-        found: dict[int, Said] = {}
+        found: dict[int, RankResult] = {}
         for rank in ranks:
             # Asked first: who is gone by now has said what he had to say.
             pid, status = os.waitpid(self._pids[rank], os.WNOHANG)
@@ -322,14 +322,14 @@ class Start:
             if pid:
                 code = os.waitstatus_to_exitcode(status)
                 how = f"signal {-code}" if code < 0 else f"exit code {code}"
-                found[rank] = Said(trace=f"it ended without a word, by {how}")
+                found[rank] = RankResult(trace=f"it ended without a word, by {how}")
         return found
 
     def _stack(self, rank: int) -> Path:
         return self._directory / f"stack-{rank}"
 
-    def _ask_stack(self, rank: int) -> str:
-        os.kill(self._pids[rank], _TELL_STACK)
+    def _stack_of(self, rank: int) -> str:
+        os.kill(self._pids[rank], _STACK_SIGNAL)
         time.sleep(0.2)
         return self._stack(rank).read_text()
 

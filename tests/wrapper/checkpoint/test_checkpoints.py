@@ -187,7 +187,7 @@ def test_another_optimizer_is_named(tmp_path: Path, group: Group) -> None:
 class NoThreads(TorchGroup):
     """As MPI without MPI_THREAD_MULTIPLE."""
 
-    def beside(self) -> TorchGroup:
+    def duplicate(self) -> TorchGroup:
         raise ThreadsError("one thread alone")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
-from ones_wrapper.data.feed import Feed, Pass, passes, permutation, shares, split
+from ones_wrapper.data.feed import AccumulationStep, Feed, accumulation_steps, clamp_batch, permutation, shares, split
 
 stretches = st.lists(
     st.tuples(st.integers(1, 9), st.integers(1, 50), st.integers(1, 20), st.integers(0, 6)), min_size=0, max_size=8
@@ -72,7 +73,7 @@ def test_passes_are_few_even_and_complete(cursor: int, total: int, world: int, m
     """Protects: every rank makes the same number of passes, none larger than fits, no more than needed; together they
     are its share; what is borrowed is a sample of the step.
     """
-    ranks = [list(passes(split(cursor, total, world, rank), world, max_local)) for rank in range(world)]
+    ranks = [list(accumulation_steps(split(cursor, total, world, rank), world, max_local)) for rank in range(world)]
     most = -(-total // world)
     assert {len(each) for each in ranks} == {-(-most // max_local)}
     assert {one.count for each in ranks for one in each} == {len(ranks[0])}
@@ -88,14 +89,14 @@ def test_passes_are_few_even_and_complete(cursor: int, total: int, world: int, m
         assert max(sizes) - min(sizes) <= 1
 
 
-def steps_of(feeds: list[Feed], *where: int) -> Iterator[list[list[tuple[Pass, Any]]]]:
+def steps_of(feeds: list[Feed], *where: int) -> Iterator[list[list[tuple[AccumulationStep, Any]]]]:
     """What the ranks fetch of each step: its passes, and in each what each rank has."""
     epoch, cursor, batch, max_local = where
     world = len(feeds)
     together = zip(
         *(feed.batches(epoch, cursor, batch, world, rank, max_local) for rank, feed in enumerate(feeds)), strict=True
     )
-    step: list[list[tuple[Pass, Any]]] = []
+    step: list[list[tuple[AccumulationStep, Any]]] = []
     for one in together:
         step.append(list(one))
         if one[0][0].last:
@@ -113,11 +114,11 @@ def use(history: list[tuple[int, int, int, int]], feeds: list[Feed]) -> Counter[
         for step in steps_of(feeds[:world], 1, cursor, batch, max_local) if steps else ():
             total = 0
             for one in step:
-                for feed, (passed, (got,)) in zip(feeds, one, strict=False):
-                    assert len(got) == max(passed.samples, 1)  # also a rank without samples takes part
-                    assert got[: passed.samples].tolist() == feed.indices(1, passed)
-                    used.update(got[: passed.samples].tolist())
-                    total += passed.samples
+                for feed, (part, (got,)) in zip(feeds, one, strict=False):
+                    assert len(got) == max(part.samples, 1)  # also a rank without samples takes part
+                    assert got[: part.samples].tolist() == feed.indices(1, part)
+                    used.update(got[: part.samples].tolist())
+                    total += part.samples
             assert total == step[0][0][0].share.total == min(batch, samples - cursor)
             cursor, taken = cursor + total, taken + 1
             if taken == steps:
@@ -202,10 +203,10 @@ def test_feed_fetches_what_the_shares_say(workers: int) -> None:
     feed = Feed(tensors(11), shuffle=True, seed=0, num_workers=workers)
     order = feed.order(0)
     state = torch.get_rng_state()
-    got = [(passed.share, passed.samples, x.tolist()) for passed, (x,) in feed.batches(0, 3, 4, 3, 2, 9)]
+    got = [(part.share, part.samples, x.tolist()) for part, (x,) in feed.batches(0, 3, 4, 3, 2, 9)]
     assert torch.equal(state, torch.get_rng_state())
     assert got == [(share, 1, [order[p]]) for share, p in zip(shares(3, 11, 4, 3, 2), (6, 10), strict=True)]
-    alone = [(passed.samples, x.tolist()) for passed, (x,) in feed.batches(0, 10, 4, 3, 2, 9)]
+    alone = [(part.samples, x.tolist()) for part, (x,) in feed.batches(0, 10, 4, 3, 2, 9)]
     assert alone == [(0, [order[10]])]  # borrowed, and not counted
 
 
@@ -227,3 +228,21 @@ def test_what_cannot_be_obeyed_is_refused() -> None:
     for option in ("prefetch_factor", "persistent_workers"):
         with pytest.raises(ValueError, match=option):
             Feed(tensors(3), shuffle=True, seed=0, options={option: 2})
+
+
+def test_batch_in_force_is_what_fits() -> None:
+    """Protects memory and honesty: never more than the job or its GPUs take, and back to the wish when they do."""
+    assert clamp_batch(256, world=1, max_batch=512, max_local_batch=64) == 64
+    assert clamp_batch(256, world=8, max_batch=512, max_local_batch=64) == 256
+    assert clamp_batch(1024, world=16, max_batch=512, max_local_batch=64) == 512
+    assert clamp_batch(256, world=1, max_batch=512, max_local_batch=64, max_passes=3) == 192
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4096), st.integers(1, 64), st.integers(1, 4096), st.integers(1, 64), st.integers(1, 64))
+def test_batch_in_force_needs_no_more_passes(wanted: int, world: int, most: int, local: int, passes: int) -> None:
+    """Protects the bound on passes: split over the ranks as evenly as possible, no rank needs more."""
+    batch = clamp_batch(wanted, world, most, local, passes)
+    assert 1 <= batch <= max(1, min(wanted, most))
+    assert math.ceil(math.ceil(batch / world) / local) <= passes
+    assert batch == wanted or batch in (most, local * passes * world)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
 from ones_wrapper.data.feed import Feed
-from ones_wrapper.data.randomness import draws, key, sample_keys, seed_all, seed_step
+from ones_wrapper.data.randomness import key, may_draw, sample_keys, seed_all, seed_step
 
 Drawn = tuple[float, float, float]
 
@@ -46,8 +46,8 @@ def drawn(epoch: int, cursor: int, batch: int, world: int, seed: int = 0, **how:
     found: dict[int, Drawn] = {}
     for rank in range(world):
         feed = Feed(Augmented(), shuffle=True, seed=seed, collate_fn=plain, **how)
-        for passed, got in feed.batches(epoch, cursor, batch, world, rank, 3):
-            found |= dict(got[: passed.samples])
+        for part, got in feed.batches(epoch, cursor, batch, world, rank, 3):
+            found |= dict(got[: part.samples])
     return found
 
 
@@ -131,11 +131,11 @@ def test_datasets_that_cannot_draw() -> None:
         pass
 
     tensors, noisy = TensorDataset(torch.arange(3)), Noisy(torch.arange(3))
-    assert not draws(tensors) and not draws(Subset(Subset(tensors, [0, 1]), [1]))
-    assert not draws(ConcatDataset([tensors, tensors]))
-    assert not draws(StackDataset(tensors, tensors)) and not draws(StackDataset(a=tensors, b=tensors))
-    assert draws(noisy) and draws(Subset(noisy, [0])) and draws(ConcatDataset([tensors, noisy]))
-    assert draws(StackDataset(a=tensors, b=noisy)) and draws(Augmented())
+    assert not may_draw(tensors) and not may_draw(Subset(Subset(tensors, [0, 1]), [1]))
+    assert not may_draw(ConcatDataset([tensors, tensors]))
+    assert not may_draw(StackDataset(tensors, tensors)) and not may_draw(StackDataset(a=tensors, b=tensors))
+    assert may_draw(noisy) and may_draw(Subset(noisy, [0])) and may_draw(ConcatDataset([tensors, noisy]))
+    assert may_draw(StackDataset(a=tensors, b=noisy)) and may_draw(Augmented())
 
 
 def test_steps_are_seeded_by_step_and_rank() -> None:

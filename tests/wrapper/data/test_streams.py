@@ -82,10 +82,10 @@ def use(feed: StreamFeed, history: list[tuple[int, int, int, int]], samples: int
         ranks = [feed.batches(3, cursor, batch, world, rank, max_local) for rank in range(world)]
         step: dict[int, int] = {}
         for together in zip(*ranks, strict=True):  # strict: the end comes to all alike
-            assert len({(passed.share.total, passed.index, passed.count) for passed, _ in together}) == 1
-            for passed, got in together:
-                assert len(got) == max(passed.samples, 1) <= max_local
-                step |= dict(zip(feed.indices(3, passed), got, strict=False))
+            assert len({(part.share.total, part.index, part.count) for part, _ in together}) == 1
+            for part, got in together:
+                assert len(got) == max(part.samples, 1) <= max_local
+                step |= dict(zip(feed.indices(3, part), got, strict=False))
             if together[0][0].last:
                 assert len(step) == together[0][0].share.total == min(batch, samples - cursor)
                 assert sorted(step) == list(range(cursor, cursor + len(step)))
@@ -129,7 +129,7 @@ def test_what_a_sample_draws_follows_from_its_position(workers: int) -> None:
     alone = [one for _, got in feed.batches(1, 0, 6, 1, 0, 6) for one in got]
     assert len({value for one in alone for value in one[1:]}) == 60
     parts = [feed.batches(1, 7, 5, 3, rank, 1) for rank in range(3)]
-    later = [one for part in parts for passed, got in part for one in got[: passed.samples]]
+    later = [one for part in parts for part, got in part for one in got[: part.samples]]
     assert sorted(later) == sorted(alone[7:])
     assert state[0] == random.getstate() and torch.equal(state[1], torch.get_rng_state())
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ones_wrapper.data.feed import passes, split
+from ones_wrapper.data.feed import accumulation_steps, split
 from ones_wrapper.gradients.exchange import DdpExchange
 from ones_wrapper.group import Group
 from tests.wrapper.forked import Team
@@ -51,7 +51,10 @@ def test_gradients_are_the_mean_over_all_samples(
 def test_with_the_passes_that_the_data_makes(teams: dict[int, Team], world: int, totals: list[int], most: int) -> None:
     """The same for steps that are cut into passes as an epoch's are."""
     steps = [
-        [[one.samples for one in passes(split(0, total, world, rank), world, most)] for rank in range(world)]
+        [
+            [one.samples for one in accumulation_steps(split(0, total, world, rank), world, most)]
+            for rank in range(world)
+        ]
         for total in totals
     ]
     expected = in_one_process(steps)
@@ -74,9 +77,9 @@ def noise_of(group: Group, sizes: Sizes) -> tuple[list[tuple[float, int, int]], 
     seen = Seen(group)
     exchange = DdpExchange(group, seen)
     model = exchange.wrap(made())
-    for passed in passes_of(sizes, group.rank, 0):
-        with exchange.during(passed):
-            loss(model(local_batch(passed.start, passed.samples))).backward()
+    for part in passes_of(sizes, group.rank, 0):
+        with exchange.during(part):
+            loss(model(local_batch(part.start, part.samples))).backward()
     return seen.locals, seen.wholes
 
 
@@ -101,8 +104,8 @@ def around_the_wrapper(group: Group) -> list[str]:
     exchange = DdpExchange(group, None)
     model = exchange.wrap(made())
     assert exchange.owns(model) and not exchange.owns(model.module)
-    (passed,) = passes_of([[2], [2]], group.rank, 0)
-    with exchange.during(passed):
+    (part,) = passes_of([[2], [2]], group.rank, 0)
+    with exchange.during(part):
         loss(model.module(local_batch(0, 2))).backward()
         with pytest.raises(RuntimeError) as error:
             exchange.finish()
@@ -129,9 +132,9 @@ def test_wrong_uses_are_said(teams: dict[int, Team]) -> None:
 def exchanged(group: Group, noise: bool, sizes: Sizes) -> bool:
     exchange = DdpExchange(group, Seen(group) if noise else None)
     model = exchange.wrap(made())
-    for passed in passes_of(sizes, group.rank, 0):
-        with exchange.during(passed):
-            loss(model(local_batch(passed.start, passed.samples))).backward()
+    for part in passes_of(sizes, group.rank, 0):
+        with exchange.during(part):
+            loss(model(local_batch(part.start, part.samples))).backward()
     return exchange._arrived
 
 

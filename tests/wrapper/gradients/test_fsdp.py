@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from ones_wrapper.data.feed import passes, split
+from ones_wrapper.data.feed import accumulation_steps, split
 from ones_wrapper.gradients.fsdp import FsdpExchange
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
@@ -79,9 +79,9 @@ def noise_of(group: Group, sizes: Sizes, shape: tuple[int, ...]) -> tuple[list[t
     seen = Seen(group)
     exchange = FsdpExchange(group, seen)
     model = exchange.wrap(made(), mesh=mesh_of(shape))
-    for passed in passes_of(sizes, group.rank, 0):
-        with exchange.during(passed):
-            loss(model(local_batch(passed.start, passed.samples))).backward()
+    for part in passes_of(sizes, group.rank, 0):
+        with exchange.during(part):
+            loss(model(local_batch(part.start, part.samples))).backward()
     return seen.locals, seen.wholes
 
 
@@ -99,7 +99,9 @@ def test_the_noise_scale_sees_each_pass_and_the_whole(
 ) -> None:
     """`local` gets the mean over a pass's samples, and all ranks' `whole_shard` together that over all samples."""
     world, cursor = int(np.prod(shape)), 0
-    sizes = [[one.samples for one in passes(split(0, total, world, rank), world, 2)] for rank in range(world)]
+    sizes = [
+        [one.samples for one in accumulation_steps(split(0, total, world, rank), world, 2)] for rank in range(world)
+    ]
     shown = teams[world].run(noise_of, sizes, shape)
     for own, (locals_, _) in zip(sizes, shown, strict=True):
         for index, samples in enumerate(own):
@@ -126,9 +128,9 @@ def noise_scale(group: Group, passes_each: int, steps: int) -> tuple[float, floa
     sizes = [[4] * passes_each] * group.world
     batch = 4 * passes_each * group.world
     for step in range(steps):
-        for passed in passes_of(sizes, group.rank, step * batch):
-            chosen = torch.arange(passed.start, passed.start + passed.samples) % len(x)
-            with exchange.during(passed):
+        for part in passes_of(sizes, group.rank, step * batch):
+            chosen = torch.arange(part.start, part.start + part.samples) % len(x)
+            with exchange.during(part):
                 nn.functional.mse_loss(model(x[chosen]), y[chosen]).backward()
         noise.step(batch)
         model.zero_grad()
@@ -177,9 +179,9 @@ def in_low_precision(group: Group, sizes: Sizes) -> Any:
     exchange = FsdpExchange(group, NoiseScale(group))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = exchange.wrap(made().float(), mp_policy=policy)
-    for passed in passes_of(sizes, group.rank, 0):
-        with exchange.during(passed):
-            loss(model(local_batch(passed.start, passed.samples).float()).float()).backward()
+    for part in passes_of(sizes, group.rank, 0):
+        with exchange.during(part):
+            loss(model(local_batch(part.start, part.samples).float()).float()).backward()
     return flat([p.grad for p in model.parameters()], list(made().parameters()))
 
 
@@ -226,8 +228,8 @@ def test_bad_options_are_refused(teams: dict[int, Team], make: Callable[[Group],
 def only_inside(group: Group) -> str:
     exchange = FsdpExchange(group, None)
     exchange.wrap(made())
-    (passed,) = passes_of([[1], [1]], group.rank, 0)
-    with exchange.during(passed), pytest.raises(RuntimeError) as error:
+    (part,) = passes_of([[1], [1]], group.rank, 0)
+    with exchange.during(part), pytest.raises(RuntimeError) as error:
         exchange.finish()
     return str(error.value)
 

@@ -1,6 +1,6 @@
 """Gradients over MPI: those of one process, whatever the shares; and what happens where MPI is not as it should be.
 
-Run as a program (`python -m tests.wrapper.gradients.test_mpi_exchange CHECK`) this is one rank that makes one of the checks.
+As a program (`python -m tests.wrapper.gradients.test_mpi_exchange CHECK`) this is one rank that makes one check.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 
 from ones_wrapper.api import join
 from ones_wrapper.data import feed as data
-from ones_wrapper.data.feed import Pass, split
+from ones_wrapper.data.feed import AccumulationStep, split
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
 from tests.wrapper.test_group import TIMEOUT_S, TOP, clean_env, under_mpi
@@ -48,7 +48,7 @@ class Odd(nn.Module):
         return {"y": self.head(x).squeeze(1)}
 
 
-def passes(total: int, most: int, group: Group) -> list[Pass]:
+def accumulation_steps(total: int, most: int, group: Group) -> list[AccumulationStep]:
     """The passes of one step on one rank."""
     return list(data.passes(split(0, total, group.world, group.rank), group.world, most))
 
@@ -61,9 +61,9 @@ def batch(step: int, total: int) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def cut(x: torch.Tensor, passed: Pass) -> torch.Tensor:
+def cut(x: torch.Tensor, part: AccumulationStep) -> torch.Tensor:
     """The pass's samples; where it counts none, NaN in place of the borrowed one, which must not be counted."""
-    return x[passed.start : passed.start + passed.samples] if passed.samples else torch.full_like(x[:1], torch.nan)
+    return x[part.start : part.start + part.samples] if part.samples else torch.full_like(x[:1], torch.nan)
 
 
 def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -104,10 +104,10 @@ def check_gradients(bucket_cap_mb: float) -> None:
     for step, (total, most) in enumerate(STEPS):
         x, y = batch(step, total)
         noise.locals, noise.wholes = [], []
-        mine = passes(total, most, group)
-        for passed in mine:
-            with exchange.during(passed):
-                loss_of(model, cut(x, passed), cut(y, passed)).backward()
+        mine = accumulation_steps(total, most, group)
+        for part in mine:
+            with exchange.during(part):
+                loss_of(model, cut(x, part), cut(y, part)).backward()
         loss_of(alone, x, y).backward()
         for (name, one), other in zip(model.named_parameters(), alone.parameters(), strict=True):
             assert (one.grad is None) == (other.grad is None), f"step {step}: {name}"
@@ -146,16 +146,16 @@ def check_short_types() -> None:
     model = exchange.wrap(inner)
     shadow = copy.deepcopy(inner)
     torch.manual_seed(group.rank)
-    (passed,) = passes(8, 100, group)
-    x = torch.randn(passed.samples, 40)
-    with exchange.during(passed):
+    (part,) = accumulation_steps(8, 100, group)
+    x = torch.randn(part.samples, 40)
+    with exchange.during(part):
         model(x).float().mean().backward()
         exchange.finish()
     assert shadow.module is shadow, "a copy is one of the model alone, and is not exchanged"
     shadow(x).float().mean().backward()
     for one, own in zip(model.parameters(), shadow.parameters(), strict=True):
         assert own.grad is not None
-        parts = group.gather(own.grad.float() * (passed.samples / 8))
+        parts = group.gather(own.grad.float() * (part.samples / 8))
         expected = torch.stack(parts).sum(0).to(own.dtype)
         torch.testing.assert_close(one.grad, expected, rtol=1e-2 if own.dtype == torch.bfloat16 else 1e-5, atol=1e-6)
     for name, buffer in model.named_buffers():
@@ -182,22 +182,22 @@ def check_refusals() -> None:
             raise AssertionError("ranks with different models go on")
         except ValueError as error:
             assert "another model" in str(error)
-    (passed,) = passes(6, 100, group)
+    (part,) = accumulation_steps(6, 100, group)
     exchange = MpiExchange(group, None)
     model = exchange.wrap(nn.Linear(2, 1))
     with pytest.raises(RuntimeError, match="outside the loader's loop"):
         model(torch.ones(1, 2)).sum().backward()
-    with pytest.raises(RuntimeError, match="twice in one step"), exchange.during(passed):
+    with pytest.raises(RuntimeError, match="twice in one step"), exchange.during(part):
         model(torch.ones(1, 2)).sum().backward()
         model(torch.ones(1, 2)).sum().backward()
     model.zero_grad()
-    with exchange.during(passed):  # and the next step is sound
+    with exchange.during(part):  # and the next step is sound
         model(torch.full((1, 2), float(group.rank))).sum().backward()
     assert model.weight.grad[0, 0] == sum(range(group.world)) / group.world  # type: ignore[index, union-attr]
-    with pytest.raises(RuntimeError, match="sparse"), exchange.during(passed):
+    with pytest.raises(RuntimeError, match="sparse"), exchange.during(part):
         words = MpiExchange(group, None)
         embedding = words.wrap(nn.Embedding(3, 2, sparse=True))
-        with words.during(passed):
+        with words.during(part):
             embedding(torch.tensor([1])).sum().backward()
 
 
@@ -233,8 +233,8 @@ def check_overlap() -> None:
     for _ in range(24):
         layers += [nn.Linear(256, 256, bias=False)]
     model = exchange.wrap(nn.ModuleList(layers), bucket_cap_mb=1)  # 4 layers a bucket
-    (passed,) = passes(6, 100, group)
-    with exchange.during(passed):
+    (part,) = accumulation_steps(6, 100, group)
+    with exchange.during(part):
         x = torch.ones(1, 256)
         for layer in layers:
             x = Slow.apply(layer(x))  # type: ignore[no-untyped-call]
@@ -249,7 +249,7 @@ def check_failing_rank() -> None:
     """One rank ends with an error while the others wait for it."""
     from ones_wrapper import mpi_group
 
-    mpi_group.FAREWELL_S = 0.3
+    mpi_group.EXIT_WAIT_S = 0.3
     group = join("mpi")
     if group.rank == 1:
         group.close(7)

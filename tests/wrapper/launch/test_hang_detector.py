@@ -15,7 +15,7 @@ from ones_wrapper.launch.restart_policy import HUNG
 
 def test_who_hangs() -> None:
     """Protects ranks that have not begun, or are done, from being taken for hung."""
-    board = watch.Board(3)
+    board = watch.Heartbeats(3)
     assert board.hung(1e9, 5.0) == []
     board.beat(0, 100.0)
     board.beat(2, 103.0)
@@ -29,10 +29,10 @@ def test_who_hangs() -> None:
 
 def test_beats_cross_a_fork_and_cost_nothing() -> None:
     """Protects the launcher's view of its ranks, and the step from the watch: under 5 microseconds a beat."""
-    board = watch.Board(2)
+    board = watch.Heartbeats(2)
     pid = os.fork()
     if pid == 0:
-        watch.join(board, 1)
+        watch.watch_rank(board, 1)
         started = time.perf_counter()
         for _ in range(10_000):
             watch.beat()
@@ -40,21 +40,21 @@ def test_beats_cross_a_fork_and_cost_nothing() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert board.hung(time.monotonic() + 10, 5.0) == [1]
     watch.beat()  # nobody watches this process
-    watch.rest()
+    watch.pause()
 
 
 def test_limits() -> None:
     """Protects the setting: off at 0, and nonsense does not end a job."""
-    assert watch.longest_s({}) == watch.HANG_S
-    assert watch.longest_s({"ONES_HANG_S": "0"}) == 0
-    assert watch.longest_s({"ONES_HANG_S": "soon"}) == watch.HANG_S
+    assert watch.limit_s({}) == watch.HANG_S
+    assert watch.limit_s({"ONES_HANG_S": "0"}) == 0
+    assert watch.limit_s({"ONES_HANG_S": "soon"}) == watch.HANG_S
 
 
 def test_rank_without_a_launcher_watches_itself() -> None:
     """Protects MPI ranks, which nobody of ours forked."""
     code = (
         "import os, time\nfrom ones_wrapper.launch import hang_detector as watch\n"
-        f"watch.watch_myself(0.4, lambda: os._exit({HUNG}), 0.1)\n"
+        f"watch.watch_this_process(0.4, lambda: os._exit({HUNG}), 0.1)\n"
         "time.sleep(0.8)\nwatch.beat()\ntime.sleep(30)\n"
     )
     started = time.monotonic()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ones_wrapper.launch import Wish, job_directory, main, make_job_directory
+from ones_wrapper.launch import LaunchOptions, find_job_directory, main, make_job_directory
 from ones_wrapper.launch import plan as plan_for
 from ones_wrapper.launch.rank_placement import PORTS, STALE, LaunchError, master_port
 from ones_wrapper.launch.supervise import Launch
@@ -82,8 +82,8 @@ def test_whole_node_site_names_its_gpus() -> None:
     """
     env = {k: v for k, v in RESIZED.items() if k != "SLURM_GPUS_ON_NODE"}
     for launch in (
-        plan(env, "t.py", [], job_dir=Path(), wish=Wish(ranks_per_node=3)),
-        plan(env | {"ONES_GPUS_PER_NODE": "1"}, "t.py", [], job_dir=Path(), wish=Wish(ranks_per_node=3)),
+        plan(env, "t.py", [], job_dir=Path(), options=LaunchOptions(ranks_per_node=3)),
+        plan(env | {"ONES_GPUS_PER_NODE": "1"}, "t.py", [], job_dir=Path(), options=LaunchOptions(ranks_per_node=3)),
     ):
         assert launch.env["ONES_GPUS_PER_NODE"] == "3"
         assert not [word for word in launch.command if "gres" in word or "gpu" in word]
@@ -93,7 +93,7 @@ def test_whole_node_site_names_its_gpus() -> None:
 
 def test_slurms_count_wins_over_the_script() -> None:
     """Protects a resized job whose batch script still names its first number of GPUs."""
-    assert plan(RESIZED, "t.py", [], job_dir=Path(), wish=Wish(ranks_per_node=1)).gpus_per_node == 4
+    assert plan(RESIZED, "t.py", [], job_dir=Path(), options=LaunchOptions(ranks_per_node=1)).gpus_per_node == 4
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_no_srun() -> None:
 
 def test_outside_slurm_the_ranks_run_here() -> None:
     """Protects trying a script on a workstation."""
-    launch = plan({}, "t.py", ["x"], job_dir=Path("/d"), wish=Wish(ranks_per_node=2))
+    launch = plan({}, "t.py", ["x"], job_dir=Path("/d"), options=LaunchOptions(ranks_per_node=2))
     assert launch.command == [sys.executable, "-m", "ones_wrapper.launch.node", "t.py", "x"]
     assert (launch.nodes, launch.gpus_per_node, launch.env["MASTER_ADDR"]) == (1, 2, "127.0.0.1")
 
@@ -158,8 +158,8 @@ def test_the_environment_is_obeyed_and_checked(tmp_path: Path, monkeypatch: pyte
 
 def test_job_directory(tmp_path: Path) -> None:
     """Protects the contract on where the job's directory is and who can read it."""
-    assert job_directory({"SLURM_JOB_ID": "7"}, tmp_path) == tmp_path / "ones-7"
-    assert job_directory({"ONES_JOB_DIR": "/a"}, tmp_path) == Path("/a")
+    assert find_job_directory({"SLURM_JOB_ID": "7"}, tmp_path) == tmp_path / "ones-7"
+    assert find_job_directory({"ONES_JOB_DIR": "/a"}, tmp_path) == Path("/a")
     old = os.umask(0o077)
     try:
         make_job_directory(tmp_path / "ones-7")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.launch import Wish, plan
+from ones_wrapper.launch import LaunchOptions, plan
 from ones_wrapper.launch.launchers import LAUNCHERS
 from ones_wrapper.launch.rank_placement import LaunchError
 from ones_wrapper.launch.supervise import Launch
@@ -34,11 +34,11 @@ MPIRUN = Path(sys.executable).with_name("mpirun")
 needs_mpirun = pytest.mark.skipif(not MPIRUN.exists(), reason="no mpirun beside this Python: pip install mpich")
 
 
-def planned(wish: Wish, answer: str = "", env: dict[str, str] = JOB) -> Launch:
+def planned(options: LaunchOptions, answer: str = "", env: dict[str, str] = JOB) -> Launch:
     def ask(command: Sequence[str]) -> str:
         return answer
 
-    return plan(env, "t.py", [], job_dir=Path("/jobs/7"), wish=wish, find=lambda name: f"/bin/{name}", ask=ask)
+    return plan(env, "t.py", [], job_dir=Path("/jobs/7"), options=options, find=lambda name: f"/bin/{name}", ask=ask)
 
 
 def words(launch: Launch) -> list[str]:
@@ -55,7 +55,7 @@ def test_registry() -> None:
 def test_srun_starts_a_process_a_rank_for_mpi(listing: str) -> None:
     """Protects MPI jobs: their processes must be the process manager's own, and as many as there are ranks."""
     for mpi in ("pmi2", "pmix"):
-        launch = planned(Wish("srun", mpi), listing)
+        launch = planned(LaunchOptions("srun", mpi), listing)
         assert words(launch)[:6] == [
             "/bin/srun",
             "--nodes=2",
@@ -72,50 +72,50 @@ def test_srun_starts_a_process_a_rank_for_mpi(listing: str) -> None:
 def test_missing_mpi_plugin() -> None:
     """Protects: Slurm's own message for it is no help."""
     with pytest.raises(LaunchError, match="names none, pmi2"):
-        planned(Wish("srun", "pmix"), "MPI plugin types are...\n\tnone\n\tpmi2\n")
+        planned(LaunchOptions("srun", "pmix"), "MPI plugin types are...\n\tnone\n\tpmi2\n")
 
 
 @pytest.mark.parametrize(
-    ("wish", "says"),
+    ("options", "says"),
     [
-        (Wish("srun", backend="mpi"), "--mpi pmi2 or pmix"),
-        (Wish("ibrun", mpi="pmi2"), "--backend mpi"),
-        (Wish("local"), "the job has 2"),
+        (LaunchOptions("srun", backend="mpi"), "--mpi pmi2 or pmix"),
+        (LaunchOptions("ibrun", mpi="pmi2"), "--backend mpi"),
+        (LaunchOptions("local"), "the job has 2"),
     ],
 )
-def test_contradictions(wish: Wish, says: str) -> None:
+def test_contradictions(options: LaunchOptions, says: str) -> None:
     """Protects from a start in which ranks do not find each other."""
     with pytest.raises(LaunchError, match=says):
-        planned(wish)
+        planned(options)
 
 
 def test_ibrun_is_told_the_counts_of_now() -> None:
     """Protects a resized job at TACC: ibrun sizes itself from Slurm's variables, which tell of the first shape."""
-    node = planned(Wish("ibrun"))
+    node = planned(LaunchOptions("ibrun"))
     assert words(node) == ["/bin/ibrun", "-n", "2", "-o", "0"]
     assert (node.env["TACC_TASKS_PER_NODE"], node.env["IBRUN_TASKS_PER_NODE"]) == ("1", "1")
     assert (node.env["SLURM_NTASKS"], node.env["SLURM_TASKS_PER_NODE"], node.env["SLURM_NNODES"]) == ("2", "1(x2)", "2")
-    ranks = planned(Wish("ibrun", backend="mpi"))
+    ranks = planned(LaunchOptions("ibrun", backend="mpi"))
     assert words(ranks) == ["/bin/ibrun", "-n", "8", "-o", "0"]
     assert (ranks.env["TACC_TASKS_PER_NODE"], ranks.env["SLURM_TASKS_PER_NODE"]) == ("4", "4(x2)")
 
 
 def test_mpirun_of_either_kind() -> None:
     """Protects the options, which are not the same: the ranks of a node, and what is handed on to other nodes."""
-    assert words(planned(Wish("mpirun"), HYDRA)) == ["/bin/mpirun", "-n", "2", "-ppn", "1", "-genvall"]
+    assert words(planned(LaunchOptions("mpirun"), HYDRA)) == ["/bin/mpirun", "-n", "2", "-ppn", "1", "-genvall"]
     intel = "Intel(R) MPI Library for Linux* OS, Version 2021.11"
-    assert words(planned(Wish("mpirun", backend="mpi"), intel))[:5] == ["/bin/mpirun", "-n", "8", "-ppn", "4"]
-    command = words(planned(Wish("mpirun", backend="mpi"), OPEN_MPI))
+    assert words(planned(LaunchOptions("mpirun", backend="mpi"), intel))[:5] == ["/bin/mpirun", "-n", "8", "-ppn", "4"]
+    command = words(planned(LaunchOptions("mpirun", backend="mpi"), OPEN_MPI))
     assert command[:7] == ["/bin/mpirun", "-n", "8", "--map-by", "ppr:4:node:OVERSUBSCRIBE", "--bind-to", "none"]
     exported = command[8::2]
     assert {"MASTER_ADDR", "MASTER_PORT", "ONES_JOB_DIR", "ONES_NODES", "ONES_LAUNCHER"} <= set(exported)
     with pytest.raises(LaunchError, match="neither"):
-        planned(Wish("mpirun"), "mpirun of another kind")
+        planned(LaunchOptions("mpirun"), "mpirun of another kind")
 
 
 def test_nothing_of_an_older_start_is_left() -> None:
     """Protects from ranks that take a variable of the batch script's own surroundings for theirs."""
-    launch = planned(Wish("mpirun"), HYDRA)
+    launch = planned(LaunchOptions("mpirun"), HYDRA)
     assert not {"PMI_RANK", "PMIX_SERVER_URI", "OMPI_COMM_WORLD_SIZE"} & set(launch.env)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ones_wrapper.launch.rank_placement import Place, PlaceError, node_of, own_place
+from ones_wrapper.launch.rank_placement import Placement, PlacementError, own_node, own_placement
 
 PLAN = {"ONES_NODES": "2", "ONES_GPUS_PER_NODE": "2"}
 BATCH = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
@@ -52,8 +52,8 @@ def open_mpi(rank: int, size: int, local: int, local_size: int) -> dict[str, str
 )
 def test_last_rank_of_four(env: dict[str, str]) -> None:
     """Protects the ranks' numbers under every process manager: each has names of its own."""
-    place = own_place(PLAN | env)
-    assert place == Place(3, 4, 1, 2, 1, 2)
+    place = own_placement(PLAN | env)
+    assert place == Placement(3, 4, 1, 2, 1, 2)
     assert place.env() == {
         "RANK": "3",
         "WORLD_SIZE": "4",
@@ -65,9 +65,9 @@ def test_last_rank_of_four(env: dict[str, str]) -> None:
 
 def test_node_launchers() -> None:
     """Protects the torch backend: one task a node, numbered by its starter; outside Slurm there is one node."""
-    assert node_of(PLAN | srun(1, 2, 0)) == 1
-    assert node_of(PLAN | hydra(1, 2, 0, 1)) == 1
-    assert node_of({"ONES_NODES": "1", "ONES_GPUS_PER_NODE": "2", "PMI_RANK": "5"}) == 0
+    assert own_node(PLAN | srun(1, 2, 0)) == 1
+    assert own_node(PLAN | hydra(1, 2, 0, 1)) == 1
+    assert own_node({"ONES_NODES": "1", "ONES_GPUS_PER_NODE": "2", "PMI_RANK": "5"}) == 0
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ def test_node_launchers() -> None:
 )
 def test_not_as_planned(env: dict[str, str], says: str) -> None:
     """Protects from ranks that each train the whole job side by side, writing over each other's checkpoints."""
-    with pytest.raises(PlaceError, match=says):
-        own_place(PLAN | env)
+    with pytest.raises(PlacementError, match=says):
+        own_placement(PLAN | env)
 
 
 def test_two_node_launchers_on_one_node() -> None:
     """Protects a node from ranks that share its GPUs while another node is idle."""
-    with pytest.raises(PlaceError, match="this node has 2 processes, not 1"):
-        node_of(PLAN | hydra(1, 2, 1, 2))
+    with pytest.raises(PlacementError, match="this node has 2 processes, not 1"):
+        own_node(PLAN | hydra(1, 2, 1, 2))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ones_wrapper.launch.process_hooks import FLAGS, already_requeued_by
+from ones_wrapper.launch.process_hooks import FLAGS, requeue_conflict
 
 
 @pytest.fixture(autouse=True)
@@ -48,20 +48,20 @@ class Compose:
 
 def test_an_ordinary_job_is_left_alone() -> None:
     """Protects everybody else: no false alarm from our own handlers, nor from the defaults."""
-    assert already_requeued_by({}) == ""
+    assert requeue_conflict({}) == ""
     FLAGS.install()
-    assert already_requeued_by({"SLURM_JOB_ID": "7", "SUBMITIT_EXECUTOR": "local"}) == ""
+    assert requeue_conflict({"SLURM_JOB_ID": "7", "SUBMITIT_EXECUTOR": "local"}) == ""
 
 
 def test_submitit_by_its_environment() -> None:
     """Protects jobs whose ranks are not submitit's own process: its handlers are not in them."""
-    assert "SUBMITIT_EXECUTOR=slurm" in already_requeued_by({"SUBMITIT_EXECUTOR": "slurm"})
+    assert "SUBMITIT_EXECUTOR=slurm" in requeue_conflict({"SUBMITIT_EXECUTOR": "slurm"})
 
 
 def test_submitit_by_its_handler() -> None:
     """Protects a script that submitit calls directly, whatever signal it was told to use."""
     signal.signal(signal.SIGUSR2, method("submitit.core.job_environment", "checkpoint_and_try_requeue"))
-    assert "checkpoint_and_try_requeue handles SIGUSR2" in already_requeued_by({})
+    assert "checkpoint_and_try_requeue handles SIGUSR2" in requeue_conflict({})
 
 
 LIGHTNING = [f"{package}.trainer.connectors.signal_connector" for package in ("pytorch_lightning", "lightning.pytorch")]
@@ -72,7 +72,7 @@ LIGHTNING = [f"{package}.trainer.connectors.signal_connector" for package in ("p
 def test_lightning_by_its_handler(module: str, number: signal.Signals) -> None:
     """Protects against Lightning's requeue, under both of its names and any signal; the message says what to write."""
     signal.signal(number, Compose(method(module, "_slurm_sigusr_handler_fn")))
-    assert "SLURMEnvironment(auto_requeue=False)" in already_requeued_by({})
+    assert "SLURMEnvironment(auto_requeue=False)" in requeue_conflict({})
 
 
 @pytest.mark.parametrize("module", LIGHTNING)
@@ -81,7 +81,7 @@ def test_lightning_behind_our_handlers(module: str) -> None:
     FLAGS.install()
     notifier, bypass = method(module, "_sigterm_notifier_fn"), method(module, "_sigterm_handler_fn")
     signal.signal(signal.SIGTERM, Compose(notifier, bypass, signal.getsignal(signal.SIGTERM)))
-    assert "Lightning" in already_requeued_by({})
+    assert "Lightning" in requeue_conflict({})
 
 
 @pytest.mark.parametrize("module", LIGHTNING)
@@ -90,7 +90,7 @@ def test_lightning_with_its_requeue_switched_off(module: str) -> None:
     FLAGS.install()
     notifier = method(module, "_sigterm_notifier_fn")
     signal.signal(signal.SIGTERM, Compose(notifier, signal.getsignal(signal.SIGTERM)))
-    assert already_requeued_by({}) == ""
+    assert requeue_conflict({}) == ""
 
 
 def test_handlers_that_hold_themselves() -> None:
@@ -98,7 +98,7 @@ def test_handlers_that_hold_themselves() -> None:
     handler = Compose()
     handler.signal_handlers = [handler, handler]
     signal.signal(signal.SIGUSR1, handler)
-    assert already_requeued_by({}) == ""
+    assert requeue_conflict({}) == ""
 
 
 SUBMITIT = """

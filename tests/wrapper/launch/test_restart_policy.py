@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ones_wrapper.launch.job_directory import read_tries, told, write_tries
+from ones_wrapper.launch.job_directory import read_tries, summarize_reports, write_tries
 from ones_wrapper.launch.restart_policy import (
     CRASHED,
     DONT_RESTART,
@@ -20,11 +20,11 @@ from ones_wrapper.launch.restart_policy import (
     OUT_OF_MEMORY,
     STOP_CODE,
     Action,
-    End,
     Limits,
+    Outcome,
     Tries,
-    cause,
     decide,
+    explaining_code,
 )
 from ones_wrapper.protocol import Bye, Checkpoint, Hello, encode_report
 from tests.wrapper.runs import Run, samples_used
@@ -33,34 +33,34 @@ STEP_5, STEP_9 = "step-000000005", "step-000000009"
 KILLED = 137
 
 
-def action(end: End, tries: Tries = Tries(), limits: Limits = Limits()) -> Action:
+def action(end: Outcome, tries: Tries = Tries(), limits: Limits = Limits()) -> Action:
     return decide(end, tries, limits).action
 
 
 def test_want_of_memory_costs_no_try() -> None:
     """Protects a batch that is far too large: each halving is progress, and there are few of them."""
-    step = decide(End(OUT_OF_MEMORY), Tries(0, failures=3), Limits())
-    assert (step.action, step.tries) == (Action.AGAIN, Tries(0, restarts=1, failures=3, halvings=1))
-    assert action(End(OUT_OF_MEMORY), Tries(0, failures=3, halvings=1000)) is Action.END
+    step = decide(Outcome(OUT_OF_MEMORY), Tries(0, failures=3), Limits())
+    assert (step.action, step.tries) == (Action.RESTART, Tries(0, restarts=1, failures=3, halvings=1))
+    assert action(Outcome(OUT_OF_MEMORY), Tries(0, failures=3, halvings=1000)) is Action.END
 
 
 @pytest.mark.parametrize("code", [*CRASHED, HUNG, OUT_OF_MEMORY])
 def test_crashes_are_tried_again(code: int) -> None:
     """Protects a week of training from one bad moment of one node."""
-    assert action(End(code, checkpoint=STEP_5, ours=True)) is Action.AGAIN
-    assert action(End(code)) is Action.AGAIN  # from the beginning: nothing is lost by it
+    assert action(Outcome(code, checkpoint=STEP_5, ours=True)) is Action.RESTART
+    assert action(Outcome(code)) is Action.RESTART  # from the beginning: nothing is lost by it
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 130, STOP_CODE, DONT_RESTART])
 def test_the_scripts_own_word_ends_the_job(code: int) -> None:
     """Protects the allocation: what failed by itself would fail again, and a stop is meant."""
-    assert action(End(code, checkpoint=STEP_5, ours=True)) is Action.END
+    assert action(Outcome(code, checkpoint=STEP_5, ours=True)) is Action.END
 
 
 @pytest.mark.parametrize("code", [STOP_CODE, KILLED, HUNG, 128 + signal.SIGUSR2])
 def test_the_time_limit_leads_to_a_requeue(code: int) -> None:
     """Protects jobs longer than their time limit."""
-    end = End(code, warned=True, checkpoint=STEP_5, ours=True)
+    end = Outcome(code, warned=True, checkpoint=STEP_5, ours=True)
     step = decide(end, Tries(3), Limits())
     assert (step.action, step.tries) == (Action.REQUEUE, Tries(3, requeues=1, requeued_at=STEP_5))
     assert "requeue 1 of 20" in step.why and STEP_5 in step.why
@@ -69,14 +69,22 @@ def test_the_time_limit_leads_to_a_requeue(code: int) -> None:
 @pytest.mark.parametrize(
     ("end", "tries", "says"),
     [
-        (End(STOP_CODE, warned=True), Tries(), "made no checkpoint"),
-        (End(STOP_CODE, warned=True, checkpoint=STEP_5), Tries(), "made no checkpoint and loaded none"),
-        (End(STOP_CODE, warned=True, checkpoint=STEP_5, ours=True), Tries(0, 20, ""), "--requeues allows no more"),
-        (End(STOP_CODE, warned=True, checkpoint=STEP_5, ours=True), Tries(0, 1, STEP_5), "no newer checkpoint than"),
-        (End(STOP_CODE, warned=True, checkpoint=STEP_5, ours=True, no_requeue="no scontrol"), Tries(), "no scontrol"),
+        (Outcome(STOP_CODE, warned=True), Tries(), "made no checkpoint"),
+        (Outcome(STOP_CODE, warned=True, checkpoint=STEP_5), Tries(), "made no checkpoint and loaded none"),
+        (Outcome(STOP_CODE, warned=True, checkpoint=STEP_5, ours=True), Tries(0, 20, ""), "--requeues allows no more"),
+        (
+            Outcome(STOP_CODE, warned=True, checkpoint=STEP_5, ours=True),
+            Tries(0, 1, STEP_5),
+            "no newer checkpoint than",
+        ),
+        (
+            Outcome(STOP_CODE, warned=True, checkpoint=STEP_5, ours=True, no_requeue="no scontrol"),
+            Tries(),
+            "no scontrol",
+        ),
     ],
-)  # fmt: skip
-def test_no_requeue_that_leads_nowhere(end: End, tries: Tries, says: str) -> None:
+)
+def test_no_requeue_that_leads_nowhere(end: Outcome, tries: Tries, says: str) -> None:
     """Protects the queue from a job that trains the same steps for ever, and says why it ended."""
     step = decide(end, tries, Limits())
     assert step.action is Action.END and says in step.why
@@ -85,10 +93,10 @@ def test_no_requeue_that_leads_nowhere(end: End, tries: Tries, says: str) -> Non
 def test_nobody_is_requeued_against_a_stop_or_twice() -> None:
     """Protects scancel, Slurm's own requeue, and the companion's: a second requeue would cut off the next run."""
     good = {"checkpoint": STEP_5, "ours": True}
-    assert action(End(STOP_CODE, stopped=True, warned=True, **good)) is Action.END  # type: ignore[arg-type]
-    assert action(End(KILLED, stopped=True, **good)) is Action.END  # type: ignore[arg-type]
-    assert action(End(KILLED, drained=True, **good)) is Action.END  # type: ignore[arg-type]
-    assert action(End(DONT_RESTART, warned=True, **good)) is Action.END  # type: ignore[arg-type]
+    assert action(Outcome(STOP_CODE, stopped=True, warned=True, **good)) is Action.END  # type: ignore[arg-type]
+    assert action(Outcome(KILLED, stopped=True, **good)) is Action.END  # type: ignore[arg-type]
+    assert action(Outcome(KILLED, drained=True, **good)) is Action.END  # type: ignore[arg-type]
+    assert action(Outcome(DONT_RESTART, warned=True, **good)) is Action.END  # type: ignore[arg-type]
 
 
 @given(
@@ -106,8 +114,8 @@ def test_tries_are_bounded(ends: list[tuple[int, bool, int]], retries: int, requ
         step += gained
         row = 0 if gained else row
         name = f"step-{step:09d}"
-        following = decide(End(code, warned=warned, checkpoint=name, ours=True), tries, limits)
-        if following.action is Action.AGAIN:
+        following = decide(Outcome(code, warned=warned, checkpoint=name, ours=True), tries, limits)
+        if following.action is Action.RESTART:
             row += 1
             assert row <= retries
         elif following.action is Action.REQUEUE:
@@ -122,12 +130,12 @@ def test_tries_are_bounded(ends: list[tuple[int, bool, int]], retries: int, requ
 
 def test_cause() -> None:
     """Protects the decision from consequences: errors of ranks that lost their peer, and our own kills."""
-    assert cause([]) == cause([0, 0]) == 0
-    assert cause([1, 137, 1]) == 137
-    assert cause([1, HUNG, 137]) == HUNG
-    assert cause([137, DONT_RESTART]) == DONT_RESTART
-    assert cause([STOP_CODE, 7, 1]) == 7
-    assert cause([0, STOP_CODE]) == STOP_CODE
+    assert explaining_code([]) == explaining_code([0, 0]) == 0
+    assert explaining_code([1, 137, 1]) == 137
+    assert explaining_code([1, HUNG, 137]) == HUNG
+    assert explaining_code([137, DONT_RESTART]) == DONT_RESTART
+    assert explaining_code([STOP_CODE, 7, 1]) == 7
+    assert explaining_code([0, STOP_CODE]) == STOP_CODE
 
 
 def test_tries_are_kept_for_one_job(tmp_path: Path) -> None:
@@ -148,9 +156,9 @@ def test_what_the_reports_tell(tmp_path: Path) -> None:
     lines = [hello, Checkpoint(STEP_9, 0, 0, 9, 1, 0.1), Bye("drained", 9, 143)]
     text = b"".join(encode_report(n, 0.0, line) for n, line in enumerate(lines, 1))
     (tmp_path / "reports-2.jsonl").write_bytes(text + b'{"torn')
-    seen = told(tmp_path, 2)
+    seen = summarize_reports(tmp_path, 2)
     assert (seen.checkpoints, seen.drained) == ({STEP_5, STEP_9}, True)
-    assert told(tmp_path, 1).checkpoints == frozenset()
+    assert summarize_reports(tmp_path, 1).checkpoints == frozenset()
 
 
 # Real processes from here on.
@@ -238,7 +246,7 @@ def test_hung_rank_is_ended_and_says_where_it_hangs(tmp_path: Path) -> None:
         "watch.beat()\n"
         "if os.environ['RANK'] == '1' and os.environ['ONES_ATTEMPT'] == '0':\n    stands_still()\n"
         "for _ in range(10):\n    watch.beat()\n    time.sleep(0.1)\n"
-        "watch.rest()\n"
+        "watch.pause()\n"
         "time.sleep(3 if os.environ['ONES_ATTEMPT'] == '1' else 0)\n"
         "print('done', os.environ['RANK'], os.environ['ONES_ATTEMPT'])\n",
     )

@@ -25,7 +25,7 @@ from ones_wrapper.checkpoint.folder import REST, Folder, checkpoint_name
 from ones_wrapper.checkpoint.safetensors import Part, Reader, encode
 from ones_wrapper.checkpoint.state import Content, Failed, Loaded, Progress, Saved, State, collect, differences, restore
 from ones_wrapper.group import Group, RankError, ThreadsError
-from ones_wrapper.job_files import say
+from ones_wrapper.job_io import log
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Checkpoints:
         self._wait()
         if self._behind is None and not self._alone:
             try:
-                self._behind = self._group.beside()
+                self._behind = self._group.duplicate()
             except ThreadsError:
                 self._alone = True
         try:
@@ -109,7 +109,7 @@ class Checkpoints:
         if self._behind is not None:
             self._behind.close()
             self._behind = None
-        self._folder.rest()
+        self._folder.wait_for_removal()
         self._folder.release()
 
     def _wait(self) -> None:
@@ -192,13 +192,13 @@ class Checkpoints:
                 group.on_first(partial(folder.set_aside, name))
                 continue
             progress, note = group.everywhere(partial(self._read, name, state))[0]
-            return Loaded(name, progress, self._said([*notes, *note]))
-        return Loaded("", Progress(), self._said(notes))
+            return Loaded(name, progress, self._log([*notes, *note]))
+        return Loaded("", Progress(), self._log(notes))
 
-    def _said(self, notes: list[str]) -> str:
+    def _log(self, notes: list[str]) -> str:
         note = "; ".join(notes)
         if note and self._group.rank == 0:
-            say(note)
+            log(note)
         return note
 
     def _read(self, name: str, state: State) -> tuple[Progress, list[str]]:

@@ -62,7 +62,7 @@ class Folder:
 
         Raises `InUseError` where another job runs in the directory.
         """
-        self._held = hold(self._job_dir, self._job_id)
+        self._held = lock_directory(self._job_dir, self._job_id)
         self._path.mkdir(exist_ok=True)
         for old in self._path.glob(".old-*"):
             target = self._path / old.name.removeprefix(".old-")
@@ -78,7 +78,7 @@ class Folder:
 
     def begin(self, name: str) -> None:
         """An empty temporary directory for the files."""
-        self.rest()
+        self.wait_for_removal()
         self.discard(name)
         self.temporary(name).mkdir()
 
@@ -124,7 +124,7 @@ class Folder:
             self._sweeper = Thread(target=_sweep, args=(leaving,), name="ones-sweep", daemon=True)
             self._sweeper.start()
 
-    def rest(self) -> None:
+    def wait_for_removal(self) -> None:
         """Wait until what was removed is gone from the disk."""
         if self._sweeper is not None:
             self._sweeper.join()
@@ -198,7 +198,7 @@ class InUseError(Exception):
     """Another job runs in this directory; the message says which, and what to do."""
 
 
-def hold(job_dir: Path, job_id: int) -> int | None:
+def lock_directory(job_dir: Path, job_id: int) -> int | None:
     """Hold the directory until this process ends, or until the handle returned is closed; None where it cannot be.
 
     Raises `InUseError` where another job holds it. A lock is refused to nobody without need: where the file system
@@ -214,12 +214,12 @@ def hold(job_dir: Path, job_id: int) -> int | None:
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{job_id} {socket.gethostname()} {os.getpid()}\n".encode(), 0)
             return handle
-        said = os.pread(handle, 200, 0).decode(errors="replace").split()
+        holder_line = os.pread(handle, 200, 0).decode(errors="replace").split()
     except OSError:
         os.close(handle)  # which gives the lock back, if it was there
         return None
     os.close(handle)
-    holder, host, process = said if len(said) == 3 else ("?", "?", "?")
+    holder, host, process = holder_line if len(holder_line) == 3 else ("?", "?", "?")
     if job_id and holder == str(job_id):
         return None
     raise InUseError(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from ones_wrapper.data.randomness import WorkerInit, draws, kept, key, sample_keys, seed_all
+from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, may_draw, sample_keys, seed_all
 
 
 class Share(NamedTuple):
@@ -36,7 +36,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class AccumulationStep:
     """One forward and backward pass of a step on one rank."""
 
     share: Share
@@ -83,13 +83,18 @@ def shares(cursor: int, samples: int, batch: int, world: int, rank: int) -> Iter
         cursor += total
 
 
-def pass_count(total: int, world: int, max_local: int) -> int:
+def clamp_batch(wanted: int, world: int, max_batch: int, max_local_batch: int, max_passes: int = 1) -> int:
+    """The global batch in force, in samples: no larger than the job takes or its GPUs hold in `max_passes` passes."""
+    return max(1, min(wanted, max_batch, max_local_batch * max_passes * world))
+
+
+def accumulation_count(total: int, world: int, max_local: int) -> int:
     """Passes of a step of `total` samples: as few as keep every rank within `max_local` samples a pass."""
     most = -(-total // world)
     return -(-most // max_local)
 
 
-def passes(share: Share, world: int, max_local: int) -> Iterator[Pass]:
+def accumulation_steps(share: Share, world: int, max_local: int) -> Iterator[AccumulationStep]:
     """A rank's passes of one step: as few as keep every rank within `max_local` samples a pass, and as equal as
     can be.
 
@@ -97,20 +102,20 @@ def passes(share: Share, world: int, max_local: int) -> Iterator[Pass]:
     every rank can fetch.
     """
     most = -(-share.total // world)
-    count = pass_count(share.total, world, max_local)
+    count = accumulation_count(share.total, world, max_local)
     largest = -(-most // count)
     each, left = divmod(share.samples, count)
     start = share.start
     for index in range(count):
         samples = each + (index < left)
-        yield Pass(share, start if samples else start - 1, samples, index, count, largest)
+        yield AccumulationStep(share, start if samples else start - 1, samples, index, count, largest)
         start += samples
 
 
-def plan(cursor: int, samples: int, batch: int, world: int, rank: int, max_local: int) -> Iterator[Pass]:
+def plan(cursor: int, samples: int, batch: int, world: int, rank: int, max_local: int) -> Iterator[AccumulationStep]:
     """The rank's passes of all steps from `cursor` to the end of the epoch."""
     for share in shares(cursor, samples, batch, world, rank):
-        yield from passes(share, world, max_local)
+        yield from accumulation_steps(share, world, max_local)
 
 
 class Feed:
@@ -139,7 +144,7 @@ class Feed:
         """Samples of an epoch."""
         if self.samples == 0:
             raise ValueError("loader: the dataset is empty")
-        options = checked(options)
+        options = check_options(options)
         self._shuffle = shuffle
         self._seed = seed
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
@@ -149,10 +154,10 @@ class Feed:
         self._generator = torch.Generator()
         # One loader for all epochs and batches, so that persistent workers persist.
         self._loader = DataLoader(
-            _Collated(dataset, seed, keyed and draws(dataset), collate_fn or default_collate),
+            _Collated(dataset, seed, keyed and may_draw(dataset), collate_fn or default_collate),
             batch_sampler=self._requests,  # type: ignore[arg-type]  # lists of indices are all that it says it takes
             generator=self._generator,
-            collate_fn=same,
+            collate_fn=identity,
             num_workers=num_workers,
             **options,
         )
@@ -165,7 +170,7 @@ class Feed:
 
     def batches(
         self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int
-    ) -> Iterator[tuple[Pass, Any]]:
+    ) -> Iterator[tuple[AccumulationStep, Any]]:
         """(pass, local batch) of each step from `cursor` to the end of the epoch, at one global batch.
 
         A rank without samples in a pass gets one that its gradient does not count, so that it takes part in
@@ -174,21 +179,21 @@ class Feed:
         todo = partial(plan, cursor, self.samples, batch, world, rank, max_local)
         order = self.order(epoch)
         self._generator.manual_seed(key(self._seed, epoch, cursor, rank) >> 1)
-        self._requests.to_come = (_Request(epoch, fetched(order, passed)) for passed in todo())
+        self._requests.to_come = (_Request(epoch, fetched_indices(order, part)) for part in todo())
         return zip(todo(), iter(self._loader), strict=True)
 
-    def indices(self, epoch: int, passed: Pass) -> list[int]:
+    def indices(self, epoch: int, part: AccumulationStep) -> list[int]:
         """The dataset indices that a pass counts."""
-        return fetched(self.order(epoch), passed) if passed.samples else []
+        return fetched_indices(self.order(epoch), part) if part.samples else []
 
 
-def fetched(order: npt.NDArray[np.int64], passed: Pass) -> list[int]:
+def fetched_indices(order: npt.NDArray[np.int64], part: AccumulationStep) -> list[int]:
     """The dataset indices that a pass fetches: those it counts, or one that it does not count."""
-    chosen: list[int] = order[passed.start : passed.start + max(passed.samples, 1)].tolist()
+    chosen: list[int] = order[part.start : part.start + max(part.samples, 1)].tolist()
     return chosen
 
 
-def checked(options: dict[str, Any] | None) -> dict[str, Any]:
+def check_options(options: dict[str, Any] | None) -> dict[str, Any]:
     """A copy of the DataLoader's further options. Raises ValueError for one that cannot be obeyed here."""
     options = dict(options or {})
     if not options.get("in_order", True):
@@ -196,7 +201,7 @@ def checked(options: dict[str, Any] | None) -> dict[str, Any]:
     return options
 
 
-def same(collated: Any) -> Any:
+def identity(collated: Any) -> Any:
     """Collates what is collated already."""
     return collated
 
@@ -231,7 +236,7 @@ class _Collated(Dataset[Any]):
         if not self._keyed:
             at_once = getattr(self.dataset, "__getitems__", None)
             return self._collate(at_once(indices) if at_once else [self.dataset[index] for index in indices])
-        with kept():
+        with keep_generators():
             samples = []
             for index, value in zip(indices, sample_keys(self._seed, epoch, indices), strict=True):
                 seed_all(value)

@@ -75,7 +75,7 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def keep_generators() -> Iterator[None]:
     """Put the generators back afterwards, but in a worker process, where nothing else draws. About 0.1 ms."""
     if get_worker_info() is not None:
         yield
@@ -89,17 +89,17 @@ def kept() -> Iterator[None]:
         torch.set_rng_state(states[2])
 
 
-def draws(dataset: Dataset[Any]) -> bool:
+def may_draw(dataset: Dataset[Any]) -> bool:
     """Whether fetching a sample may draw random numbers; known of torch's own datasets alone."""
     if type(dataset) is TensorDataset:
         return False
     if type(dataset) is Subset:
-        return draws(dataset.dataset)
+        return may_draw(dataset.dataset)
     if type(dataset) is ConcatDataset:
-        return any(draws(part) for part in dataset.datasets)
+        return any(may_draw(part) for part in dataset.datasets)
     if type(dataset) is StackDataset:
         parts = dataset.datasets
-        return any(draws(part) for part in (parts.values() if isinstance(parts, dict) else parts))
+        return any(may_draw(part) for part in (parts.values() if isinstance(parts, dict) else parts))
     return True
 
 

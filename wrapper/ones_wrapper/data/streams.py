@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from ones_wrapper.data.feed import Feed, Pass, checked, passes, same, split
-from ones_wrapper.data.randomness import WorkerInit, kept, key, seed_all
+from ones_wrapper.data.feed import AccumulationStep, Feed, accumulation_steps, check_options, identity, split
+from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, seed_all
 
-HOW = (
+SKIP_HELP = (
     "give it skip(n), which returns the same stream without its first n samples (as Hugging Face's streams have), "
     "or from_position(epoch, start), which returns an iterator over the epoch's samples from number `start` on"
 )
@@ -44,13 +44,13 @@ class StreamFeed:
         """As for `Feed`. Raises TypeError for a stream that cannot go on in mid-epoch, ValueError for more than
         one worker."""
         if not can_skip(dataset):
-            raise TypeError(f"loader: {type(dataset).__name__} cannot go on in the middle of an epoch; {HOW}")
+            raise TypeError(f"loader: {type(dataset).__name__} cannot go on in the middle of an epoch; {SKIP_HELP}")
         if num_workers > 1:
             raise ValueError(
                 f"loader: num_workers={num_workers}, but a stream is read by one process, or its samples would come in "
                 "another order at another number of workers; use num_workers=1"
             )
-        options = checked(options)
+        options = check_options(options)
         if options.pop("persistent_workers", False):
             raise ValueError("loader: persistent_workers cannot be given for a stream, which each epoch opens anew")
         self.samples: int = len(dataset) if hasattr(dataset, "__len__") else 0
@@ -62,22 +62,22 @@ class StreamFeed:
 
     def _loader(self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int) -> DataLoader[Any]:
         return DataLoader(
-            _Walk(self._stream, epoch, cursor, batch, world, rank, max_local),
+            _RankStream(self._stream, epoch, cursor, batch, world, rank, max_local),
             batch_size=None,
-            collate_fn=same,
+            collate_fn=identity,
             generator=torch.Generator().manual_seed(key(self._stream.seed, epoch, cursor, rank) >> 1),
             **self._options,
         )
 
     def batches(
         self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int
-    ) -> Iterator[tuple[Pass, Any]]:
+    ) -> Iterator[tuple[AccumulationStep, Any]]:
         """As `Feed.batches`. The last step is as large as what is left, and the same on all ranks."""
         return iter(self._loader(epoch, cursor, batch, world, rank, max_local))
 
-    def indices(self, epoch: int, passed: Pass) -> list[int]:
+    def indices(self, epoch: int, part: AccumulationStep) -> list[int]:
         """The positions in the stream that a pass counts."""
-        return list(range(passed.start, passed.start + passed.samples))
+        return list(range(part.start, part.start + part.samples))
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class _Stream:
     collate: Callable[[list[Any]], Any]
 
 
-class _Walk(IterableDataset[tuple[Pass, Any]]):
+class _RankStream(IterableDataset[tuple[AccumulationStep, Any]]):
     """One rank's walk from `cursor` to the end of an epoch, as the loader or its worker sees it."""
 
     def __init__(
@@ -101,18 +101,20 @@ class _Walk(IterableDataset[tuple[Pass, Any]]):
         self._epoch, self._cursor, self._batch = epoch, cursor, batch
         self._world, self._rank, self._max_local = world, rank, max_local
 
-    def __iter__(self) -> Iterator[tuple[Pass, Any]]:
+    def __iter__(self) -> Iterator[tuple[AccumulationStep, Any]]:
         stream, cursor, full = self._stream, self._cursor, True
         with self._own_numbers():
             self._seed(cursor)
-            samples = opened(stream.dataset, self._epoch, cursor)
+            samples = open_stream(stream.dataset, self._epoch, cursor)
         while full and (step := self._read(samples, cursor)):
-            for passed in passes(split(cursor, len(step), self._world, self._rank), self._world, self._max_local):
-                first = passed.start - cursor
+            for part in accumulation_steps(
+                split(cursor, len(step), self._world, self._rank), self._world, self._max_local
+            ):
+                first = part.start - cursor
                 with self._own_numbers():
-                    self._seed(passed.start, max(passed.samples, 1))
-                    local = stream.collate(step[first : first + max(passed.samples, 1)])
-                yield passed, local
+                    self._seed(part.start, max(part.samples, 1))
+                    local = stream.collate(step[first : first + max(part.samples, 1)])
+                yield part, local
             cursor += len(step)
             full = len(step) == self._batch
         if cursor == 0:
@@ -135,7 +137,7 @@ class _Walk(IterableDataset[tuple[Pass, Any]]):
             seed_all(key(self._stream.seed, self._epoch, *parts))
 
     def _own_numbers(self) -> AbstractContextManager[None]:
-        return kept() if self._stream.keyed else nullcontext()
+        return keep_generators() if self._stream.keyed else nullcontext()
 
 
 def can_skip(dataset: Any) -> bool:
@@ -143,7 +145,7 @@ def can_skip(dataset: Any) -> bool:
     return any(callable(getattr(dataset, name, None)) for name in ("from_position", "skip"))
 
 
-def opened(dataset: Any, epoch: int, start: int) -> Iterator[Any]:
+def open_stream(dataset: Any, epoch: int, start: int) -> Iterator[Any]:
     """The samples of an epoch from number `start` on."""
     _set_epoch(dataset, epoch)
     if callable(getattr(dataset, "from_position", None)):

@@ -52,7 +52,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs)
     train, test = digits()
-    job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
     loader = job.loader(train)
     for epoch in job.epochs():
         model.train()

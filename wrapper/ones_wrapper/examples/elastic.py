@@ -27,7 +27,7 @@ model = nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(0
 model = job.ddp(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs)
-job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
 loader = job.loader(train)
 
 for epoch in job.epochs():

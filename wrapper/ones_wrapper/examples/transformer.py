@@ -71,7 +71,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs)
     train, test = digits()
-    job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
     loader = job.loader(train)
     for epoch in job.epochs():
         model.train()

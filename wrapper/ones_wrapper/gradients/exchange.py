@@ -22,7 +22,7 @@ from ones_wrapper.group import Group
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from ones_wrapper.data.feed import Pass
+    from ones_wrapper.data.feed import AccumulationStep
 
 
 class Exchange(ABC):
@@ -32,7 +32,7 @@ class Exchange(ABC):
         self._group = group
         self._noise = noise
         self._model: torch.nn.Module | None = None
-        self._passed: Pass | None = None
+        self._part: AccumulationStep | None = None
         self._arrived = False
         """Whether gradients were exchanged since the present pass began."""
 
@@ -44,7 +44,7 @@ class Exchange(ABC):
         """
 
     @abstractmethod
-    def during(self, passed: Pass) -> AbstractContextManager[None]:
+    def during(self, part: AccumulationStep) -> AbstractContextManager[None]:
         """Around one forward and backward pass. After the step's last one the gradients are whole."""
 
     def owns(self, model: torch.nn.Module) -> bool:
@@ -57,7 +57,7 @@ class Exchange(ABC):
 
         Raises RuntimeError where the last pass exchanged nothing, since the ranks would train models of their own.
         """
-        if self._group.world > 1 and self._passed is not None and self._passed.last and not self._arrived:
+        if self._group.world > 1 and self._part is not None and self._part.last and not self._arrived:
             raise RuntimeError(
                 "the step's gradients were not exchanged between the ranks: the forward pass must call the model that "
                 "job.ddp or job.fsdp returned, not the one inside it, and run within the loader's loop"
@@ -71,21 +71,21 @@ class Exchange(ABC):
             raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient")
 
     @contextmanager
-    def _within(self, passed: Pass) -> Iterator[None]:
-        self._passed, self._arrived = passed, False
+    def _within(self, part: AccumulationStep) -> Iterator[None]:
+        self._part, self._arrived = part, False
         try:
             yield
         finally:
-            self._passed = None
+            self._part = None
 
-    def _now(self) -> Pass:
+    def _now(self) -> AccumulationStep:
         """The pass under way; its gradients are being exchanged."""
-        if self._passed is None:
+        if self._part is None:
             raise RuntimeError(
                 "a backward pass outside the loader's loop: how many samples its gradients count is not known"
             )
         self._arrived = True
-        return self._passed
+        return self._part
 
 
 class DdpExchange(Exchange):
@@ -113,27 +113,27 @@ class DdpExchange(Exchange):
         return wrapped
 
     @contextmanager
-    def during(self, passed: Pass) -> Iterator[None]:
+    def during(self, part: AccumulationStep) -> Iterator[None]:
         model = self._model
         assert isinstance(model, DistributedDataParallel)
-        if passed.index == 0:
+        if part.index == 0:
             self._unit = 0
         silenced: list[RemovableHandle] = []
-        if passed.samples:
-            if self._unit not in (0, passed.samples):
+        if part.samples:
+            if self._unit not in (0, part.samples):
                 sums = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-                torch._foreach_mul_(sums, self._unit / passed.samples)
-            self._unit = passed.samples
-        elif passed.count > 1:
+                torch._foreach_mul_(sums, self._unit / part.samples)
+            self._unit = part.samples
+        elif part.count > 1:
             # The borrowed sample's gradient must not reach the sum.
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             silenced = [parameter.register_hook(torch.zeros_like) for parameter in trained]  # type: ignore[no-untyped-call]
         # One rank alone needs DDP only to add up passes of different size, or to show the noise scale its gradients.
-        idle = self._group.world == 1 and passed.count == 1 and self._noise is None
+        idle = self._group.world == 1 and part.count == 1 and self._noise is None
         # A static graph is learnt in the first pass, for which DDP needs its hooks; so there `_reduce` holds back.
-        apart = (idle or not passed.last) and not model.static_graph
+        apart = (idle or not part.last) and not model.static_graph
         try:
-            with self._within(passed), model.no_sync() if apart else nullcontext():
+            with self._within(part), model.no_sync() if apart else nullcontext():
                 yield
         finally:
             for handle in silenced:
@@ -141,9 +141,9 @@ class DdpExchange(Exchange):
 
     def _reduce(self, bucket: int, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """The communication hook: the bucket becomes the mean over all samples, in place."""
-        passed, noise = self._now(), self._noise
-        samples, total = passed.share.samples, passed.share.total
-        if not passed.last:
+        part, noise = self._now(), self._noise
+        samples, total = part.share.samples, part.share.total
+        if not part.last:
             return _known(gradient)
         if samples:
             _scale(gradient, self._unit, samples)

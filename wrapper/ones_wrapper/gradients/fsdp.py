@@ -24,7 +24,7 @@ from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
 
 if TYPE_CHECKING:
-    from ones_wrapper.data.feed import Pass
+    from ones_wrapper.data.feed import AccumulationStep
 
 Choice = type[torch.nn.Module] | tuple[type[torch.nn.Module], ...] | Callable[[torch.nn.Module], bool]
 """Which submodules are sharded on their own."""
@@ -86,47 +86,47 @@ class FsdpExchange(Exchange):
             tensor.copy_(sent)
 
     @contextmanager
-    def during(self, passed: Pass) -> Iterator[None]:
-        with self._within(passed):
+    def during(self, part: AccumulationStep) -> Iterator[None]:
+        with self._within(part):
             yield
 
     def _local(self, module: int, gradient: torch.Tensor) -> None:
         """A module's gradient on this rank, before the reduce-scatter: the mean over the pass's samples."""
-        passed = self._now()
+        part = self._now()
         if self._noise is not None:
-            self._noise.local(module, gradient, passed.samples, passed.share.total, passed.count)
-        _weigh(gradient, passed)
+            self._noise.local(module, gradient, part.samples, part.share.total, part.count)
+        _weigh(gradient, part)
 
     def _shard(self, module: int, gradient: torch.Tensor) -> None:
         """This rank's shard of the same, summed over the ranks."""
-        passed, noise = self._now(), self._noise
-        total, alone = passed.share.total, self._group.world == 1
+        part, noise = self._now(), self._noise
+        total, alone = part.share.total, self._group.world == 1
         if gradient.is_cuda:
             # It came from another stream, on which its memory may be used again before this one has read it.
             gradient.record_stream(torch.cuda.current_stream())
         if alone:
-            _weigh(gradient, passed)  # there was no reduce-scatter
+            _weigh(gradient, part)  # there was no reduce-scatter
         if noise is None:
             return
-        if passed.count > 1:
-            if passed.index == 0:
+        if part.count > 1:
+            if part.index == 0:
                 self._sums[module] = gradient.clone()
             else:
                 self._sums[module] += gradient
-        if passed.last:
+        if part.last:
             whole = self._sums.pop(module, gradient)
             if alone:
                 noise.local(module, whole, total, total)
             elif self._counts:
-                noise.whole_shard(whole, total, passed.count)
+                noise.whole_shard(whole, total, part.count)
 
 
-def _weigh(gradient: torch.Tensor, passed: Pass) -> None:
+def _weigh(gradient: torch.Tensor, part: AccumulationStep) -> None:
     """From the mean over the pass's samples to its part of the mean over the step's."""
-    if passed.samples == 0:
+    if part.samples == 0:
         gradient.zero_()  # a borrowed sample may give NaN, and NaN times 0 is NaN
-    elif passed.samples != passed.share.total:
-        gradient.mul_(passed.samples / passed.share.total)
+    elif part.samples != part.share.total:
+        gradient.mul_(part.samples / part.share.total)
 
 
 class _Weighing:

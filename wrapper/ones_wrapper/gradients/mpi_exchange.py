@@ -17,7 +17,7 @@ import torch
 from mpi4py import MPI
 from torch.utils._pytree import tree_leaves
 
-from ones_wrapper.data.feed import Pass
+from ones_wrapper.data.feed import AccumulationStep
 from ones_wrapper.gradients.exchange import Exchange
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.mpi_group import MpiGroup
@@ -81,18 +81,18 @@ class Bucket:
                 parameter.grad.copy_(view)
 
 
-class Watch:
+class OutputHook:
     """Forward hook that says what a model gave. A copy of the model, or one that was saved, tells nobody."""
 
-    def __init__(self, told: Callable[[object], None] | None = None) -> None:
-        self._told = told
+    def __init__(self, callback: Callable[[object], None] | None = None) -> None:
+        self._callback = callback
 
     def __call__(self, model: torch.nn.Module, inputs: object, outputs: object) -> None:
-        if self._told is not None:
-            self._told(outputs)
+        if self._callback is not None:
+            self._callback(outputs)
 
-    def __reduce__(self) -> tuple[type[Watch], tuple[()]]:
-        return Watch, ()
+    def __reduce__(self) -> tuple[type[OutputHook], tuple[()]]:
+        return OutputHook, ()
 
 
 class MpiExchange(Exchange):
@@ -135,7 +135,7 @@ class MpiExchange(Exchange):
             for slot, parameter in enumerate(bucket.parameters):
                 arrive = partial(self._arrive, number, slot)
                 parameter.register_post_accumulate_grad_hook(arrive)  # type: ignore[no-untyped-call]
-        model.register_forward_hook(Watch(self._forward_ended))
+        model.register_forward_hook(OutputHook(self._forward_ended))
         if not hasattr(model, "module"):
             model.__dict__["module"] = model  # not a submodule: its state keeps its names
         return model
@@ -146,18 +146,18 @@ class MpiExchange(Exchange):
         for rank, theirs in enumerate(self._group.gather(mine)):
             if theirs != mine:
                 other = next((pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]), None)
-                told = f"{other[0]} here, {other[1]} there" if other else f"{len(mine)} and {len(theirs)} tensors"
-                raise ValueError(f"ddp: rank {rank} has another model than rank {self._group.rank}: {told}")
+                difference = f"{other[0]} here, {other[1]} there" if other else f"{len(mine)} and {len(theirs)} tensors"
+                raise ValueError(f"ddp: rank {rank} has another model than rank {self._group.rank}: {difference}")
 
     @contextmanager
-    def during(self, passed: Pass) -> Iterator[None]:
-        if passed.index == 0:
+    def during(self, part: AccumulationStep) -> Iterator[None]:
+        if part.index == 0:
             self._requests, self._over = [], False
             for bucket in self._buckets:
                 bucket.used = [False] * len(bucket.used)
         for bucket in self._buckets:
             bucket.arrived = [False] * len(bucket.arrived)
-        with self._within(passed):
+        with self._within(part):
             yield
             if self._arrived:
                 self.finish()  # a script that makes no step here must not leave messages under way
@@ -165,29 +165,29 @@ class MpiExchange(Exchange):
     @torch.no_grad()
     def _arrive(self, number: int, slot: int, parameter: torch.nn.Parameter) -> None:
         """Backward has brought a parameter's gradient."""
-        passed, bucket, gradient = self._now(), self._buckets[number], parameter.grad
+        part, bucket, gradient = self._now(), self._buckets[number], parameter.grad
         assert gradient is not None
         if gradient.is_sparse:
             raise RuntimeError("ddp: sparse gradients cannot be exchanged with backend mpi; use sparse=False")
-        if self._over or len(self._requests) > number or (passed.last and bucket.arrived[slot]):
+        if self._over or len(self._requests) > number or (part.last and bucket.arrived[slot]):
             raise RuntimeError(
                 "ddp: a parameter got a gradient twice in one step: call backward once for each batch, on the sum of "
                 "the losses, and use_reentrant=False for activation checkpoints"
             )
         bucket.arrived[slot] = True
-        if passed.samples:
-            bucket.add(slot, gradient, passed.samples / passed.share.samples)
-        if not passed.last:
+        if part.samples:
+            bucket.add(slot, gradient, part.samples / part.share.samples)
+        if not part.last:
             parameter.grad = None  # so that the next pass's gradient comes alone
             return
         while len(self._requests) < len(self._buckets) and all(self._buckets[len(self._requests)].arrived):
-            self._start(passed)
+            self._start(part)
         if self._requests:
             self._requests[-1].Test()  # MPI goes on only while it is called
 
     def _forward_ended(self, outputs: object) -> None:
         """Have the gradients ready when the backward from these outputs ends, for those who clip them."""
-        if self._passed is None or not self._passed.last:
+        if self._part is None or not self._part.last:
             return
         for output in tree_leaves(outputs):
             if isinstance(output, torch.Tensor) and output.requires_grad:
@@ -200,9 +200,9 @@ class MpiExchange(Exchange):
         if self._arrived:  # torch.autograd.grad on the way, as for a gradient penalty, brings no parameter's
             self.finish()
 
-    def _start(self, passed: Pass) -> None:
+    def _start(self, part: AccumulationStep) -> None:
         """Start the reduction of the next bucket."""
-        number, samples, total = len(self._requests), passed.share.samples, passed.share.total
+        number, samples, total = len(self._requests), part.share.samples, part.share.total
         bucket = self._buckets[number]
         bucket.complete(self._group.rank == 0)
         if self._noise is not None:
@@ -216,17 +216,17 @@ class MpiExchange(Exchange):
 
     @torch.no_grad()
     def finish(self) -> None:
-        passed = self._passed
-        if passed is None or not passed.last or self._over:
+        part = self._part
+        if part is None or not part.last or self._over:
             return
         super().finish()
         while len(self._requests) < len(self._buckets):
-            self._start(passed)
+            self._start(part)
         self._over = True
         for bucket, request in zip(self._buckets, self._requests, strict=True):
             request.Wait()
             if self._noise is not None:
-                self._noise.whole(bucket.gradient, passed.share.total)
+                self._noise.whole(bucket.gradient, part.share.total)
             bucket.hand_out()
         if self._buffers and self._group.world > 1:
             self._from_first(self._buffers)

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ones_wrapper.launch.job_directory import job_directory, make_job_directory
+from ones_wrapper.launch.job_directory import find_job_directory, make_job_directory
 from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
 from ones_wrapper.launch.rank_placement import LaunchError, allocation, master_port, number, without_stale
 from ones_wrapper.launch.restart_policy import USAGE_ERROR, Limits
 from ones_wrapper.launch.supervise import Launch, Supervisor
 
-__all__ = ["LaunchError", "Wish", "job_directory", "main", "make_job_directory", "plan"]
+__all__ = ["LaunchError", "Wish", "find_job_directory", "main", "make_job_directory", "plan"]
 
 BACKENDS = ("nccl", "gloo", "mpi")
 
@@ -30,7 +30,7 @@ _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREF
 
 
 @dataclass(frozen=True)
-class Wish:
+class LaunchOptions:
     """How the user wants ranks to be started; None where that was not said."""
 
     launcher: str | None = None
@@ -39,13 +39,13 @@ class Wish:
     ranks_per_node: int | None = None
 
     @classmethod
-    def of(cls, env: Mapping[str, str], options: argparse.Namespace) -> Wish:
+    def of(cls, env: Mapping[str, str], args: argparse.Namespace) -> LaunchOptions:
         """From the command line, else from the environment. Raises `LaunchError`."""
         return cls(
-            options.launcher or env.get("ONES_LAUNCHER") or None,
-            options.mpi or _choice(env, "ONES_MPI", MPI_TYPES),
-            options.backend or _choice(env, "ONES_BACKEND", BACKENDS),
-            options.ranks_per_node or number(env, "ONES_GPUS_PER_NODE"),
+            args.launcher or env.get("ONES_LAUNCHER") or None,
+            args.mpi or _choice(env, "ONES_MPI", MPI_TYPES),
+            args.backend or _choice(env, "ONES_BACKEND", BACKENDS),
+            args.ranks_per_node or number(env, "ONES_GPUS_PER_NODE"),
         )
 
 
@@ -62,7 +62,7 @@ def plan(
     arguments: Sequence[str],
     *,
     job_dir: Path,
-    wish: Wish = Wish(),
+    options: LaunchOptions = LaunchOptions(),
     find: Find = shutil.which,
     ask: Ask = ask,
     now: float = 0.0,
@@ -73,10 +73,10 @@ def plan(
     `find` gives the path of a program and `ask` what one prints; `now` is when `ones-run` began, in Unix time,
     and `attempt` how often it started the ranks before. Raises `LaunchError`.
     """
-    has = allocation(env, wish.ranks_per_node)
-    mpi = wish.mpi or "none"
-    direct = mpi != "none" or wish.backend == "mpi"
-    name = wish.launcher or ("srun" if has.slurm else "mpirun" if direct else "local")
+    has = allocation(env, options.ranks_per_node)
+    mpi = options.mpi or "none"
+    direct = mpi != "none" or options.backend == "mpi"
+    name = options.launcher or ("srun" if has.slurm else "mpirun" if direct else "local")
     if name == "srun" and direct and mpi == "none":
         raise LaunchError("with srun, MPI needs --mpi pmi2 or pmix, whichever the MPI was built for (srun --mpi=list)")
     if name != "srun" and mpi != "none":
@@ -93,7 +93,7 @@ def plan(
         "ONES_LAUNCHER": name,
         "ONES_ATTEMPT": str(attempt),
     }
-    if backend := wish.backend or ("mpi" if direct else ""):
+    if backend := options.backend or ("mpi" if direct else ""):
         own["ONES_BACKEND"] = backend
     clean = without_stale(env) | own
     exported = sorted(k for k in clean if k in _EXPORTED or k in own or k.startswith(("ONES_", "SLURM_RESTART")))
@@ -169,25 +169,25 @@ def _limit(env: Mapping[str, str], option: str, given: int | None, default: int)
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `ones-run`; returns the script's exit code, or 2 where nothing could be started."""
     now = time.time()
-    options = _parser().parse_args(argv)
+    args = _parser().parse_args(argv)
     env = dict(os.environ)
     try:
-        if options.ranks_per_node is not None and options.ranks_per_node < 1:
-            raise LaunchError(f"--gpus-per-node {options.ranks_per_node}: must be 1 or more")
-        if options.preload:
-            env["ONES_PRELOAD"] = options.preload
-        limits = Limits(_limit(env, "retries", options.retries, 3), _limit(env, "requeues", options.requeues, 20))
-        wish = Wish.of(env, options)
-        if wish.launcher:
-            launcher_named(wish.launcher)
-        if not Path(options.script).is_file():
-            raise LaunchError(f"script {options.script}: there is no such file (looked from {Path.cwd()})")
-        job_dir = job_directory(env, Path.cwd())
+        if args.ranks_per_node is not None and args.ranks_per_node < 1:
+            raise LaunchError(f"--gpus-per-node {args.ranks_per_node}: must be 1 or more")
+        if args.preload:
+            env["ONES_PRELOAD"] = args.preload
+        limits = Limits(_limit(env, "retries", args.retries, 3), _limit(env, "requeues", args.requeues, 20))
+        options = LaunchOptions.of(env, args)
+        if options.launcher:
+            launcher_named(options.launcher)
+        if not Path(args.script).is_file():
+            raise LaunchError(f"script {args.script}: there is no such file (looked from {Path.cwd()})")
+        job_dir = find_job_directory(env, Path.cwd())
 
         def start(attempt: int) -> Launch:
-            return plan(env, options.script, options.arguments, job_dir=job_dir, wish=wish, now=now, attempt=attempt)
+            return plan(env, args.script, args.arguments, job_dir=job_dir, options=options, now=now, attempt=attempt)
 
-        if options.dry_run:
+        if args.dry_run:
             launch = start(0)
             added = {k: v for k, v in launch.env.items() if "TASKS_PER_NODE" in k and k.startswith(("TACC", "IBRUN"))}
             print(*[f"{k}={v}" for k, v in added.items()], *launch.command)

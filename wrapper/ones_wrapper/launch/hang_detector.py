@@ -20,7 +20,7 @@ HANG_S = 1800.0
 _ENTRY = struct.Struct("d")
 
 
-class Board:
+class Heartbeats:
     """The time of each local rank's last beat, on the machine's monotonic clock; 0 where it is not watched.
 
     Made before the fork. Each rank writes its own entry alone, in one store.
@@ -34,18 +34,18 @@ class Board:
         """This rank was at a step boundary; with 0 it is watched no longer."""
         _ENTRY.pack_into(self._memory, _ENTRY.size * local_rank, now)
 
-    def hung(self, now: float, longest_s: float) -> list[int]:
-        """Local ranks that trained and were at no step boundary for so long. None where `longest_s` is 0."""
-        if longest_s <= 0:
+    def hung(self, now: float, limit_s: float) -> list[int]:
+        """Local ranks that trained and were at no step boundary for so long. None where `limit_s` is 0."""
+        if limit_s <= 0:
             return []
         beats = [_ENTRY.unpack_from(self._memory, _ENTRY.size * rank)[0] for rank in range(self.ranks)]
-        return [rank for rank, beat in enumerate(beats) if beat and now - beat > longest_s]
+        return [rank for rank, beat in enumerate(beats) if beat and now - beat > limit_s]
 
 
-_own: tuple[Board, int] | None = None
+_own: tuple[Heartbeats, int] | None = None
 
 
-def join(board: Board, local_rank: int) -> None:
+def watch_rank(board: Heartbeats, local_rank: int) -> None:
     """From now on this process is that rank."""
     global _own
     _own = (board, local_rank)
@@ -59,13 +59,13 @@ def beat() -> None:
         _own[0].beat(_own[1], time.monotonic())
 
 
-def rest() -> None:
+def pause() -> None:
     """Training is over, or nobody knows how long the next thing takes: no watch until the next beat."""
     if _own is not None:
         _own[0].beat(_own[1], 0.0)
 
 
-def longest_s(env: Mapping[str, str]) -> float:
+def limit_s(env: Mapping[str, str]) -> float:
     """How long a rank may take from one step boundary to the next; 0 for ever."""
     try:
         return float(env.get("ONES_HANG_S") or HANG_S)
@@ -73,15 +73,15 @@ def longest_s(env: Mapping[str, str]) -> float:
         return HANG_S
 
 
-def watch_myself(limit_s: float, end: Callable[[], None], poll_s: float = 1.0) -> None:
+def watch_this_process(limit_s: float, end: Callable[[], None], poll_s: float = 1.0) -> None:
     """Where no node launcher watches (MPI): a thread calls `end` when this process hangs.
 
     It runs while the main thread waits in a library, which is how ranks hang.
     """
     if limit_s <= 0:
         return
-    board = Board(1)
-    join(board, 0)
+    board = Heartbeats(1)
+    watch_rank(board, 0)
 
     def look() -> None:
         while os.getpid() == mine:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ones_wrapper.launch.rank_placement import LaunchError, number
-from ones_wrapper.launch.restart_policy import Tries, cause
+from ones_wrapper.launch.restart_policy import Tries, explaining_code
 from ones_wrapper.protocol import (
     CHECKPOINTS,
     MANIFEST,
@@ -30,7 +30,7 @@ TRIES = "tries.json"
 _NAME = re.compile(r"step-\d{9,}")
 
 
-def job_directory(env: Mapping[str, str], cwd: Path) -> Path:
+def find_job_directory(env: Mapping[str, str], cwd: Path) -> Path:
     """Where the job's directory is: ONES_JOB_DIR, or `ones-<job id>` in the working directory."""
     named = env.get("ONES_JOB_DIR")
     return (cwd / named) if named else cwd / directory_name(number(env, "SLURM_JOB_ID") or 0)
@@ -79,7 +79,7 @@ def newest_checkpoint(job_dir: Path) -> Path | None:
 
 
 @dataclass(frozen=True)
-class Told:
+class RunSummary:
     """What a run's reports say so far."""
 
     checkpoints: frozenset[str]
@@ -88,13 +88,13 @@ class Told:
     """Whether it left because the companion had ordered a drain: the companion requeues it."""
 
 
-def told(job_dir: Path, restart: int) -> Told:
+def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
     """Read a run's reports; lines that are none are passed over."""
     names, drained = set(), False
     try:
         lines = (job_dir / reports_name(restart)).read_bytes().splitlines()
     except OSError:
-        return Told(frozenset(), False)
+        return RunSummary(frozenset(), False)
     for line in lines:
         with suppress(ProtocolError):
             report = decode_report(line)[2]
@@ -103,10 +103,10 @@ def told(job_dir: Path, restart: int) -> Told:
                 drained = False
             elif isinstance(report, Bye):
                 drained = report.reason == "drained"
-    return Told(frozenset(names - {""}), drained)
+    return RunSummary(frozenset(names - {""}), drained)
 
 
-def leave_exit_code(job_dir: Path, restart: int, who: int, code: int) -> None:
+def write_exit_code(job_dir: Path, restart: int, who: int, code: int) -> None:
     """A node launcher (or, with MPI, a rank) tells `ones-run` how it ended.
 
     `srun` returns the highest code of all tasks, and the tasks that it kills because one failed count as 137;
@@ -123,12 +123,12 @@ def exit_code(job_dir: Path, restart: int, code: int) -> int:
     left = []
     for path in job_dir.glob(f".exit-{restart}-*"):
         with suppress(OSError, ValueError):
-            when, said = path.read_text().split()
-            left.append((float(when), int(said)))
-    return cause([said for _, said in sorted(left)]) or code
+            when, written = path.read_text().split()
+            left.append((float(when), int(written)))
+    return explaining_code([written for _, written in sorted(left)]) or code
 
 
-def forget_exit_codes(job_dir: Path) -> None:
+def remove_exit_codes(job_dir: Path) -> None:
     """Before a start: what earlier ones left is not about this one."""
     for path in [*job_dir.glob(".exit-*"), *job_dir.glob(".new-exit-*")]:
         path.unlink(missing_ok=True)

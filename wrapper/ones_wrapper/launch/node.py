@@ -16,11 +16,11 @@ from pathlib import Path
 from types import FrameType
 
 from ones_wrapper.launch import hang_detector
-from ones_wrapper.launch.job_directory import leave_exit_code
+from ones_wrapper.launch.job_directory import write_exit_code
 from ones_wrapper.launch.process_hooks import CHECKPOINT, LOOK, STOP
 from ones_wrapper.launch.rank import DUMP, die_with, leave, prefetch_checkpoint, preload, run_script, take_signals
-from ones_wrapper.launch.rank_placement import PlaceError, node_of, on_node
-from ones_wrapper.launch.restart_policy import CRASHED, HUNG, STOP_CODE, USAGE_ERROR, cause
+from ones_wrapper.launch.rank_placement import PlacementError, own_node, placement_on
+from ones_wrapper.launch.restart_policy import CRASHED, HUNG, STOP_CODE, USAGE_ERROR, explaining_code
 
 GRACE_S = 5.0
 """How long the other ranks of a node may go on after one failed, to say goodbye."""
@@ -36,16 +36,16 @@ class Ranks:
     def __init__(self, count: int, hang_s: float) -> None:
         self._count = count
         self._hang_s = hang_s
-        self._board = hang_detector.Board(count)
+        self._board = hang_detector.Heartbeats(count)
         self._living: dict[int, int] = {}
         """Local rank of each process."""
-        self.asked: set[int] = set()
+        self.received: set[int] = set()
         self._codes: list[int] = []
         self._kill_at = float("inf")
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Pass a signal on to the ranks; before there are any, remember it."""
-        self.asked.add(number)
+        self.received.add(number)
         self._send(signal.SIGTERM if number in STOP else number)
 
     def _send(self, number: int) -> None:
@@ -62,10 +62,10 @@ class Ranks:
             if pid == 0:
                 die_with(parent)
                 take_signals()
-                hang_detector.join(self._board, local_rank)
+                hang_detector.watch_rank(self._board, local_rank)
                 return local_rank
             self._living[pid] = local_rank
-        for number in self.asked:  # came while forking
+        for number in self.received:  # came while forking
             self._send(signal.SIGTERM if number in STOP else number)
         return None
 
@@ -76,11 +76,11 @@ class Ranks:
         while self._living:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
-                self._look()
+                self._check()
                 time.sleep(_POLL_S)
             elif pid in self._living:
                 self._ended(self._living.pop(pid), os.waitstatus_to_exitcode(status))
-        return cause(self._codes)
+        return explaining_code(self._codes)
 
     def _ended(self, local_rank: int, code: int) -> None:
         self._board.beat(local_rank, 0.0)
@@ -89,10 +89,10 @@ class Ranks:
             return
         self._codes.append(code)
         self._kill_at = min(self._kill_at, time.monotonic() + GRACE_S)
-        if not self.asked & set(STOP):
+        if not self.received & set(STOP):
             print(f"ones-run: local rank {local_rank} ended with exit code {code}", file=sys.stderr)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = time.monotonic()
         if now > self._kill_at:
             self._send(signal.SIGKILL)
@@ -124,26 +124,26 @@ def main(argv: Sequence[str]) -> int:
         die_with(os.getppid())
     job_dir, restart = Path(env["ONES_JOB_DIR"]), int(env.get("SLURM_RESTART_COUNT") or 0)
     count = int(env["ONES_GPUS_PER_NODE"])
-    ranks = Ranks(count, hang_detector.longest_s(env))
+    ranks = Ranks(count, hang_detector.limit_s(env))
     for number in STOP + CHECKPOINT + LOOK:
         signal.signal(number, ranks.handle)
     try:
-        node = node_of(env)
-    except PlaceError as error:
+        node = own_node(env)
+    except PlacementError as error:
         print(f"ones-run: {error}", file=sys.stderr)
-        leave_exit_code(job_dir, restart, 0, USAGE_ERROR)
+        write_exit_code(job_dir, restart, 0, USAGE_ERROR)
         return USAGE_ERROR
     prefetch_checkpoint(job_dir)
     env["ONES_IMPORT_S"] = f"{preload(env):.3f}"
-    if ranks.asked & set(STOP):
+    if ranks.received & set(STOP):
         return STOP_CODE
     local_rank = ranks.fork()
     if local_rank is None:
         code = ranks.wait()
         if code:
-            leave_exit_code(job_dir, restart, node, code)
+            write_exit_code(job_dir, restart, node, code)
         return code
-    env.update(on_node(node, int(env["ONES_NODES"]), count, local_rank).env())
+    env.update(placement_on(node, int(env["ONES_NODES"]), count, local_rank).env())
     code = run_script(script, arguments)
     leave(code)
     return code

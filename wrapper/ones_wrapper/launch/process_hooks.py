@@ -70,17 +70,17 @@ FLAGS = Flags()
 """The process's own: signal handlers belong to a process."""
 
 
-AtEnd = Callable[[int, str], None]
+ExitHook = Callable[[int, str], None]
 """Takes the exit code and, after an uncaught error, its text."""
 
-Judge = Callable[[BaseException], tuple[int, str] | None]
+ErrorClassifier = Callable[[BaseException], tuple[int, str] | None]
 """Takes an uncaught error: the exit code and text that it shall end with, None where it says nothing special."""
 
-_callbacks: list[AtEnd] = []
-_judges: list[Judge] = []
+_callbacks: list[ExitHook] = []
+_classifiers: list[ErrorClassifier] = []
 
 
-def at_end(callback: AtEnd) -> None:
+def on_exit(callback: ExitHook) -> None:
     """Have `callback` called once when the script ends; also without the node launcher, under plain
     `python`.
     """
@@ -89,36 +89,36 @@ def at_end(callback: AtEnd) -> None:
 
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             previous(kind, error, trace)
-            ended(*judged(error))
+            run_exit_hooks(*exit_code_of(error))
 
         sys.excepthook = hook
-        atexit.register(ended, 0, "")
+        atexit.register(run_exit_hooks, 0, "")
     _callbacks.append(callback)
 
 
-def at_error(judge: Judge) -> None:
-    """Have `judge` asked what an uncaught error of the script means."""
-    _judges.append(judge)
+def on_error(classifier: ErrorClassifier) -> None:
+    """Have `classifier` asked what an uncaught error of the script means."""
+    _classifiers.append(classifier)
 
 
-def judged(error: BaseException) -> tuple[int, str]:
+def exit_code_of(error: BaseException) -> tuple[int, str]:
     """The exit code and one line for an uncaught error."""
-    for judge in _judges:
-        if verdict := judge(error):
+    for classifier in _classifiers:
+        if verdict := classifier(error):
             return verdict
-    return 1, describe(error)
+    return 1, describe_error(error)
 
 
-def ended(code: int, note: str) -> None:
+def run_exit_hooks(code: int, note: str) -> None:
     """The script ended; later calls have no effect."""
     callbacks = _callbacks[:]
     _callbacks.clear()
-    _judges.clear()
+    _classifiers.clear()
     for callback in reversed(callbacks):
         callback(code, note)
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """One line on an error, short enough for a report."""
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
@@ -145,7 +145,7 @@ _DEEP = 4
 """Handlers that hold other handlers are followed so far."""
 
 
-def already_requeued_by(env: Mapping[str, str] = os.environ) -> str:
+def requeue_conflict(env: Mapping[str, str] = os.environ) -> str:
     """What is wrong and what to do, for people; empty where nobody else was noticed.
 
     A batch script that calls `scontrol requeue` by itself is not seen.

@@ -23,9 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ones_wrapper.launch import hang_detector
-from ones_wrapper.launch.job_directory import leave_exit_code, newest_checkpoint
-from ones_wrapper.launch.process_hooks import FLAGS, ended, judged
-from ones_wrapper.launch.rank_placement import PlaceError, own_place
+from ones_wrapper.launch.job_directory import newest_checkpoint, write_exit_code
+from ones_wrapper.launch.process_hooks import FLAGS, exit_code_of, run_exit_hooks
+from ones_wrapper.launch.rank_placement import PlacementError, own_placement
 from ones_wrapper.launch.restart_policy import HUNG, USAGE_ERROR
 
 DUMP = signal.SIGQUIT
@@ -70,8 +70,8 @@ def run_script(script: str, arguments: Sequence[str]) -> int:
             code, note = 1, str(leaving.code)[:300]
     except BaseException as error:
         traceback.print_exc()
-        code, note = judged(error)
-    ended(code, note)
+        code, note = exit_code_of(error)
+    run_exit_hooks(code, note)
     return code
 
 
@@ -150,10 +150,10 @@ def main(argv: Sequence[str]) -> int:
     env = os.environ
     job_dir, restart = Path(env["ONES_JOB_DIR"]), int(env.get("SLURM_RESTART_COUNT") or 0)
     try:
-        place = own_place(env)
-    except PlaceError as error:
+        place = own_placement(env)
+    except PlacementError as error:
         print(f"ones-run: {error}", file=sys.stderr)
-        leave_exit_code(job_dir, restart, 0, USAGE_ERROR)
+        write_exit_code(job_dir, restart, 0, USAGE_ERROR)
         return USAGE_ERROR
     sys.path[0] = str(Path(script).resolve().parent)
     env.setdefault("OMP_NUM_THREADS", "1")
@@ -163,16 +163,16 @@ def main(argv: Sequence[str]) -> int:
     def hung() -> None:
         print(f"ones-run: rank {place.rank} was at no step boundary for too long (ONES_HANG_S)", file=sys.stderr)
         faulthandler.dump_traceback()
-        leave_exit_code(job_dir, restart, place.rank, HUNG)
+        write_exit_code(job_dir, restart, place.rank, HUNG)
         os._exit(HUNG)
 
-    hang_detector.watch_myself(hang_detector.longest_s(env), hung)
+    hang_detector.watch_this_process(hang_detector.limit_s(env), hung)
     if place.local_rank == 0:
         prefetch_checkpoint(job_dir)
     env["ONES_IMPORT_S"] = f"{preload(env):.3f}"
     code = run_script(script, arguments)
     if code:
-        leave_exit_code(job_dir, restart, place.rank, code)
+        write_exit_code(job_dir, restart, place.rank, code)
     leave(code)
     return code
 

@@ -150,7 +150,7 @@ _MPI = (
 """(rank, size, local rank, local size) as process managers name them; an empty name where one does not tell."""
 
 
-class PlaceError(Exception):
+class PlacementError(Exception):
     """The processes were not started as planned; the message says how, and what to do."""
 
 
@@ -166,7 +166,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """Where a rank stands."""
 
     rank: int
@@ -193,7 +193,7 @@ def _count(env: Mapping[str, str], name: str) -> int | None:
 
 
 def find_task(env: Mapping[str, str], launcher: str) -> Task:
-    """What the starter says of this process. Raises `PlaceError` where it says nothing.
+    """What the starter says of this process. Raises `PlacementError` where it says nothing.
 
     Under `mpirun` Slurm's own variables are those of the batch script or of Hydra's proxies, and do not count.
     """
@@ -203,14 +203,14 @@ def find_task(env: Mapping[str, str], launcher: str) -> Task:
         rank, size, local_rank, local_size = (_count(env, name) for name in names)
         if rank is not None:
             return Task(rank, size, local_rank, local_size, names[0])
-    raise PlaceError(
+    raise PlacementError(
         f"{launcher} gave this process no rank (none of SLURM_PROCID, PMI_RANK, PMIX_RANK, OMPI_COMM_WORLD_RANK is "
         f"set). {_HELP.get(launcher, '')}"
     )
 
 
 def check(task: Task, tasks: int, tasks_per_node: int, launcher: str) -> None:
-    """Compare with the plan. Raises `PlaceError` with the reason and what to do."""
+    """Compare with the plan. Raises `PlacementError` with the reason and what to do."""
     wrong = ""
     if task.size == 1 < tasks:
         wrong = f"each process believes that it is alone, and there should be {tasks}"
@@ -223,27 +223,27 @@ def check(task: Task, tasks: int, tasks_per_node: int, launcher: str) -> None:
     elif task.local_rank is not None and task.local_rank != task.rank % tasks_per_node:
         wrong = f"process {task.rank} is number {task.local_rank} of its node, so that they are not placed node by node"
     if wrong:
-        raise PlaceError(f"{launcher} started the processes otherwise than planned: {wrong} ({task.source}). "
+        raise PlacementError(f"{launcher} started the processes otherwise than planned: {wrong} ({task.source}). "
                          f"{_HELP.get(launcher, '')}")  # fmt: skip
 
 
-def node_of(env: Mapping[str, str]) -> int:
-    """Number of this node, for a node launcher. Raises `PlaceError`."""
+def own_node(env: Mapping[str, str]) -> int:
+    """Number of this node, for a node launcher. Raises `PlacementError`."""
     launcher, nodes = env.get("ONES_LAUNCHER", "local"), int(env["ONES_NODES"])
     task = find_task(env, launcher)
     check(task, nodes, 1, launcher)
     return task.rank
 
 
-def on_node(node: int, nodes: int, ranks_per_node: int, local_rank: int) -> Place:
+def placement_on(node: int, nodes: int, ranks_per_node: int, local_rank: int) -> Placement:
     """The place of a rank that a node launcher forks."""
     rank = node * ranks_per_node + local_rank
-    return Place(rank, nodes * ranks_per_node, local_rank, ranks_per_node, node, nodes)
+    return Placement(rank, nodes * ranks_per_node, local_rank, ranks_per_node, node, nodes)
 
 
-def own_place(env: Mapping[str, str]) -> Place:
-    """The place of a rank that the launcher itself started. Raises `PlaceError`."""
+def own_placement(env: Mapping[str, str]) -> Placement:
+    """The place of a rank that the launcher itself started. Raises `PlacementError`."""
     launcher, nodes, each = env["ONES_LAUNCHER"], int(env["ONES_NODES"]), int(env["ONES_GPUS_PER_NODE"])
     task = find_task(env, launcher)
     check(task, nodes * each, each, launcher)
-    return on_node(task.rank // each, nodes, each, task.rank % each)
+    return placement_on(task.rank // each, nodes, each, task.rank % each)

@@ -44,7 +44,7 @@ CRASHED = tuple(
 asked for by Slurm or the owner, and kill a process only in the moment before it listens to them."""
 
 
-def cause(codes: Sequence[int]) -> int:
+def explaining_code(codes: Sequence[int]) -> int:
     """Of the codes of one run, in the order in which they came, the one that explains the others; 0 for none.
 
     When a rank is killed or hangs, the others fail with errors of their own that are mere consequences.
@@ -57,7 +57,7 @@ def cause(codes: Sequence[int]) -> int:
     return next((code for code in failed if code != STOP_CODE), failed[0] if failed else 0)
 
 
-_STARTED_AGAIN = {*CRASHED, HUNG, OUT_OF_MEMORY}
+_RESTARTED = {*CRASHED, HUNG, OUT_OF_MEMORY}
 _LONGEST_DELAY_S = 30.0
 _MOST_HALVINGS = 30
 """More than any batch can be halved; a script may exit with that code by itself."""
@@ -67,7 +67,7 @@ class Action(Enum):
     """What to do."""
 
     END = "end"
-    AGAIN = "again"
+    RESTART = "restart"
     REQUEUE = "requeue"
 
 
@@ -100,7 +100,7 @@ class Tries:
 
 
 @dataclass(frozen=True)
-class End:
+class Outcome:
     """How the ranks ended."""
 
     code: int
@@ -119,7 +119,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Next:
+class Decision:
     """What to do, and what to say of it."""
 
     action: Action
@@ -139,21 +139,21 @@ def newer(checkpoint: str, than: str) -> bool:
     return _step(checkpoint) > _step(than)
 
 
-def decide(end: End, tries: Tries, limits: Limits) -> Next:
+def decide(end: Outcome, tries: Tries, limits: Limits) -> Decision:
     """What follows."""
     if end.code in (0, DONT_RESTART) or end.stopped:
-        return Next(Action.END, "", tries)
+        return Decision(Action.END, "", tries)
     if end.warned:
         # A script that failed by itself would fail again, time limit or not.
-        if end.code == STOP_CODE or end.code in _STARTED_AGAIN:
+        if end.code == STOP_CODE or end.code in _RESTARTED:
             return _requeue(end, tries, limits)
-        return Next(Action.END, "", tries)
-    if end.code in _STARTED_AGAIN and not end.drained:
-        return _again(end, tries, limits)
-    return Next(Action.END, "", tries)
+        return Decision(Action.END, "", tries)
+    if end.code in _RESTARTED and not end.drained:
+        return _restart(end, tries, limits)
+    return Decision(Action.END, "", tries)
 
 
-def _requeue(end: End, tries: Tries, limits: Limits) -> Next:
+def _requeue(end: Outcome, tries: Tries, limits: Limits) -> Decision:
     refusal = end.no_requeue
     if not refusal and not (end.checkpoint and end.ours):
         refusal = "this run has made no checkpoint and loaded none, so the next would do the same again"
@@ -162,17 +162,17 @@ def _requeue(end: End, tries: Tries, limits: Limits) -> Next:
     if not refusal and tries.requeues and not newer(end.checkpoint, tries.requeued_at):
         refusal = f"there is no newer checkpoint than {tries.requeued_at}, at which it was requeued before"
     if refusal:
-        return Next(Action.END, f"the job's time is over and it is not requeued: {refusal}", tries)
+        return Decision(Action.END, f"the job's time is over and it is not requeued: {refusal}", tries)
     counted = replace(tries, requeues=tries.requeues + 1, requeued_at=end.checkpoint)
     why = f"the job's time is over: requeue {counted.requeues} of {limits.requeues}, to go on from {end.checkpoint}"
-    return Next(Action.REQUEUE, why, counted)
+    return Decision(Action.REQUEUE, why, counted)
 
 
-def _again(end: End, tries: Tries, limits: Limits) -> Next:
+def _restart(end: Outcome, tries: Tries, limits: Limits) -> Decision:
     if end.code == OUT_OF_MEMORY and tries.halvings < _MOST_HALVINGS:
         # No try is lost: each time half as many samples a pass, and at one the ranks end with another code.
         counted = replace(tries, restarts=tries.restarts + 1, halvings=tries.halvings + 1)
-        return Next(Action.AGAIN, "out of memory; starting the ranks again with smaller passes", counted)
+        return Decision(Action.RESTART, "out of memory; starting the ranks again with smaller passes", counted)
     fresh = tries.failures == 0 or newer(end.checkpoint, tries.failed_at)
     failures = 1 if fresh else tries.failures + 1
     what = {HUNG: "the ranks hung", OUT_OF_MEMORY: "out of memory again and again"}.get(
@@ -180,8 +180,8 @@ def _again(end: End, tries: Tries, limits: Limits) -> Next:
     )
     if failures > limits.retries:
         tried = f"tried {tries.failures} more times without a newer checkpoint" if tries.failures else "--retries is 0"
-        return Next(Action.END, f"{what}; {tried}, so the job ends", tries)
+        return Decision(Action.END, f"{what}; {tried}, so the job ends", tries)
     counted = replace(tries, restarts=tries.restarts + 1, failures=failures, failed_at=end.checkpoint)
     place = f"from {end.checkpoint}" if end.checkpoint else "from the beginning"
     why = f"{what}; starting the ranks again {place}, try {failures} of {limits.retries}"
-    return Next(Action.AGAIN, why, counted, min(_LONGEST_DELAY_S, 2.0 ** (failures - 1)))
+    return Decision(Action.RESTART, why, counted, min(_LONGEST_DELAY_S, 2.0 ** (failures - 1)))

@@ -15,13 +15,13 @@ from types import FrameType
 
 from ones_wrapper.launch.job_directory import (
     exit_code,
-    forget_exit_codes,
     newest_checkpoint,
     read_tries,
-    told,
+    remove_exit_codes,
+    summarize_reports,
     write_tries,
 )
-from ones_wrapper.launch.restart_policy import CRASHED, STOP_CODE, Action, End, Limits, Next, decide
+from ones_wrapper.launch.restart_policy import CRASHED, STOP_CODE, Action, Decision, Limits, Outcome, decide
 
 WARNED_S = 90.0
 """After the warning that the job's time is nearly over the ranks may take so long to end; then the job is requeued
@@ -34,7 +34,7 @@ COMPANION_S = 30.0
 _SHELLS = {"sh", "bash", "dash", "ksh", "zsh"}
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """A line for people, in the job's log."""
     print(f"ones-run: {text}", file=sys.stderr, flush=True)
 
@@ -67,7 +67,7 @@ def _receiver(pid: int) -> tuple[int, str]:
         pid = int(children[-1])
 
 
-def _patience(env: Mapping[str, str], now: float) -> float:
+def _time_left_s(env: Mapping[str, str], now: float) -> float:
     """Seconds that the ranks have after the warning; an end far away is not what the warning was about."""
     end = env.get("SLURM_JOB_END_TIME", "")
     left = float(end) - now if end.isdigit() else 0.0
@@ -116,8 +116,8 @@ class Supervisor:
             code = self._once(plan(attempt))
             step = self._decide(code)
             if step.why:
-                say(step.why)
-            if step.action is Action.AGAIN and write_tries(self._job_dir, step.tries):
+                log(step.why)
+            if step.action is Action.RESTART and write_tries(self._job_dir, step.tries):
                 time.sleep(step.delay_s)
                 if not (self._stopped or self._warned_at):
                     attempt += 1
@@ -128,7 +128,7 @@ class Supervisor:
             return code
 
     def _once(self, launch: Launch) -> int:
-        forget_exit_codes(self._job_dir)
+        remove_exit_codes(self._job_dir)
         self._launch = launch
         # Its own process group: Ctrl-C in a terminal then reaches the ranks once, through us. srun handles it itself.
         self._process = process = subprocess.Popen(
@@ -146,10 +146,10 @@ class Supervisor:
         code = 128 - code if code < 0 else code
         if not code:
             return 0
-        said = exit_code(self._job_dir, self._restart, 0)
-        forget_exit_codes(self._job_dir)
-        if said:
-            return said
+        left = exit_code(self._job_dir, self._restart, 0)
+        remove_exit_codes(self._job_dir)
+        if left:
+            return left
         # A rank that was killed leaves no word; Hydra then returns the signal's number.
         killed = launch.launcher in ("ibrun", "mpirun") and 128 + code in CRASHED
         return 128 + code if killed else code
@@ -158,15 +158,15 @@ class Supervisor:
         """Whether the ranks did not end in time after the warning, and the job can be requeued without them."""
         if not self._warned_at or self._stopped:
             return False
-        if time.time() - self._warned_at < _patience(self._env, self._warned_at):
+        if time.time() - self._warned_at < _time_left_s(self._env, self._warned_at):
             return False
         return self._decide(STOP_CODE).action is Action.REQUEUE
 
-    def _decide(self, code: int) -> Next:
+    def _decide(self, code: int) -> Decision:
         newest = newest_checkpoint(self._job_dir)
-        reports = told(self._job_dir, self._restart)
+        reports = summarize_reports(self._job_dir, self._restart)
         name = newest.name if newest else ""
-        end = End(
+        end = Outcome(
             code,
             stopped=self._stopped,
             warned=bool(self._warned_at),
@@ -184,10 +184,10 @@ class Supervisor:
             return "there is no scontrol here; submit it again, with the same ONES_JOB_DIR, or leave that to slurm-ones"
         return ""
 
-    def _requeue(self, step: Next) -> bool:
+    def _requeue(self, step: Decision) -> bool:
         """Have Slurm requeue this job; what was counted for it is taken back where Slurm refuses."""
-        if told(self._job_dir, self._restart).drained:
-            say(f"the companion drained this job; waiting {COMPANION_S:g} s for its requeue")
+        if summarize_reports(self._job_dir, self._restart).drained:
+            log(f"the companion drained this job; waiting {COMPANION_S:g} s for its requeue")
             until = time.monotonic() + COMPANION_S
             while time.monotonic() < until and not self._stopped:
                 time.sleep(0.2)
@@ -197,7 +197,7 @@ class Supervisor:
             return False
         refusal = _scontrol_requeue(self._job_id)
         if refusal:
-            say(f"Slurm did not requeue the job ({refusal}); submit it with --requeue, or submit it again")
+            log(f"Slurm did not requeue the job ({refusal}); submit it with --requeue, or submit it again")
             write_tries(self._job_dir, before)
         return not refusal
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ones_wrapper.job_files import POLL_S, Inbox, Outbox
+from ones_wrapper.job_io import POLL_S, OrderReader, ReportWriter
 from ones_wrapper.protocol import Bye, Order, ProtocolError, Throughput, decode_report, encode, encode_report
 from tests.wrapper.runs import write_order
 
@@ -24,8 +24,8 @@ class Clock:
         return self.now
 
 
-def inbox(job: Path, restart: int = 0, spool: Path | None = None) -> Inbox:
-    return Inbox(job, restart, spool, 7, Clock())
+def inbox(job: Path, restart: int = 0, spool: Path | None = None) -> OrderReader:
+    return OrderReader(job, restart, spool, 7, Clock())
 
 
 def test_highest_number_is_in_force(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_highest_number_is_in_force(tmp_path: Path) -> None:
 def test_polls_are_far_between(tmp_path: Path) -> None:
     """Protects a shared file system from a look at every step."""
     now = 0.0
-    box = Inbox(tmp_path, 0, clock=lambda: now)
+    box = OrderReader(tmp_path, 0, clock=lambda: now)
     box.poll()
     write_order(tmp_path, Order(1, 0))
     now = POLL_S / 2
@@ -124,11 +124,11 @@ def test_reports_go_on_after_a_torn_line(tmp_path: Path) -> None:
     run.
     """
     path = tmp_path / "reports-3.jsonl"
-    first = Outbox(tmp_path, 3)
+    first = ReportWriter(tmp_path, 3)
     first.send(Bye("stopped", 1))
     with path.open("ab") as file:
         file.write(b'{"n":2,"t":')
-    Outbox(tmp_path, 3).send(Bye("finished", 2))
+    ReportWriter(tmp_path, 3).send(Bye("finished", 2))
     whole, torn, last = path.read_bytes().splitlines()
     assert [decode_report(line)[0] for line in (whole, last)] == [1, 2]
     assert torn == b'{"n":2,"t":'
@@ -136,12 +136,12 @@ def test_reports_go_on_after_a_torn_line(tmp_path: Path) -> None:
 
 def test_unwritable_reports_do_not_stop_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Protects training from its own reports: said once, then ignored."""
-    box = Outbox(tmp_path / "gone", 0)
+    box = ReportWriter(tmp_path / "gone", 0)
     box.send(Bye("finished", 1))
     box.send(Bye("finished", 1))
     assert capsys.readouterr().err.count("cannot be written") == 1
     (tmp_path / "reports-0.jsonl").symlink_to("/dev/full")  # links are not followed
-    Outbox(tmp_path, 0).send(Bye("finished", 1))
+    ReportWriter(tmp_path, 0).send(Bye("finished", 1))
     assert "cannot be written" in capsys.readouterr().err
 
 

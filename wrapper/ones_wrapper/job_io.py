@@ -31,12 +31,12 @@ POLL_S = 0.5
 """Shortest time between two looks for an order."""
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """A line for people, in the job's log."""
     print(f"ones: {text}", file=sys.stderr, flush=True)
 
 
-class Outbox:
+class ReportWriter:
     """Rank 0's reports of one run. A line is one `write`, so readers see whole lines; a full disk costs
     lines.
     """
@@ -46,7 +46,7 @@ class Outbox:
         self._file: int | None = None
         self._number = 0
         self._torn = False
-        self._said = False
+        self._logged = False
         try:
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             self._file = os.open(self._path, flags, 0o644)
@@ -61,9 +61,9 @@ class Outbox:
         self._torn = bool(text) and not text.endswith(b"\n")
 
     def _complain(self, error: OSError) -> None:
-        if not self._said:
-            say(f"reports cannot be written to {self._path} ({error.strerror}); training goes on without them")
-        self._said = True
+        if not self._logged:
+            log(f"reports cannot be written to {self._path} ({error.strerror}); training goes on without them")
+        self._logged = True
 
     def send(self, report: Report) -> None:
         """Append one report; a failure is said once and otherwise ignored."""
@@ -79,7 +79,7 @@ class Outbox:
             self._complain(error)
             return
         self._torn = written < len(line)
-        self._said = False
+        self._logged = False
 
 
 def write_spec(job_dir: Path, spec: Spec) -> None:
@@ -89,7 +89,7 @@ def write_spec(job_dir: Path, spec: Spec) -> None:
         new.write_bytes(encode(spec))
         new.replace(job_dir / SPEC)
     except OSError as error:
-        say(f"{job_dir / SPEC} cannot be written ({error.strerror}); the companion will not resize this job")
+        log(f"{job_dir / SPEC} cannot be written ({error.strerror}); the companion will not resize this job")
 
 
 def read_order(path: Path, owners: frozenset[int]) -> Order | None:
@@ -116,7 +116,7 @@ def read_order(path: Path, owners: frozenset[int]) -> Order | None:
         os.close(file)
 
 
-class Inbox:
+class OrderReader:
     """The order in force, from the job's directory and the site's spool."""
 
     def __init__(
@@ -134,16 +134,16 @@ class Inbox:
             try:
                 owners.add(spool.stat().st_uid)
             except OSError as error:
-                say(f"spool {spool} cannot be read ({error.strerror}); orders come from {job_dir} alone")
+                log(f"spool {spool} cannot be read ({error.strerror}); orders come from {job_dir} alone")
         self._owners = frozenset(owners)
         self._restart = restart
         self._clock = clock
         self._next = -1.0
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self.order: Order | None = None
         """The order in force: the highest number believed so far."""
 
-    def hurry(self) -> None:
+    def skip_wait(self) -> None:
         """Somebody said that there is an order: the next look is not put off."""
         self._next = -1.0
 
@@ -167,9 +167,9 @@ class Inbox:
 
     def _complain(self, path: Path, why: str) -> None:
         text = f"order {path} is ignored: {why}"
-        if text not in self._said and len(self._said) < 100:
-            self._said.add(text)
-            say(text)
+        if text not in self._logged and len(self._logged) < 100:
+            self._logged.add(text)
+            log(text)
 
 
 SAVE = "ones.save"
@@ -178,7 +178,7 @@ STOP = "ones.stop"
 """Take a checkpoint at the next step boundary, and end the job for good."""
 
 
-class Requests:
+class OwnerRequests:
     """Rank 0's look at the two files. An answered request is removed, so that the next run does not obey it again."""
 
     def __init__(self, job_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -194,19 +194,19 @@ class Requests:
         self._next = now + POLL_S
         return True
 
-    def asked(self, name: str) -> bool:
+    def requested(self, name: str) -> bool:
         """Whether the file is there, and is the owner's or root's."""
         try:
             return (self._job_dir / name).lstat().st_uid in (os.geteuid(), 0)
         except OSError:
             return False
 
-    def answered(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Remove the file."""
         try:
             (self._job_dir / name).unlink(missing_ok=True)
         except OSError as error:
-            say(f"{name} cannot be removed ({error.strerror}); remove it yourself, or the next run obeys it again")
+            log(f"{name} cannot be removed ({error.strerror}); remove it yourself, or the next run obeys it again")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,270 @@
+"""Gradient accumulation by wrappers that the script holds: `Job.register` returns them.
+
+Where a batch does not fit, a step takes several accumulation steps: forward and backward passes whose gradients add up.
+The script's loop calls backward, `optimizer.step()` and `optimizer.zero_grad()` in each of them, in either order, and
+the wrappers let that do what it should: optimizer, schedulers and gradient scaler act in the last accumulation step
+alone, and zeroing acts before the first or after the step. (Accelerate's wrappers do the same.)
+
+What changes gradients between backward and step, such as clipping, the script leaves to the last accumulation step by
+`if job.updates:`. That, and calls that go past the wrappers, raise an error that says what to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LRScheduler
+
+CHANGED = (
+    "gradients were changed in accumulation step {index} of {count}, before all of them were added up. Zero them "
+    "by the optimizer that job.register returned, not by the model. Clip them once a step: "
+    "`if job.updates: torch.nn.utils.clip_grad_norm_(...)`. Register a gradient scaler and use what is returned: "
+    "`optimizer, scaler = job.register(..., scaler=scaler)`"
+)
+UNWRAPPED = (
+    "optimizer.step: this is the optimizer that was given to job.register. Where a step may take several accumulation "
+    "steps, use the one that it returned: `optimizer = job.register(model=model, optimizer=optimizer)`"
+)
+UNREGISTERED_SCALER = (
+    "the gradient scaler was not registered, so it would unscale the gradients again in each accumulation step: "
+    "`optimizer, scaler = job.register(..., scaler=scaler)`"
+)
+
+
+class Accumulation:
+    """Which accumulation step the script is in. The wrapped objects share it."""
+
+    def __init__(self) -> None:
+        self._index, self._count = 0, 1
+        self._within = self._stepping = self._asked = self._backward = False
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._marks: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
+        """The gradients of two parameters as they should be: the tensor and its version."""
+        self._arrived: set[torch.Tensor] = set()
+        """Those of the two that this accumulation step's backward has reached."""
+
+    @property
+    def updates(self) -> bool:
+        """Whether this accumulation step ends with the optimizer's step."""
+        return self._index == self._count - 1
+
+    @contextmanager
+    def during(self, index: int, count: int) -> Iterator[None]:
+        """Around accumulation step `index` of `count`. Raises RuntimeError where the script changed gradients in it."""
+        if index == 0:
+            self.drop()
+        self._index, self._count = index, count
+        self._asked = self._backward = False
+        self._arrived.clear()
+        self._marks = {p: _mark(p.grad) for p in self._marks if index and p.grad is not None}
+        self._within = True
+        try:
+            yield
+            self.check()
+        finally:
+            self._within = False
+
+    def drop(self) -> None:
+        """Drop the gradients of a step that the script left before its end."""
+        if not self.updates and self._optimizer is not None:
+            self._optimizer.zero_grad()
+        self._index, self._count = 0, 1
+
+    def wrap(self, thing: Any) -> Any:
+        """The thing to use instead: optimizers, schedulers and gradient scalers get a wrapper, others stay.
+
+        Raises ValueError for an optimizer that cannot do without a closure.
+        """
+        if isinstance(thing, torch.optim.Optimizer):
+            self._watch(thing)
+            return AccumulatedOptimizer(thing, self)
+        if isinstance(thing, LRScheduler):
+            return AccumulatedScheduler(thing, self)
+        return AccumulatedScaler(thing, self) if isinstance(thing, torch.amp.GradScaler) else thing
+
+    def due(self, asks: bool = False) -> bool:
+        """Whether a wrapped method acts now; `asks` says that it asks for the optimizer's step."""
+        self._asked = self._asked or asks
+        if not self.updates:
+            self.check()
+        return self.updates
+
+    def may_zero(self) -> bool:
+        """Whether zeroing takes no gradient away that the step needs."""
+        begins = self._index == 0 and not (self._asked or self._backward)
+        return self._count == 1 or begins or (self.updates and self._asked)
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Around a step of the script's own optimizer that a wrapper makes."""
+        self._stepping = True
+        try:
+            yield
+        finally:
+            self._stepping = False
+
+    def check(self) -> None:
+        """Raises RuntimeError where gradients changed since backward, before the last accumulation step."""
+        if not self.updates and any(not _unchanged(p.grad, mark) for p, mark in self._marks.items()):
+            raise RuntimeError(CHANGED.format(index=self._index + 1, count=self._count))
+
+    def _watch(self, optimizer: torch.optim.Optimizer) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError(
+                "register: LBFGS evaluates the model several times a step through a closure, which cannot be averaged "
+                "over ranks and accumulation steps here; use an optimizer that steps from .grad"
+            )
+        self._optimizer = optimizer
+        optimizer.register_step_pre_hook(self._before_step)
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
+        # Two parameters tell of each backward: cheap, and either may be unused in a model.
+        for parameter in {id(p): p for p in (*trained[:1], *trained[-1:])}.values():
+            parameter.register_hook(lambda _, p=parameter: self._arriving(p))
+            parameter.register_post_accumulate_grad_hook(self._accumulated)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._within and not self._stepping:
+            raise RuntimeError(UNWRAPPED)
+
+    def _arriving(self, parameter: torch.Tensor) -> None:
+        """Backward brings a gradient, to be added to what should be there."""
+        mark = self._marks.get(parameter)
+        if mark is None or parameter in self._arrived or not self._within:
+            return
+        self._arrived.add(parameter)
+        # Where DDP keeps gradients in its buckets the tensor may be another one by now, with the same values.
+        if parameter.grad is None or (parameter.grad is mark[0] and not _unchanged(parameter.grad, mark)):
+            raise RuntimeError(CHANGED.format(index=self._index + 1, count=self._count))
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if self._count == 1 or gradient is None:  # the latter with MPI, which keeps the sum elsewhere
+            return
+        mark = self._marks.get(parameter)
+        # FSDP2 adds to the shard inside the DTensor, whose own version stays, and calls no hook before that.
+        if isinstance(gradient, DTensor) and mark is not None and parameter not in self._arrived:
+            self._arrived.add(parameter)
+            if not _unchanged(gradient, mark):
+                raise RuntimeError(CHANGED.format(index=self._index + 1, count=self._count))
+        if not self.updates:
+            self._backward = True
+            self._marks[parameter] = _mark(gradient)
+
+
+def _mark(gradient: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return gradient, gradient._version
+
+
+def _unchanged(gradient: torch.Tensor | None, mark: tuple[torch.Tensor, int]) -> bool:
+    return gradient is mark[0] and gradient._version == mark[1]
+
+
+class AccumulatedOptimizer(torch.optim.Optimizer):
+    """An optimizer that steps, and whose gradients are zeroed, when all accumulation steps were made.
+
+    All else is the wrapped optimizer's own, `optimizer`: state, parameter groups, hooks.
+    """
+
+    _step_supports_amp_scaling = True
+    """Has a `GradScaler` that was not registered set `grad_scale`, which says so."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, accumulation: Accumulation) -> None:
+        # Not the base class's: this one has no state and no groups of its own.
+        self.optimizer = optimizer
+        self._accumulation = accumulation
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "optimizer":
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """The optimizer's step, in the last accumulation step. Raises ValueError for a closure."""
+        if any(callable(value) for value in (*args, kwargs.get("closure"))):
+            raise ValueError(
+                "optimizer.step: a closure is not taken, since gradients are averaged over ranks and accumulation "
+                "steps before the step; call loss.backward() yourself, then optimizer.step()"
+            )
+        if not self._accumulation.due(asks=True):
+            return None
+        with self._accumulation.stepping():
+            return self.optimizer.step(*args, **kwargs)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Zero the gradients, before the first accumulation step or after the optimizer's step."""
+        if self._accumulation.may_zero():
+            self.optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+    @property
+    def grad_scale(self) -> Any:
+        """What torch's gradient scalers give an optimizer; the registered one gives it to `optimizer`."""
+        raise AttributeError("grad_scale")
+
+    @grad_scale.setter
+    def grad_scale(self, value: object) -> None:
+        raise RuntimeError(UNREGISTERED_SCALER)
+
+
+class AccumulatedScheduler:
+    """A learning rate scheduler that steps in the last accumulation step, and outside the loop always."""
+
+    def __init__(self, scheduler: LRScheduler, accumulation: Accumulation) -> None:
+        self.scheduler = scheduler
+        self._accumulation = accumulation
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "scheduler":
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """The scheduler's step."""
+        if self._accumulation.due():
+            self.scheduler.step(*args, **kwargs)
+
+
+class AccumulatedScaler:
+    """A gradient scaler that unscales, steps and updates in the last accumulation step."""
+
+    def __init__(self, scaler: torch.amp.GradScaler, accumulation: Accumulation) -> None:
+        self.scaler = scaler
+        self._accumulation = accumulation
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "scaler":
+            raise AttributeError(name)
+        return getattr(self.scaler, name)
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Unscale the gradients, to clip them under `if job.updates:`."""
+        if self._accumulation.due():
+            self.scaler.unscale_(_own(optimizer))
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Step the optimizer where its gradients are finite."""
+        if not self._accumulation.due(asks=True):
+            return None
+        with self._accumulation.stepping():
+            return self.scaler.step(_own(optimizer), *args, **kwargs)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Adjust the scale to what the step saw."""
+        if self._accumulation.due():
+            self.scaler.update(*args, **kwargs)
+
+
+def _own(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    return optimizer.optimizer if isinstance(optimizer, AccumulatedOptimizer) else optimizer
