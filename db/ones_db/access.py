@@ -21,7 +21,7 @@ ROLE = "ones_reader"
 """The readers' role where no other is named."""
 
 OPEN = ("clusters", "decisions", "leaders", "nodes", "node_changes")
-"""Tables that tell of no single job."""
+"""Tables that are about no single job."""
 CLOSED = (ACTIONS.name, HEALTH.name)
 """Tables for operators: readers get none of them."""
 

@@ -31,7 +31,7 @@ class Imported(NamedTuple):
 
     new: int = 0
     changed: int = 0
-    """Known from accounting before, and more is told now."""
+    """Known from accounting before, and more is known now."""
     same: int = 0
     companion: int = 0
     """Known by the companion, and left as they are."""
@@ -42,7 +42,7 @@ class Imported(NamedTuple):
 
 
 class PastJob(NamedTuple):
-    """A job that has ended, whoever told of it; times in seconds."""
+    """A job that has ended, by accounting or the companion; times in seconds."""
 
     job_id: int
     name: str
@@ -117,24 +117,24 @@ def _known(
     return known, runs
 
 
-def _same(row: Row, told: AccountingJob) -> bool:
-    """Whether a stored job is the one that accounting tells of: its time and the other's meet, or nearly."""
-    if row["submit_time"] == told.job.submit_time:
+def _same(row: Row, read: AccountingJob) -> bool:
+    """Whether a stored job is the one that accounting has: its time and the other's meet, or nearly."""
+    if row["submit_time"] == read.job.submit_time:
         return True
-    if row["import_time"] is not None and row["user_name"] != told.job.user:
+    if row["import_time"] is not None and row["user_name"] != read.job.user:
         return False
     end = row["end_time"]
-    after = end is not None and told.job.submit_time - end > SAME_JOB_S
-    return not after and row["submit_time"] - (told.job.end_time or 0.0) <= SAME_JOB_S
+    after = end is not None and read.job.submit_time - end > SAME_JOB_S
+    return not after and row["submit_time"] - (read.job.end_time or 0.0) <= SAME_JOB_S
 
 
-def _joined(row: Row, before: Sequence[RunRecord], told: AccountingJob) -> AccountingJob | None:
-    """What is stored and what is told, together; None where nothing new is told.
+def _joined(row: Row, before: Sequence[RunRecord], read: AccountingJob) -> AccountingJob | None:
+    """What is stored and what was read, together; None where nothing new was read.
 
     An import of a later span knows only a requeued job's later runs.
     """
-    job = told.job
-    runs = {run.start_time: run for run in [*before, *told.runs]}
+    job = read.job
+    runs = {run.start_time: run for run in [*before, *read.runs]}
     numbered = tuple(runs[start] for start in sorted(runs, key=lambda start: start or 0.0))
     if len({run.restart for run in numbered}) < len(numbered):
         numbered = tuple(replace(run, restart=number) for number, run in enumerate(numbered))
@@ -149,7 +149,7 @@ def _joined(row: Row, before: Sequence[RunRecord], told: AccountingJob) -> Accou
     stored = {name: row[name] for name in job_columns(job)}
     if numbered == tuple(before) and stored == job_columns(job):
         return None
-    return AccountingJob(job, numbered, told.time_limit_s)
+    return AccountingJob(job, numbered, read.time_limit_s)
 
 
 def _insert(connection: Connection, cluster: int, one: AccountingJob) -> int:

@@ -41,24 +41,24 @@ def diagram() -> str:
 
 def tables() -> str:
     """Every column of every table."""
-    told = []
+    lines = []
     for table in _tables():
-        told += [f"### `{table.name}`", "", f"{_sentence(table.comment or '')}", "", *_HEAD]
+        lines += [f"### `{table.name}`", "", f"{_sentence(table.comment or '')}", "", *_HEAD]
         for column in table.columns:
             key = "key" if column.primary_key else ""
             places = [f"{foreign.column.table.name}.{foreign.column.name}" for foreign in column.foreign_keys]
             meaning = "; ".join([column.comment or "", *(f"refers to `{place}`" for place in places)])
             null = "" if column.nullable or column.primary_key else "always"
-            told.append(f"| `{column.name}` | {_type(column)} | {key or null} | {_cell(meaning)} |")
-        told.append("")
-    return "\n".join(told).rstrip()
+            lines.append(f"| `{column.name}` | {_type(column)} | {key or null} | {_cell(meaning)} |")
+        lines.append("")
+    return "\n".join(lines).rstrip()
 
 
 def views() -> str:
     """Every column of every view."""
-    told = []
+    lines = []
     for view in VIEWS.values():
-        told += [
+        lines += [
             f"### `{view.name}`",
             "",
             f"{_sentence(view.title)}",
@@ -66,9 +66,9 @@ def views() -> str:
             "| column | type | meaning |",
             "|---|---|---|",
         ]
-        told += [f"| `{c.name}` | {KINDS[c.kind]} | {_cell(c.comment)} |" for c in view.columns]
-        told.append("")
-    return "\n".join(told).rstrip()
+        lines += [f"| `{c.name}` | {KINDS[c.kind]} | {_cell(c.comment)} |" for c in view.columns]
+        lines.append("")
+    return "\n".join(lines).rstrip()
 
 
 PARTS: dict[str, Callable[[], str]] = {"diagram": diagram, "views": views, "tables": tables}

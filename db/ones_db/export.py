@@ -186,12 +186,12 @@ def _rows(user: str) -> Iterator[tuple[Table, Select[Any]]]:
         elif table.name == JOBS.name:
             rows = rows.where(JOBS.c.user_name == user)
         elif table.name == DECISIONS.name:
-            rows = rows.where(_told(own[JOBS.name]))
+            rows = rows.where(_concerning(own[JOBS.name]))
         yield table, rows
 
 
-def _told(jobs: Select[Any]) -> ColumnElement[bool]:
-    """Decisions that tell of these jobs, and each cluster's last, up to which a run that goes on counts."""
+def _concerning(jobs: Select[Any]) -> ColumnElement[bool]:
+    """Decisions about these jobs, and each cluster's last, up to which a run that goes on counts."""
     every = DECISIONS.alias()
     last = select(every.c.cluster_id, func.max(every.c.time)).group_by(every.c.cluster_id)
     return or_(

@@ -258,7 +258,7 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
     ended = [latest[number] for number in sorted(latest) if number < epoch]
     epochs = tuple(point for point, _ in ended)
     used = sum(used for _, used in ended)
-    # Where the job does not know its dataset's length, its epochs tell it as they end.
+    # Where the job does not know its dataset's length, its epochs show it as they end.
     samples = cursor + (epoch * spec.dataset if spec is not None and spec.dataset else used)
     progress = _newest(runs, "progress")
     noises = [point for run in runs for point in cached[run.id].noises]

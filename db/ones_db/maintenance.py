@@ -60,7 +60,8 @@ def maintain(
     """Roll up old samples, and forget what `ages` says; `dry` only counts.
 
     Nothing of a job that has not ended is touched, and nothing that learning reads of one that has. The companion gets
-    the database for as long as each step took. `progress` is told what is being done, how much is, and of how much.
+    the database for as long as each step took. `progress` is called with what is being done, how much of it is done,
+    and how much there is.
     """
     now = time.time() if now is None else now
     runs: set[int] = set()

@@ -1,6 +1,6 @@
 """Questions in SQL to a database that they cannot change.
 
-What holds that is the database: an SQLite file is opened for reading and told to take queries only, PostgreSQL is told
+What holds that is the database: an SQLite file is opened for reading and set to take queries only, PostgreSQL is set
 that the transaction is read-only before it hears the question. What is asked is besides one statement, and a query.
 """
 

@@ -14,7 +14,7 @@ from sqlalchemy import text as condition
 from ones_db.columns import flag, key, number, of, reason, text, whole
 
 SCHEMA_REVISION = "0009"
-"""The newest migration. Revisions are numbers of four digits, so that older and newer can be told from the
+"""The newest migration. Revisions are numbers of four digits, so that older and newer are known from the
 name."""
 
 METADATA = MetaData(

@@ -50,14 +50,14 @@ class View:
 
     name: str
     title: str
-    """What it tells, in a sentence without a full stop."""
+    """What it shows, in a sentence without a full stop."""
     columns: tuple[Column, ...]
     sql: str
     """A SELECT of all columns but those that say times, in `WORDS`."""
     order: tuple[str, ...]
     """Columns that its rows are best read in the order of."""
     aggregate: bool = False
-    """It tells of no single job, so that everybody may see all of it."""
+    """It is about no single job, so that everybody may see all of it."""
 
     def select(self, dialect: str) -> str:
         """Its definition as the database takes it: ``sqlite`` or ``postgresql``."""

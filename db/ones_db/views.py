@@ -1,4 +1,4 @@
-"""What each view tells, and how.
+"""What each view shows, and how.
 
 Every view begins at the clusters and goes on to their jobs through the index on cluster and job id, then to what each
 job has by the job's own indexes. ``CROSS JOIN`` holds SQLite to that order; PostgreSQL chooses for itself. So one job
@@ -369,7 +369,7 @@ def create_views(connection: Connection) -> None:
     """Make all views, in a database of the newest schema that has none of them."""
     dialect = connection.dialect.name
     for view in VIEWS.values():
-        # Row-level security is then that of whoever asks, save where nothing of a single job is told. Before 15
+        # Row-level security is then that of whoever asks, save where nothing of a single job is shown. Before 15
         # PostgreSQL cannot, and a site that has row-level security must not grant its readers the views.
         secured = dialect == "postgresql" and not view.aggregate and can_secure(connection)
         options = " WITH (security_invoker = true)" if secured else ""

@@ -27,7 +27,7 @@ def grant(
     """Let a role of PostgreSQL read: its members see their own jobs in detail, others' only in gpu_hours.
 
     Run it as the owner of the tables, which the companion is; once more changes nothing. Add members with
-    GRANT ones_reader TO alice: by the name that they log in with they are told from each other.
+    GRANT ones_reader TO alice: the name that they log in with is what separates them.
     """
     url = settings_of(config, database).database_url
     access.grant(url, role, everything=everything)
@@ -65,7 +65,7 @@ def export(
         done = [export_user(url, user, file, person())]
     for one in done:
         whose = "" if one.owned else "; its owner is who ran this"
-        told = f"{one.path}: {one.jobs} jobs of {one.user}, nobody else's{whose}"
-        console.print(plain(told, 1000), markup=False, soft_wrap=True)
+        line = f"{one.path}: {one.jobs} jobs of {one.user}, nobody else's{whose}"
+        console.print(plain(line, 1000), markup=False, soft_wrap=True)
     if not done:
         console.print("no jobs are known, so nothing was exported")

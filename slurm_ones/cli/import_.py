@@ -155,11 +155,11 @@ def sacct(
         counts_of = {**read.stored._asdict(), "rows": read.rows, "bad_rows": len(read.bad), "requeued": read.left}
         print_json({"imported": counts_of, "workload": found})
     else:
-        for line in [*told(read), *(described(found) if found else [])]:
+        for line in [*summary(read), *(described(found) if found else [])]:
             console.print(plain(line, 2000), markup=False, soft_wrap=True)
 
 
-def told(read: Read) -> list[str]:
+def summary(read: Read) -> list[str]:
     """What was brought in, in words."""
     done = read.stored
     bad = f", {len(read.bad)} of them bad" if read.bad else ""

@@ -166,8 +166,8 @@ def _write_json(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], target:
     separator = "[\n"
     for row in rows:
         values = [None if isinstance(value, float) and not math.isfinite(value) else value for value in row]
-        told = dict(zip(columns, values, strict=True))
-        target.write(separator + json.dumps(told, default=_plain_value, ensure_ascii=False))
+        record = dict(zip(columns, values, strict=True))
+        target.write(separator + json.dumps(record, default=_plain_value, ensure_ascii=False))
         separator = ",\n"
     target.write("[]\n" if separator == "[\n" else "\n]\n")
 
@@ -192,9 +192,9 @@ def _write_parquet(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], outp
         raise QueryError("parquet is no text: name a file with --output")
     if len(set(columns)) < len(columns):
         raise QueryError("two columns have one name; give them names of their own with AS")
-    told = list(zip(*rows, strict=True)) or [()] * len(columns)
+    by_column = list(zip(*rows, strict=True)) or [()] * len(columns)
     try:
-        arrays = [arrow.array(values) for values in told]
+        arrays = [arrow.array(values) for values in by_column]
         parquet.write_table(arrow.Table.from_arrays(arrays, names=list(columns)), output)
     except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:
         raise QueryError(f"a column holds values of several kinds, which parquet cannot: {error}") from None
@@ -205,7 +205,7 @@ def _write_parquet(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], outp
 def _print_table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]], name: str) -> None:
     """A table, or where it is too wide for the terminal, a record a row."""
     said = {column.of for column in VIEWS[name].columns} if name else set()
-    # Where a time is told in words, its seconds are for programs.
+    # Where a time is shown as text, its seconds are for programs.
     kept = [i for i, column in enumerate(columns) if column not in said]
     cells = [[_cell(row[i]) for i in kept] for row in rows]
     heads = [plain(columns[i], 60) for i in kept]
