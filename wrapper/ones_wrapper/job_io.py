@@ -1,4 +1,7 @@
-"""The job's side of the mail: reports out, orders in. Neither ever stops training."""
+"""The job's side of the files that `protocol` describes: reports out, orders and the owner's requests in; and its log.
+
+None of them ever stops training. Nothing here needs torch.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,9 @@ from ones_wrapper.protocol import (
     spool_order_name,
 )
 
+TORCH_MISSING = (
+    "torch is not installed in this environment: pip install 'ones-wrapper[torch]', or load your site's module"
+)
 POLL_S = 0.5
 """Shortest time between two looks for an order."""
 

@@ -17,7 +17,14 @@ from pathlib import Path
 
 from ones_wrapper.launch.job_directory import find_job_directory, make_job_directory
 from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
-from ones_wrapper.launch.rank_placement import LaunchError, allocation, master_port, number, without_stale
+from ones_wrapper.launch.rank_placement import (
+    LaunchError,
+    allocation,
+    master_port,
+    number,
+    require_torch,
+    without_stale,
+)
 from ones_wrapper.launch.restart_policy import USAGE_ERROR, Limits
 from ones_wrapper.launch.supervise import Launch, Supervisor
 
@@ -192,6 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             added = {k: v for k, v in launch.env.items() if "TASKS_PER_NODE" in k and k.startswith(("TACC", "IBRUN"))}
             print(*[f"{k}={v}" for k, v in added.items()], *launch.command)
             return 0
+        require_torch()
         make_job_directory(job_dir)
         job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
         return Supervisor(job_dir, env, job_id, restart, limits).run(start)

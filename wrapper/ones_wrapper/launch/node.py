@@ -19,7 +19,7 @@ from ones_wrapper.launch import hang_detector
 from ones_wrapper.launch.job_directory import write_exit_code
 from ones_wrapper.launch.process_hooks import CHECKPOINT, LOOK, STOP
 from ones_wrapper.launch.rank import DUMP, die_with, leave, prefetch_checkpoint, preload, run_script, take_signals
-from ones_wrapper.launch.rank_placement import PlacementError, own_node, placement_on
+from ones_wrapper.launch.rank_placement import LaunchError, own_node, placement_on, require_torch
 from ones_wrapper.launch.restart_policy import CRASHED, HUNG, STOP_CODE, USAGE_ERROR, explaining_code
 
 GRACE_S = 5.0
@@ -129,7 +129,8 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(number, ranks.handle)
     try:
         node = own_node(env)
-    except PlacementError as error:
+        require_torch()
+    except LaunchError as error:
         print(f"ones-run: {error}", file=sys.stderr)
         write_exit_code(job_dir, restart, 0, USAGE_ERROR)
         return USAGE_ERROR

@@ -25,7 +25,7 @@ from pathlib import Path
 from ones_wrapper.launch import hang_detector
 from ones_wrapper.launch.job_directory import newest_checkpoint, write_exit_code
 from ones_wrapper.launch.process_hooks import FLAGS, exit_code_of, run_exit_hooks
-from ones_wrapper.launch.rank_placement import PlacementError, own_placement
+from ones_wrapper.launch.rank_placement import LaunchError, own_placement, require_torch
 from ones_wrapper.launch.restart_policy import HUNG, USAGE_ERROR
 
 DUMP = signal.SIGQUIT
@@ -151,7 +151,8 @@ def main(argv: Sequence[str]) -> int:
     job_dir, restart = Path(env["ONES_JOB_DIR"]), int(env.get("SLURM_RESTART_COUNT") or 0)
     try:
         place = own_placement(env)
-    except PlacementError as error:
+        require_torch()
+    except LaunchError as error:
         print(f"ones-run: {error}", file=sys.stderr)
         write_exit_code(job_dir, restart, 0, USAGE_ERROR)
         return USAGE_ERROR

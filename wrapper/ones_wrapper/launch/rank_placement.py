@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from ones_wrapper.hostlist import expand
+from ones_wrapper.job_io import TORCH_MISSING
 
 PORTS = range(10_000, 30_000)
 """Below the ports that Linux gives out by itself (32768 and up)."""
@@ -65,6 +67,12 @@ STALE_PREFIXES = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMIX_SERVER_")
 
 class LaunchError(Exception):
     """Nothing was started; the message says what was wrong and what to do."""
+
+
+def require_torch() -> None:
+    """Raises `LaunchError` where torch is not installed: every rank would fail at its imports."""
+    if find_spec("torch") is None:
+        raise LaunchError(TORCH_MISSING)
 
 
 @dataclass(frozen=True)
@@ -150,7 +158,7 @@ _MPI = (
 """(rank, size, local rank, local size) as process managers name them; an empty name where one does not tell."""
 
 
-class PlacementError(Exception):
+class PlacementError(LaunchError):
     """The processes were not started as planned; the message says how, and what to do."""
 
 
