@@ -1,4 +1,4 @@
-"""What the wrapper needs: the standard library, numpy, torch (mpi4py for MPI); and what it says where torch is missing."""
+"""What the wrapper needs: standard library, numpy, torch (mpi4py for MPI); and what it says where torch is missing."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def init(
     epochs: int = 0,
     max_batch: int | None = None,
     max_local_batch: int | None = None,
-    max_passes: int = 1,
+    max_accumulation_steps: int = 1,
     lr_rule: str = "linear",
     lr_cap: float = 8.0,
     lr_ramp: int = 0,
@@ -48,31 +48,34 @@ def init(
     write_behind: bool = True,
     noise_scale: bool = True,
     backend: str | None = None,
+    max_passes: int | None = None,
 ) -> Job:
     """Join the run: build the process group, listen to signals and orders.
 
     `batch` is the global batch, in samples, that the script's learning rate was chosen for; `max_batch` the
     largest that it takes (default: `batch`, so only the GPUs change); `max_local_batch` the most samples per
     GPU per forward pass (default: `max_batch`; where the device turns out to hold fewer, half as many from then
-    on). A step takes up to `max_passes` forward passes per GPU, accumulating gradients, where the batch does not
-    fit otherwise. `epochs` is how many it means to train, 0 when it does not say.
+    on). A step takes up to `max_accumulation_steps` forward passes per GPU where the batch does not fit otherwise.
+    `epochs` is how many it means to train, 0 when it does not say.
 
     The learning rate follows the batch by `lr_rule` (linear, sqrt, adascale or none) up to `lr_cap` times, over
     `lr_ramp` steps after each change. `checkpoint_every_s` is the time between checkpoints (default: what their
     measured cost and the job's failures suggest); with `write_behind` those that nobody waits for are copied and
     written while training goes on. `noise_scale` measures the gradient noise scale on the way, by which the
     companion knows what larger batches are worth; on one GPU this keeps a copy of the gradients. `backend`
-    overrides the choice between nccl (every rank has a GPU) and gloo; "mpi" exchanges through mpi4py.
+    overrides the choice between nccl (every rank has a GPU) and gloo; "mpi" exchanges through mpi4py. `max_passes` is
+    the former name of `max_accumulation_steps`.
 
     Synchronises all ranks. Call it once, before anything that needs the device. Raises ValueError for numbers that
     contradict each other, and RuntimeError for a job that something else already requeues.
     """
     started = time.time()
+    max_accumulation_steps = max_accumulation_steps if max_passes is None else max_passes
     max_batch = batch if max_batch is None else max_batch
     max_local_batch = max_batch if max_local_batch is None else max_local_batch
     if not 1 <= batch <= max_batch:
         raise ValueError(f"init: batch={batch} must be from 1 to max_batch={max_batch}")
-    for name, value in (("max_local_batch", max_local_batch), ("max_passes", max_passes)):
+    for name, value in (("max_local_batch", max_local_batch), ("max_accumulation_steps", max_accumulation_steps)):
         if value < 1:
             raise ValueError(f"init: {name}={value} must be 1 or more")
     for name, value in (("epochs", epochs), ("lr_ramp", lr_ramp)):
@@ -84,7 +87,7 @@ def init(
     if why := requeue_conflict():
         raise RuntimeError(why)
     group = join(backend)
-    spec = Spec(batch, max_batch, max_local_batch, 0, epochs, max_passes)
+    spec = Spec(batch, max_batch, max_local_batch, 0, epochs, max_accumulation_steps)
     run = Run(group, spec, Settings(rule, lr_ramp, checkpoint_every_s, write_behind), started)
     if noise_scale:
         run.noise = NoiseScale(group)
@@ -142,7 +145,7 @@ class Job:
 
     @property
     def updates(self) -> bool:
-        """Whether the optimizer steps after this pass; False in all but the last of a step that takes several.
+        """Whether the optimizer steps now: in a step of several accumulation steps, in the last one alone.
 
         What must happen once a step, such as clipping gradients, stands under `if job.updates:`.
         """

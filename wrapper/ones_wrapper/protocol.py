@@ -73,7 +73,8 @@ class Spec:
     epochs: int
     """Epochs that the script means to train; 0 when it does not say."""
     max_passes: int = 1
-    """Most forward passes per optimizer step. The largest global batch is this × `max_local_batch` × world size."""
+    """Most accumulation steps (forward passes) per optimizer step. The largest global batch is this ×
+    `max_local_batch` × world size."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ class Batch:
     """Where the learning rate goes; `Throughput` has what is in force on the way there."""
     order: int | None = None
     passes: int = 1
-    """Forward passes per step from now on."""
+    """Accumulation steps (forward passes) per optimizer step from now on."""
     ramp: int = 0
     """Steps over which the learning rate goes there."""
 

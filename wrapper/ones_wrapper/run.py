@@ -251,8 +251,8 @@ class Run:
         progress.batch = wanted
         self.batch = self._in_force(wanted)
         rate.change(progress, self.batch)
-        passes = accumulation_count(self.batch, self.group.world, spec.max_local_batch)
-        self._reporter.send(Batch(progress.step, self.batch, rate.target, number, passes, self.settings.lr_ramp))
+        steps = accumulation_count(self.batch, self.group.world, spec.max_local_batch)
+        self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
 
     def save(self, why: str, order: int | None = None) -> bool:
         """Write a checkpoint that is durable on return, and report it; False where that failed, which is said."""
