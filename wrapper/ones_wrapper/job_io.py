@@ -37,9 +37,9 @@ POLL_S = 0.5
 """Shortest time between two looks for an order."""
 
 
-def log(text: str) -> None:
-    """A line for people, in the job's log."""
-    print(f"ones: {text}", file=sys.stderr, flush=True)
+def log(text: str, source: str = "ones") -> None:
+    """A line for people, in the job's log; `source` is the program that writes it."""
+    print(f"{source}: {text}", file=sys.stderr, flush=True)
 
 
 class ReportWriter:
@@ -58,7 +58,7 @@ class ReportWriter:
             self._file = os.open(self._path, flags, 0o644)
             self._continue()
         except OSError as error:
-            self._complain(error)
+            self._log_error(error)
 
     def _continue(self) -> None:
         """Go on after the lines of an earlier `ones-run` in the same run."""
@@ -66,7 +66,7 @@ class ReportWriter:
         self._number = text.count(b"\n")
         self._torn = bool(text) and not text.endswith(b"\n")
 
-    def _complain(self, error: OSError) -> None:
+    def _log_error(self, error: OSError) -> None:
         if not self._logged:
             log(f"reports cannot be written to {self._path} ({error.strerror}); training goes on without them")
         self._logged = True
@@ -82,7 +82,7 @@ class ReportWriter:
         try:
             written = os.write(self._file, line)
         except OSError as error:
-            self._complain(error)
+            self._log_error(error)
             return
         self._torn = written < len(line)
         self._logged = False
@@ -163,7 +163,7 @@ class OrderReader:
             try:
                 order = read_order(path, self._owners)
             except (ValueError, OSError) as error:
-                self._complain(path, str(error))
+                self._log_error(path, str(error))
                 continue
             if order is None or order.restart > self._restart:
                 continue
@@ -171,7 +171,7 @@ class OrderReader:
                 self.order = order
         return self.order
 
-    def _complain(self, path: Path, why: str) -> None:
+    def _log_error(self, path: Path, why: str) -> None:
         text = f"order {path} is ignored: {why}"
         if text not in self._logged and len(self._logged) < 100:
             self._logged.add(text)

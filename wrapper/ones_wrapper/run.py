@@ -187,12 +187,12 @@ class Run:
         self.saver.report_finished()
         agreed = self._boundary.finish_agreement()
         if agreed is not None:
-            self._obey(agreed)
+            self._carry_out(agreed)
         due = self.group.rank == 0 and self.saver.due(self.progress)
         measure = self.noise is not None and time.monotonic() - self._measured_at >= self._report_every_s
         self._boundary.start_agreement(self.meter.step_s, due, measure)
 
-    def _obey(self, agreed: Agreement) -> None:
+    def _carry_out(self, agreed: Agreement) -> None:
         if agreed.measure and self.noise is not None:
             self.noise.exchange()
             self.progress.noise = self.noise.samples or 0.0

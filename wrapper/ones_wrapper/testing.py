@@ -20,7 +20,6 @@ passes when a start returns None on all ranks. (A test that returns its next siz
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import functools
 import importlib
@@ -44,6 +43,7 @@ import torch.distributed as dist
 
 from ones_wrapper.launch import process_hooks
 from ones_wrapper.launch.process_hooks import FLAGS, Flags
+from ones_wrapper.launch.rank import end_with_parent
 
 __all__ = ["Put", "RankFailed", "die", "elastic", "put", "run", "values"]
 
@@ -151,7 +151,6 @@ def _start(
 GRACE_S = 2.0
 """How long the other ranks may go on after one failed."""
 
-_PR_SET_PDEATHSIG = 1
 _STACK_SIGNAL = signal.SIGRTMIN + 1
 _LAUNCHER_PREFIXES = ("ONES_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
 
@@ -236,7 +235,7 @@ class Start:
             if pid == 0:
                 code = 1
                 try:
-                    _die_with(parent)
+                    end_with_parent(parent)
                     self._set_up(rank, port, env)
                     Rank(sender).run(body)
                     code = 0
@@ -345,10 +344,3 @@ class Start:
 
 def _last_line(trace: str) -> str:
     return trace.strip().splitlines()[-1]
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

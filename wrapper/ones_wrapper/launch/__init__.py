@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ones_wrapper.job_io import log
 from ones_wrapper.launch.job_directory import find_job_directory, make_job_directory
 from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
 from ones_wrapper.launch.rank_placement import (
@@ -204,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
         return Supervisor(job_dir, env, job_id, restart, limits).run(start)
     except LaunchError as error:
-        print(f"ones-run: {error}", file=sys.stderr)
+        log(str(error), "ones-run")
         return USAGE_ERROR
 
 

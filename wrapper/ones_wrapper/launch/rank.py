@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ones_wrapper.job_io import log
 from ones_wrapper.launch import hang_detector
 from ones_wrapper.launch.job_directory import newest_checkpoint, write_exit_code
 from ones_wrapper.launch.process_hooks import FLAGS, exit_code_of, run_exit_hooks
@@ -95,7 +96,7 @@ _BLOCK = 8 << 20
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent is gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -123,7 +124,7 @@ def prefetch_checkpoint(job_dir: Path) -> int | None:
     if child:
         return child
     try:
-        die_with(parent)
+        end_with_parent(parent)
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         _read_files(files)
@@ -153,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
         place = own_placement(env)
         require_torch()
     except LaunchError as error:
-        print(f"ones-run: {error}", file=sys.stderr)
+        log(str(error), "ones-run")
         write_exit_code(job_dir, restart, 0, USAGE_ERROR)
         return USAGE_ERROR
     sys.path[0] = str(Path(script).resolve().parent)
@@ -162,7 +163,7 @@ def main(argv: Sequence[str]) -> int:
     take_signals()
 
     def hung() -> None:
-        print(f"ones-run: rank {place.rank} was at no step boundary for too long (ONES_HANG_S)", file=sys.stderr)
+        log(f"rank {place.rank} was at no step boundary for too long (ONES_HANG_S)", "ones-run")
         faulthandler.dump_traceback()
         write_exit_code(job_dir, restart, place.rank, HUNG)
         os._exit(HUNG)
