@@ -147,7 +147,7 @@ class Job:
     def updates(self) -> bool:
         """Whether the optimizer steps now: in a step of several accumulation steps, in the last one alone.
 
-        What must happen once a step, such as clipping gradients, stands under `if job.updates:`.
+        What must happen once a step, such as clipping gradients, belongs under `if job.updates:`.
         """
         return self._run.loop.part.last
 
@@ -284,13 +284,13 @@ class Job:
         run.finish()
 
     def loss(self, loss: torch.Tensor | float) -> None:
-        """Tell the loss of this pass, the mean over the local batch. Costs no wait for the GPU, and synchronises
+        """Report the loss of this local batch, its mean. Costs no wait for the GPU, and synchronises
         nothing.
         """
         self._run.meter.loss(loss, self._run.loop.part.samples)
 
     def checkpoint(self) -> bool:
-        """Write a checkpoint now; durable on return. False where it could not be written, which is said.
+        """Write a checkpoint now; durable on return. False where it could not be written, which is logged.
 
         Synchronises all ranks and waits for the file system. Call it between steps, on all ranks: before a backward
         pass, or outside the loop. Raises RuntimeError after the optimizer's step, which counts only when the loader is
@@ -302,7 +302,7 @@ class Job:
 
     def epoch_end(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
         """The epoch is over: report it and go on to the next. `loss` overrides the mean of what `job.loss`
-        was told.
+        reported.
 
         All ranks call it; it is a step boundary, and synchronises them.
         """

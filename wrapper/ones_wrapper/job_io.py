@@ -72,7 +72,7 @@ class ReportWriter:
         self._logged = True
 
     def send(self, report: Report) -> None:
-        """Append one report; a failure is said once and otherwise ignored."""
+        """Append one report; a failure is logged once and otherwise ignored."""
         if self._file is None:
             return
         self._number += 1
@@ -89,7 +89,7 @@ class ReportWriter:
 
 
 def write_spec(job_dir: Path, spec: Spec) -> None:
-    """Replace `spec.json` atomically; a failure is said."""
+    """Replace `spec.json` atomically; a failure is logged."""
     new = job_dir / f".{SPEC}"
     try:
         new.write_bytes(encode(spec))
@@ -147,10 +147,10 @@ class OrderReader:
         self._next = -1.0
         self._logged: set[str] = set()
         self.order: Order | None = None
-        """The order in force: the highest number believed so far."""
+        """The order in force: the valid one with the highest number so far."""
 
     def skip_wait(self) -> None:
-        """Somebody said that there is an order: the next look is not put off."""
+        """A signal announced an order: the next poll reads at once."""
         self._next = -1.0
 
     def poll(self) -> Order | None:
@@ -222,7 +222,7 @@ class Previous:
     time: float
     """Unix time."""
     failed: bool
-    """It said no goodbye, or an error's: a rank died, a node, or the network."""
+    """It left no bye, or that of an error: a rank died, a node, or the network."""
 
 
 def previous(job_dir: Path, restart: int) -> Previous | None:

@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 """Written last into a checkpoint: a directory without it is not complete."""
 
 MAX_LINE = 16_384
-"""Longest report line in bytes; a longer one is not believed."""
+"""Longest report line in bytes; a longer one is ignored."""
 MAX_TEXT = 1_000
 MAX_INT = 2**53
 """Largest integer that JSON readers agree on."""
@@ -224,7 +224,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Bye:
-    """Last report of a run that could still speak."""
+    """Last report of a run that could still write one."""
 
     kind: ClassVar[str] = "bye"
     reason: str

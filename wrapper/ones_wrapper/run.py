@@ -255,7 +255,7 @@ class Run:
         self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
 
     def save(self, why: str, order: int | None = None) -> bool:
-        """Write a checkpoint that is durable on return, and report it; False where that failed, which is said."""
+        """Write a checkpoint that is durable on return, and report it; False where that failed, which is logged."""
         self._reporter.flush()
         hang_detector.beat()
         saved = self.saver.save(self.state, self.progress, why, order)

@@ -73,7 +73,7 @@ def values() -> list[Put]:
 
 
 def die(ranks: int) -> NoReturn:
-    """End this rank as SIGKILL does, with no goodbye; the next start has so many ranks. All ranks call it."""
+    """End this rank as SIGKILL does, without a bye; the next start has so many ranks. All ranks call it."""
     _this("die").die(ranks)
 
 
@@ -161,7 +161,7 @@ class RankFailed(AssertionError):
 
 @dataclass(frozen=True)
 class RankResult:
-    """What a rank's process tells at its end."""
+    """What a rank's process returns at its end."""
 
     wanted: int | None = None
     """World size of the next start."""
@@ -183,7 +183,7 @@ class Rank:
         self._pipe = pipe
 
     def run(self, body: Callable[[], int | None]) -> None:
-        """The body, the run's goodbye, and what there is to tell."""
+        """Run the body and the exit hooks, and send the result."""
         Rank.this = self
         wanted, trace, raised, skipped = None, "", None, ""
         try:
@@ -275,7 +275,7 @@ class Start:
         faulthandler.register(_STACK_SIGNAL, self._stack(rank).open("w"), all_threads=False)
 
     def outcome(self, timeout_s: float) -> list[RankResult]:
-        """What the ranks said at their end, by rank. Raises RankFailed where one failed or the time is over."""
+        """The results of the ranks, by rank. Raises RankFailed where one failed or the time is over."""
         until = time.monotonic() + timeout_s
         results: dict[int, RankResult] = {}
         failed: list[int] = []
@@ -308,7 +308,7 @@ class Start:
         wait([self._pipes[rank] for rank in ranks], 0.05)
         found: dict[int, RankResult] = {}
         for rank in ranks:
-            # Asked first: who is gone by now has said what he had to say.
+            # Asked first: a process that is gone by now has sent its result.
             pid, status = os.waitpid(self._pids[rank], os.WNOHANG)
             if pid:
                 del self._pids[rank]

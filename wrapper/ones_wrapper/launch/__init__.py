@@ -39,7 +39,7 @@ _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREF
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How the user wants ranks to be started; None where that was not said."""
+    """How the user wants ranks to be started; None where that is left open."""
 
     launcher: str | None = None
     mpi: str | None = None
@@ -76,7 +76,7 @@ def plan(
     now: float = 0.0,
     attempt: int = 0,
 ) -> Launch:
-    """The command and environment that start SCRIPT on the allocation that `env` tells of.
+    """The command and environment that start SCRIPT on the allocation that `env` describes.
 
     `find` gives the path of a program and `ask` what one prints; `now` is when `ones-run` began, in Unix time,
     and `attempt` how often it started the ranks before. Raises `LaunchError`.

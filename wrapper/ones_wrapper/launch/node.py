@@ -32,7 +32,7 @@ from ones_wrapper.launch.rank_placement import LaunchError, own_node, placement_
 from ones_wrapper.launch.restart_policy import CRASHED, HUNG, STOP_CODE, USAGE_ERROR, explaining_code
 
 GRACE_S = 5.0
-"""How long the other ranks of a node may go on after one failed, to say goodbye."""
+"""How long the other ranks of a node may go on after one failed, to write their last reports."""
 
 _POLL_S = 0.02
 _DUMP_S = 1.0

@@ -36,7 +36,7 @@ DUMP = signal.SIGQUIT
 def preload(env: Mapping[str, str]) -> float:
     """Import what every rank needs: torch, ourselves, and what ONES_PRELOAD names. The seconds that it took.
 
-    A module that is missing is left for the script to stumble over, where the error makes sense.
+    A module that is missing fails in the script, where the error makes sense.
     """
     started = time.monotonic()
     gc.disable()  # imports leave little to collect, and looking for it costs a tenth of their time
@@ -58,7 +58,7 @@ def take_signals() -> None:
 
 
 def run_script(script: str, arguments: Sequence[str]) -> int:
-    """Run the script as `python SCRIPT ARGS` would; the exit code, after everybody heard of it."""
+    """Run the script as `python SCRIPT ARGS` would; the exit code, after the exit hooks ran."""
     sys.argv = [script, *arguments]
     code, note = 0, ""
     try:

@@ -112,7 +112,7 @@ def master_port(job_id: int, start: int) -> int:
 
 
 def allocation(env: Mapping[str, str], asked: int | None) -> Allocation:
-    """What `env` tells of the job. `asked` is how many ranks a node takes where Slurm does not know of GPUs;
+    """The allocation that `env` describes. `asked` is how many ranks a node takes where Slurm does not know of GPUs;
     its own count wins, since a resize changes it. Raises `LaunchError`.
     """
     restart = number(env, "SLURM_RESTART_COUNT") or 0
@@ -155,7 +155,7 @@ _MPI = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("PMIX_RANK", "", "", ""),
 )
-"""(rank, size, local rank, local size) as process managers name them; an empty name where one does not tell."""
+"""(rank, size, local rank, local size) as process managers name them; an empty name where there is none."""
 
 
 class PlacementError(LaunchError):
@@ -175,7 +175,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a rank stands."""
+    """Which rank a process is."""
 
     rank: int
     world: int

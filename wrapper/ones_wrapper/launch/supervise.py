@@ -1,4 +1,4 @@
-"""Starts the ranks, waits for their end, and does what follows; deaf to nothing that `ones-run` is told meanwhile."""
+"""Starts the ranks, passes signals on to them, waits for their end, and does what follows."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Supervisor:
                 if not (self._stopped or self._warned_at):
                     attempt += 1
                     continue
-                step = self._decide(code)  # told so while the ranks were down
+                step = self._decide(code)  # a signal came while the ranks were down
             if step.action is Action.REQUEUE and self._requeue(step):
                 return STOP_CODE
             return code
@@ -129,7 +129,7 @@ class Supervisor:
         self._process = process = subprocess.Popen(
             launch.command, env=launch.env, stdin=subprocess.DEVNULL, start_new_session=launch.launcher != "srun"
         )
-        if self._stopped:  # came before there was anybody to tell
+        if self._stopped:  # came before the ranks were there
             self._handle(signal.SIGTERM, None)
         while True:
             try:
@@ -145,7 +145,7 @@ class Supervisor:
         remove_exit_codes(self._job_dir)
         if left:
             return left
-        # A rank that was killed leaves no word; Hydra then returns the signal's number.
+        # A rank that was killed leaves no exit code; Hydra then returns the signal's number.
         killed = launch.launcher in ("ibrun", "mpirun") and 128 + code in CRASHED
         return 128 + code if killed else code
 
