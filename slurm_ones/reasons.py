@@ -27,6 +27,7 @@ SENTENCES: dict[str, str] = {
     "resize_off": "resize=off: it is measured, not resized",
     "bad_comment": "its comment is not understood: {problem}",
     "opted_out": "its comment no longer opts in",
+    "accounting_only": "known from Slurm's accounting alone",
     # The round: who keeps what they have in it (rules/gate.py)
     "resize_under_way": "a resize is under way",
     "held_by_operator": "it is held by an operator",
@@ -127,6 +128,38 @@ SITE_LIMITS = frozenset(
     }
 )
 """Codes of limits that a site has set."""
+
+CAUSES = {
+    "account_cap": "capped by account",
+    "user_cap": "capped by user",
+    "partition_share": "capped by the partition's share",
+    "no_room_under_cap": "kept in place by a cap of others",
+    "near_time_limit": "near the time limit",
+    "near_end": "near the end",
+    "resizes_per_job": "resized as often as allowed",
+    "resizes_per_hour": "resized as often as allowed in an hour",
+    "dwell_time": "within the dwell time",
+    "max_open": "waiting for other resizes",
+    "gpus_not_free": "waiting for GPUs",
+    "kept_waiting": "kept from starting",
+    "preempting_off": "not stopped: pre-empting is off",
+    "shrinking_off": "not shrunk: shrinking is off",
+    "stop_file": "stopped by the stop file",
+    "held_by_operator": "held by an operator",
+    "held_by_owner": "held by the owner",
+    "nothing_reported": "without reports",
+    "other_user": "of other users",
+    "job_array": "job arrays",
+    "interactive": "interactive",
+    "not_requeueable": "not requeueable",
+    "task_counts": "submitted with task counts",
+    "gpus_unknown": "in a partition without known GPUs",
+    "gpus_per_job": "asking for GPUs per job",
+    "resize_off": "measured only (resize=off)",
+    "bad_comment": "with a comment that is not understood",
+    "opted_out": "no longer opted in",
+}
+"""What a job that does not get another size is counted under, where many are."""
 
 
 @dataclass(frozen=True)

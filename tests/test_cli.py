@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ones_db import Store, migrate
+from ones_db import ReasonRecord, Store, migrate
 from slurm_ones.cli import app
+from slurm_ones.reasons import reason
 from tests.cluster import Cluster
 from tests.db.make import SPEC, decision, hello, job, resized_job, said, throughput, told
 
@@ -88,6 +89,18 @@ class TestJobs:
         assert done.exit_code == 0
         assert "1x4" in done.stdout
         assert "job 8: it was submitted with task counts" in done.stdout
+
+    def test_causes(self, filled: str) -> None:
+        """Why jobs do not get another size is counted: by the newest outcome, or by the refusal."""
+        cap = ReasonRecord.of(reason("account_cap", account="physics", gpus=16, setting="limits.gpus_per_account"))
+        with Store.open(filled, "gres") as store:
+            store.see_jobs([job(10), job(11), job(12, refusal=ReasonRecord.of(reason("task_counts")))])
+            store.see_jobs([job(13, state="COMPLETED", end_time=9.0, refusal=ReasonRecord.of(reason("task_counts")))])
+            new = decision(2500.0, 10, 11)
+            store.add_decision(replace(new, jobs=tuple(replace(one, outcome=cap) for one in new.jobs)))
+        assert "2 jobs: capped by account; 1 job: submitted with" in call("jobs", "--database", filled).stdout
+        found = {j["job_id"]: j["cause"] for j in printed("jobs", "--json", "--database", filled)}
+        assert found == dict.fromkeys((7, 8, 9, 13)) | dict.fromkeys((10, 11), "account_cap") | {12: "task_counts"}
 
     def test_an_empty_database(self, url: str) -> None:
         """It is said how a job opts in."""

@@ -190,10 +190,11 @@ class Actor:
         """Store the decision, unless it says the same as the last one of its partition."""
         acted = made.deferred | {change.job_id for change in made.begin}
         records = tuple(_record(job, one.schedule, made, job.elastic.job.job_id in acted) for job in jobs)
-        # Of reasons those of the site's limits alone: others come and go while nothing is done.
+        # Codes rather than sentences: these tell of seconds that pass. A limit that the site has changed is news.
         refused = {**one.schedule.refused, **made.refused}
         gist = tuple(
-            (r.job_id, r.nodes, r.gpus_per_node, r.batch, r.from_nodes, r.acted, refused.get(r.job_id)) for r in records
+            (r.job_id, r.nodes, r.gpus_per_node, r.batch, r.from_nodes, r.acted, r.outcome.code, refused.get(r.job_id))
+            for r in records
         )
         if gist == self._written.get(one.partition) or not records:
             return None

@@ -138,7 +138,7 @@ class OrderWriter:
         return last_number(job, self.spool)
 
     def write(self, job: Job, order: Order, *, wake: bool = False) -> None:
-        """Replace the order in force; with `wake` the job is told to look for it now. Raises `OrderError`."""
+        """Replace the order in force; with `wake` the job is signalled to look for it now. Raises `OrderError`."""
         self.check()
         write_order(job, order, self.spool)
         if wake:

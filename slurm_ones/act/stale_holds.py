@@ -1,4 +1,4 @@
-"""Jobs that stand in a hold of ours again after they were let go, because Slurm went back in time.
+"""Jobs that stand in a hold of ours again after their release, because Slurm went back in time.
 
 slurmctld saves what it knows a few seconds late, and where it dies in the middle of saving it begins again from what
 it saved before that, which may be minutes old. A job that stood in our hold then stands in it again, and nobody else

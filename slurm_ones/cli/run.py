@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 REFUSED = 78
 """Exit code of a service whose settings are refused (EX_CONFIG): starting again does not help."""
 JITTER = 0.05
-"""Share by which waits differ, so that companions of several clusters do not ask all at once for ever."""
-AGAIN_S = 30.0
+"""Share by which waits vary, so that companions of several clusters do not all ask Slurm at the same moments."""
+RETRY_S = 30.0
 """Between two tries of a service whose controller or database is not there yet."""
 SPARE_S = 30.0
 """At a stop, for the command that is under way and for the database."""
@@ -44,7 +44,7 @@ def _say(line: str) -> None:
     console.print(plain(line, 10_000), markup=False, soft_wrap=True)
 
 
-def _asked(config: Path | None, database: str, act: bool | None, own: bool) -> Settings:
+def _read_settings(config: Path | None, database: str, act: bool | None, own: bool) -> Settings:
     """The settings file's settings, with what the command line overrides; raises `ConfigError`."""
     settings = settings_of(config, database)
     changes: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def _asked(config: Path | None, database: str, act: bool | None, own: bool) -> S
     if own:
         changes["scope"] = "own"
     settings = settings.model_copy(update=changes)
-    # One that stands by, or is told to read them again, must not find out only when it is needed.
+    # A standby, or a reload, must not find a bad policy only when it is needed.
     policy_of(settings)
     return settings
 
@@ -70,7 +70,7 @@ def jitter() -> float:
 
 
 class _Service:
-    """One start of the companion, and what people and systemd tell it meanwhile."""
+    """One start of the companion: signals, reloads, and waiting for what is not there yet."""
 
     def __init__(self, notifier: Notifier, read: Callable[[], Settings], last: logs.LastErrorHandler) -> None:
         self.notifier = notifier
@@ -78,73 +78,74 @@ class _Service:
         port = self.current.settings.metrics_port
         self.health = Health(self.notifier, last, metrics=serve(port) if port is not None else None)
         self.stop = threading.Event()
-        self._again = threading.Event()
+        self._reload_asked = threading.Event()
 
-    def listen(self) -> None:
-        """From now on signals are obeyed."""
+    def handle_signals(self) -> None:
+        """Handle SIGINT, SIGTERM and SIGHUP from now on."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._stop)
         # A terminal that is closed is gone; a service has none.
-        signal.signal(signal.SIGHUP, self._stop if errors.is_terminal else lambda *_: self._again.set())
+        signal.signal(signal.SIGHUP, self._stop if errors.is_terminal else lambda *_: self._reload_asked.set())
 
     def _stop(self, *_: object) -> None:
         settings = self.current.settings
         self.stop.set()
         self.notifier.stopping(
-            "stops, and lets go what it holds", settings.resize.leave_s + 2 * settings.timeout_s + SPARE_S
+            "stops, and releases what it holds", settings.resize.leave_s + 2 * settings.timeout_s + SPARE_S
         )
 
-    def patiently(self, call: Callable[[], T]) -> T:
-        """The call's result; a service waits for a controller or database that is not there, a person is told."""
+    def retried(self, call: Callable[[], T]) -> T:
+        """The call's result. A service waits for a controller or database that is not there; at a terminal that is an
+        error."""
         while True:
             try:
                 return call()
             except (Unreachable, StoreBusy, StoreLost) as error:
                 if not self.notifier.listens:
                     raise
-                log.error("%s; starting again in %.0f s", error, AGAIN_S)
+                log.error("%s; starting again in %.0f s", error, RETRY_S)
                 self.notifier.status(f"waits: {error}")
-                self._wait(AGAIN_S * jitter())
+                self._wait(RETRY_S * jitter())
                 if self.stop.is_set():
                     raise typer.Exit from None
 
     def _wait(self, seconds: float) -> None:
-        """Wait, and let systemd know that this is no hanging."""
+        """Wait, and keep the watchdog fed."""
         while seconds > 0 and not self.stop.is_set():
             self.notifier.alive()
             self.stop.wait(min(seconds, 10.0))
             seconds -= 10.0
 
     def watchdog_ping(self, store: Store, daemon: Daemon) -> None:
-        """At each turn of the daemon's loop."""
-        if self._again.is_set():
-            self._again.clear()
-            self._read_again(store, daemon)
+        """Called by the daemon's loop: reload where that was asked for, and feed the watchdog."""
+        if self._reload_asked.is_set():
+            self._reload_asked.clear()
+            self._reload(store, daemon)
         self.health.watchdog_ping()
 
-    def _read_again(self, store: Store, daemon: Daemon) -> None:
+    def _reload(self, store: Store, daemon: Daemon) -> None:
         self.notifier.reloading()
         try:
             changed = self.current.reload()
         except ConfigError as error:
-            told = "; ".join(str(error).splitlines())
-            log.error("settings refused, those before stay in force: %s", told)
-            _note(store, "reload refused", told)
+            detail = "; ".join(str(error).splitlines())
+            log.error("settings refused, those before stay in force: %s", detail)
+            _record(store, "reload refused", detail)
         else:
-            told = f"changed: {', '.join(changed)}" if changed else "nothing changed"
-            log.warning("settings read again; %s", told)
-            _note(store, "reload", told)
+            detail = f"changed: {', '.join(changed)}" if changed else "nothing changed"
+            log.warning("settings read again; %s", detail)
+            _record(store, "reload", detail)
             if changed:
                 daemon.reload()
         self.notifier.ready("settings read again")
 
 
-def _note(store: Store, action: str, detail: str = "") -> None:
-    """Write down what was done where that can be; what was done is done."""
+def _record(store: Store, action: str, detail: str = "") -> None:
+    """Record an action in the database, where that answers."""
     try:
         record_action(store, action, detail)
     except StoreError as error:
-        log.warning("%s: not written down: %s", action, error)
+        log.warning("%s: not recorded: %s", action, error)
 
 
 @command
@@ -166,35 +167,35 @@ def run(
     last = logs.begin(errors, verbose=verbose)
     notifier = Notifier()
     try:
-        service = _Service(notifier, lambda: _asked(config, database, act, own), last)
+        service = _Service(notifier, lambda: _read_settings(config, database, act, own), last)
     except ConfigError as error:
         if not notifier.listens:
             raise
         for line in str(error).splitlines():
             errors.print(f"slurm-ones: {plain(line, 2000)}", markup=False, soft_wrap=True)
         raise typer.Exit(REFUSED) from None
-    service.listen()
+    service.handle_signals()
     if service.notifier.listens:
-        # Killed by the watchdog, it says in which calls it hung.
+        # Killed by the watchdog, it prints in which calls it hung.
         faulthandler.enable()
     settings = service.current.settings
     client = connect(settings, notifier.alive)
     service.notifier.ready("starts")
-    cluster = settings.cluster or service.patiently(client.config).get("ClusterName", "cluster")
-    store = service.patiently(lambda: _store(settings, cluster))
-    lock = service.patiently(lambda: LeaderLock(settings.database_url, cluster))
+    cluster = settings.cluster or service.retried(client.config).get("ClusterName", "cluster")
+    store = service.retried(lambda: _store(settings, cluster))
+    lock = service.retried(lambda: LeaderLock(settings.database_url, cluster))
 
-    def lead_said(line: str) -> None:
+    def on_leader(line: str) -> None:
         _say(f"{lock.holder} {line}")
         service.notifier.status(line)
 
-    lead = Leadership(lock, settings.takeover_s or settings.interval_s, say=lead_said)
+    lead = Leadership(lock, settings.takeover_s or settings.interval_s, say=on_leader)
 
     def make() -> Companion:
         now = service.current.settings
         mine = Store.open(now.database_url, cluster, term=lead.term)
         service.health.leads(mine, now)
-        # Many answers of a slow controller may be in a tick, and each of them is a sign of life.
+        # One tick may wait for many answers of a slow controller: each feeds the watchdog.
         return Companion(now, connect(now, notifier.alive), mine, say=_say, check=lead.check)
 
     console.print(
@@ -203,12 +204,12 @@ def run(
         markup=False,
         soft_wrap=True,
     )
-    _note(store, f"run --{settings.mode}", f"policy {settings.policy}, scope {settings.scope}, through {client.name}")
+    _record(store, f"run --{settings.mode}", f"policy {settings.policy}, scope {settings.scope}, through {client.name}")
     left = ticks
 
     def on_tick(tick: Tick) -> None:
         nonlocal left
-        # systemd shows the last one; for the journal those are enough that did something.
+        # systemd shows the last one; the journal needs only those that did something.
         if verbose or tick.begun or not service.notifier.listens:
             console.print(summary(tick), markup=False, soft_wrap=True)
         service.health.ticked(tick)
@@ -219,7 +220,7 @@ def run(
     with lock:
         daemon = Daemon(make, lead=lead, watchdog_ping=lambda: service.watchdog_ping(store, daemon), jitter=jitter)
         daemon.run(service.stop, on_tick)
-    _note(store, "run ends")
+    _record(store, "run ends")
     leader, open_resizes = store.leader(), store.open_resizes()
     if open_resizes and not (leader and leader.holder):
         console.print(f"stopped with {len(open_resizes)} resizes under way; the next start finishes them")

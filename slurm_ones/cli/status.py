@@ -120,31 +120,31 @@ def _time(when: float) -> str:
 
 
 def lines(status: Status, *, asked: bool) -> list[str]:
-    """For people."""
+    """The status as lines of text."""
     last, leader = status.last, status.leader
-    told = ["healthy" if status.healthy else "NOT HEALTHY", *(f"  {problem}" for problem in status.problems)]
-    told.append(
+    shown = ["healthy" if status.healthy else "NOT HEALTHY", *(f"  {problem}" for problem in status.problems)]
+    shown.append(
         f"database   {status.database or '?'}, schema {status.schema or 'none'}, cluster {status.cluster or '?'}"
     )
     if asked:
-        told.append(f"Slurm      {status.slurm or 'does not answer'}")
+        shown.append(f"Slurm      {status.slurm or 'does not answer'}")
     if leader is not None and leader.holder:
         heard = _ago(status.now, leader.beat)
-        told.append(
+        shown.append(
             f"companion  {leader.holder} leads since {_time(leader.since)} (term {leader.term}), heard of {heard}"
         )
     if last is not None and last.tick_time is not None:
-        told.append(
+        shown.append(
             f"last tick  {_ago(status.now, last.tick_time)}, took {last.tick_s or 0:.2f} s, mode {last.mode}: "
             f"{last.running} elastic jobs run on {last.gpus} GPUs, {last.waiting} wait"
         )
     for resize in status.resizes:
-        told.append(
+        shown.append(
             f"resize     job {resize.job_id} {resize.change}, {resize.state}, begun {_ago(status.now, resize.since)}"
         )
     if last is not None and last.error_time is not None:
-        told.append(f"last error {_ago(status.now, last.error_time)}: {last.error}")
-    return told
+        shown.append(f"last error {_ago(status.now, last.error_time)}: {last.error}")
+    return shown
 
 
 @command

@@ -41,7 +41,7 @@ def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
                 "time": d.time,
                 "policy": d.policy,
                 "mode": d.mode,
-                **_flat(j),
+                **_flattened(j),
                 "alternatives": [one._asdict() for one in j.alternatives],
             }
             for d in store.decisions(job_id, decisions)
@@ -49,14 +49,14 @@ def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
             if j.job_id == job_id
         ],
         "resizes": [
-            {**_flat(r), "steps": [_flat(step) for step in store.resize_steps(r.id)]}
+            {**_flattened(r), "steps": [_flattened(step) for step in store.resize_steps(r.id)]}
             for r in store.resizes(job_id)
             if r.id is not None
         ],
     }
 
 
-def _flat(record: Any) -> dict[str, Any]:
+def _flattened(record: Any) -> dict[str, Any]:
     """The record's fields; of a reason its sentence, and beside it its code and arguments, as in the database."""
     found = asdict(record)
     for name, value in vars(record).items():
@@ -93,9 +93,9 @@ def why(
 ) -> None:
     """Show what was decided for a job and why, and how its resizes went."""
     store = reading_store(settings_of(config, database))
-    told = explain(store, job, last)
+    found = explain(store, job, last)
     if json:
-        print_json(told)
+        print_json(found)
         return
     summary = store.job_summaries([job])[0]
     console.print(
@@ -117,7 +117,7 @@ def why(
             console.print(f"  Run {run.restart} said: {safe(run.note, 500)}", soft_wrap=True)
         if run.attempts:
             console.print(f"  Run {run.restart} started its ranks {run.attempts + 1} times.")
-    for d in told["decisions"]:
+    for d in found["decisions"]:
         outcome = f" [dim]({safe(d['outcome'], 300)})[/]" if d["outcome"] else ""
         console.print(
             f"  {_clock(d['time'])} {d['policy']} ({d['mode']}): {_allocation(d)}{safe(d['reason'], 500)}{outcome}",
@@ -125,9 +125,9 @@ def why(
         )
         if d["alternatives"]:
             console.print(f"      weighed: {_weighed(d['alternatives'])}", soft_wrap=True)
-    if not told["decisions"]:
+    if not found["decisions"]:
         console.print("  Nothing was decided for it yet.")
-    for r in told["resizes"]:
+    for r in found["resizes"]:
         console.print(
             f"  {_clock(r['started'])} resize {resized(*(r[name] for name in _SHAPES))}: {r['state']}"
             + (f", {safe(r['outcome'], 300)}" if r["outcome"] else "")

@@ -12,7 +12,7 @@ from slurm_ones.schedule.shapes import nodes_of, shape_of
 from slurm_ones.schedule.tables import predict
 
 LONGEST = 1e12
-"""Seconds beyond which one job is not told from another."""
+"""Seconds beyond which jobs count as equally long."""
 
 
 def to_come(job: JobView) -> float:

@@ -54,7 +54,7 @@ class Elastic:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a tick has seen: the whole queue, and of it the jobs that opted in and have not ended."""
+    """What a tick has observed: the whole queue, and of it the jobs that opted in and have not ended."""
 
     snapshot: Snapshot
     elastic: dict[int, Elastic]
@@ -88,7 +88,7 @@ def elastic_job(job: Job, snapshot: Snapshot, whole_node_gpus: dict[str, int], o
         optin, misread = None, reason("bad_comment", problem=str(error))
     if optin is None and misread is None:
         return None
-    # A pending job may name several partitions; it is judged by the first.
+    # A pending job may name several partitions; the first counts.
     partition = snapshot.partitions.get(job.partition.split(",")[0])
     gpus, whole = (0, False)
     if partition is not None:

@@ -1,4 +1,4 @@
-"""One look at the cluster a tick: Slurm's snapshot, what the elastic jobs reported, both stored."""
+"""One observation a tick: Slurm's snapshot and what the elastic jobs reported, both stored."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.observe.records import job_record, node_record, run_record, run_reports
 from slurm_ones.observe.reports import lines_per_job, read_reports
+from slurm_ones.reasons import reason
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.model import Job, JobState, Snapshot
 from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
@@ -41,22 +42,22 @@ class Observer:
         self._runs: dict[int, RunRecord] = {}
         self._nodes: dict[str, NodeRecord] = {}
         self._counted: dict[int, bool] = {}
-        """Whether jobs of the queue were submitted with task counts, of those that were looked at closely."""
+        """Whether jobs of the queue were submitted with task counts, of those whose details were read."""
         self._specs: dict[tuple[int, int], SpecRecord] = {}
-        """What each run was last stored to say of its job."""
+        """The spec of each run as it was stored last."""
 
     def observe(self) -> Observation:
-        """One tick's look. Raises `Unreachable`."""
+        """One tick's observation. Raises `Unreachable`."""
         snapshot = self._client.snapshot()
-        seen: dict[int, Elastic] = {}
+        elastic_jobs: dict[int, Elastic] = {}
         for job in snapshot.jobs.values():
             elastic = elastic_job(job, snapshot, self._settings.whole_node_gpus, self._own_uid)
             if elastic is not None and (job.job_id, job.restart) not in self._finished:
-                seen[job.job_id] = elastic
-        seen = self._closer(seen, snapshot)
-        self._see(seen)
-        self._see_nodes(snapshot)
-        self._close_forgotten(snapshot, seen.keys())
+                elastic_jobs[job.job_id] = elastic
+        seen = self._with_details(elastic_jobs, snapshot)
+        self._store_jobs(seen)
+        self._store_nodes(snapshot)
+        self._close_lost(snapshot, seen.keys())
         mine = [elastic.job for elastic in seen.values() if self._own_uid in (None, elastic.job.uid)]
         self.collect(mine, now=snapshot.time)
         self._specs = {key: spec for key, spec in self._specs.items() if key[0] in seen}
@@ -65,24 +66,24 @@ class Observer:
         self._finished = {key for key in self._finished if key[0] in snapshot.jobs} | ended
         return Observation(snapshot, {id_: e for id_, e in seen.items() if not e.job.ended})
 
-    def _closer(self, seen: dict[int, Elastic], snapshot: Snapshot) -> dict[int, Elastic]:
-        """The same with what a snapshot does not show: each job that would be resized is looked at closely once, all
-        new ones in one call. How a job was submitted does not change."""
+    def _with_details(self, seen: dict[int, Elastic], snapshot: Snapshot) -> dict[int, Elastic]:
+        """The same with what a snapshot does not show: the details of each job that would be resized are read once,
+        those of all new ones in one call. How a job was submitted does not change."""
         new = [id_ for id_, e in seen.items() if not e.refusal and not e.job.ended and id_ not in self._counted]
-        close = self._client.details(new) if new else {}
+        details = self._client.details(new) if new else {}
         self._counted = {id_: counted for id_, counted in self._counted.items() if id_ in snapshot.jobs}
-        self._counted.update({id_: job.task_counts for id_, job in close.items()})
+        self._counted.update({id_: job.task_counts for id_, job in details.items()})
 
-        def judged(elastic: Elastic) -> Elastic | None:
+        def with_task_counts(elastic: Elastic) -> Elastic | None:
             if elastic.refusal or not self._counted.get(elastic.job.job_id):
                 return elastic
             job = replace(elastic.job, task_counts=True)
             return elastic_job(job, snapshot, self._settings.whole_node_gpus, self._own_uid)
 
-        return {id_: found for id_, elastic in seen.items() if (found := judged(elastic)) is not None}
+        return {id_: found for id_, elastic in seen.items() if (found := with_task_counts(elastic)) is not None}
 
-    def _see(self, seen: Mapping[int, Elastic]) -> None:
-        """Store the jobs and runs that are not as they were at the last look."""
+    def _store_jobs(self, seen: Mapping[int, Elastic]) -> None:
+        """Store the jobs and runs that have changed since the last tick."""
         jobs = {id_: job_record(elastic, self._notes.get(id_, "")) for id_, elastic in seen.items()}
         runs = {id_: run_record(e) for id_, e in seen.items() if e.job.start_time and not e.job.pending}
         if changed := [job for id_, job in jobs.items() if self._jobs.get(id_) != job]:
@@ -91,15 +92,15 @@ class Observer:
             self._store.see_runs(begun)
         self._jobs, self._runs = jobs, runs
 
-    def _see_nodes(self, snapshot: Snapshot) -> None:
-        """Store the nodes where one is not as it was at the last look."""
+    def _store_nodes(self, snapshot: Snapshot) -> None:
+        """Store the nodes where one has changed since the last tick."""
         nodes = {name: node_record(node) for name, node in snapshot.nodes.items()}
         if nodes != self._nodes:
             self._store.see_nodes(snapshot.time, nodes.values())
             self._nodes = nodes
 
-    def _close_forgotten(self, snapshot: Snapshot, seen: Set[int]) -> None:
-        """Bring up to date the jobs that are open in the database and that this look did not find.
+    def _close_lost(self, snapshot: Snapshot, seen: Set[int]) -> None:
+        """Bring up to date the jobs that are open in the database and were not found in the queue.
 
         Slurm forgets a job MinJobAge after its end; and an owner may have taken the opt-in out of the comment.
         """
@@ -114,13 +115,13 @@ class Observer:
                 unknown = JobState.UNKNOWN.value
                 records.append(replace(record, state=unknown, end_time=snapshot.time, report_note=note))
             else:
-                end, refusal = (job.end_time if job.ended else None), "its comment no longer opts in"
+                end, refusal = (job.end_time if job.ended else None), ReasonRecord.of(reason("opted_out"))
                 now = replace(record, state=job.state.value, restart=job.restart, end_time=end)
-                records.append(replace(now, elastic=False, refusal=ReasonRecord(text=refusal)))
+                records.append(replace(now, elastic=False, refusal=refusal))
         self._store.see_jobs(records)
 
     def collect(self, jobs: Sequence[Job], *, now: float) -> None:
-        """Store what the jobs' newest runs have reported since the last look, in one transaction."""
+        """Store what the jobs' newest runs have reported since the last time, in one transaction."""
         positions = self._store.report_positions([job.job_id for job in jobs])
         most = lines_per_job(len(jobs))
         # The run before may have written its last reports after its requeue was seen.
@@ -147,7 +148,7 @@ class Observer:
         return None if found.offset == offset and spec is None else run_reports(job.job_id, restart, found, spec)
 
     def may_resize(self, job: Job) -> bool:
-        """Whether the job's owner still opts in and nobody stopped the companion's hand."""
+        """Whether the job's owner still opts in and there is no stop file."""
         if self._settings.stop_file.exists():
             return False
         try:
@@ -157,7 +158,7 @@ class Observer:
         return optin is not None and optin.resize
 
     def checkpoint_stands(self, job: Job, name: str) -> bool:
-        """Whether the checkpoint that a job reported is there and complete, as far as a look can tell.
+        """Whether the checkpoint that a job reported is there and complete, as far as can be seen.
 
         A job that lies about its checkpoint loses its own work; this guards against files that went missing.
         """
@@ -186,7 +187,7 @@ class DrainReports:
         found = self._store.checkpoint_for_order(job.job_id, restart, order)
         if found is None or not self._observer.checkpoint_stands(job, found.name):
             return None
-        # A drained job says nothing more. One that does trains on, whatever the clocks say of its minute.
+        # A drained job reports nothing more. One that does trains on, whatever the clocks say of its minute.
         _, last = self._store.report_positions([job.job_id]).get((job.job_id, restart), (0, 0))
         if last > found.number:
             return None
@@ -200,7 +201,7 @@ class DrainReports:
 
 
 class StopFile:
-    """What was last seen of the file."""
+    """The file that stops all resizes, and who made or removed it."""
 
     def __init__(self, path: Path, store: Store) -> None:
         self._path = path
@@ -208,7 +209,7 @@ class StopFile:
         self._there = False
 
     def check(self, now: float) -> None:
-        """Write down that somebody made the file, or that it is gone.
+        """Record that somebody made the file, or that it is gone.
 
         Who removed it leaves no trace. A companion that starts again finds the same file, which is the same action.
         """

@@ -10,6 +10,7 @@ from math import prod
 from ones_db import AccountingJob, JobRecord, ReasonRecord, RunRecord
 from ones_db.accounting import SAME_JOB_S
 from ones_wrapper.hostlist import expand
+from slurm_ones.reasons import reason
 from slurm_ones.slurm.sacct import AccountingRow
 
 MOST_NODES = 100_000
@@ -96,7 +97,7 @@ def accounting_job(rows: Sequence[AccountingRow]) -> AccountingJob:
         account=last.account,
         partition=last.partition,
         restart=restarts[-1] or 0,
-        refusal=ReasonRecord(text="known from Slurm's accounting alone"),
+        refusal=ReasonRecord.of(reason("accounting_only")),
         state=last.state,
         end_time=last.end,
         exit_code=last.exit_code,

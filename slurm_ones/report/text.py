@@ -47,16 +47,16 @@ def seconds(value: float | None) -> str:
 
 
 def phases(run: RunRecord) -> str:
-    """Where the time of a run's start went: `queue 3.1 s, launch 4.0 s (imports 2.5 s), …`; empty where it told
+    """Where the time of a run's start went: `queue 3.1 s, launch 4.0 s (imports 2.5 s), …`; empty where it reported
     nothing."""
     if run.launch_s is None:
         return ""
     imports = f" (imports {seconds(run.import_s)})" if run.import_s else ""
-    told = [f"queue {seconds(run.queue_s)}"] if run.queue_s else []
-    told += [f"launch {seconds(run.launch_s)}{imports}", f"process group {seconds(run.group_s)}"]
-    told += [f"load {seconds(run.load_s)}"] if run.checkpoint else []
-    told += [f"first step {seconds(run.first_step_s)}"] if run.first_step_s is not None else []
-    return ", ".join(told)
+    found = [f"queue {seconds(run.queue_s)}"] if run.queue_s else []
+    found += [f"launch {seconds(run.launch_s)}{imports}", f"process group {seconds(run.group_s)}"]
+    found += [f"load {seconds(run.load_s)}"] if run.checkpoint else []
+    found += [f"first step {seconds(run.first_step_s)}"] if run.first_step_s is not None else []
+    return ", ".join(found)
 
 
 def starts(resizes: Sequence[ResizeRecord], runs: Mapping[tuple[int, int], RunRecord]) -> dict[int, str]:
@@ -77,15 +77,15 @@ def per_gpu(job: JobSummary) -> str:
 
 
 def troubles(job: JobSummary) -> list[str]:
-    """What its owner should hear of a job's training, a sentence each."""
-    told = []
+    """What its owner should know of a job's training, a sentence each."""
+    found = []
     if job.nonfinite:
         steps = f"{job.nonfinite} step{'s' * (job.nonfinite != 1)}"
-        told.append(
+        found.append(
             f"the loss was not a finite number (NaN or infinite) in {steps}, last near step {job.nonfinite_step}; "
             "what it has learned since may be worth nothing: look at its learning rate and data"
         )
     if job.attempts:
         times = "once" if job.attempts == 1 else f"{job.attempts} times"
-        told.append(f"its ranks were started again {times} within a run, after one died or hung")
-    return told
+        found.append(f"its ranks were started again {times} within a run, after one died or hung")
+    return found

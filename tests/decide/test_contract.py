@@ -25,7 +25,9 @@ from slurm_ones.decide import (
     find_policy,
     make_policy,
 )
+from slurm_ones.reasons import SENTENCES
 from slurm_ones.testing import policy_contract
+from slurm_ones.testing.policies import cluster, job, seeded
 
 TestDrl = policy_contract(Drl)
 TestEes = policy_contract(Ees)
@@ -43,6 +45,21 @@ TestTiresias = policy_contract(Tiresias)
 def test_every_policy_is_held_to_the_contract() -> None:
     """A policy that is added to the table is added above."""
     assert {f"Test{policy.__name__}" for policy in POLICIES.values()} <= globals().keys()
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_reasons_are_right_for_a_job_alone(name: str) -> None:
+    """Whatever a policy does with the only job of a cluster, that waits or runs, has room or not: it is one of the
+    sentences, and speaks of no other jobs."""
+    for view in (cluster(2), cluster(2, free=(1, 0)), cluster(1, 2), cluster(0)):
+        for alone in (job(1), job(1, requested=64), job(1, gpus=(32,)), job(1, {"n1": 1}, epochs=3, submitted=-9e3)):
+            if alone.nodes and not view.nodes:
+                continue
+            policy, rng = make_policy(name), seeded()
+            for now in (0.0, 60.0, 9000.0):
+                found = policy.decide(view, [alone], now, rng).reasons[1]
+                assert found.code in SENTENCES
+                assert "other" not in str(found), str(found)
 
 
 def test_wrong_names_are_told_the_right_ones() -> None:

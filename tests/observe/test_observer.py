@@ -105,7 +105,7 @@ def test_a_job_that_slurm_forgot_is_closed(store: Store) -> None:
     assert not observer.observe().elastic
     record = store.jobs([1])[1]
     assert (record.state, record.end_time) == ("UNKNOWN", 5000.0)
-    assert "forgotten" in record.report_note
+    assert "no longer knows how" in record.report_note
 
 
 def test_a_job_whose_owner_opts_out_is_no_longer_weighed(store: Store) -> None:

@@ -3,6 +3,7 @@ line on 22.05."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,13 +11,16 @@ import pytest
 from tests.slurm.simulated import SimulatedSite
 from tests.slurm.sites import Site
 
-REAL = [pytest.param(name, marks=pytest.mark.cluster) for name in ("gres-pyslurm", "gres-command", "old-command")]
+OTHERS = [f"gres-{name}" for name in os.environ.get("ONES_CLIENT", "").split(",") if name]
+"""Clients of others, each as `package.module:Class`, that the contract shall run on as well."""
+NAMES = ["gres-pyslurm", "gres-command", "old-command", *OTHERS]
+REAL = [pytest.param(name, marks=pytest.mark.cluster) for name in NAMES]
 
 
 def _site(request: pytest.FixtureRequest, name: str) -> Site:
     if name == "simulated":
         return SimulatedSite()
-    cluster_name, client = name.split("-")
+    cluster_name, _, client = name.partition("-")
     cluster = request.getfixturevalue(cluster_name)
     if client == "pyslurm" and not cluster.pyslurm:
         pytest.skip(f"PySlurm: {cluster.pyslurm_why}")

@@ -1,4 +1,4 @@
-"""A client of Slurm at the far end of a pipe: `python -m tests.slurm.probe pyslurm|command`.
+"""A client of Slurm at the far end of a pipe: `python -m tests.slurm.probe pyslurm|command|package.module:Class`.
 
 It runs inside a cluster, where libslurm and the commands are. Each line of its input is a call in JSON, each line
 of its output the result or the name of the typed error; it lives until its input ends.
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,6 +25,10 @@ from slurm_ones.slurm.model import Job, Shape
 
 def client_of(name: str) -> SlurmClient:
     """The client of that name, made anew."""
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        made: SlurmClient = getattr(import_module(module), attribute)(timeout_s=20, keepalive=lambda: None)
+        return made
     if name == "pyslurm":
         from slurm_ones.slurm.pyslurm import PySlurmClient
 
@@ -67,7 +72,7 @@ def answer(client: SlurmClient, request: dict[str, Any]) -> Any:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, request["environment"]))
         if request["environment"]:
-            client = client_of(client.name)
+            client = client_of(sys.argv[1])
         if request["partial"]:
             stack.enter_context(mock.patch.object(CommandClient, "update_shape", _nodes_alone))
         return plain(getattr(client, method)(*arguments, **options))

@@ -1,4 +1,4 @@
-"""The steps by which each job may grow, and what the network is told of each.
+"""The steps by which each job may grow, and the figures that the network weighs of each.
 
 J jobs, S steps, F features. A job that has taken s steps has the GPUs of step s.
 """

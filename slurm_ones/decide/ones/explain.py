@@ -15,7 +15,7 @@ from slurm_ones.schedule.tables import Tables
 from slurm_ones.slurm.model import Shape
 
 WEIGHED = 3
-"""Sizes of each job that are told of."""
+"""Sizes of each job that a schedule names."""
 
 
 def reasons(
@@ -48,9 +48,9 @@ def weighed(cluster: ClusterView, tables: Tables, choices: Choices) -> dict[int,
     shapes = [shape_of(cluster, int(size)) for size in tables.sizes]
     found = {}
     for j, (columns, values) in enumerate(zip(best.tolist(), worth.tolist(), strict=True)):
-        told = zip(columns, values, strict=True)
+        named = zip(columns, values, strict=True)
         found[tables.jobs[j].job_id] = tuple(
-            Weighed(_at(tables, shapes[u], j, u), value) for u, value in told if np.isfinite(value)
+            Weighed(_at(tables, shapes[u], j, u), value) for u, value in named if np.isfinite(value)
         )
     return found
 

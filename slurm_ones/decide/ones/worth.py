@@ -22,7 +22,7 @@ import numpy as np
 from slurm_ones.schedule.policy import Bools, Floats, Ints
 
 PRICES: Floats = np.concatenate([[0.0], np.geomspace(1e-4, 1e3, 112)])
-"""Prices that are told apart, in seconds of waiting per GPU-second."""
+"""Prices that are tried, in seconds of waiting per GPU-second."""
 CELLS = 1 << 18
 """Costs that are weighed at once."""
 

@@ -1,0 +1,79 @@
+"""Reasons: every code is used, every use has its arguments, and sentences are right when there is one of something."""
+
+from __future__ import annotations
+
+import ast
+import string
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+import slurm_ones
+from slurm_ones.cli.jobs import counted
+from slurm_ones.reasons import CAUSES, SENTENCES, SITE_LIMITS, Reason, reason, render
+
+
+def uses() -> dict[str, list[tuple[str, frozenset[str]]]]:
+    """For each code that the product gives a reason of, where and with which arguments."""
+    found: dict[str, list[tuple[str, frozenset[str]]]] = defaultdict(list)
+    root = Path(slurm_ones.__file__).parent
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "reason":
+                place = f"{path.relative_to(root)}:{node.lineno}"
+                named = frozenset(keyword.arg or "**" for keyword in node.keywords)
+                given = node.args[0]
+                for code in (given.body, given.orelse) if isinstance(given, ast.IfExp) else (given,):
+                    assert isinstance(code, ast.Constant), f"{place}: its code is no literal"
+                    found[str(code.value)].append((place, named))
+    return found
+
+
+def wanted(code: str) -> frozenset[str]:
+    return frozenset(name for _, name, _, _ in string.Formatter().parse(SENTENCES[code]) if name)
+
+
+def test_every_code_is_used_and_every_use_has_its_arguments() -> None:
+    """Protects from sentences that nobody says, and from a KeyError where a reason is given."""
+    found = uses()
+    assert found.keys() == SENTENCES.keys()
+    wrong = [(code, place) for code, places in found.items() for place, named in places if named != wanted(code)]
+    assert wrong == []
+
+
+def test_what_is_counted_has_a_sentence() -> None:
+    """Limits of the site are all counted."""
+    assert SITE_LIMITS <= CAUSES.keys() <= SENTENCES.keys()
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "sentence"),
+    [
+        ("resizes_per_job", {"times": 1}, "it was resized 1 time, and may be no more (limits.resizes_per_job)"),
+        ("max_open", {"resizes": 1}, "waits its turn: 1 resize is under way"),
+        ("max_open", {"resizes": 4}, "waits its turn: 4 resizes are under way"),
+        ("dwell_time", {"seconds": 12.4, "dwell_s": 300}, "it may be resized in 12 s (dwell time 300 s)"),
+    ],
+)
+def test_sentences(code: str, arguments: dict[str, int | float], sentence: str) -> None:
+    """Of one thing as of many; seconds without fractions."""
+    assert str(reason(code, **arguments)) == sentence
+
+
+def test_a_wrong_argument_is_an_error_at_once() -> None:
+    """Not when somebody asks why."""
+    for code, arguments in (("max_open", {}), ("max_open", {"resizes": 1, "more": 2}), ("no such code", {})):
+        with pytest.raises(KeyError):
+            reason(code, **arguments)
+
+
+def test_a_code_of_a_newer_version_is_shown() -> None:
+    """As a database may hold it."""
+    assert render("newer", {"gpus": 2}) == "newer (gpus=2)"
+    assert str(Reason("newer")) == "newer"
+
+
+def test_causes_are_counted() -> None:
+    """Most first, and right where there is one job only."""
+    assert counted(["held_by_owner", *["account_cap"] * 18]) == "18 jobs: capped by account; 1 job: held by the owner"
