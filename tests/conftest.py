@@ -33,6 +33,15 @@ SLOW = (
     "tests/decide/test_contract.py::TestPollux",
     "tests/decide/test_drl.py::TestWeights",
     "tests/decide/test_yielding.py",
+    "tests/faults/test_faults.py",
+    "tests/packaging",
+    "tests/simulate/test_engine.py::test_equal_seeds_give_equal_outcomes",
+    "tests/simulate/test_engine.py::test_every_job_resized_at_every_tick_does_its_exact_work",
+    "tests/simulate/test_engine.py::test_faults_lose_no_job",
+    "tests/wrapper/checkpoint/test_ranks.py",
+    "tests/wrapper/gradients/test_fsdp.py",
+    "tests/wrapper/gradients/test_mpi_exchange.py",
+    "tests/wrapper/test_examples.py",
 )
 """What takes long without a Slurm, by the beginnings of its name: left out by `make check`, as all that needs a
 PostgreSQL is."""
