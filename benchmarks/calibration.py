@@ -22,16 +22,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.progress_calibration import Calibration
-from ones_db import Store, migrate
-from slurm_ones.companion import Companion, Tick
 from slurm_ones.decide import make_policy
 from slurm_ones.learn.progress import ENOUGH, LEVELS
 from slurm_ones.learn.throughput import MeasuredThroughput
 from slurm_ones.schedule.policy import ClusterView, JobView, Policy, Schedule
 from slurm_ones.schedule.tables import build_tables
-from slurm_ones.service.daemon import Daemon
-from slurm_ones.simulate.engines.companion_engine import MOST_S, WarningLog, companion_settings
-from slurm_ones.simulate.engines.world import ClusterSpec, VirtualStop, World
+from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, over, run_companion
+from slurm_ones.simulate.engines.world import ClusterSpec, World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.workloads.generate import MIXES, generate
@@ -131,23 +128,11 @@ def simulate(mix: str, jobs: int, gpus: int, seed: int, found: Found) -> None:
     spec = ClusterSpec(gpus // PER_NODE, PER_NODE)
     with tempfile.TemporaryDirectory(prefix="slurm-ones-") as name, WarningLog().recording() as log:
         directory = Path(name)
-        told = companion_settings(spec, directory, {}, tick_s=TICK_S, policy="ones", seed=seed)
+        settings = companion_settings(spec, directory, {}, tick_s=TICK_S, policy="ones", seed=seed)
         world = World(work, spec, directory, ClusterSettings(), seed=seed)
-        stop = VirtualStop(world, TICK_S, told.resize.advance_s, log.check)
         watched = Watched(make_policy("ones"), world, found)
-
-        def on_tick(tick: Tick) -> None:
-            stop.ticked()
-            if (world.done and not tick.observation.elastic) or world.seconds > MOST_S:
-                stop.set()
-
-        url = f"sqlite:///{directory / 'ones.sqlite'}"
-        migrate.upgrade(url)
-        with Store.open(url, told.cluster) as store:
-            clock, sleep = world.timeline, world.pass_time
-            companion = Companion(told, world.client, store, clock=clock, make=lambda: watched)
-            Daemon(lambda: companion, clock=clock, sleep=sleep).run(stop, on_tick)
-            log.check()
+        with run_companion(world, settings, log, lambda tick: over(world, tick), lambda: watched):
+            pass
     for quantity, stage, job_id, predicted, done, low, high in watched.work:
         training = world.trainings[job_id]
         true = training.position.progress / training.application.dataset - done

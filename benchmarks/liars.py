@@ -26,13 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from ones_db import Store, migrate
 from ones_wrapper.protocol import Epoch, Hello, Report, Spec, Throughput
-from slurm_ones.companion import Companion, Tick
 from slurm_ones.learn import knowledge, progress, throughput
-from slurm_ones.service.daemon import Daemon
-from slurm_ones.simulate.engines.companion_engine import MOST_S, WarningLog, companion_settings
-from slurm_ones.simulate.engines.world import ClusterSpec, VirtualStop, World, job_outcome, run_segments
+from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, over, run_companion
+from slurm_ones.simulate.engines.world import ClusterSpec, World, job_outcome, run_segments
 from slurm_ones.simulate.slurm.simulated_job import Request
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Application, Submission
@@ -236,21 +233,10 @@ def simulate(work: Workload, gpus: int, seed: int, lie: type[Liar], settings: Ma
     mine = frozenset(work.submissions[i].name for i in drawn)
     with tempfile.TemporaryDirectory(prefix="slurm-ones-") as name, WarningLog().recording() as log:
         directory = Path(name)
-        told = companion_settings(spec, directory, settings, tick_s=TICK_S, policy="ones", seed=seed)
+        own = companion_settings(spec, directory, settings, tick_s=TICK_S, policy="ones", seed=seed)
         world = LyingWorld(work, spec, directory, seed, mine, lie)
-        stop = VirtualStop(world, TICK_S, told.resize.advance_s, log.check)
-
-        def on_tick(tick: Tick) -> None:
-            stop.ticked()
-            if (world.done and not tick.observation.elastic) or world.seconds > MOST_S:
-                stop.set()
-
-        url = f"sqlite:///{directory / 'ones.sqlite'}"
-        migrate.upgrade(url)
-        with Store.open(url, told.cluster) as store:
-            companion = Companion(told, world.client, store, clock=world.timeline)
-            Daemon(lambda: companion, clock=world.timeline, sleep=world.pass_time).run(stop, on_tick)
-            log.check()
+        with run_companion(world, own, log, lambda tick: over(world, tick)):
+            pass
         jobs = [job_outcome(world, submission, []) for submission in work.submissions]
         segments = list(run_segments(world))
     spans = {job.name: (job.submitted, job.submitted + job.jct_s) for job in jobs}

@@ -23,11 +23,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ones_db import Store, migrate
-from slurm_ones.companion import Companion, Tick
-from slurm_ones.service.daemon import Daemon
-from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, fast_directory
-from slurm_ones.simulate.engines.world import ClusterSpec, VirtualStop, World
+from slurm_ones.companion import Tick
+from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, fast_directory, run_companion
+from slurm_ones.simulate.engines.world import ClusterSpec, World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.workloads.generate import generate, offered
 
@@ -97,12 +95,10 @@ def measure(ticks: int, *, interval_s: float, nodes: int, gpus: int, policy: str
         directory = Path(name)
         settings = companion_settings(spec, directory, {}, tick_s=interval_s, policy=policy, seed=seed)
         world = World(workload, spec, directory, ClusterSettings(), seed=seed)
-        stop = VirtualStop(world, interval_s, settings.resize.advance_s, log.check)
         done = ended = 0
 
-        def on_tick(tick: Tick) -> None:
+        def on_tick(tick: Tick) -> bool:
             nonlocal done, ended
-            stop.ticked()
             done += 1
             # What the simulator keeps of jobs that have ended is for its studies.
             for job_id in [id_ for id_ in world.trainings if world.cluster.jobs[id_].ended]:
@@ -110,15 +106,10 @@ def measure(ticks: int, *, interval_s: float, nodes: int, gpus: int, policy: str
                 ended += 1
             if done % samples.every == 0:
                 samples.take(done, ended, world.cluster.live)
-            if done >= ticks:
-                stop.set()
+            return done >= ticks
 
-        url = f"sqlite:///{directory / 'ones.sqlite'}"
-        migrate.upgrade(url)
-        with Store.open(url, settings.cluster) as store:
-            companion = Companion(settings, world.client, store, clock=world.timeline)
-            Daemon(lambda: companion, clock=world.timeline, sleep=world.pass_time).run(stop, on_tick)
-        log.check()
+        with run_companion(world, settings, log, on_tick):
+            pass
     return samples
 
 

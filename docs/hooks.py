@@ -1,7 +1,7 @@
 """Hooks of mkdocs (mkdocs.yml).
 
-The site holds docs/ alone, so a link that leaves docs/ becomes the path that it names. The wrapper's README, which its
-package ships too, becomes a page of the site.
+The site holds docs/ alone, so a link that leaves docs/ becomes the path that it names. `PAGES` are pages of the
+site whose text stands elsewhere.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any
 
 TOP = Path(__file__).parents[1]
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
-README = "wrapper/README.md"
+PAGES = {"wrapper.md": "wrapper/README.md", "contributing.md": "CONTRIBUTING.md"}
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The page's text, with links as the site has them."""
     here = posixpath.join("docs", posixpath.dirname(page.file.src_uri))
     folder = here
-    if page.file.src_uri == "wrapper.md":
-        markdown, folder = (TOP / README).read_text(encoding="utf-8"), posixpath.dirname(README)
+    if source := PAGES.get(page.file.src_uri):
+        markdown, folder = (TOP / source).read_text(encoding="utf-8"), posixpath.dirname(source)
 
     def of_the_site(link: re.Match[str]) -> str:
         words, target, anchor = link[1], link[2], link[3] or ""
         if "://" in target:
             return link[0]
         path = posixpath.normpath(posixpath.join(folder, target))
-        if path == README:
-            path = "docs/wrapper.md"
+        for name, source in PAGES.items():
+            path = f"docs/{name}" if path == source else path
         if path.startswith("docs/"):
             return f"[{words}]({posixpath.relpath(path, here)}{anchor})"
         return f"`{path}`" if words.strip("/`") in path else f"{words} (`{path}`)"

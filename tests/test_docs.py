@@ -23,9 +23,8 @@ from slurm_ones.decide import POLICIES
 
 TOP = Path(__file__).parents[1]
 DOCS = TOP / "docs"
-PAGES = sorted(
-    [*(TOP / f"{folder}README.md" for folder in ("", "wrapper/", "db/")), TOP / "CHANGELOG.md", *DOCS.rglob("*.md")]
-)
+TOP_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "wrapper/README.md", "db/README.md")
+PAGES = sorted([*(TOP / page for page in TOP_PAGES), *DOCS.rglob("*.md")])
 MOST_WORDS = 500
 """Of the README: `len(text.split())`, code, tables and links included."""
 MOST_CHARACTERS = 200

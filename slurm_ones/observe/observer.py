@@ -15,7 +15,7 @@ from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.observe.records import job_record, node_record, run_record, run_reports
-from slurm_ones.observe.reports import lines_per_job, read_reports
+from slurm_ones.observe.report_reader import lines_per_job, read_reports
 from slurm_ones.reasons import reason
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.model import Job, JobState, Snapshot

@@ -24,7 +24,7 @@ from ones_db import (
 )
 from ones_wrapper import protocol
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.observe.reports import Line, NewReports
+from slurm_ones.observe.report_reader import Line, NewReports
 from slurm_ones.report.text import plain
 from slurm_ones.slurm.model import Node
 from slurm_ones.slurm.scontrol import usable

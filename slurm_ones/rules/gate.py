@@ -62,8 +62,7 @@ class JobRules:
     @property
     def gpus(self) -> int:
         """GPUs that it has, or is about to have through a resize, whichever is more."""
-        held = self.elastic.shape.gpus if self.elastic.job.running else 0
-        return max(held, self.target.gpus if self.target is not None else 0)
+        return _gpus(self.elastic, self.target)
 
 
 @dataclass(frozen=True)
@@ -108,11 +107,6 @@ class Round:
         return replace(self, targets={**self.targets, **targets}) if targets else self
 
     @cached_property
-    def jobs(self) -> Mapping[int, JobRules]:
-        """All elastic jobs, ascending."""
-        return {job_id: self._job_rules(one) for job_id, one in sorted(self.seen.elastic.items())}
-
-    @cached_property
     def partitions(self) -> tuple[str, ...]:
         """Those with elastic jobs."""
         return tuple(sorted({one.partition for one in self.seen.elastic.values()}))
@@ -123,14 +117,16 @@ class Round:
 
     def partition(self, name: str) -> PartitionRules:
         """The rules of one partition."""
-        jobs = {job_id: job for job_id, job in self.jobs.items() if job.elastic.partition == name}
-        caps = caps_of(
-            {job_id: _capped(job) for job_id, job in jobs.items()},
-            [_capped(job) for job_id, job in self.jobs.items() if job_id not in jobs],
-            self.settings.limits,
-            name,
-            self._all_gpus(name),
-        )
+        here: dict[int, CappedJob] = {}
+        there: list[CappedJob] = []
+        jobs: dict[int, JobRules] = {}
+        for job_id, one in sorted(self.seen.elastic.items()):
+            capped = CappedJob(one.job.user, one.job.account, _gpus(one, self.targets.get(job_id)))
+            if one.partition == name:
+                here[job_id], jobs[job_id] = capped, self._job_rules(one)
+            else:
+                there.append(capped)
+        caps = caps_of(here, there, self.settings.limits, name, self._all_gpus(name))
         return PartitionRules(name, jobs, self.free(name), caps, self.settings.resize, len(self.targets))
 
     def free(self, name: str) -> dict[str, int]:
@@ -191,5 +187,6 @@ def _untouchable(elastic: Elastic, target: Shape | None) -> Reason | None:
     return None
 
 
-def _capped(job: JobRules) -> CappedJob:
-    return CappedJob(job.elastic.job.user, job.elastic.job.account, job.gpus)
+def _gpus(elastic: Elastic, target: Shape | None) -> int:
+    """GPUs that the job has, or is about to have through a resize to `target`, whichever is more."""
+    return max(elastic.shape.gpus if elastic.job.running else 0, target.gpus if target is not None else 0)

@@ -24,7 +24,7 @@ from ones_wrapper import protocol
 from ones_wrapper.hostlist import MOST as MOST_HOSTS
 from ones_wrapper.hostlist import expand
 from ones_wrapper.protocol import ProtocolError
-from slurm_ones.observe import reports as reading
+from slurm_ones.observe import report_reader as reading
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import Job, Shape, Snapshot
 from tests.fuzz.mutate import LONGEST, TEXTS, Make, Rng, damaged, of_json, of_lines, of_text

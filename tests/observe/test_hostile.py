@@ -44,7 +44,15 @@ from ones_wrapper.protocol import (
 from slurm_ones.act.orders import OrderError, write_order
 from slurm_ones.config import Settings
 from slurm_ones.observe.observer import Observer
-from slurm_ones.observe.reports import BURST, MAX_BYTES, MAX_LINES, MAX_PROBLEM, PER_S, lines_per_job, read_reports
+from slurm_ones.observe.report_reader import (
+    BURST,
+    MAX_BYTES,
+    MAX_LINES,
+    MAX_PROBLEM,
+    PER_S,
+    lines_per_job,
+    read_reports,
+)
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Snapshot
 from tests.slurm.make import PENDING
 

@@ -21,7 +21,7 @@ class ChangingPolicy:
         self._round = 0
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `decide.policy.Policy`."""
+        """See `schedule.policy.Policy`."""
         self._round += 1
         order = sorted(jobs, key=lambda job: (job.job_id + self._round) % 7) if self._parks else jobs
         found = place(cluster, order, {job.job_id: self._size(job) for job in jobs})

@@ -37,7 +37,7 @@ from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.workloads.workload import Workload, check_fits
 
 ORACLES = frozenset({"srtf", "srsf"})
-"""Policies that are merged how long jobs truly still need."""
+"""Policies that know how long jobs truly still need."""
 
 MOST_S = 60 * 86400.0
 """Simulated time after which jobs that have not ended are given up."""
@@ -60,7 +60,7 @@ class SimulationFailed(Exception):
 
 
 class WarningLog(logging.Handler):
-    """What the companion logs that is no routine."""
+    """Collects the companion's warnings, and the first exception that it logged."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -79,7 +79,7 @@ class WarningLog(logging.Handler):
 
     @contextmanager
     def recording(self) -> Iterator[WarningLog]:
-        """Take what is logged here instead of where the process logs."""
+        """Collect what is logged meanwhile, in place of where the process logs."""
         logger = logging.getLogger("slurm_ones")
         logger.addHandler(self)
         logger.propagate, before = False, logger.propagate
@@ -91,7 +91,7 @@ class WarningLog(logging.Handler):
 
 
 class Oracle:
-    """An oracle's policy: jobs come to it with the seconds that they truly still need."""
+    """A policy whose jobs come with the seconds that they truly still need."""
 
     def __init__(self, policy: Policy, world: World) -> None:
         self.name = policy.name
@@ -99,9 +99,9 @@ class Oracle:
         self._world = world
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        """See `decide.policy.Policy`."""
-        merged = [replace(job, true_remaining_s=self._remaining(job.job_id)) for job in jobs]
-        return self._policy.decide(cluster, merged, now, rng)
+        """See `schedule.policy.Policy`."""
+        known = [replace(job, true_remaining_s=self._remaining(job.job_id)) for job in jobs]
+        return self._policy.decide(cluster, known, now, rng)
 
     def _remaining(self, job_id: int) -> float:
         training = self._world.trainings[job_id]
@@ -132,6 +132,39 @@ def companion_settings(spec: ClusterSpec, directory: Path, overrides: Mapping[st
     return Settings.model_validate(values)
 
 
+def over(world: World, tick: Tick, most_s: float = MOST_S) -> bool:
+    """Whether a simulation is at its end: all jobs have ended and the companion knows it, or they are given up."""
+    return (world.done and not tick.observation.elastic) or world.seconds > most_s
+
+
+@contextmanager
+def run_companion(
+    world: World,
+    settings: Settings,
+    log: WarningLog,
+    on_tick: Callable[[Tick], bool],
+    make: Callable[[], Policy] | None = None,
+) -> Iterator[Store]:
+    """Run a companion on the world, with a new database in its directory, until `on_tick` returns True.
+
+    The block then has the database. `make` makes the policy in place of the settings' own. Raises `SimulationFailed`.
+    """
+    stop = VirtualStop(world, settings.interval_s, settings.resize.advance_s, log.check)
+
+    def ticked(tick: Tick) -> None:
+        stop.ticked()
+        if on_tick(tick):
+            stop.set()
+
+    url = f"sqlite:///{world.directory / 'ones.sqlite'}"
+    migrate.upgrade(url)
+    with Store.open(url, settings.cluster) as store:
+        companion = Companion(settings, world.client, store, clock=world.timeline, make=make)
+        Daemon(lambda: companion, clock=world.timeline, sleep=world.pass_time).run(stop, ticked)
+        log.check()
+        yield store
+
+
 def run(
     policy: str,
     options: Mapping[str, Any],
@@ -149,10 +182,10 @@ def run(
 ) -> Outcome:
     """The workload to its end under a policy, by name and options, or as `make` makes it.
 
-    `resize_s` is what a resize costs, None for each application's own. `on_time` hears the simulated seconds and how
-    many jobs have ended, at each tick. Raises `BadInput` for a job that fits the cluster at no size, ValueError for
-    a policy, option or setting that does not exist, `SimulationFailed`, and `InvariantViolated` where a job was lost or
-    left held, or the database disagrees with the cluster.
+    `resize_s` is what a resize costs, None for each application's own. `on_time` is called at each tick, with the
+    simulated seconds and how many jobs have ended. Raises `BadInput` for a job that fits the cluster at no size,
+    ValueError for a policy, option or setting that does not exist, `SimulationFailed`, and `InvariantViolated` where a
+    job was lost or left held, or the database disagrees with the cluster.
     """
     check_fits(workload, cluster.gpus)
     began = time.perf_counter()
@@ -168,30 +201,17 @@ def run(
         directory = Path(name)
         merged = companion_settings(cluster, directory, settings or {}, tick_s=interval_s, policy=policy, seed=seed)
         world = World(workload, cluster, directory, cluster_settings, resize_s=resize_s, seed=seed)
-        stop = VirtualStop(world, interval_s, merged.resize.advance_s, log.check)
 
-        def on_tick(tick: Tick) -> None:
-            stop.ticked()
+        def on_tick(tick: Tick) -> bool:
             decisions.extend(decided.seconds for decided in tick.decided)
             goodput.append((world.seconds, total_goodput(world) / cluster.gpus))
             presence.append((world.seconds, world.cluster.live))
             if on_time is not None:
                 on_time(world.seconds, world.ended)
-            if (world.done and not tick.observation.elastic) or world.seconds > most_s:
-                stop.set()
+            return over(world, tick, most_s)
 
-        url = f"sqlite:///{directory / 'ones.sqlite'}"
-        migrate.upgrade(url)
-        with Store.open(url, merged.cluster) as store:
-            companion = Companion(
-                merged,
-                world.client,
-                store,
-                clock=world.timeline,
-                make=(lambda: Oracle(made(), world)) if policy in ORACLES else made,
-            )
-            Daemon(lambda: companion, clock=world.timeline, sleep=world.pass_time).run(stop, on_tick)
-            log.check()
+        oracle = (lambda: Oracle(made(), world)) if policy in ORACLES else made
+        with run_companion(world, merged, log, on_tick, oracle) as store:
             world.pass_time(cluster_settings.ending_s)
             faults = violations(world, store) if world.done else []
         if faults:

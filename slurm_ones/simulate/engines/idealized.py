@@ -32,7 +32,7 @@ class TrueModel:
     """Progress in samples of the base batch."""
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """See `decide.policy.ThroughputModel`."""
+        """See `schedule.policy.ThroughputModel`."""
         return self.application.throughput(nodes, gpus, batches)
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
@@ -40,7 +40,7 @@ class TrueModel:
         return np.zeros(np.shape(gpus))
 
     def efficiency(self, batches: Ints) -> Floats:
-        """See `decide.policy.EfficiencyModel`."""
+        """See `schedule.policy.EfficiencyModel`."""
         return self.application.efficiency(self.done, batches)
 
 
@@ -182,8 +182,8 @@ def run_idealized(
     With `spread` each goes to the emptiest nodes, in the order of the schedule's allocations, which is how Pollux's
     study places the jobs of the rivals that say nothing of placement. Where a GPU count does not change nobody moves.
 
-    `on_time` hears the simulated time and how many jobs have ended. Jobs that have not ended after `most_s` are
-    given up.
+    `on_time` is called with the simulated time and how many jobs have ended. Jobs that have not ended after `most_s`
+    are given up.
     """
     rng = np.random.default_rng(seed)
     began = time.perf_counter()

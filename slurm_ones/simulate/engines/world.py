@@ -98,7 +98,7 @@ class World:
         return len(self.trainings) - self.cluster.live
 
     def pass_time(self, seconds: float, *, until_change: bool = False) -> None:
-        """Let jobs hear what was ordered, let time pass, and let their reports be read."""
+        """Let jobs read their orders, let time pass, and write their reports."""
         live = [training for job_id, training in self.trainings.items() if not self.cluster.jobs[job_id].ended]
         for training in live:
             training.check_orders()
@@ -136,7 +136,7 @@ class World:
         self.job_ids[submission.name] = self.cluster.submit(request, program)
 
     def _request(self, submission: Submission, app: Application) -> Request:
-        """What its user tells sbatch."""
+        """What its user asks of sbatch."""
         shape = asked_shape(submission.gpus, self.spec)
         most = max(min(app.max_gpus, self.spec.gpus), shape.gpus)
         batch = f"{app.min_batch or app.base_batch}-{app.max_batch}"

@@ -48,7 +48,7 @@ class SimulatedCluster:
     # -- what is seen --------------------------------------------------------------------------------------------
 
     def get(self, job_id: int) -> SimulatedJob:
-        """The job; raises `UnknownJob` also for one that Slurm has forgotten."""
+        """The job; raises `UnknownJob` also for one that Slurm no longer knows."""
         try:
             return self._known[job_id]
         except KeyError:
@@ -102,7 +102,7 @@ class SimulatedCluster:
             self._end(job, JobState.CANCELLED, 0)
 
     def hold(self, job_id: int, by: str = "user") -> None:
-        """Set its priority to 0; a hold that reaches a running job strikes at its next requeue."""
+        """Set its priority to 0; a hold of a running job takes effect at its next requeue."""
         job = self.get(job_id)
         if not job.ended and job.held_by != "admin":
             job.held_by = by
@@ -294,7 +294,7 @@ class SimulatedCluster:
             job for job in self._known.values() if job.startable and job.partition == partition and not job.never_starts
         ]
         jobs.sort(key=lambda job: (-job.request.priority, job.waits_since, job.job_id))
-        return [job.wish(self._per_node(job)) for job in jobs]
+        return [job.as_queued(self._per_node(job)) for job in jobs]
 
     def _schedule(self) -> None:
         """Slurm's main scheduling."""

@@ -144,15 +144,15 @@ class RunningJob:
     gpus: Mapping[str, int]
 
 
-def place(wish: QueuedJob, free: Mapping[str, int]) -> tuple[str, ...] | None:
+def place(job: QueuedJob, free: Mapping[str, int]) -> tuple[str, ...] | None:
     """Nodes for the job, where least is left over, else in the cluster's order; None where it finds no room.
 
     `free` has the GPUs that each node could give now, in the cluster's order.
     """
-    fitting = [(gpus, i, name) for i, (name, gpus) in enumerate(free.items()) if gpus >= wish.gpus]
-    if len(fitting) < wish.least_nodes:
+    fitting = [(gpus, i, name) for i, (name, gpus) in enumerate(free.items()) if gpus >= job.gpus]
+    if len(fitting) < job.least_nodes:
         return None
-    chosen = sorted(fitting)[: wish.most_nodes]
+    chosen = sorted(fitting)[: job.most_nodes]
     return tuple(name for _, _, name in sorted(chosen, key=lambda one: one[1]))
 
 
@@ -166,12 +166,12 @@ def starts(
     """
     left = dict(free)
     chosen: list[tuple[int, tuple[str, ...]]] = []
-    for i, wish in enumerate(queue):
-        nodes = place(wish, left)
+    for i, job in enumerate(queue):
+        nodes = place(job, left)
         if nodes is not None:
-            _take(left, nodes, wish.gpus)
-            chosen.append((wish.job_id, nodes))
-        elif place(wish, whole) is not None:
+            _take(left, nodes, job.gpus)
+            chosen.append((job.job_id, nodes))
+        elif place(job, whole) is not None:
             return chosen, [other.job_id for other in queue[i:]]
     return chosen, []
 
@@ -188,19 +188,19 @@ def backfill(
     chosen: list[tuple[int, tuple[str, ...]]] = []
     then: dict[str, int] | None = None
     begins = math.inf
-    for wish in queue:
-        ends = now + (wish.limit_s or UNLIMITED_S)
+    for job in queue:
+        ends = now + (job.limit_s or UNLIMITED_S)
         # One that ends in time may use what is kept for the first.
         room = left if then is None or ends <= begins else {name: min(left[name], then[name]) for name in left}
-        nodes = place(wish, room)
+        nodes = place(job, room)
         if nodes is not None:
-            _take(left, nodes, wish.gpus)
+            _take(left, nodes, job.gpus)
             if then is not None and ends > begins:
-                _take(then, nodes, wish.gpus)
-            held.append(RunningJob(ends, dict.fromkeys(nodes, wish.gpus)))
-            chosen.append((wish.job_id, nodes))
-        elif then is None and place(wish, whole) is not None:
-            begins, then = _reserve(wish, left, held)
+                _take(then, nodes, job.gpus)
+            held.append(RunningJob(ends, dict.fromkeys(nodes, job.gpus)))
+            chosen.append((job.job_id, nodes))
+        elif then is None and place(job, whole) is not None:
+            begins, then = _reserve(job, left, held)
     return chosen
 
 
@@ -209,16 +209,16 @@ def _take(free: dict[str, int], nodes: Iterable[str], gpus: int) -> None:
         free[name] -= gpus
 
 
-def _reserve(wish: QueuedJob, free: Mapping[str, int], held: Iterable[RunningJob]) -> tuple[float, dict[str, int]]:
+def _reserve(job: QueuedJob, free: Mapping[str, int], held: Iterable[RunningJob]) -> tuple[float, dict[str, int]]:
     """When the job will start at the latest, and what is free then beside it."""
     then = dict(free)
     begins = math.inf
-    for holding in sorted(held, key=lambda h: h.ends):
-        for name, gpus in holding.gpus.items():
+    for running in sorted(held, key=lambda h: h.ends):
+        for name, gpus in running.gpus.items():
             if name in then:
                 then[name] += gpus
-        if (nodes := place(wish, then)) is not None:
-            begins = holding.ends
-            _take(then, nodes, wish.gpus)
+        if (nodes := place(job, then)) is not None:
+            begins = running.ends
+            _take(then, nodes, job.gpus)
             break
     return begins, then

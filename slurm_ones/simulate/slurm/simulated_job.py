@@ -13,7 +13,7 @@ from slurm_ones.slurm.model import ENDED, Job, JobState, Shape
 
 
 class Program(Protocol):
-    """What a job does while it runs. It tells the cluster by itself when it exits."""
+    """What a job does while it runs. It calls the cluster when it exits by itself."""
 
     batch: int
     """Global batch in force, for the records."""
@@ -22,12 +22,12 @@ class Program(Protocol):
         """A run begins on so many GPUs of each node."""
 
     def stop(self) -> float:
-        """Its processes are told to end; returns the seconds until they are gone."""
+        """Its processes are to end; returns the seconds until they are gone."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `sbatch` was told."""
+    """What `sbatch` is asked for."""
 
     nodes: int = 1
     max_nodes: int = 0
@@ -79,9 +79,9 @@ class SimulatedJob:
     state: JobState = JobState.PENDING
     reason: str = "None"
     held_by: str = ""
+    """Nobody, or user or admin."""
     requeue_held: bool = False
     """Its hold is that of a requeue."""
-    """Nobody, or user or admin."""
     restart: int = 0
     begin: float = 0.0
     """Earliest start."""
@@ -132,7 +132,7 @@ class SimulatedJob:
         """Slurm never starts it at its shape."""
         return Shape(self.nodes, self.gpus_per_node) in self.forbidden_shapes
 
-    def wish(self, gpus: int) -> QueuedJob:
+    def as_queued(self, gpus: int) -> QueuedJob:
         """What the scheduler must find for it, on nodes of which it takes `gpus` each."""
         return QueuedJob(self.job_id, self.nodes, max(self.max_nodes, self.nodes), gpus, self.limit_s)
 

@@ -92,7 +92,7 @@ class Application:
         return min(int(np.searchsorted(self.ends, progress, side="right")), len(self.ends) - 1)
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """True samples/s; shapes as in `decide.policy.ThroughputModel`. 0 on more GPUs than it can be run on."""
+        """True samples/s; shapes as in `schedule.policy.ThroughputModel`. 0 on more GPUs than it can be run on."""
         gpus, batch = np.asarray(gpus), np.asarray(batches, dtype=np.float64)
         runs = (gpus >= 1) & (gpus <= self.max_gpus)
         result = np.zeros(np.shape(gpus))

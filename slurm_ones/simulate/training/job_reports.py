@@ -111,7 +111,7 @@ GROUP, IMPORTS = 0.2, 0.6
 
 
 class Reporter:
-    """The reports of one job. Without files nobody hears them, and none is ever due."""
+    """The reports of one job. Without files none is written, and none is ever due."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Reporter:
         self._from = 0
         self._seconds = 0.0
         self._first: tuple[float, int] | None = None
-        """Time and step of the hello, until the run's first step is told."""
+        """Time and step of the hello, until the run's first step is reported."""
         self._last: tuple[float, int] | None = None
         """When anything was said last, and the world size then."""
         self._resizes = 0

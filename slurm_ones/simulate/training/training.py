@@ -55,7 +55,7 @@ class Interval:
 
 
 class Training:
-    """One job over all its runs. `exited` hears the exit code when a run ends by itself.
+    """One job over all its runs. `exited` is called with the exit code when a run ends by itself.
 
     Without `files` it is a job whose owner knows nothing of us: it neither reports, nor checkpoints, nor obeys.
     """
