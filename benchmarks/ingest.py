@@ -32,18 +32,19 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from ones_db import HelloRecord, JobRecord, RunReports, Store, ThroughputRecord, migrate
-from ones_db.copying import stream_of
-from ones_db.reports import THROUGHPUT
-from ones_wrapper.protocol import Throughput, decode_report, encode_report
+from ones_db import JobRecord, ReportLine, RunReports, Store, migrate
+from ones_db.postgres import stream_of
+from ones_db.tables import THROUGHPUT
+from ones_wrapper.protocol import Hello, Throughput, decode_report, encode_report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.db.server import NoServer, Server
 
-COLUMNS = tuple(ThroughputRecord.__dataclass_fields__)
+FIELDS = tuple(field.name for field in fields(Throughput))
+COLUMNS = ("number", "time", *FIELDS)
 BARE = ("copy_rows", "copy_stream")
-_values = attrgetter(*COLUMNS)
+_values = attrgetter(*FIELDS)
 
 
 def ticks(jobs: int, each: int, count: int) -> list[list[RunReports]]:
@@ -54,24 +55,26 @@ def ticks(jobs: int, each: int, count: int) -> list[list[RunReports]]:
         for job in range(1, jobs + 1):
             first = 2 + tick * each
             samples = [
-                ThroughputRecord(
-                    number=number,
-                    time=1.7e9 + 30.0 * tick + 2.0 * (number - first),
-                    epoch=number // 400,
-                    step=10 * number,
-                    cursor=640 * (number % 400),
-                    samples=640,
-                    seconds=2.0 + 0.001 * (number % 7),
-                    batch=64,
-                    lr_factor=1.0,
-                    loss=2.0 / number,
-                    noise=300.0,
-                    progress=600.0 * number,
+                ReportLine(
+                    number,
+                    1.7e9 + 30.0 * tick + 2.0 * (number - first),
+                    Throughput(
+                        epoch=number // 400,
+                        step=10 * number,
+                        cursor=640 * (number % 400),
+                        samples=640,
+                        seconds=2.0 + 0.001 * (number % 7),
+                        batch=64,
+                        lr_factor=1.0,
+                        loss=2.0 / number,
+                        noise=300.0,
+                        progress=600.0 * number,
+                    ),
                 )
                 for number in range(first, first + each)
             ]
             last = samples[-1].number
-            looks.append(RunReports(job, 0, 200 * last, last, throughput=samples))
+            looks.append(RunReports(job, 0, 200 * last, last, lines=samples))
         told.append(looks)
     return told
 
@@ -85,12 +88,11 @@ def timed(action: Callable[[], object]) -> tuple[float, float]:
 
 def lines_of(looks: Sequence[RunReports]) -> list[bytes]:
     """The lines that jobs had written for these."""
-    names = [field.name for field in fields(Throughput)]
-    return [
-        encode_report(sample.number, sample.time, Throughput(**{name: getattr(sample, name) for name in names}))
-        for look in looks
-        for sample in look.throughput
-    ]
+    return [encode_report(line.number, line.time, line.report) for look in looks for line in look.lines]
+
+
+def _row(run: int, line: ReportLine) -> tuple[Any, ...]:
+    return (run, line.number, line.time, *_values(line.report))
 
 
 class Bare:
@@ -111,7 +113,7 @@ class Bare:
 
     def rows(self, looks: Sequence[RunReports]) -> list[tuple[Any, ...]]:
         """Ready to be inserted; making them is not the bare insert's."""
-        return [(self.keys[look.job_id], *_values(sample)) for look in looks for sample in look.throughput]
+        return [_row(self.keys[look.job_id], line) for look in looks for line in look.lines]
 
     def insert(self, rows: Sequence[tuple[Any, ...]]) -> None:
         self.connection.execute("BEGIN IMMEDIATE")
@@ -135,7 +137,7 @@ class BareCopy:
 
     def rows(self, looks: Sequence[RunReports]) -> list[tuple[Any, ...]]:
         """Ready to be copied; making them is not the bare copy's."""
-        return [(self.keys[look.job_id], *_values(sample)) for look in looks for sample in look.throughput]
+        return [_row(self.keys[look.job_id], line) for look in looks for line in look.lines]
 
     def copy_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
         names = ", ".join(COLUMNS)
@@ -152,12 +154,13 @@ class BareCopy:
         self.connection.commit()
 
 
+HELLO = Hello(1, 1, 1, 64, 1.0, 64, 512, 1000, 10, 0, 0, 0, "")
+
+
 def prepare(store: Store, jobs: int) -> None:
     """Jobs that run and have said hello."""
-    store.see_jobs([JobRecord(n, f"job{n}", "alice", 1.7e9, 1, 1, elastic=True) for n in range(1, jobs + 1)])
-    store.add_reports(
-        [RunReports(n, 0, 1, 1, hello=HelloRecord(1, 1.7e9, 1, 1, 64, 1.0, 0, 0, 0)) for n in range(1, jobs + 1)]
-    )
+    store.record_jobs([JobRecord(n, f"job{n}", "alice", 1.7e9, 1, 1, elastic=True) for n in range(1, jobs + 1)])
+    store.add_reports([RunReports(n, 0, 1, 1, lines=[ReportLine(1, 1.7e9, HELLO)]) for n in range(1, jobs + 1)])
 
 
 def sqlite(folder: Path, jobs: int, each: int, count: int) -> dict[str, list[tuple[float, float]]]:

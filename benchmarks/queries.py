@@ -30,15 +30,16 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from ones_db import DecisionJobRecord, DecisionRecord, ReasonRecord, RunReports, Store, ThroughputRecord, migrate
+from ones_db import DecisionJobRecord, DecisionRecord, ReasonRecord, ReportLine, RunReports, Store, migrate
 from ones_db.engine import backend_behind, backend_of, transaction
-from ones_db.models import Base
 from ones_db.query import Reader, view_query
+from ones_db.tables import METADATA
 from ones_db.views import VIEWS
+from ones_wrapper.protocol import Throughput
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-TABLES = Base.metadata.tables
+TABLES = METADATA.tables
 SMALL = 100_000
 """Samples of the smaller database."""
 BEGIN = 1.7e9
@@ -155,10 +156,10 @@ def report(store: Store, jobs: list[int], tick: int, each: int) -> None:
     """What the running jobs say before a tick, and what was decided on them."""
     first, now = each + 100 + tick * 3, BEGIN + 60.0 * (max(jobs) - 1000) + 1e4 + 30.0 * tick
     samples = [
-        ThroughputRecord(n, now + n - first, 0, n, 0, 640, 9.9, 256, 1.0, 1.0, 300.0, 6e5)
+        ReportLine(n, now + n - first, Throughput(0, n, 0, 640, 9.9, 256, 1.0, 1.0, 300.0, 6e5))
         for n in range(first, first + 3)
     ]
-    store.add_reports([RunReports(job, 1, 10**7 + 200 * first, first + 2, throughput=samples) for job in jobs])
+    store.add_reports([RunReports(job, 1, 10**7 + 200 * first, first + 2, lines=samples) for job in jobs])
     given = tuple(DecisionJobRecord(job, 1, 4, 256, ReasonRecord(text="keeps")) for job in jobs)
     store.add_decision(DecisionRecord(now, "ones", "act", 0.1, jobs=given))
 

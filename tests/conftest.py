@@ -24,12 +24,39 @@ SEED = "ONES_SEED"
 """In the environment: what faults and hostile inputs follow from, another one each time unless it is given."""
 
 
+SLOW = (
+    "tests/act/test_crash.py::test_many_random_resizes_without_faults_end_well",
+    "tests/act/test_crash.py::test_whatever_happens",
+    "tests/db/test_leader_lock.py",
+    "tests/db/test_sharing.py",
+    "tests/decide/test_contract.py::TestPollux",
+    "tests/decide/test_drl.py::TestWeights",
+    "tests/faults/test_faults.py",
+    "tests/packaging/test_wheels.py",
+    "tests/rules/test_caps.py::test_caps_hold_whatever",
+    "tests/rules/test_reclaim.py::test_every_policy_decides_within_what_is_left",
+    "tests/simulate/test_engine.py::test_equal_seeds_give_equal_outcomes",
+    "tests/simulate/test_engine.py::test_every_job_resized_at_every_tick_does_its_exact_work",
+    "tests/simulate/test_engine.py::test_faults_lose_no_job",
+    "tests/wrapper/checkpoint/test_ranks.py",
+    "tests/wrapper/gradients/test_fsdp.py",
+    "tests/wrapper/gradients/test_mpi_exchange.py",
+    "tests/wrapper/test_examples.py",
+)
+"""What takes long without a Slurm, by the beginnings of its name: left out by `make check`, as all that needs a
+PostgreSQL is."""
+
+
 def pytest_configure() -> None:
     # Before the workers are started, so that all have the same.
     os.environ.setdefault(SEED, str(secrets.randbelow(10**9)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        on_server = "server" in getattr(item, "fixturenames", ()) or "postgresql" in item.name
+        if on_server or item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
     # Those that need a Slurm wait, the others compute: begun first, they leave others to fill the machine with.
     items.sort(key=lambda item: item.get_closest_marker("cluster") is None)
 

@@ -18,7 +18,7 @@ from ones_db import ReasonRecord, Store, migrate
 from slurm_ones.cli import app
 from slurm_ones.reasons import reason
 from tests.cluster import Cluster
-from tests.db.make import SPEC, decision, hello, job, resized_job, said, throughput, told
+from tests.db.make import SPEC, decision, hello, job, report, resized_job, said, throughput
 
 HOSTILE = "evil\x1b]0;owned\x07\x1b[2J\n[red]x[/red]"
 
@@ -34,8 +34,8 @@ def filled(url: str) -> str:
     migrate.upgrade(url)
     with Store.open(url, "gres") as store:
         resized_job(store, 7)
-        store.see_jobs([job(8, elastic=False, refusal=said("it was submitted with task counts"), state="PENDING")])
-        store.see_jobs(
+        store.record_jobs([job(8, elastic=False, refusal=said("it was submitted with task counts"), state="PENDING")])
+        store.record_jobs(
             [job(9, name=HOSTILE, user=HOSTILE, comment=HOSTILE, refusal=said(HOSTILE), report_note=HOSTILE)]
         )
         store.add_decision(decision(2400.0, 7, 8))
@@ -94,8 +94,10 @@ class TestJobs:
         """Why jobs do not get another size is counted: by the newest outcome, or by the refusal."""
         cap = ReasonRecord.of(reason("account_cap", account="physics", gpus=16, setting="limits.gpus_per_account"))
         with Store.open(filled, "gres") as store:
-            store.see_jobs([job(10), job(11), job(12, refusal=ReasonRecord.of(reason("task_counts")))])
-            store.see_jobs([job(13, state="COMPLETED", end_time=9.0, refusal=ReasonRecord.of(reason("task_counts")))])
+            store.record_jobs([job(10), job(11), job(12, refusal=ReasonRecord.of(reason("task_counts")))])
+            store.record_jobs(
+                [job(13, state="COMPLETED", end_time=9.0, refusal=ReasonRecord.of(reason("task_counts")))]
+            )
             new = decision(2500.0, 10, 11)
             store.add_decision(replace(new, jobs=tuple(replace(one, outcome=cap) for one in new.jobs)))
         assert "2 jobs: capped by account; 1 job: submitted with" in call("jobs", "--database", filled).stdout
@@ -159,9 +161,9 @@ class TestWhy:
         assert "Look at it" not in call("why", "7", "--database", filled).stdout
         with Store.open(filled, "gres") as store:
             odd = throughput(21, step=40, loss=None, nonfinite=12)
-            told(store, 7, 1, hello=hello(20, attempt=2, batch=256, note="rank 3 died"), offset=90, number=20)
-            told(store, 7, 1, spec=replace(SPEC, max_local_batch=32, max_passes=2), offset=90, number=20)
-            told(store, 7, 1, throughput=[odd], offset=99, number=21)
+            report(store, 7, 1, hello=hello(20, attempt=2, batch=256, note="rank 3 died"), offset=90, number=20)
+            report(store, 7, 1, spec=replace(SPEC, max_local_batch=32, max_passes=2), offset=90, number=20)
+            report(store, 7, 1, throughput=[odd], offset=99, number=21)
         done = call("why", "7", "--database", filled)
         assert "not a finite number (NaN or infinite) in 12 steps, last near step 40" in done.stdout
         assert "Run 1 started its ranks 3 times." in done.stdout

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, Store, migrate
 from slurm_ones.cli import app
 from slurm_ones.slurm.sacct import FIELDS
-from tests.db.make import hello, job, said, throughput, told
+from tests.db.make import hello, job, report, said, throughput
 
 HOSTILE = "evil\x1b[2J[red]x[/red]"
 
@@ -126,9 +126,9 @@ class TestMaintain:
     def old(self, url: str) -> str:
         migrate.upgrade(url)
         with Store.open(url, "here") as store:
-            store.see_jobs([job(7)])
-            told(store, 7, 0, hello=hello(), throughput=[throughput(n) for n in range(2, 302)], offset=9, number=301)
-            store.see_jobs([job(7, state="COMPLETED", end_time=4000.0)])
+            store.record_jobs([job(7)])
+            report(store, 7, 0, hello=hello(), throughput=[throughput(n) for n in range(2, 302)], offset=9, number=301)
+            store.record_jobs([job(7, state="COMPLETED", end_time=4000.0)])
         return url
 
     def test_what_is_promised_and_done(self, old: str) -> None:
@@ -162,7 +162,7 @@ def test_why_tells_what_was_weighed(url: str) -> None:
     migrate.upgrade(url)
     weighed = (AlternativeRecord(1, 4, 256, 3.5), AlternativeRecord(0, 0, 0, 0.25))
     with Store.open(url, "here") as store:
-        store.see_jobs([job(7)])
+        store.record_jobs([job(7)])
         one = DecisionJobRecord(7, 1, 4, 256, said("it grows"), alternatives=weighed)
         store.add_decision(DecisionRecord(1.0, "ones", "act", 0.1, jobs=(one,)))
     (decided,) = printed("why", "7", "--json", "--database", url)["decisions"]

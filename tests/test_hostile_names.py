@@ -45,7 +45,7 @@ def url(tmp_path: Path) -> str:
     with Store.open(found, NAME) as store:
         resized_job(store, 7)
         names = {"name": NAME, "user": NAME, "account": NAME, "partition": NAME, "comment": NAME, "work_dir": NAME}
-        store.see_jobs([job(8, refusal=said(NAME), report_note=NAME, **names)])
+        store.record_jobs([job(8, refusal=said(NAME), report_note=NAME, **names)])
         decided = decision(2400.0, 7, 8)
         why = ReasonRecord(NAME, {NAME: NAME}, NAME)
         store.add_decision(replace(decided, jobs=tuple(replace(one, reason=why, outcome=why) for one in decided.jobs)))

@@ -9,48 +9,35 @@ Usable alone, from a notebook say::
             print(row.job_id, row.jct_s, row.accuracy)
 
 or, with pandas, `ones_db.connect("sqlite:///ones.sqlite").job_summary()`; docs/database.md shows what can be asked.
-`ones_db.migrate` creates and upgrades databases; `ones_db.models` holds the tables.
+`ones_db.migrate` creates and upgrades databases; `ones_db.tables` defines the tables.
 """
 
+from ones_db.accounting import AccountingJob, Imported, PastJob
 from ones_db.errors import NotLeader, ResizeConflict, SchemaError, StoreBusy, StoreError, StoreLost, UnknownRecord
 from ones_db.frames import Database, connect
-from ones_db.models import SCHEMA_REVISION
+from ones_db.leaders import LeaderRecord
 from ones_db.records import (
     NO_REASON,
     RESIZE_DONE,
-    AccountingJob,
-    ActionRecord,
     AlternativeRecord,
-    BatchRecord,
-    ByeRecord,
-    CheckpointRecord,
     DecisionJobRecord,
     DecisionRecord,
     EpochPoint,
-    EpochRecord,
-    FirstRecord,
-    HealthRecord,
-    HelloRecord,
-    Imported,
     JobHistory,
     JobRecord,
-    JobSummary,
-    LeaderRecord,
-    NodeChange,
-    NodeRecord,
     NoisePoint,
-    PastJob,
     ReasonRecord,
+    ReportLine,
     ResizeRecord,
     ResizeStepRecord,
     RunRecord,
     RunReports,
-    SpecRecord,
     ThroughputPoint,
-    ThroughputRecord,
-    TimelineRow,
 )
+from ones_db.site import ActionRecord, HealthRecord, NodeChange, NodeRecord
 from ones_db.store import Store
+from ones_db.summary import JobSummary, TimelineRow
+from ones_db.tables import SCHEMA_REVISION
 
 __version__ = "0.2.0"
 
@@ -61,17 +48,11 @@ __all__ = [
     "AccountingJob",
     "ActionRecord",
     "AlternativeRecord",
-    "BatchRecord",
-    "ByeRecord",
-    "CheckpointRecord",
     "Database",
     "DecisionJobRecord",
     "DecisionRecord",
     "EpochPoint",
-    "EpochRecord",
-    "FirstRecord",
     "HealthRecord",
-    "HelloRecord",
     "Imported",
     "JobHistory",
     "JobRecord",
@@ -83,19 +64,18 @@ __all__ = [
     "NotLeader",
     "PastJob",
     "ReasonRecord",
+    "ReportLine",
     "ResizeConflict",
     "ResizeRecord",
     "ResizeStepRecord",
     "RunRecord",
     "RunReports",
     "SchemaError",
-    "SpecRecord",
     "Store",
     "StoreBusy",
     "StoreError",
     "StoreLost",
     "ThroughputPoint",
-    "ThroughputRecord",
     "TimelineRow",
     "UnknownRecord",
     "connect",

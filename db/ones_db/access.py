@@ -12,10 +12,9 @@ from collections.abc import Mapping
 
 from sqlalchemy import Connection, text
 
-from ones_db.engine import backend_of, transaction
+from ones_db.engine import backend_of, check_revision, transaction
 from ones_db.errors import StoreError
-from ones_db.models import Action, Base, Health, Job
-from ones_db.schema import check_revision
+from ones_db.tables import ACTIONS, HEALTH, JOBS, METADATA
 from ones_db.views import VIEWS, can_secure
 
 ROLE = "ones_reader"
@@ -23,7 +22,7 @@ ROLE = "ones_reader"
 
 OPEN = ("clusters", "decisions", "leaders", "nodes", "node_changes")
 """Tables that tell of no single job."""
-CLOSED = (Action.__tablename__, Health.__tablename__)
+CLOSED = (ACTIONS.name, HEALTH.name)
 """Tables for operators: readers get none of them."""
 
 _OWN = "ones own"
@@ -95,10 +94,10 @@ def parents() -> dict[str, tuple[str, str]]:
     """Of each table that belongs to jobs, other than theirs: its column that names a row of a table that does too, and
     that table."""
     found: dict[str, tuple[str, str]] = {}
-    for table in Base.metadata.sorted_tables:
+    for table in METADATA.sorted_tables:
         for key in sorted(table.foreign_keys, key=lambda key: key.parent.name):
             target = key.column.table.name
-            if table.name not in found and (target == Job.__tablename__ or target in found):
+            if table.name not in found and (target == JOBS.name or target in found):
                 found[table.name] = (key.parent.name, target)
     return found
 
@@ -151,7 +150,7 @@ def _give(connection: Connection, role: str, everything: bool) -> None:
 
 def _take(connection: Connection, role: str) -> None:
     name = _quoted(connection, role)
-    tables = [table.name for table in Base.metadata.sorted_tables]
+    tables = [table.name for table in METADATA.sorted_tables]
     parts = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = ANY (CAST(:tables AS regclass[]))"
     partitions = connection.scalars(text(parts), {"tables": tables}).all()
     everything = ", ".join((*tables, *partitions, *VIEWS, "alembic_version"))
@@ -164,7 +163,7 @@ def _take(connection: Connection, role: str) -> None:
 
 def _owned() -> Mapping[str, str]:
     """Each table that belongs to jobs, with the condition on its rows."""
-    rows = {Job.__tablename__: "user_name = CAST(current_user AS text)"}
+    rows = {JOBS.name: "user_name = CAST(current_user AS text)"}
     for table, (column, parent) in parents().items():
         # What of the parent is seen is the parent's own policy to say. By its key, so that a row costs a look-up; of
         # many rows PostgreSQL makes a hash of the parent's.

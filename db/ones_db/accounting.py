@@ -5,14 +5,63 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select
 
-from ones_db.jobs import ACCOUNTING, JOBS, RUNS, among, job_columns, run_end, run_record
-from ones_db.records import AccountingJob, Imported, PastJob, RunRecord
-from ones_db.upsert import add_or_replace
+from ones_db.engine import add_or_replace
+from ones_db.jobs import among, job_columns, run_end, run_record
+from ones_db.records import JobRecord, RunRecord
+from ones_db.tables import ACCOUNTING, JOBS, RUNS
+
+
+@dataclass(frozen=True)
+class AccountingJob:
+    """A job that has ended, as Slurm's accounting has it."""
+
+    job: JobRecord
+    runs: tuple[RunRecord, ...]
+    """By their start; empty where it never started."""
+    time_limit_s: float | None = None
+
+
+class Imported(NamedTuple):
+    """What became of jobs that were read from accounting."""
+
+    new: int = 0
+    changed: int = 0
+    """Known from accounting before, and more is told now."""
+    same: int = 0
+    companion: int = 0
+    """Known by the companion, and left as they are."""
+
+    def plus(self, other: Imported) -> Imported:
+        """Both together."""
+        return Imported(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class PastJob(NamedTuple):
+    """A job that has ended, whoever told of it; times in seconds."""
+
+    job_id: int
+    name: str
+    user: str
+    account: str
+    partition: str
+    state: str
+    submit_time: float
+    start_time: float | None
+    """Of its first run; None where it never started."""
+    end_time: float
+    runs: int
+    run_s: float
+    """In all its runs."""
+    gpus: int
+    """Of its largest run."""
+    gpu_s: float
+    """GPU-seconds of all its runs."""
+
 
 SAME_JOB_S = 86_400.0
 """Two stays of one job id less than this apart are of one job: Slurm lets a job that ended be requeued for less than
@@ -21,11 +70,11 @@ this, and takes far longer to come round to the same id."""
 Row = Mapping[Any, Any]
 
 
-def add_accounting(connection: Connection, cluster: int, told: Sequence[AccountingJob]) -> Imported:
-    known, runs = _known(connection, cluster, [one.job.job_id for one in told])
+def add_accounting(connection: Connection, cluster: int, given: Sequence[AccountingJob]) -> Imported:
+    known, runs = _known(connection, cluster, [one.job.job_id for one in given])
     done, now = Imported(), time.time()
     marks: list[dict[str, Any]] = []
-    for one in told:
+    for one in given:
         row = next((row for row in known[one.job.job_id] if _same(row, one)), None)
         if row is None:
             key = _insert(connection, cluster, one)

@@ -18,17 +18,24 @@ from sqlalchemy.types import TypeDecorator
 
 from ones_db import migrate
 from ones_db.backend import Mode
-from ones_db.engine import backend_behind, backend_of, transaction
+from ones_db.engine import (
+    UNFINISHED,
+    add_or_replace,
+    add_rows,
+    backend_behind,
+    backend_of,
+    check_revision,
+    revision_of,
+    transaction,
+)
 from ones_db.errors import SchemaError, StoreError
-from ones_db.models import SCHEMA_REVISION, Base
-from ones_db.schema import UNFINISHED, check_revision, revision_of
-from ones_db.upsert import add_or_replace, add_rows
+from ones_db.tables import METADATA, SCHEMA_REVISION
 
 PAGE = 20_000
 """Rows compared, and copied in one transaction."""
 
 Progress = Callable[[str, str, int, int], None]
-"""Told what is done (compared, copied or verified), of which table, how many rows and of how many."""
+"""Called with what is done (compared, copied or verified), of which table, how many rows and of how many."""
 
 Row = tuple[Any, ...]
 
@@ -129,7 +136,7 @@ def _revision(url: str) -> str | None:
 
 def _tables() -> Sequence[Table]:
     """Parents before their children."""
-    return Base.metadata.sorted_tables
+    return METADATA.sorted_tables
 
 
 def _mark(connection: Connection, revision: str) -> None:

@@ -6,16 +6,12 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, select
 
 from ones_db.errors import UnknownRecord
-from ones_db.jobs import JOBS, among, key_of, keys_of, reason_columns, reason_of
-from ones_db.models import Base
+from ones_db.jobs import among, key_of, keys_of, reason_columns, reason_of
 from ones_db.records import AlternativeRecord, DecisionJobRecord, DecisionRecord, ReasonRecord
-
-DECISIONS: Table = Base.metadata.tables["decisions"]
-DECISION_JOBS: Table = Base.metadata.tables["decision_jobs"]
-ALTERNATIVES: Table = Base.metadata.tables["decision_alternatives"]
+from ones_db.tables import ALTERNATIVES, DECISION_JOBS, DECISIONS, JOBS
 
 
 def add_decision(connection: Connection, cluster: int, record: DecisionRecord) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from sqlalchemy import ForeignKey, Table
 from sqlalchemy.schema import Column
 
-from ones_db.models import Base
+from ones_db.tables import METADATA
 from ones_db.views import VIEWS
 
 KINDS = {"int": "whole number", "float": "number", "text": "text", "bool": "0 or 1", "time": "Unix seconds"}
@@ -89,7 +89,7 @@ def renewed(document: str) -> str:
 
 
 def _tables() -> list[Table]:
-    return list(Base.metadata.sorted_tables)
+    return list(METADATA.sorted_tables)
 
 
 def _foreign(table: Table) -> list[ForeignKey]:

@@ -20,15 +20,12 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, func, or_, select, tuple_
 from sqlalchemy.engine import make_url
-from sqlalchemy.orm import aliased
 
 from ones_db import migrate
 from ones_db.access import CLOSED, parents
-from ones_db.engine import backend_of, transaction
+from ones_db.engine import add_rows, backend_of, check_revision, transaction
 from ones_db.errors import SchemaError, StoreError
-from ones_db.models import Action, Base, Cluster, Decision, DecisionJob, Job, Resize
-from ones_db.schema import check_revision
-from ones_db.upsert import add_rows
+from ones_db.tables import ACTIONS, CLUSTERS, DECISION_JOBS, DECISIONS, JOBS, METADATA, RESIZES
 
 EXPORT = 0x6F6E6578
 """SQLite's `application_id` of such a file: only these are replaced."""
@@ -64,7 +61,7 @@ def export_users(url: str, directory: Path, by: str) -> list[Exported]:
     Raises `StoreError` also where a user's name is no name for a file; the files before it are there.
     """
     with _reading(url) as connection:
-        users = connection.scalars(select(Job.user_name).distinct().order_by(Job.user_name)).all()
+        users = connection.scalars(select(JOBS.c.user_name).distinct().order_by(JOBS.c.user_name)).all()
         odd = [user for user in users if not re.fullmatch(r"[\w@+-][\w@.+-]{0,99}", user)]
         if odd:
             raise StoreError(f"{odd[0][:100]!r} is no name for a file; export each user's with --user NAME FILE")
@@ -86,7 +83,7 @@ def _reading(url: str) -> Iterator[Connection]:
 
 
 def _export(connection: Connection, user: str, path: Path, by: str) -> Exported:
-    jobs = connection.scalar(select(func.count()).select_from(Job).where(Job.user_name == user)) or 0
+    jobs = connection.scalar(select(func.count()).select_from(JOBS).where(JOBS.c.user_name == user)) or 0
     if not jobs:
         raise StoreError(f"no job of {user!r} is known, so nothing was exported")
     _check(path)
@@ -137,9 +134,9 @@ def _fill(source: Connection, user: str, path: Path, by: str) -> None:
                 for page in found.partitions(ROWS):
                     add_rows(target, table, [tuple(row) for row in page])
             said = {"time": time.time(), "user_name": by, "action": "db export", "detail": f"of {user}'s jobs alone"}
-            for number, cluster in enumerate(target.scalars(select(Cluster.id)).all()):
+            for number, cluster in enumerate(target.scalars(select(CLUSTERS.c.id)).all()):
                 target.execute(
-                    Base.metadata.tables[Action.__tablename__].insert(),
+                    ACTIONS.insert(),
                     {
                         "id": number + 1,
                         "cluster_id": cluster,
@@ -175,8 +172,8 @@ def _finish(path: Path, user: str) -> bool:
 def _rows(user: str) -> Iterator[tuple[Table, Select[Any]]]:
     """What a user's file holds of each table, parents first and in the order of their keys."""
     belongs = parents()
-    own: dict[str, Select[Any]] = {Job.__tablename__: select(Job.id).where(Job.user_name == user)}
-    for table in Base.metadata.sorted_tables:
+    own: dict[str, Select[Any]] = {JOBS.name: select(JOBS.c.id).where(JOBS.c.user_name == user)}
+    for table in METADATA.sorted_tables:
         if table.name in CLOSED:
             continue
         rows = select(table).order_by(*table.primary_key)
@@ -186,19 +183,19 @@ def _rows(user: str) -> Iterator[tuple[Table, Select[Any]]]:
             rows = rows.where(mine)
             if "id" in table.columns:
                 own[table.name] = select(table.columns["id"]).where(mine)
-        elif table.name == Job.__tablename__:
-            rows = rows.where(Job.user_name == user)
-        elif table.name == Decision.__tablename__:
-            rows = rows.where(_told(own[Job.__tablename__]))
+        elif table.name == JOBS.name:
+            rows = rows.where(JOBS.c.user_name == user)
+        elif table.name == DECISIONS.name:
+            rows = rows.where(_told(own[JOBS.name]))
         yield table, rows
 
 
 def _told(jobs: Select[Any]) -> ColumnElement[bool]:
     """Decisions that tell of these jobs, and each cluster's last, up to which a run that goes on counts."""
-    every = aliased(Decision)
-    last = select(every.cluster_id, func.max(every.time)).group_by(every.cluster_id)
+    every = DECISIONS.alias()
+    last = select(every.c.cluster_id, func.max(every.c.time)).group_by(every.c.cluster_id)
     return or_(
-        Decision.id.in_(select(DecisionJob.decision_id).where(DecisionJob.job_id.in_(jobs))),
-        Decision.id.in_(select(Resize.decision_id).where(Resize.job_id.in_(jobs))),
-        tuple_(Decision.cluster_id, Decision.time).in_(last),
+        DECISIONS.c.id.in_(select(DECISION_JOBS.c.decision_id).where(DECISION_JOBS.c.job_id.in_(jobs))),
+        DECISIONS.c.id.in_(select(RESIZES.c.decision_id).where(RESIZES.c.job_id.in_(jobs))),
+        tuple_(DECISIONS.c.cluster_id, DECISIONS.c.time).in_(last),
     )

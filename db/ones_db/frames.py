@@ -5,7 +5,7 @@
     ones = ones_db.connect("sqlite:///ones.sqlite")
     ones.scaling(job_id=7).plot(x="gpus", y="samples_per_s")
 
-Needs pandas (``pip install 'slurm-ones[notebook]'``). Nothing in the database can be changed by it.
+Needs pandas (``pip install 'ones-db[notebook]'``). Nothing in the database can be changed by it.
 """
 
 from __future__ import annotations
@@ -120,5 +120,5 @@ def _pandas() -> Any:
     try:
         import pandas
     except ImportError:
-        raise StoreError("frames need pandas: pip install 'slurm-ones[notebook]'") from None
+        raise StoreError("frames need pandas: pip install 'ones-db[notebook]'") from None
     return pandas

@@ -2,44 +2,113 @@
 
 Reports are only ever added, and their numbers rise within a run. So what was read of a run stays true, and only
 what came since is read: a tick costs as much in a job's last hour as in its first.
+
+A store keeps what it has read of runs. That cache is never the truth: it all follows from the database, and clearing it
+costs time alone.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, func, select
 
-from ones_db.jobs import JOBS, RUNS, among, job_record, newest, run_end, spec_record
-from ones_db.memory import NOISES, SPEEDS, JobMemory, Memory, RunMemory
-from ones_db.records import RESIZE_DONE, RESIZE_ROLLED_BACK, EpochPoint, JobHistory, ThroughputPoint
-from ones_db.reports import BATCHES, EPOCHS, THROUGHPUT
-from ones_db.resizes import RESIZES
+from ones_db.jobs import among, job_record, newest, run_end, spec_record
+from ones_db.records import RESIZE_DONE, RESIZE_ROLLED_BACK, EpochPoint, JobHistory, NoisePoint, ThroughputPoint
+from ones_db.tables import BATCHES, EPOCHS, JOBS, RESIZES, RUNS, THROUGHPUT
+
+SPEEDS = 5
+"""Newest throughput samples kept of each shape and batch (ONES §3.2)."""
+NOISES = 8
+"""Newest gradient noise scales kept of a job."""
+SPARE = 250
+"""Jobs cached beyond as many as were ever asked for at once; those not asked for longest are forgotten first."""
+
+
+@dataclass
+class CachedRun:
+    """The reports of one run, up to a number."""
+
+    restart: int
+    number: int = 0
+    epochs: dict[int, tuple[EpochPoint, int]] = field(default_factory=dict)
+    """Each epoch that ended, with the samples used in it."""
+    speeds: dict[int, deque[tuple[float, float]]] = field(default_factory=dict)
+    """The newest (samples/s, time) at each global batch."""
+    noises: deque[NoisePoint] = field(default_factory=lambda: deque(maxlen=NOISES))
+
+    def add_sample(self, row: Any) -> None:
+        """Take in a throughput sample that is newer than those before."""
+        if row.seconds > 0:
+            kept = self.speeds.setdefault(row.batch, deque(maxlen=SPEEDS))
+            kept.append((row.samples / row.seconds, row.time))
+        if row.noise is not None:
+            self.noises.append(NoisePoint(row.noise, row.time))
+
+    def add_epoch(self, row: Any) -> None:
+        """Take in an epoch's end that is newer than those before; it stands for the same epoch done before."""
+        point = EpochPoint(row.epoch, row.loss, row.accuracy, row.time, self.restart)
+        self.epochs[row.epoch] = (point, row.samples)
+
+
+@dataclass
+class CachedJob:
+    """A job's runs, and its history as its rows stood when it was last made."""
+
+    runs: dict[int, CachedRun] = field(default_factory=dict)
+    state: Any = None
+    history: JobHistory | None = None
+
+
+class HistoryCache:
+    """What one store remembers. Not for several threads at a time."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[int, CachedJob] = {}
+        self._most = 0
+        self.finished: tuple[Any, list[JobHistory]] | None = None
+        """The histories of the finished jobs, and the state of their rows then."""
+
+    def of(self, keys: Sequence[int]) -> dict[int, CachedJob]:
+        """What is cached of these jobs, empty for new ones; makes them the last to be forgotten."""
+        asked = {key: self._jobs.pop(key) if key in self._jobs else CachedJob() for key in keys}
+        self._jobs.update(asked)
+        self._most = max(self._most, len(asked))
+        while len(self._jobs) > self._most + SPARE:
+            del self._jobs[next(iter(self._jobs))]
+        return asked
+
+    def clear(self) -> None:
+        """Start anew."""
+        self._jobs.clear()
+        self.finished = None
+
 
 Row: TypeAlias = Any
 """A row of SQLAlchemy, its columns by name."""
 
 PAUSES = 3
-"""Resizes of a job whose mean pause is told."""
+"""Resizes of a job whose mean pause is given."""
 CHUNK = 250
 """Runs that one query asks for by themselves."""
 
 
 def histories(
-    connection: Connection, cluster: int, memory: Memory, job_ids: Sequence[int] | None
+    connection: Connection, cluster: int, cache: HistoryCache, job_ids: Sequence[int] | None
 ) -> dict[int, JobHistory]:
     query = select(JOBS).where(newest(cluster)).order_by(JOBS.c.submit_time, JOBS.c.job_id)
     if job_ids is None:
         query = query.where(JOBS.c.elastic, JOBS.c.end_time.is_(None))
     else:
         query = query.where(among(JOBS.c.job_id, job_ids))
-    return {history.job.job_id: history for history in _of(connection, memory, query)}
+    return {history.job.job_id: history for history in _of(connection, cache, query)}
 
 
-def finished_histories(connection: Connection, cluster: int, memory: Memory, limit: int) -> list[JobHistory]:
+def finished_histories(connection: Connection, cluster: int, cache: HistoryCache, limit: int) -> list[JobHistory]:
     trained = select(EPOCHS.c.run_id).join(RUNS, RUNS.c.id == EPOCHS.c.run_id).where(RUNS.c.job_id == JOBS.c.id)
     # What may still come of a job that ended: its last words, and the pause of its last resize.
     said = select(func.sum(RUNS.c.report_number)).where(RUNS.c.job_id == JOBS.c.id)
@@ -54,25 +123,25 @@ def finished_histories(connection: Connection, cluster: int, memory: Memory, lim
     state = [tuple(row) for row in connection.execute(query)]
     if not state:
         return []
-    if memory.finished is None or memory.finished[0] != state:
+    if cache.finished is None or cache.finished[0] != state:
         keys = [row[0] for row in state]
         jobs = select(JOBS).where(among(JOBS.c.id, keys)).order_by(JOBS.c.end_time.desc(), JOBS.c.id.desc())
-        memory.finished = state, _of(connection, memory, jobs)
-    return memory.finished[1]
+        cache.finished = state, _of(connection, cache, jobs)
+    return cache.finished[1]
 
 
-def _of(connection: Connection, memory: Memory, query: Any) -> list[JobHistory]:
+def _of(connection: Connection, cache: HistoryCache, query: Any) -> list[JobHistory]:
     jobs = connection.execute(query).all()
     keys = [row.id for row in jobs]
     if not keys:
         return []
     runs = _runs(connection, keys)
     resizes = _resizes(connection, keys)
-    remembered = memory.of(keys)
-    _read_on(connection, [(remembered[key], run) for key in keys for run in runs[key]])
+    cached = cache.of(keys)
+    _read_on(connection, [(cached[key], run) for key in keys for run in runs[key]])
     found = []
     for row in jobs:
-        job, mine, ended = remembered[row.id], runs[row.id], resizes[row.id]
+        job, mine, ended = cached[row.id], runs[row.id], resizes[row.id]
         state = [tuple(row), *map(tuple, mine), *map(tuple, ended)]
         if job.history is None or job.state != state:
             job.state, job.history = state, _history(row, mine, job.runs, ended)
@@ -126,12 +195,12 @@ _EPOCH = select(*(EPOCHS.c[name] for name in ("run_id", "number", "time", "epoch
 _SAMPLES, _EPOCHS = str(_SAMPLE), str(_EPOCH)
 
 
-def _read_on(connection: Connection, runs: Sequence[tuple[JobMemory, Row]]) -> None:
-    """Take what was reported since the last look into what is remembered of each run."""
-    started: dict[int, RunMemory] = {}
-    known: dict[int, RunMemory] = {}
+def _read_on(connection: Connection, runs: Sequence[tuple[CachedJob, Row]]) -> None:
+    """Take what was reported since the last look into what is cached of each run."""
+    started: dict[int, CachedRun] = {}
+    known: dict[int, CachedRun] = {}
     for job, row in runs:
-        run = job.runs.setdefault(row.id, RunMemory(row.restart))
+        run = job.runs.setdefault(row.id, CachedRun(row.restart))
         if run.number < row.report_number:
             (known if run.number else started)[row.id] = run
     if started:
@@ -179,20 +248,20 @@ def _by_job(connection: Connection, query: Any) -> dict[int, list[Row]]:
     return rows
 
 
-def _history(row: Row, runs: Sequence[Row], told: Mapping[int, RunMemory], resizes: Sequence[Row]) -> JobHistory:
+def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], resizes: Sequence[Row]) -> JobHistory:
     job, spec = job_record(row._mapping), spec_record(row._mapping)
     epoch, cursor = next(((run.epoch, run.cursor) for run in reversed(runs) if run.epoch is not None), (0, 0))
     # Later runs come last and overwrite what they did anew; beyond the position, a lost checkpoint undid it.
     latest: dict[int, tuple[EpochPoint, int]] = {}
     for run in runs:
-        latest.update(told[run.id].epochs)
+        latest.update(cached[run.id].epochs)
     ended = [latest[number] for number in sorted(latest) if number < epoch]
     epochs = tuple(point for point, _ in ended)
     used = sum(used for _, used in ended)
     # Where the job does not know its dataset's length, its epochs tell it as they end.
     samples = cursor + (epoch * spec.dataset if spec is not None and spec.dataset else used)
     progress = _newest(runs, "progress")
-    noises = [point for run in runs for point in told[run.id].noises]
+    noises = [point for run in runs for point in cached[run.id].noises]
     changed = resizes[-1].ended if resizes else None
     done = [number for number, resize in enumerate(resizes, 1) if resize.state == RESIZE_DONE]
     started = [run for run in runs if run.start_time is not None]
@@ -200,7 +269,7 @@ def _history(row: Row, runs: Sequence[Row], told: Mapping[int, RunMemory], resiz
         job=job,
         spec=spec,
         epochs=epochs,
-        throughput=_throughput(runs, told),
+        throughput=_throughput(runs, cached),
         samples=float(samples),
         batch=_newest(runs, "batch_now"),
         first_start=min((run.start_time for run in started), default=None),
@@ -241,13 +310,13 @@ def _newest(runs: Sequence[Row], name: str) -> Any:
     return next((value for run in reversed(runs) if (value := getattr(run, name)) is not None), None)
 
 
-def _throughput(runs: Sequence[Row], told: Mapping[int, RunMemory]) -> tuple[ThroughputPoint, ...]:
+def _throughput(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[ThroughputPoint, ...]:
     """The newest samples of each shape and batch over all runs, oldest first."""
     kept: dict[tuple[int, int, int], list[tuple[float, float]]] = defaultdict(list)
     for run in runs:
         # Without a shape it teaches nothing.
         if run.nodes * run.gpus_per_node > 0:
-            for batch, samples in told[run.id].speeds.items():
+            for batch, samples in cached[run.id].speeds.items():
                 kept[run.nodes, run.gpus_per_node, batch] += samples
     points = [ThroughputPoint(*kind, *sample) for kind, samples in kept.items() for sample in samples[-SPEEDS:]]
     return tuple(sorted(points, key=lambda point: point.time))

@@ -8,17 +8,14 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Table, bindparam, case, exists, func, select
+from sqlalchemy import ColumnElement, Connection, bindparam, case, exists, func, select
 
+from ones_db.columns import storable
+from ones_db.engine import add_or_replace
 from ones_db.errors import UnknownRecord
-from ones_db.models import Accounting, Job, Run
-from ones_db.models.base import storable
-from ones_db.records import JobRecord, ReasonRecord, RunRecord, SpecRecord
-from ones_db.upsert import add_or_replace
-
-JOBS: Table = Job.metadata.tables["jobs"]
-RUNS: Table = Run.metadata.tables["runs"]
-ACCOUNTING: Table = Accounting.metadata.tables["accounting"]
+from ones_db.records import JobRecord, ReasonRecord, RunRecord
+from ones_db.tables import ACCOUNTING, JOBS, RUNS
+from ones_wrapper.protocol import Spec
 
 # Made once: an alias copies every column.
 _LATER = JOBS.alias("later")
@@ -96,7 +93,7 @@ def known(found: dict[int, T], job_ids: Iterable[int]) -> dict[int, T]:
     """What was found, when all were; raises `UnknownRecord`."""
     for job_id in job_ids:
         if job_id not in found:
-            raise UnknownRecord(f"job {job_id} is not in the database; see_jobs stores it first")
+            raise UnknownRecord(f"job {job_id} is not in the database; record_jobs stores it first")
     return found
 
 
@@ -105,7 +102,7 @@ def run_key(connection: Connection, cluster: int, job_id: int, restart: int) -> 
     job = key_of(connection, cluster, job_id)
     found = connection.scalar(select(RUNS.c.id).where(RUNS.c.job_id == job, RUNS.c.restart == restart))
     if found is None:
-        raise UnknownRecord(f"run {restart} of job {job_id} is not in the database; see_runs stores it first")
+        raise UnknownRecord(f"run {restart} of job {job_id} is not in the database; record_runs stores it first")
     return int(found)
 
 
@@ -118,7 +115,7 @@ def _same(row: Mapping[Any, Any], record: JobRecord) -> bool:
     return bool(row["submit_time"] == record.submit_time or 0 < record.restart >= row["restart"])
 
 
-def see_jobs(connection: Connection, cluster: int, records: Iterable[JobRecord]) -> None:
+def record_jobs(connection: Connection, cluster: int, records: Iterable[JobRecord]) -> None:
     given = {record.job_id: record for record in records}
     query = select(JOBS).where(newest(cluster), among(JOBS.c.job_id, given))
     known = {row["job_id"]: row for row in connection.execute(query).mappings()}
@@ -135,7 +132,7 @@ def see_jobs(connection: Connection, cluster: int, records: Iterable[JobRecord])
         rows.append(values)
     add_or_replace(connection, JOBS, ("cluster_id", "job_id", "submit_time"), rows)
     if changed:
-        # Whatever accounting told of them before: they are the companion's from now on.
+        # Whatever accounting had of them before: they are the companion's from now on.
         connection.execute(ACCOUNTING.delete().where(among(ACCOUNTING.c.job_id, changed)))
 
 
@@ -144,7 +141,7 @@ def set_deferral(connection: Connection, cluster: int, job_id: int, until: float
     connection.execute(JOBS.update().where(JOBS.c.id == key).values(deferred_until=until))
 
 
-def seen() -> ColumnElement[bool]:
+def observed() -> ColumnElement[bool]:
     """The condition that a companion has seen the job, in a query of jobs: it is not from accounting alone."""
     return ~exists().where(ACCOUNTING.c.job_id == JOBS.c.id)
 
@@ -159,9 +156,9 @@ def job_record(row: Mapping[Any, Any]) -> JobRecord:
     return JobRecord(user=row["user_name"], refusal=reason_of("refusal", row), **values)
 
 
-def spec_record(row: Mapping[Any, Any]) -> SpecRecord | None:
-    values = {name: row[name] for name in SpecRecord.__dataclass_fields__}
-    return None if None in values.values() else SpecRecord(**values)
+def spec_record(row: Mapping[Any, Any]) -> Spec | None:
+    values = {name: row[name] for name in Spec.__dataclass_fields__}
+    return None if None in values.values() else Spec(**values)
 
 
 def jobs(connection: Connection, cluster: int, job_ids: Collection[int] | None) -> dict[int, JobRecord]:
@@ -187,7 +184,7 @@ def _told(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def see_runs(connection: Connection, cluster: int, records: Iterable[RunRecord]) -> None:
+def record_runs(connection: Connection, cluster: int, records: Iterable[RunRecord]) -> None:
     given = {(record.job_id, record.restart): record for record in records}
     keys = keys_of(connection, cluster, {job_id for job_id, _ in given})
     restarts = {restart for _, restart in given}

@@ -26,8 +26,8 @@ from ones_db import leaders
 from ones_db.backend import Backend, this_process
 from ones_db.engine import backend_behind, backend_of, transaction
 from ones_db.errors import NotLeader, StoreError
+from ones_db.leaders import LeaderRecord
 from ones_db.postgres import named
-from ones_db.records import LeaderRecord
 from ones_db.sqlite import SQLite
 from ones_db.store import Store
 

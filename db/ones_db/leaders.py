@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, Table, select
+from typing import NamedTuple
 
-from ones_db.engine import backend_behind
+from sqlalchemy import Connection, select
+
+from ones_db.engine import add_or_replace, backend_behind
 from ones_db.errors import NotLeader
-from ones_db.models import Base
-from ones_db.records import LeaderRecord
-from ones_db.upsert import add_or_replace
+from ones_db.tables import LEADERS
 
-LEADERS: Table = Base.metadata.tables["leaders"]
+
+class LeaderRecord(NamedTuple):
+    """Which companion of a cluster acts, or did last."""
+
+    term: int
+    """How often the lead was taken, this time included."""
+    holder: str
+    """As host:process id; empty once it gave the lead back."""
+    since: float
+    beat: float
+    """When it was last heard of, by its own clock."""
 
 
 def leader(connection: Connection, cluster: int) -> LeaderRecord | None:

@@ -1,32 +1,30 @@
-"""Creating and upgrading the database, and telling which schema it has."""
+"""Creating and upgrading the database, and which schema it has."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from alembic import command
-from alembic.config import Config
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
-from ones_db.engine import backend_of, transaction
+from ones_db.engine import backend_of, revision_of, transaction
 from ones_db.errors import SchemaError, StoreError
-from ones_db.models import SCHEMA_REVISION
-from ones_db.schema import revision_of
+from ones_db.tables import SCHEMA_REVISION
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 logger = logging.getLogger(__name__)
 
 Step = Callable[[str, str], None]
-"""Told of each migration once it is done: its revision, and what it did."""
+"""Called for each migration once it is done: its revision, and what it did."""
 
 
 def head() -> str:
     """The newest schema that this version knows."""
-    found = ScriptDirectory.from_config(_config()).get_current_head()
-    assert found is not None
-    return found
+    return str(_alembic().script.ScriptDirectory.from_config(_config()).get_current_head())
 
 
 def current(url: str) -> str | None:
@@ -67,7 +65,7 @@ def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | N
     engine = backend.engine("upgrade")
     try:
         with transaction(engine, write=True) as connection:
-            command.upgrade(_config(connection, step), "head")
+            _alembic().command.upgrade(_config(connection, step), "head")
             broken = backend.orphans(connection)
             if broken:
                 raise StoreError(f"{backend.place}: the upgrade would leave rows without their parents: {broken[:3]}")
@@ -79,8 +77,21 @@ def upgrade(url: str, step: Step = lambda revision, what: None) -> tuple[str | N
     return before, after
 
 
+def _alembic() -> Any:
+    """Alembic, which a notebook does without. Raises `StoreError` where it is missing."""
+    try:
+        import alembic.command
+        import alembic.config
+        import alembic.script
+    except ImportError:
+        raise StoreError(
+            "creating and upgrading databases needs alembic, which is missing: pip install 'ones-db[migrate]'"
+        ) from None
+    return alembic
+
+
 def _config(connection: Connection | None = None, step: Step = lambda revision, what: None) -> Config:
-    config = Config()
+    config: Config = _alembic().config.Config()
     # Alembic's settings expand percent signs.
     place = str(Path(__file__).with_name("migrations")).replace("%", "%%")
     config.set_main_option("script_location", place)

@@ -11,17 +11,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from ones_db.engine import backend_of, transaction
+from ones_db.engine import backend_of, check_revision, transaction
 from ones_db.errors import SchemaError, StoreError
-from ones_db.schema import check_revision
 from ones_db.view import View
 from ones_db.views import VIEWS
 
+_SAVED = Path(__file__).with_name("queries")
 TIMEOUT_S = 300.0
 """How long a question may take unless another time is given (on SQLite up to its last row, on PostgreSQL each look for
 more rows): meanwhile a reader keeps SQLite's log from being emptied."""
@@ -79,6 +80,22 @@ def one_query(sql: str) -> str:
 def _blank(sql: str) -> bool:
     """Whether nothing but space, comments and semicolons is left."""
     return not _PARTS.sub(lambda part: part["held"] or "", sql).strip()
+
+
+def saved_queries() -> dict[str, str]:
+    """The queries that come with this package, by name, each with what it tells in a sentence."""
+    found = {}
+    for path in sorted(_SAVED.glob("*.sql")):
+        text_of = " ".join(line[3:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("-- "))
+        found[path.stem] = text_of.split(". ")[0].rstrip(".")
+    return found
+
+
+def saved_query(name: str) -> str:
+    """The SQL of a query that comes with this package; raises `QueryError` naming those that there are."""
+    if name not in saved_queries():
+        raise QueryError(f"no query is called {name!r}; there are {', '.join(saved_queries())}")
+    return (_SAVED / f"{name}.sql").read_text(encoding="utf-8")
 
 
 def view_named(name: str) -> View:

@@ -4,35 +4,45 @@ nothing."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, Table, bindparam, func, select
 
-from ones_db.jobs import JOBS, RUNS, among, key_of, known, newest
-from ones_db.models import Base
-from ones_db.records import CheckpointRecord, EpochRecord, HelloRecord, RunReports, SpecRecord, ThroughputRecord
-from ones_db.upsert import add_new, add_rows
-
-THROUGHPUT: Table = Base.metadata.tables["throughput"]
-EPOCHS: Table = Base.metadata.tables["epochs"]
-CHECKPOINTS: Table = Base.metadata.tables["checkpoints"]
-BATCHES: Table = Base.metadata.tables["batch_changes"]
+from ones_db.engine import add_new, add_rows
+from ones_db.jobs import among, key_of, known, newest
+from ones_db.records import ReportLine, RunReports
+from ones_db.tables import BATCHES, CHECKPOINTS, EPOCHS, JOBS, RUNS, THROUGHPUT
+from ones_wrapper.protocol import MAX_TEXT, Batch, Bye, Checkpoint, Epoch, First, Hello, Spec, Throughput
 
 Row = Mapping[Any, Any]
 
-_sample, _epoch = (attrgetter(*(c.name for c in table.columns if c.name != "run_id")) for table in (THROUGHPUT, EPOCHS))
-"""The columns of a report in their tables' order, but the first."""
+_RENAMED = {"order": "order_number"}
+"""Fields of the protocol whose columns have another name."""
+
+
+def _fields(report: type[Any]) -> dict[str, str]:
+    """The field behind each column of a report's table, those of its line aside."""
+    return {_RENAMED.get(field.name, field.name): field.name for field in fields(report)}
+
+
+def _values(table: Table, report: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """A report's values in the order of its table's columns, behind the run, the number and the time."""
+    field = _fields(report)
+    return attrgetter(*(field[column.name] for column in list(table.columns)[3:]))
+
+
+_sample, _epoch = _values(THROUGHPUT, Throughput), _values(EPOCHS, Epoch)
+_CHECKPOINT, _BATCH = _fields(Checkpoint), _fields(Batch)
 
 MOST = 2**53
 """No count grows beyond this, whatever a job says."""
 MAX_NOTE = 4_000
 """Characters kept of what a run says in words; the newest."""
 
-_SPEC = tuple(SpecRecord.__dataclass_fields__)
+_SPEC = tuple(field.name for field in fields(Spec))
 _HELLO = (
     "batch",
     "lr_factor",
@@ -45,30 +55,30 @@ _HELLO = (
     "resizes",
 )
 """Columns of a run that each hello says anew."""
-_MANY = ("throughput", "epochs", "checkpoints", "batches")
-_ONCE = ("hello", "first", "bye")
-"""Reports that are stored in the run's row alone."""
+
+ByKind = Mapping[type[Any], list[Any]]
+"""The lines of one run that are new, by the kind of their report, each kind in the order of its numbers."""
 
 
-def add_reports(connection: Connection, cluster: int, told: Sequence[RunReports]) -> None:
-    jobs = _jobs(connection, cluster, {reports.job_id for reports in told})
-    _set_specs(connection, jobs, {reports.job_id: reports.spec for reports in told if reports.spec is not None})
+def add_reports(connection: Connection, cluster: int, looks: Sequence[RunReports]) -> None:
+    jobs = _jobs(connection, cluster, {look.job_id for look in looks})
+    _set_specs(connection, jobs, {look.job_id: look.spec for look in looks if look.spec is not None})
     # A spec alone does not make a run: the job may be waiting.
-    told = [reports for reports in told if reports.offset > 0 or reports.all()]
-    runs = _runs(connection, jobs, told)
+    looks = [look for look in looks if look.offset > 0 or look.lines]
+    runs = _runs(connection, jobs, looks)
     samples: list[tuple[Any, ...]] = []
     epochs: list[tuple[Any, ...]] = []
     checkpoints: list[dict[str, Any]] = []
     batches: list[dict[str, Any]] = []
     changed: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
-    for reports in told:
-        run = runs[jobs[reports.job_id]["id"], reports.restart]
-        new, key = _new(reports, run["report_number"]), run["id"]
-        samples += [(key, *_sample(record)) for record in new.throughput]
-        epochs += [(key, *_epoch(record)) for record in new.epochs]
-        checkpoints += [{**vars(record), "run_id": key} for record in new.checkpoints]
-        batches += [{**vars(record), "run_id": key} for record in new.batches]
-        after = {name: value for name, value in _after(run, new).items() if run[name] != value}
+    for look in looks:
+        run = runs[jobs[look.job_id]["id"], look.restart]
+        new, key = _new(look.lines, run["report_number"]), run["id"]
+        samples += [(key, line.number, line.time, *_sample(line.report)) for line in new[Throughput]]
+        epochs += [(key, line.number, line.time, *_epoch(line.report)) for line in new[Epoch]]
+        checkpoints += [_row(key, line, _CHECKPOINT) for line in new[Checkpoint]]
+        batches += [_row(key, line, _BATCH) for line in new[Batch]]
+        after = {name: value for name, value in _after(run, look, new).items() if run[name] != value}
         changed[tuple(after)].append({**after, "key": key})
     add_rows(connection, THROUGHPUT, samples)
     add_rows(connection, EPOCHS, epochs)
@@ -80,16 +90,18 @@ def add_reports(connection: Connection, cluster: int, told: Sequence[RunReports]
             connection.execute(update.values({name: bindparam(name) for name in names}), rows)
 
 
-def _new(reports: RunReports, seen: int) -> RunReports:
+def _new(lines: Sequence[ReportLine], known: int) -> ByKind:
     """Numbers rise within a run: what is not above the last one is stored already, or not believed."""
-    found: dict[str, Any] = {name: [r for r in getattr(reports, name) if r.number > seen] for name in _MANY}
-    for name in _ONCE:
-        report = getattr(reports, name)
-        found[name] = report if report is not None and report.number > seen else None
-    same = all(len(found[name]) == len(getattr(reports, name)) for name in _MANY)
-    if same and all(found[name] is getattr(reports, name) for name in _ONCE):
-        return reports
-    return replace(reports, **found)
+    found: dict[type[Any], list[Any]] = defaultdict(list)
+    for line in lines:
+        if line.number > known:
+            found[type(line.report)].append(line)
+    return found
+
+
+def _row(run: int, line: ReportLine, fields: Mapping[str, str]) -> dict[str, Any]:
+    values = {column: getattr(line.report, field) for column, field in fields.items()}
+    return {"run_id": run, "number": line.number, "time": line.time, **values}
 
 
 def _jobs(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, Row]:
@@ -99,7 +111,7 @@ def _jobs(connection: Connection, cluster: int, job_ids: Collection[int]) -> dic
     return known({row["job_id"]: row for row in connection.execute(query).mappings()}, job_ids)
 
 
-def _set_specs(connection: Connection, jobs: Mapping[int, Row], specs: Mapping[int, SpecRecord]) -> None:
+def _set_specs(connection: Connection, jobs: Mapping[int, Row], specs: Mapping[int, Spec]) -> None:
     rows = [
         {**vars(spec), "key": jobs[job_id]["id"]}
         for job_id, spec in specs.items()
@@ -110,10 +122,10 @@ def _set_specs(connection: Connection, jobs: Mapping[int, Row], specs: Mapping[i
         connection.execute(update.values({name: bindparam(name) for name in _SPEC}), rows)
 
 
-def _runs(connection: Connection, jobs: Mapping[int, Row], told: Sequence[RunReports]) -> dict[tuple[int, int], Row]:
+def _runs(connection: Connection, jobs: Mapping[int, Row], looks: Sequence[RunReports]) -> dict[tuple[int, int], Row]:
     """The rows of the runs, made where no snapshot saw the run (it was too short, or the companion was
     away)."""
-    asked = {(jobs[reports.job_id]["id"], reports.restart): reports for reports in told}
+    asked = {(jobs[look.job_id]["id"], look.restart): look for look in looks}
     query = select(RUNS).where(
         among(RUNS.c.job_id, {job for job, _ in asked}), among(RUNS.c.restart, {restart for _, restart in asked})
     )
@@ -126,13 +138,13 @@ def _runs(connection: Connection, jobs: Mapping[int, Row], told: Sequence[RunRep
         {
             "job_id": job,
             "restart": restart,
-            "start_time": min((report.time for report in reports.all()), default=None),
+            "start_time": min((line.time for line in look.lines), default=None),
             "nodes": 0,
             "gpus_per_node": 0,
             "report_offset": 0,
             "report_number": 0,
         }
-        for (job, restart), reports in asked.items()
+        for (job, restart), look in asked.items()
         if (job, restart) not in runs
     ]
     if missing:
@@ -141,85 +153,94 @@ def _runs(connection: Connection, jobs: Mapping[int, Row], told: Sequence[RunRep
     return runs
 
 
-def _after(run: Row, reports: RunReports) -> dict[str, Any]:
+def _last(new: ByKind) -> list[ReportLine]:
+    """The last line of each kind."""
+    return [lines[-1] for lines in new.values() if lines]
+
+
+def _after(run: Row, look: RunReports, new: ByKind) -> dict[str, Any]:
     """What the run's row says once these reports, all of them new, are stored."""
-    numbers = [report.number for report in reports.last()]
     return {
-        "report_offset": max(run["report_offset"], reports.offset),
-        "report_number": max([run["report_number"], reports.number or 0, *numbers]),
-        **_reached(run, reports),
-        **_measured(run, reports),
-        **_words(run, reports),
+        "report_offset": max(run["report_offset"], look.offset),
+        "report_number": max([run["report_number"], look.number or 0, *(line.number for line in _last(new))]),
+        **_reached(run, new),
+        **_measured(run, new),
+        **_starts_and_end(run, new),
     }
 
 
-def _reached(run: Row, reports: RunReports) -> dict[str, Any]:
-    """How far the run has come. The position only grows, so that the last report of each kind tells it; but a start of
+def _reached(run: Row, new: ByKind) -> dict[str, Any]:
+    """How far the run has come. The position only grows, so that the last report of each kind has it; but a start of
     the ranks goes on where its checkpoint was taken."""
     after: dict[str, Any] = {}
-    begun = reports.hello
-    last = [report for report in reports.last() if begun is None or report.number >= begun.number]
+    begun = new[Hello][-1].number if new[Hello] else None
+    last = [line for line in _last(new) if begun is None or line.number >= begun]
     places = []
-    for report in last:
-        if isinstance(report, EpochRecord):
-            places.append((report.epoch + 1, 0))
-        elif isinstance(report, (HelloRecord, ThroughputRecord, CheckpointRecord)):
-            places.append((report.epoch, report.cursor))
+    for line in last:
+        if isinstance(line.report, Epoch):
+            places.append((line.report.epoch + 1, 0))
+        elif isinstance(line.report, (Hello, Throughput, Checkpoint)):
+            places.append((line.report.epoch, line.report.cursor))
     if places:
         before = [] if begun is not None else [(run["epoch"] or 0, run["cursor"] or 0)]
         after["epoch"], after["cursor"] = max([*before, *places])
     if last:
-        after["report_time"] = max([run["report_time"] or 0.0, *(report.time for report in last)])
-        after["step"] = max([0 if begun is not None else run["step"] or 0, *(report.step for report in last)])
+        after["report_time"] = max([run["report_time"] or 0.0, *(line.time for line in last)])
+        steps = (line.report.step for line in last)
+        after["step"] = max([0 if begun is not None else run["step"] or 0, *steps])
     return after
 
 
-def _measured(run: Row, reports: RunReports) -> dict[str, Any]:
+def _measured(run: Row, new: ByKind) -> dict[str, Any]:
     """What the run found of its losses and gradients."""
     after: dict[str, Any] = {}
     if run["first_loss"] is None:
-        losses = chain((r.loss for r in reports.throughput), (r.loss for r in reports.epochs))
+        losses = (line.report.loss for line in (*new[Throughput], *new[Epoch]))
         after["first_loss"] = next((loss for loss in losses if loss is not None), None)
-    said: Sequence[HelloRecord | ThroughputRecord] = reports.throughput
-    if reports.hello is not None:
-        said = sorted([*said, reports.hello], key=lambda report: report.number)
+    measuring = new[Throughput]
+    if new[Hello]:
+        measuring = sorted([*measuring, new[Hello][-1]], key=lambda line: line.number)
     for name in ("noise", "progress"):
-        newest = next((value for report in reversed(said) if (value := getattr(report, name)) is not None), None)
+        values = (getattr(line.report, name) for line in reversed(measuring))
+        newest = next((value for value in values if value is not None), None)
         if newest is not None:
             after[name] = newest
-    odd = [report for report in reports.throughput if report.nonfinite]
+    odd = [line.report for line in new[Throughput] if line.report.nonfinite]
     if odd:
         after["nonfinite"] = min((run["nonfinite"] or 0) + sum(report.nonfinite for report in odd), MOST)
         after["nonfinite_step"] = odd[-1].step
     return after
 
 
-def _words(run: Row, reports: RunReports) -> dict[str, Any]:
-    """What the run said of itself at its starts and its end."""
+def _starts_and_end(run: Row, new: ByKind) -> dict[str, Any]:
+    """What the run said of itself at its starts and its end. Of several starts the last counts, with the notes of
+    all."""
     after: dict[str, Any] = {}
-    hello, first, bye = reports.hello, reports.first, reports.bye
-    if (hello, first, bye) == (None, None, None):
+    starts, firsts, byes = new[Hello], new[First], new[Bye]
+    if not (starts or firsts or byes):
         return after
-    since = hello.number if hello is not None else 0
-    if hello is not None:
+    since = 0
+    if starts:
+        since, hello = starts[-1].number, starts[-1].report
         after |= {name: getattr(hello, name) for name in _HELLO}
-        after |= {"hello_number": hello.number, "first_step_s": None}
+        after |= {"hello_number": since, "first_step_s": None}
         if run["hello_time"] is None:
-            after["hello_time"] = hello.time if reports.begun is None else reports.begun
+            after["hello_time"] = starts[0].time
         after["attempts"] = max(run["attempts"] or 0, hello.attempt)
         # Slurm's word on the shape comes first.
         after |= {name: run[name] or getattr(hello, name) for name in ("nodes", "gpus_per_node")}
         if run["end_time"] is None:
             # The ranks ended before, and were started again.
             after |= {"end_reason": None, "exit_code": None}
-    if first is not None and first.number > since:
-        after["first_step_s"] = first.seconds
-    if bye is not None and bye.number > since:
-        after |= {"end_reason": bye.reason, "exit_code": bye.exit_code}
+    if firsts and firsts[-1].number > since:
+        after["first_step_s"] = firsts[-1].report.seconds
+    if byes and byes[-1].number > since:
+        after |= {"end_reason": byes[-1].report.reason, "exit_code": byes[-1].report.exit_code}
     note = run["note"] or ""
-    for report in (hello, bye):
-        if report is not None and report.note not in note:
-            note = f"{note}; {report.note}"[-MAX_NOTE:] if note else report.note
+    for lines in (starts, byes):
+        added = "; ".join(dict.fromkeys(line.report.note for line in lines if line.report.note))[-MAX_TEXT:]
+        if added not in note:
+            note = f"{note}; {added}"[-MAX_NOTE:] if note else added
     return after | {"note": note or None}
 
 
@@ -237,7 +258,7 @@ def report_positions(
 
 def checkpoint_for_order(
     connection: Connection, cluster: int, job_id: int, restart: int, order: int
-) -> CheckpointRecord | None:
+) -> tuple[int, float, Checkpoint] | None:
     query = (
         select(CHECKPOINTS)
         .join(RUNS, RUNS.c.id == CHECKPOINTS.c.run_id)
@@ -252,7 +273,8 @@ def checkpoint_for_order(
     row = connection.execute(query).mappings().one_or_none()
     if row is None:
         return None
-    return CheckpointRecord(**{name: row[name] for name in CheckpointRecord.__dataclass_fields__})
+    report = Checkpoint(**{field: row[column] for column, field in _CHECKPOINT.items()})
+    return row["number"], row["time"], report
 
 
 def pause_after(connection: Connection, cluster: int, job_id: int, restart: int) -> float | None:

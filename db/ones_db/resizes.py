@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, select
 
 from ones_db.errors import ResizeConflict, UnknownRecord
-from ones_db.jobs import JOBS, key_of, reason_columns, reason_of
-from ones_db.models import Base
+from ones_db.jobs import key_of, reason_columns, reason_of
 from ones_db.records import NO_REASON, ReasonRecord, ResizeRecord, ResizeStepRecord
-
-RESIZES: Table = Base.metadata.tables["resizes"]
-STEPS: Table = Base.metadata.tables["resize_steps"]
+from ones_db.tables import JOBS, RESIZES, STEPS
 
 
 def begin_resize(connection: Connection, cluster: int, record: ResizeRecord) -> ResizeRecord:

@@ -11,20 +11,24 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Table, bindparam, exists, func, or_, select
+from sqlalchemy import Connection, bindparam, exists, func, or_, select
 
-from ones_db.decisions import ALTERNATIVES, DECISION_JOBS, DECISIONS
-from ones_db.jobs import JOBS, RUNS, among
-from ones_db.memory import NOISES, SPEEDS
-from ones_db.models import Base
-from ones_db.records import RolledUp
-from ones_db.reports import THROUGHPUT
-from ones_db.resizes import RESIZES, STEPS
-from ones_db.upsert import add_or_replace
+from ones_db.engine import add_or_replace
+from ones_db.history import NOISES, SPEEDS
+from ones_db.jobs import among
+from ones_db.tables import ALTERNATIVES, DECISION_JOBS, DECISIONS, JOBS, RESIZES, ROLLUPS, RUNS, STEPS, THROUGHPUT
 
-ROLLUPS: Table = Base.metadata.tables["rollups"]
+
+class RolledUp(NamedTuple):
+    """What one step of a roll-up did, or would do."""
+
+    read: int
+    """Samples that were looked at."""
+    removed: int
+    """Samples that others stand for now."""
+
 
 KEPT = max(SPEEDS, NOISES)
 """Newest samples of each run and batch that stay as they are."""
@@ -159,9 +163,9 @@ def _finite_samples(row: Any) -> float:
     return max(float(row["samples"] - (row["nonfinite"] or 0) * row["batch"]), 0.0)
 
 
-def _mean(told: Sequence[tuple[float | None, float]]) -> float | None:
-    """The mean of the values that are told, each with its weight; None where none is."""
-    known = [(value, weight) for value, weight in told if value is not None]
+def _mean(values: Sequence[tuple[float | None, float]]) -> float | None:
+    """The mean of the values that are known, each with its weight; None where none is."""
+    known = [(value, weight) for value, weight in values if value is not None]
     if not known:
         return None
     total = sum(weight for _, weight in known)

@@ -11,32 +11,27 @@ from sqlalchemy import Connection, Engine, select
 
 from ones_db import decisions, history, jobs, leaders, reports, resizes, summary
 from ones_db.backend import UPGRADE
-from ones_db.beside import Beside
-from ones_db.engine import backend_behind, backend_of, transaction
+from ones_db.engine import add_new, backend_behind, backend_of, check_revision, transaction
 from ones_db.errors import SchemaError, StoreError
-from ones_db.memory import Memory
-from ones_db.models import Base
+from ones_db.history import HistoryCache
 from ones_db.records import (
     NO_REASON,
-    CheckpointRecord,
     DecisionRecord,
     JobHistory,
     JobRecord,
-    JobSummary,
     ReasonRecord,
     ResizeRecord,
     ResizeStepRecord,
     RunRecord,
     RunReports,
-    TimelineRow,
 )
-from ones_db.schema import check_revision
-from ones_db.upsert import add_new
+from ones_db.site import SiteStore
+from ones_db.summary import JobSummary, TimelineRow
+from ones_db.tables import CLUSTERS
+from ones_wrapper.protocol import Checkpoint
 
-CLUSTERS = Base.metadata.tables["clusters"]
 
-
-class Store(Beside):
+class Store(SiteStore):
     """What is remembered of one cluster. The contract of every database behind it:
 
     * One writer a cluster: the companion that leads. Any number of readers, in any process, at the same time; neither
@@ -63,8 +58,8 @@ class Store(Beside):
         self._backend = backend_behind(engine)
         self._cluster = cluster_key
         self._term = term
-        self._memory = Memory()
-        self._remember = Lock()
+        self._cache = HistoryCache()
+        self._cache_lock = Lock()
         self.place = self._backend.place
         self.cluster = cluster
         self.read_only = read_only
@@ -131,12 +126,12 @@ class Store(Beside):
             yield connection
 
     @contextmanager
-    def _remembering(self) -> Iterator[Connection]:
-        with self._remember, self._read() as connection:
+    def _read_with_cache(self) -> Iterator[Connection]:
+        with self._cache_lock, self._read() as connection:
             try:
                 yield connection
             except BaseException:
-                self._memory.forget()
+                self._cache.clear()
                 raise
 
     @contextmanager
@@ -151,27 +146,27 @@ class Store(Beside):
 
     # What snapshots and jobs say
 
-    def see_jobs(self, records: Iterable[JobRecord]) -> None:
+    def record_jobs(self, records: Iterable[JobRecord]) -> None:
         """Store jobs as they are now; what did not change is not written.
 
         A record with restart 0 and a later submission time than the stored one is a new job that got an old
         id. What the job asked for, and when it was submitted, stay as first seen.
         """
         with self._write() as connection:
-            jobs.see_jobs(connection, self._cluster, records)
+            jobs.record_jobs(connection, self._cluster, records)
 
-    def see_runs(self, records: Iterable[RunRecord]) -> None:
+    def record_runs(self, records: Iterable[RunRecord]) -> None:
         """Store runs as Slurm has them. What a record does not know (None, 0 nodes) stays as stored, and so
         does how far the run's reports were read."""
         with self._write() as connection:
-            jobs.see_runs(connection, self._cluster, records)
+            jobs.record_runs(connection, self._cluster, records)
 
     def end_run(self, job_id: int, restart: int, end_time: float, reason: str = "") -> None:
         """Store when a run ended. The reason counts only where the run itself gave none."""
         with self._write() as connection:
             jobs.end_run(connection, self._cluster, job_id, restart, end_time, reason)
 
-    def add_reports(self, told: Sequence[RunReports]) -> None:
+    def add_reports(self, looks: Sequence[RunReports]) -> None:
         """Store what runs reported, each run once, and with it how far their files were read.
 
         Reports that are stored already stay as they are: those whose number is not above the last one stored are left
@@ -179,7 +174,7 @@ class Store(Beside):
         for all of them: a tick costs one commit however many jobs reported.
         """
         with self._write() as connection:
-            reports.add_reports(connection, self._cluster, told)
+            reports.add_reports(connection, self._cluster, looks)
 
     # What was decided and done
 
@@ -261,8 +256,9 @@ class Store(Beside):
         with self._read() as connection:
             return reports.report_positions(connection, self._cluster, job_ids)
 
-    def checkpoint_for_order(self, job_id: int, restart: int, order: int) -> CheckpointRecord | None:
-        """The checkpoint that a run reported in answer to an order, None while there is none."""
+    def checkpoint_for_order(self, job_id: int, restart: int, order: int) -> tuple[int, float, Checkpoint] | None:
+        """The number, the time and the report of the checkpoint that a run reported in answer to an order, None while
+        there is none."""
         with self._read() as connection:
             return reports.checkpoint_for_order(connection, self._cluster, job_id, restart, order)
 
@@ -314,16 +310,16 @@ class Store(Beside):
         and only what was reported since the last call is read. A job that has shown nothing new gets the very same
         object again.
         """
-        with self._remembering() as connection:
-            return history.histories(connection, self._cluster, self._memory, job_ids)
+        with self._read_with_cache() as connection:
+            return history.histories(connection, self._cluster, self._cache, job_ids)
 
     def finished_histories(self, limit: int = 200) -> list[JobHistory]:
         """The elastic jobs that completed last and ended at least one epoch, newest first.
 
         The very same list again while there is nothing new.
         """
-        with self._remembering() as connection:
-            return history.finished_histories(connection, self._cluster, self._memory, limit)
+        with self._read_with_cache() as connection:
+            return history.finished_histories(connection, self._cluster, self._cache, limit)
 
     def job_summaries(self, job_ids: Sequence[int] | None = None) -> list[JobSummary]:
         """One line a job, in the order of their submission: those named, or all that a companion has seen."""

@@ -3,14 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, and_, cast, func, select
 
-from ones_db.jobs import JOBS, RUNS, among, newest, run_end, seen
-from ones_db.records import RESIZE_DONE, JobSummary, TimelineRow
-from ones_db.reports import BATCHES, EPOCHS, THROUGHPUT
-from ones_db.resizes import RESIZES
+from ones_db.jobs import among, newest, observed, run_end
+from ones_db.records import RESIZE_DONE
+from ones_db.tables import BATCHES, EPOCHS, JOBS, RESIZES, RUNS, THROUGHPUT
+
+
+@dataclass(frozen=True)
+class JobSummary:
+    """One line of the table of jobs."""
+
+    job_id: int
+    name: str
+    user: str
+    partition: str
+    state: str
+    elastic: bool
+    refusal: str
+    nodes: int | None
+    """Shape of its newest run; None where it has not run."""
+    gpus_per_node: int | None
+    running: bool
+    """That run has not ended."""
+    batch: int | None
+    samples_per_s: float | None
+    epoch: int | None
+    """Epochs done."""
+    epochs: int | None
+    cursor: int | None
+    dataset: int | None
+    resizes: int
+    """Resizes that interrupted it and took effect: those of a waiting job do not count, being parked does."""
+    resizing: str | None
+    """State of the resize that is open."""
+    pause_s: float
+    """Pauses of all its resizes together."""
+    loss: float | None
+    accuracy: float | None
+    submit_time: float
+    start_time: float | None
+    end_time: float | None
+    report_note: str
+    passes: int | None = None
+    """Forward passes per optimizer step; None where the batch, its shape or its spec is not known."""
+    attempts: int = 0
+    """How often ranks were started again within a run, over all runs."""
+    nonfinite: int = 0
+    """Steps with a loss that is not a finite number, over all runs."""
+    nonfinite_step: int | None = None
+    """Step of the last report that had such a loss."""
+    refusal_code: str = ""
+
+    @property
+    def local_batch(self) -> int | None:
+        """Samples per GPU and forward pass (the most of any GPU); None where it is not known."""
+        gpus = (self.nodes or 0) * (self.gpus_per_node or 0)
+        if self.batch is None or not self.passes or not gpus:
+            return None
+        return -(-self.batch // (gpus * self.passes))
+
+    @property
+    def jct_s(self) -> float | None:
+        """Job completion time: submission to end."""
+        return None if self.end_time is None else self.end_time - self.submit_time
+
+
+class TimelineRow(NamedTuple):
+    """One run, for plots; `end` is None while it runs."""
+
+    job_id: int
+    name: str
+    user: str
+    restart: int
+    nodes: int
+    gpus_per_node: int
+    start: float
+    end: float | None
 
 
 def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] | None) -> list[JobSummary]:
@@ -64,7 +136,7 @@ def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] |
         .where(newest(cluster))
         .order_by(JOBS.c.submit_time, JOBS.c.job_id)
     )
-    query = query.where(seen() if job_ids is None else among(JOBS.c.job_id, job_ids))
+    query = query.where(observed() if job_ids is None else among(JOBS.c.job_id, job_ids))
     return [_summary(row) for row in connection.execute(query).mappings()]
 
 
@@ -144,7 +216,7 @@ def timeline(connection: Connection, cluster: int) -> list[TimelineRow]:
             run_end(),
         )
         .join(RUNS, RUNS.c.job_id == JOBS.c.id)
-        .where(JOBS.c.cluster_id == cluster, RUNS.c.start_time.is_not(None), seen())
+        .where(JOBS.c.cluster_id == cluster, RUNS.c.start_time.is_not(None), observed())
         .order_by(RUNS.c.start_time, JOBS.c.job_id)
     )
     return [TimelineRow(*row) for row in connection.execute(query)]

@@ -1,6 +1,6 @@
 """What a view is, and the SQL that both databases take.
 
-The SQL of `ones_db.view_definitions` is plain but for a few words that the databases spell differently, written as
+The SQL of `ones_db.views` is plain but for a few words that the databases spell differently, written as
 functions and replaced here: ``utc(x)`` (Unix seconds as text), ``whole(x)`` (rounded down, of numbers that are not
 negative), ``latest(a, b)``, ``earliest(a, b)`` and ``listed(x, separator)`` (an aggregate, in the order of its input).
 """

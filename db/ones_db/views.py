@@ -1,4 +1,9 @@
-"""The views that answer questions, in a database.
+"""What each view tells, and how.
+
+Every view begins at the clusters and goes on to their jobs through the index on cluster and job id, then to what each
+job has by the job's own indexes. ``CROSS JOIN`` holds SQLite to that order; PostgreSQL chooses for itself. So one job
+costs what that job holds, however many there are: conditions on cluster, job_id and submit_time reach the innermost
+tables of every view that has them, also where it groups.
 
 Views hold nothing. So they belong to no migration: each upgrade drops them first, since SQLite renames no table under
 a view, and makes them anew at its end.
@@ -10,7 +15,343 @@ from typing import Any
 
 from sqlalchemy import Connection, inspect
 
-from ones_db.view_definitions import ALL
+from ones_db.records import RESIZE_DONE
+from ones_db.view import Column, View
+
+END = """COALESCE(r.end_time, CASE WHEN j.restart > r.restart THEN COALESCE(r.report_time, r.start_time) END,
+        j.end_time)"""
+"""When a run r of a job j ended; null while it goes on. Of one that Slurm requeued, its newest report is the nearest
+that is known."""
+
+UNTIL = f"""COALESCE({END}, latest(r.start_time, COALESCE(r.report_time, r.start_time),
+        COALESCE((SELECT MAX(look.time) FROM decisions look WHERE look.cluster_id = j.cluster_id), r.start_time)))"""
+"""Up to when a run counts. One that goes on counts to its newest report or the companion's last decision, not to the
+clock: of a database that was copied, or whose companion is stopped, nobody knows more."""
+
+BEGAN = "latest(r.start_time, j.submit_time)"
+"""From when a run counts. A run that no snapshot saw has its start from a job's own report, which may say anything."""
+
+JOBS = "FROM clusters c CROSS JOIN jobs j"
+
+MEASURED = "t.seconds > 1e-6 AND t.samples > 0"
+"""Of throughput samples: those that measure a throughput, whatever a job reports. Where numbers overflow databases
+fail, and then for everybody: hence also sums of numbers with a point."""
+
+GPUS = "CASE WHEN r.nodes < 1000000 AND r.gpus_per_node < 1000000 THEN r.nodes * r.gpus_per_node ELSE 0 END"
+"""GPUs of a run; its shape too may be a job's own word."""
+
+CLUSTER = Column("cluster", "text", "the cluster's name")
+JOB = (
+    CLUSTER,
+    Column("job_id", "int", "Slurm's job id"),
+    Column("submit_time", "time", "first submission, Unix seconds; tells jobs apart that had the same id"),
+)
+WHO = (Column("name", "text", "name of the job"), Column("user_name", "text", "its owner"))
+WHOSE = "c.name AS cluster, j.job_id, j.submit_time, j.name, j.user_name"
+
+
+def _time(name: str, comment: str) -> Column:
+    return Column(name, "time", f"{comment}, Unix seconds")
+
+
+def _said(name: str, of: str) -> Column:
+    return Column(name, "said", f"{of} as text, UTC", of)
+
+
+def _of_runs(what: str) -> str:
+    """Of the runs of the job j that began."""
+    return f"(SELECT {what} FROM runs r WHERE r.job_id = j.id AND r.start_time IS NOT NULL)"
+
+
+JOB_SUMMARY = View(
+    "job_summary",
+    "One row a job: how long it took, waited and ran, at which sizes, and what resizing did to it",
+    (
+        *JOB,
+        _said("submitted", "submit_time"),
+        *WHO,
+        Column("account", "text", "account it is charged to"),
+        Column("partition", "text", "partition it was last seen in"),
+        Column("state", "text", "base state, as Slurm names it"),
+        Column("elastic", "bool", "opted in, and nothing speaks against resizing it"),
+        Column("requested_gpus", "int", "GPUs it asked for"),
+        _time("start_time", "first start"),
+        _said("started", "start_time"),
+        _time("end_time", "end; null until then"),
+        _said("ended", "end_time"),
+        Column("jct_s", "float", "job completion time: submission to end, seconds; null until the end"),
+        Column("queueing_s", "float", "submission to first start, seconds"),
+        Column("running_s", "float", "all its runs together, seconds; of one that goes on, as far as is known"),
+        Column("runs", "int", "its starts"),
+        Column("sizes", "text", "nodes x GPUs per node of each run, in order"),
+        Column("smallest_gpus", "int", "fewest GPUs of a run"),
+        Column("largest_gpus", "int", "most GPUs of a run"),
+        Column("gpu_hours", "float", "GPU-hours of all its runs"),
+        Column("resizes", "int", "resizes that interrupted it and took effect"),
+        Column("pause_s", "float", "pauses of all its resizes together, seconds; 0 where none is known"),
+        Column("accuracy", "float", "accuracy of its newest epoch that reported one, as a fraction"),
+    ),
+    f"""
+    SELECT {WHOSE}, j.account, j.partition, j.state, CASE WHEN j.elastic THEN 1 ELSE 0 END AS elastic,
+        j.requested_nodes * j.requested_gpus_per_node AS requested_gpus,
+        {_of_runs("MIN(r.start_time)")} AS start_time, j.end_time,
+        j.end_time - j.submit_time AS jct_s,
+        {_of_runs("MIN(r.start_time)")} - j.submit_time AS queueing_s,
+        {_of_runs(f"SUM(latest(0.0, {UNTIL} - {BEGAN}))")} AS running_s,
+        {_of_runs("COUNT(*)")} AS runs,
+        (SELECT listed(s.shape, ' > ') FROM (SELECT r.nodes || 'x' || r.gpus_per_node AS shape FROM runs r
+            WHERE r.job_id = j.id AND r.start_time IS NOT NULL AND r.nodes > 0 ORDER BY r.restart) s) AS sizes,
+        {_of_runs(f"MIN(CASE WHEN r.nodes > 0 THEN {GPUS} END)")} AS smallest_gpus,
+        {_of_runs(f"MAX(CASE WHEN r.nodes > 0 THEN {GPUS} END)")} AS largest_gpus,
+        {_of_runs(f"SUM(latest(0.0, {UNTIL} - {BEGAN}) * {GPUS}) / 3600.0")} AS gpu_hours,
+        (SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
+            AND z.ended IS NOT NULL AND z.restart >= 0) AS resizes,
+        (SELECT COALESCE(SUM(z.pause_s), 0.0) FROM resizes z WHERE z.job_id = j.id) AS pause_s,
+        (SELECT e.accuracy FROM runs r CROSS JOIN epochs e WHERE e.run_id = r.id AND r.job_id = j.id
+            AND e.accuracy IS NOT NULL ORDER BY r.restart DESC, e.number DESC LIMIT 1) AS accuracy
+    {JOBS} WHERE j.cluster_id = c.id""",
+    ("submit_time", "job_id"),
+)
+
+RUN_TIMELINE = View(
+    "run_timeline",
+    "One row a run, for timelines: when, where and at which size each job ran",
+    (
+        *JOB,
+        *WHO,
+        Column("restart", "int", "Slurm's restart count, 0 in the first run"),
+        Column("nodes", "int", "nodes; 0 where not known"),
+        Column("gpus_per_node", "int", "GPUs per node; 0 where not known"),
+        Column("gpus", "int", "GPUs in all"),
+        Column("node_list", "text", "names of its nodes, separated by commas"),
+        Column("batch", "int", "global batch in which it began, samples"),
+        _time("start_time", "start"),
+        _said("started", "start_time"),
+        _time("end_time", "end; of a run that Slurm requeued, its newest report; null while it goes on"),
+        _said("ended", "end_time"),
+        Column("running_s", "float", "its length, seconds; of a run that goes on, as far as is known"),
+        Column("gpu_hours", "float", "its length times its GPUs, GPU-hours"),
+        Column("end_reason", "text", "why it ended: the job's word, else Slurm's state"),
+    ),
+    f"""
+    SELECT {WHOSE}, r.restart, r.nodes, r.gpus_per_node, {GPUS} AS gpus, r.node_list, r.batch,
+        r.start_time, {END} AS end_time, latest(0.0, {UNTIL} - {BEGAN}) AS running_s,
+        latest(0.0, {UNTIL} - {BEGAN}) * {GPUS} / 3600.0 AS gpu_hours, r.end_reason
+    {JOBS} CROSS JOIN runs r
+    WHERE j.cluster_id = c.id AND r.job_id = j.id AND r.start_time IS NOT NULL""",
+    ("start_time", "job_id"),
+)
+
+SCALING = View(
+    "scaling",
+    "How each job scales: throughput and efficiency at each shape and global batch, and the speed-up over its smallest",
+    (
+        *JOB,
+        *WHO,
+        Column("nodes", "int", "nodes"),
+        Column("gpus_per_node", "int", "GPUs per node"),
+        Column("gpus", "int", "GPUs in all"),
+        Column("batch", "int", "global batch, samples"),
+        Column("reports", "int", "throughput samples that it is measured from, rolled-up ones counted once"),
+        Column("measured_s", "float", "how long it was measured, seconds"),
+        Column("samples_per_s", "float", "throughput, samples/s over all ranks"),
+        Column("speed_up", "float", "throughput over that of the job's smallest shape and batch"),
+        Column("gpu_efficiency", "float", "throughput per GPU over that of the job's smallest shape and batch"),
+        Column("statistical_efficiency", "float", "progress per sample relative to the base batch; null without noise"),
+        Column("goodput", "float", "throughput times statistical efficiency, samples of the base batch a second"),
+    ),
+    f"""
+    SELECT m.*, m.samples_per_s / FIRST_VALUE(m.samples_per_s) OVER smallest AS speed_up,
+        m.samples_per_s / m.gpus / FIRST_VALUE(m.samples_per_s / m.gpus) OVER smallest AS gpu_efficiency,
+        m.samples_per_s * m.statistical_efficiency AS goodput
+    FROM (
+        SELECT {WHOSE}, r.nodes, r.gpus_per_node, {GPUS} AS gpus, t.batch, COUNT(*) AS reports,
+            SUM(t.seconds) AS measured_s, SUM(1.0 * t.samples) / SUM(t.seconds) AS samples_per_s,
+            SUM(CASE WHEN t.noise > 0 THEN t.seconds * (t.noise + j.base_batch)
+                / (t.noise + CASE WHEN t.batch > j.base_batch THEN t.batch ELSE j.base_batch END) END)
+                / SUM(CASE WHEN t.noise > 0 AND j.base_batch > 0 THEN t.seconds END) AS statistical_efficiency
+        {JOBS} CROSS JOIN runs r CROSS JOIN throughput t
+        WHERE j.cluster_id = c.id AND r.job_id = j.id AND t.run_id = r.id
+            AND {GPUS} > 0 AND {MEASURED}
+        GROUP BY c.name, j.job_id, j.submit_time, j.name, j.user_name, r.nodes, r.gpus_per_node, t.batch
+    ) m
+    WINDOW smallest AS (PARTITION BY m.cluster, m.job_id, m.submit_time ORDER BY m.gpus, m.nodes, m.batch)""",
+    ("submit_time", "job_id", "gpus", "nodes", "batch"),
+)
+
+RESIZE_COST = View(
+    "resize_cost",
+    "What each finished resize cost, by phase of the start at the new size",
+    (
+        *JOB,
+        *WHO,
+        _time("start_time", "when it was written down"),
+        _said("started", "start_time"),
+        Column("restart", "int", "restart count of the run that it left; -1 where the job waited"),
+        Column("old_gpus", "int", "GPUs before"),
+        Column("new_gpus", "int", "GPUs after; 0 where the job was parked"),
+        Column("old_batch", "int", "global batch before, samples"),
+        Column("new_batch", "int", "global batch after, samples; null leaves the job's own"),
+        Column("state", "text", f"state in which it ended; '{RESIZE_DONE}' when it took effect"),
+        Column("pause_s", "float", "from the last step before to the first report after it, seconds"),
+        Column("total_s", "float", "from its writing down to its end, seconds"),
+        Column("checkpoint_s", "float", "to write the checkpoint that its order asked for, seconds"),
+        Column("stall_s", "float", "how long training stood still for that checkpoint, seconds"),
+        Column("queue_s", "float", "from the last report of the run before to the batch script, seconds"),
+        Column("launch_s", "float", "from the batch script to the ranks' first line, seconds"),
+        Column("import_s", "float", "what imports took of launch_s, seconds"),
+        Column("group_s", "float", "to build the process group, seconds"),
+        Column("load_s", "float", "to load the checkpoint, seconds"),
+        Column("first_step_s", "float", "from the hello to the end of the first step, seconds"),
+        Column("attempts", "int", "restarts of the ranks within the new run; times are of the last start"),
+        Column("outcome", "text", "what came of it, in words"),
+        Column("outcome_code", "text", "code of the outcome"),
+        Column("outcome_arguments", "text", "what the outcome names, as a JSON object"),
+    ),
+    f"""
+    SELECT {WHOSE}, z.started AS start_time, z.restart, z.old_nodes * z.old_gpus_per_node AS old_gpus,
+        z.new_nodes * z.new_gpus_per_node AS new_gpus, z.old_batch, z.new_batch, z.state, z.pause_s,
+        z.ended - z.started AS total_s,
+        (SELECT SUM(k.seconds) FROM runs o CROSS JOIN checkpoints k WHERE k.run_id = o.id
+            AND o.job_id = z.job_id AND o.restart = z.restart AND k.order_number = z.order_number) AS checkpoint_s,
+        (SELECT SUM(k.stall_s) FROM runs o CROSS JOIN checkpoints k WHERE k.run_id = o.id
+            AND o.job_id = z.job_id AND o.restart = z.restart AND k.order_number = z.order_number) AS stall_s,
+        r.queue_s, r.launch_s, r.import_s, r.group_s, r.load_s, r.first_step_s, r.attempts,
+        z.outcome, z.outcome_code, z.outcome_arguments
+    {JOBS} CROSS JOIN resizes z
+    LEFT JOIN runs r ON r.job_id = z.job_id AND r.restart = z.restart + 1 AND z.restart >= 0 AND NOT EXISTS
+        (SELECT 1 FROM resizes later WHERE later.job_id = z.job_id AND later.restart = z.restart AND later.id > z.id)
+    WHERE j.cluster_id = c.id AND z.job_id = j.id AND z.ended IS NOT NULL""",
+    ("start_time", "job_id"),
+)
+
+SPANS = f"""
+    SELECT c.name AS cluster, j.user_name, j.account, j.id AS job, {GPUS} AS gpus,
+        {BEGAN} AS began, {UNTIL} AS ended
+    {JOBS} CROSS JOIN runs r
+    WHERE j.cluster_id = c.id AND r.job_id = j.id AND r.start_time IS NOT NULL"""
+
+GPU_HOURS = View(
+    "gpu_hours",
+    "Who used the GPUs: GPU-hours by user, account and day (UTC)",
+    (
+        CLUSTER,
+        Column("user_name", "text", "owner of the jobs"),
+        Column("account", "text", "account they are charged to"),
+        Column("day", "text", "the day, as YYYY-MM-DD in UTC"),
+        _time("day_time", "when the day began"),
+        Column("jobs", "int", "jobs that ran on that day"),
+        Column("runs", "int", "runs of theirs on that day"),
+        Column("gpu_hours", "float", "GPU-hours that they held; of runs that go on, as far as is known"),
+    ),
+    # A run is cut at midnights; of numbers of days there need be no more than the longest run has.
+    f"""
+    WITH RECURSIVE days(n) AS (
+        SELECT CAST(0 AS BIGINT) UNION ALL SELECT n + 1 FROM days
+        WHERE n <= (SELECT MAX({UNTIL} - {BEGAN}) FROM runs r CROSS JOIN jobs j WHERE j.id = r.job_id) / 86400.0
+    )
+    SELECT p.cluster, p.user_name, p.account, substr(utc(p.day_time), 1, 10) AS day, p.day_time,
+        COUNT(DISTINCT p.job) AS jobs, COUNT(*) AS runs,
+        SUM(p.gpus * (earliest(p.ended, p.day_time + 86400.0) - latest(p.began, p.day_time))) / 3600.0 AS gpu_hours
+    FROM (
+        SELECT s.*, CAST((whole(s.began / 86400.0) + days.n) * 86400 AS DOUBLE PRECISION) AS day_time
+        FROM ({SPANS}) s CROSS JOIN days
+        WHERE s.ended > s.began AND (whole(s.began / 86400.0) + days.n) * 86400 < s.ended
+    ) p
+    GROUP BY p.cluster, p.user_name, p.account, p.day_time""",
+    ("day_time", "user_name", "account"),
+    aggregate=True,
+)
+
+DECISIONS_EXPLAINED = View(
+    "decisions_explained",
+    "What each decision gave each job, and why",
+    (
+        *JOB,
+        *WHO,
+        Column("decision_id", "int", "the decision"),
+        _time("time", "when it was made"),
+        _said("decided", "time"),
+        Column("policy", "text", "name of the policy"),
+        Column("mode", "text", "advise (nothing was changed) or act"),
+        Column("action", "text", "waits, starts, keeps, grows, shrinks, moves, parks or batch (that alone changes)"),
+        Column("from_gpus", "int", "GPUs it held; null where it waited"),
+        Column("gpus", "int", "GPUs it gets; null where it waits"),
+        Column("from_batch", "int", "global batch it had, samples"),
+        Column("batch", "int", "global batch it gets, samples"),
+        Column("reason", "text", "why, in words for its user"),
+        Column("reason_code", "text", "code of the reason; empty where it was stored before schema 0009"),
+        Column("reason_arguments", "text", "what the reason names, as a JSON object"),
+        Column("alternatives", "text", "what was weighed, best first, as nodes x GPUs per node / batch; 0x0/0 waits"),
+        Column("acted", "bool", "the companion set out to carry it out"),
+        Column("outcome", "text", "what came of it, in words"),
+        Column("outcome_code", "text", "code of the outcome"),
+        Column("outcome_arguments", "text", "what the outcome names, as a JSON object"),
+    ),
+    f"""
+    SELECT {WHOSE}, d.id AS decision_id, d.time, d.policy, d.mode,
+        CASE WHEN COALESCE(g.nodes, 0) = 0 THEN CASE WHEN COALESCE(g.from_nodes, 0) = 0 THEN 'waits' ELSE 'parks' END
+            WHEN COALESCE(g.from_nodes, 0) = 0 THEN 'starts'
+            WHEN g.nodes * g.gpus_per_node > g.from_nodes * g.from_gpus_per_node THEN 'grows'
+            WHEN g.nodes * g.gpus_per_node < g.from_nodes * g.from_gpus_per_node THEN 'shrinks'
+            WHEN g.nodes <> g.from_nodes THEN 'moves'
+            WHEN g.batch <> g.from_batch THEN 'batch' ELSE 'keeps' END AS action,
+        g.from_nodes * g.from_gpus_per_node AS from_gpus, g.nodes * g.gpus_per_node AS gpus, g.from_batch, g.batch,
+        g.reason, g.reason_code, g.reason_arguments, (SELECT listed(s.size, ' > ') FROM (
+            SELECT a.nodes || 'x' || a.gpus_per_node || '/' || a.batch AS size FROM decision_alternatives a
+            WHERE a.decision_id = g.decision_id AND a.job_id = g.job_id ORDER BY a.rank) s) AS alternatives,
+        CASE WHEN g.acted THEN 1 ELSE 0 END AS acted,
+        g.outcome, g.outcome_code, g.outcome_arguments
+    {JOBS} CROSS JOIN decision_jobs g CROSS JOIN decisions d
+    WHERE j.cluster_id = c.id AND g.job_id = j.id AND d.id = g.decision_id""",
+    ("time", "decision_id", "job_id"),
+)
+
+WHAT_IF = View(
+    "what_if",
+    "JCT of each completed job, against what it would have been at the requested size by the job's own measurement",
+    (
+        *JOB,
+        *WHO,
+        Column("requested_nodes", "int", "nodes it asked for"),
+        Column("requested_gpus_per_node", "int", "GPUs per node it asked for"),
+        Column("batch", "int", "global batch in which its first run began, samples"),
+        Column("samples", "float", "samples it used, those repeated after a lost checkpoint counted once"),
+        Column("measured_s", "float", "how long it was measured at the requested shape in that batch, seconds"),
+        Column("samples_per_s", "float", "throughput there, samples/s; null where it was never measured there"),
+        Column("wait_s", "float", "submission to the first hello, as it was: first queueing and first start, seconds"),
+        Column("jct_s", "float", "job completion time, seconds"),
+        Column("predicted_jct_s", "float", "wait_s + samples / samples_per_s, seconds; null where one is not known"),
+        Column("speed_up", "float", "predicted_jct_s / jct_s: above 1 the resizes repaid"),
+        Column("resizes", "int", "resizes that interrupted it and took effect"),
+    ),
+    f"""
+    SELECT w.*, w.wait_s + w.samples / w.samples_per_s AS predicted_jct_s,
+        (w.wait_s + w.samples / w.samples_per_s) / w.jct_s AS speed_up
+    FROM (
+        SELECT {WHOSE}, j.requested_nodes, j.requested_gpus_per_node, f.batch,
+            (SELECT CAST(r.cursor + r.epoch * CASE WHEN j.dataset > 0 THEN 1.0 * j.dataset ELSE
+                (SELECT AVG(e.samples) FROM runs o CROSS JOIN epochs e
+                    WHERE o.job_id = j.id AND e.run_id = o.id) END AS DOUBLE PRECISION)
+                FROM runs r WHERE r.job_id = j.id AND r.epoch IS NOT NULL ORDER BY r.restart DESC LIMIT 1) AS samples,
+            (SELECT SUM(t.seconds) {{measured}}) AS measured_s,
+            (SELECT SUM(1.0 * t.samples) / SUM(t.seconds) {{measured}}) AS samples_per_s,
+            f.hello_time - j.submit_time AS wait_s, j.end_time - j.submit_time AS jct_s,
+            (SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
+                AND z.ended IS NOT NULL AND z.restart >= 0) AS resizes
+        {JOBS} CROSS JOIN runs f
+        WHERE j.cluster_id = c.id AND f.job_id = j.id AND f.restart = 0
+            AND j.state = 'COMPLETED' AND j.end_time > j.submit_time
+    ) w""".format(
+        measured=f"""FROM runs r CROSS JOIN throughput t WHERE r.job_id = j.id AND t.run_id = r.id
+                AND r.nodes = j.requested_nodes AND r.gpus_per_node = j.requested_gpus_per_node
+                AND t.batch = f.batch AND {MEASURED}"""
+    ),
+    ("submit_time", "job_id"),
+)
+
+ALL = (JOB_SUMMARY, RUN_TIMELINE, SCALING, RESIZE_COST, GPU_HOURS, DECISIONS_EXPLAINED, WHAT_IF)
+
 
 VIEWS = {view.name: view for view in ALL}
 """All views by name."""

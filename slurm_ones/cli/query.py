@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from itertools import islice
@@ -16,7 +16,7 @@ from typing import IO, Annotated, Any
 import typer
 from rich.table import Table
 
-from ones_db.query import TIMEOUT_S, Answer, QueryError, Reader, view_named, view_query
+from ones_db.query import TIMEOUT_S, Answer, QueryError, Reader, saved_queries, saved_query, view_query
 from ones_db.views import VIEWS
 from slurm_ones.cli.common import ConfigOption, DatabaseOption, command, console, errors, settings_of
 from slurm_ones.report.text import plain, safe
@@ -36,7 +36,7 @@ class Format(str, Enum):
 
 @command
 def query(
-    name: Annotated[str, typer.Argument(help="View to read. Without a view and without SQL: list the views.")] = "",
+    name: Annotated[str, typer.Argument(help="View or saved query. Without a name and without SQL: list all.")] = "",
     sql: Annotated[str, typer.Option("--sql", help="One SELECT statement.")] = "",
     file: Annotated[Path | None, typer.Option("--file", help="File with one SELECT statement.")] = None,
     param: Annotated[
@@ -61,22 +61,27 @@ def query(
 ) -> None:
     """Query the job database. A query cannot change anything."""
     if sum((bool(name), bool(sql), file is not None)) > 1:
-        raise QueryError("a view's name, --sql and --file are three ways to ask: give one")
-    texts = {column.name for column in view_named(name).columns if column.kind in ("text", "said")} if name else set()
+        raise QueryError("a name, --sql and --file are three ways to ask: give one")
+    view, saved = VIEWS.get(name), saved_queries()
+    if name and view is None and name not in saved:
+        raise QueryError(f"no view or saved query is called {name!r}; there are {', '.join((*VIEWS, *saved))}")
+    texts = {column.name for column in view.columns if column.kind in ("text", "said")} if view else set()
     values = dict(_parameter(item, texts) for item in param or ())
-    if name:
+    if view is not None:
         question = view_query(name, list(values), [column.strip() for column in columns.split(",") if column.strip()])
     elif columns:
         raise QueryError("--columns is for views; SQL names its own")
+    elif name:
+        question = saved_query(name)
     elif sql or file is not None:
         question = sql or _read(file)
     else:
-        _list_views()
+        _list(saved)
         return
     reader = Reader(settings_of(config, database).database_url, timeout_s=timeout)
     try:
         with reader.ask(question, values) as answer:
-            _write(answer, format, output, limit, name)
+            _write(answer, format, output, limit, name if view is not None else "")
     finally:
         reader.close()
 
@@ -107,14 +112,16 @@ def _read(file: Path | None) -> str:
         raise QueryError(f"{file}: holds no UTF-8 text") from None
 
 
-def _list_views() -> None:
-    shown = Table(box=None, header_style="bold", pad_edge=False)
-    shown.add_column("view", no_wrap=True)
-    shown.add_column("what it tells")
-    for view in VIEWS.values():
-        shown.add_row(view.name, view.title)
-    console.print(shown)
-    console.print("\nslurm-ones db query VIEW --param job_id=7, or --sql 'SELECT …'")
+def _list(saved: Mapping[str, str]) -> None:
+    for kind, found in (("view", {view.name: view.title for view in VIEWS.values()}), ("saved query", saved)):
+        shown = Table(box=None, header_style="bold", pad_edge=False)
+        shown.add_column(kind, no_wrap=True)
+        shown.add_column("what it tells")
+        for name, title in found.items():
+            shown.add_row(name, title)
+        console.print(shown)
+        console.print()
+    console.print("slurm-ones db query NAME --param job_id=7, or --sql 'SELECT …'")
 
 
 def _write(answer: Answer, format: Format, output: Path | None, limit: int | None, name: str) -> None:
@@ -180,7 +187,7 @@ def _write_parquet(columns: Sequence[str], rows: Iterator[tuple[Any, ...]], outp
         import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError:
-        raise QueryError("parquet needs pyarrow: pip install 'slurm-ones[notebook]', or take --format csv") from None
+        raise QueryError("parquet needs pyarrow: pip install 'ones-db[notebook]', or take --format csv") from None
     if output is None:
         raise QueryError("parquet is no text: name a file with --output")
     if len(set(columns)) < len(columns):

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ones_db import JobHistory, SpecRecord
+from ones_db import JobHistory
+from ones_wrapper.protocol import Spec
 from slurm_ones.learn.efficiency import CAUTIOUS as CAUTIOUS_NOISE
 from slurm_ones.learn.efficiency import NoiseEfficiency, noise_ratio
 from slurm_ones.learn.progress import BetaProgress, FinishedJob, Training, at_least
@@ -40,7 +41,7 @@ SCRIPTS = 10_000
 class Known:
     """What is known of one job."""
 
-    spec: SpecRecord | None
+    spec: Spec | None
     """What it can do, as it told, or as jobs of the same script did before it; None where neither has."""
     throughput: ThroughputModel
     efficiency: EfficiencyModel
@@ -82,15 +83,15 @@ class Learner:
         self._past: dict[int, tuple[JobHistory, Fit]] = {}
         self._progress = BetaProgress(seed=seed)
         self._prior = CAUTIOUS
-        self._priors: dict[SpecRecord, Prior] = {}
-        self._kin: dict[SpecRecord, list[tuple[str, Fit]]] = {}
-        self._peers: dict[tuple[SpecRecord, str], Prior | None] = {}
+        self._priors: dict[Spec, Prior] = {}
+        self._kin: dict[Spec, list[tuple[str, Fit]]] = {}
+        self._peers: dict[tuple[Spec, str], Prior | None] = {}
         self._noise = CAUTIOUS_NOISE
-        self._noises: dict[SpecRecord, float] = {}
+        self._noises: dict[Spec, float] = {}
         self._resize_s = RESIZE_S
         self._learned: dict[int, _Learned] = {}
         self._most = 0
-        self._scripts: dict[tuple[str, str], SpecRecord] = {}
+        self._scripts: dict[tuple[str, str], Spec] = {}
 
     def finished(self, histories: Sequence[JobHistory]) -> None:
         """Learn from the jobs that ended by themselves, newest first; free when they are the same as before."""
@@ -122,7 +123,7 @@ class Learner:
         self._past = {key: fresh.get(key) or self._past[key] for key in map(id, histories)}
         measured = [(history, fit) for history, fit in self._past.values() if len(fit.misfit)]
         self._prior = _site(_shared([(history.job.user, fit) for history, fit in measured]))
-        kin: dict[SpecRecord, list[tuple[str, Fit]]] = defaultdict(list)
+        kin: dict[Spec, list[tuple[str, Fit]]] = defaultdict(list)
         for history, fit in measured:
             if history.spec is not None:
                 kin[history.spec].append((history.job.user, fit))
@@ -130,7 +131,7 @@ class Learner:
         self._priors = {spec: pool(self._prior, _shared(fits), KIN) for spec, fits in kin.items()}
 
     def _learn_noise(self, histories: Sequence[JobHistory]) -> None:
-        kin: dict[SpecRecord, list[float]] = defaultdict(list)
+        kin: dict[Spec, list[float]] = defaultdict(list)
         for history in histories:
             ratio = _noise(history)
             if history.spec is not None and ratio is not None:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-from ones_db import ActionRecord, JobRecord, NodeRecord, ReasonRecord, RunRecord, RunReports, SpecRecord, Store
+from ones_db import ActionRecord, JobRecord, NodeRecord, ReasonRecord, RunRecord, RunReports, Store
 from ones_wrapper import protocol
+from ones_wrapper.protocol import Spec
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.optin import BadComment, parse_comment
-from slurm_ones.observe.records import job_record, node_record, run_record, run_reports
+from slurm_ones.observe.records import job_record, node_record, run_record
 from slurm_ones.observe.report_reader import lines_per_job, read_reports
 from slurm_ones.reasons import reason
 from slurm_ones.slurm.client import SlurmClient
@@ -43,7 +44,7 @@ class Observer:
         self._nodes: dict[str, NodeRecord] = {}
         self._counted: dict[int, bool] = {}
         """Whether jobs of the queue were submitted with task counts, of those whose details were read."""
-        self._specs: dict[tuple[int, int], SpecRecord] = {}
+        self._specs: dict[tuple[int, int], Spec] = {}
         """The spec of each run as it was stored last."""
 
     def observe(self) -> Observation:
@@ -87,16 +88,16 @@ class Observer:
         jobs = {id_: job_record(elastic, self._notes.get(id_, "")) for id_, elastic in seen.items()}
         runs = {id_: run_record(e) for id_, e in seen.items() if e.job.start_time and not e.job.pending}
         if changed := [job for id_, job in jobs.items() if self._jobs.get(id_) != job]:
-            self._store.see_jobs(changed)
+            self._store.record_jobs(changed)
         if begun := [run for id_, run in runs.items() if self._runs.get(id_) != run]:
-            self._store.see_runs(begun)
+            self._store.record_runs(begun)
         self._jobs, self._runs = jobs, runs
 
     def _store_nodes(self, snapshot: Snapshot) -> None:
         """Store the nodes where one has changed since the last tick."""
         nodes = {name: node_record(node) for name, node in snapshot.nodes.items()}
         if nodes != self._nodes:
-            self._store.see_nodes(snapshot.time, nodes.values())
+            self._store.record_nodes(snapshot.time, nodes.values())
             self._nodes = nodes
 
     def _close_lost(self, snapshot: Snapshot, seen: Set[int]) -> None:
@@ -118,7 +119,7 @@ class Observer:
                 end, refusal = (job.end_time if job.ended else None), ReasonRecord.of(reason("opted_out"))
                 now = replace(record, state=job.state.value, restart=job.restart, end_time=end)
                 records.append(replace(now, elastic=False, refusal=refusal))
-        self._store.see_jobs(records)
+        self._store.record_jobs(records)
 
     def collect(self, jobs: Sequence[Job], *, now: float) -> None:
         """Store what the jobs' newest runs have reported since the last time, in one transaction."""
@@ -142,10 +143,12 @@ class Observer:
             # The last complaint stays, so that the job's owner finds it.
             self._notes[job.job_id] = found.problem
             log.warning("job %d: %s", job.job_id, found.problem)
-        spec = SpecRecord(**vars(found.spec)) if found.spec is not None and restart == job.restart else None
+        spec = found.spec if restart == job.restart else None
         if spec is not None and self._specs.get((job.job_id, restart)) == spec:
             spec = None
-        return None if found.offset == offset and spec is None else run_reports(job.job_id, restart, found, spec)
+        if found.offset == offset and spec is None:
+            return None
+        return RunReports(job.job_id, restart, found.offset, found.last, spec, found.lines)
 
     def may_resize(self, job: Job) -> bool:
         """Whether the job's owner still opts in and there is no stop file."""
@@ -185,14 +188,17 @@ class DrainReports:
         """When the checkpoint that answers the order was reported, if it was, stands, and the job still waits."""
         self._observer.collect([job], now=self._clock())
         found = self._store.checkpoint_for_order(job.job_id, restart, order)
-        if found is None or not self._observer.checkpoint_stands(job, found.name):
+        if found is None:
+            return None
+        number, time, checkpoint = found
+        if not self._observer.checkpoint_stands(job, checkpoint.name):
             return None
         # A drained job reports nothing more. One that does trains on, whatever the clocks say of its minute.
         _, last = self._store.report_positions([job.job_id]).get((job.job_id, restart), (0, 0))
-        if last > found.number:
+        if last > number:
             return None
         # The job's clock may be ahead of ours.
-        return min(found.time, self._clock())
+        return min(time, self._clock())
 
     def restarted(self, job: Job, after_restart: int) -> float | None:
         """Seconds from the last step before the drain to the new run's hello."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ones_db import ReportLine
 from ones_wrapper.protocol import (
     MAX_LINE,
     SPEC,
     Epoch,
     ProtocolError,
-    Report,
     Spec,
     Throughput,
     decode_report,
@@ -47,19 +47,10 @@ MAX_PROBLEM = 500
 
 
 @dataclass(frozen=True)
-class Line:
-    """One report line, as numbered and timed by the job."""
-
-    number: int
-    time: float
-    report: Report
-
-
-@dataclass(frozen=True)
 class NewReports:
     """What a job's directory holds that was not read before."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[ReportLine, ...]
     offset: int
     """Where to read on."""
     spec: Spec | None
@@ -93,7 +84,9 @@ def read_reports(job: Job, restart: int, offset: int, after: int, *, now: float,
     return replace(found, lines=lines, problem=problem[:MAX_PROBLEM])
 
 
-def _within_run(lines: tuple[Line, ...], job: Job, restart: int, now: float) -> tuple[tuple[Line, ...], str]:
+def _within_run(
+    lines: tuple[ReportLine, ...], job: Job, restart: int, now: float
+) -> tuple[tuple[ReportLine, ...], str]:
     """The lines that lie within their run by Slurm's clock, and what is wrong with the others, in words.
 
     A measurement outside its run is dropped; of any other report only the time is corrected.
@@ -142,7 +135,7 @@ def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int
         # A line longer than what is read at a time would be waited for for ever: step over it.
         over = offset + len(data) if len(data) == MAX_BYTES else offset
         return NewReports((), over, spec, "; ".join(problems), after)
-    lines: list[Line] = []
+    lines: list[ReportLine] = []
     bad = place = 0
     first_bad = ""
     highest = highest_number(job, restart, now)
@@ -167,7 +160,7 @@ def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int
             bad += 1
             first_bad = first_bad or str(error)
             continue
-        lines.append(Line(number, time, report))
+        lines.append(ReportLine(number, time, report))
         after = number
     if bad:
         problems.append(f"{name}: {bad} unreadable line{'s' * (bad > 1)}, the first: {first_bad}")

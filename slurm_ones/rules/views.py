@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ones_db import JobHistory, SpecRecord
+from ones_db import JobHistory
+from ones_wrapper.protocol import Spec
 from slurm_ones.learn.knowledge import Known, Learner
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.reasons import SITE_LIMITS, Reason
@@ -96,7 +97,7 @@ def job_views(round_: Round, rules: PartitionRules, cluster: ClusterView, learne
     return views
 
 
-def limits_of(elastic: Elastic, cluster: ClusterView, spec: SpecRecord | None) -> Limits:
+def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None) -> Limits:
     """What the job can take: what its owner allows, as far as its script can."""
     low, high = elastic.gpu_range
     counts = valid_counts(cluster, low, high)
@@ -113,7 +114,7 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: SpecRecord | None) -
     return Limits(counts, least, most, _most_per_gpu(spec))
 
 
-def _most_per_gpu(spec: SpecRecord | None) -> int:
+def _most_per_gpu(spec: Spec | None) -> int:
     """Most samples per GPU and step, which accumulates gradients over as many passes as its wrapper is allowed."""
     if spec is None:
         return ANY_BATCH

@@ -78,7 +78,7 @@ class Health:
         self._record = self._record._replace(time=self._clock(), error=error, error_time=at)
         if self._store is not None:
             try:
-                self._store.see_health(self._record)
+                self._store.record_health(self._record)
             except StoreError as failed:
                 log.warning("the companion's health could not be stored: %s", failed)
 

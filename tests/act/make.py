@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ones_db import JobHistory, JobRecord, SpecRecord
+from ones_db import JobHistory, JobRecord
+from ones_wrapper.protocol import Spec
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.observe.optin import OptIn
 from slurm_ones.reasons import Reason
@@ -40,7 +41,7 @@ def history(job_id: int, **changes: Any) -> JobHistory:
     """A job that has said what it can do."""
     told = JobHistory(
         job=JobRecord(job_id, "job", "alice", 1.0, 1, 1),
-        spec=SpecRecord(32, 512, 64, 1000, 10),
+        spec=Spec(32, 512, 64, 1000, 10),
         epochs=(),
         throughput=(),
         samples=0.0,

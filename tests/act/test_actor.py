@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ones_db import ByeRecord, JobRecord, ResizeRecord, RunReports, Store
-from ones_wrapper.protocol import ORDERS, Order, decode_order, directory_name, encode, spool_order_name
+from ones_db import JobRecord, ReportLine, ResizeRecord, RunReports, Store
+from ones_wrapper.protocol import ORDERS, Bye, Order, decode_order, directory_name, encode, spool_order_name
 from slurm_ones.act.orders import OrderError, order_path, write_order
 from slurm_ones.act.transitions import State
 from slurm_ones.schedule.policy import Allocation
@@ -95,7 +95,7 @@ def test_decisions_are_stored_where_they_change(own_store: Store, tmp_path: Path
 
 def begun(store: Store, job_id: int, state: State) -> ResizeRecord:
     """A resize that a companion before this one began."""
-    store.see_jobs([JobRecord(job_id, "job", "alice", 1.0, 1, 1)])
+    store.record_jobs([JobRecord(job_id, "job", "alice", 1.0, 1, 1)])
     return store.begin_resize(ResizeRecord(job_id, 0, 1, 1, 32, 1, 2, 64, state.value, NOW))
 
 
@@ -168,7 +168,7 @@ def test_nothing_is_left_of_a_job_that_ended(own_store: Store, tmp_path: Path, w
         (spool / spool_order_name(job_id)).write_bytes(encode(Order(5, 0, 64)))
     (spool / "orders-mine.json").write_bytes(b"somebody's")
     assert set(own_store.deferrals()) == {3}
-    told = RunReports(1, 0, 10, 2, bye=ByeRecord(2, NOW, "stopped", 7, 0))
+    told = RunReports(1, 0, 10, 2, lines=[ReportLine(2, NOW, Bye("stopped", 7, 0))])
     own_store.add_reports([told])
     for job_id in (1, 3):
         if way == "forgotten by Slurm":

@@ -160,7 +160,7 @@ def test_a_deferred_job_whose_resize_waits_its_turn_does_not_start_at_its_old_sh
     bench.add(2, Shape(1, 1), **AT)
     bench.act({}, 1)
     for job_id in range(10, 14):
-        bench.store.see_jobs([JobRecord(job_id, "job", "alice", 1.0, 1, 1)])
+        bench.store.record_jobs([JobRecord(job_id, "job", "alice", 1.0, 1, 1)])
         bench.store.begin_resize(ResizeRecord(job_id, 0, 1, 1, 32, 1, 2, 64, State.STARTING.value, NOW))
     bench.now += 500
     assert bench.act({1: Allocation(Shape(1, 2), 32), 2: Allocation(Shape(1, 2), 32)}) == []

@@ -62,7 +62,7 @@ class World:
         """Called with the number (from 0) and name of each event; may raise."""
         self.job_id = next(_ids)
         self.job = self.slurm.add(FakeJob(self.job_id, folder / str(self.job_id), OLD, **job), running=running)
-        store.see_jobs([JobRecord(self.job_id, "job", "me", self.clock(), OLD.nodes, OLD.gpus_per_node)])
+        store.record_jobs([JobRecord(self.job_id, "job", "me", self.clock(), OLD.nodes, OLD.gpus_per_node)])
         self.machine = self.companion()
         self.resize: ResizeRecord
         """As the store has it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,19 +11,16 @@ from sqlalchemy import Connection
 from ones_db import (
     DecisionJobRecord,
     DecisionRecord,
-    EpochRecord,
-    FirstRecord,
-    HelloRecord,
     JobRecord,
     ReasonRecord,
+    ReportLine,
     ResizeRecord,
     RunRecord,
     RunReports,
-    SpecRecord,
     Store,
-    ThroughputRecord,
 )
 from ones_db.engine import backend_of, transaction
+from ones_wrapper.protocol import Epoch, First, Hello, Report, Spec, Throughput
 
 
 @contextmanager
@@ -54,7 +51,7 @@ def said(text: str) -> ReasonRecord:
     return ReasonRecord(text=text)
 
 
-SPEC = SpecRecord(base_batch=64, max_batch=512, max_local_batch=128, dataset=1000, epochs=10)
+SPEC = Spec(base_batch=64, max_batch=512, max_local_batch=128, dataset=1000, epochs=10)
 
 
 def job(job_id: int, **other: Any) -> JobRecord:
@@ -75,23 +72,32 @@ def run(job_id: int, restart: int = 0, nodes: int = 1, gpus: int = 1, **other: A
     return RunRecord(job_id, restart, nodes, gpus, **(values | other))
 
 
-def hello(number: int = 1, **other: Any) -> HelloRecord:
+def line(number: int, report: Report, time: float | None = None) -> ReportLine:
+    """A report as a run's file has it; its time is by its number where none is given."""
+    return ReportLine(number, 2000.0 + number if time is None else time, report)
+
+
+def hello(number: int = 1, time: float = 2001.0, **other: Any) -> ReportLine:
     values: dict[str, Any] = {
-        "time": 2001.0,
         "nodes": 1,
         "gpus_per_node": 1,
+        "world": 1,
         "batch": 64,
         "lr_factor": 1.0,
+        "base_batch": 64,
+        "max_batch": 512,
+        "dataset": 1000,
+        "epochs": 10,
         "epoch": 0,
         "cursor": 0,
         "step": 0,
+        "checkpoint": "",
     }
-    return HelloRecord(number=number, **(values | other))
+    return line(number, Hello(**(values | other)), time)
 
 
-def throughput(number: int, **other: Any) -> ThroughputRecord:
+def throughput(number: int, time: float | None = None, **other: Any) -> ReportLine:
     values: dict[str, Any] = {
-        "time": 2000.0 + number,
         "epoch": 0,
         "step": number,
         "cursor": 64 * number,
@@ -101,24 +107,28 @@ def throughput(number: int, **other: Any) -> ThroughputRecord:
         "lr_factor": 1.0,
         "loss": 2.0,
     }
-    return ThroughputRecord(number=number, **(values | other))
+    return line(number, Throughput(**(values | other)), time)
 
 
-def epoch(number: int, which: int, **other: Any) -> EpochRecord:
-    values: dict[str, Any] = {
-        "time": 2000.0 + number,
-        "epoch": which,
-        "step": number,
-        "samples": 1000,
-        "loss": 1.0,
-        "accuracy": 0.5,
-    }
-    return EpochRecord(number=number, **(values | other))
+def epoch(number: int, which: int, time: float | None = None, **other: Any) -> ReportLine:
+    values: dict[str, Any] = {"epoch": which, "step": number, "samples": 1000, "loss": 1.0, "accuracy": 0.5}
+    return line(number, Epoch(**(values | other)), time)
 
 
-def told(store: Store, job_id: int, restart: int, **reports: Any) -> None:
-    """Store what one run reported."""
-    store.add_reports([RunReports(job_id, restart, **reports)])
+def report(
+    store: Store,
+    job_id: int,
+    restart: int,
+    *,
+    offset: int,
+    number: int | None,
+    spec: Spec | None = None,
+    **kinds: ReportLine | Sequence[ReportLine],
+) -> None:
+    """Store what one look at a run's report file found, of whatever kinds, in the order of their numbers."""
+    lines = [one for kind in kinds.values() for one in ([kind] if isinstance(kind, ReportLine) else kind)]
+    lines.sort(key=lambda one: one.number)
+    store.add_reports([RunReports(job_id, restart, offset, number, spec, lines)])
 
 
 def resize(job_id: int, **other: Any) -> ResizeRecord:
@@ -147,9 +157,9 @@ def decision(time: float, *job_ids: int, **other: Any) -> DecisionRecord:
 
 def resized_job(store: Store, job_id: int = 7, user: str = "alice") -> None:
     """A job that trained two epochs on one GPU, was resized to four, and completed its third epoch there."""
-    store.see_jobs([job(job_id, user=user)])
-    store.see_runs([run(job_id, 0, 1, 1)])
-    told(
+    store.record_jobs([job(job_id, user=user)])
+    store.record_runs([run(job_id, 0, 1, 1)])
+    report(
         store,
         job_id,
         0,
@@ -163,9 +173,9 @@ def resized_job(store: Store, job_id: int = 7, user: str = "alice") -> None:
     number = store.begin_resize(resize(job_id, started=2500.0)).id
     store.step_resize(number, "drained", detail=said("step 21"), time=2600.0, order_number=9)
     store.end_run(job_id, 0, 2900.0, "REQUEUED")
-    store.see_jobs([job(job_id, user=user, restart=1, submit_time=2901.0)])
-    store.see_runs([run(job_id, 1, 1, 4, start_time=3000.0)])
-    told(
+    store.record_jobs([job(job_id, user=user, restart=1, submit_time=2901.0)])
+    store.record_runs([run(job_id, 1, 1, 4, start_time=3000.0)])
+    report(
         store,
         job_id,
         1,
@@ -184,7 +194,7 @@ def resized_job(store: Store, job_id: int = 7, user: str = "alice") -> None:
             load_s=0.75,
             resizes=1,
         ),
-        first=FirstRecord(4, 3010.5, 22, 0.5),
+        first=line(4, First(22, 0.5), 3010.5),
         throughput=[throughput(2, time=3011.0, epoch=2, cursor=256, step=22, samples=256, batch=256)],
         epochs=[epoch(3, 2, time=3500.0, step=30, accuracy=0.6, loss=0.7)],
         offset=50,

@@ -7,19 +7,18 @@ from dataclasses import replace
 from ones_db import (
     ActionRecord,
     AlternativeRecord,
-    BatchRecord,
-    CheckpointRecord,
     NodeRecord,
     Store,
 )
 from ones_db.access import CLOSED, OPEN
 from ones_db.leader_lock import LeaderLock
-from ones_db.models import Base
-from tests.db.make import change, decision, job, resized_job, told
+from ones_db.tables import METADATA
+from ones_wrapper.protocol import Batch, Checkpoint
+from tests.db.make import change, decision, job, line, report, resized_job
 
 JOBS = {"alice": 7, "bob": 8}
 """The Slurm job id of each user's job."""
-OWNED = sorted(set(Base.metadata.tables) - set(OPEN) - set(CLOSED))
+OWNED = sorted(set(METADATA.tables) - set(OPEN) - set(CLOSED))
 """Tables that belong to jobs."""
 
 
@@ -28,22 +27,22 @@ def fill(url: str) -> None:
     with Store.open(url, "gres") as store:
         for user, number in JOBS.items():
             resized_job(store, number, user)
-            told(
+            report(
                 store,
                 number,
                 1,
-                checkpoints=[CheckpointRecord(5, 3011.5, "step-22", 2, 0, 22, 1000, 1.25)],
-                batches=[BatchRecord(6, 3012.0, 23, 128, 2.0)],
+                checkpoints=[line(5, Checkpoint("step-22", 2, 0, 22, 1000, 1.25), 3011.5)],
+                batches=[line(6, Batch(23, 128, 2.0), 3012.0)],
                 offset=90,
                 number=6,
             )
             store.end_run(number, 1, 3600.0, "COMPLETED")
             ended = job(number, user=user, restart=1, submit_time=2901.0, state="COMPLETED", end_time=3600.0)
-            store.see_jobs([replace(ended, requested_gpus_per_node=1)])
+            store.record_jobs([replace(ended, requested_gpus_per_node=1)])
         made = decision(2400.0, *JOBS.values())
         weighed = (AlternativeRecord(1, 4, 256, 3.5), AlternativeRecord(0, 0, 0, 0.0))
         store.add_decision(replace(made, jobs=tuple(replace(given, alternatives=weighed) for given in made.jobs)))
-        store.see_nodes(1.0, [NodeRecord("n1", "UP", True, 4, "gpu")])
+        store.record_nodes(1.0, [NodeRecord("n1", "UP", True, 4, "gpu")])
         store.add_action(ActionRecord(1.0, "ops", "run --act", "policy ones"))
     with LeaderLock(url, "gres") as lock:
         lock.take(1.0)

@@ -5,10 +5,22 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-from ones_db import SCHEMA_REVISION, BatchRecord, CheckpointRecord, Store, migrate
-from tests.db.make import ask, decision, job, resized_job, said, told
+from ones_db import (
+    SCHEMA_REVISION,
+    AccountingJob,
+    ActionRecord,
+    AlternativeRecord,
+    HealthRecord,
+    NodeRecord,
+    Store,
+    migrate,
+)
+from ones_db.leaders import begin_term
+from ones_wrapper.protocol import Batch, Checkpoint
+from tests.db.make import ask, decision, job, line, opened, report, resized_job, run, said
 from tests.db.server import Server
 
 SAVED = Path(__file__).with_name("saved")
@@ -19,12 +31,24 @@ def site(url: str) -> None:
     with Store.open(url, "gres") as store:
         resized_job(store, 7)
         resized_job(store, 8, "bob")
-        store.see_jobs([job(9, name="Zoë", state="PENDING", elastic=False, refusal=said("no room"))])
-        checkpoint = CheckpointRecord(32, 2610.0, "step-21", 2, 0, 21, 2**40, 1.25, order_number=9, stall_s=0.5)
-        batch = BatchRecord(33, 2611.0, 22, 128, 2.0, order_number=9, passes=2, ramp=100)
-        told(store, 7, 0, checkpoints=[checkpoint], batches=[batch], offset=200, number=33)
+        store.record_jobs([job(9, name="Zoë", state="PENDING", elastic=False, refusal=said("no room"))])
+        checkpoint = line(32, Checkpoint("step-21", 2, 0, 21, 2**40, 1.25, order=9, stall_s=0.5), 2610.0)
+        batch = line(33, Batch(22, 128, 2.0, order=9, passes=2, ramp=100), 2611.0)
+        report(store, 7, 0, checkpoints=[checkpoint], batches=[batch], offset=200, number=33)
         store.add_decision(decision(2400.0, 7, 8))
         store.set_deferral(9, 5000.0)
+        store.record_nodes(2000.0, [NodeRecord("n1", "UP", True, 4, "gpu")])
+        store.add_action(ActionRecord(2000.0, "ops", "run --act"))
+        store.record_health(HealthRecord(2000.0, "act", 30.0))
+        ended = job(11, submit_time=100.0, state="COMPLETED", end_time=300.0)
+        store.add_accounting([AccountingJob(ended, (run(11, start_time=200.0, end_time=300.0),))])
+        weighed = (AlternativeRecord(1, 4, 256, 2.0), AlternativeRecord(0, 0, 0, 1.0))
+        (given,) = decision(2450.0, 7).jobs
+        store.add_decision(decision(2450.0, jobs=(replace(given, alternatives=weighed),)))
+    with opened(url, write=True) as connection:
+        begin_term(connection, 1, "host:1", 2000.0)
+        key = connection.exec_driver_sql("SELECT min(id) FROM runs").scalar()
+        connection.exec_driver_sql(f"INSERT INTO rollups VALUES ({key}, 60.0, 3)")
 
 
 def save(server: Server) -> None:

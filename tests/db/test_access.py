@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from ones_db import Store, StoreError, access, connect
 from ones_db.access import CLOSED, OPEN, ROLE, grant, granted, parents, renew, revoke
 from ones_db.migrate import upgrade
-from ones_db.models import Base
 from ones_db.query import QueryError
+from ones_db.tables import METADATA
 from ones_db.views import VIEWS, create_views, drop_views
 from slurm_ones.cli import app
-from tests.db.make import ask, change, job, opened, run, throughput, told
+from tests.db.make import ask, change, job, opened, report, run, throughput
 from tests.db.owned import JOBS, OWNED, fill
 from tests.db.server import ADMIN, Server
 
@@ -49,14 +49,14 @@ def tell(url: str, user: str, sql: str) -> list[tuple[Any, ...]]:
 
 
 def counts(url: str, user: str) -> dict[str, int]:
-    names = [*sorted(set(Base.metadata.tables) - set(CLOSED)), *VIEWS]
+    names = [*sorted(set(METADATA.tables) - set(CLOSED)), *VIEWS]
     return {name: tell(url, user, f"SELECT count(*) FROM {name}")[0][0] for name in names}
 
 
 def test_every_table_is_open_closed_or_somebodys() -> None:
     """Protects a table that a later schema brings from being shown, or hidden, without a thought."""
     assert set(parents()) == set(OWNED) - {"jobs"}
-    assert len(OWNED) + len(OPEN) + len(CLOSED) == len(Base.metadata.tables)
+    assert len(OWNED) + len(OPEN) + len(CLOSED) == len(METADATA.tables)
 
 
 def test_users_see_their_own_jobs(site: str) -> None:
@@ -76,7 +76,7 @@ def test_users_see_their_own_jobs(site: str) -> None:
                 assert tell(site, user, f"SELECT DISTINCT user_name, job_id FROM {name}") == [(user, JOBS[user])]
     assert counts(site, ADMIN) == everything
     # Whoever is no member sees nothing at all.
-    for name in (*Base.metadata.tables, *VIEWS):
+    for name in (*METADATA.tables, *VIEWS):
         with pytest.raises(DENIED):
             tell(site, "eve", f"SELECT 1 FROM {name}")
 
@@ -98,7 +98,7 @@ def test_the_same_rows_whoever_asks(site: str) -> None:
 def test_readers_only_read(site: str, user: str) -> None:
     """Protects the database from its readers, and operators' actions and other roles from everybody."""
     grant(site)
-    for name in Base.metadata.tables:
+    for name in METADATA.tables:
         for sql in (f"DELETE FROM {name}", f"TRUNCATE {name}", f"INSERT INTO {name} DEFAULT VALUES"):
             with pytest.raises(DENIED):
                 tell(site, user, sql)
@@ -158,9 +158,9 @@ def test_partitions_are_no_way_round(site: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(time, "gmtime", lambda *_: time.struct_time((2099, 5, 1, 0, 0, 0, 0, 1, 0)))
     with Store.open(site, "gres") as store:
         for user, number in (("alice", 20), ("bob", 21)):
-            store.see_jobs([job(number, user=user)])
-            store.see_runs([run(number, 0)])
-            told(store, number, 0, throughput=[throughput(2, time=then)], offset=1, number=2)
+            store.record_jobs([job(number, user=user)])
+            store.record_runs([run(number, 0)])
+            report(store, number, 0, throughput=[throughput(2, time=then)], offset=1, number=2)
     later = sorted(set(partitions(site)) - set(before))
     assert later and "throughput_209905" in later
     assert ask(site, "SELECT count(*) FROM throughput_209905") == [(2,)]
@@ -190,7 +190,7 @@ def test_a_site_opens_and_closes_itself(site: str) -> None:
     assert counts(site, "alice") == own
     revoke(site)
     revoke(site)
-    for name in (*Base.metadata.tables, *VIEWS, *partitions(site)):
+    for name in (*METADATA.tables, *VIEWS, *partitions(site)):
         with pytest.raises(DENIED):
             tell(site, "alice", f"SELECT 1 FROM {name}")
     assert counts(site, ADMIN) == everything

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ones_db import AccountingJob, Imported, JobRecord, RunRecord, Store
-from tests.db.make import SPEC, epoch, hello, job, run, told
+from tests.db.make import SPEC, epoch, hello, job, report, run
 
 DAY = 86_400.0
 
@@ -61,8 +61,8 @@ def test_a_requeued_job_read_in_parts(store: Store) -> None:
 
 def test_what_the_companion_knows_is_left_alone(store: Store) -> None:
     """Protects what the companion saw itself, of living jobs and of ended ones, from a coarser account."""
-    store.see_jobs([job(7), job(8, state="COMPLETED", end_time=1500.0)])
-    store.see_runs([run(7), run(8)])
+    store.record_jobs([job(7), job(8, state="COMPLETED", end_time=1500.0)])
+    store.record_runs([run(7), run(8)])
     before = store.jobs(), store.runs(7), store.runs(8)
     assert store.add_accounting([past(7, submit=1007.0), past(8, submit=1010.0)]) == Imported(companion=2)
     assert (store.jobs(), store.runs(7), store.runs(8)) == before
@@ -70,7 +70,7 @@ def test_what_the_companion_knows_is_left_alone(store: Store) -> None:
 
 def test_the_same_id_long_after(store: Store) -> None:
     """Protects two jobs with one id, of which the companion saw one."""
-    store.see_jobs([job(7, state="COMPLETED", end_time=1500.0)])
+    store.record_jobs([job(7, state="COMPLETED", end_time=1500.0)])
     told_of = [past(7, submit=5 * DAY), past(7, submit=9 * DAY, user="carol"), past(7, submit=9 * DAY + 200)]
     assert store.add_accounting(told_of) == Imported(new=3)
     assert store.add_accounting(told_of) == Imported(same=3)
@@ -87,7 +87,7 @@ def test_a_renamed_user(store: Store) -> None:
 def test_a_job_that_the_companion_sees_later(store: Store) -> None:
     """Protects a job that came back to life: it is the companion's from then on, with its first submission."""
     store.add_accounting([past(7)])
-    store.see_jobs([job(7, restart=1, submit_time=1500.0, user="bob")])
+    store.record_jobs([job(7, restart=1, submit_time=1500.0, user="bob")])
     assert store.jobs()[7].submit_time == 1000.0 and store.live_jobs() == {7}
     assert store.add_accounting([past(7)]) == Imported(companion=1)
 
@@ -95,8 +95,8 @@ def test_a_job_that_the_companion_sees_later(store: Store) -> None:
 def test_neither_learning_nor_the_tables_see_them(store: Store) -> None:
     """Protects the companion's tick, its plots and `slurm-ones jobs` from a site's whole past."""
     store.add_accounting([past(n, submit=1000.0 + n) for n in range(100, 200)])
-    store.see_jobs([job(7)])
-    told(store, 7, 0, spec=SPEC, hello=hello(), epochs=[epoch(2, 0)], offset=1, number=2)
+    store.record_jobs([job(7)])
+    report(store, 7, 0, spec=SPEC, hello=hello(), epochs=[epoch(2, 0)], offset=1, number=2)
     assert store.live_jobs() == {7} and list(store.histories()) == [7] and store.finished_histories() == []
     assert [line.job_id for line in store.job_summaries()] == [7] == [row.job_id for row in store.timeline()]
     assert [line.job_id for line in store.job_summaries([100])] == [100]

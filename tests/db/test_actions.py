@@ -24,28 +24,28 @@ def test_actions(store: Store) -> None:
 def test_nodes_are_stored_when_they_change(store: Store) -> None:
     """Protects each change of a node, and the database from a row a tick."""
     other = NodeRecord("n2", "UP", True, 8, "gpu,long")
-    store.see_nodes(1.0, [UP, other])
-    store.see_nodes(2.0, [UP, other])
-    store.see_nodes(3.0, [DOWN, other])
-    store.see_nodes(4.0, [UP])
-    store.see_nodes(5.0, [UP])
+    store.record_nodes(1.0, [UP, other])
+    store.record_nodes(2.0, [UP, other])
+    store.record_nodes(3.0, [DOWN, other])
+    store.record_nodes(4.0, [UP])
+    store.record_nodes(5.0, [UP])
     assert store.node_changes("n1") == [NodeChange(1.0, UP), NodeChange(3.0, DOWN), NodeChange(4.0, UP)]
     gone = other._replace(state="GONE", usable=False)
     assert store.node_changes("n2") == [NodeChange(1.0, other), NodeChange(4.0, gone)]
-    store.see_nodes(6.0, [UP, other])
+    store.record_nodes(6.0, [UP, other])
     assert len(store.node_changes()) == 6
 
 
 def test_the_same_nodes_again(store: Store) -> None:
     """Protects from a second row when a call is made again."""
     for _ in range(3):
-        store.see_nodes(1.0, [UP])
+        store.record_nodes(1.0, [UP])
     assert store.node_changes() == [NodeChange(1.0, UP)]
 
 
 def test_alternatives_of_a_decision(store: Store) -> None:
     """Protects what was weighed for each job, in its order, in both ways of reading a decision."""
-    store.see_jobs([job(1), job(2)])
+    store.record_jobs([job(1), job(2)])
     made = decision(1.0, 1, 2)
     weighed = (AlternativeRecord(1, 4, 256, 3.5), AlternativeRecord(2, 4, 512, 3.25), AlternativeRecord(0, 0, 0, 0.0))
     made = replace(made, jobs=(replace(made.jobs[0], alternatives=weighed), made.jobs[1]))
@@ -60,7 +60,7 @@ def test_alternatives_of_a_decision(store: Store) -> None:
 
 def test_decisions_are_read_in_a_few_queries(store: Store) -> None:
     """Protects `why` from a query for each decision."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     for n in range(20):
         store.add_decision(decision(float(n), 1))
     asked: list[str] = []

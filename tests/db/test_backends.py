@@ -14,7 +14,7 @@ import pytest
 from ones_db import RunReports, Store, StoreError, migrate
 from ones_db.engine import backend_of, names_password
 from ones_db.postgres import RUNS_A_MONTH
-from tests.db.make import ask, change, job, throughput, told
+from tests.db.make import ask, change, job, report, throughput
 from tests.db.server import Server
 
 
@@ -90,21 +90,39 @@ except StoreError as error:
 """
 
 
+UNMIGRATED = """
+import sys
+sys.modules["alembic"] = None
+from ones_db import StoreError, migrate
+try:
+    migrate.upgrade(sys.argv[1])
+except StoreError as error:
+    print(error)
+"""
+
+
+def test_without_alembic(tmp_path: Path) -> None:
+    """Protects a notebook from a tool that it does not need, and tells who upgrades what to install."""
+    order = [sys.executable, "-c", UNMIGRATED, f"sqlite:///{tmp_path}/ones.sqlite"]
+    done = subprocess.run(order, capture_output=True, text=True, check=False)
+    assert "pip install 'ones-db[migrate]'" in done.stdout, done.stderr
+
+
 def test_without_psycopg() -> None:
     """Protects sites with SQLite alone from a driver they do not need, and tells others what to install."""
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
-    assert "pip install 'slurm-ones[postgres]'" in done.stdout, done.stderr
+    assert "pip install 'ones-db[postgres]'" in done.stdout, done.stderr
 
 
 def test_many_rows_some_of_them_twice(store: Store, url: str) -> None:
     """Protects a long look at a file in which a number stands twice: the first is believed, the others stored once."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     samples = [throughput(n) for n in range(2, 302)]
     doubled = [throughput(n, samples=1) for n in range(2, 302, 7)]
-    store.add_reports([RunReports(1, 0, 1, 301, throughput=[*samples, *doubled])])
+    store.add_reports([RunReports(1, 0, 1, 301, lines=[*samples, *doubled])])
     assert ask(url, "SELECT count(*), min(samples) FROM throughput") == [(300, 64)]
     more = [throughput(n, loss=None, noise=2.5, nonfinite=n) for n in range(302, 402)]
-    store.add_reports([RunReports(1, 0, 2, 401, throughput=more)])
+    store.add_reports([RunReports(1, 0, 2, 401, lines=more)])
     assert ask(url, "SELECT count(*), sum(noise), max(nonfinite) FROM throughput WHERE loss IS NULL") == [
         (100, 250.0, 401)
     ]
@@ -113,25 +131,25 @@ def test_many_rows_some_of_them_twice(store: Store, url: str) -> None:
 @pytest.mark.parametrize("rows", [1, 100])
 def test_numbers_beyond_64_bits(store: Store, url: str, rows: int) -> None:
     """Protects from a job's absurd figure, alone or among many: an error in words, and nothing stored."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     samples = [throughput(n, samples=2**63) for n in range(2, 2 + rows)]
     with pytest.raises(StoreError, match="64 bits"):
-        told(store, 1, 0, throughput=samples, offset=1, number=rows + 1)
+        report(store, 1, 0, throughput=samples, offset=1, number=rows + 1)
     assert ask(url, "SELECT count(*) FROM throughput") == [(0,)]
-    told(store, 1, 0, throughput=[throughput(2, samples=2**63 - 1)], offset=1, number=2)
+    report(store, 1, 0, throughput=[throughput(2, samples=2**63 - 1)], offset=1, number=2)
     assert ask(url, "SELECT samples FROM throughput") == [(2**63 - 1,)]
 
 
 def test_zeros_in_a_name(store: Store) -> None:
     """Protects a snapshot from a name that PostgreSQL does not take."""
-    store.see_jobs([job(1, name="a\0b", comment="tab\t and \x1b")])
+    store.record_jobs([job(1, name="a\0b", comment="tab\t and \x1b")])
     assert (store.jobs()[1].name, store.jobs()[1].comment) == ("a\\x00b", "tab\t and \x1b")
 
 
 def test_counts_are_whole_numbers(store: Store) -> None:
     """Protects JSON and plots from a server's own kinds of numbers."""
-    store.see_jobs([job(1)])
-    told(store, 1, 0, throughput=[throughput(2, nonfinite=3)], offset=1, number=2)
+    store.record_jobs([job(1)])
+    report(store, 1, 0, throughput=[throughput(2, nonfinite=3)], offset=1, number=2)
     (summary,) = store.job_summaries()
     assert (type(summary.nonfinite), type(summary.attempts), type(summary.pause_s)) == (int, int, float)
 
@@ -151,8 +169,8 @@ def test_a_month_has_a_partition_of_its_own(postgresql_url: str, monkeypatch: py
         ):
             assert reading.exec_driver_sql("SELECT count(*) FROM throughput").scalar() == (now > 1.8e9)
             number = int(now)
-            store.see_jobs([job(number)])
-            told(store, number, 0, throughput=[throughput(2)], offset=1, number=2)
+            store.record_jobs([job(number)])
+            report(store, number, 0, throughput=[throughput(2)], offset=1, number=2)
             assert len(store.histories([number])[number].throughput) == 0
     monkeypatch.undo()
     names = [name for (name,) in ask(postgresql_url, parts)]
@@ -167,7 +185,7 @@ def test_a_month_has_a_partition_of_its_own(postgresql_url: str, monkeypatch: py
 def test_fifty_readers_at_once(postgresql_url: str) -> None:
     """Protects a tick from a class of students: all are in the middle of a transaction, and the writer writes."""
     with Store.open(postgresql_url, "gres") as store:
-        store.see_jobs([job(1)])
+        store.record_jobs([job(1)])
         reading, done = threading.Barrier(51), threading.Event()
         counts: list[int] = []
 
@@ -183,8 +201,8 @@ def test_fifty_readers_at_once(postgresql_url: str) -> None:
             thread.start()
         reading.wait(60)
         began = time.monotonic()
-        store.see_jobs([job(2)])
-        told(store, 2, 0, throughput=[throughput(n) for n in range(2, 202)], offset=1, number=201)
+        store.record_jobs([job(2)])
+        report(store, 2, 0, throughput=[throughput(n) for n in range(2, 202)], offset=1, number=201)
         took = time.monotonic() - began
         done.set()
         for thread in threads:

@@ -14,7 +14,7 @@ import pytest
 
 from ones_db import ActionRecord, AlternativeRecord, NodeRecord, RunReports, SchemaError, Store, StoreError, migrate
 from ones_db.copy import copy
-from tests.db.make import ask, change, decision, job, resized_job, throughput, told
+from tests.db.make import ask, change, decision, job, report, resized_job, throughput
 from tests.db.server import Server
 
 JOBS = 6
@@ -28,14 +28,14 @@ def site(url: str) -> None:
     with Store.open(url, "gres") as store:
         for number in range(1, JOBS + 1):
             resized_job(store, number)
-        store.see_jobs([job(99, name="Zoë \t\n\\N \x01 \ud800", user="о́льга")])
+        store.record_jobs([job(99, name="Zoë \t\n\\N \x01 \ud800", user="о́льга")])
         made = decision(1.0, 1, 2)
         weighed = (AlternativeRecord(1, 4, 256, 3.5), AlternativeRecord(0, 0, 0, 0.0))
         store.add_decision(replace(made, score=-0.0, jobs=(replace(made.jobs[0], alternatives=weighed), made.jobs[1])))
-        store.see_nodes(1.0, [NodeRecord("n1", "UP", True, 4, "gpu")])
+        store.record_nodes(1.0, [NodeRecord("n1", "UP", True, 4, "gpu")])
         store.add_action(ActionRecord(1.0, "ops", "run --act", "policy ones"))
         more = [throughput(n, loss=None if n % 3 else 0.1 * n) for n in range(100, 100 + SAMPLES)]
-        store.add_reports([RunReports(number, 1, 1000, 800, throughput=more) for number in range(1, JOBS + 1)])
+        store.add_reports([RunReports(number, 1, 1000, 800, lines=more) for number in range(1, JOBS + 1)])
 
 
 @pytest.fixture(params=["sqlite to postgresql", "postgresql to sqlite", "postgresql to postgresql"])
@@ -69,8 +69,8 @@ def test_a_site_is_moved(ways: tuple[str, str]) -> None:
         assert old.recent_decisions() == new.recent_decisions()
         assert old.actions() == new.actions() and old.node_changes() == new.node_changes()
         # It goes on: keys that the database gives itself collide with none that came.
-        new.see_jobs([job(100)])
-        told(new, 100, 0, throughput=[throughput(2)], offset=1, number=2)
+        new.record_jobs([job(100)])
+        report(new, 100, 0, throughput=[throughput(2)], offset=1, number=2)
         assert new.add_decision(decision(2.0, 100)) > 1
         assert new.histories([100])[100].samples == 128
 
@@ -82,8 +82,8 @@ def test_what_is_there_already_is_left_alone(ways: tuple[str, str]) -> None:
     copy(source, target, page=PAGE)
     assert {line.copied for line in copy(source, target, page=PAGE)} == {0}
     with Store.open(source, "gres") as store:
-        store.see_jobs([job(1, restart=1, state="COMPLETED", end_time=9000.0), job(200)])
-        told(store, 200, 0, throughput=[throughput(2)], offset=1, number=2)
+        store.record_jobs([job(1, restart=1, state="COMPLETED", end_time=9000.0), job(200)])
+        report(store, 200, 0, throughput=[throughput(2)], offset=1, number=2)
     copied = {line.table: line.copied for line in copy(source, target, page=PAGE)}
     assert 0 < copied["throughput"] < 2 * PAGE and copied["jobs"] == JOBS + 2 and copied["resizes"] == 0
     with Store.open(source, "gres", read_only=True) as old, Store.open(target, "gres", read_only=True) as new:
@@ -97,14 +97,14 @@ def test_other_data_is_refused_and_kept(ways: tuple[str, str]) -> None:
     site(source)
     migrate.upgrade(target)
     with Store.open(target, "other") as store:
-        store.see_jobs([job(1)])
+        store.record_jobs([job(1)])
     with pytest.raises(StoreError, match="holds other data"):
         copy(source, target)
     change(target, "DELETE FROM jobs")
     change(target, "DELETE FROM clusters")
     copy(source, target)
     with Store.open(target, "gres") as store:
-        told(store, 1, 1, throughput=[throughput(900)], offset=2000, number=900)
+        report(store, 1, 1, throughput=[throughput(900)], offset=2000, number=900)
     with pytest.raises(StoreError, match="holds other data, such as this row of throughput"):
         copy(source, target)
     with Store.open(target, "gres") as store:
@@ -152,7 +152,7 @@ def test_a_copy_of_what_a_companion_writes(ways: tuple[str, str]) -> None:
         def meanwhile(what: str, table: str, done: int, total: int) -> None:
             nonlocal number
             number += 1
-            told(store, 1, 1, throughput=[throughput(number)], offset=number, number=number)
+            report(store, 1, 1, throughput=[throughput(number)], offset=number, number=number)
 
         before = ask(source, "SELECT count(*) FROM throughput")
         copy(source, target, meanwhile, page=PAGE)

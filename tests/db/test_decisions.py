@@ -12,7 +12,7 @@ from tests.db.make import ask, decision, job, resize, run, said
 
 def test_decisions_of_a_job_and_of_all(store: Store) -> None:
     """Protects `why JOB`: the newest first, the reason of each job, and of that job alone."""
-    store.see_jobs([job(1), job(2), job(3)])
+    store.record_jobs([job(1), job(2), job(3)])
     waits = DecisionJobRecord(2, None, None, None, said("no GPU is free"))
     ids = [store.add_decision(decision(100.0 * n, 1)) for n in (1, 2)]
     both = decision(300.0, 1)
@@ -28,14 +28,14 @@ def test_decisions_of_a_job_and_of_all(store: Store) -> None:
 
 def test_the_same_decision_again(store: Store) -> None:
     """Protects from doubled decisions."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     assert store.add_decision(decision(1.0, 1)) == store.add_decision(decision(1.0, 1))
     assert store.add_decision(decision(1.0, 1, policy="fifo")) == 2
 
 
 def test_outcome(store: Store) -> None:
     """Protects what became of a decision, for the job that asks why nothing happened."""
-    store.see_jobs([job(1), job(2)])
+    store.record_jobs([job(1), job(2)])
     number = store.add_decision(decision(1.0, 1))
     store.set_outcome(number, 1, acted=True, outcome=said("resize 4"))
     decided = store.last_decision(1)
@@ -47,7 +47,7 @@ def test_outcome(store: Store) -> None:
 
 def test_scores_that_are_no_numbers(store: Store) -> None:
     """Protects from a policy without a score, whose NaN databases keep in different ways."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     store.add_decision(decision(1.0, 1, score=float("nan")))
     decided = store.last_decision(1)
     assert decided is not None and decided.score is None
@@ -55,7 +55,7 @@ def test_scores_that_are_no_numbers(store: Store) -> None:
 
 def test_a_decision_on_an_unknown_job_is_not_stored(store: Store) -> None:
     """Protects from half a decision."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     with pytest.raises(UnknownRecord, match="job 2"):
         store.add_decision(decision(1.0, 1, 2))
     assert store.recent_decisions() == []
@@ -66,8 +66,8 @@ CAPPED = ReasonRecord("account_cap", {"account": "lab", "gpus": 8, "share": 0.5}
 
 def test_reasons_come_back_as_they_went_in(store: Store, url: str) -> None:
     """Protects causes from being uncountable: of every reason its code and its arguments, with their types."""
-    store.see_jobs([job(1, elastic=False, refusal=CAPPED)])
-    store.see_runs([run(1)])
+    store.record_jobs([job(1, elastic=False, refusal=CAPPED)])
+    store.record_runs([run(1)])
     store.add_decision(replace(decision(1.0), jobs=(DecisionJobRecord(1, None, None, None, CAPPED, outcome=CAPPED),)))
     number = store.begin_resize(resize(1)).id
     store.step_resize(number, "draining", time=2501.0, detail=CAPPED)
@@ -87,7 +87,7 @@ def test_reasons_come_back_as_they_went_in(store: Store, url: str) -> None:
 
 def test_arguments_that_json_or_a_database_has_not(store: Store) -> None:
     """Protects a decision from a job's name, or a number, that no database keeps."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     odd = ReasonRecord("odd", {"name": "\ud800\0é", "worth": float("inf")}, "text")
     record = replace(decision(1.0), jobs=(DecisionJobRecord(1, None, None, None, odd),))
     store.add_decision(record)

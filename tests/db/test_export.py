@@ -68,7 +68,7 @@ def test_each_user_gets_a_file_that_is_theirs(sqlite_url: str, tmp_path: Path) -
     fill(sqlite_url)
     somebody = next(user for user in pwd.getpwall() if user.pw_uid not in (0, os.geteuid()))
     with Store.open(sqlite_url, "gres") as store:
-        store.see_jobs([job(30, user=somebody.pw_name)])
+        store.record_jobs([job(30, user=somebody.pw_name)])
     old = os.umask(0)
     try:
         done = {one.user: one for one in export_users(sqlite_url, tmp_path, "ops")}
@@ -99,7 +99,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(sqlite_url: str, tmp_path: Path)
     export_user(sqlite_url, "alice", path, "ops")
     reader = Reader(f"sqlite:///{path}")
     with Store.open(sqlite_url, "gres") as store:
-        store.see_jobs([job(40)])
+        store.record_jobs([job(40)])
     export_user(sqlite_url, "alice", path, "ops")
     with reader.ask("SELECT count(*) FROM jobs") as answer:
         assert list(answer.rows) == [(2,)]
@@ -135,7 +135,7 @@ def test_one_that_is_killed_leaves_the_old_file(sqlite_url: str, tmp_path: Path)
 def test_a_name_that_is_no_files_name(sqlite_url: str, tmp_path: Path, name: str) -> None:
     """Protects the rest of the disk from a user's odd name; it can be exported to a file that is named."""
     with Store.open(sqlite_url, "gres") as store:
-        store.see_jobs([job(1, user=name)])
+        store.record_jobs([job(1, user=name)])
     with pytest.raises(StoreError, match="is no name for a file"):
         export_users(sqlite_url, tmp_path / "out", "ops")
     assert export_user(sqlite_url, name, tmp_path / "one", "ops").jobs == 1

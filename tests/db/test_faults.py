@@ -18,7 +18,7 @@ from slurm_ones.companion import Companion
 from slurm_ones.config import Settings
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.slurm.model import Snapshot
-from tests.db.make import ask, change, job, throughput, told
+from tests.db.make import ask, change, job, report, throughput
 from tests.db.server import Server, may_unshare
 
 SAMPLES = 400
@@ -30,7 +30,7 @@ BEGIN IF NEW.number = 300 THEN PERFORM pg_sleep(60); END IF; RETURN NEW; END $$;
 CREATE TRIGGER stuck BEFORE INSERT ON throughput FOR EACH ROW EXECUTE FUNCTION stuck();
 """
 
-BATCH = RunReports(1, 0, 5000, SAMPLES + 1, throughput=[throughput(n) for n in range(2, SAMPLES + 2)])
+BATCH = RunReports(1, 0, 5000, SAMPLES + 1, lines=[throughput(n) for n in range(2, SAMPLES + 2)])
 
 
 def count(url: str) -> tuple[int, int]:
@@ -75,8 +75,8 @@ def in_mid_copy(store: Store, url: str) -> Iterator[list[Exception]]:
 def test_a_connection_killed_in_mid_copy(postgresql_url: str) -> None:
     """Protects a tick from an administrator's or a network's cut: nothing is stored, then all of it."""
     with Store.open(postgresql_url, "gres") as store:
-        store.see_jobs([job(1)])
-        told(store, 1, 0, throughput=[], offset=1, number=1)
+        store.record_jobs([job(1)])
+        report(store, 1, 0, throughput=[], offset=1, number=1)
         with in_mid_copy(store, postgresql_url) as errors:
             ((process,),) = copying(postgresql_url)
             ask(postgresql_url, f"SELECT pg_terminate_backend({process})")
@@ -92,8 +92,8 @@ def test_a_connection_killed_in_mid_copy(postgresql_url: str) -> None:
 def test_a_server_that_crashes_in_mid_copy(postgresql_url: str, server: Server) -> None:
     """Protects the same from a server that is killed: it recovers without the batch, and the store goes on."""
     with Store.open(postgresql_url, "gres") as store:
-        store.see_jobs([job(1)])
-        told(store, 1, 0, throughput=[throughput(1)], offset=1, number=1)
+        store.record_jobs([job(1)])
+        report(store, 1, 0, throughput=[throughput(1)], offset=1, number=1)
         with in_mid_copy(store, postgresql_url) as errors:
             server.stop(signal.SIGQUIT)
             with pytest.raises(StoreLost):
@@ -109,11 +109,11 @@ def test_a_server_that_crashes_in_mid_copy(postgresql_url: str, server: Server) 
 def test_a_server_that_is_restarted_between_calls(postgresql_url: str, server: Server) -> None:
     """Protects a companion from a night's maintenance: the next call connects anew without an error."""
     with Store.open(postgresql_url, "gres") as store, Store.open(postgresql_url, "gres", read_only=True) as reader:
-        store.see_jobs([job(1)])
+        store.record_jobs([job(1)])
         assert len(reader.jobs()) == 1
         server.stop()
         server.start()
-        store.see_jobs([job(2)])
+        store.record_jobs([job(2)])
         assert len(reader.jobs()) == 2
 
 
@@ -157,7 +157,7 @@ with Store.open(sys.argv[1], "gres") as store:
 def test_a_writer_killed_in_mid_copy(postgresql_url: str) -> None:
     """Protects from half a batch after `kill -9`, and the next companion from waiting for what the last one asked."""
     with Store.open(postgresql_url, "gres") as store:
-        store.see_jobs([job(1)])
+        store.record_jobs([job(1)])
         change(postgresql_url, STUCK)
         writer = subprocess.Popen([sys.executable, "-c", WRITER, postgresql_url])
         wait_for(lambda: copying(postgresql_url))
@@ -174,7 +174,7 @@ def batch(number: int, samples: int = 20_000) -> RunReports:
     """The reports that follow those of `number - 1`."""
     first = 2 + number * samples
     told = [throughput(n) for n in range(first, first + samples)]
-    return RunReports(1, 0, first, told[-1].number, throughput=told)
+    return RunReports(1, 0, first, told[-1].number, lines=told)
 
 
 def fill(store: Store) -> int:
@@ -198,7 +198,7 @@ def test_a_servers_full_disk(server: Server, empty_postgresql: str) -> None:
     try:
         change(url, "CREATE TABLE ballast AS SELECT repeat('x', 1000) FROM generate_series(1, 12000)")
         with Store.open(url, "gres") as store:
-            store.see_jobs([job(1)])
+            store.record_jobs([job(1)])
             last = fill(store)
             assert last > 0 and count(url) == (20_000 * last, 20_000 * last)
             change(url, "DROP TABLE ballast")
@@ -221,7 +221,7 @@ migrate.upgrade(url)
 with open(ballast, "wb") as file:
     file.write(bytes(6 << 20))
 with Store.open(url, "gres") as store:
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     last = fill(store)
     assert last > 0 and count(url) == (20_000 * last, 20_000 * last)
     os.unlink(ballast)

@@ -17,10 +17,10 @@ import ones_db
 from ones_db import Database, Store, StoreError
 from ones_db.query import QueryError
 from ones_db.views import VIEWS
-from tests.db.make import hello, run, throughput, told
+from tests.db.make import hello, report, run, throughput
 from tests.db.test_views import fill
 
-EXAMPLE = Path(__file__).parents[2] / "db" / "examples" / "throughput.ipynb"
+EXAMPLE = Path(__file__).parents[2] / "db" / "ones_db" / "examples" / "throughput.ipynb"
 
 
 def test_every_view_is_a_method_that_says_what_it_tells() -> None:
@@ -63,7 +63,7 @@ def test_times_and_conditions(store: Store, url: str) -> None:
 def test_without_pandas(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names the extra that has it."""
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(StoreError, match=r"slurm-ones\[notebook\]"):
+    with pytest.raises(StoreError, match=r"ones-db\[notebook\]"):
         ones_db.connect(sqlite_url)
 
 
@@ -71,10 +71,10 @@ def test_the_example_draws_throughput_by_size(sqlite_url: str, tmp_path: Path, m
     """Protects the notebook that researchers copy: it runs as it is, and its picture is of the job it should be of."""
     with Store.open(sqlite_url, "gres") as store:
         fill(store)
-        store.see_runs([run(8, 1, 1, 2, start_time=9e5), run(8, 2, 1, 4, start_time=9.5e5)])
+        store.record_runs([run(8, 1, 1, 2, start_time=9e5), run(8, 2, 1, 4, start_time=9.5e5)])
         for restart, seconds in ((1, 0.5), (2, 0.25)):
             reported = [throughput(n, seconds=seconds) for n in (2, 3)]
-            told(store, 8, restart, hello=hello(), throughput=reported, offset=9, number=3)
+            report(store, 8, restart, hello=hello(), throughput=reported, offset=9, number=3)
     monkeypatch.setenv("ONES_DATABASE", sqlite_url)
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))

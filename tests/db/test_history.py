@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import event
 
 from ones_db import EpochPoint, NoisePoint, Store, ThroughputPoint, TimelineRow
-from tests.db.make import SPEC, epoch, hello, job, resize, resized_job, run, said, throughput, told
+from tests.db.make import SPEC, epoch, hello, job, report, resize, resized_job, run, said, throughput
 
 
 def test_history_of_a_resized_job(store: Store) -> None:
@@ -40,7 +40,7 @@ def test_histories_of_all_and_of_those_finished(store: Store) -> None:
     """Protects which jobs are learned from while they run, and which once they are done."""
     for number in (1, 2, 3, 4):
         resized_job(store, number)
-    store.see_jobs(
+    store.record_jobs(
         [
             job(2, restart=1, state="COMPLETED", end_time=4000.0),
             job(3, restart=1, state="COMPLETED", end_time=5000.0),
@@ -60,7 +60,7 @@ def test_histories_of_all_and_of_those_finished(store: Store) -> None:
 
 def test_a_job_that_has_shown_nothing(store: Store) -> None:
     """Protects a job in its first minute from gaps that are no numbers."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     history = store.histories()[1]
     assert (history.spec, history.epochs, history.throughput, history.samples) == (None, (), (), 0.0)
     assert (history.batch, history.first_start, history.running_s(5.0), history.resizes) == (
@@ -75,16 +75,16 @@ def test_a_job_that_has_shown_nothing(store: Store) -> None:
 
 def test_work_lost_with_a_checkpoint_counts_once(store: Store) -> None:
     """Protects progress from being counted twice when a run goes back to an older checkpoint."""
-    store.see_jobs([job(1)])
-    told(store, 1, 0, spec=SPEC, offset=0, number=None)
-    told(store, 1, 0, hello=hello(), epochs=[epoch(2, 0, loss=5.0), epoch(3, 1), epoch(4, 2)], offset=1, number=4)
+    store.record_jobs([job(1)])
+    report(store, 1, 0, spec=SPEC, offset=0, number=None)
+    report(store, 1, 0, hello=hello(), epochs=[epoch(2, 0, loss=5.0), epoch(3, 1), epoch(4, 2)], offset=1, number=4)
     assert store.histories()[1].samples == 3000
     back = hello(epoch=1, cursor=500, time=4000.0)
-    told(store, 1, 1, hello=back, offset=1, number=1)
+    report(store, 1, 1, hello=back, offset=1, number=1)
     history = store.histories()[1]
     assert history.samples == 1500
     assert [(point.epoch, point.restart) for point in history.epochs] == [(0, 0)]
-    told(store, 1, 1, epochs=[epoch(2, 1, accuracy=0.7)], offset=2, number=2)
+    report(store, 1, 1, epochs=[epoch(2, 1, accuracy=0.7)], offset=2, number=2)
     history = store.histories()[1]
     assert history.samples == 2000
     assert [(point.epoch, point.restart, point.accuracy) for point in history.epochs] == [
@@ -95,16 +95,16 @@ def test_work_lost_with_a_checkpoint_counts_once(store: Store) -> None:
 
 def test_samples_without_a_spec(store: Store) -> None:
     """Protects progress of a job whose spec could not be believed: the epochs say how long they were."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     samples, ends = [throughput(4, epoch=2, cursor=128)], [epoch(2, 0), epoch(3, 1)]
-    told(store, 1, 0, hello=hello(), throughput=samples, epochs=ends, offset=1, number=4)
+    report(store, 1, 0, hello=hello(), throughput=samples, epochs=ends, offset=1, number=4)
     assert store.histories()[1].samples == 2128
 
 
 def test_only_the_newest_samples_of_each_shape_and_batch(store: Store) -> None:
     """Protects from learning a speed that is out of date, and from an empty stretch."""
-    store.see_jobs([job(1)])
-    store.see_runs([run(1, 0, 1, 2), run(1, 1, 2, 4), run(1, 2, 1, 2)])
+    store.record_jobs([job(1)])
+    store.record_runs([run(1, 0, 1, 2), run(1, 1, 2, 4), run(1, 2, 1, 2)])
     for restart in range(3):
         samples = [
             throughput(number, time=1000.0 * restart + number, samples=100 * restart + number, seconds=1.0)
@@ -112,7 +112,7 @@ def test_only_the_newest_samples_of_each_shape_and_batch(store: Store) -> None:
         ]
         empty = throughput(10, time=1000.0 * restart + 10, seconds=0.0)
         other = throughput(11, time=1000.0 * restart + 11, batch=128, samples=7, seconds=1.0)
-        told(store, 1, restart, throughput=[*samples, empty, other], offset=1, number=11)
+        report(store, 1, restart, throughput=[*samples, empty, other], offset=1, number=11)
     found: dict[tuple[int, int, int], list[float]] = {}
     for point in store.histories()[1].throughput:
         found.setdefault((point.nodes, point.gpus_per_node, point.batch), []).append(point.samples_per_s)
@@ -155,17 +155,17 @@ def test_failures_are_counted_since_the_last_success(store: Store) -> None:
 
 def test_runs_whose_end_nobody_saw(store: Store) -> None:
     """Protects run times: of a requeued run Slurm does not tell the end, and a job in the queue does not run."""
-    store.see_jobs([job(1)])
-    store.see_runs([run(1, 0, start_time=1000.0)])
-    told(store, 1, 0, hello=hello(time=1010.0), epochs=[epoch(2, 0, time=1400.0)], offset=1, number=2)
+    store.record_jobs([job(1)])
+    store.record_runs([run(1, 0, start_time=1000.0)])
+    report(store, 1, 0, hello=hello(time=1010.0), epochs=[epoch(2, 0, time=1400.0)], offset=1, number=2)
     history = store.histories()[1]
     assert (history.ended_runs_s, history.running_since) == (0.0, 1000.0)
-    store.see_jobs([job(1, restart=1, state="PENDING")])
+    store.record_jobs([job(1, restart=1, state="PENDING")])
     history = store.histories()[1]
     assert (history.ended_runs_s, history.running_since) == (400.0, None)
     assert (store.timeline()[0].end, store.job_summaries()[0].running) == (1400.0, False)
-    store.see_jobs([job(1, restart=2)])
-    store.see_runs([run(1, 1, start_time=1500.0), run(1, 2, start_time=1600.0)])
+    store.record_jobs([job(1, restart=2)])
+    store.record_runs([run(1, 1, start_time=1500.0), run(1, 2, start_time=1600.0)])
     history = store.histories()[1]
     assert (history.ended_runs_s, history.running_since) == (400.0, 1600.0)
     assert [row.end for row in store.timeline()] == [1400.0, 1500.0, None]
@@ -180,7 +180,7 @@ def test_summary_of_a_resized_job(store: Store) -> None:
     assert (line.samples_per_s, line.epoch, line.epochs, line.cursor, line.dataset) == (512.0, 3, 10, 0, 1000)
     assert (line.resizes, line.resizing, line.pause_s) == (1, "ordered", 410.0)
     assert (line.loss, line.accuracy, line.start_time) == (0.7, 0.6, 2000.0)
-    store.see_jobs([job(7, restart=1, state="COMPLETED", end_time=5007.0)])
+    store.record_jobs([job(7, restart=1, state="COMPLETED", end_time=5007.0)])
     (line,) = store.job_summaries([7])
     assert (line.jct_s, line.running) == (4000.0, False)
     assert store.job_summaries([8]) == []
@@ -204,7 +204,7 @@ def test_timeline(store: Store) -> None:
         lambda store: store.job_summaries(),
         lambda store: store.timeline(),
         lambda store: store.recent_decisions(),
-        lambda store: store.see_jobs([replace(seen, state="FAILED") for seen in store.jobs().values()]),
+        lambda store: store.record_jobs([replace(seen, state="FAILED") for seen in store.jobs().values()]),
     ],
 )
 def test_the_number_of_statements_does_not_depend_on_the_number_of_jobs(
@@ -219,10 +219,10 @@ def test_the_number_of_statements_does_not_depend_on_the_number_of_jobs(
 
     def fill(first: int, last: int) -> None:
         numbers = range(first, last)
-        store.see_jobs([job(number) for number in numbers])
-        store.see_runs([run(number) for number in numbers])
+        store.record_jobs([job(number) for number in numbers])
+        store.record_runs([run(number) for number in numbers])
         for number in numbers[:10]:
-            told(store, number, 0, hello=hello(), throughput=[throughput(2)], offset=1, number=2)
+            report(store, number, 0, hello=hello(), throughput=[throughput(2)], offset=1, number=2)
 
     counts = []
     for first, last in ((1, 11), (11, 201)):
@@ -236,8 +236,8 @@ def test_the_number_of_statements_does_not_depend_on_the_number_of_jobs(
 def test_what_is_remembered_is_what_is_there(store: Store, url: str) -> None:
     """Protects from a memory that lies: after every write, by whichever process, a fresh store reads the same."""
     rng = random.Random(0)
-    store.see_jobs([job(n) for n in (1, 2, 3)])
-    told(store, 1, 0, spec=SPEC, offset=0, number=None)
+    store.record_jobs([job(n) for n in (1, 2, 3)])
+    report(store, 1, 0, spec=SPEC, offset=0, number=None)
     numbers: Counter[tuple[int, int]] = Counter()
     with Store.open(url, "gres") as other:
         for step in range(80):
@@ -247,10 +247,10 @@ def test_what_is_remembered_is_what_is_there(store: Store, url: str) -> None:
             noise = rng.choice((None, float(step)))
             samples = [throughput(n, time=float(step), batch=rng.choice((64, 128)), noise=noise, progress=noise)]
             ends = [epoch(n + 1, rng.randrange(4), time=float(step))]
-            first = hello(epoch=rng.randrange(3), gpus_per_node=restart + 1) if n == 3 else None
-            told(writer, which, restart, hello=first, throughput=samples, epochs=ends, offset=n, number=n + 2)
+            first = [hello(epoch=rng.randrange(3), gpus_per_node=restart + 1)] if n == 3 else []
+            report(writer, which, restart, hello=first, throughput=samples, epochs=ends, offset=n, number=n + 2)
             if step % 20 == 19:
-                writer.see_jobs([job(which, state="COMPLETED", end_time=float(step))])
+                writer.record_jobs([job(which, state="COMPLETED", end_time=float(step))])
             with Store.open(url, "gres", read_only=True) as fresh:
                 assert store.histories([1, 2, 3]) == fresh.histories([1, 2, 3])
                 assert store.finished_histories() == fresh.finished_histories()
@@ -260,22 +260,22 @@ def test_nothing_new_is_the_same_object(store: Store) -> None:
     """Protects a tick from learning again what it has learned: identity says that nothing changed."""
     resized_job(store)
     resized_job(store, 8)
-    store.see_jobs([job(8, restart=1, state="COMPLETED", end_time=4000.0)])
+    store.record_jobs([job(8, restart=1, state="COMPLETED", end_time=4000.0)])
     before, finished = store.histories([7])[7], store.finished_histories()
     assert store.histories([7])[7] is before
     assert store.finished_histories() is finished
-    told(store, 7, 1, throughput=[throughput(9, batch=256)], offset=60, number=9)
+    report(store, 7, 1, throughput=[throughput(9, batch=256)], offset=60, number=9)
     assert store.histories([7])[7] is not before
     assert store.finished_histories() is finished
 
 
 def long_job(store: Store) -> None:
     """A job of 3000 samples, the last of which came since its history was told."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     samples = [throughput(n) for n in range(2, 3000)]
-    told(store, 1, 0, hello=hello(), throughput=samples, offset=1, number=2999)
+    report(store, 1, 0, hello=hello(), throughput=samples, offset=1, number=2999)
     store.histories()
-    told(store, 1, 0, throughput=[throughput(3000, samples=128)], offset=2, number=3000)
+    report(store, 1, 0, throughput=[throughput(3000, samples=128)], offset=2, number=3000)
 
 
 def test_only_new_reports_are_read(sqlite_url: str) -> None:
@@ -307,17 +307,17 @@ def test_only_new_reports_leave_the_server(postgresql_url: str) -> None:
 
 def test_noise_and_progress(store: Store) -> None:
     """Protects statistical efficiency and progress: the newest figures over all runs, and none above what was used."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     noisy = [throughput(n, noise=float(n), progress=60.0 * n) for n in range(2, 12)]
-    told(store, 1, 0, spec=SPEC, hello=hello(), throughput=noisy, offset=1, number=11)
+    report(store, 1, 0, spec=SPEC, hello=hello(), throughput=noisy, offset=1, number=11)
     history = store.histories()[1]
     assert history.noise == tuple(NoisePoint(float(n), 2000.0 + n) for n in range(4, 12))
     assert (history.samples, history.progress, history.first_batch) == (704.0, 660.0, 64)
     back = hello(time=4000.0, batch=128, cursor=100, progress=90.0)
-    told(store, 1, 1, hello=back, offset=1, number=1)
+    report(store, 1, 1, hello=back, offset=1, number=1)
     history = store.histories()[1]
     assert (history.samples, history.progress, history.first_batch, history.batch) == (100.0, 90.0, 64, 128)
-    told(store, 1, 1, throughput=[throughput(2, cursor=300, progress=1e9)], offset=2, number=2)
+    report(store, 1, 1, throughput=[throughput(2, cursor=300, progress=1e9)], offset=2, number=2)
     assert store.histories()[1].progress == 300.0
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ones_db import Store, StoreError, UnknownRecord
-from tests.db.make import SPEC, hello, job, run, said, told
+from tests.db.make import SPEC, hello, job, report, run, said
 
 
 def test_jobs_come_back_as_they_went_in(store: Store) -> None:
@@ -25,7 +25,7 @@ def test_jobs_come_back_as_they_went_in(store: Store) -> None:
         end_time=5000.25,
         report_note="line 3: not JSON",
     )
-    store.see_jobs([odd, job(2)])
+    store.record_jobs([odd, job(2)])
     assert store.jobs() == {1: odd, 2: job(2)}
     assert store.live_jobs() == {2}
     assert store.jobs([1, 99]) == {1: odd}
@@ -33,16 +33,16 @@ def test_jobs_come_back_as_they_went_in(store: Store) -> None:
 
 def test_one_odd_name_does_not_keep_a_snapshot_out(store: Store) -> None:
     """Protects from a name of undecodable bytes, which Python hands on as lone surrogates."""
-    store.see_jobs([job(1, name=b"caf\xe9".decode("utf-8", "surrogateescape")), job(2)])
+    store.record_jobs([job(1, name=b"caf\xe9".decode("utf-8", "surrogateescape")), job(2)])
     assert store.jobs()[1].name == "caf\\udce9"
     assert 2 in store.jobs()
 
 
 def test_seeing_a_job_again_updates_it(store: Store) -> None:
     """Protects the newest state, and what counts from the first: submission and request."""
-    store.see_jobs([job(1, state="PENDING")])
-    told(store, 1, 0, spec=SPEC, offset=0, number=None)
-    store.see_jobs([job(1, requested_gpus_per_node=4, comment="new")])
+    store.record_jobs([job(1, state="PENDING")])
+    report(store, 1, 0, spec=SPEC, offset=0, number=None)
+    store.record_jobs([job(1, requested_gpus_per_node=4, comment="new")])
     assert store.jobs()[1] == job(1, comment="new")
     assert store.histories([1])[1].spec == SPEC
 
@@ -50,48 +50,48 @@ def test_seeing_a_job_again_updates_it(store: Store) -> None:
 def test_a_requeue_is_the_same_job(store: Store) -> None:
     """Protects the JCT: Slurm gives a requeued job a new submission time, after it raised the restart
     count."""
-    store.see_jobs([job(1)])
-    store.see_jobs([job(1, restart=1)])
-    store.see_jobs([job(1, restart=1, submit_time=3000.0)])
-    store.see_jobs([job(1, restart=2, submit_time=4000.0, state="COMPLETED", end_time=5000.0)])
+    store.record_jobs([job(1)])
+    store.record_jobs([job(1, restart=1)])
+    store.record_jobs([job(1, restart=1, submit_time=3000.0)])
+    store.record_jobs([job(1, restart=2, submit_time=4000.0, state="COMPLETED", end_time=5000.0)])
     (summary,) = store.job_summaries()
     assert summary.jct_s == 5000.0 - 1001.0
 
 
 def test_a_job_id_used_again_is_another_job(store: Store) -> None:
     """Protects a new job from the history of an old one that had the same id."""
-    store.see_jobs([job(1, restart=2, end_time=1500.0, state="COMPLETED")])
-    store.see_runs([run(1, 2)])
-    store.see_jobs([job(1, submit_time=9000.0, name="other")])
+    store.record_jobs([job(1, restart=2, end_time=1500.0, state="COMPLETED")])
+    store.record_runs([run(1, 2)])
+    store.record_jobs([job(1, submit_time=9000.0, name="other")])
     assert store.jobs()[1].name == "other"
     assert store.runs(1) == []
-    store.see_runs([run(1, 0, start_time=9100.0)])
+    store.record_runs([run(1, 0, start_time=9100.0)])
     assert [row.name for row in store.timeline()] == ["job1", "other"]
     assert [row.name for row in store.job_summaries()] == ["other"]
 
 
 def test_an_old_record_does_not_move_the_newest_job(store: Store) -> None:
     """Protects the latest submission when the old one is told again."""
-    store.see_jobs([job(1)])
-    store.see_jobs([job(1, submit_time=9000.0, name="other")])
-    store.see_jobs([job(1, state="FAILED")])
+    store.record_jobs([job(1)])
+    store.record_jobs([job(1, submit_time=9000.0, name="other")])
+    store.record_jobs([job(1, state="FAILED")])
     assert store.jobs()[1].name == "other"
 
 
 def test_runs_keep_what_a_later_record_does_not_know(store: Store) -> None:
     """Protects a run's start, and how far its reports were read, from a snapshot that knows less."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     full = run(1, 0, 2, 4, end_time=2500.0, node_list=("n1", "n2"), end_reason="TIMEOUT", launch_s=1.5)
-    store.see_runs([full])
-    told(store, 1, 0, offset=10, number=2)
-    store.see_runs([run(1, 0, 0, 0, start_time=None, node_list=())])
+    store.record_runs([full])
+    report(store, 1, 0, offset=10, number=2)
+    store.record_runs([run(1, 0, 0, 0, start_time=None, node_list=())])
     assert store.runs(1) == [replace(full, report_offset=10, report_number=2)]
 
 
 def test_end_run_prefers_the_jobs_own_word(store: Store) -> None:
     """Protects the reason that a run gave itself from Slurm's coarser one."""
-    store.see_jobs([job(1)])
-    store.see_runs([run(1, 0, end_reason="drained"), run(1, 1)])
+    store.record_jobs([job(1)])
+    store.record_runs([run(1, 0, end_reason="drained"), run(1, 1)])
     for _ in range(2):
         store.end_run(1, 0, 2500.0, "CANCELLED")
         store.end_run(1, 1, 3500.0, "FAILED")
@@ -100,22 +100,22 @@ def test_end_run_prefers_the_jobs_own_word(store: Store) -> None:
 
 def test_unknown_jobs_and_runs_are_named(store: Store) -> None:
     """Protects from rows without a parent, and from storing half of a call."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     with pytest.raises(UnknownRecord, match="job 2"):
-        store.see_runs([run(1), run(2)])
+        store.record_runs([run(1), run(2)])
     assert store.runs(1) == []
     with pytest.raises(UnknownRecord, match="run 3 of job 1"):
         store.end_run(1, 3, 1.0)
     with pytest.raises(UnknownRecord, match="job 9"):
-        told(store, 9, 0, hello=hello(), offset=1, number=1)
+        report(store, 9, 0, hello=hello(), offset=1, number=1)
 
 
 def test_clusters_do_not_mix(url: str, store: Store) -> None:
     """Protects two clusters with equal job ids in one database."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     with Store.open(url, "old") as other:
         assert other.jobs() == {}
-        other.see_jobs([job(1, name="elsewhere")])
+        other.record_jobs([job(1, name="elsewhere")])
         assert (store.jobs()[1].name, other.jobs()[1].name) == ("job1", "elsewhere")
     for wrong in ("grse", ""):
         with pytest.raises(StoreError, match=f"nothing of cluster '{wrong}'; it has gres, old"):
@@ -124,7 +124,7 @@ def test_clusters_do_not_mix(url: str, store: Store) -> None:
 
 def test_the_only_cluster_need_not_be_named(url: str, store: Store) -> None:
     """Protects readers without a settings file; a writer says whose jobs it stores."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     with Store.open(url, "", read_only=True) as reader:
         assert (list(reader.jobs()), reader.cluster) == ([1], "gres")
     with pytest.raises(StoreError, match="no cluster is named"):
@@ -134,15 +134,15 @@ def test_the_only_cluster_need_not_be_named(url: str, store: Store) -> None:
 def test_thousands_of_jobs_in_one_call(store: Store) -> None:
     """Protects from databases that limit the parameters of a statement, on reading as on writing."""
     many = [job(number) for number in range(1, 40_001)]
-    store.see_jobs(many)
+    store.record_jobs(many)
     assert len(store.jobs([record.job_id for record in many])) == len(many)
 
 
 def test_a_deferral_is_kept_until_it_is_taken_back(store: Store) -> None:
     """Protects what a companion that starts must know: which waiting jobs it keeps from starting, snapshots or not."""
-    store.see_jobs([job(1), job(2)])
+    store.record_jobs([job(1), job(2)])
     store.set_deferral(1, 5000.0)
-    store.see_jobs([job(1, comment="new"), job(2)])
+    store.record_jobs([job(1, comment="new"), job(2)])
     assert store.deferrals() == {1: 5000.0}
     store.set_deferral(1, None)
     assert store.deferrals() == {}
@@ -152,7 +152,7 @@ def test_a_deferral_is_kept_until_it_is_taken_back(store: Store) -> None:
 
 def test_a_deferral_does_not_pass_to_the_next_job_with_that_id(store: Store) -> None:
     """Protects a new job from what an old one with its id had."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     store.set_deferral(1, 5000.0)
-    store.see_jobs([job(1, submit_time=4000.0)])
+    store.record_jobs([job(1, submit_time=4000.0)])
     assert store.deferrals() == {}

@@ -109,15 +109,15 @@ def test_an_older_term_writes_nothing(url: str) -> None:
     with ExitStack() as stack:
         one, other = (stack.enter_context(LeaderLock(url, "gres")) for _ in range(2))
         old = stack.enter_context(Store.open(url, "gres", term=one.take(1.0)))
-        old.see_jobs([job(1)])
+        old.record_jobs([job(1)])
         one.leave(2.0)
         new = stack.enter_context(Store.open(url, "gres", term=other.take(3.0)))
         with pytest.raises(NotLeader, match=rf"term 1 is lost: {ME} leads since, in term 2"):
-            old.see_jobs([job(2)])
+            old.record_jobs([job(2)])
         with pytest.raises(NotLeader):
             old.set_deferral(1, 5.0)
         assert list(old.jobs()) == [1] and old.deferrals() == {}
-        new.see_jobs([job(3)])
+        new.record_jobs([job(3)])
         command = stack.enter_context(Store.open(url, "gres"))
         command.add_action(ActionRecord(1.0, "ops", "db maintain"))
         assert list(new.jobs()) == [1, 3]

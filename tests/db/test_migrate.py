@@ -23,7 +23,7 @@ from ones_db import (
     migrate,
 )
 from ones_db.engine import backend_of, transaction
-from ones_db.models import Base
+from ones_db.tables import METADATA
 from tests.db.make import ask, change, job, opened, throughput
 from tests.db.server import Server
 
@@ -42,7 +42,7 @@ def test_migrations_and_models_agree(url: str) -> None:
     """Protects from a model that was changed without its migration."""
     with opened(url) as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True, "include_object": ours})
-        assert compare_metadata(context, Base.metadata) == []
+        assert compare_metadata(context, METADATA) == []
     assert migrate.head() == SCHEMA_REVISION == migrate.current(url)
 
 
@@ -52,7 +52,7 @@ def test_migrated_tables_are_the_models_tables_to_the_letter(sqlite_url: str, tm
     made = f"sqlite:///{tmp_path / 'made.sqlite'}"
     engine = backend_of(made).engine("upgrade")
     with transaction(engine, write=True) as connection:
-        Base.metadata.create_all(connection)
+        METADATA.create_all(connection)
     engine.dispose()
 
     def schema(url: str) -> dict[str, str]:
@@ -69,9 +69,9 @@ def test_migrated_tables_of_a_server_are_the_models_to_the_letter(postgresql_url
     name = server.fresh()
     engine = backend_of(server.url(name)).engine("upgrade")
     with transaction(engine, write=True) as connection:
-        Base.metadata.create_all(connection)
+        METADATA.create_all(connection)
     engine.dispose()
-    only = [f"--table={table}" for table in (*Base.metadata.tables, "*_id_seq")]
+    only = [f"--table={table}" for table in (*METADATA.tables, "*_id_seq")]
 
     def schema(database: str) -> list[str]:
         # Who may see what is the views' part, and partitions come with the store.
@@ -93,7 +93,7 @@ def backend_database(url: str) -> str:
 
 def test_every_column_and_table_is_explained() -> None:
     """Protects the promise that each column says what it means."""
-    for table in Base.metadata.tables.values():
+    for table in METADATA.tables.values():
         assert table.comment, table.name
         for column in table.columns:
             assert column.comment, f"{table.name}.{column.name}"
@@ -112,7 +112,7 @@ def test_upgrade_creates_and_then_changes_nothing(tmp_path: Path) -> None:
 
 def test_older_schema_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects an older database from a companion that would look for columns that are not there."""
-    monkeypatch.setattr("ones_db.schema.SCHEMA_REVISION", "9999")
+    monkeypatch.setattr("ones_db.engine.SCHEMA_REVISION", "9999")
     with pytest.raises(SchemaError, match=r"older than 9999; run `slurm-ones db upgrade`"):
         Store.open(url, "gres")
 
@@ -120,7 +120,7 @@ def test_older_schema_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_file_is_copied_before_its_upgrade(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects a site's data on the way to a newer version."""
     with Store.open(sqlite_url, "gres") as store:
-        store.see_jobs([job(1)])
+        store.record_jobs([job(1)])
     monkeypatch.setattr("ones_db.migrate.SCHEMA_REVISION", "9999")
     migrate.upgrade(sqlite_url)
     (copy,) = file_of(sqlite_url).parent.glob("*.bak")
@@ -158,7 +158,7 @@ def test_the_first_schema_is_upgraded_with_all_that_it_holds(tmp_path: Path) -> 
         assert store.deferrals() == {}
         assert store.runs(1)[0].progress is None
         assert store.histories([1])[1].throughput == (ThroughputPoint(2, 4, 64, 128.0, 5.0),)
-        store.add_reports([RunReports(1, 0, 10, 3, throughput=[throughput(3, noise=7.0, progress=60.0)])])
+        store.add_reports([RunReports(1, 0, 10, 3, lines=[throughput(3, noise=7.0, progress=60.0)])])
         assert store.histories([1])[1].noise == (NoisePoint(7.0, 2003.0),)
 
 

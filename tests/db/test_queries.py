@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ones_db import Store
-from ones_db.query import Reader
+from ones_db.query import Reader, saved_queries, saved_query
+from ones_db.views import VIEWS
 from tests.db.make import opened
 from tests.db.test_views import DAY, fill
 
-QUERIES = Path(__file__).parents[2] / "db" / "queries"
 PARAMETERS: dict[str, dict[str, Any]] = {
     "causes": {"since": 0, "until": 10 * DAY},
     "did_resizing_pay": {},
@@ -20,9 +19,9 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "gpu_hours_by_user": {"since": 2000, "until": DAY + 1800},
     "learning_curve": {"job_id": 7},
     "queueing_by_size": {},
-    "resize_cost": {},
+    "resize_phases": {},
     "resize_cost_by_job": {"user_name": "alice"},
-    "scaling": {"job_id": 7},
+    "speed_up": {"job_id": 7},
     "who_used_the_gpus": {"since": "1970-01-02"},
     "why": {"job_id": 7},
 }
@@ -31,7 +30,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 def ask(url: str, name: str) -> list[dict[str, Any]]:
     reader = Reader(url)
     try:
-        with reader.ask((QUERIES / f"{name}.sql").read_text(), PARAMETERS[name]) as answer:
+        with reader.ask(saved_query(name), PARAMETERS[name]) as answer:
             return [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
     finally:
         reader.close()
@@ -39,8 +38,14 @@ def ask(url: str, name: str) -> list[dict[str, Any]]:
 
 def test_every_query_is_tested() -> None:
     """Protects a new query from being forgotten here, and its reader from guessing what it is for."""
-    assert {path.stem for path in QUERIES.glob("*.sql")} == set(PARAMETERS)
-    assert all(path.read_text().startswith("-- ") for path in QUERIES.glob("*.sql"))
+    assert set(saved_queries()) == set(PARAMETERS)
+    assert all(saved_query(name).startswith("-- ") for name in saved_queries())
+    assert all(told and not told.startswith("Parameter") for told in saved_queries().values())
+
+
+def test_a_query_and_a_view_have_different_names() -> None:
+    """Protects `slurm-ones db query NAME` from meaning two things."""
+    assert not set(saved_queries()) & set(VIEWS)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

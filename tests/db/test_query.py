@@ -107,7 +107,7 @@ def test_what_is_taken_is_one_statement_for_the_database_too(pieces: list[str]) 
 )
 def test_the_database_itself_refuses_to_write(store: Store, url: str, sql: str) -> None:
     """Protects the data where the SQL passes for a query: it is the database that holds it."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     with pytest.raises(StoreError):
         answer(url, sql)
     assert ask(url, "SELECT job_id FROM jobs") == [(1,)]
@@ -115,7 +115,7 @@ def test_the_database_itself_refuses_to_write(store: Store, url: str, sql: str) 
 
 def test_parameters_and_texts_with_colons(store: Store, url: str) -> None:
     """Protects values from being SQL, and texts from being parameters."""
-    store.see_jobs([job(1, name="x'; DROP TABLE jobs; --"), job(2, name="10:30")])
+    store.record_jobs([job(1, name="x'; DROP TABLE jobs; --"), job(2, name="10:30")])
     assert answer(url, "SELECT job_id FROM jobs WHERE name = :name", name="x'; DROP TABLE jobs; --") == [(1,)]
     assert answer(url, "SELECT job_id, '%s :no' FROM jobs WHERE name = '10:30'") == [(2, "%s :no")]
     with pytest.raises(QueryError, match="--param name=VALUE"):
@@ -167,7 +167,7 @@ def call(url: str, *arguments: str) -> Result:
 def filled(sqlite_url: str) -> str:
     with Store.open(sqlite_url, "gres") as store:
         resized_job(store)
-        store.see_jobs([job(9, name=HOSTILE, user=HOSTILE)])
+        store.record_jobs([job(9, name=HOSTILE, user=HOSTILE)])
     return sqlite_url
 
 
@@ -202,7 +202,7 @@ class TestCommand:
     def test_a_number_may_be_a_name(self, filled: str) -> None:
         """Accounts and users whose names are digits are found."""
         with Store.open(filled, "gres") as store:
-            store.see_jobs([job(10, account="0042")])
+            store.record_jobs([job(10, account="0042")])
         told = json.loads(call(filled, "job_summary", "--param", "account=0042", "--format", "json").stdout)
         assert [row["job_id"] for row in told] == [10]
 
@@ -265,4 +265,13 @@ class TestCommand:
         """Names the extra that has it."""
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         done = call(filled, "scaling", "--format", "parquet", "--output", str(tmp_path / "x"))
-        assert done.exit_code == 2 and "slurm-ones[notebook]" in done.stderr
+        assert done.exit_code == 2 and "ones-db[notebook]" in done.stderr
+
+    def test_a_saved_query_by_its_name(self, filled: str) -> None:
+        """Protects the questions that documents answer by name; whoever asks for nothing sees them listed."""
+        done = call(filled, "learning_curve", "--param", "job_id=7", "--format", "json")
+        assert [row["epoch"] for row in json.loads(done.stdout)] == [0, 1, 2]
+        listed = call(filled)
+        assert "fastest_size" in listed.stdout and "decisions_explained" in listed.stdout
+        unknown = call(filled, "whyy")
+        assert unknown.exit_code == 2 and "no view or saved query is called 'whyy'" in unknown.stderr

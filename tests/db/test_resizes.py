@@ -12,7 +12,7 @@ from tests.db.make import decision, job, resize, said
 
 def test_a_resize_from_its_beginning_to_its_end(store: Store, url: str) -> None:
     """Protects what a companion that starts finds: the state, the deadline, and every step with its time."""
-    store.see_jobs([job(1), job(2)])
+    store.record_jobs([job(1), job(2)])
     asked = store.add_decision(decision(2400.0, 1))
     meant = resize(1, decision_id=asked)
     number = store.begin_resize(meant).id
@@ -36,7 +36,7 @@ def test_a_resize_from_its_beginning_to_its_end(store: Store, url: str) -> None:
 
 def test_one_open_resize_a_job(store: Store, url: str) -> None:
     """Protects a job from two resizes at once, also from two companions."""
-    store.see_jobs([job(1), job(2)])
+    store.record_jobs([job(1), job(2)])
     first = store.begin_resize(resize(1)).id
     with Store.open(url, "gres") as other:
         with pytest.raises(ResizeConflict, match=rf"job 1: resize {first} is open \(state ordered\)"):
@@ -48,7 +48,7 @@ def test_one_open_resize_a_job(store: Store, url: str) -> None:
 
 def test_every_call_may_be_made_again(store: Store) -> None:
     """Protects a companion that died after a call and makes it again."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     number = store.begin_resize(resize(1)).id
     assert store.begin_resize(resize(1)).id == number
     for _ in range(2):
@@ -61,7 +61,7 @@ def test_every_call_may_be_made_again(store: Store) -> None:
 
 def test_what_has_ended_stays_so(store: Store) -> None:
     """Protects the record of what was done to a job."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     number = store.begin_resize(resize(1)).id
     store.end_resize(number, "done", said(""), 2502.0)
     with pytest.raises(ResizeConflict, match="has ended"):
@@ -88,7 +88,7 @@ def test_unknown_resizes_are_named(store: Store) -> None:
 
 def test_resizes_that_interrupted_a_job_are_told_apart(store: Store) -> None:
     """Limits count those that cost it time: not one that was called off, nor one of a job that waited."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     ends = [
         ("done", 8.0, 0),
         ("rolled_back", None, 1),

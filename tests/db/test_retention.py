@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from ones_db import RunReports, Store, ThroughputRecord, maintenance, retention
+from ones_db import ReportLine, RunReports, Store, maintenance, retention
 from ones_db.maintenance import Ages, maintain
-from ones_db.reports import THROUGHPUT
+from ones_db.tables import THROUGHPUT
 from slurm_ones.learn.knowledge import Learner
-from tests.db.make import SPEC, decision, epoch, hello, job, resize, run, said, throughput, told
+from tests.db.make import SPEC, decision, epoch, hello, job, report, resize, run, said, throughput
 
 DAY = 86_400.0
 END = 50_000.0
@@ -46,8 +46,8 @@ def sums(store: Store) -> dict[tuple[int, int, int], tuple[int, float, int, floa
 def train(store: Store, job_id: int, seed: int, *, ended: bool = True, count: int = 600) -> None:
     """A job of two runs at two shapes, with a sample every ten seconds, changing its batch now and then."""
     rng = random.Random(seed)
-    store.see_jobs([job(job_id)])
-    store.see_runs([run(job_id, 0, 1, 2), run(job_id, 1, 2, 4, start_time=20_000.0)])
+    store.record_jobs([job(job_id)])
+    store.record_runs([run(job_id, 0, 1, 2), run(job_id, 1, 2, 4, start_time=20_000.0)])
     for restart, start in ((0, 2000.0), (1, 20_000.0)):
         found, step, cursor = [], 0, 0
         for n in range(count):
@@ -70,7 +70,7 @@ def train(store: Store, job_id: int, seed: int, *, ended: bool = True, count: in
                 )
             )
         ends = [epoch(count + 2 + e, e, time=start + 1000.0 * (e + 1)) for e in range(count // 100)]
-        told(
+        report(
             store,
             job_id,
             restart,
@@ -82,7 +82,7 @@ def train(store: Store, job_id: int, seed: int, *, ended: bool = True, count: in
             number=ends[-1].number,
         )
     if ended:
-        store.see_jobs([job(job_id, restart=1, state="COMPLETED", end_time=END, exit_code=0)])
+        store.record_jobs([job(job_id, restart=1, state="COMPLETED", end_time=END, exit_code=0)])
 
 
 def learned(url: str) -> tuple[Any, list[Any]]:
@@ -142,7 +142,7 @@ def view(store: Store, name: str) -> list[dict[str, Any]]:
 
 def test_a_rolled_up_sample(store: Store) -> None:
     """Protects what a minute says: sums, means by samples, and the position at its end."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     found = [
         throughput(2, time=60.0, samples=100, seconds=1.0, loss=1.0, noise=10.0, progress=5.0),
         throughput(3, time=80.0, samples=300, seconds=2.0, loss=2.0, noise=30.0, progress=9.0, lr_factor=2.0),
@@ -150,8 +150,8 @@ def test_a_rolled_up_sample(store: Store) -> None:
         throughput(5, time=120.0, samples=1, seconds=1.0),
         *(throughput(n, time=1000.0 + n) for n in range(6, 6 + retention.KEPT)),
     ]
-    told(store, 1, 0, hello=hello(), throughput=found, offset=9, number=50)
-    store.see_jobs([job(1, state="COMPLETED", end_time=END)])
+    report(store, 1, 0, hello=hello(), throughput=found, offset=9, number=50)
+    store.record_jobs([job(1, state="COMPLETED", end_time=END)])
     maintain(store, MINUTES, now=NOW, sleep=lambda _: None)
     minute, alone, *newest = samples(store)
     assert (minute["number"], minute["time"], minute["step"], minute["cursor"]) == (4, 119.0, 4, 256)
@@ -168,7 +168,7 @@ def test_again_and_from_a_replayed_file(store: Store) -> None:
     maintain(store, MINUTES, now=NOW, sleep=lambda _: None)
     after = samples(store)
     assert maintain(store, MINUTES, now=NOW, sleep=lambda _: None) == maintenance.Done()
-    store.add_reports([RunReports(1, 0, 100, 601, throughput=[throughput(n) for n in range(2, 602)])])
+    store.add_reports([RunReports(1, 0, 100, 601, lines=[throughput(n) for n in range(2, 602)])])
     assert samples(store) == after
     hours = maintain(store, HOURS, now=NOW, sleep=lambda _: None)
     assert 0 < len(samples(store)) == len(after) - hours.removed < len(after)
@@ -190,7 +190,7 @@ def test_a_job_that_comes_back_to_life_stays(store: Store) -> None:
     """Protects a job that is requeued after its end, while maintenance is under way."""
     train(store, 1, 1)
     (first, *_), before = store.rollups_due(NOW, 60.0), samples(store)
-    store.see_jobs([job(1, restart=2, state="PENDING")])
+    store.record_jobs([job(1, restart=2, state="PENDING")])
     assert store.roll_up(deque([retention.Work(first)]), NOW, 60.0) == (0, 0)
     assert samples(store) == before
 
@@ -233,8 +233,8 @@ def test_stopped_in_the_middle(store: Store, monkeypatch: pytest.MonkeyPatch) ->
 def test_random_reports(store: Store) -> None:
     """Protects sums and kept samples whatever order times and batches come in."""
     rng = random.Random(7)
-    store.see_jobs([job(1)])
-    found: list[ThroughputRecord] = []
+    store.record_jobs([job(1)])
+    found: list[ReportLine] = []
     for n in range(2, 800):
         found.append(
             throughput(
@@ -248,11 +248,11 @@ def test_random_reports(store: Store) -> None:
                 nonfinite=rng.randrange(3),
             )
         )
-    told(store, 1, 0, spec=SPEC, hello=hello(), throughput=found, epochs=[epoch(900, 0)], offset=1, number=900)
-    store.see_jobs([job(1, state="COMPLETED", end_time=END)])
+    report(store, 1, 0, spec=SPEC, hello=hello(), throughput=found, epochs=[epoch(900, 0)], offset=1, number=900)
+    store.record_jobs([job(1, state="COMPLETED", end_time=END)])
     totals, history = sums(store), store.finished_histories()
     maintain(store, HOURS, now=NOW, sleep=lambda _: None)
-    store._memory.forget()
+    store._cache.clear()
     assert store.finished_histories() == history
     for key, value in sums(store).items():
         assert value[0] == totals[key][0] and value[1] == pytest.approx(totals[key][1])
@@ -262,8 +262,8 @@ def test_the_companion_goes_on_writing(store: Store, url: str) -> None:
     """Protects the companion from waiting for maintenance: its writes get in between, and none fails."""
     for job_id in range(1, 6):
         train(store, job_id, job_id)
-    store.see_jobs([job(9)])
-    store.see_runs([run(9)])
+    store.record_jobs([job(9)])
+    store.record_runs([run(9)])
     stop = threading.Event()
     written = []
 
@@ -271,7 +271,7 @@ def test_the_companion_goes_on_writing(store: Store, url: str) -> None:
         with Store.open(url, "gres") as mine:
             while not stop.is_set():
                 n = len(written) + 2
-                mine.add_reports([RunReports(9, 0, n, n, throughput=[throughput(n)])])
+                mine.add_reports([RunReports(9, 0, n, n, lines=[throughput(n)])])
                 written.append(n)
 
     thread = threading.Thread(target=companion)
@@ -287,7 +287,7 @@ def test_the_companion_goes_on_writing(store: Store, url: str) -> None:
 
 def test_decisions_are_forgotten_when_that_is_asked(store: Store) -> None:
     """Protects decisions that led to something, those of living jobs, and what resizes cost."""
-    store.see_jobs([job(1), job(2)])
+    store.record_jobs([job(1), job(2)])
     idle = store.add_decision(decision(100.0, 1))
     both = store.add_decision(decision(200.0, 1, 2))
     acted = store.add_decision(decision(300.0, 1))
@@ -295,7 +295,7 @@ def test_decisions_are_forgotten_when_that_is_asked(store: Store) -> None:
     led = store.add_decision(decision(400.0, 1))
     number = store.begin_resize(resize(1, decision_id=led)).id
     store.end_resize(number, "done", said("it runs"), 2600.0, pause_s=5.0)
-    store.see_jobs([job(1, state="COMPLETED", end_time=END)])
+    store.record_jobs([job(1, state="COMPLETED", end_time=END)])
     asked = Ages(minutes_s=DAY, hours_s=DAY, forget_s=50 * DAY)
     assert maintain(store, MINUTES, now=NOW, sleep=lambda _: None).rows == 0
     promised = maintain(store, asked, dry=True, now=NOW)

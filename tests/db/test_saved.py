@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import inspect
 
 from ones_db import SCHEMA_REVISION, Store, migrate
-from tests.db.make import ask, job, opened, throughput, told
+from tests.db.make import ask, job, opened, report, throughput
 from tests.db.saved import SAVED
 from tests.db.server import Server
 
@@ -57,11 +57,12 @@ def test_every_released_schema_is_upgraded(saved: tuple[str, str]) -> None:
         assert [summary.job_id for summary in store.job_summaries()] == [7, 8, 9]
         assert store.histories([7])[7].pause_s == 410.0
         assert store.deferrals() == {9: 5000.0}
-        store.see_jobs([job(10)])
-        told(store, 10, 0, throughput=[throughput(2)], offset=1, number=2)
+        store.record_jobs([job(10)])
+        report(store, 10, 0, throughput=[throughput(2)], offset=1, number=2)
         assert store.histories([10])[10].samples == 128
 
 
 def test_the_present_schema_knows_where_it_came_from() -> None:
     """Protects from a release whose database nobody kept."""
-    assert {path.suffix for path in SAVED.glob("0004.*")} == {".sqlite", ".sql"}
+    for schema in ("0004", "0008"):
+        assert {path.suffix for path in SAVED.glob(f"{schema}.*")} == {".sqlite", ".sql"}

@@ -14,17 +14,18 @@ from pathlib import Path
 import pytest
 
 from ones_db import Store, StoreBusy, StoreError
-from tests.db.make import ask, change, job, resized_job, throughput, told
+from tests.db.make import ask, change, job, report, resized_job, throughput
 
 WRITER = """
 import sys
-from ones_db import ResizeRecord, RunReports, Store, ThroughputRecord
+from ones_db import ReportLine, ResizeRecord, RunReports, Store
+from ones_wrapper.protocol import Throughput
 
 store = Store.open(sys.argv[1], "gres")
 number = store.begin_resize(ResizeRecord(1, 0, 1, 1, 64, 1, 4, 256, "ordered", 0.0)).id
 for n in range(2, 10**9):
-    samples = [ThroughputRecord(10 * n + k, 1.0, 0, n, 0, 64, 1.0, 64, 1.0) for k in range(10)]
-    store.add_reports([RunReports(1, 0, 100 * n, 10 * n + 9, throughput=samples)])
+    samples = [ReportLine(10 * n + k, 1.0, Throughput(0, n, 0, 64, 1.0, 64, 1.0)) for k in range(10)]
+    store.add_reports([RunReports(1, 0, 100 * n, 10 * n + 9, lines=samples)])
     print("reports", n, flush=True)
     store.step_resize(number, f"state {n}", time=float(n), order_number=n)
     print("step", n, flush=True)
@@ -34,7 +35,7 @@ for n in range(2, 10**9):
 def test_a_killed_writer_loses_nothing_that_returned(store: Store, url: str) -> None:
     """Protects the promise that acts rest on: what a call stored is there after `kill -9`, and nothing in
     halves."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     writer = subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
     said = [writer.stdout.readline() for _ in range(41)]
@@ -84,7 +85,7 @@ def test_a_server_flushes_what_it_is_told_to(postgresql_url: str) -> None:
 
 def test_readers_do_not_wait_for_a_writer(store: Store, url: str) -> None:
     """Protects `slurm-ones jobs` while the companion is in the middle of a write, which it must not see."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     with Store.open(url, "gres", read_only=True) as reader, store._write() as connection:
         connection.exec_driver_sql("UPDATE jobs SET name = 'half'")
         read: list[str] = []
@@ -96,17 +97,17 @@ def test_readers_do_not_wait_for_a_writer(store: Store, url: str) -> None:
 
 def test_a_writer_does_not_wait_for_readers(store: Store, url: str) -> None:
     """Protects a tick from somebody's long query."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     with Store.open(url, "gres", read_only=True) as reader, reader._read() as connection:
         connection.exec_driver_sql("SELECT * FROM jobs").fetchall()
-        store.see_jobs([job(2)])
+        store.record_jobs([job(2)])
         assert connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar() == 1
     assert len(store.jobs()) == 2
 
 
 def test_fifty_readers_do_not_hold_up_a_writer(store: Store, url: str) -> None:
     """Protects a tick from a class of researchers: fifty questions that stay open, each seeing its own moment."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     with ExitStack() as stack:
         connections = []
         for _ in range(50):
@@ -115,8 +116,8 @@ def test_fifty_readers_do_not_hold_up_a_writer(store: Store, url: str) -> None:
             assert connections[-1].exec_driver_sql("SELECT count(*) FROM jobs").scalar() == 1
         started = time.monotonic()
         for n in range(2, 12):
-            told(store, 1, 0, throughput=[throughput(n)], offset=n, number=n)
-            store.see_jobs([job(n)])
+            report(store, 1, 0, throughput=[throughput(n)], offset=n, number=n)
+            store.record_jobs([job(n)])
         assert time.monotonic() - started < 10.0  # twenty writes, in less time than a tick of a real site
         counts = {connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar() for connection in connections}
     assert counts == {1}
@@ -126,14 +127,14 @@ def test_fifty_readers_do_not_hold_up_a_writer(store: Store, url: str) -> None:
 def test_two_writers_take_turns(store: Store, url: str) -> None:
     """Protects a second writer (another cluster's companion, a maintenance command) from losing or
     blocking."""
-    store.see_jobs([job(1), job(2)])
+    store.record_jobs([job(1), job(2)])
     errors: list[Exception] = []
 
     def write(number: int) -> None:
         try:
             with Store.open(url, "gres") as mine:
                 for n in range(2, 32):
-                    told(mine, number, 0, throughput=[throughput(n)], offset=n, number=n)
+                    report(mine, number, 0, throughput=[throughput(n)], offset=n, number=n)
         except Exception as error:  # shown by the assertion below
             errors.append(error)
 
@@ -151,24 +152,24 @@ def test_a_lock_that_is_not_let_go(store: Store, url: str, monkeypatch: pytest.M
     monkeypatch.setattr("ones_db.backend.BUSY_S", 0.05)
     with Store.open(url, "gres") as other, store._write():
         with pytest.raises(StoreBusy, match="second companion"):
-            other.see_jobs([job(1)])
+            other.record_jobs([job(1)])
         assert other.jobs() == {}
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
 
 
 def test_a_failed_call_stores_nothing(store: Store) -> None:
     """Protects from half a call, here for a number that no database takes."""
     with pytest.raises(StoreError, match="64 bits"):
-        store.see_jobs([job(1), job(2, exit_code=2**70)])
+        store.record_jobs([job(1), job(2, exit_code=2**70)])
     assert store.jobs() == {}
 
 
 def test_a_reader_sees_one_moment(store: Store, url: str) -> None:
     """Protects figures that a method takes from two queries, with a write between them."""
-    store.see_jobs([job(1)])
+    store.record_jobs([job(1)])
     with Store.open(url, "gres", read_only=True) as reader, reader._read() as connection:
         before = connection.exec_driver_sql("SELECT name FROM jobs").all()
-        store.see_jobs([job(1, name="renamed"), job(2)])
+        store.record_jobs([job(1, name="renamed"), job(2)])
         assert connection.exec_driver_sql("SELECT name FROM jobs").all() == before
     assert ask(url, "SELECT count(*) FROM jobs") == [(2,)]
 
@@ -177,7 +178,7 @@ def test_a_reader_cannot_write(store: Store, url: str) -> None:
     """Protects the data from a notebook."""
     with Store.open(url, "gres", read_only=True) as reader:
         with pytest.raises(StoreError, match="opened for reading"):
-            reader.see_jobs([job(1)])
+            reader.record_jobs([job(1)])
         with pytest.raises(StoreError, match="may not write"), reader._read() as connection:
             connection.exec_driver_sql("DELETE FROM clusters")
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ones_db import CheckpointRecord, Store
+from ones_db import Store
 from ones_db.query import Reader, view_query
 from ones_db.view import spelled
 from ones_db.views import VIEWS
-from tests.db.make import SPEC, decision, hello, job, opened, resize, resized_job, run, said, throughput, told
+from ones_wrapper.protocol import Checkpoint
+from tests.db.make import SPEC, decision, hello, job, line, opened, report, resize, resized_job, run, said, throughput
 
 TYPES = {"int": int, "float": float, "text": str, "bool": int, "time": float, "said": str}
 DAY = 86_400.0
@@ -23,16 +24,18 @@ DAY = 86_400.0
 def fill(store: Store) -> None:
     """A job that was resized and completed, one that runs, one that waits, one that never was resized."""
     resized_job(store)
-    asked = CheckpointRecord(32, 2610.0, "step-21", 2, 0, 21, 1000, 1.25, order_number=9, stall_s=0.5)
-    told(store, 7, 0, checkpoints=[asked], offset=200, number=32)
-    told(store, 7, 1, throughput=[throughput(5, time=3511.0, samples=256, batch=256, noise=192.0)], offset=60, number=5)
+    asked = line(32, Checkpoint("step-21", 2, 0, 21, 1000, 1.25, order=9, stall_s=0.5), 2610.0)
+    report(store, 7, 0, checkpoints=[asked], offset=200, number=32)
+    report(
+        store, 7, 1, throughput=[throughput(5, time=3511.0, samples=256, batch=256, noise=192.0)], offset=60, number=5
+    )
     store.end_run(7, 1, 3600.0, "COMPLETED")
-    store.see_jobs(
+    store.record_jobs(
         [job(7, restart=1, submit_time=2901.0, state="COMPLETED", end_time=3600.0, requested_gpus_per_node=1)]
     )
-    store.see_jobs([job(8, user="bob", account="lab"), job(9, name="waits ✓", state="PENDING", elastic=False)])
-    store.see_runs([run(8, 0, 2, 4, start_time=DAY - 1800.0)])
-    told(
+    store.record_jobs([job(8, user="bob", account="lab"), job(9, name="waits ✓", state="PENDING", elastic=False)])
+    store.record_runs([run(8, 0, 2, 4, start_time=DAY - 1800.0)])
+    report(
         store,
         8,
         0,
@@ -42,7 +45,7 @@ def fill(store: Store) -> None:
         offset=9,
         number=2,
     )
-    store.see_runs([run(9, 0, start_time=None)])
+    store.record_runs([run(9, 0, start_time=None)])
     store.add_decision(decision(2400.0, 7, 9))
     store.add_decision(decision(DAY + 3600.0, 8))
     rolled_back = store.begin_resize(resize(8, started=DAY + 100.0, old_nodes=2, old_gpus_per_node=4))
@@ -130,9 +133,9 @@ def test_scaling(store: Store, url: str) -> None:
 def test_scaling_of_a_job_id_that_was_used_again(store: Store, url: str) -> None:
     """Protects a job from being measured against an older one that had its id."""
     for submitted, samples in ((1000.0, 64), (9000.0, 640)):
-        store.see_jobs([job(5, submit_time=submitted)])
-        store.see_runs([run(5)])
-        told(store, 5, 0, throughput=[throughput(2, samples=samples)], offset=5, number=2)
+        store.record_jobs([job(5, submit_time=submitted)])
+        store.record_runs([run(5)])
+        report(store, 5, 0, throughput=[throughput(2, samples=samples)], offset=5, number=2)
     first, second = rows(url, "scaling", job_id=5)
     assert (first["samples_per_s"], second["samples_per_s"]) == (128.0, 1280.0)
     assert (first["speed_up"], second["speed_up"]) == (1.0, 1.0)
@@ -174,8 +177,8 @@ def test_days_add_up_to_runs(store: Store, url: str, spans: list[tuple[float, fl
     with opened(url, write=True) as connection:
         for table in ("runs", "jobs"):
             connection.exec_driver_sql(f"DELETE FROM {table}")
-    store.see_jobs([job(number, submit_time=0.0) for number in range(len(spans))])
-    store.see_runs(
+    store.record_jobs([job(number, submit_time=0.0) for number in range(len(spans))])
+    store.record_runs(
         [run(n, 0, 1, gpus, start_time=began, end_time=began + s) for n, (began, s, gpus) in enumerate(spans)]
     )
     days = rows(url, "gpu_hours")
@@ -227,13 +230,13 @@ def test_what_a_job_reports_breaks_no_view(store: Store, url: str, odd: float) -
     """Protects everybody's answers from one job that reports numbers at the ends of what is taken, in 1970."""
     fill(store)
     before = {name: len(rows(url, name)) for name in VIEWS}
-    store.see_jobs([job(66, submit_time=DAY)])
+    store.record_jobs([job(66, submit_time=DAY)])
     reported = [
         throughput(n, time=0.0, seconds=odd, noise=odd, progress=odd, samples=2**53 - n, batch=2**53 - 1)
         for n in range(2, 1200)
     ]
     started = hello(time=0.0, launch_s=odd, queue_s=odd, nodes=2**53, gpus_per_node=2**53, batch=2**53 - 1)
-    told(store, 66, 0, spec=SPEC, hello=started, throughput=reported, offset=9, number=1200)
+    report(store, 66, 0, spec=SPEC, hello=started, throughput=reported, offset=9, number=1200)
     for name in VIEWS:
         assert len(rows(url, name)) >= before[name]
     (bill,) = rows(url, "run_timeline", job_id=66)

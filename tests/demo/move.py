@@ -15,12 +15,12 @@ from sqlalchemy import text
 
 from ones_db import Store
 from ones_db.engine import backend_of
-from ones_db.models import Base
+from ones_db.tables import METADATA
 from slurm_ones.slurm.model import Job
 from tests.db.server import ADMIN, Server
 from tests.demo.scenario import DATABASE, Daemon, Outcome, operator, queue
 
-TABLES = sorted(Base.metadata.tables)
+TABLES = sorted(METADATA.tables)
 RESIZES = 3
 """Done before the move begins, so that there is something to move."""
 

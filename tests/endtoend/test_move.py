@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from ones_db import Store
-from ones_db.models import Base
+from ones_db.tables import METADATA
 from slurm_ones.act.transitions import State
 from tests.db.make import ask
 from tests.db.server import ADMIN, Server
@@ -20,7 +20,7 @@ from tests.endtoend.test_people import scripted
 
 pytestmark = pytest.mark.cluster
 
-TABLES = sorted(Base.metadata.tables)
+TABLES = sorted(METADATA.tables)
 
 
 def shown(server: Server, folder: Path) -> None:

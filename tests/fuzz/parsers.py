@@ -210,7 +210,7 @@ def stored(data: bytes) -> None:
     _number[0] += 1
     # A submission of its own for each input.
     job = job_at(place, submit_time=NOW - 600 + _number[0] / 1000, name=rest.decode("utf-8", "replace"))
-    store.see_jobs([job_record(_elastic(job), "")])
+    store.record_jobs([job_record(_elastic(job), "")])
     (folder / protocol.SPEC).write_bytes(rest.partition(_SPLIT)[2])
     (folder / protocol.reports_name(1)).write_bytes(first)
     observer.collect([job], now=NOW)
@@ -705,7 +705,7 @@ def _asked() -> tuple[Any, int]:
     url = f"sqlite:///{scratch() / 'asked.sqlite'}"
     migrate.upgrade(url)
     with Store.open(url, "fuzz") as store:
-        store.see_jobs([job(7), job(8)])
+        store.record_jobs([job(7), job(8)])
     return Reader(url, timeout_s=0.2), 2
 
 

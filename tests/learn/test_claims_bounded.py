@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ones_db import JobHistory, SpecRecord, ThroughputPoint
+from ones_db import JobHistory, ThroughputPoint
+from ones_wrapper.protocol import Spec
 from slurm_ones.learn.knowledge import PEERS, SILENT_S, Learner
 from slurm_ones.learn.progress import BetaProgress, Training
 from slurm_ones.learn.step_time import CAUTIOUS, fit_all
@@ -86,11 +87,11 @@ def test_no_user_teaches_more_than_all_others() -> None:
     """A hundred finished jobs that lied do not decide how fast jobs of other people are taken to be."""
 
     def told(user: str, i: int, speed: float) -> JobHistory:
-        return of(user, replace(history(i, 10, speed=speed), spec=SpecRecord(32, 256, 64, 2000 + i, 10)))
+        return of(user, replace(history(i, 10, speed=speed), spec=Spec(32, 256, 64, 2000 + i, 10)))
 
     learner = Learner()
     learner.finished([told("liar", i, 1e5) for i in range(60)] + [told(f"u{i}", 100 + i, 100.0) for i in range(12)])
-    fresh = replace(history(500, 0, speed=0.0), spec=SpecRecord(32, 256, 64, 77, 10))
+    fresh = replace(history(500, 0, speed=0.0), spec=Spec(32, 256, 64, 77, 10))
     assert speed_of(learner.about(fresh)) < 1e4
     alone = Learner()
     alone.finished([told("liar", i, 1e5) for i in range(60)])

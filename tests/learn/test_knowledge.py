@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ones_db import EpochPoint, JobHistory, JobRecord, NoisePoint, SpecRecord, ThroughputPoint
+from ones_db import EpochPoint, JobHistory, JobRecord, NoisePoint, ThroughputPoint
+from ones_wrapper.protocol import Spec
 from slurm_ones.learn.knowledge import SPARE, Known, Learner
 
 
@@ -17,7 +18,7 @@ def history(job_id: int, epochs: int, *, declared: int = 10, speed: float = 100.
     """A job of 1000 samples an epoch that was measured on one GPU."""
     return JobHistory(
         job=JobRecord(job_id, "train", "alice", 0.0, 1, 1, elastic=True),
-        spec=SpecRecord(32, 256, 64, 1000, declared),
+        spec=Spec(32, 256, 64, 1000, declared),
         epochs=tuple(EpochPoint(e, 2.0 / (e + 1), 0.1 * e, 10.0 * e, 0) for e in range(epochs)),
         throughput=(ThroughputPoint(1, 1, 32, speed, 5.0),) if speed else (),
         samples=1000.0 * epochs,
@@ -58,7 +59,7 @@ def test_models_say_what_was_measured() -> None:
 def test_an_unknown_job_is_taken_for_a_typical_one() -> None:
     """Without a measurement of its own, a job is expected to be as fast as those that finished."""
     learner = Learner()
-    others = [(i, speed, SpecRecord(32, 256, 64, 2000 + i, 10)) for i, speed in enumerate((50.0, 80.0, 500.0))]
+    others = [(i, speed, Spec(32, 256, 64, 2000 + i, 10)) for i, speed in enumerate((50.0, 80.0, 500.0))]
     learner.finished([replace(history(i, 10, speed=speed), spec=spec) for i, speed, spec in others])
     fresh = learner.about(history(9, 0, speed=0.0))
     assert speed_of(fresh) == pytest.approx(80.0, rel=0.05)
@@ -71,10 +72,10 @@ def test_a_job_that_ran_before_is_known_from_its_start() -> None:
     learner = Learner()
     noisy = (NoisePoint(320.0, 1.0),)
     mine = [replace(history(i, 10, speed=500.0), noise=noisy) for i in range(3)]
-    others = [replace(history(i, 10, speed=5.0), spec=SpecRecord(32, 256, 64, 777 + i, 10)) for i in range(3, 8)]
+    others = [replace(history(i, 10, speed=5.0), spec=Spec(32, 256, 64, 777 + i, 10)) for i in range(3, 8)]
     learner.finished([*mine, *others])
     known, stranger = (
-        learner.about(replace(history(n, 0, speed=0.0), spec=SpecRecord(32, 256, 64, dataset, 10)))
+        learner.about(replace(history(n, 0, speed=0.0), spec=Spec(32, 256, 64, dataset, 10)))
         for n, dataset in ((20, 1000), (21, 55))
     )
     assert speed_of(known) == pytest.approx(500.0, rel=0.4)
@@ -107,7 +108,7 @@ def test_noise_its_own_or_typical_or_cautious() -> None:
     own = replace(history(1, 1), noise=(NoisePoint(96.0, 1.0), NoisePoint(96.0, 2.0), NoisePoint(1e9, 3.0)))
     assert worth_of(learner.about(own), 128) == pytest.approx((96 + 32) / (96 + 128))
     assert worth_of(learner.about(history(2, 1)), 128) == pytest.approx((4 * 32 + 32) / (4 * 32 + 128))
-    learner.finished([replace(history(3, 9), spec=SpecRecord(10, 99, 99, 99, 99), noise=(NoisePoint(10.0, 1.0),))])
+    learner.finished([replace(history(3, 9), spec=Spec(10, 99, 99, 99, 99), noise=(NoisePoint(10.0, 1.0),))])
     assert worth_of(learner.about(history(2, 1)), 128) == pytest.approx((32 + 32) / (32 + 128))
     unknown = replace(history(4, 1), spec=None, job=replace(history(4, 1).job, name="other"))
     assert worth_of(learner.about(unknown), 10**6) == 1.0
@@ -118,7 +119,7 @@ def test_a_job_that_has_not_run_is_taken_for_its_namesakes() -> None:
     from another user's, and what it tells itself comes first."""
     learner = Learner()
 
-    def job(number: int, name: str, user: str = "alice", spec: SpecRecord | None = None) -> JobHistory:
+    def job(number: int, name: str, user: str = "alice", spec: Spec | None = None) -> JobHistory:
         told = history(number, 0, speed=0.0)
         return replace(told, spec=spec, job=replace(told.job, name=name, user=user))
 
@@ -129,7 +130,7 @@ def test_a_job_that_has_not_run_is_taken_for_its_namesakes() -> None:
     assert new.progress.beta == pytest.approx(10.0)
     for stranger in (job(9, "sweep-17", "mallory"), job(9, "sweep"), job(9, "17")):
         assert (learner.about(stranger).spec is None) == (stranger.job.name != "sweep")
-    own = SpecRecord(7, 7, 7, 7, 7)
+    own = Spec(7, 7, 7, 7, 7)
     assert learner.about(job(9, "sweep-17", spec=own)).spec == own
 
 
@@ -189,7 +190,7 @@ def test_nonsense_in_a_history_breaks_nothing(
     """All models stay usable numbers, whatever a job told of itself, also for the jobs that learn from it."""
     told = replace(
         history(1, 4),
-        spec=SpecRecord(0, 0, 0, dataset, dataset),
+        spec=Spec(0, 0, 0, dataset, dataset),
         noise=tuple(NoisePoint(noise, time) for noise, time, _ in noises),
         throughput=tuple(ThroughputPoint(1, 1, 32, speed, time) for _, time, speed in noises),
         epochs=tuple(EpochPoint(e, loss, noise, 0.0, 0) for e, (noise, _, loss) in enumerate(noises)),

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-from ones_db import CheckpointRecord
+from ones_wrapper.protocol import Checkpoint
 from slurm_ones.observe.observer import DrainReports
 
 NOW = 1000.0
@@ -14,7 +14,7 @@ NOW = 1000.0
 
 def drained(last: int, *, stands: bool = True, reported: bool = True) -> float | None:
     """The answer where the checkpoint is the third report of the run, and its last has the number `last`."""
-    found = CheckpointRecord(3, NOW - 5, "step-1", 0, 0, 1, 0, 0.0, order_number=7) if reported else None
+    found = (3, NOW - 5, Checkpoint("step-1", 0, 0, 1, 0, 0.0, order=7)) if reported else None
     store = SimpleNamespace(
         checkpoint_for_order=lambda job, restart, order: found,
         report_positions=lambda jobs: {(1, 0): (100, last)},

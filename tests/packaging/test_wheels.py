@@ -211,6 +211,17 @@ class TestWrapper:
         assert bare.lacks("torch", *self.FOREIGN)
         bare.python("import ones_wrapper, ones_wrapper.protocol")
 
+    def test_ones_run_says_that_torch_is_missing(self, bare: Environment) -> None:
+        """One sentence with the command, exit code 2, and nothing started."""
+        script = bare.folder / "train.py"
+        script.write_text(TRAIN)
+        done = bare.run("ones-run", script, ONES_JOB_DIR=str(bare.folder / "job"))
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (
+            "ones-run: torch is not installed in this environment: pip install 'ones-wrapper[torch]', "
+            "or load your site's module\n"
+        )
+
     def test_every_module_works_with_torch_alone(self, training: Environment) -> None:
         """Nothing of the companion's is imported anywhere; mpi4py is an extra."""
         assert training.lacks(*self.FOREIGN)

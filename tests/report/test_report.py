@@ -13,7 +13,7 @@ from ones_db import JobRecord, ResizeRecord, Store, migrate
 from slurm_ones.report.charts import Bar, Panel, draw_gpus, held, thinned
 from slurm_ones.report.page import write_page
 from slurm_ones.report.text import plain, resized, safe, seconds
-from tests.db.make import resized_job, throughput, told
+from tests.db.make import report, resized_job, throughput
 
 
 @given(st.text(max_size=400), st.integers(1, 100))
@@ -87,7 +87,7 @@ def test_page_tells_what_went_wrong_and_where_the_time_went(tmp_path: Path) -> N
     found = {"ones": {"jobs": [job], "mean_jct_s": 2.0}, "slurm": {"jobs": [job], "mean_jct_s": 3.0}}
     with Store.open(url, "gres") as store:
         resized_job(store)
-        told(store, 7, 1, throughput=[throughput(9, step=40, nonfinite=3)], offset=99, number=9)
+        report(store, 7, 1, throughput=[throughput(9, step=40, nonfinite=3)], offset=99, number=9)
         write_page(tmp_path / "page.html", store, [Panel("p", [Bar("a", 0, 1, 1)], 4)], found, "note")
     html = (tmp_path / "page.html").read_text()
     assert "job7: the loss was not a finite number (NaN or infinite) in 3 steps, last near step 40" in html
@@ -105,7 +105,7 @@ def test_page_escapes_what_users_wrote(tmp_path: Path) -> None:
     job |= {"state": "COMPLETED", "resizes": 1, "pauses_s": [1.5]}
     found = {"ones": {"jobs": [job], "mean_jct_s": 2.0}, "slurm": {"jobs": [job], "mean_jct_s": 3.0}}
     with Store.open(url, "here") as store:
-        store.see_jobs([JobRecord(7, evil, "bob", 1.0, 1, 1, elastic=True)])
+        store.record_jobs([JobRecord(7, evil, "bob", 1.0, 1, 1, elastic=True)])
         store.begin_resize(ResizeRecord(7, 0, 1, 1, 8, 1, 2, 16, "draining", 5.0))
         write_page(tmp_path / "page.html", store, [Panel("p", [Bar("a", 0, 1, 1)], 4)], found, "Emulated & slow")
     html = (tmp_path / "page.html").read_text()

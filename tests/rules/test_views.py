@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ones_db import EpochPoint, JobHistory, NoisePoint, ResizeRecord, SpecRecord, ThroughputPoint
+from ones_db import EpochPoint, JobHistory, NoisePoint, ResizeRecord, ThroughputPoint
+from ones_wrapper.protocol import Spec
 from slurm_ones.learn.knowledge import Learner
 from slurm_ones.observe.eligibility import Observation, elastic_job
 from slurm_ones.rules.views import ANY_BATCH, job_views
@@ -127,10 +128,10 @@ def test_what_a_resize_under_way_needs_is_offered_to_nobody() -> None:
 
 
 CLUSTER = ClusterView(tuple(NodeView(name, 4) for name in FOUR), node_gpus=4)
-SPEC = SpecRecord(base_batch=32, max_batch=512, max_local_batch=64, dataset=1000, epochs=5)
+SPEC = Spec(base_batch=32, max_batch=512, max_local_batch=64, dataset=1000, epochs=5)
 
 
-def limits_of(comment: str, spec: SpecRecord | None = None, shape: Shape = Shape(1, 1)) -> Limits:
+def limits_of(comment: str, spec: Spec | None = None, shape: Shape = Shape(1, 1)) -> Limits:
     job = waiting(1, shape, comment=comment)
     return limits(seen(job).elastic[1], CLUSTER, spec)
 
@@ -167,7 +168,7 @@ def test_an_odd_size_that_its_owner_asked_for_is_valid() -> None:
         ("ones: gpus=1-4", None, (1, 1, ANY_BATCH)),
     ],
 )
-def test_batches(comment: str, spec: SpecRecord | None, batches: tuple[int, int, int]) -> None:
+def test_batches(comment: str, spec: Spec | None, batches: tuple[int, int, int]) -> None:
     """What its owner allows as far as its script can; without batch= the global batch stays."""
     found = limits_of(comment, spec)
     assert (found.min_batch, found.max_batch, found.max_local_batch) == batches

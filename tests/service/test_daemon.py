@@ -61,7 +61,7 @@ def test_it_waits_longer_each_time_but_not_while_a_job_may_be_held(store: Store)
     for _ in range(5):
         waits.append(daemon._back_off(companion, waits[-1]))
     assert waits == [60, 120, 240, 480, 600, 600]
-    store.see_jobs([JobRecord(1, "train", "alice", 0.0, 1, 1, elastic=True)])
+    store.record_jobs([JobRecord(1, "train", "alice", 0.0, 1, 1, elastic=True)])
     store.begin_resize(ResizeRecord(1, 0, 1, 1, 32, 1, 2, 64, "requeuing", 0.0))
     assert daemon._back_off(companion, 600.0) == 60
 
@@ -92,7 +92,7 @@ def test_resizes_under_way_are_looked_at_between_ticks(store: Store, tmp_path: P
     slurm = cluster(tmp_path)
     slurm.add(FakeJob(1, tmp_path, Shape(1, 1), drain_s=7.0))
     job = slurm.job(1)
-    store.see_jobs([JobRecord(1, "train", "me", job.submit_time, 1, 1, elastic=True)])
+    store.record_jobs([JobRecord(1, "train", "me", job.submit_time, 1, 1, elastic=True)])
     number = round(slurm.clock() * 1000)
     store.begin_resize(
         ResizeRecord(
@@ -127,7 +127,7 @@ def test_a_companion_that_is_stopped_lets_jobs_start(store: Store, tmp_path: Pat
     slurm = cluster(tmp_path)
     for job_id in (1, 2):
         slurm.add(FakeJob(job_id, tmp_path / str(job_id), Shape(1, 1)), running=False)
-        store.see_jobs([JobRecord(job_id, "train", "me", 1.0, 1, 1, elastic=True)])
+        store.record_jobs([JobRecord(job_id, "train", "me", 1.0, 1, 1, elastic=True)])
     begin = slurm.jobs[2].begin_time = slurm.clock() + 5000.0
     until = slurm.clock() + 800.0
     slurm.defer(1, until)

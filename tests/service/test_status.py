@@ -45,15 +45,15 @@ def test_what_is_wrong_is_told(url: str) -> None:
         assert "no companion has ever led here" in problems(url, 1000.0)
         with LeaderLock(url, "here") as lock:
             assert lock.take(1000.0) == 1
-            store.see_health(HealthRecord(1000.0, "act", 60.0))
+            store.record_health(HealthRecord(1000.0, "act", 60.0))
             assert problems(url, 1010.0) == ""
             assert problems(url, 1179.0) == ""
             lock.beat(1300.0)
             assert "no tick yet, though" in problems(url, 1300.0)
-            store.see_health(HealthRecord(1300.0, "act", 60.0, 1300.0, 0.5, 3, 1, 12))
+            store.record_health(HealthRecord(1300.0, "act", 60.0, 1300.0, 0.5, 3, 1, 12))
             assert problems(url, 1310.0) == ""
             lock.beat(1600.0)
-            store.see_health(HealthRecord(1600.0, "act", 60.0, 1300.0, 0.5, 3, 1, 12, "no answer", 1590.0))
+            store.record_health(HealthRecord(1600.0, "act", 60.0, 1300.0, 0.5, 3, 1, 12, "no answer", 1590.0))
             told = problems(url, 1600.0)
             assert "the last tick was 5 m 00 s ago, and should come every 60 s" in told
             assert "last error, 10 s ago: no answer" in told
@@ -74,9 +74,9 @@ def test_for_people_and_for_monitoring(url: str, tmp_path: Path) -> None:
     config = tmp_path / "ones.toml"
     config.write_text(f'database = "{url}"\n')
     with Store.open(url, "here") as store:
-        store.see_jobs([JobRecord(7, "train", "alice", 1.0, 1, 1, elastic=True)])
+        store.record_jobs([JobRecord(7, "train", "alice", 1.0, 1, 1, elastic=True)])
         store.begin_resize(ResizeRecord(7, 0, 1, 1, 32, 2, 4, 64, "draining", 900.0))
-        store.see_health(HealthRecord(1.0, "act", 60.0, 1.0, 0.5, 3, 1, 12, "a \x1b[31mred\x1b[0m word", 1.0))
+        store.record_health(HealthRecord(1.0, "act", 60.0, 1.0, 0.5, 3, 1, 12, "a \x1b[31mred\x1b[0m word", 1.0))
         with LeaderLock(url, "here") as lock:
             lock.take(1.0)
             done = CLI.invoke(app, ["status", "--no-slurm", "--config", str(config), "--json"])

@@ -7,7 +7,7 @@ from typing import Any
 from alembic import context
 
 from ones_db.access import renew
-from ones_db.models import Base
+from ones_db.tables import METADATA
 from ones_db.views import create_views, drop_views
 
 connection = context.config.attributes["connection"]
@@ -20,7 +20,7 @@ def _applied(ctx: Any, step: Any, heads: Any, run_args: Any) -> None:
 
 context.configure(
     connection=connection,
-    target_metadata=Base.metadata,
+    target_metadata=METADATA,
     render_as_batch=True,
     # Ours begins each transaction itself, so SQLite's schema changes roll back like rows do.
     transactional_ddl=True,

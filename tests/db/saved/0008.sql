@@ -1086,8 +1086,10 @@ ALTER TABLE ONLY public.nodes ALTER COLUMN id SET DEFAULT nextval('public.nodes_
 ALTER TABLE ONLY public.resizes ALTER COLUMN id SET DEFAULT nextval('public.resizes_id_seq'::regclass);
 ALTER TABLE ONLY public.runs ALTER COLUMN id SET DEFAULT nextval('public.runs_id_seq'::regclass);
 COPY public.accounting (job_id, time_limit_s, import_time) FROM stdin;
+6	\N	1795338498.1963265
 \.
 COPY public.actions (id, cluster_id, "time", user_name, action, detail) FROM stdin;
+1	1	2000	ops	run --act	
 \.
 COPY public.alembic_version (version_num) FROM stdin;
 0008
@@ -1102,13 +1104,17 @@ COPY public.clusters (id, name) FROM stdin;
 1	gres
 \.
 COPY public.decision_alternatives (decision_id, job_id, rank, nodes, gpus_per_node, batch, worth) FROM stdin;
+2	1	0	1	4	256	2
+2	1	1	0	0	0	1
 \.
 COPY public.decision_jobs (decision_id, job_id, nodes, gpus_per_node, batch, from_nodes, from_gpus_per_node, from_batch, reason, acted, outcome) FROM stdin;
 1	1	1	4	256	1	1	64	reason 7	f	
 1	3	1	4	256	1	1	64	reason 8	f	
+2	1	1	4	256	1	1	64	reason 7	f	
 \.
 COPY public.decisions (id, cluster_id, "time", policy, mode, score, seconds, generations) FROM stdin;
 1	1	2400	ones	act	3.5	0.1	\N
+2	1	2450	ones	act	3.5	0.1	\N
 \.
 COPY public.epochs (run_id, number, "time", epoch, step, samples, loss, accuracy, nonfinite) FROM stdin;
 1392508928	30	2030	0	30	1000	1	0.3	0
@@ -1119,17 +1125,22 @@ COPY public.epochs (run_id, number, "time", epoch, step, samples, loss, accuracy
 1392508931	3	3500	2	30	1000	0.7	0.6	0
 \.
 COPY public.health (cluster_id, "time", mode, interval_s, tick_time, tick_s, running, waiting, gpus, error, error_time) FROM stdin;
+1	2000	act	30	\N	\N	\N	\N	\N		\N
 \.
 COPY public.jobs (id, cluster_id, job_id, submit_time, name, user_name, account, partition, comment, work_dir, requested_nodes, requested_gpus_per_node, restart, elastic, refusal, state, end_time, exit_code, report_note, base_batch, max_batch, max_local_batch, dataset, epochs, deferred_until, max_passes) FROM stdin;
 1	1	7	1007	job7	alice					1	2	1	t		RUNNING	\N	\N		64	512	128	1000	10	\N	1
 3	1	8	1008	job8	bob					1	2	1	t		RUNNING	\N	\N		64	512	128	1000	10	\N	1
 5	1	9	1009	Zoë	alice					1	2	0	f	no room	PENDING	\N	\N		\N	\N	\N	\N	\N	5000	\N
+6	1	11	100	rigid	carol					1	1	0	f		COMPLETED	300	\N		\N	\N	\N	\N	\N	\N	\N
 \.
 COPY public.leaders (cluster_id, term, holder, since, beat) FROM stdin;
+1	1	host:1	2000	2000
 \.
 COPY public.node_changes (node_id, "time", state, usable, gpus, partitions) FROM stdin;
+1	2000	UP	t	4	gpu
 \.
 COPY public.nodes (id, cluster_id, name) FROM stdin;
+1	1	n1
 \.
 COPY public.resize_steps (resize_id, sequence, state, "time", detail) FROM stdin;
 1	0	ordered	2500	
@@ -1144,12 +1155,14 @@ COPY public.resizes (id, job_id, decision_id, restart, old_nodes, old_gpus_per_n
 2	3	\N	0	1	1	64	1	4	256	done	9	2500	\N	3010	running at 1x4	410
 \.
 COPY public.rollups (run_id, stretch_s, number) FROM stdin;
+1392508928	60	3
 \.
 COPY public.runs (id, job_id, restart, nodes, gpus_per_node, node_list, start_time, end_time, batch, lr_factor, checkpoint, launch_s, group_s, load_s, end_reason, exit_code, note, epoch, cursor, step, first_loss, hello_time, report_time, report_offset, report_number, noise, progress, queue_s, import_s, first_step_s, resizes, attempts, hello_number, nonfinite, nonfinite_step) FROM stdin;
 1392508929	1	1	1	4	n1	3000	\N	256	4	step-21	2	0.25	0.75	\N	\N	\N	3	0	30	2	3010	3500	50	4	\N	\N	105	1.5	0.5	1	0	1	\N	\N
 1392508930	3	0	1	1	n1	2000	2900	64	1		0	0	0	REQUEUED	\N	\N	2	0	31	2	2001	2031	100	31	\N	\N	0	0	\N	0	0	1	\N	\N
 1392508931	3	1	1	4	n1	3000	\N	256	4	step-21	2	0.25	0.75	\N	\N	\N	3	0	30	2	3010	3500	50	4	\N	\N	105	1.5	0.5	1	0	1	\N	\N
 1392508928	1	0	1	1	n1	2000	2900	64	1		0	0	0	REQUEUED	\N	\N	2	0	31	2	2001	2611	200	33	\N	\N	0	0	\N	0	0	1	\N	\N
+1392508932	6	0	1	1	n1	200	300	\N	\N	\N	\N	\N	\N	\N	\N	\N	\N	\N	\N	\N	\N	\N	0	0	\N	\N	\N	\N	\N	\N	\N	\N	\N	\N
 \.
 COPY public.throughput_0 (run_id, number, "time", epoch, step, cursor, samples, seconds, batch, lr_factor, loss, noise, progress, nonfinite) FROM stdin;
 \.
@@ -1199,13 +1212,13 @@ COPY public.throughput_202611 (run_id, number, "time", epoch, step, cursor, samp
 \.
 COPY public.throughput_202612 (run_id, number, "time", epoch, step, cursor, samples, seconds, batch, lr_factor, loss, noise, progress, nonfinite) FROM stdin;
 \.
-SELECT pg_catalog.setval('public.actions_id_seq', 1, false);
+SELECT pg_catalog.setval('public.actions_id_seq', 1, true);
 SELECT pg_catalog.setval('public.clusters_id_seq', 1, true);
-SELECT pg_catalog.setval('public.decisions_id_seq', 1, true);
-SELECT pg_catalog.setval('public.jobs_id_seq', 5, true);
-SELECT pg_catalog.setval('public.nodes_id_seq', 1, false);
+SELECT pg_catalog.setval('public.decisions_id_seq', 2, true);
+SELECT pg_catalog.setval('public.jobs_id_seq', 6, true);
+SELECT pg_catalog.setval('public.nodes_id_seq', 1, true);
 SELECT pg_catalog.setval('public.resizes_id_seq', 2, true);
-SELECT pg_catalog.setval('public.runs_id_seq', 1392508931, true);
+SELECT pg_catalog.setval('public.runs_id_seq', 1392508932, true);
 ALTER TABLE ONLY public.alembic_version
     ADD CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num);
 ALTER TABLE ONLY public.accounting

@@ -1,0 +1,332 @@
+"""What goes into the store and comes out of it: plain frozen data.
+
+All times are Unix seconds. A batch is a global batch in samples. Text is stored as it came: whoever prints it
+guards the terminal. What jobs report is `ones_wrapper.protocol`'s and defined there alone. Records of one subject
+alone stand with it: nodes, actions and health in `ones_db.site`, lines and bars for people in `ones_db.summary`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ones_wrapper.protocol import Report, Spec
+
+
+class CodedReason(Protocol):
+    """What `ReasonRecord.of` takes: the companion's reasons are such (`slurm_ones.reasons.Reason`)."""
+
+    @property
+    def code(self) -> str: ...
+
+    @property
+    def arguments(self) -> tuple[tuple[str, str | int | float], ...]: ...
+
+
+@dataclass(frozen=True)
+class ReasonRecord:
+    """A reason: its code, by which causes are counted, and the sentence that people read. False where it says nothing.
+
+    The codes and their sentences are the companion's; here they are stored as they come.
+    """
+
+    code: str = ""
+    """Empty where none was given, as in rows that are older than schema 0009."""
+    arguments: Mapping[str, str | int | float] = field(default_factory=dict, hash=False)
+    """What the sentence names: numbers, names, states. A number that is not finite comes back as text."""
+    text: str = ""
+    """The sentence."""
+
+    @classmethod
+    def of(cls, reason: CodedReason | str | None) -> ReasonRecord:
+        """What is stored of a reason; of a bare sentence that alone, of None nothing."""
+        if reason is None or isinstance(reason, str):
+            return cls(text=reason or "")
+        return cls(reason.code, dict(reason.arguments), str(reason))
+
+    def __bool__(self) -> bool:
+        return bool(self.code or self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+NO_REASON = ReasonRecord()
+"""Nothing to say."""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job as the newest snapshot has it."""
+
+    job_id: int
+    name: str
+    user: str
+    submit_time: float
+    """Slurm changes it when it requeues a job; the store keeps the first, from which the JCT counts."""
+    requested_nodes: int
+    """As first seen: later snapshots, which show what a resize made of it, do not change it."""
+    requested_gpus_per_node: int
+    account: str = ""
+    partition: str = ""
+    comment: str = ""
+    work_dir: str = ""
+    restart: int = 0
+    """How often Slurm has restarted it."""
+    elastic: bool = False
+    refusal: ReasonRecord = NO_REASON
+    """Why it is not elastic."""
+    state: str = "PENDING"
+    end_time: float | None = None
+    """None until it has ended (Slurm shows the expected end of a running job: that is not it)."""
+    exit_code: int | None = None
+    report_note: str = ""
+    """What of its directory or reports could not be believed."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One start of a job. None where not known (yet)."""
+
+    job_id: int
+    restart: int
+    nodes: int = 0
+    """0 where not known."""
+    gpus_per_node: int = 0
+    node_list: tuple[str, ...] = ()
+    start_time: float | None = None
+    end_time: float | None = None
+    batch: int | None = None
+    """Global batch in which it began."""
+    lr_factor: float | None = None
+    checkpoint: str | None = None
+    """Name of the checkpoint it loaded, empty for none."""
+    launch_s: float | None = None
+    group_s: float | None = None
+    load_s: float | None = None
+    end_reason: str | None = None
+    exit_code: int | None = None
+    note: str | None = None
+    epoch: int | None = None
+    """Epoch that it has reached, from 0."""
+    cursor: int | None = None
+    """Samples of that epoch already used."""
+    step: int | None = None
+    hello_time: float | None = None
+    """When its first hello was written; all else that a hello says is as its last start of the ranks said it."""
+    report_time: float | None = None
+    """When its newest report was written."""
+    report_offset: int = 0
+    """Bytes of its report file that were read."""
+    report_number: int = 0
+    """Number of the last report that was read."""
+    noise: float | None = None
+    """Gradient noise scale that it reported last, samples."""
+    progress: float | None = None
+    """Progress that it has reached since the job's first run, samples of the base batch."""
+    queue_s: float | None = None
+    import_s: float | None = None
+    first_step_s: float | None = None
+    """From the hello to the end of the first step."""
+    resizes: int | None = None
+    """The job's own count of its runs at another world size, this one included."""
+    attempts: int | None = None
+    """How often its ranks were started again within it."""
+    nonfinite: int | None = None
+    """Steps with a loss that is not a finite number."""
+    nonfinite_step: int | None = None
+    """Step of the last report that had such a loss."""
+
+
+RESIZE_DONE = "done"
+"""State in which a resize ends that took effect; in every other one the job kept its old shape."""
+RESIZE_ROLLED_BACK = "rolled_back"
+"""State in which one ends that interrupted its job for nothing."""
+
+
+class AlternativeRecord(NamedTuple):
+    """A size that a decision weighed for a job."""
+
+    nodes: int
+    """0 for waiting."""
+    gpus_per_node: int
+    batch: int
+    worth: float
+    """What it is worth by itself, in the policy's own unit; more is better."""
+
+
+@dataclass(frozen=True)
+class DecisionJobRecord:
+    """What a decision gives one job: a shape and batch, or None (it waits)."""
+
+    job_id: int
+    nodes: int | None
+    gpus_per_node: int | None
+    batch: int | None
+    reason: ReasonRecord
+    from_nodes: int | None = None
+    """What it held when the decision was made; None where it waited."""
+    from_gpus_per_node: int | None = None
+    from_batch: int | None = None
+    acted: bool = False
+    outcome: ReasonRecord = NO_REASON
+    alternatives: tuple[AlternativeRecord, ...] = ()
+    """The best few for this job, best first, what it got among them or not; where the policy tells."""
+
+
+@dataclass(frozen=True)
+class DecisionRecord:
+    """One schedule of a policy. `score` is None (or NaN, stored as None) where the policy has none."""
+
+    time: float
+    policy: str
+    mode: str
+    """advise or act."""
+    seconds: float
+    """What it took to decide."""
+    score: float | None = None
+    generations: int | None = None
+    jobs: tuple[DecisionJobRecord, ...] = ()
+    id: int = 0
+    """Set by the store."""
+
+
+@dataclass(frozen=True)
+class ResizeRecord:
+    """A resize of one job, from the moment it was meant."""
+
+    job_id: int
+    restart: int
+    """The run it leaves; -1 where the job waited."""
+    old_nodes: int
+    old_gpus_per_node: int
+    old_batch: int | None
+    new_nodes: int
+    """0 where the job is parked: taken to zero GPUs."""
+    new_gpus_per_node: int
+    new_batch: int | None
+    state: str
+    started: float
+    decision_id: int | None = None
+    order_number: int | None = None
+    deadline: float | None = None
+    """When the present state is given up."""
+    ended: float | None = None
+    """None while it is open."""
+    outcome: ReasonRecord = NO_REASON
+    pause_s: float | None = None
+    """From the last step at the old shape to the first at the new one, where it is known."""
+    id: int = 0
+    """Set by the store."""
+
+
+@dataclass(frozen=True)
+class ResizeStepRecord:
+    """One step of a resize; sequence 0 is its beginning."""
+
+    resize_id: int
+    sequence: int
+    state: str
+    time: float
+    detail: ReasonRecord
+
+
+class EpochPoint(NamedTuple):
+    """An epoch as the last run that trained it ended it."""
+
+    epoch: int
+    loss: float | None
+    accuracy: float | None
+    time: float
+    restart: int
+
+
+class ThroughputPoint(NamedTuple):
+    """One measured throughput."""
+
+    nodes: int
+    gpus_per_node: int
+    batch: int
+    samples_per_s: float
+    time: float
+
+
+class NoisePoint(NamedTuple):
+    """One measured gradient noise scale, in samples."""
+
+    noise: float
+    time: float
+
+
+@dataclass(frozen=True)
+class JobHistory:
+    """What a job has shown so far: all that learning needs."""
+
+    job: JobRecord
+    spec: Spec | None
+    epochs: tuple[EpochPoint, ...]
+    """Ascending, each epoch once. One that a lost checkpoint undid is not there until it is done again."""
+    throughput: tuple[ThroughputPoint, ...]
+    """The newest few for each shape and batch, oldest first."""
+    samples: float
+    """Samples used since the job's first run; work that was repeated after a lost checkpoint counts once."""
+    batch: int | None
+    """Global batch in force in the last run that said."""
+    first_start: float | None
+    ended_runs_s: float
+    """Seconds that its ended runs took in all."""
+    running_since: float | None
+    """Start of the run in progress."""
+    resizes: int
+    """Resizes that interrupted it and took effect: those of a waiting job do not count, being parked does."""
+    last_resize_end: float | None
+    """End of the last resize, also of one that was rolled back: it interrupted the job as well."""
+    epochs_since_change: int
+    """Epochs that ended after the last resize did, or all."""
+    first_loss: float | None
+    failures: int = 0
+    """Resizes that did not take effect since the last one that did."""
+    first_batch: int | None = None
+    """Global batch that its first run began with."""
+    noise: tuple[NoisePoint, ...] = ()
+    """The newest few gradient noise scales, oldest first."""
+    progress: float | None = None
+    """Progress since its first run in samples of the base batch, as it said last; never above `samples`."""
+    pause_s: float | None = None
+    """Mean pause of its last few resizes that took effect, where it is known."""
+    interrupted: tuple[float, ...] = ()
+    """When each resize began that interrupted it, ascending, also of those that were rolled back."""
+    epoch_samples: float | None = None
+    """Mean samples of its epochs that ended; what an epoch is for a job that does not know its dataset's length."""
+    ran: tuple[tuple[int, int, float], ...] = ()
+    """Nodes and GPUs per node that it has run on, and for how many seconds in all: by Slurm's clock, of a run that has
+    not ended until its newest report."""
+
+    def running_s(self, now: float) -> float:
+        """Seconds it has run in all."""
+        return self.ended_runs_s + (max(0.0, now - self.running_since) if self.running_since else 0.0)
+
+
+@dataclass(frozen=True)
+class ReportLine:
+    """One line of a run's report file, as numbered and timed by the job."""
+
+    number: int
+    time: float
+    report: Report
+
+
+@dataclass(frozen=True)
+class RunReports:
+    """The reports of one run that were read in one look, in the order of their numbers."""
+
+    job_id: int
+    restart: int
+    offset: int
+    """Bytes of the report file that were read with them."""
+    number: int | None
+    """Number of the last report in those bytes, believed or not; None where they held none."""
+    spec: Spec | None = None
+    """What the job says of itself now, where that was read too; without a report it makes no run."""
+    lines: Sequence[ReportLine] = ()

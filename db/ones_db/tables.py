@@ -1,0 +1,378 @@
+"""The tables, each defined here and nowhere else, as SQLAlchemy Core has them: no ORM class stands beside a `Table`.
+
+Every column says what it means and its unit; documents and `ones_db.describe` read that here. Types are portable.
+Jobs are keyed (cluster, job id, submission), since Slurm starts its job ids anew; runs (job, restart); what a run
+reported (run, number of the report), so that reading a report file twice changes nothing. A column that is added
+goes to the end of its table, and into a migration.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import CheckConstraint, Index, MetaData, Table
+from sqlalchemy import text as condition
+
+from ones_db.columns import flag, key, number, of, reason, text, whole
+
+SCHEMA_REVISION = "0009"
+"""The newest migration. Revisions are numbers of four digits, so that older and newer can be told from the
+name."""
+
+METADATA = MetaData(
+    # Names of keys that migrations can rely on.
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+_OPEN = condition("ended IS NULL")
+
+# Clusters, their jobs and runs
+
+CLUSTERS = Table(
+    "clusters",
+    METADATA,
+    key(),
+    text("name", "the cluster's name, as Slurm has it", unique=True),
+    comment="Slurm clusters that this database remembers",
+)
+
+JOBS = Table(
+    "jobs",
+    METADATA,
+    key(),
+    of("cluster_id", "clusters.id", "cluster"),
+    whole("job_id", "Slurm's job id"),
+    number("submit_time", "first submission, Unix seconds (Slurm changes its own at each requeue)"),
+    text("name", "name that the user gave it"),
+    text("user_name", "login name of its owner (`user` means something else in SQL)"),
+    text("account", "account it is charged to"),
+    text("partition", "partition it was last seen in"),
+    text("comment", "its comment, which holds the opting in"),
+    text("work_dir", "working directory, which holds the job's directory"),
+    whole("requested_nodes", "nodes it asked for when first seen"),
+    whole("requested_gpus_per_node", "GPUs per node it asked for when first seen"),
+    whole("restart", "how often Slurm has restarted it"),
+    flag("elastic", "opted in, and nothing speaks against resizing it"),
+    text("refusal", "why it is not elastic, in words; empty where it is"),
+    text("state", "base state, as Slurm names it"),
+    number("end_time", "end, Unix seconds; null until then", nullable=True),
+    whole("exit_code", "exit code of the batch script; null until the end", nullable=True),
+    text("report_note", "what of its directory or reports could not be believed, in words"),
+    whole("base_batch", "global batch its learning rate was chosen for, samples", nullable=True),
+    whole("max_batch", "largest global batch it takes, samples", nullable=True),
+    whole("max_local_batch", "most samples per GPU per forward pass", nullable=True),
+    whole("dataset", "samples in an epoch; 0 where it does not know", nullable=True),
+    whole("epochs", "epochs it means to train; 0 where it does not say", nullable=True),
+    number(
+        "deferred_until",
+        "until when the companion keeps it from starting, Unix seconds; null where it does not",
+        nullable=True,
+    ),
+    whole("max_passes", "most forward passes per optimizer step", nullable=True),
+    *reason("refusal"),
+    Index("uq_jobs_cluster_id_job_id_submit_time", "cluster_id", "job_id", "submit_time", unique=True),
+    Index("ix_jobs_cluster_id_end_time", "cluster_id", "end_time"),
+    comment="jobs; Slurm uses a job id again after it has run out of them",
+)
+
+RUNS = Table(
+    "runs",
+    METADATA,
+    key(),
+    of("job_id", "jobs.id", "job (jobs.id)"),
+    whole("restart", "Slurm's restart count, 0 in the first run"),
+    whole("nodes", "nodes; 0 where not known"),
+    whole("gpus_per_node", "GPUs per node; 0 where not known"),
+    text("node_list", "names of its nodes, separated by commas", nullable=True),
+    number("start_time", "start, Unix seconds", nullable=True),
+    number("end_time", "end, Unix seconds; null until then", nullable=True),
+    whole("batch", "global batch in which it began, samples", nullable=True),
+    number("lr_factor", "learning rate it began with, over the one set for the base batch", nullable=True),
+    text("checkpoint", "name of the checkpoint it loaded; empty for none", nullable=True),
+    number("launch_s", "from the batch script to the ranks' first line, seconds", nullable=True),
+    number("group_s", "to build the process group, seconds", nullable=True),
+    number("load_s", "to load the checkpoint, seconds", nullable=True),
+    text("end_reason", "why it ended: the job's word, else Slurm's state", nullable=True),
+    whole("exit_code", "exit code that it reported", nullable=True),
+    text("note", "what people should know, in the job's words", nullable=True),
+    whole("epoch", "epoch it has reached, from 0", nullable=True),
+    whole("cursor", "samples of that epoch already used", nullable=True),
+    whole("step", "optimizer steps since the job's first run", nullable=True),
+    number("first_loss", "first training loss that it reported", nullable=True),
+    number("hello_time", "when its first hello was written, Unix seconds", nullable=True),
+    number("report_time", "when its newest report was written, Unix seconds", nullable=True),
+    whole("report_offset", "bytes of its report file that were read"),
+    whole("report_number", "number of the last report that was read"),
+    number("noise", "gradient noise scale that it reported last, samples", nullable=True),
+    number("progress", "progress it has reached since the job's first run, samples of the base batch", nullable=True),
+    number("queue_s", "from the last report of the run before to the batch script, seconds", nullable=True),
+    number("import_s", "what imports took of launch_s, seconds", nullable=True),
+    number("first_step_s", "from the hello to the end of the first step, seconds", nullable=True),
+    whole("resizes", "runs so far that began at another world size, by the job's own count", nullable=True),
+    whole("attempts", "how often its ranks were started again within it", nullable=True),
+    whole("hello_number", "number of the hello of its last start of the ranks", nullable=True),
+    whole("nonfinite", "steps with a loss that is not a finite number", nullable=True),
+    whole("nonfinite_step", "step of the last report that had such a loss; null for none", nullable=True),
+    Index("uq_runs_job_id_restart", "job_id", "restart", unique=True),
+    comment="one start of a job each",
+)
+
+# What runs report
+
+THROUGHPUT = Table(
+    "throughput",
+    METADATA,
+    of("run_id", "runs.id", "run", primary_key=True),
+    whole("number", "number of the report", primary_key=True, autoincrement=False),
+    number("time", "end of the stretch, Unix seconds"),
+    whole("epoch", "epoch, from 0"),
+    whole("step", "optimizer steps since the job's first run"),
+    whole("cursor", "samples of the epoch already used"),
+    whole("samples", "samples used in the stretch, over all ranks"),
+    number("seconds", "length of the stretch, seconds"),
+    whole("batch", "global batch, samples"),
+    number("lr_factor", "learning rate over the one set for the base batch"),
+    number("loss", "mean training loss over the stretch", nullable=True),
+    number("noise", "gradient noise scale, samples", nullable=True),
+    number("progress", "progress since the job's first run, samples of the base batch", nullable=True),
+    whole("nonfinite", "steps with a loss that is not a finite number; they are not in the mean", nullable=True),
+    # Rows come in the order of time, so that a few pages hold the index; SQLite has no such kind.
+    Index("ix_throughput_time", "time", postgresql_using="brin").ddl_if(dialect="postgresql"),
+    postgresql_partition_by="RANGE (run_id)",
+    comment="samples used over a stretch of steps, at the shape of the run",
+    sqlite_with_rowid=False,
+)
+
+EPOCHS = Table(
+    "epochs",
+    METADATA,
+    of("run_id", "runs.id", "run", primary_key=True),
+    whole("number", "number of the report", primary_key=True, autoincrement=False),
+    number("time", "end of the epoch, Unix seconds"),
+    whole("epoch", "the epoch that ended, from 0"),
+    whole("step", "optimizer steps since the job's first run"),
+    whole("samples", "samples used in it"),
+    number("loss", "loss that the script reports for it", nullable=True),
+    number("accuracy", "accuracy that the script reports for it, as a fraction", nullable=True),
+    whole("nonfinite", "steps with a loss that is not a finite number", nullable=True),
+    comment="epochs that ended",
+    sqlite_with_rowid=False,
+)
+
+CHECKPOINTS = Table(
+    "checkpoints",
+    METADATA,
+    of("run_id", "runs.id", "run", primary_key=True),
+    whole("number", "number of the report", primary_key=True, autoincrement=False),
+    number("time", "when it was durable, Unix seconds"),
+    text("name", "its name in the job's directory"),
+    whole("epoch", "epoch, from 0"),
+    whole("cursor", "samples of the epoch already used"),
+    whole("step", "optimizer steps since the job's first run"),
+    whole("bytes", "size, bytes"),
+    number("seconds", "to write it, seconds"),
+    whole("order_number", "order that asked for it", nullable=True),
+    number("stall_s", "how long training stood still for it, seconds", nullable=True),
+    comment="checkpoints that became durable",
+    sqlite_with_rowid=False,
+)
+
+BATCHES = Table(
+    "batch_changes",
+    METADATA,
+    of("run_id", "runs.id", "run", primary_key=True),
+    whole("number", "number of the report", primary_key=True, autoincrement=False),
+    number("time", "when, Unix seconds"),
+    whole("step", "optimizer steps since the job's first run"),
+    whole("batch", "global batch from then on, samples"),
+    number("lr_factor", "learning rate over the one set for the base batch, where it goes"),
+    whole("order_number", "order that asked for it", nullable=True),
+    whole("passes", "forward passes per step from then on", nullable=True),
+    whole("ramp", "steps over which the learning rate goes there", nullable=True),
+    comment="changes of the global batch inside a run",
+    sqlite_with_rowid=False,
+)
+
+# What was decided and done
+
+DECISIONS = Table(
+    "decisions",
+    METADATA,
+    key(),
+    of("cluster_id", "clusters.id", "cluster"),
+    number("time", "when, Unix seconds"),
+    text("policy", "name of the policy"),
+    text("mode", "advise (nothing was changed) or act"),
+    number("score", "score of the schedule, in the policy's own unit", nullable=True),
+    number("seconds", "what it took to decide, seconds"),
+    whole("generations", "generations of the search so far", nullable=True),
+    CheckConstraint("mode IN ('advise', 'act')", name="mode"),
+    Index("uq_decisions_cluster_id_time_policy", "cluster_id", "time", "policy", unique=True),
+    comment="schedules that a policy decided on",
+)
+
+DECISION_JOBS = Table(
+    "decision_jobs",
+    METADATA,
+    of("decision_id", "decisions.id", "decision", primary_key=True),
+    of("job_id", "jobs.id", "job (jobs.id)", primary_key=True, index=True),
+    whole("nodes", "nodes; null where it waits", nullable=True),
+    whole("gpus_per_node", "GPUs per node; null where it waits", nullable=True),
+    whole("batch", "global batch, samples; null where it waits", nullable=True),
+    whole("from_nodes", "nodes it held; null where it waited", nullable=True),
+    whole("from_gpus_per_node", "GPUs per node it held; null where it waited", nullable=True),
+    whole("from_batch", "global batch it had, samples", nullable=True),
+    text("reason", "why, in words for its user"),
+    flag("acted", "the companion set out to carry it out"),
+    text("outcome", "what came of it, in words"),
+    *reason("reason"),
+    *reason("outcome"),
+    comment="what a decision gives each job, and why",
+    sqlite_with_rowid=False,
+)
+
+ALTERNATIVES = Table(
+    "decision_alternatives",
+    METADATA,
+    of("decision_id", "decisions.id", "decision", primary_key=True),
+    of("job_id", "jobs.id", "job (jobs.id)", primary_key=True, index=True),
+    whole("rank", "from 0, the best for the job", primary_key=True, autoincrement=False),
+    whole("nodes", "nodes; 0 for waiting"),
+    whole("gpus_per_node", "GPUs per node; 0 for waiting"),
+    whole("batch", "global batch, samples; 0 for waiting"),
+    number("worth", "what it is worth by itself, in the policy's own unit; more is better"),
+    comment="the best few sizes that a decision weighed for a job",
+    sqlite_with_rowid=False,
+)
+
+RESIZES = Table(
+    "resizes",
+    METADATA,
+    key(),
+    of("job_id", "jobs.id", "job (jobs.id)"),
+    of("decision_id", "decisions.id", "decision that asked for it", nullable=True),
+    whole("restart", "restart count of the run that it leaves"),
+    whole("old_nodes", "nodes before"),
+    whole("old_gpus_per_node", "GPUs per node before"),
+    whole("old_batch", "global batch before, samples", nullable=True),
+    whole("new_nodes", "nodes after; 0 to stop the job"),
+    whole("new_gpus_per_node", "GPUs per node after"),
+    whole("new_batch", "global batch after, samples; null leaves the job's own", nullable=True),
+    text("state", "state of the resize; 'done' when it took effect"),
+    whole("order_number", "order that was given to the job for it", nullable=True),
+    number("started", "when it was written down, Unix seconds"),
+    number("deadline", "when the present state is given up, Unix seconds", nullable=True),
+    number("ended", "when it ended, Unix seconds; null while it is open", nullable=True),
+    text("outcome", "what came of it, in words"),
+    number("pause_s", "from the last step before to the first after it, seconds", nullable=True),
+    *reason("outcome"),
+    Index("uq_resizes_job_id_started", "job_id", "started", unique=True),
+    # At most one open resize a job, whatever the number of writers.
+    Index("uq_resizes_open", "job_id", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN),
+    comment="resizes, each written down before it begins",
+)
+
+STEPS = Table(
+    "resize_steps",
+    METADATA,
+    of("resize_id", "resizes.id", "resize", primary_key=True),
+    whole("sequence", "from 0, in order", primary_key=True, autoincrement=False),
+    text("state", "state it entered"),
+    number("time", "when, Unix seconds"),
+    text("detail", "what was found or done, in words"),
+    *reason("detail"),
+    comment="every state a resize went through",
+    sqlite_with_rowid=False,
+)
+
+# What is known beside the jobs that the companion looks after
+
+NODES = Table(
+    "nodes",
+    METADATA,
+    key(),
+    of("cluster_id", "clusters.id", "cluster"),
+    text("name", "its name, as Slurm has it"),
+    Index("uq_nodes_cluster_id_name", "cluster_id", "name", unique=True),
+    comment="nodes that the companion has seen",
+)
+
+CHANGES = Table(
+    "node_changes",
+    METADATA,
+    of("node_id", "nodes.id", "node", primary_key=True),
+    number("time", "when it was seen, Unix seconds", primary_key=True, autoincrement=False),
+    text("state", "UP while it takes jobs, has it any or not; RESERVED; else what Slurm says of it"),
+    flag("usable", "up, and neither drained, reserved, failing nor in maintenance"),
+    whole("gpus", "GPUs it has; 0 where Slurm knows of none"),
+    text("partitions", "partitions it is in, separated by commas"),
+    comment="what a node was from a moment on, until its next change",
+    sqlite_with_rowid=False,
+)
+
+ACTIONS = Table(
+    "actions",
+    METADATA,
+    key(),
+    of("cluster_id", "clusters.id", "cluster"),
+    number("time", "when, Unix seconds"),
+    text("user_name", "login name of who did it"),
+    text("action", "what was done: a command, or what was seen of a file"),
+    text("detail", "with what, in words"),
+    Index("uq_actions_cluster_id_time_user_name_action", "cluster_id", "time", "user_name", "action", unique=True),
+    comment="what people did to the companion, its database and its jobs",
+)
+
+LEADERS = Table(
+    "leaders",
+    METADATA,
+    of("cluster_id", "clusters.id", "cluster", primary_key=True),
+    whole("term", "how often the lead was taken; whoever has an older term writes no more"),
+    text("holder", "who leads, as host:process id; empty once it gave the lead back"),
+    number("since", "when it took the lead, Unix seconds"),
+    number("beat", "when it was last heard of, Unix seconds"),
+    comment="which companion of each cluster acts, or did last",
+    sqlite_with_rowid=False,
+)
+
+ACCOUNTING = Table(
+    "accounting",
+    METADATA,
+    of("job_id", "jobs.id", "job (jobs.id)", primary_key=True),
+    number("time_limit_s", "time limit, seconds; null where it had none", nullable=True),
+    number("import_time", "when its rows were last read, Unix seconds"),
+    comment="jobs that are known from Slurm's accounting alone",
+    sqlite_with_rowid=False,
+)
+
+ROLLUPS = Table(
+    "rollups",
+    METADATA,
+    of("run_id", "runs.id", "run", primary_key=True),
+    number("stretch_s", "samples that ended in the same stretch of so many seconds are one"),
+    whole("number", "number of the run's last report then"),
+    comment="runs whose throughput samples were put together to longer ones",
+    sqlite_with_rowid=False,
+)
+
+HEALTH = Table(
+    "health",
+    METADATA,
+    of("cluster_id", "clusters.id", "cluster", primary_key=True),
+    number("time", "when it wrote this, Unix seconds"),
+    text("mode", "act or advise"),
+    number("interval_s", "seconds from one tick to the next"),
+    number("tick_time", "end of its last tick that was not in vain, Unix seconds; null before one", nullable=True),
+    number("tick_s", "what that tick took, seconds", nullable=True),
+    whole("running", "elastic jobs that ran then", nullable=True),
+    whole("waiting", "elastic jobs that waited then", nullable=True),
+    whole("gpus", "GPUs on which elastic jobs ran then", nullable=True),
+    text("error", "its last complaint, in words; empty where it had none since it started"),
+    number("error_time", "when it complained, Unix seconds", nullable=True),
+    comment="how the companion that acted last was at its last tick",
+    sqlite_with_rowid=False,
+)
