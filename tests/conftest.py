@@ -29,10 +29,19 @@ SLOW = (
     "tests/act/test_crash.py::test_whatever_happens",
     "tests/db/test_leader_lock.py",
     "tests/db/test_sharing.py",
-    "tests/decide/test_caps.py::test_caps_hold_whatever",
     "tests/decide/test_contract.py::TestPollux",
     "tests/decide/test_drl.py::TestWeights",
-    "tests/decide/test_yielding.py",
+    "tests/faults/test_faults.py",
+    "tests/packaging/test_wheels.py",
+    "tests/rules/test_caps.py::test_caps_hold_whatever",
+    "tests/rules/test_reclaim.py::test_every_policy_decides_within_what_is_left",
+    "tests/simulate/test_engine.py::test_equal_seeds_give_equal_outcomes",
+    "tests/simulate/test_engine.py::test_every_job_resized_at_every_tick_does_its_exact_work",
+    "tests/simulate/test_engine.py::test_faults_lose_no_job",
+    "tests/wrapper/checkpoint/test_ranks.py",
+    "tests/wrapper/gradients/test_fsdp.py",
+    "tests/wrapper/gradients/test_mpi_exchange.py",
+    "tests/wrapper/test_examples.py",
 )
 """What takes long without a Slurm, by the beginnings of its name: left out by `make check`, as all that needs a
 PostgreSQL is."""

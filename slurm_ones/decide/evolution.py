@@ -1,4 +1,4 @@
-"""The steps of an evolutionary search that do not depend on what a candidate is: crossover and selection.
+"""What evolutionary searches share, whatever a candidate is: crossover, selection, the check of their settings.
 
 By one score, the best different candidates are kept; by two aims, NSGA-II's ranks and crowding (Deb et al., IEEE TEC
 2002), which Pollux's authors search with.
@@ -6,11 +6,31 @@ By one score, the best different candidates are kept; by two aims, NSGA-II's ran
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 
 from slurm_ones.schedule.policy import Bools, Floats, Ints
+
+
+def check_options(options: Any, least: Mapping[str, float]) -> None:
+    """Raise ValueError naming a setting that is not of its default's kind, or below what is `least` for it (else 0)."""
+    for field in fields(options):
+        value, low = getattr(options, field.name), least.get(field.name, 0)
+        if isinstance(field.default, bool):
+            if not isinstance(value, bool):
+                raise ValueError(f"{field.name}: {value!r} must be true or false")
+            continue
+        whole = isinstance(field.default, int)
+        right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+        if not right or not low <= value < math.inf:
+            raise ValueError(f"{field.name}: {value!r} must be {'a whole' if whole else 'a'} number of at least {low}")
+    if options.mutation > 1:
+        raise ValueError(f"mutation: {options.mutation!r} must be a chance between 0 and 1")
 
 
 def cross(mothers: Ints, fathers: Ints, swapped: Bools) -> Ints:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slurm_ones.decide.evolution import best_of, uniform_crossover
+from slurm_ones.decide.evolution import best_of, check_options, uniform_crossover
 from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones import explain
 from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
@@ -65,19 +64,7 @@ class Options:
     """Running jobs may be taken to zero GPUs for a while."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, least = getattr(self, field.name), LEAST.get(field.name, 0)
-            if isinstance(field.default, bool):
-                if not isinstance(value, bool):
-                    raise ValueError(f"{field.name}: {value!r} must be true or false")
-                continue
-            whole = isinstance(field.default, int)
-            right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-            if not right or not least <= value < math.inf:
-                kind = "a whole number" if whole else "a number"
-                raise ValueError(f"{field.name}: {value!r} must be {kind} of at least {least}")
-        if self.mutation > 1:
-            raise ValueError(f"mutation: {self.mutation!r} must be a chance between 0 and 1")
+        check_options(self, LEAST)
 
 
 LARGEST = 1e15

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
 from slurm_ones.decide.build import fits_nowhere
-from slurm_ones.decide.evolution import uniform_crossover
+from slurm_ones.decide.evolution import check_options, uniform_crossover
 from slurm_ones.decide.ones_sc21 import generation
 from slurm_ones.decide.ones_sc21.space import (
     LEAST_PROGRESS,
@@ -81,7 +80,7 @@ def stopped(job: JobView) -> bool:
     return job.shape is None and (job.samples > 0 or job.running_s > 0)
 
 
-_LEAST = {"population": 2, "cap_over_request": 1}
+LEAST = {"population": 2, "cap_over_request": 1}
 
 
 @dataclass(frozen=True)
@@ -104,14 +103,7 @@ class Options:
     """A schedule is deployed when every job it changes has done so many epochs since its last change."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, least = getattr(self, field.name), _LEAST.get(field.name, 0)
-            whole = isinstance(field.default, int)
-            if not isinstance(value, int if whole else (int, float)) or not least <= value < math.inf:
-                kind = "a whole number" if whole else "a number"
-                raise ValueError(f"{field.name}: {value!r} must be {kind} of at least {least}")
-        if self.mutation > 1:
-            raise ValueError(f"mutation: {self.mutation!r} must be a chance between 0 and 1")
+        check_options(self, LEAST)
 
 
 class OnesSc21:
