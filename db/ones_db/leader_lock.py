@@ -73,7 +73,7 @@ class LeaderLock:
     def take(self, now: float) -> int | None:
         """Take the lead if nobody has it; returns the new term, None where another one leads.
 
-        `now` is written down, Unix seconds. Raises `StoreError` where nobody can say.
+        `now` is stored, Unix seconds. Raises `StoreError` where the database cannot be asked.
         """
         if self.term is not None:
             self._lose()
@@ -100,14 +100,14 @@ class LeaderLock:
             raise
 
     def beat(self, now: float) -> None:
-        """Let those who stand by know that this candidate lives. Raises `NotLeader` as `check` does, or `StoreError`
-        where this could not be stored."""
+        """Send a heartbeat: the standbys know by it that this candidate runs. Raises `NotLeader` as `check` does, or
+        `StoreError` where this could not be stored."""
         term = self.term
         if term is None or not self._lock.beat(term, now):
             raise NotLeader(f"{self.place}: this companion does not lead")
 
     def leave(self, now: float) -> None:
-        """Give the lead back; raises `StoreError` where nobody could be told, once it is free all the same."""
+        """Give the lead back. Raises `StoreError` where that could not be stored; the lead is free all the same."""
         term, self.term = self.term, None
         try:
             if term is not None:
@@ -124,7 +124,7 @@ class LeaderLock:
     def take_over(self, leader: LeaderRecord, now: float) -> int | None:
         """Take the lead from a leader that hangs: returns the new term, None where that cannot be done.
 
-        Nothing happens unless that leader leads and was not heard of since. Raises `StoreError` where the database
+        Nothing happens unless that leader leads and has sent no heartbeat since. Raises `StoreError` where the database
         does not let us.
         """
         if not self._lock.take_over(leader):
@@ -157,7 +157,7 @@ class Lock(Protocol):
     holder is gone, however that ended."""
 
     def take(self) -> bool:
-        """Take it if it is free; returns whether this one has it. Raises `StoreError` where nobody can say."""
+        """Take it if it is free; returns whether this one has it. Raises `StoreError` where it cannot be asked for."""
 
     def check(self, term: int) -> None:
         """Raise `NotLeader` unless this one has it at this moment, and that term is the newest."""

@@ -24,7 +24,7 @@ class LeaderRecord(NamedTuple):
 
 
 def leader(connection: Connection, cluster: int) -> LeaderRecord | None:
-    """Who leads, or did last; None where nobody ever did."""
+    """Who leads, or did last; None where none ever did."""
     columns = (LEADERS.c[name] for name in LeaderRecord._fields)
     row = connection.execute(select(*columns).where(LEADERS.c.cluster_id == cluster)).one_or_none()
     return None if row is None else LeaderRecord(*row)
@@ -40,7 +40,7 @@ def begin_term(connection: Connection, cluster: int, holder: str, now: float) ->
 
 
 def beat(connection: Connection, cluster: int, term: int, now: float) -> bool:
-    """Write down that the leader of that term lives; returns whether it is the newest."""
+    """Store a heartbeat of the leader of that term; returns whether that term is the newest."""
     mine = (LEADERS.c.cluster_id == cluster, LEADERS.c.term == term)
     return connection.execute(LEADERS.update().where(*mine).values(beat=now)).rowcount == 1
 

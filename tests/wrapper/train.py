@@ -37,7 +37,7 @@ job = ones.init(
     batch=args.batch,
     max_batch=args.max_batch,
     max_local_batch=args.max_local_batch,
-    max_passes=args.max_passes,
+    max_accumulation_steps=args.max_passes,
     epochs=args.epochs,
     lr_cap=2.0,
 )

@@ -6,6 +6,7 @@ imports `ones_wrapper.protocol` where there is no torch.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -22,5 +23,11 @@ _HOMES = {"DONT_RESTART": "ones_wrapper.launch.restart_policy", "Job": "ones_wra
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        try:
+            return getattr(import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            print(import_module("ones_wrapper.job_io").TORCH_MISSING, file=sys.stderr)
+            raise SystemExit(2) from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -40,7 +40,7 @@ def init(
     epochs: int = 0,
     max_batch: int | None = None,
     max_local_batch: int | None = None,
-    max_passes: int = 1,
+    max_accumulation_steps: int = 1,
     lr_rule: str = "linear",
     lr_cap: float = 8.0,
     lr_ramp: int = 0,
@@ -48,31 +48,34 @@ def init(
     write_behind: bool = True,
     noise_scale: bool = True,
     backend: str | None = None,
+    max_passes: int | None = None,
 ) -> Job:
     """Join the run: build the process group, listen to signals and orders.
 
     `batch` is the global batch, in samples, that the script's learning rate was chosen for; `max_batch` the
     largest that it takes (default: `batch`, so only the GPUs change); `max_local_batch` the most samples per
     GPU per forward pass (default: `max_batch`; where the device turns out to hold fewer, half as many from then
-    on). A step takes up to `max_passes` forward passes per GPU, accumulating gradients, where the batch does not
-    fit otherwise. `epochs` is how many it means to train, 0 when it does not say.
+    on). A step takes up to `max_accumulation_steps` forward passes per GPU where the batch does not fit otherwise.
+    `epochs` is how many it means to train, 0 when it does not say.
 
     The learning rate follows the batch by `lr_rule` (linear, sqrt, adascale or none) up to `lr_cap` times, over
     `lr_ramp` steps after each change. `checkpoint_every_s` is the time between checkpoints (default: what their
     measured cost and the job's failures suggest); with `write_behind` those that nobody waits for are copied and
     written while training goes on. `noise_scale` measures the gradient noise scale on the way, by which the
     companion knows what larger batches are worth; on one GPU this keeps a copy of the gradients. `backend`
-    overrides the choice between nccl (every rank has a GPU) and gloo; "mpi" exchanges through mpi4py.
+    overrides the choice between nccl (every rank has a GPU) and gloo; "mpi" exchanges through mpi4py. `max_passes` is
+    the former name of `max_accumulation_steps`.
 
     Synchronises all ranks. Call it once, before anything that needs the device. Raises ValueError for numbers that
     contradict each other, and RuntimeError for a job that something else already requeues.
     """
     started = time.time()
+    max_accumulation_steps = max_accumulation_steps if max_passes is None else max_passes
     max_batch = batch if max_batch is None else max_batch
     max_local_batch = max_batch if max_local_batch is None else max_local_batch
     if not 1 <= batch <= max_batch:
         raise ValueError(f"init: batch={batch} must be from 1 to max_batch={max_batch}")
-    for name, value in (("max_local_batch", max_local_batch), ("max_passes", max_passes)):
+    for name, value in (("max_local_batch", max_local_batch), ("max_accumulation_steps", max_accumulation_steps)):
         if value < 1:
             raise ValueError(f"init: {name}={value} must be 1 or more")
     for name, value in (("epochs", epochs), ("lr_ramp", lr_ramp)):
@@ -84,7 +87,7 @@ def init(
     if why := requeue_conflict():
         raise RuntimeError(why)
     group = join(backend)
-    spec = Spec(batch, max_batch, max_local_batch, 0, epochs, max_passes)
+    spec = Spec(batch, max_batch, max_local_batch, 0, epochs, max_accumulation_steps)
     run = Run(group, spec, Settings(rule, lr_ramp, checkpoint_every_s, write_behind), started)
     if noise_scale:
         run.noise = NoiseScale(group)
@@ -142,9 +145,9 @@ class Job:
 
     @property
     def updates(self) -> bool:
-        """Whether the optimizer steps after this pass; False in all but the last of a step that takes several.
+        """Whether the optimizer steps now: in a step of several accumulation steps, in the last one alone.
 
-        What must happen once a step, such as clipping gradients, stands under `if job.updates:`.
+        What must happen once a step, such as clipping gradients, belongs under `if job.updates:`.
         """
         return self._run.loop.part.last
 
@@ -281,13 +284,13 @@ class Job:
         run.finish()
 
     def loss(self, loss: torch.Tensor | float) -> None:
-        """Tell the loss of this pass, the mean over the local batch. Costs no wait for the GPU, and synchronises
+        """Report the loss of this local batch, its mean. Costs no wait for the GPU, and synchronises
         nothing.
         """
         self._run.meter.loss(loss, self._run.loop.part.samples)
 
     def checkpoint(self) -> bool:
-        """Write a checkpoint now; durable on return. False where it could not be written, which is said.
+        """Write a checkpoint now; durable on return. False where it could not be written, which is logged.
 
         Synchronises all ranks and waits for the file system. Call it between steps, on all ranks: before a backward
         pass, or outside the loop. Raises RuntimeError after the optimizer's step, which counts only when the loader is
@@ -299,7 +302,7 @@ class Job:
 
     def epoch_end(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
         """The epoch is over: report it and go on to the next. `loss` overrides the mean of what `job.loss`
-        was told.
+        reported.
 
         All ranks call it; it is a step boundary, and synchronises them.
         """

@@ -40,7 +40,7 @@ class Agreement:
     """Global batch that it asks for, 0 for none."""
     drain: bool
     measure: bool
-    """Sum up what the gradients tell."""
+    """Sum up the measured gradient noise."""
     behind: bool
     """The checkpoint may be written behind the training: nobody waits for it."""
 
@@ -80,12 +80,12 @@ class Boundary:
         return self._agreed(self._group.maximum(self._proposal(0, int(self._flags.checkpoint), 1, False, False)))
 
     def start_agreement(self, step_s: float, due: bool, measure: bool) -> None:
-        """Called by all ranks at every step boundary, once they have done what was agreed before: say what is
+        """Called by all ranks at every step boundary, once they have done what was agreed before: propose what is
         asked for now. They agree while the next step goes on, so that none waits for another; at some boundaries, where
         steps are short, they do not.
 
         `step_s` is the length of a step in seconds, `due` whether it is time for a checkpoint, and
-        `measure` whether it is time to sum up what the gradients tell (rank 0 decides both).
+        `measure` whether it is time to sum up the measured gradient noise (rank 0 decides both).
         """
         if self._skip > 0:
             self._skip -= 1
@@ -166,7 +166,7 @@ DRAIN_POLL_S = 0.1
 def wait_for_requeue(boundary: Boundary, number: int, goodbye: Callable[[], None]) -> str:
     """Wait after order `number`: "" when a signal asks to stop, else why to carry on. Collective.
 
-    At a requeue `srun` leaves the ranks hardly a moment, so each calls `goodbye` as soon as it hears the signal.
+    At a requeue `srun` leaves the ranks hardly a moment, so each calls `goodbye` as soon as the signal comes.
     """
     wait_s = float(os.environ.get("ONES_DRAIN_WAIT_S") or DRAIN_WAIT_S)
     started = time.monotonic()

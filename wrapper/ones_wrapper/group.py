@@ -19,7 +19,7 @@ class RankError(Exception):
 
 
 class ThreadsError(Exception):
-    """The ranks can't speak to one another from a second thread; the message says why. Raised on all ranks."""
+    """The ranks can't exchange messages from a second thread; the message says why. Raised on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Group(ABC):
         """Leave the process group.
 
         `code` is the exit code that this rank is about to end with. With one other than 0 this is not
-        collective: other ranks may wait for this one, and where the transport doesn't tell them, this does.
+        collective: other ranks may wait for this one, and where the transport doesn't end that wait, this does.
         """
 
     def everywhere(self, function: Callable[[], T]) -> list[T]:

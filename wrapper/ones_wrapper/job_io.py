@@ -1,4 +1,7 @@
-"""The job's side of the mail: reports out, orders in. Neither ever stops training."""
+"""The job's side of the files that `protocol` describes: reports out, orders and the owner's requests in; and its log.
+
+None of them ever stops training. Nothing here needs torch.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,16 @@ from ones_wrapper.protocol import (
     spool_order_name,
 )
 
+TORCH_MISSING = (
+    "torch is not installed in this environment: pip install 'ones-wrapper[torch]', or load your site's module"
+)
 POLL_S = 0.5
 """Shortest time between two looks for an order."""
 
 
-def log(text: str) -> None:
-    """A line for people, in the job's log."""
-    print(f"ones: {text}", file=sys.stderr, flush=True)
+def log(text: str, source: str = "ones") -> None:
+    """A line for people, in the job's log; `source` is the program that writes it."""
+    print(f"{source}: {text}", file=sys.stderr, flush=True)
 
 
 class ReportWriter:
@@ -52,7 +58,7 @@ class ReportWriter:
             self._file = os.open(self._path, flags, 0o644)
             self._continue()
         except OSError as error:
-            self._complain(error)
+            self._log_error(error)
 
     def _continue(self) -> None:
         """Go on after the lines of an earlier `ones-run` in the same run."""
@@ -60,13 +66,13 @@ class ReportWriter:
         self._number = text.count(b"\n")
         self._torn = bool(text) and not text.endswith(b"\n")
 
-    def _complain(self, error: OSError) -> None:
+    def _log_error(self, error: OSError) -> None:
         if not self._logged:
             log(f"reports cannot be written to {self._path} ({error.strerror}); training goes on without them")
         self._logged = True
 
     def send(self, report: Report) -> None:
-        """Append one report; a failure is said once and otherwise ignored."""
+        """Append one report; a failure is logged once and otherwise ignored."""
         if self._file is None:
             return
         self._number += 1
@@ -76,14 +82,14 @@ class ReportWriter:
         try:
             written = os.write(self._file, line)
         except OSError as error:
-            self._complain(error)
+            self._log_error(error)
             return
         self._torn = written < len(line)
         self._logged = False
 
 
 def write_spec(job_dir: Path, spec: Spec) -> None:
-    """Replace `spec.json` atomically; a failure is said."""
+    """Replace `spec.json` atomically; a failure is logged."""
     new = job_dir / f".{SPEC}"
     try:
         new.write_bytes(encode(spec))
@@ -141,10 +147,10 @@ class OrderReader:
         self._next = -1.0
         self._logged: set[str] = set()
         self.order: Order | None = None
-        """The order in force: the highest number believed so far."""
+        """The order in force: the valid one with the highest number so far."""
 
     def skip_wait(self) -> None:
-        """Somebody said that there is an order: the next look is not put off."""
+        """A signal announced an order: the next poll reads at once."""
         self._next = -1.0
 
     def poll(self) -> Order | None:
@@ -157,7 +163,7 @@ class OrderReader:
             try:
                 order = read_order(path, self._owners)
             except (ValueError, OSError) as error:
-                self._complain(path, str(error))
+                self._log_error(path, str(error))
                 continue
             if order is None or order.restart > self._restart:
                 continue
@@ -165,7 +171,7 @@ class OrderReader:
                 self.order = order
         return self.order
 
-    def _complain(self, path: Path, why: str) -> None:
+    def _log_error(self, path: Path, why: str) -> None:
         text = f"order {path} is ignored: {why}"
         if text not in self._logged and len(self._logged) < 100:
             self._logged.add(text)
@@ -216,7 +222,7 @@ class Previous:
     time: float
     """Unix time."""
     failed: bool
-    """It said no goodbye, or an error's: a rank died, a node, or the network."""
+    """It left no bye, or that of an error: a rank died, a node, or the network."""
 
 
 def previous(job_dir: Path, restart: int) -> Previous | None:

@@ -42,7 +42,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def device_name(device: torch.device) -> str:
-    """What tells apart devices that hold different batches: the model and its memory (which a MIG slice has less
+    """Distinguishes devices that hold different batches: the model and its memory (which a MIG slice has less
     of).
     """
     if device.type != "cuda":
@@ -103,7 +103,7 @@ def classify_error(
 
 
 def _read(path: Path, declared: int, device: str) -> int | None:
-    """What the file says for this script and device; None where there is none, or none that is believed."""
+    """What the file says for this script and device; None where there is none, or none that is valid."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

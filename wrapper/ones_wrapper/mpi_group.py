@@ -99,7 +99,7 @@ class MpiGroup(Group):
     def _fail(self, code: int) -> None:
         """Bring down the ranks that would wait for this one for ever, unless they end by themselves.
 
-        MPI tells nobody that a rank is gone, and at the interpreter's end MPI_Finalize waits for the others.
+        MPI does not report that a rank is gone, and at the interpreter's end MPI_Finalize waits for the others.
         """
         ending, deadline = self.exit_comm.Ibarrier(), time.monotonic() + EXIT_WAIT_S
         while not ending.Test():
@@ -154,9 +154,9 @@ def check_world(world: int, env: Mapping[str, str]) -> None:
     if world == 1 and (asked or 1) == 1 and (launched is None or launched[1] == 1):
         return
     if world == 1:
-        said = f"{launched[0]} says {launched[1]}" if launched and launched[1] > 1 else f"ones-run asked for {asked}"
+        found = f"{launched[0]} says {launched[1]}" if launched and launched[1] > 1 else f"ones-run asked for {asked}"
         raise MpiError(
-            f"each rank is alone: {said} ranks, but MPI found one. Either mpi4py was built for another MPI than the "
+            f"each rank is alone: {found} ranks, but MPI found one. Either mpi4py was built for another MPI than the "
             f"launcher's (here it uses {MPI.Get_library_version().strip().splitlines()[0]}): reinstall it with the "
             "cluster's MPI module loaded (pip install --no-binary=mpi4py mpi4py); or the script was not started "
             "through ibrun, mpirun or srun with an --mpi type that this MPI knows (srun --mpi=list)"

@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 """Written last into a checkpoint: a directory without it is not complete."""
 
 MAX_LINE = 16_384
-"""Longest report line in bytes; a longer one is not believed."""
+"""Longest report line in bytes; a longer one is ignored."""
 MAX_TEXT = 1_000
 MAX_INT = 2**53
 """Largest integer that JSON readers agree on."""
@@ -73,7 +73,8 @@ class Spec:
     epochs: int
     """Epochs that the script means to train; 0 when it does not say."""
     max_passes: int = 1
-    """Most forward passes per optimizer step. The largest global batch is this × `max_local_batch` × world size."""
+    """Most accumulation steps (forward passes) per optimizer step. The largest global batch is this ×
+    `max_local_batch` × world size."""
 
 
 @dataclass(frozen=True)
@@ -216,14 +217,14 @@ class Batch:
     """Where the learning rate goes; `Throughput` has what is in force on the way there."""
     order: int | None = None
     passes: int = 1
-    """Forward passes per step from now on."""
+    """Accumulation steps (forward passes) per optimizer step from now on."""
     ramp: int = 0
     """Steps over which the learning rate goes there."""
 
 
 @dataclass(frozen=True)
 class Bye:
-    """Last report of a run that could still speak."""
+    """Last report of a run that could still write one."""
 
     kind: ClassVar[str] = "bye"
     reason: str

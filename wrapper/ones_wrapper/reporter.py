@@ -1,4 +1,4 @@
-"""What a run tells: reports to the companion, and a word to its owner where something is wrong."""
+"""What a run records: throughput, its start, reports to the companion, and which samples were used."""
 
 from __future__ import annotations
 

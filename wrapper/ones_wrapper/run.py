@@ -187,12 +187,12 @@ class Run:
         self.saver.report_finished()
         agreed = self._boundary.finish_agreement()
         if agreed is not None:
-            self._obey(agreed)
+            self._carry_out(agreed)
         due = self.group.rank == 0 and self.saver.due(self.progress)
         measure = self.noise is not None and time.monotonic() - self._measured_at >= self._report_every_s
         self._boundary.start_agreement(self.meter.step_s, due, measure)
 
-    def _obey(self, agreed: Agreement) -> None:
+    def _carry_out(self, agreed: Agreement) -> None:
         if agreed.measure and self.noise is not None:
             self.noise.exchange()
             self.progress.noise = self.noise.samples or 0.0
@@ -251,11 +251,11 @@ class Run:
         progress.batch = wanted
         self.batch = self._in_force(wanted)
         rate.change(progress, self.batch)
-        passes = accumulation_count(self.batch, self.group.world, spec.max_local_batch)
-        self._reporter.send(Batch(progress.step, self.batch, rate.target, number, passes, self.settings.lr_ramp))
+        steps = accumulation_count(self.batch, self.group.world, spec.max_local_batch)
+        self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
 
     def save(self, why: str, order: int | None = None) -> bool:
-        """Write a checkpoint that is durable on return, and report it; False where that failed, which is said."""
+        """Write a checkpoint that is durable on return, and report it; False where that failed, which is logged."""
         self._reporter.flush()
         hang_detector.beat()
         saved = self.saver.save(self.state, self.progress, why, order)

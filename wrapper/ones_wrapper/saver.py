@@ -61,7 +61,7 @@ class Saver:
         return not self._writing and time.monotonic() - self._saved_at >= every_s
 
     def save(self, state: State | None, progress: Progress, why: str, order: int | None = None) -> bool:
-        """Write a checkpoint that is durable on return; False where it could not be, which is said.
+        """Write a checkpoint that is durable on return; False where it could not be, which is logged.
 
         Without an order, nothing is written where nothing has changed since the last one.
         """

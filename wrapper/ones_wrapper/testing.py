@@ -20,7 +20,6 @@ passes when a start returns None on all ranks. (A test that returns its next siz
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import functools
 import importlib
@@ -44,6 +43,7 @@ import torch.distributed as dist
 
 from ones_wrapper.launch import process_hooks
 from ones_wrapper.launch.process_hooks import FLAGS, Flags
+from ones_wrapper.launch.rank import end_with_parent
 
 __all__ = ["Put", "RankFailed", "die", "elastic", "put", "run", "values"]
 
@@ -73,7 +73,7 @@ def values() -> list[Put]:
 
 
 def die(ranks: int) -> NoReturn:
-    """End this rank as SIGKILL does, with no goodbye; the next start has so many ranks. All ranks call it."""
+    """End this rank as SIGKILL does, without a bye; the next start has so many ranks. All ranks call it."""
     _this("die").die(ranks)
 
 
@@ -151,7 +151,6 @@ def _start(
 GRACE_S = 2.0
 """How long the other ranks may go on after one failed."""
 
-_PR_SET_PDEATHSIG = 1
 _STACK_SIGNAL = signal.SIGRTMIN + 1
 _LAUNCHER_PREFIXES = ("ONES_", "SLURM_", "PMI_", "PMIX_", "OMPI_")
 
@@ -162,7 +161,7 @@ class RankFailed(AssertionError):
 
 @dataclass(frozen=True)
 class RankResult:
-    """What a rank's process tells at its end."""
+    """What a rank's process returns at its end."""
 
     wanted: int | None = None
     """World size of the next start."""
@@ -184,7 +183,7 @@ class Rank:
         self._pipe = pipe
 
     def run(self, body: Callable[[], int | None]) -> None:
-        """The body, the run's goodbye, and what there is to tell."""
+        """Run the body and the exit hooks, and send the result."""
         Rank.this = self
         wanted, trace, raised, skipped = None, "", None, ""
         try:
@@ -236,7 +235,7 @@ class Start:
             if pid == 0:
                 code = 1
                 try:
-                    _die_with(parent)
+                    end_with_parent(parent)
                     self._set_up(rank, port, env)
                     Rank(sender).run(body)
                     code = 0
@@ -276,7 +275,7 @@ class Start:
         faulthandler.register(_STACK_SIGNAL, self._stack(rank).open("w"), all_threads=False)
 
     def outcome(self, timeout_s: float) -> list[RankResult]:
-        """What the ranks said at their end, by rank. Raises RankFailed where one failed or the time is over."""
+        """The results of the ranks, by rank. Raises RankFailed where one failed or the time is over."""
         until = time.monotonic() + timeout_s
         results: dict[int, RankResult] = {}
         failed: list[int] = []
@@ -309,7 +308,7 @@ class Start:
         wait([self._pipes[rank] for rank in ranks], 0.05)
         found: dict[int, RankResult] = {}
         for rank in ranks:
-            # Asked first: who is gone by now has said what he had to say.
+            # Asked first: a process that is gone by now has sent its result.
             pid, status = os.waitpid(self._pids[rank], os.WNOHANG)
             if pid:
                 del self._pids[rank]
@@ -345,10 +344,3 @@ class Start:
 
 def _last_line(trace: str) -> str:
     return trace.strip().splitlines()[-1]
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

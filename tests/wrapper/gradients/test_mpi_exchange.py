@@ -50,7 +50,7 @@ class Odd(nn.Module):
 
 def accumulation_steps(total: int, most: int, group: Group) -> list[AccumulationStep]:
     """The passes of one step on one rank."""
-    return list(data.passes(split(0, total, group.world, group.rank), group.world, most))
+    return list(data.accumulation_steps(split(0, total, group.world, group.rank), group.world, most))
 
 
 def batch(step: int, total: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -71,10 +71,10 @@ class Checkpoints:
         return Saved(work.name, size, seconds, seconds, work.progress)
 
     def begin(self, state: State, progress: Progress) -> None:
-        """Copy all that is to be saved, and write it behind the training; `ended` tells how that went.
+        """Copy all that is to be saved, and write it behind the training; `ended` returns how that went.
 
         One under way is waited for. Raises nothing for a checkpoint that could not be written. Where the ranks
-        cannot speak to one another from a second thread (some MPI), it is written before this returns.
+        cannot exchange messages from a second thread (some MPI), it is written before this returns.
         """
         started = time.monotonic()
         self._wait()
@@ -97,7 +97,7 @@ class Checkpoints:
         self._thread.start()
 
     def ended(self) -> Saved | Failed | None:
-        """How the last `begin` ended, told once; None while it is under way. Not collective, never waits."""
+        """How the last `begin` ended, returned once; None while it is under way. Not collective, never waits."""
         if self._thread is not None and self._thread.is_alive():
             return None
         end, self._end = self._end, None
@@ -174,7 +174,7 @@ class Checkpoints:
     def load(self, state: State) -> Loaded:
         """Load the newest checkpoint that is undamaged, into the objects of `state`.
 
-        A damaged one is set aside under a name with a dot, and said. Raises `RankError` where the files are
+        A damaged one is set aside under a name with a dot, and logged. Raises `RankError` where the files are
         sound but do not fit (model, optimizer, extras, job), and where `state` is of types that cannot be saved:
         better now than after the first hours.
         """

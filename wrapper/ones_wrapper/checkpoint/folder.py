@@ -158,7 +158,7 @@ class Folder:
         self.path(name).rename(self._path / f".damaged-{name}")
 
     def manifest(self, name: str) -> Manifest:
-        """Raises ValueError for another format, for what is no manifest, and for a checkpoint that strayed into this
+        """Raises ValueError for another format, for what is no manifest, and for a checkpoint of another job in this
         job's own directory."""
         try:
             return self._manifest(name, json.loads((self.path(name) / MANIFEST).read_text()))

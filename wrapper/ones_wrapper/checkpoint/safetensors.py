@@ -5,7 +5,7 @@ JSON (by path: dtype, shape and range of bytes), padded with spaces to a multipl
 gaps. Of a sharded tensor each rank's file has a block, under the same path; where each block begins in the whole
 stands in `__metadata__`, as `torch.distributed.checkpoint` notes it in safetensors files of its own.
 
-Nothing that a header says is believed: it may be damaged, or somebody else's.
+Everything in a header is checked: it may be damaged, or somebody else's.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Progress:
     step: int = 0
     samples: int = 0
     batch: int = 0
-    """Global batch last wished for, before it is cut to what the GPUs hold; 0 for the script's own."""
+    """Global batch last ordered, before it is cut to what the GPUs hold; 0 for the script's own."""
     dataset: int = 0
     """Length of an epoch; 0 before the data is known."""
     useful: float = 0.0

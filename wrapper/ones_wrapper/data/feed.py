@@ -37,7 +37,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AccumulationStep:
-    """One forward and backward pass of a step on one rank."""
+    """One accumulation step: a forward and backward pass of a step on one rank."""
 
     share: Share
     """The rank's part of the step."""
@@ -83,9 +83,9 @@ def shares(cursor: int, samples: int, batch: int, world: int, rank: int) -> Iter
         cursor += total
 
 
-def clamp_batch(wanted: int, world: int, max_batch: int, max_local_batch: int, max_passes: int = 1) -> int:
-    """The global batch in force, in samples: no larger than the job takes or its GPUs hold in `max_passes` passes."""
-    return max(1, min(wanted, max_batch, max_local_batch * max_passes * world))
+def clamp_batch(wanted: int, world: int, max_batch: int, max_local_batch: int, max_accumulation_steps: int = 1) -> int:
+    """The global batch in force, in samples: no larger than the job takes or its GPUs hold in so many passes."""
+    return max(1, min(wanted, max_batch, max_local_batch * max_accumulation_steps * world))
 
 
 def accumulation_count(total: int, world: int, max_local: int) -> int:

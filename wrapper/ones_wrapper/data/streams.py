@@ -58,7 +58,7 @@ class StreamFeed:
         self._stream = _Stream(dataset, seed, keyed, collate_fn or default_collate)
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         self._options = {"num_workers": num_workers, **options}
-        self._loader(0, 0, 1, 1, 0, 1)  # options that contradict each other are told now
+        self._loader(0, 0, 1, 1, 0, 1)  # options that contradict each other raise now
 
     def _loader(self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int) -> DataLoader[Any]:
         return DataLoader(

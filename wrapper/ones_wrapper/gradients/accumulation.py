@@ -121,7 +121,7 @@ class Accumulation:
         self._optimizer = optimizer
         optimizer.register_step_pre_hook(self._before_step)
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
-        # Two parameters tell of each backward: cheap, and either may be unused in a model.
+        # Two parameters show each backward: cheap, and either may be unused in a model.
         for parameter in {id(p): p for p in (*trained[:1], *trained[-1:])}.values():
             parameter.register_hook(lambda _, p=parameter: self._arriving(p))
             parameter.register_post_accumulate_grad_hook(self._accumulated)

@@ -23,7 +23,7 @@ from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.mpi_group import MpiGroup
 
 IGNORED = {"find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
-"""Options of DistributedDataParallel that tell it what is always so here."""
+"""Options of DistributedDataParallel that ask for what is always so here."""
 
 
 ZEROED = 0.25
@@ -33,7 +33,7 @@ ZEROED = 0.25
 class Bucket:
     """Some parameters of one type, their gradients in one flat buffer.
 
-    Behind the gradients the buffer holds a mark for each parameter, so that the sum tells which of them no rank used:
+    Behind the gradients the buffer holds a mark for each parameter, so that the sum shows which of them no rank used:
     those get what a process alone would have.
     """
 
@@ -82,7 +82,7 @@ class Bucket:
 
 
 class OutputHook:
-    """Forward hook that says what a model gave. A copy of the model, or one that was saved, tells nobody."""
+    """Forward hook that hands on what a model returned. It does nothing in a copy of the model, or in a saved one."""
 
     def __init__(self, callback: Callable[[object], None] | None = None) -> None:
         self._callback = callback

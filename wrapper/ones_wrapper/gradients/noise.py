@@ -34,7 +34,7 @@ class NoiseScale:
         """Last gradient of each bucket, where there is one rank."""
         self._alone_samples = 0
         self._step: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Of each bucket of the step: what tells tr(Σ), and what tells |G|²; this rank's part of either."""
+        """Of each bucket of the step: the estimate of tr(Σ), and that of |G|²; this rank's part of either."""
         self._window: list[torch.Tensor | float] = [0.0, 0.0]
         self._steps = 0
         self._batch = 0
@@ -88,7 +88,7 @@ class NoiseScale:
         steps, window = self._steps, [float(value) for value in self._window]
         self._window, self._steps = [0.0, 0.0], 0
         trace, square = self._group.total(window)
-        # A step whose gradients overflowed tells nothing.
+        # A step whose gradients overflowed is left out.
         if steps and math.isfinite(trace) and math.isfinite(square):
             keep = math.exp(-steps / SPAN)
             self._trace = keep * self._trace + (1.0 - keep) * trace / steps

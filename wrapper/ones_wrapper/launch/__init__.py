@@ -15,9 +15,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ones_wrapper.job_io import log
 from ones_wrapper.launch.job_directory import find_job_directory, make_job_directory
 from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
-from ones_wrapper.launch.rank_placement import LaunchError, allocation, master_port, number, without_stale
+from ones_wrapper.launch.rank_placement import (
+    LaunchError,
+    allocation,
+    master_port,
+    number,
+    require_torch,
+    without_stale,
+)
 from ones_wrapper.launch.restart_policy import USAGE_ERROR, Limits
 from ones_wrapper.launch.supervise import Launch, Supervisor
 
@@ -31,7 +39,7 @@ _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREF
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How the user wants ranks to be started; None where that was not said."""
+    """How the user wants ranks to be started; None where that is left open."""
 
     launcher: str | None = None
     mpi: str | None = None
@@ -68,7 +76,7 @@ def plan(
     now: float = 0.0,
     attempt: int = 0,
 ) -> Launch:
-    """The command and environment that start SCRIPT on the allocation that `env` tells of.
+    """The command and environment that start SCRIPT on the allocation that `env` describes.
 
     `find` gives the path of a program and `ask` what one prints; `now` is when `ones-run` began, in Unix time,
     and `attempt` how often it started the ranks before. Raises `LaunchError`.
@@ -192,11 +200,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             added = {k: v for k, v in launch.env.items() if "TASKS_PER_NODE" in k and k.startswith(("TACC", "IBRUN"))}
             print(*[f"{k}={v}" for k, v in added.items()], *launch.command)
             return 0
+        require_torch()
         make_job_directory(job_dir)
         job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
         return Supervisor(job_dir, env, job_id, restart, limits).run(start)
     except LaunchError as error:
-        print(f"ones-run: {error}", file=sys.stderr)
+        log(str(error), "ones-run")
         return USAGE_ERROR
 
 

@@ -107,7 +107,7 @@ def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
 
 
 def write_exit_code(job_dir: Path, restart: int, who: int, code: int) -> None:
-    """A node launcher (or, with MPI, a rank) tells `ones-run` how it ended.
+    """A node launcher (or, with MPI, a rank) leaves its exit code for `ones-run`.
 
     `srun` returns the highest code of all tasks, and the tasks that it kills because one failed count as 137;
     other launchers have rules of their own: so the script's own code would be lost.

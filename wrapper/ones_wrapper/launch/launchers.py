@@ -23,7 +23,7 @@ _INTEL = {"I_MPI_JOB_SIGNAL_PROPAGATION": "enable"}
 """Without it Intel's Hydra kills the ranks where others hand a signal on."""
 
 _ASK_S = 20.0
-"""How long a program may take to tell what it is."""
+"""How long a program may take to print its version."""
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from ones_wrapper.job_io import log
 from ones_wrapper.launch import hang_detector
 from ones_wrapper.launch.job_directory import write_exit_code
 from ones_wrapper.launch.process_hooks import CHECKPOINT, LOOK, STOP
-from ones_wrapper.launch.rank import DUMP, die_with, leave, prefetch_checkpoint, preload, run_script, take_signals
-from ones_wrapper.launch.rank_placement import PlacementError, own_node, placement_on
+from ones_wrapper.launch.rank import (
+    DUMP,
+    end_with_parent,
+    leave,
+    prefetch_checkpoint,
+    preload,
+    run_script,
+    take_signals,
+)
+from ones_wrapper.launch.rank_placement import LaunchError, own_node, placement_on, require_torch
 from ones_wrapper.launch.restart_policy import CRASHED, HUNG, STOP_CODE, USAGE_ERROR, explaining_code
 
 GRACE_S = 5.0
-"""How long the other ranks of a node may go on after one failed, to say goodbye."""
+"""How long the other ranks of a node may go on after one failed, to write their last reports."""
 
 _POLL_S = 0.02
 _DUMP_S = 1.0
@@ -60,7 +69,7 @@ class Ranks:
         for local_rank in range(self._count):
             pid = os.fork()
             if pid == 0:
-                die_with(parent)
+                end_with_parent(parent)
                 take_signals()
                 hang_detector.watch_rank(self._board, local_rank)
                 return local_rank
@@ -90,7 +99,7 @@ class Ranks:
         self._codes.append(code)
         self._kill_at = min(self._kill_at, time.monotonic() + GRACE_S)
         if not self.received & set(STOP):
-            print(f"ones-run: local rank {local_rank} ended with exit code {code}", file=sys.stderr)
+            log(f"local rank {local_rank} ended with exit code {code}", "ones-run")
 
     def _check(self) -> None:
         now = time.monotonic()
@@ -102,10 +111,8 @@ class Ranks:
     def _end_hung(self, hung: list[int]) -> None:
         """Have them say where they are, and end them all: the others of the run wait for them."""
         local = ", ".join(map(str, hung))
-        print(
-            f"ones-run: local rank {local} at no step boundary for {self._hang_s:g} s (ONES_HANG_S); ending the ranks",
-            file=sys.stderr,
-            flush=True,
+        log(
+            f"local rank {local} at no step boundary for {self._hang_s:g} s (ONES_HANG_S); ending the ranks", "ones-run"
         )
         self._codes.append(HUNG)
         self._send(DUMP)
@@ -121,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
     sys.path[0] = str(Path(script).resolve().parent)
     env.setdefault("OMP_NUM_THREADS", "1")
     if env.get("ONES_LAUNCHER", "local") == "local":  # elsewhere the starter's daemon looks after us
-        die_with(os.getppid())
+        end_with_parent(os.getppid())
     job_dir, restart = Path(env["ONES_JOB_DIR"]), int(env.get("SLURM_RESTART_COUNT") or 0)
     count = int(env["ONES_GPUS_PER_NODE"])
     ranks = Ranks(count, hang_detector.limit_s(env))
@@ -129,8 +136,9 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(number, ranks.handle)
     try:
         node = own_node(env)
-    except PlacementError as error:
-        print(f"ones-run: {error}", file=sys.stderr)
+        require_torch()
+    except LaunchError as error:
+        log(str(error), "ones-run")
         write_exit_code(job_dir, restart, 0, USAGE_ERROR)
         return USAGE_ERROR
     prefetch_checkpoint(job_dir)

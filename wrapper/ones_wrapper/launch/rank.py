@@ -22,10 +22,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ones_wrapper.job_io import log
 from ones_wrapper.launch import hang_detector
 from ones_wrapper.launch.job_directory import newest_checkpoint, write_exit_code
 from ones_wrapper.launch.process_hooks import FLAGS, exit_code_of, run_exit_hooks
-from ones_wrapper.launch.rank_placement import PlacementError, own_placement
+from ones_wrapper.launch.rank_placement import LaunchError, own_placement, require_torch
 from ones_wrapper.launch.restart_policy import HUNG, USAGE_ERROR
 
 DUMP = signal.SIGQUIT
@@ -35,7 +36,7 @@ DUMP = signal.SIGQUIT
 def preload(env: Mapping[str, str]) -> float:
     """Import what every rank needs: torch, ourselves, and what ONES_PRELOAD names. The seconds that it took.
 
-    A module that is missing is left for the script to stumble over, where the error makes sense.
+    A module that is missing fails in the script, where the error makes sense.
     """
     started = time.monotonic()
     gc.disable()  # imports leave little to collect, and looking for it costs a tenth of their time
@@ -57,7 +58,7 @@ def take_signals() -> None:
 
 
 def run_script(script: str, arguments: Sequence[str]) -> int:
-    """Run the script as `python SCRIPT ARGS` would; the exit code, after everybody heard of it."""
+    """Run the script as `python SCRIPT ARGS` would; the exit code, after the exit hooks ran."""
     sys.argv = [script, *arguments]
     code, note = 0, ""
     try:
@@ -95,7 +96,7 @@ _BLOCK = 8 << 20
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent is gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -123,7 +124,7 @@ def prefetch_checkpoint(job_dir: Path) -> int | None:
     if child:
         return child
     try:
-        die_with(parent)
+        end_with_parent(parent)
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         _read_files(files)
@@ -151,8 +152,9 @@ def main(argv: Sequence[str]) -> int:
     job_dir, restart = Path(env["ONES_JOB_DIR"]), int(env.get("SLURM_RESTART_COUNT") or 0)
     try:
         place = own_placement(env)
-    except PlacementError as error:
-        print(f"ones-run: {error}", file=sys.stderr)
+        require_torch()
+    except LaunchError as error:
+        log(str(error), "ones-run")
         write_exit_code(job_dir, restart, 0, USAGE_ERROR)
         return USAGE_ERROR
     sys.path[0] = str(Path(script).resolve().parent)
@@ -161,7 +163,7 @@ def main(argv: Sequence[str]) -> int:
     take_signals()
 
     def hung() -> None:
-        print(f"ones-run: rank {place.rank} was at no step boundary for too long (ONES_HANG_S)", file=sys.stderr)
+        log(f"rank {place.rank} was at no step boundary for too long (ONES_HANG_S)", "ones-run")
         faulthandler.dump_traceback()
         write_exit_code(job_dir, restart, place.rank, HUNG)
         os._exit(HUNG)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from ones_wrapper.hostlist import expand
+from ones_wrapper.job_io import TORCH_MISSING
 
 PORTS = range(10_000, 30_000)
 """Below the ports that Linux gives out by itself (32768 and up)."""
@@ -67,6 +69,12 @@ class LaunchError(Exception):
     """Nothing was started; the message says what was wrong and what to do."""
 
 
+def require_torch() -> None:
+    """Raises `LaunchError` where torch is not installed: every rank would fail at its imports."""
+    if find_spec("torch") is None:
+        raise LaunchError(TORCH_MISSING)
+
+
 @dataclass(frozen=True)
 class Allocation:
     """The nodes of one run, and how many ranks each takes."""
@@ -104,7 +112,7 @@ def master_port(job_id: int, start: int) -> int:
 
 
 def allocation(env: Mapping[str, str], asked: int | None) -> Allocation:
-    """What `env` tells of the job. `asked` is how many ranks a node takes where Slurm does not know of GPUs;
+    """The allocation that `env` describes. `asked` is how many ranks a node takes where Slurm does not know of GPUs;
     its own count wins, since a resize changes it. Raises `LaunchError`.
     """
     restart = number(env, "SLURM_RESTART_COUNT") or 0
@@ -147,10 +155,10 @@ _MPI = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("PMIX_RANK", "", "", ""),
 )
-"""(rank, size, local rank, local size) as process managers name them; an empty name where one does not tell."""
+"""(rank, size, local rank, local size) as process managers name them; an empty name where there is none."""
 
 
-class PlacementError(Exception):
+class PlacementError(LaunchError):
     """The processes were not started as planned; the message says how, and what to do."""
 
 
@@ -167,7 +175,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a rank stands."""
+    """Which rank a process is."""
 
     rank: int
     world: int

@@ -19,7 +19,7 @@ STOP_CODE = 128 + signal.SIGTERM
 """A stop that a signal asked for: training is not finished, and Slurm should see that."""
 
 DONT_RESTART = 100
-"""The script's or its owner's word that the job shall end here: it is neither started again nor requeued."""
+"""The script or its owner asks that the job ends here: it is neither started again nor requeued."""
 
 OUT_OF_MEMORY = 101
 """A batch did not fit although it had been made smaller: start the ranks again, with what was learned."""
@@ -40,7 +40,7 @@ CRASHED = tuple(
         signal.SIGUSR2,
     )
 )
-"""Ends of a rank that are no word of its script: killed for memory, a dead GPU, a library's abort. The last two are
+"""Exit codes that are not the script's own: killed for memory, a dead GPU, a library's abort. The last two are
 asked for by Slurm or the owner, and kill a process only in the moment before it listens to them."""
 
 
@@ -105,9 +105,9 @@ class Outcome:
 
     code: int
     stopped: bool = False
-    """`ones-run` was told to stop, by SIGTERM or SIGINT: scancel, Slurm's own requeue, Ctrl-C."""
+    """`ones-run` was asked to stop, by SIGTERM or SIGINT: scancel, Slurm's own requeue, Ctrl-C."""
     warned: bool = False
-    """`ones-run` was told that the job's time is nearly over, by SIGUSR2."""
+    """SIGUSR2 announced that the job's time is nearly over."""
     drained: bool = False
     """The ranks obeyed an order to drain: the companion requeues the job."""
     checkpoint: str = ""

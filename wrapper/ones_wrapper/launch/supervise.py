@@ -1,4 +1,4 @@
-"""Starts the ranks, waits for their end, and does what follows; deaf to nothing that `ones-run` is told meanwhile."""
+"""Starts the ranks, passes signals on to them, waits for their end, and does what follows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from ones_wrapper.job_io import log
 from ones_wrapper.launch.job_directory import (
     exit_code,
     newest_checkpoint,
@@ -32,11 +32,6 @@ COMPANION_S = 30.0
 """How long a drained job waits for the companion's requeue before it requeues itself."""
 
 _SHELLS = {"sh", "bash", "dash", "ksh", "zsh"}
-
-
-def log(text: str) -> None:
-    """A line for people, in the job's log."""
-    print(f"ones-run: {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -116,13 +111,13 @@ class Supervisor:
             code = self._once(plan(attempt))
             step = self._decide(code)
             if step.why:
-                log(step.why)
+                log(step.why, "ones-run")
             if step.action is Action.RESTART and write_tries(self._job_dir, step.tries):
                 time.sleep(step.delay_s)
                 if not (self._stopped or self._warned_at):
                     attempt += 1
                     continue
-                step = self._decide(code)  # told so while the ranks were down
+                step = self._decide(code)  # a signal came while the ranks were down
             if step.action is Action.REQUEUE and self._requeue(step):
                 return STOP_CODE
             return code
@@ -134,7 +129,7 @@ class Supervisor:
         self._process = process = subprocess.Popen(
             launch.command, env=launch.env, stdin=subprocess.DEVNULL, start_new_session=launch.launcher != "srun"
         )
-        if self._stopped:  # came before there was anybody to tell
+        if self._stopped:  # came before the ranks were there
             self._handle(signal.SIGTERM, None)
         while True:
             try:
@@ -150,7 +145,7 @@ class Supervisor:
         remove_exit_codes(self._job_dir)
         if left:
             return left
-        # A rank that was killed leaves no word; Hydra then returns the signal's number.
+        # A rank that was killed leaves no exit code; Hydra then returns the signal's number.
         killed = launch.launcher in ("ibrun", "mpirun") and 128 + code in CRASHED
         return 128 + code if killed else code
 
@@ -187,7 +182,7 @@ class Supervisor:
     def _requeue(self, step: Decision) -> bool:
         """Have Slurm requeue this job; what was counted for it is taken back where Slurm refuses."""
         if summarize_reports(self._job_dir, self._restart).drained:
-            log(f"the companion drained this job; waiting {COMPANION_S:g} s for its requeue")
+            log(f"the companion drained this job; waiting {COMPANION_S:g} s for its requeue", "ones-run")
             until = time.monotonic() + COMPANION_S
             while time.monotonic() < until and not self._stopped:
                 time.sleep(0.2)
@@ -197,7 +192,7 @@ class Supervisor:
             return False
         refusal = _scontrol_requeue(self._job_id)
         if refusal:
-            log(f"Slurm did not requeue the job ({refusal}); submit it with --requeue, or submit it again")
+            log(f"Slurm did not requeue the job ({refusal}); submit it with --requeue, or submit it again", "ones-run")
             write_tries(self._job_dir, before)
         return not refusal
 
