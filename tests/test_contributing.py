@@ -1,0 +1,55 @@
+"""CONTRIBUTING.md: what it shows works as it is shown."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ones_wrapper.launch.launchers import Layout
+from ones_wrapper.launch.rank_placement import allocation
+from slurm_ones.testing import policy_contract
+
+TOP = Path(__file__).parents[1]
+BLOCKS = re.findall(r"^```python\n(.*?)^```", (TOP / "CONTRIBUTING.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def shown(name: str) -> Any:
+    """What the block that defines this name makes of it."""
+    (block,) = (block for block in BLOCKS if re.search(rf"^(class|def) {name}\b", block, flags=re.MULTILINE))
+    found: dict[str, Any] = {}
+    exec(block, found)
+    return found[name]
+
+
+TestSmallestFirst = policy_contract(shown("SmallestFirst"), examples=8)
+
+
+def test_the_launcher() -> None:
+    """The command has as many processes as there are nodes."""
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_ON_NODE": "4"}
+    started = shown("prun")(Layout(allocation(env, None), ["python", "t.py"]), shutil.which, lambda command: "")
+    assert started.command == ["prun", "-n", "2", "python", "t.py"]
+
+
+def test_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm's commands go through the program in front."""
+    for name, text in (("ssh", 'shift; exec "$@"'), ("scontrol", "echo slurm 26.05.1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    client = shown("SshClient")(timeout_s=20, keepalive=lambda: None)
+    assert client.version() == (26, 5)
+
+
+def test_the_targets_exist() -> None:
+    """Each `make` command that it names is one of the Makefile's."""
+    named = set(re.findall(r"`?make (\w+)", (TOP / "CONTRIBUTING.md").read_text()))
+    assert {"install", "check", "test", "docs"} <= named
+    for target in named:
+        done = subprocess.run(["make", "--dry-run", target], cwd=TOP, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
