@@ -151,9 +151,7 @@ def _give(connection: Connection, role: str, everything: bool) -> None:
 def _take(connection: Connection, role: str) -> None:
     name = _quoted(connection, role)
     tables = [table.name for table in METADATA.sorted_tables]
-    parts = "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = ANY (CAST(:tables AS regclass[]))"
-    partitions = connection.scalars(text(parts), {"tables": tables}).all()
-    everything = ", ".join((*tables, *partitions, *VIEWS, "alembic_version"))
+    everything = ", ".join((*tables, *VIEWS, "alembic_version"))
     connection.exec_driver_sql(f"REVOKE ALL ON {everything} FROM {name}, PUBLIC")
     connection.exec_driver_sql(f"REVOKE ALL ON SCHEMA {_schema(connection)} FROM {name}")
     for table in _owned():

@@ -55,9 +55,6 @@ class Backend(Protocol):
     def orphans(self, connection: Connection) -> list[str]:
         """Rows whose parents are missing, where the database itself did not watch over them in this transaction."""
 
-    def make_room(self, connection: Connection, runs: Sequence[int] | None = None) -> None:
-        """Whatever the tables need before rows come: those of these runs, or of runs that begin now."""
-
     def insert(self, table: Table) -> Any:
         """An INSERT with the `on_conflict` clauses that SQLAlchemy has for each dialect."""
 

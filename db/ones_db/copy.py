@@ -225,8 +225,6 @@ def _fill(
     for number, (page, occupied) in enumerate(pages, 1):
         rows = page.rows(source)
         with transaction(target, write=True) as connection:
-            if table.name == "runs":
-                backend_behind(connection).make_room(connection, [row[names.index("id")] for row in rows])
             if occupied and parent:
                 # Others point to these rows.
                 add_or_replace(connection, table, keys, [dict(zip(names, row, strict=True)) for row in rows])

@@ -1,10 +1,8 @@
-"""PostgreSQL through psycopg 3: writers take turns by an advisory lock, many rows come by COPY, and a month's runs have
-a partition of their own."""
+"""PostgreSQL through psycopg 3: writers take turns by an advisory lock, many rows come by COPY."""
 
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -22,10 +20,6 @@ LOCK = 0x6F6E6573
 """The advisory lock that a transaction takes before it writes."""
 FEW = 50
 """Rows that a plain INSERT stores sooner than COPY."""
-RUNS_A_MONTH = 1 << 24
-"""Keys of runs set aside for each month since 2020, so that a month's partition has bounds before it begins. Those
-below are of sites that came from SQLite."""
-PARTITIONED = "throughput"
 ABOUT = ("hostaddr", "host", "port", "service")
 """What of a URL's query tells where the server is."""
 
@@ -53,7 +47,6 @@ class PostgreSQL:
         self._url = url.set(drivername="postgresql+psycopg")
         about = {name: value for name, value in url.query.items() if name in ABOUT}
         self.place = url._replace(drivername="postgresql", password=None, query=immutabledict(about)).render_as_string()
-        self._months: set[int] = set()
 
     def prepare(self) -> None:
         engine = self.engine("read")
@@ -145,34 +138,6 @@ class PostgreSQL:
 
     def orphans(self, connection: Connection) -> list[str]:
         return []
-
-    def make_room(self, connection: Connection, runs: Sequence[int] | None = None) -> None:
-        if runs is None:
-            now = time.gmtime()
-            first = (now.tm_year - 2020) * 12 + now.tm_mon
-            months = {first, first + 1}
-        else:
-            months = {run // RUNS_A_MONTH for run in runs if run >= RUNS_A_MONTH}
-        if months <= self._months:
-            return
-        there = set(
-            connection.scalars(text("SELECT relname FROM pg_class WHERE relname LIKE 'throughput~_%' ESCAPE '~'"))
-        )
-        for month in sorted(months):
-            year, number = divmod(month - 1, 12)
-            name = f"{PARTITIONED}_{2020 + year}{number + 1:02d}"
-            if name not in there:
-                # Attached, since a partition that is created as one waits for every reader of the table.
-                bounds = f"FROM ({month * RUNS_A_MONTH}) TO ({(month + 1) * RUNS_A_MONTH})"
-                connection.exec_driver_sql(f"CREATE TABLE {name} (LIKE {PARTITIONED} INCLUDING ALL)")
-                connection.exec_driver_sql(f"ALTER TABLE {PARTITIONED} ATTACH PARTITION {name} FOR VALUES {bounds}")
-        if runs is None:
-            begin = min(months) * RUNS_A_MONTH
-            connection.exec_driver_sql(
-                f"SELECT setval('runs_id_seq', {begin}, false) FROM runs_id_seq WHERE last_value < {begin}"
-            )
-        # When the transaction fails, the next one looks again.
-        event.listen(connection, "commit", lambda _: self._months.update(months), once=True)
 
     def insert(self, table: Table) -> Any:
         return insert(table)

@@ -141,9 +141,7 @@ class _Group:
     rows: Sequence[Any]
 
     def key(self, run: int) -> dict[str, Any]:
-        times = [row["time"] for row in self.rows]
-        numbers = {"first": self.rows[0]["number"], "last": self.rows[-1]["number"]}
-        return {"run": run, **numbers, "earliest": min(times), "latest": max(times)}
+        return {"run": run, "first": self.rows[0]["number"], "last": self.rows[-1]["number"]}
 
     def values(self) -> dict[str, Any]:
         counted = [row["nonfinite"] for row in self.rows if row["nonfinite"] is not None]
@@ -190,20 +188,12 @@ def _groups(rows: Sequence[Any], stretch_s: float, kept: set[int]) -> Iterator[_
 
 
 _OF_RUN = THROUGHPUT.c.run_id == bindparam("run")
-# The times lead to the partition, where there are any.
 _DELETION = THROUGHPUT.delete().where(
-    _OF_RUN,
-    THROUGHPUT.c.number >= bindparam("first"),
-    THROUGHPUT.c.number < bindparam("last"),
-    THROUGHPUT.c.time.between(bindparam("earliest"), bindparam("latest")),
+    _OF_RUN, THROUGHPUT.c.number >= bindparam("first"), THROUGHPUT.c.number < bindparam("last")
 )
 _UPDATE = (
     THROUGHPUT.update()
-    .where(
-        _OF_RUN,
-        THROUGHPUT.c.number == bindparam("last"),
-        THROUGHPUT.c.time.between(bindparam("earliest"), bindparam("latest")),
-    )
+    .where(_OF_RUN, THROUGHPUT.c.number == bindparam("last"))
     .values(
         samples=bindparam("all_samples"),
         seconds=bindparam("all_seconds"),

@@ -136,9 +136,6 @@ class SQLite:
     def orphans(self, connection: Connection) -> list[str]:
         return [str(tuple(row)) for row in connection.execute(text("PRAGMA foreign_key_check"))]
 
-    def make_room(self, connection: Connection, runs: Sequence[int] | None = None) -> None:
-        """A file takes rows as they come."""
-
     def insert(self, table: Table) -> Any:
         return insert(table)
 

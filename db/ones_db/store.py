@@ -141,7 +141,6 @@ class Store(SiteStore):
         with transaction(self._engine, write=True) as connection:
             if self._term is not None:
                 leaders.check_term(connection, self._cluster, self._term)
-            self._backend.make_room(connection)
             yield connection
 
     # What snapshots and jobs say

@@ -142,7 +142,6 @@ THROUGHPUT = Table(
     whole("nonfinite", "steps with a loss that is not a finite number; they are not in the mean", nullable=True),
     # Rows come in the order of time, so that a few pages hold the index; SQLite has no such kind.
     Index("ix_throughput_time", "time", postgresql_using="brin").ddl_if(dialect="postgresql"),
-    postgresql_partition_by="RANGE (run_id)",
     comment="samples used over a stretch of steps, at the shape of the run",
     sqlite_with_rowid=False,
 )

@@ -24,7 +24,7 @@ from ones_wrapper.protocol import (
     encode,
     spool_order_name,
 )
-from slurm_ones.slurm.client import Refused, SlurmClient
+from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.model import Job
 from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
 
@@ -138,11 +138,13 @@ class OrderWriter:
         return last_number(job, self.spool)
 
     def write(self, job: Job, order: Order, *, wake: bool = False) -> None:
-        """Replace the order in force; with `wake` the job is signalled to look for it now. Raises `OrderError`."""
+        """Replace the order in force; with `wake` a job that runs is signalled to look for it now. Raises
+        `OrderError`."""
         self.check()
         write_order(job, order, self.spool)
-        if wake:
-            with suppress(Refused):  # it would find the order by itself, a little later
+        # scancel tries for half a minute to signal a job that waits.
+        if wake and job.running:
+            with suppress(SlurmError):  # it would find the order by itself, a little later
                 self.client.signal(job.job_id, LOOK_SIGNAL)
 
     def clear(self, alive: Container[int]) -> None:

@@ -68,6 +68,23 @@ def test_a_running_job_gets_its_new_shape(make_world: Make, counts_early: bool) 
     assert world.job.restart == 1
 
 
+@pytest.mark.parametrize("error", [Refused("no such step"), Unreachable("scancel: no answer within 30 s")])
+def test_a_job_that_is_not_woken_finds_its_order(
+    make_world: Make, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Protects a resize from a signal that Slurm refuses or does not answer: the order is there all the same."""
+
+    def signal(*_: object, **__: object) -> None:
+        raise error
+
+    world = make_world()
+    monkeypatch.setattr(world.slurm, "signal", signal)
+    world.begin()
+    world.finish()
+    world.check()
+    assert world.states == THERE
+
+
 def test_a_waiting_job_gets_its_new_shape_without_a_requeue(make_world: Make) -> None:
     """A waiting job is held, reshaped and released; it loses neither its place nor its --begin."""
     world = make_world(running=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
 import psycopg
@@ -18,7 +17,7 @@ from ones_db.query import QueryError
 from ones_db.tables import METADATA
 from ones_db.views import VIEWS, create_views, drop_views
 from slurm_ones.cli import app
-from tests.db.make import ask, change, job, opened, report, run, throughput
+from tests.db.make import ask, opened
 from tests.db.owned import JOBS, OWNED, fill
 from tests.db.server import ADMIN, Server
 
@@ -142,37 +141,6 @@ def test_a_function_of_ones_own_sees_nothing_more(site: str) -> None:
         assert set(said) == {"alice"}
 
 
-def partitions(url: str) -> list[str]:
-    return [
-        row[0]
-        for row in ask(url, "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent='throughput'::regclass")
-    ]
-
-
-def test_partitions_are_no_way_round(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects samples in the partitions that are there and in those that the writer makes later."""
-    before = partitions(site)
-    change(site, f"GRANT SELECT ON {before[0]} TO {ROLE}, PUBLIC")
-    grant(site)
-    then = time.time() + 90 * 86_400
-    monkeypatch.setattr(time, "gmtime", lambda *_: time.struct_time((2099, 5, 1, 0, 0, 0, 0, 1, 0)))
-    with Store.open(site, "gres") as store:
-        for user, number in (("alice", 20), ("bob", 21)):
-            store.record_jobs([job(number, user=user)])
-            store.record_runs([run(number, 0)])
-            report(store, number, 0, throughput=[throughput(2, time=then)], offset=1, number=2)
-    later = sorted(set(partitions(site)) - set(before))
-    assert later and "throughput_209905" in later
-    assert ask(site, "SELECT count(*) FROM throughput_209905") == [(2,)]
-    for user, number in (("alice", 20), ("bob", 21)):
-        sql = "SELECT j.job_id FROM throughput t JOIN runs r ON r.id = t.run_id JOIN jobs j ON j.id = r.job_id"
-        assert tell(site, user, f"{sql} WHERE t.time = {then}") == [(number,)]
-        assert tell(site, user, f"SELECT count(*) FROM throughput WHERE time = {then}") == [(1,)]
-        for name in (*before, *later):
-            with pytest.raises(DENIED):
-                tell(site, user, f"SELECT * FROM {name}")
-
-
 def test_a_site_opens_and_closes_itself(site: str) -> None:
     """Protects a site that lets everybody see everything, from then on and until it thinks otherwise."""
     everything = counts(site, ADMIN)
@@ -190,7 +158,7 @@ def test_a_site_opens_and_closes_itself(site: str) -> None:
     assert counts(site, "alice") == own
     revoke(site)
     revoke(site)
-    for name in (*METADATA.tables, *VIEWS, *partitions(site)):
+    for name in (*METADATA.tables, *VIEWS):
         with pytest.raises(DENIED):
             tell(site, "alice", f"SELECT 1 FROM {name}")
     assert counts(site, ADMIN) == everything

@@ -13,7 +13,6 @@ import pytest
 
 from ones_db import RunReports, Store, StoreError, migrate
 from ones_db.engine import backend_of, names_password
-from ones_db.postgres import RUNS_A_MONTH
 from tests.db.make import ask, change, job, report, throughput
 from tests.db.server import Server
 
@@ -152,34 +151,6 @@ def test_counts_are_whole_numbers(store: Store) -> None:
     report(store, 1, 0, throughput=[throughput(2, nonfinite=3)], offset=1, number=2)
     (summary,) = store.job_summaries()
     assert (type(summary.nonfinite), type(summary.attempts), type(summary.pause_s)) == (int, int, float)
-
-
-def test_a_month_has_a_partition_of_its_own(postgresql_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Protects a large table: runs of a month lie together, are found by their key in one part, and no reader keeps the
-    writer from making the next."""
-    parts = "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = "
-    parts += "'throughput'::regclass ORDER BY 1"
-    day = 86_400.0
-    for now in (1.8e9, 1.8e9 + 40 * day):
-        monkeypatch.setattr("ones_db.postgres.time.gmtime", lambda now=now, real=time.gmtime: real(now))
-        with (
-            Store.open(postgresql_url, "gres", read_only=True) as reader,
-            reader._read() as reading,
-            Store.open(postgresql_url, "gres") as store,
-        ):
-            assert reading.exec_driver_sql("SELECT count(*) FROM throughput").scalar() == (now > 1.8e9)
-            number = int(now)
-            store.record_jobs([job(number)])
-            report(store, number, 0, throughput=[throughput(2)], offset=1, number=2)
-            assert len(store.histories([number])[number].throughput) == 0
-    monkeypatch.undo()
-    names = [name for (name,) in ask(postgresql_url, parts)]
-    assert {"throughput_0", "throughput_202701", "throughput_202702", "throughput_202703"} <= set(names)
-    ((january,), (february,)) = ask(postgresql_url, "SELECT run_id FROM throughput ORDER BY run_id")
-    assert february // RUNS_A_MONTH == january // RUNS_A_MONTH + 1
-    plan = str(ask(postgresql_url, f"EXPLAIN SELECT * FROM throughput WHERE run_id = {january} AND number > 1"))
-    assert "throughput_202701" in plan and "throughput_202702" not in plan
-    assert ask(postgresql_url, "SELECT count(*) FROM throughput_202702") == [(1,)]
 
 
 def test_fifty_readers_at_once(postgresql_url: str) -> None:

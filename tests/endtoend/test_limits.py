@@ -50,7 +50,7 @@ def test_an_elastic_job_shrinks_for_a_rigid_one_of_higher_priority(harness: Harn
     with harness.store(settings) as store:
         (resize,) = store.resizes(elastic)
         assert resize.state == State.DONE
-    words = f"shrinks from 16 to 12 GPUs: job {rigid}, which cannot be resized, waits for 1x4 GPUs and has the higher"
+    words = f"shrinks from 16 to 12 GPUs: job {rigid}, which cannot be resized and has the higher priority, waits for"
     assert words in said(harness, settings, elastic)
 
 

@@ -1,4 +1,4 @@
-"""Reasons are data: beside each sentence its code and its arguments.
+"""Reasons are data: beside each sentence its code and its arguments. Samples stand in one table on PostgreSQL too.
 
 Revision 0009.
 """
@@ -21,6 +21,8 @@ REASONS = {
 
 def upgrade() -> None:
     """Add the columns; older rows have their sentence alone."""
+    if op.get_bind().dialect.name == "postgresql":
+        _join_months()
     for table, reasons in REASONS.items():
         columns = []
         for reason in reasons:
@@ -33,6 +35,22 @@ def upgrade() -> None:
             op.add_column(
                 table, sa.Column(name, sa.Text(), nullable=False, server_default=default, comment=comment)
             )
+
+
+def _join_months() -> None:
+    """One table of samples in place of a partition for each month."""
+    comment = "samples used over a stretch of steps, at the shape of the run"
+    for statement in (
+        "ALTER TABLE throughput RENAME TO throughput_by_month",
+        "CREATE TABLE throughput (LIKE throughput_by_month INCLUDING DEFAULTS INCLUDING COMMENTS)",
+        f"COMMENT ON TABLE throughput IS '{comment}'",
+        "INSERT INTO throughput SELECT * FROM throughput_by_month",
+        "DROP TABLE throughput_by_month",
+        "ALTER TABLE throughput ADD CONSTRAINT pk_throughput PRIMARY KEY (run_id, number)",
+        "ALTER TABLE throughput ADD CONSTRAINT fk_throughput_run_id_runs FOREIGN KEY (run_id) REFERENCES runs (id)",
+        "CREATE INDEX ix_throughput_time ON throughput USING brin (time)",
+    ):
+        op.execute(statement)
 
 
 def _make_anew(table: str, columns: list[str]) -> None:
