@@ -9,6 +9,7 @@ from __future__ import annotations
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 Argument = str | int | float
@@ -176,10 +177,15 @@ class Reason:
 
 def reason(code: str, **arguments: Argument) -> Reason:
     """The reason of that code. Raises KeyError for a code, or an argument, that `SENTENCES` does not know or lacks."""
-    wanted = {name for _, name, _, _ in string.Formatter().parse(SENTENCES[code]) if name}
+    wanted = _arguments_of(code)
     if wanted != arguments.keys():
         raise KeyError(f"reason {code}: takes {sorted(wanted)}, not {sorted(arguments)}")
     return Reason(code, tuple(arguments.items()))
+
+
+@cache
+def _arguments_of(code: str) -> frozenset[str]:
+    return frozenset(name for _, name, _, _ in string.Formatter().parse(SENTENCES[code]) if name)
 
 
 def render(code: str, arguments: Mapping[str, Argument]) -> str:
