@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -42,7 +43,8 @@ def run(checkout: Path, arguments: list[str]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "figures.json"
         command = [".venv/bin/python", f"benchmarks/{arguments[0]}.py", *arguments[1:], "--json", str(result)]
-        subprocess.run(command, cwd=checkout, stdout=sys.stderr, check=True)
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        subprocess.run(command, cwd=checkout, env=environment, stdout=sys.stderr, check=True)
         return dict(figures(json.loads(result.read_text())))
 
 
