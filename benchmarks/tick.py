@@ -186,7 +186,7 @@ def watched() -> Parts:
     parts = Parts()
     parts.watch(Store, [name for name, value in vars(Store).items() if callable(value) and name[0] != "_"], "store")
     parts.watch(Observer, ["collect"], "reports")
-    parts.watch(Observer, ["look"], "look")
+    parts.watch(Observer, ["observe"], "observe")
     parts.watch(Learner, ["look", "about", "finished"], "learn")
     parts.watch(Ones, ["decide"], "decide")
     parts.watch(Companion, ["_decide"], "views")
