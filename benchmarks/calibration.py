@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import tempfile
 from bisect import bisect
 from collections import defaultdict
@@ -20,6 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.progress_calibration import Calibration
 from slurm_ones.decide import make_policy

@@ -20,6 +20,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from tests.faults.plan import FaultPlan
 from tests.faults.run import Result, run
 

@@ -1,6 +1,6 @@
 """Samples in one table, and in a partition for each month: what PostgreSQL takes for both, side by side.
 
-    python -m benchmarks.partitions --rows 10000000
+    python benchmarks/partitions.py --rows 10000000
 
 Twelve months of runs of 2,000 samples each, the layout of the schema before 0009 beside that since. Timed are the load,
 a tick (1,000 new samples of 200 runs, then the newest samples of each), one run's whole curve, a month's GPU time, and
@@ -12,12 +12,16 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psycopg
 from rich.console import Console
 from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.db.server import Server
 
