@@ -56,7 +56,7 @@ OPT_OUTS = [switch_off, remove_comment, stop_file]
 
 @pytest.mark.parametrize("counts_early", [False, True])
 def test_a_running_job_gets_its_new_shape(make_world: Make, counts_early: bool) -> None:
-    """The whole road: drained, requeued, reshaped, released, running, greeted."""
+    """The whole road: drained, requeued, reshaped, released, running, restarted."""
     world = make_world(counts_early=counts_early)
     world.begin()
     resize = world.finish()
