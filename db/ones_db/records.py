@@ -219,6 +219,12 @@ class ResizeRecord:
     """From the last step at the old shape to the first at the new one, where it is known."""
     id: int = 0
     """Set by the store."""
+    mechanism: str = "requeue"
+    """requeue, or blocks: blocks join and leave while the job trains."""
+    added: tuple[tuple[int, int, int], ...] = ()
+    """Of `blocks`: task, nodes and GPUs per node of each block that is to join."""
+    dropped: tuple[int, ...] = ()
+    """Of `blocks`: tasks of those that are to leave."""
 
 
 @dataclass(frozen=True)

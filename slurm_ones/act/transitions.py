@@ -9,6 +9,8 @@ The way there is draining → requeuing → reshaping → releasing → waiting 
 queue is too long, are the states that end in ``_back``. A job that others hold, or that waits for its earliest start,
 goes on at `waiting_back`, where it gets its old shape in whatever hold it is: Slurm does not say whether it would ever
 start at the new one.
+
+A job of blocks changes while it trains: preparing → opening → joining → leaving → done. `withdrawing` is its way back.
 """
 
 from __future__ import annotations
@@ -33,6 +35,16 @@ class State(str, Enum):
     RELEASING_BACK = "releasing_back"
     WAITING_BACK = "waiting_back"
     STARTING_BACK = "starting_back"
+    PREPARING = "preparing"
+    """Blocks that are to join are held, and given their shapes."""
+    OPENING = "opening"
+    """The job is ordered to train with other blocks; those that are to join are released."""
+    JOINING = "joining"
+    """The job trains on until all are ready, and says when it trains with them."""
+    LEAVING = "leaving"
+    """Blocks that left end, and are put back into a hold."""
+    WITHDRAWING = "withdrawing"
+    """The job is ordered to stay as it was; blocks that were to join are put back into a hold."""
     DONE = "done"
     ROLLED_BACK = "rolled_back"
     ABANDONED = "abandoned"
@@ -83,6 +95,12 @@ _NEXT: dict[State, set[State]] = {
     State.RELEASING_BACK: {State.WAITING_BACK, State.STARTING_BACK},
     State.WAITING_BACK: {State.STARTING_BACK, State.DONE, State.ROLLED_BACK, State.RESHAPING_BACK},
     State.STARTING_BACK: {State.DONE, State.ROLLED_BACK, State.RESHAPING_BACK},
+    State.PREPARING: {State.OPENING, State.WITHDRAWING},
+    State.OPENING: {State.JOINING, State.WITHDRAWING},
+    State.JOINING: {State.LEAVING, State.WITHDRAWING},
+    State.LEAVING: {State.DONE},
+    # To leaving: it trained with them after all.
+    State.WITHDRAWING: {State.ROLLED_BACK, State.LEAVING},
 }
 
 TRANSITIONS: Mapping[State, frozenset[State]] = {
@@ -114,6 +132,7 @@ def picture() -> str:
         "stateDiagram-v2",
         f"    [*] --> {first_state(running=True).value}: the job runs",
         f"    [*] --> {first_state(running=False).value}: the job waits",
+        f"    [*] --> {State.PREPARING.value}: the job is one of blocks and runs",
     ]
     for state in State:
         lines += [

@@ -1,8 +1,8 @@
 """Opting in: what a job's comment says it can take.
 
 ``ones: gpus=1-16 batch=256-4096`` makes a job elastic; `nodes=` instead of `gpus=` counts whole nodes; `batch=N`
-keeps the global batch; `resize=off` asks for measuring alone. A comment that does not start with ``ones:`` is
-nobody's business but its owner's.
+keeps the global batch; `resize=off` asks for measuring alone; `array=blocks` says that the tasks of this job array are
+blocks of one job. A comment that does not start with ``ones:`` is nobody's business but its owner's.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class OptIn:
     nodes: tuple[int, int] | None
     batch: tuple[int, int] | None
     resize: bool = True
+    blocks: bool = False
+    """The tasks of its array are blocks of one job."""
 
 
 def _range(word: str, text: str, most: int) -> tuple[int, int]:
@@ -52,6 +54,7 @@ def parse_comment(comment: str) -> OptIn | None:
         return None
     found: dict[str, tuple[int, int]] = {}
     resize: bool | None = None
+    blocks = False
     for word in comment[match.end() :].replace(",", " ").split():
         shown = "".join(c if c.isprintable() else "?" for c in word[:40])
         key, _, value = word.partition("=")
@@ -65,10 +68,16 @@ def parse_comment(comment: str) -> OptIn | None:
             if value not in ("on", "off"):
                 raise BadComment(f"{shown!r}: expected resize=on or resize=off")
             resize = value == "on"
+        elif key == "array":
+            if value != "blocks":
+                raise BadComment(f"{shown!r}: expected array=blocks")
+            if blocks:
+                raise BadComment(f"{shown!r}: array is given twice")
+            blocks = True
         else:
-            raise BadComment(f"{shown!r}: expected gpus=, nodes=, batch= or resize=")
+            raise BadComment(f"{shown!r}: expected gpus=, nodes=, batch=, resize= or array=")
     if "gpus" in found and "nodes" in found:
         raise BadComment("gpus= and nodes= contradict each other: give one of them")
     if not {"gpus", "nodes"} & found.keys() and resize is not False:
         raise BadComment("neither gpus= nor nodes=: say how far the job may grow, such as gpus=1-16")
-    return OptIn(found.get("gpus"), found.get("nodes"), found.get("batch"), resize is not False)
+    return OptIn(found.get("gpus"), found.get("nodes"), found.get("batch"), resize is not False, blocks)

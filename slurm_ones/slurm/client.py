@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from slurm_ones.slurm.model import Job, Shape, Snapshot
+from slurm_ones.slurm.model import Job, JobKey, Shape, Snapshot, Task
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +63,11 @@ class SlurmClient(Protocol):
     def snapshot(self) -> Snapshot:
         """All jobs, nodes, partitions and reservations, in a constant number of calls."""
 
-    def job(self, job_id: int) -> Job:
-        """One job as it is now."""
+    def job(self, job_id: JobKey) -> Job:
+        """One job, or task of an array, as it is now. A task that waits with others comes as a job of its own."""
+
+    def tasks(self, array_id: int) -> tuple[Job, ...]:
+        """The tasks of a job array as they are now, each a job of its own, ascending: those that Slurm still knows."""
 
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
         """Some jobs as they are now, in one call, without those that Slurm does not know.
@@ -76,34 +79,44 @@ class SlurmClient(Protocol):
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
         """Submit a batch script with further sbatch options; returns the job's id."""
 
-    def requeue_hold(self, job_id: int) -> None:
+    def requeue_hold(self, job_id: JobKey) -> None:
         """Requeue a running job into a *user* hold, which its owner can always release.
 
         Returns when Slurm accepted it; the job becomes PENDING once its processes are gone. A job that has ended
         stays ended, without an error.
         """
 
-    def hold(self, job_id: int) -> None:
+    def hold(self, job_id: JobKey) -> None:
         """Put a pending job into a user hold."""
 
-    def reshape(self, job_id: int, shape: Shape) -> None:
+    def reshape(self, job_id: JobKey, shape: Shape) -> None:
         """Give a pending job another shape, verified by reading it back.
 
         Raises `NotResizable` after the old shape was put back when Slurm took none or only part of it.
         """
 
-    def release(self, job_id: int, *, start_now: bool = True) -> None:
+    def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
         """Release a held job; `start_now` skips the delay after a requeue (StartTime=now)."""
 
-    def defer(self, job_id: int, until: float) -> None:
+    def defer(self, job_id: JobKey, until: float) -> None:
         """Let a pending job start at `until` (Unix seconds) at the earliest; a time that is past lets it start at once.
 
         Not a hold: it ends by itself, whatever becomes of the caller, and outlives a hold and its release. The job's
         `eligible_time` shows it, to the whole second after `until`. Raises `Refused` for a job that is not pending.
         """
 
-    def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
+    def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         """Send a signal, such as USR1, to the job's steps, or to its batch script too."""
+
+    def reuse(self, task: Task) -> None:
+        """Have an array's task that has COMPLETED wait again, in a user hold: within MinJobAge of its end. One that
+        waits already stays as it is. Raises `UnknownJob` once Slurm has forgotten it."""
+
+    def throttle(self, array_id: int, most: int) -> None:
+        """Let at most so many tasks of an array run at once; 0 for no limit."""
+
+    def cancel_waiting(self, array_id: int) -> None:
+        """Cancel those tasks of an array that wait, held ones too; without an error where none does."""
 
 
 class LeaderOnlyClient:
@@ -141,8 +154,11 @@ class LeaderOnlyClient:
     def snapshot(self) -> Snapshot:
         return self._client.snapshot()
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: JobKey) -> Job:
         return self._client.job(job_id)
+
+    def tasks(self, array_id: int) -> tuple[Job, ...]:
+        return self._client.tasks(array_id)
 
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
         return self._client.details(job_ids)
@@ -151,24 +167,33 @@ class LeaderOnlyClient:
         self._check()
         return self._client.submit(script, arguments, directory=directory)
 
-    def requeue_hold(self, job_id: int) -> None:
+    def requeue_hold(self, job_id: JobKey) -> None:
         self._change(f"requeue and hold job {job_id}", lambda: self._client.requeue_hold(job_id))
 
-    def hold(self, job_id: int) -> None:
+    def hold(self, job_id: JobKey) -> None:
         self._change(f"hold job {job_id}", lambda: self._client.hold(job_id))
 
-    def reshape(self, job_id: int, shape: Shape) -> None:
+    def reshape(self, job_id: JobKey, shape: Shape) -> None:
         self._change(f"give job {job_id} the shape {shape}", lambda: self._client.reshape(job_id, shape))
 
-    def release(self, job_id: int, *, start_now: bool = True) -> None:
+    def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
         self._change(f"release job {job_id}", lambda: self._client.release(job_id, start_now=start_now))
 
-    def defer(self, job_id: int, until: float) -> None:
+    def defer(self, job_id: JobKey, until: float) -> None:
         self._change(f"defer job {job_id}", lambda: self._client.defer(job_id, until))
 
-    def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
+    def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         self._check()
         self._client.signal(job_id, signal, batch=batch)
+
+    def reuse(self, task: Task) -> None:
+        self._change(f"have task {task} wait again", lambda: self._client.reuse(task))
+
+    def throttle(self, array_id: int, most: int) -> None:
+        self._change(f"let {most or 'all'} tasks of {array_id} run", lambda: self._client.throttle(array_id, most))
+
+    def cancel_waiting(self, array_id: int) -> None:
+        self._change(f"cancel the waiting tasks of {array_id}", lambda: self._client.cancel_waiting(array_id))
 
     def _change(self, what: str, call: Callable[[], None]) -> None:
         self._check()

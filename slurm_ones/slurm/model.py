@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, order=True)
@@ -28,6 +29,21 @@ class Shape:
         """The inverse of `str`; raises ValueError."""
         nodes, _, gpus = text.partition("x")
         return cls(int(nodes), int(gpus))
+
+
+class Task(NamedTuple):
+    """A task of a job array, as Slurm's commands take it."""
+
+    array: int
+    """Job id of the array: what sbatch answered."""
+    task: int
+
+    def __str__(self) -> str:
+        return f"{self.array}_{self.task}"
+
+
+JobKey = int | Task
+"""What names a job to Slurm."""
 
 
 PARKED = Shape(0, 0)
@@ -121,6 +137,18 @@ class Job:
     requeue_held: bool = False
     """It stands in the hold that it was requeued into, and has not been let go since. A snapshot may miss that an
     operator holds it as well; `SlurmClient.job` does not."""
+    array_id: int = 0
+    """Job id of its array, 0 for none."""
+    array_tasks: tuple[int, ...] = ()
+    """Its task of the array. Slurm keeps waiting tasks that nothing sets apart in one record, which has several."""
+    throttle: int = 0
+    """Most tasks of its array that may run at once; 0 for no limit."""
+
+    @property
+    def key(self) -> JobKey:
+        """What names it to Slurm."""
+        tasks = self.array_tasks
+        return Task(self.array_id, tasks[0]) if self.array_id and len(tasks) == 1 else self.job_id
 
     @property
     def pending(self) -> bool:

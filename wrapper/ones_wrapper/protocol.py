@@ -6,6 +6,11 @@ The directory lies on the shared file system and belongs to the job's user::
     reports-<restart>.jsonl  one file a run, one numbered report a line, appended by the job
     orders.json              the order in force (`Order`), replaced atomically by the companion
     checkpoints/step-<n>/    complete checkpoints; a name that starts with a dot is not complete
+    hot/                     of a job of blocks: who leads it (`ones_wrapper.membership`); the job's own business
+
+A job of blocks is a job array. A block is one start of one of its tasks; the blocks that train together are a
+membership, numbered by generations. The block with rank 0 leads, for a term. A term is what a restart is of another
+job: one run in reports and orders.
 
 This module is all that both sides share. It needs the standard library alone, opens no file, and checks every
 value it parses: what a job wrote is another user's input, and what an order says steers a week of training.
@@ -28,6 +33,8 @@ MANIFEST = "manifest.json"
 MAX_LINE = 16_384
 """Longest report line in bytes; a longer one is ignored."""
 MAX_TEXT = 1_000
+MAX_BLOCKS = 512
+"""Most blocks of a job."""
 MAX_INT = 2**53
 """Largest integer that JSON readers agree on."""
 
@@ -53,6 +60,10 @@ def reports_name(restart: int) -> str:
     return f"reports-{restart}.jsonl"
 
 
+HOT = "hot"
+"""Folder, in the directory of a job of blocks, in which its blocks find each other."""
+
+
 def spool_order_name(job_id: int) -> str:
     """Name of an order in the site's spool, for a companion that may not write into the job's directory."""
     return f"orders-{job_id}.json"
@@ -75,6 +86,10 @@ class Spec:
     max_passes: int = 1
     """Most accumulation steps (forward passes) per optimizer step. The largest global batch is this ×
     `max_local_batch` × world size."""
+    term: int = 0
+    """Of a job of blocks: the term of its present leader. Its reports are those of this restart."""
+    hot: bool = False
+    """Whether blocks can join and leave it while it trains."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +104,9 @@ class Order:
     """Global batch in samples, from now on and in later runs; None leaves the job's own."""
     drain: bool = False
     """Checkpoint at the next step boundary, report it, and wait for the requeue."""
+    blocks: tuple[int, ...] | None = None
+    """Of a job of blocks: the tasks that shall train together, ascending; None leaves that to the job. `batch` then
+    holds from the moment at which they do."""
 
 
 @dataclass(frozen=True)
@@ -223,23 +241,57 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Membership:
+    """The blocks that train together changed, at a step boundary."""
+
+    kind: ClassVar[str] = "membership"
+    generation: int
+    """Rises with each change, over all terms of the job."""
+    blocks: tuple[int, ...]
+    """Tasks of the blocks, in rank order; the first leads."""
+    restarts: tuple[int, ...]
+    """Slurm's restart count of each of them."""
+    nodes: int
+    gpus_per_node: int
+    """0 where nodes give unequally many."""
+    world: int
+    step: int
+    batch: int
+    """Global batch from now on, in samples."""
+    pause_s: float
+    """How long no rank trained."""
+    bytes: int = 0
+    """State that was sent to new blocks."""
+    transfer_s: float = 0.0
+    """What sending it took of `pause_s`."""
+    ready_s: float = 0.0
+    """From the order until the last new block was ready to join, training going on; 0 where none joined."""
+    order: int | None = None
+    """Number of the order that asked for it; None where the job changed by itself, since a block was lost say."""
+    why: str = ""
+    """order, lost, leaving (a block's time is over, or its owner cancelled it) or first."""
+
+
+@dataclass(frozen=True)
 class Bye:
     """Last report of a run that could still write one."""
 
     kind: ClassVar[str] = "bye"
     reason: str
-    """finished, drained, signal (or a time limit), stopped (by its owner, or the script left by itself) or error."""
+    """finished, drained, signal (or a time limit), stopped (by its owner, or the script left by itself), error, or moved
+    (the leader left; training goes on in the next term)."""
     step: int
     exit_code: int = 0
     note: str = ""
 
 
-Report = Hello | First | Throughput | Epoch | Checkpoint | Batch | Bye
+Report = Hello | First | Throughput | Epoch | Checkpoint | Batch | Membership | Bye
 REPORTS: dict[str, type[Report]] = {cls.kind: cls for cls in get_args(Report)}
 
-T = TypeVar("T", Spec, Order, Hello, First, Throughput, Epoch, Checkpoint, Batch, Bye)
+T = TypeVar("T", Spec, Order, Hello, First, Throughput, Epoch, Checkpoint, Batch, Membership, Bye)
 
-_OPTIONAL = {int | None: int, float | None: float}
+_TASKS = tuple[int, ...]
+_OPTIONAL = {int | None: int, float | None: float, _TASKS | None: _TASKS}
 
 
 def _value(name: str, kind: Any, value: Any) -> Any:
@@ -248,6 +300,10 @@ def _value(name: str, kind: Any, value: Any) -> Any:
         if isinstance(value, bool):
             return value
         raise ProtocolError(f"{name}: {value!r:.40} is not true or false")
+    if kind == _TASKS:
+        if not isinstance(value, (list, tuple)) or len(value) > MAX_BLOCKS:
+            raise ProtocolError(f"{name}: not a list of at most {MAX_BLOCKS} numbers")
+        return tuple(_value(name, int, item) for item in value)
     if kind is str:
         if not isinstance(value, str) or len(value) > MAX_TEXT:
             raise ProtocolError(f"{name}: not a text of at most {MAX_TEXT} characters")
@@ -339,4 +395,6 @@ def decode_order(text: bytes) -> Order:
     order = _build(Order, _object(text))
     if order.batch is not None and order.batch < 1:
         raise ProtocolError(f"batch: {order.batch} is not a batch")
+    if order.blocks is not None and (not order.blocks or list(order.blocks) != sorted({*order.blocks})):
+        raise ProtocolError("blocks: not task numbers in ascending order")
     return order
