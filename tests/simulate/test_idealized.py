@@ -14,6 +14,7 @@ from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy,
 from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.training.application import Submission
+from slurm_ones.simulate.training.mechanism import Requeue
 from slurm_ones.simulate.workloads.profiles import read_profile
 from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.slurm.model import Shape
@@ -96,14 +97,14 @@ def test_gpu_seconds_are_conserved(made: Workload, policy: str) -> None:
 def test_a_resize_costs_what_is_said(made: Workload) -> None:
     """Each change of size stops the job for `resize_s`, counted and lost; a free one only counts."""
     one = only(made, Submission("a", 0.0, "net", 4, 64))
-    dear, free = run(Flutter(), one, resize_s=30.0), run(Flutter(), one, resize_s=0.0)
+    dear, free = run(Flutter(), one), run(Flutter(), one, mechanism=Requeue(0.0))
     assert free.jobs[0].lost_gpu_s == 0.0
     job = dear.jobs[0]
     assert job.resizes > 5
     assert dear.jobs[0].running_s == pytest.approx(free.jobs[0].running_s + 30.0 * (job.resizes + 1), abs=60.0)
     sizes = [s.gpus for s in dear.segments]
     assert job.lost_gpu_s == pytest.approx(sum(30.0 * gpus for gpus in sizes), abs=30.0 * 4)
-    own = run(Flutter(), one, resize_s=None)
+    own = run(Flutter(), one, mechanism=Requeue(None))
     assert own.jobs[0].lost_gpu_s > 0.0, "an application's own cost"
 
 

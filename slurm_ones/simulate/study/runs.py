@@ -19,6 +19,7 @@ from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealiz
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.study.figures import Comparison, Estimate, compare, completion_times, estimate, figures
 from slurm_ones.simulate.study.plan import Plan, PolicySpec
+from slurm_ones.simulate.training.mechanism import Requeue
 from slurm_ones.simulate.workloads.generate import undisturbed_s
 from slurm_ones.simulate.workloads.workload import Workload
 
@@ -90,10 +91,12 @@ def simulate(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress)
             workload,
             idealized_cluster(plan.nodes, plan.gpus_per_node),
             interval_s=plan.interval_s,
-            resize_s=plan.resize_s,
+            mechanism=plan.mechanism,
             seed=seed,
             on_time=on_time,
         )
+    if not isinstance(plan.mechanism, Requeue):
+        raise BadInput("--resize hot: needs --idealized, since the simulated Slurm has no blocks")
     # The companion and its database are needed for this one alone.
     from slurm_ones.simulate.engines.companion_engine import run
     from slurm_ones.simulate.engines.world import ClusterSpec
@@ -104,7 +107,7 @@ def simulate(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress)
         workload,
         ClusterSpec(plan.nodes, plan.gpus_per_node),
         interval_s=plan.interval_s,
-        resize_s=plan.resize_s,
+        resize_s=plan.mechanism.seconds,
         seed=seed,
         settings=plan.settings,
         on_time=on_time,
