@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from ones_wrapper.job_io import OrderReader, ReportWriter, log, write_spec
 from ones_wrapper.protocol import HOT, MANIFEST, Batch, Bye, Hello, Membership, Order, directory_name
+from tests.cluster import linux
 from tests.endtoend.light import SPEC, STEPS, Light, again_and_again
 
 POLL_S = 0.05
@@ -77,6 +78,8 @@ class LightBlock(Light):
     def __init__(self, attempt: int = 0) -> None:
         env = os.environ
         super().__init__(attempt)
+        if env.get("LIGHT_AGAIN"):
+            linux.die_with_parent(signal.SIGKILL)
         self.array = int(env["SLURM_ARRAY_JOB_ID"])
         self.me = Block(int(env["SLURM_ARRAY_TASK_ID"]), self.restart, self.nodes, self.gpus)
         self.hot = self.directory / HOT
