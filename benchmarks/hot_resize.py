@@ -327,8 +327,9 @@ def main() -> None:
         watcher = threading.Thread(target=bench.queue.watch)
         watcher.start()
         try:
-            # The two kinds in turn, so that what else the machine does meets both.
-            changes = list(bench.changes(True, at(*(2, 4, 2, 1) * args.cycles), 120 + 120.0 * args.cycles))
+            changes: list[Change] = []
+            if args.cycles:
+                changes += bench.changes(True, at(*(2, 4, 2, 1) * args.cycles), 120 + 120.0 * args.cycles)
             if requeues:
                 changes += bench.changes(False, at(*((2, 1) * requeues)[:requeues]), 120 + 60.0 * requeues)
         finally:
