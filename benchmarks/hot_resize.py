@@ -15,6 +15,7 @@ import json
 import os
 import socket
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -45,7 +46,7 @@ BATCH_SCRIPT = """#!/bin/bash
 #SBATCH --time=120
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output=%x-%A.out
+#SBATCH --output=%x-%j.out
 exec ones-run "$@"
 """
 SCRIPT = """
@@ -235,9 +236,14 @@ class Bench:
         settings = harness.settings(scope='"own"', tick_s="0.5", resize="max_wait_s = 120\ndwell_s = 2")
         sizes = {job_id: [[step.shape.nodes, step.shape.gpus_per_node, step.batch] for step in steps]}
         command = [harness.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(sizes)]
-        done = harness.cluster.run(command, user="alice", cwd=paths.REPOSITORY, timeout=timeout_s, check=False)
-        if done.returncode:
-            raise SystemExit(f"the companion failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}\n{self.log(job_id)}")
+        companion = harness.start(command, settings, cwd=paths.REPOSITORY)
+        try:
+            failed = companion.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            failed = -1
+        if failed:
+            print(f"the companion failed ({failed}):\n{harness.companion_log(settings)[-6000:]}", file=sys.stderr)
+            print(f"the job:\n{harness.log(job_id)[-3000:]}", file=sys.stderr)
         time.sleep(3)
         harness.clear()
         time.sleep(1)
@@ -252,9 +258,6 @@ class Bench:
                 yield change
         lost, repeated = samples_wrong(folder)
         self.lost, self.repeated = self.lost + lost, self.repeated + repeated
-
-    def log(self, job_id: int) -> str:
-        return self.harness.log(job_id)[-4000:]
 
 
 def memberships(directory: Path) -> Iterator[Membership]:
