@@ -180,7 +180,9 @@ def test_strangers_and_running_tasks(harness: Harness) -> None:
 @pytest.mark.parametrize(
     ("text", "tasks", "throttle"), [("0-3%1", (0, 1, 2, 3), 1), ("1,5,3", (1, 3, 5), 0), ("0-8:4%2", (0, 4, 8), 2)]
 )
-def test_sbatch_reads_arrays(harness: Harness, tmp_path: Path, text: str, tasks: tuple[int, ...], throttle: int) -> None:
+def test_sbatch_reads_arrays(
+    harness: Harness, tmp_path: Path, text: str, tasks: tuple[int, ...], throttle: int
+) -> None:
     script = tmp_path / "job.sh"
     script.write_text(f"#!/bin/bash\n#SBATCH --array={text}\n#SBATCH --nodes=1 --gres=gpu:1\nsleep 1\n")
     job_id = harness.owner.submit(script, ["--hold"])

@@ -95,7 +95,9 @@ class Bench:
         runs = [self.reports(term) for term in range(self.training.term + 1)]
         assert list(order_of_samples(self.training.curve.dataset, runs, blocks=True)) == []
         assert self.training.lost_samples == 0
-        assert not any(node.held for node in map(self.world.cluster.nodes.__getitem__, self.world.cluster.nodes.names()))
+        assert not any(
+            node.held for node in map(self.world.cluster.nodes.__getitem__, self.world.cluster.nodes.names())
+        )
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import NotResizable, Refused, UnknownJob
 from slurm_ones.slurm.model import Job, JobKey, JobState, Shape, Snapshot, Task
 
-
 THROTTLED = "JobArrayTaskLimit"
 
 

@@ -279,7 +279,8 @@ class BlockTraining(Training):
         transfer_s = sent / settings.hot_rate
         pause_s = settings.hot_grow_s + transfer_s if new else settings.hot_shrink_s
         self._then(
-            self._timeline.now + pause_s, lambda: self._switched(why, pause_s, sent * len(new), transfer_s if new else 0.0)
+            self._timeline.now + pause_s,
+            lambda: self._switched(why, pause_s, sent * len(new), transfer_s if new else 0.0),
         )
 
     def _switched(self, why: str, pause_s: float, sent: int, transfer_s: float) -> None:
