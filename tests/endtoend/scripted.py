@@ -3,7 +3,7 @@
     scripted SETTINGS '{"7": [[1, 4, 32], [2, 4, 64]]}' [advise]
 
 Job 7 is to get each shape (nodes, GPUs per node) with its global batch in turn; [0, 0, N] parks it until it has been
-seen waiting N times, [0, G, 32] asks for G GPUs, wherever they lie. Ends once it had the last one and no resize is open.
+seen waiting N times, [0, G, 32] asks for G GPUs, wherever they lie. Ends once it had the last and no resize is open.
 All else is the companion as it is.
 """
 
