@@ -30,7 +30,7 @@ def violations(world: World, store: Store) -> list[str]:
 
 def _lost(world: World) -> Iterator[str]:
     for job_id, training in world.trainings.items():
-        records = world.cluster.records(job_id)
+        records = world.cluster.records.of(job_id)
         for job in records:
             name = job.to_model().key
             if not job.ended:
@@ -70,7 +70,7 @@ def _disagreements(world: World, store: Store) -> Iterator[str]:
 
 def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -> Iterator[str]:
     """How the database's job and its runs differ from the cluster's job and the GPUs that it held."""
-    training, records = world.trainings[job_id], world.cluster.records(job_id)
+    training, records = world.trainings[job_id], world.cluster.records.of(job_id)
     if isinstance(training, BlockTraining):
         yield from blocks_differ(training, record, job_id)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from slurm_ones.slurm.model import JobKey, JobState, Shape, Task
 PARTITION = "gpu"
 USER = "researcher"
 REQUEUE, HOT = "requeue", "hot"
+"""How elastic jobs change their size: from a checkpoint, or as jobs of blocks while they train."""
 BLOCKS = 8
 """Tasks of the array of a job of blocks, as the templates have it."""
 
@@ -255,7 +257,7 @@ def job_outcome(world: World, submission: Submission, presence: Sequence[tuple[f
     app = world.workload.applications[submission.application]
     job_id = world.job_ids[submission.name]
     training = world.trainings[job_id]
-    records = world.cluster.records(job_id)
+    records = world.cluster.records.of(job_id)
     ends = [record.end_time for record in records if record.state is JobState.COMPLETED]
     ended = max(ends) - EPOCH if ends and training.finished else None
     stretches = list(_stretches(records))
@@ -282,7 +284,7 @@ def job_outcome(world: World, submission: Submission, presence: Sequence[tuple[f
 def run_segments(world: World) -> Iterator[Segment]:
     """The runs of all jobs."""
     for job_id in world.job_ids.values():
-        for a in _stretches(world.cluster.records(job_id)):
+        for a in _stretches(world.cluster.records.of(job_id)):
             yield replace(a, start=a.start - EPOCH, end=a.end - EPOCH)
 
 
@@ -294,7 +296,7 @@ def _stretches(records: Sequence[SimulatedJob]) -> Iterator[Segment]:
         yield from (Segment(name, a.start, a.end, sum(a.gpus.values()), len(a.gpus), a.batch) for a in held)
         return
     times = sorted({time for a in held for time in (a.start, a.end)})
-    for start, end in zip(times, times[1:], strict=False):
+    for start, end in itertools.pairwise(times):
         there = [a for a in held if a.start <= start and end <= a.end]
         if there:
             nodes = {node for a in there for node in a.gpus}

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from slurm_ones.simulate.slurm.job_records import JobRecords
 from slurm_ones.simulate.slurm.scheduler import (
     UNLIMITED_S,
     Nodes,
@@ -22,8 +23,8 @@ from slurm_ones.simulate.slurm.scheduler import (
 )
 from slurm_ones.simulate.slurm.simulated_job import Allocation, Idle, Program, Request, SimulatedJob, TaskArray
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
-from slurm_ones.slurm.client import NotResizable, Refused, UnknownJob
-from slurm_ones.slurm.model import Job, JobKey, JobState, Shape, Snapshot, Task
+from slurm_ones.slurm.client import Refused, UnknownJob
+from slurm_ones.slurm.model import JobKey, JobState, Shape, Snapshot, Task
 
 THROTTLED = "JobArrayTaskLimit"
 
@@ -37,12 +38,11 @@ class SimulatedCluster:
         self.settings = settings
         self.timeline = timeline
         self.nodes = Nodes(partitions)
-        self.jobs: dict[int, SimulatedJob] = {}
-        """All jobs ever submitted."""
+        self.records = JobRecords(lambda job: job.events.append(timeline.at(job.begin, lambda: self._wait(job, 0.0))))
+        self.jobs = self.records.jobs
+        """All jobs ever submitted, of arrays what Slurm keeps of their tasks."""
         self.rng = np.random.default_rng([seed, 1])
-        self.arrays: dict[int, TaskArray] = {}
-        """All job arrays ever submitted, by their ids."""
-        self._known: dict[int, SimulatedJob] = {}
+        self._known = self.records.known
         self._due = False
         self._backfill_due = False
         if settings.node_mtbf_s:
@@ -52,39 +52,8 @@ class SimulatedCluster:
     # -- what is seen --------------------------------------------------------------------------------------------
 
     def get(self, job_id: JobKey) -> SimulatedJob:
-        """The job, or what Slurm keeps of that task; raises `UnknownJob` also for one that Slurm no longer knows."""
-        if isinstance(job_id, Task):
-            for record in self._records(job_id.array):
-                if job_id.task in record.array_tasks:
-                    return record
-        elif job_id in self._known:
-            return self._known[job_id]
-        elif records := self._records(job_id):
-            return records[0]
-        raise UnknownJob(f"job {job_id}: Invalid job id specified")
-
-    def look(self, job_id: JobKey) -> Job:
-        """As Slurm shows it; a task that waits with others as one of its own. Raises `UnknownJob`."""
-        seen = self.get(job_id).to_model()
-        return replace(seen, array_tasks=(job_id.task,)) if isinstance(job_id, Task) else seen
-
-    def tasks(self, array_id: int) -> tuple[Job, ...]:
-        """The tasks of an array that Slurm still knows, each as a job of its own; raises `UnknownJob` for no array."""
-        if array_id not in self.arrays:
-            raise UnknownJob(f"job {array_id}: Invalid job id specified")
-        numbers = sorted(task for record in self._records(array_id) for task in record.array_tasks)
-        return tuple(self.look(Task(array_id, task)) for task in numbers)
-
-    def _records(self, array_id: int) -> list[SimulatedJob]:
-        """What Slurm still knows of an array, by the tasks."""
-        known = self.records(array_id) if array_id in self.arrays else []
-        return [record for record in known if record.job_id in self._known]
-
-    def _named(self, job_id: JobKey) -> list[SimulatedJob]:
-        """The jobs that a command for it means: one, a task that is now set apart, or all of an array."""
-        if isinstance(job_id, Task):
-            return [self._set_apart(self.get(job_id), job_id.task)]
-        return self._records(job_id) or [self.get(job_id)]
+        """See `JobRecords.get`."""
+        return self.records.get(job_id)
 
     def snapshot(self) -> Snapshot:
         """All that Slurm shows now."""
@@ -92,19 +61,14 @@ class SimulatedCluster:
         partitions = {name: spec.to_model() for name, spec in self.nodes.partitions.items()}
         return Snapshot(self.timeline.now, jobs, self.nodes.to_model(), partitions)
 
+    def live_ids(self) -> dict[int, None]:
+        """What sbatch answered for the jobs that have not ended, in the order of submission."""
+        return self.records.live_ids()
+
     @property
     def live(self) -> int:
         """Jobs that have not ended, an array as one."""
         return len(self.live_ids())
-
-    def records(self, job_id: int) -> list[SimulatedJob]:
-        """All that a job ever was: itself, or the records of an array by their tasks."""
-        array = self.arrays.get(job_id)
-        return sorted(array.records, key=lambda r: r.array_tasks) if array is not None else [self.jobs[job_id]]
-
-    def live_ids(self) -> dict[int, None]:
-        """What sbatch answered for those, in the order of submission."""
-        return dict.fromkeys(job.main_id for job in self._known.values() if not job.ended)
 
     @property
     def empty(self) -> bool:
@@ -138,29 +102,25 @@ class SimulatedCluster:
             array=array,
             array_tasks=request.array_tasks,
         )
-        self.jobs[job_id] = self._known[job_id] = job
-        if array is not None:
-            self.arrays[job_id] = array
-            array.records.append(job)
-            self._lonely(job)
+        self.records.add(job)
         self._wait(job, request.begin)
         return job_id
 
     def cancel(self, job_id: JobKey) -> None:
         """`scancel`."""
-        for job in self._named(job_id):
+        for job in self.records.named(job_id):
             if not job.ended:
                 self._end(job, JobState.CANCELLED, 0)
 
     def hold(self, job_id: JobKey, by: str = "user") -> None:
         """Set its priority to 0; a hold of a running job takes effect at its next requeue."""
-        for job in self._named(job_id):
+        for job in self.records.named(job_id):
             if not job.ended and job.held_by != "admin":
                 job.held_by = by
 
     def release(self, job_id: JobKey) -> None:
         """Set its priority anew: it queues from now on."""
-        for job in self._named(job_id):
+        for job in self.records.named(job_id):
             if job.held_by:
                 job.held_by, job.requeue_held = "", False
                 if job.pending:
@@ -168,44 +128,37 @@ class SimulatedCluster:
 
     def set_begin(self, job_id: JobKey, time: float) -> None:
         """Set its earliest start; raises `NotResizable` for a job that does not wait."""
-        for job in self._waiting(job_id):
+        for job in self.records.waiting(job_id):
             if time > self.timeline.now or job.begin:
                 self._wait(job, time)
 
     def reshape(self, job_id: JobKey, shape: Shape, *, nodes_alone: bool = False) -> None:
         """Give a waiting job other nodes, and unless it has none or `nodes_alone` other GPUs on each."""
-        for job in self._waiting(job_id):
+        for job in self.records.waiting(job_id):
             job.nodes = job.max_nodes = shape.nodes
             if job.gpus_per_node and not nodes_alone:
                 job.gpus_per_node = shape.gpus_per_node
         self._schedule_soon()
 
-    def _waiting(self, job_id: JobKey) -> list[SimulatedJob]:
-        """The jobs of that name that wait; raises `NotResizable` where none does."""
-        waiting = [job for job in self._named(job_id) if job.pending]
-        if not waiting:
-            raise NotResizable(f"job {job_id}: Job is no longer pending execution")
-        return waiting
-
     def forbid_shape(self, job_id: JobKey, shape: Shape) -> None:
         """Never start the job at this shape, which Slurm takes: it says BadConstraints once it looks."""
-        for job in self._named(job_id):
+        for job in self.records.named(job_id):
             job.forbidden_shapes |= {shape}
 
     def set_comment(self, job_id: JobKey, text: str) -> None:
         """Change its comment, as its owner may at any time."""
-        for job in self._named(job_id):
+        for job in self.records.named(job_id):
             job.request = replace(job.request, comment=text)
 
     def preempt(self, job_id: JobKey) -> None:
         """Requeue a running job as preemption does: without a hold."""
-        for job in self._named(job_id):
+        for job in self.records.named(job_id):
             if job.running:
                 self._requeue(job, hold=False)
 
     def requeue(self, job_id: JobKey, *, hold: bool) -> None:
         """Let a running job wait again, under the same id; anything else stays as it is."""
-        for job in self._named(job_id):
+        for job in self.records.named(job_id):
             if job.running:
                 self._requeue(job, hold=hold)
             elif job.pending and hold and not job.held_by:
@@ -213,7 +166,7 @@ class SimulatedCluster:
 
     def kill(self, job_id: JobKey, code: int) -> None:
         """A signal ends its steps, and so the job."""
-        for job in self._named(job_id):
+        for job in self.records.named(job_id):
             if job.running:
                 self._end(job, JobState.FAILED, code, killed=True)
 
@@ -222,7 +175,7 @@ class SimulatedCluster:
     def reuse(self, task: Task) -> None:
         """Have a task that has COMPLETED wait again, held; one that waits stays as it is. Raises `Refused` for any
         other."""
-        job = self._set_apart(self.get(task), task.task)
+        job = self.records.set_apart(self.get(task), task.task)
         if job.pending:
             return
         if job.state is not JobState.COMPLETED:
@@ -234,8 +187,8 @@ class SimulatedCluster:
 
     def throttle(self, array_id: int, most: int) -> None:
         """Let so many tasks of the array run at once; 0 for no limit."""
-        array = self.arrays.get(array_id)
-        if array is None or not self._records(array_id):
+        array = self.records.arrays.get(array_id)
+        if array is None or not self.records.known_of(array_id):
             raise UnknownJob(f"job {array_id}: Invalid job id specified")
         array.throttle = most
         for record in array.records:
@@ -244,32 +197,9 @@ class SimulatedCluster:
 
     def cancel_waiting(self, array_id: int) -> None:
         """`scancel --state=PENDING`."""
-        for job in self._records(array_id):
+        for job in self.records.known_of(array_id):
             if job.pending:
                 self._end(job, JobState.CANCELLED, 0)
-
-    def _set_apart(self, job: SimulatedJob, task: int) -> SimulatedJob:
-        """That task of it as a record of its own: with a new id, or the array's for the last of its tasks."""
-        array = job.array
-        if array is None or len(job.array_tasks) < 2:
-            return job
-        apart = replace(
-            job, job_id=len(self.jobs) + 1, array_tasks=(task,), gpus={}, events=[], allocations=[], _model=None
-        )
-        job.array_tasks = tuple(other for other in job.array_tasks if other != task)
-        self.jobs[apart.job_id] = self._known[apart.job_id] = apart
-        array.records.append(apart)
-        if apart.begin:
-            apart.events.append(self.timeline.at(apart.begin, lambda: self._wait(apart, 0.0)))
-        self._lonely(apart)
-        self._lonely(job)
-        return apart
-
-    @staticmethod
-    def _lonely(job: SimulatedJob) -> None:
-        """One task alone has its program."""
-        if job.array is not None and len(job.array_tasks) == 1:
-            job.program = job.array.program(Task(job.array.array_id, job.array_tasks[0]))
 
     # -- what happens to nodes -----------------------------------------------------------------------------------
 
@@ -328,7 +258,7 @@ class SimulatedCluster:
     def _start(self, job: SimulatedJob, nodes: Sequence[str]) -> None:
         now = self.timeline.now
         if len(job.array_tasks) > 1:
-            job = self._set_apart(job, job.array_tasks[0])
+            job = self.records.set_apart(job, job.array_tasks[0])
         job.cancel_events()
         job.gpus = dict.fromkeys(nodes, self._per_node(job))
         job.node_list = tuple(nodes)
@@ -410,7 +340,7 @@ class SimulatedCluster:
             job for job in self._known.values() if job.startable and job.partition == partition and not job.never_starts
         ]
         jobs.sort(key=lambda job: (-job.request.priority, job.waits_since, job.main_id, job.array_tasks))
-        rooms = {array_id: array.room for array_id, array in self.arrays.items()} if self.arrays else {}
+        rooms = {array_id: array.room for array_id, array in self.records.arrays.items()} if self.records.arrays else {}
         queue: list[QueuedJob] = []
         for job in jobs:
             count = 1

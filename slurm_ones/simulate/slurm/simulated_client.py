@@ -149,11 +149,11 @@ class SimulatedClient:
 
     def job(self, job_id: JobKey) -> Job:
         self._check_reachable(f"job {job_id}")
-        return self._cluster.look(job_id)
+        return self._cluster.records.look(job_id)
 
     def tasks(self, array_id: int) -> tuple[Job, ...]:
         self._check_reachable(f"tasks of {array_id}")
-        return self._cluster.tasks(array_id)
+        return self._cluster.records.tasks(array_id)
 
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
         self._check_reachable("details")

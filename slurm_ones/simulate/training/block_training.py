@@ -5,57 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ones_wrapper.protocol import Order
-from slurm_ones.simulate.slurm.timeline import ClusterSettings, Event, Timeline
+from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.simulate.training.application import Application, Submission
+from slurm_ones.simulate.training.blocks import PATIENCE_S, Block, BlockProgram, next_members
 from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.simulate.training.training import TERMINATED, Phase, Training
 
 LOOK_S = 0.5
 """From a block's start until it has seen that it is not wanted."""
-PATIENCE_S = 3.0
-"""The job waits so long for the other new blocks once one is ready."""
-
-
-@dataclass
-class Block:
-    """One start of a task."""
-
-    task: int
-    restart: int
-    gpus: Mapping[str, int]
-    launched: bool = False
-    """Its model is built and warm: it can join, or found a membership."""
-    ready_at: float = 0.0
-    leaves: bool = False
-    """It has seen that it is not wanted."""
-    event: Event | None = None
-    """What it does next."""
-
-
-class BlockProgram:
-    """One task of the array, as Slurm runs it."""
-
-    def __init__(self, training: BlockTraining, task: int) -> None:
-        self._training = training
-        self._task = task
-
-    @property
-    def batch(self) -> int:
-        """See `Program`."""
-        return self._training.batch
-
-    def start(self, restart: int, gpus: Mapping[str, int]) -> None:
-        """See `Program`."""
-        self._training.block_starts(Block(self._task, restart, dict(gpus)))
-
-    def stop(self, *, killed: bool = False) -> float:
-        """See `Program`."""
-        return self._training.block_stops(self._task, killed=killed)
 
 
 class BlockTraining(Training):
@@ -240,22 +202,11 @@ class BlockTraining(Training):
         return order.blocks is None or set(order.blocks) == set(self.members)
 
     def _plan(self) -> tuple[int, ...] | None:
-        """Who is to train next, in rank order: those that stay before those that join. None where all stays as it is.
-
-        All wanted blocks that can come are waited for, or some seconds after the first; nobody leaves before.
-        """
+        """Who is to train next, None where all stays as it is."""
         order = self._believed()
-        if order is None or order.blocks is None or self._complete(order):
+        if order is None or order.blocks is None:
             return None
-        now = self._timeline.now
-        new = [self._blocks[task] for task in order.blocks if task in self._blocks and task not in self.members]
-        ready = [block for block in new if block.launched and not block.leaves]
-        missing = len(ready) < len(set(order.blocks) - set(self.members))
-        if missing and not (ready and now >= min(block.ready_at for block in ready) + PATIENCE_S - 1e-6):
-            return None
-        stay = [task for task in self.members if missing or task in order.blocks]
-        plan = (*stay, *sorted(block.task for block in ready))
-        return plan if plan and set(plan) != set(self.members) else None
+        return next_members(order.blocks, self.members, self._blocks, self._timeline.now)
 
     def _obey(self) -> bool:
         for block in [b for b in self._blocks.values() if b.launched and b.task not in self.members]:
