@@ -1,5 +1,7 @@
-"""A long training in blocks on a real Slurm, disturbed in every way that is foreseen, ends where an undisturbed one ends:
-no run is requeued, each sample is used once, and the parameters are those of plain PyTorch in one process."""
+"""A long training in blocks on a real Slurm, disturbed in every way that is foreseen, ends where one ends that is not.
+
+No run is requeued, each sample is used once, and the parameters are those of plain PyTorch in one process.
+"""
 
 from __future__ import annotations
 
