@@ -181,7 +181,7 @@ class SimulatedCluster:
     def reuse(self, task: Task) -> None:
         """Have a task that has ended wait again, held; one that waits stays as it is. Raises `Refused` for one that
         runs, that somebody cancelled, or whose last processes are not gone."""
-        job = self.records.set_apart(self.get(task), task.task)
+        job = self.get(task)
         if job.pending and not job.ending:
             return
         if not job.ended or job.ending or job.state is JobState.CANCELLED:
