@@ -44,6 +44,11 @@ def arrays(jobs: Iterable[Job]) -> dict[int, tuple[Job, ...]]:
     }
 
 
+def is_whole(job: Job) -> bool:
+    """Whether the job stands for all tasks of an array of blocks."""
+    return job.array_id == job.job_id and _says_blocks(job)
+
+
 def _says_blocks(job: Job) -> bool:
     # Most comments need no parsing.
     if "array=" not in job.comment:
@@ -122,18 +127,17 @@ def _refusal(blocks: Sequence[Job], others: str, count: int, known: JobRecord | 
     """What speaks against a job of blocks, by its tasks alone."""
     if count > MAX_BLOCKS:
         return reason("blocks_many", most=MAX_BLOCKS)
+    live = [job for job in blocks if not job.ended]
+    # Tasks in a hold show that a companion prepared them, or that their owner keeps them. Once prepared, it has none.
+    prepared = known is not None and known.refusal.code != "blocks_unthrottled"
+    if not (prepared or len(live) < 2 or any(job.throttle or (job.pending and job.held) for job in live)):
+        return reason("blocks_unthrottled")
     if others:
         return reason("blocks_differ", what=others)
-    live = [job for job in blocks if not job.ended]
-    waiting = [job for job in live if job.pending]
-    depending = [job for job in waiting if job.reason.startswith("Dependency")]
+    depending = [job for job in live if job.pending and job.reason.startswith("Dependency")]
     # A dependency of the whole array keeps its first task too.
     if depending and (len(depending) < len(live) or len(live) < len(blocks)):
         return reason("blocks_depend")
-    # Tasks in a hold show that a companion prepared them, or their owner keeps them.
-    prepared = (known is not None and known.elastic) or any(job.held for job in waiting)
-    if not prepared and len(live) > 1 and not any(job.throttle for job in live):
-        return reason("blocks_unthrottled")
     return None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ones_db import JobRecord
+from ones_db import JobRecord, ReasonRecord
 from ones_wrapper.protocol import MAX_BLOCKS
 from slurm_ones.observe.blocks import arrays, block_job, fold
 from slurm_ones.observe.eligibility import Elastic, elastic_job
@@ -150,7 +150,7 @@ def test_an_array_without_a_throttle_is_refused_until_it_was_prepared() -> None:
     assert refused(*(replace(job, throttle=2) for job in running)) == ""
     assert refused(*running, task(2)) == ""
     assert refused(*running, known=remembered()) == ""
-    assert refused(*running, known=remembered(elastic=False)) == "blocks_unthrottled"
+    assert refused(*running, known=remembered(refusal=ReasonRecord("blocks_unthrottled"))) == "blocks_unthrottled"
     assert refused(task(0, "n1")) == ""
 
 
