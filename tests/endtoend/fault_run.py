@@ -28,13 +28,10 @@ from tests.endtoend.invariants import check
 GATES = (
     *(State.DRAINING, State.REQUEUING, State.RESHAPING, State.RELEASING, State.WAITING, State.STARTING),
     *(State.PARKING, State.HOLDING, State.DONE),
-    *(State.PREPARING, State.OPENING, State.JOINING, State.LEAVING),
+    *(State.PREPARING, State.OPENING, State.JOINING, State.LEAVING, State.WITHDRAWING),
     *("after requeue_hold", "after reshape", "after release", "after hold", "after defer"),
     *("after hold_waiting", "after throttle", "after reuse"),
 )
-HOT = {State.PREPARING, State.OPENING, State.JOINING, State.LEAVING, State.WITHDRAWING}
-HOT_GATES = (*HOT, "after hold_waiting", "after throttle", "after reuse", "after reshape", "after release")
-"""Gates on the way of a job of blocks."""
 BACK = (State.HOLDING_BACK, State.RESHAPING_BACK, State.RELEASING_BACK, State.WAITING_BACK)
 """Gates on the way back, which resizes take when others have taken their GPUs."""
 PARTS = ("sqlite own", "postgresql operator pair", "sqlite operator pair", "postgresql own")

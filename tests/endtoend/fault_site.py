@@ -274,7 +274,7 @@ class FaultSite:
                 job_id = self._light(f"--comment={ELASTIC}", f"--chdir={FULL}/alice", "--output=/dev/null")
             elif blocks:
                 job_id = self.harness.blocks(f"--comment={ELASTIC_BLOCKS}", **self._light_env())
-            elif count <= self._torch:
+            elif count - in_blocks <= self._torch:
                 job_id = self._trains()
             else:
                 job_id = self._light(f"--comment={ELASTIC}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -167,7 +167,7 @@ def check_blocks(site: Site, job: Job, expected: JobExpectation, store: Store) -
     for (_, end), (begin, _) in pairwise(spans):
         if end > begin:
             found.append(f"job {job.job_id}: a term goes on for {end - begin:.2f} s after the next has begun")
-    found += _agrees(replace(job, nodes=0, gpus_per_node=0), expected, store)
+    found += _agrees(job, expected, store)
     tasks = site.tasks(job.job_id)
     running = {task for task, seen in tasks.items() if seen.state == "RUNNING"}
     if job.running and memberships and not expected.opted_out and not expected.hold:
