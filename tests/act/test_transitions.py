@@ -37,7 +37,7 @@ def test_a_step_that_the_table_does_not_have_is_refused(make_world: Callable[...
     world = make_world()
     world.begin()
     with pytest.raises(IllegalTransition, match="from draining to starting"):
-        world.machine._move(world.resize, State.STARTING)
+        world.machine.move(world.resize, State.STARTING)
     assert world.states == ["draining"]
 
 
