@@ -11,8 +11,8 @@ from slurm_ones.rules.dwell import near_limit
 from slurm_ones.rules.moves import Block, Moves
 from slurm_ones.slurm.model import Job, JobState, Node, Shape
 
-BLOCKS = "blocks"
-"""`ResizeRecord.mechanism` of a resize by blocks that join and leave."""
+REQUEUE, BLOCKS = "requeue", "blocks"
+"""`ResizeRecord.mechanism` of a resize by a requeue, or of a job that waits, and by blocks that join and leave."""
 REUSED_WITHIN_S = 240.0
 """A block that completed longer ago is not used again: Slurm forgets it after MinJobAge, 300 s by default."""
 
@@ -106,9 +106,10 @@ def moves_of(resize: ResizeRecord) -> Moves:
     return Moves(added, () if resize.state == "withdrawing" else resize.dropped)
 
 
-def held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
-    """Of one job's resizes the tasks that have been put into a hold of ours, and were not held by their owner since."""
-    ours: set[int] = set()
+def held_by_us(resizes: Iterable[ResizeRecord], before: Collection[int] = ()) -> frozenset[int]:
+    """Of one job's resizes, in their order, the tasks that have been put into a hold of ours, and were not held by
+    their owner since; `before` them were those."""
+    ours = {*before}
     for resize in resizes:
         if resize.mechanism == BLOCKS:
             ours |= {*resize.held, *resize.dropped, *(task for task, _, _ in resize.added)}

@@ -33,6 +33,8 @@ class Change:
     new_batch: int | None
     """None leaves the job's own."""
     moves: Moves | None = None
+    blocks: tuple[int, ...] | None = None
+    """Of a running job of blocks the tasks that are to train together, ascending."""
 
     @property
     def resizes(self) -> bool:
@@ -140,6 +142,7 @@ def _too_many(by_blocks: bool, changed: int, requeues: int, rules: PartitionRule
 
 def _with_moves(change: Change, job: JobRules, rules: PartitionRules, free: Mapping[str, int]) -> Change:
     """The change with the blocks that join and leave; without them where there is no way now."""
+    change = replace(change, blocks=tuple(sorted(block.task for block in job.blocks)))
     if change.parks or job.fixed is not None:
         return change
     site = Site(free, rules.node_gpus, rules.whole_nodes, rules.split_nodes)
@@ -148,6 +151,8 @@ def _with_moves(change: Change, job: JobRules, rules: PartitionRules, free: Mapp
     if not found:
         return replace(change, moves=found)
     left = [block.shape for block in job.blocks if block.task not in found.dropped]
+    tasks = {*(change.blocks or ()), *(task for task, _ in found.added)} - {*found.dropped}
+    change = replace(change, blocks=tuple(sorted(tasks)))
     shape = _as_one([*left, *(shape for _, shape in found.added)])
     if shape.gpus == change.new.gpus:
         return replace(change, moves=found)
