@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurm_ones.slurm.client import NotResizable, Refused
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import Job, JobKey, Shape
 
 
 def has_shape(job: Job, shape: Shape) -> bool:
@@ -38,7 +38,7 @@ def _fault(job: Job, shape: Shape, before: Job) -> str:
     return ""
 
 
-def reshape(read: Callable[[int], Job], update: Callable[[Job, Shape], None], job_id: int, shape: Shape) -> None:
+def reshape(read: Callable[[JobKey], Job], update: Callable[[Job, Shape], None], job_id: JobKey, shape: Shape) -> None:
     """Give a pending job another shape through `update`, verify it, and put the old one back when it is not whole.
 
     Raises `NotResizable` (the old shape is in force again), `NotPermitted`, `UnknownJob`, `Unreachable`.
