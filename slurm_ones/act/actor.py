@@ -11,14 +11,14 @@ from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, NotLea
 from ones_wrapper.protocol import Order
 from slurm_ones.act.advice import commands, waiting_commands
 from slurm_ones.act.deferrals import Deferrals
+from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.act.resize import ResizeMachine
-from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.transitions import HOLDS_JOB, State, first_state
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Observation
 from slurm_ones.reasons import reason
-from slurm_ones.rules.blocks import BLOCKS, REQUEUE, to_hold
+from slurm_ones.rules.blocks import BLOCKS, REQUEUE
 from slurm_ones.rules.gate import JobRules, Round
 from slurm_ones.rules.moves import Moves
 from slurm_ones.rules.plan import Change, Plan, plan
@@ -188,7 +188,7 @@ class Actor:
             mechanism=REQUEUE if change.moves is None else BLOCKS,
             added=tuple((task, shape.nodes, shape.gpus_per_node) for task, shape in moves.added),
             dropped=moves.dropped,
-            held=to_hold(change.elastic) if moves.added else (),
+            held=change.to_hold,
         )
         record = self._store.begin_resize(record)
         self._held.note(record)

@@ -1,5 +1,4 @@
-"""What every resize is made with: the client, the database, the job's reports, and the one place that writes a state.
-"""
+"""What every resize is made with: client, database, the job's reports, and the one place that stores a state."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slurm_ones.observe.optin import BadComment, OptIn, parse_comment
 from slurm_ones.reasons import Reason, reason
@@ -60,6 +60,8 @@ class Observation:
 
     snapshot: Snapshot
     elastic: dict[int, Elastic]
+    left: dict[int, Elastic] = field(default_factory=dict)
+    """Jobs of blocks that have ended, while tasks of theirs still wait in a hold."""
 
 
 def _refusal(job: Job, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: int | None) -> Reason | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ones_db import ActionRecord, JobRecord, NodeRecord, ReasonRecord, RunRecord, RunReports, Store
 from ones_wrapper import protocol
-from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol import Membership, Spec
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.optin import BadComment, parse_comment
@@ -204,6 +204,13 @@ class DrainReports:
         """Seconds from the last step before the drain to the new run's hello."""
         self._observer.collect([job], now=self._clock())
         return self._store.pause_after(job.job_id, after_restart)
+
+    def membership(self, job: Job, order: int | None = None) -> Membership | None:
+        """Which blocks of the job train together, by its newest report of that; with an order's number by the newest
+        that names it."""
+        self._observer.collect([job], now=self._clock())
+        found = self._store.membership(job.job_id, order)
+        return found.report if found is not None else None
 
 
 class StopFile:

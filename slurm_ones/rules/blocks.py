@@ -29,8 +29,7 @@ def task_of(job: Job) -> int:
 
 def training(elastic: Elastic, history: JobHistory | None) -> tuple[Block, ...]:
     """The blocks that run, the one that leads first, and then the oldest."""
-    known = history.membership if history is not None else None
-    leader = known.report.blocks[0] if known is not None and known.report.blocks else -1
+    leader = next(iter(members_of(history)), -1)
     running = sorted(
         (job for job in elastic.blocks if job.running),
         key=lambda job: (task_of(job) != leader, job.start_time, task_of(job)),
@@ -43,40 +42,45 @@ def shape_of_block(elastic: Elastic, job: Job) -> Shape:
     return Shape(job.nodes, elastic.gpus_per_node if elastic.whole_nodes else job.gpus_per_node)
 
 
-def starting(elastic: Elastic) -> int:
-    """GPUs of the blocks of a job that runs that Slurm may start at any moment, such as those that it requeued."""
-    if not hot(elastic):
+def starting(elastic: Elastic, ours: Collection[int]) -> int:
+    """GPUs of the blocks of a job that runs that Slurm may start at any moment, such as those that it requeued; none
+    behind the throttle of an array that nobody has lifted."""
+    if not (hot(elastic) and ours):
         return 0
-    waiting = [job for job in elastic.blocks if job.pending and not job.held and not job.throttle]
-    return sum(shape_of_block(elastic, job).gpus for job in waiting)
+    return sum(shape_of_block(elastic, job).gpus for job in elastic.blocks if job.pending and not job.held)
 
 
-def spare(elastic: Elastic, ours: Collection[int], now: float) -> tuple[int, ...]:
+def spare(elastic: Elastic, ours: Collection[int], members: Collection[int], now: float) -> tuple[int, ...]:
     """Tasks that could join, the best first: those that wait, and those that completed a short while ago.
 
-    Of those that are held, ours alone: the others are held by their owner, or by an operator.
+    Of those that are held, ours alone: the others are held by their owner, or by an operator. Not `members`, the tasks
+    that trained last: one of them that waits is started again by Slurm.
     """
     waiting = [
         task_of(job)
         for job in elastic.blocks
         if job.pending
         and not job.completing
-        and (not job.admin_held and task_of(job) in ours if job.held else bool(job.throttle))
+        and (not job.admin_held and task_of(job) in ours if job.held else task_of(job) not in members)
     ]
     completed = [
         task_of(job)
         for job in elastic.blocks
-        if job.state is JobState.COMPLETED
-        and job.ended
-        and not job.completing
-        and now - job.end_time < REUSED_WITHIN_S
+        if job.state is JobState.COMPLETED and job.ended and not job.completing and now - job.end_time < REUSED_WITHIN_S
     ]
     return (*sorted(waiting), *sorted(completed))
 
 
-def to_hold(elastic: Elastic) -> tuple[int, ...]:
-    """Tasks that wait behind the throttle of their array, and have to be held before it is lifted."""
-    return tuple(sorted(task_of(job) for job in elastic.blocks if job.pending and not job.held and job.throttle))
+def to_hold(elastic: Elastic, members: Collection[int]) -> tuple[int, ...]:
+    """Tasks that wait, mostly behind the throttle of their array, and have to be held before that is lifted."""
+    tasks = (task_of(job) for job in elastic.blocks if job.pending and not job.held)
+    return tuple(sorted(task for task in tasks if task not in members))
+
+
+def members_of(history: JobHistory | None) -> tuple[int, ...]:
+    """The tasks that train together, by the newest report of that, the one that leads first."""
+    known = history.membership if history is not None else None
+    return known.report.blocks if known is not None else ()
 
 
 def going(elastic: Elastic, nodes: Mapping[str, Node], limits: LimitSettings, now: float) -> tuple[int, ...]:

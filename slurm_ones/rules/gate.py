@@ -14,10 +14,20 @@ from ones_db import JobHistory, ResizeRecord
 from slurm_ones.config import ResizeSettings, Settings
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import Reason, reason
-from slurm_ones.rules.blocks import BLOCKS, going, hot, moves_of, spare, starting, training
+from slurm_ones.rules.blocks import (
+    BLOCKS,
+    going,
+    hot,
+    members_of,
+    moves_of,
+    spare,
+    starting,
+    to_hold,
+    training,
+)
 from slurm_ones.rules.caps import Cap, CappedJob, caps_of
 from slurm_ones.rules.dwell import near_limit, resized_enough, rested_at, switch_dwell_s
-from slurm_ones.rules.moves import Block, Moves
+from slurm_ones.rules.moves import NO_MOVES, Block, Moves
 from slurm_ones.slurm.model import Partition, Shape, free_gpus, partition_gpus, take
 
 
@@ -49,12 +59,16 @@ class JobRules:
     """Why nothing may be done to it, not even keep it from starting."""
     resting: Reason | None
     """Why it may not be resized although it is not untouchable."""
-    moves: Moves = Moves()
+    moves: Moves = NO_MOVES
     """Of its resize under way, where blocks join or leave in that."""
     blocks: tuple[Block, ...] = ()
     """Of a job of blocks those that run, the one that leads first."""
+    held: frozenset[int] = frozenset()
+    """Of a job of blocks the tasks that stand in holds of ours."""
     spare: tuple[int, ...] = ()
     """Of a job of blocks the tasks that could join, the best first."""
+    to_hold: tuple[int, ...] = ()
+    """Of its tasks those that have to be held before the throttle of their array is lifted."""
     going: tuple[int, ...] = ()
     """Of its blocks those that are to be replaced, the most urgent first."""
 
@@ -73,7 +87,7 @@ class JobRules:
     @property
     def gpus(self) -> int:
         """GPUs that it has, or is about to have through a resize, whichever is more."""
-        return _gpus(self.elastic, self.target, self.moves)
+        return _gpus(self.elastic, self.target, self.moves, self.held)
 
 
 @dataclass(frozen=True)
@@ -153,7 +167,7 @@ class Round:
         there: list[CappedJob] = []
         jobs: dict[int, JobRules] = {}
         for job_id, one in sorted(self.seen.elastic.items()):
-            gpus = _gpus(one, self.targets.get(job_id), self.moves.get(job_id, Moves()))
+            gpus = _gpus(one, self.targets.get(job_id), self.moves.get(job_id, NO_MOVES), self._held(job_id))
             capped = CappedJob(one.job.user, one.job.account, gpus)
             if one.partition == name:
                 here[job_id], jobs[job_id] = capped, self._job_rules(one)
@@ -189,6 +203,9 @@ class Round:
                 take(target, free, one.holdings)
         return free
 
+    def _held(self, job_id: int) -> frozenset[int]:
+        return self.held.get(job_id, frozenset())
+
     def _nodes_of(self, name: str) -> tuple[int, bool]:
         partition = self.seen.snapshot.partitions.get(name)
         return self.full_node(partition) if partition is not None else (0, False)
@@ -217,9 +234,11 @@ class Round:
             return rules
         return replace(
             rules,
-            moves=self.moves.get(job_id, Moves()),
+            moves=self.moves.get(job_id, NO_MOVES),
+            held=self._held(job_id),
             blocks=training(elastic, history),
-            spare=spare(elastic, self.held.get(job_id, frozenset()), self.now),
+            spare=spare(elastic, self._held(job_id), members_of(history), self.now),
+            to_hold=to_hold(elastic, members_of(history)),
             going=going(elastic, self.seen.snapshot.nodes, self.settings.limits, self.now),
         )
 
@@ -256,11 +275,11 @@ def _untouchable(elastic: Elastic, target: Shape | None) -> Reason | None:
     return None
 
 
-def _gpus(elastic: Elastic, target: Shape | None, moves: Moves) -> int:
+def _gpus(elastic: Elastic, target: Shape | None, moves: Moves, ours: frozenset[int]) -> int:
     """GPUs that the job has, or is about to have through a resize to `target`, whichever is more. Blocks that are to
     join count beside those that they replace."""
     if hot(elastic):
         held = {block.task: block.shape.gpus for block in training(elastic, None)}
         joining = sum(shape.gpus for task, shape in moves.added if task not in held)
-        return max(sum(held.values()) + joining + starting(elastic), target.gpus if target is not None else 0)
+        return max(sum(held.values()) + joining + starting(elastic, ours), target.gpus if target is not None else 0)
     return max(elastic.shape.gpus if elastic.job.running else 0, target.gpus if target is not None else 0)

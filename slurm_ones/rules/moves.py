@@ -40,6 +40,10 @@ class Moves:
         return sum(shape.gpus for _, shape in self.added)
 
 
+NO_MOVES = Moves()
+"""All blocks stay, and none joins."""
+
+
 @dataclass(frozen=True)
 class Site:
     """What blocks can be placed on."""
@@ -114,9 +118,7 @@ def _choices(
     return {gpus: tasks for gpus, (_, tasks) in best.items()}
 
 
-def _added(
-    gpus: int, spare: Sequence[int], kept: Sequence[Block], site: Site
-) -> tuple[tuple[int, Shape], ...] | None:
+def _added(gpus: int, spare: Sequence[int], kept: Sequence[Block], site: Site) -> tuple[tuple[int, Shape], ...] | None:
     """Spare tasks with shapes of so many GPUs in all that find room beside the blocks `kept`; None where none do."""
     if not gpus:
         return ()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.reasons import SITE_LIMITS, Reason, reason
-from slurm_ones.rules.blocks import hot
+from slurm_ones.rules.blocks import hot, members_of
 from slurm_ones.rules.caps import hindering
 from slurm_ones.rules.gate import JobRules, PartitionRules
 from slurm_ones.rules.moves import Moves, Site, moves
@@ -35,6 +35,8 @@ class Change:
     moves: Moves | None = None
     blocks: tuple[int, ...] | None = None
     """Of a running job of blocks the tasks that are to train together, ascending."""
+    to_hold: tuple[int, ...] = ()
+    """Of its tasks those that have to be held before others are released."""
 
     @property
     def resizes(self) -> bool:
@@ -134,15 +136,15 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
 
 def _too_many(by_blocks: bool, changed: int, requeues: int, rules: PartitionRules) -> Reason | None:
     """That enough resizes of this kind are under way."""
-    under_way, most = (
-        (changed, rules.settings.max_open_blocks) if by_blocks else (requeues, rules.settings.max_open)
-    )
+    under_way, most = (changed, rules.settings.max_open_blocks) if by_blocks else (requeues, rules.settings.max_open)
     return reason("max_open", resizes=most) if under_way >= most else None
 
 
 def _with_moves(change: Change, job: JobRules, rules: PartitionRules, free: Mapping[str, int]) -> Change:
     """The change with the blocks that join and leave; without them where there is no way now."""
-    change = replace(change, blocks=tuple(sorted(block.task for block in job.blocks)))
+    members = members_of(job.history)
+    running = sorted(block.task for block in job.blocks)
+    change = replace(change, blocks=tuple([task for task in running if task in members] or running))
     if change.parks or job.fixed is not None:
         return change
     site = Site(free, rules.node_gpus, rules.whole_nodes, rules.split_nodes)
@@ -152,7 +154,7 @@ def _with_moves(change: Change, job: JobRules, rules: PartitionRules, free: Mapp
         return replace(change, moves=found)
     left = [block.shape for block in job.blocks if block.task not in found.dropped]
     tasks = {*(change.blocks or ()), *(task for task, _ in found.added)} - {*found.dropped}
-    change = replace(change, blocks=tuple(sorted(tasks)))
+    change = replace(change, blocks=tuple(sorted(tasks)), to_hold=job.to_hold if found.added else ())
     shape = _as_one([*left, *(shape for _, shape in found.added)])
     if shape.gpus == change.new.gpus:
         return replace(change, moves=found)
