@@ -46,6 +46,8 @@ def reshape(read: Callable[[JobKey], Job], update: Callable[[Job, Shape], None],
     before = read(job_id)
     if not before.pending:
         raise NotResizable(f"job {job_id} is {before.state.value}; only a pending job can be reshaped")
+    if len(before.array_tasks) > 1:
+        raise NotResizable(f"job {job_id} is {len(before.array_tasks)} tasks of an array; only one can be reshaped")
     if before.task_counts:
         raise NotResizable(f"job {job_id} was submitted with task counts, which its user cannot change: it keeps them")
     if before.gpus_total and not before.gpus_per_node:
