@@ -130,9 +130,15 @@ def _prepare(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | N
     """Hold what waits, lift the throttle, have blocks that completed wait again, and give those that are to join their
     shapes; why that cannot be, or None, also where more of it is to come."""
     client = machine.client
+    unheld = _unheld(resize, array)
     try:
-        for task in _unheld(resize, array):
-            client.hold(array.key(task))
+        if len(unheld) > 1 and not any(
+            is_alive(job) and job.pending for t, job in array.tasks.items() if t not in unheld
+        ):
+            client.hold_waiting(resize.job_id)
+        else:
+            for task in unheld:
+                client.hold(array.key(task))
     except Refused as error:
         return reason("hold_refused", answer=str(error))
     # Never before the holds: all tasks would start.
@@ -241,7 +247,7 @@ def _leaving(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeReco
         return resize
     why = reason("blocks_linger", task=min(left)) if left else reason("blocks_train")
     seen = machine.reports.membership(array.job, resize.order_number)
-    return machine.move(resize, State.DONE, why, pause_s=seen.pause_s if seen is not None else None)
+    return machine.move(resize, State.DONE, why, pause_s=seen.report.pause_s if seen is not None else None)
 
 
 # -- back --------------------------------------------------------------------------------------------------------------
@@ -309,10 +315,15 @@ def _put_back(machine: Machine, array: Array, tasks: Iterable[int]) -> list[int]
     return left
 
 
+def _newest(machine: Machine, array: Array) -> Membership | None:
+    found = machine.reports.membership(array.job)
+    return found.report if found is not None else None
+
+
 def _joined(machine: Machine, resize: ResizeRecord, array: Array) -> Membership | None:
     """The newest membership where it is the one that was ordered: those that were to join are in it, by the start that
     Slurm knows of, and those that were to leave are not."""
-    seen = machine.reports.membership(array.job)
+    seen = _newest(machine, array)
     if seen is None:
         return None
     restarts = dict(zip(seen.blocks, seen.restarts, strict=False))
@@ -326,7 +337,7 @@ def _joined(machine: Machine, resize: ResizeRecord, array: Array) -> Membership 
 def _training(machine: Machine, resize: ResizeRecord, array: Array) -> set[int]:
     """The tasks that train together, by their newest report as far as Slurm agrees; or that run, without those that are
     to join. One that Slurm starts again is still meant."""
-    seen = machine.reports.membership(array.job)
+    seen = _newest(machine, array)
     known = {task for task, job in array.tasks.items() if is_alive(job)}
     members = {*seen.blocks} & known if seen is not None else set()
     return members or _running(array) - {task for task, _, _ in resize.added}
@@ -340,7 +351,7 @@ def _order(
     machine: Machine, resize: ResizeRecord, array: Array, blocks: Collection[int], batch: int | None, number: int
 ) -> None:
     """Order the job to train with these blocks; durable when it returns. Raises `OrderError`."""
-    seen = machine.reports.membership(array.job)
+    seen = _newest(machine, array)
     leader = array.tasks.get(seen.blocks[0]) if seen is not None and seen.blocks else None
     job = array.job
     if leader is not None and leader.running:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ones_db import NO_REASON, ReasonRecord, ResizeRecord, ResizeStepRecord
-from ones_wrapper.protocol import Membership
+from ones_db import NO_REASON, MembershipRecord, ReasonRecord, ResizeRecord, ResizeStepRecord
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.timing import ActionTimes
@@ -50,7 +49,7 @@ class Reports(Protocol):
     def restarted(self, job: Job, after_restart: int) -> float | None:
         """Seconds that training stood still, once a run after `after_restart` has reported its start; None before."""
 
-    def membership(self, job: Job, order: int | None = None) -> Membership | None:
+    def membership(self, job: Job, order: int | None = None) -> MembershipRecord | None:
         """Which blocks of a job of blocks train together, by its newest report of that; with an order's number by the
         newest that names it."""
 

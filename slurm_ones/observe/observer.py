@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-from ones_db import ActionRecord, JobRecord, NodeRecord, ReasonRecord, RunRecord, RunReports, Store
+from ones_db import ActionRecord, JobRecord, MembershipRecord, NodeRecord, ReasonRecord, RunRecord, RunReports, Store
 from ones_wrapper import protocol
-from ones_wrapper.protocol import Membership, Spec
+from ones_wrapper.protocol import Spec
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.optin import BadComment, parse_comment
@@ -205,12 +205,11 @@ class DrainReports:
         self._observer.collect([job], now=self._clock())
         return self._store.pause_after(job.job_id, after_restart)
 
-    def membership(self, job: Job, order: int | None = None) -> Membership | None:
-        """Which blocks of the job train together, by its newest report of that; with an order's number by the newest
-        that names it."""
+    def membership(self, job: Job, order: int | None = None) -> MembershipRecord | None:
+        """Which blocks of a job train together by its newest report of that; with an order's number, by the newest that
+        names it. None while there is none."""
         self._observer.collect([job], now=self._clock())
-        found = self._store.membership(job.job_id, order)
-        return found.report if found is not None else None
+        return self._store.membership(job.job_id, order)
 
 
 class StopFile:
