@@ -94,7 +94,7 @@ class Companion:
         )
         self._held = HeldTasks(store)
         self._leftovers = Leftovers(client, store, self._held, orders, clock)
-        self._actor = Actor(machine, store, settings, deferrals, orders, self._held, clock=clock, say=say)
+        self._actor = Actor(machine, store, settings, deferrals, orders, held=self._held, clock=clock, say=say)
         self._split_nodes: bool | None = None
 
     def tick(self) -> Tick:

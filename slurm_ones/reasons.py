@@ -44,7 +44,6 @@ SENTENCES: dict[str, str] = {
     "not_running": "it is {state}",
     "dwell_time": "it may be resized in {seconds:.0f} s (dwell time {dwell_s:.0f} s)",
     "nothing_reported": "it has not reported what it can do: is it started by ones-run?",
-    "blocks_cannot_join": "it trains in a way in which blocks cannot join or leave it (see its own log)",
     # Limits that a site has set (rules/)
     "near_time_limit": "it is near its time limit: within {seconds:.0f} s (limits.near_limit_s)",
     "near_end": "it is expected to end within {seconds:.0f} s (limits.near_end_s)",
@@ -165,7 +164,6 @@ CAUSES = {
     "gpus_not_free": "waiting for GPUs",
     "no_moves": "waiting for GPUs beside their blocks",
     "blocks_not_parked": "not stopped: made of blocks",
-    "blocks_cannot_join": "of blocks that cannot join",
     "kept_waiting": "kept from starting",
     "preempting_off": "not stopped: pre-empting is off",
     "shrinking_off": "not shrunk: shrinking is off",

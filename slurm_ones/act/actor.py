@@ -47,15 +47,15 @@ class Actor:
         settings: Settings,
         deferrals: Deferrals,
         orders: OrderWriter,
-        held: HeldTasks,
         *,
+        held: HeldTasks | None = None,
         clock: Callable[[], float] = time.time,
         say: Callable[[str], None] = print,
     ) -> None:
         self._machine = machine
         self._deferrals = deferrals
         self._orders = orders
-        self._held = held
+        self._held = held or HeldTasks(store)
         self._store = store
         self._settings = settings
         self._clock = clock

@@ -248,12 +248,6 @@ class DrainReports:
         self._observer.collect([job], now=self._clock())
         return self._store.pause_after(job.job_id, after_restart)
 
-    def membership(self, job: Job, order: int | None = None) -> MembershipRecord | None:
-        """Which blocks of a job train together by its newest report of that; with an order's number, by the newest that
-        names it. None while there is none."""
-        self._observer.collect([job], now=self._clock())
-        return self._store.membership(job.job_id, order)
-
 
 class StopFile:
     """The file that stops all resizes, and who made or removed it."""

@@ -256,7 +256,7 @@ class Round:
         if hot(elastic):
             # Of its blocks each has a time limit of its own: see `rules.blocks.going`.
             spec = history.spec if history is not None else None
-            return None if spec is None or spec.hot else reason("blocks_cannot_join")
+            return None if spec is None or spec.hot else reason("not_hot")
         return near_limit(job, limits, self.now) or resized_enough(job, history, limits, self.now)
 
 
