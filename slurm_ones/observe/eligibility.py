@@ -20,6 +20,8 @@ class Elastic:
     whole_nodes: bool
     refusal: Reason | None = None
     """Why it is not resized; None where it may be."""
+    blocks: tuple[Job, ...] = ()
+    """Of a job of blocks its tasks that Slurm knows, each a job of its own, ascending; `job` is then all of them."""
 
     @property
     def shape(self) -> Shape:

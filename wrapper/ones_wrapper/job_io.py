@@ -42,6 +42,20 @@ def log(text: str, source: str = "ones") -> None:
     print(f"{source}: {text}", file=sys.stderr, flush=True)
 
 
+def not_ours(path: Path) -> str:
+    """Why a directory can't be used as this user's own, and what to do; empty where it can."""
+    state = path.lstat()
+    if stat.S_ISLNK(state.st_mode):
+        return "is a link; set ONES_JOB_DIR to the directory itself"
+    if not stat.S_ISDIR(state.st_mode):
+        return "is not a directory; move it away"
+    if state.st_uid != os.geteuid():
+        return f"belongs to user {state.st_uid}, not to you; choose another"
+    if not os.access(path, os.W_OK | os.X_OK):
+        return "is not writable; chmod u+rwx it"
+    return ""
+
+
 class ReportWriter:
     """Rank 0's reports of one run. A line is one `write`, so readers see whole lines; a full disk costs
     lines.

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ones_wrapper.job_io import not_ours
 from ones_wrapper.launch.rank_placement import LaunchError, number
 from ones_wrapper.launch.restart_policy import Tries, explaining_code
 from ones_wrapper.protocol import (
@@ -54,15 +53,8 @@ def make_job_directory(path: Path) -> None:
         raise LaunchError(
             f"job directory {path}: cannot be made ({error.strerror}); set ONES_JOB_DIR to a place you can write to"
         ) from None
-    state = path.lstat()
-    if stat.S_ISLNK(state.st_mode):
-        raise LaunchError(f"job directory {path}: is a link; set ONES_JOB_DIR to the directory itself")
-    if not stat.S_ISDIR(state.st_mode):
-        raise LaunchError(f"job directory {path}: is not a directory; move it away")
-    if state.st_uid != os.geteuid():
-        raise LaunchError(f"job directory {path}: belongs to user {state.st_uid}, not to you; choose another")
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise LaunchError(f"job directory {path}: is not writable; chmod u+rwx it")
+    if why := not_ours(path):
+        raise LaunchError(f"job directory {path}: {why}")
 
 
 def newest_checkpoint(job_dir: Path) -> Path | None:

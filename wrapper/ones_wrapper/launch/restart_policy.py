@@ -27,6 +27,9 @@ OUT_OF_MEMORY = 101
 HUNG = 102
 """No rank reached a step boundary for `ONES_HANG_S`: start the ranks again from the last checkpoint."""
 
+PEER_LOST = 103
+"""A block that it trained with was lost; to be started again at once."""
+
 CRASHED = tuple(
     128 + s
     for s in (
