@@ -146,7 +146,7 @@ class TorchGroup(Group):
         longest = int(sizes.max())
         mine = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
         all_ = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
-        self.control.allgather([all_], [mine], dist.AllgatherOptions()).wait()
+        self.control.allgather([all_], [mine]).wait()
         return [pickle.loads(one.numpy().tobytes()[:size]) for one, size in zip(all_, sizes.tolist(), strict=True)]
 
     def _reduce(self, tensor: torch.Tensor, operation: Any) -> Any:

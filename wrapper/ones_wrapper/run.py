@@ -86,7 +86,7 @@ class Run:
     ) -> None:
         """`started` is the Unix time of the script's first call."""
         env = os.environ
-        identity = identity or Identity.of(env)
+        self._identity = identity = identity or Identity.of(env)
         first = group.rank == 0 and identity.leads
         self.group = group
         self.generation = 0

@@ -88,7 +88,9 @@ class Checkpoints:
 
         Raises `RankError`.
         """
-        alone = Checkpoints(self._folder.job_dir, _Alone(self._group.device), self._job_id, self._folder.restart, holds=False)
+        alone = Checkpoints(
+            self._folder.job_dir, _Alone(self._group.device), self._job_id, self._folder.restart, holds=False
+        )
         alone._folder.refuse = refuse
         return alone.save(state, progress).name
 

@@ -9,7 +9,8 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ones_wrapper.membership.connections import Former
 from ones_wrapper.membership.coordinator import Coordinator
 from ones_wrapper.membership.files import Block, HotFolder, Leader, living
 from ones_wrapper.membership.plan import Member, Plan, decode_plan, encode
-from ones_wrapper.membership.transfer import Receiver, TransferError, send, senders
+from ones_wrapper.membership.transfer import Receiver, send, senders
 from ones_wrapper.membership.watch import Watch
 
 DYING_S = 15.0
@@ -87,6 +88,8 @@ class Blocks:
         self._former: Former | None = None
         self._coordinator: Coordinator | None = None
         self._watch: Watch | None = None
+        self.may_leave: Callable[[], bool] = lambda: True
+        """Whether ranks may leave at the next boundary."""
         self._orders: Callable[[int], OrderReader] | None = None
         self._leaving: Callable[[], bool] = bool
         self._abandon: Callable[[str], None] = lambda why: None
@@ -129,7 +132,9 @@ class Blocks:
         """Why the membership cannot go on; empty while it can."""
         return self._watch.lost if self._watch is not None else ""
 
-    def listen(self, orders: Callable[[int], OrderReader], leaving: Callable[[], bool], abandon: Callable[[str], None]) -> None:
+    def listen(
+        self, orders: Callable[[int], OrderReader], leaving: Callable[[], bool], abandon: Callable[[str], None]
+    ) -> None:
         """Give signs of life from now on. `orders` makes the reader of a term's orders, `leaving` says whether this
         block was told to end, and `abandon` ends a process whose membership is lost.
         """
@@ -137,10 +142,15 @@ class Blocks:
         self._watch = Watch(self._board.again(), f"{self._me.uid}-{self._local}", leaving, self._why_lost, abandon)
         self._watch.start()
 
-    def lead_first(self, generation: int) -> Plan:
-        """The first membership of a term: this block alone."""
+    @property
+    def local_rank(self) -> int:
+        """This process's number within its block."""
+        return self._local
+
+    def lead_first(self, generation: int, hot: bool) -> Plan:
+        """The first membership of a term: this block alone. Others can join where it is `hot`."""
         self.present = plan = Plan(generation, self.leader.term, (self._me,), why="first")
-        if self._group.rank == 0:
+        if hot and self._group.rank == 0:
             self._coordinate(plan)
         return plan
 
@@ -155,20 +165,18 @@ class Blocks:
         """Tell the others, where that is still possible, that this membership is lost."""
         if self._watch is not None:
             self._watch.stop()
-        try:
+        with suppress(BoardLostError):
             self._board.put("lost", why)
-        except BoardLostError:
-            pass
 
     # -- what the boundary asks -------------------------------------------------------------------------------------
 
-    def proposal(self, may_leave: bool) -> tuple[int, int]:
-        """What rank 0 proposes: (newest plan, plan to change to now). `may_leave` says whether ranks may leave now."""
+    def proposal(self) -> tuple[int, int]:
+        """What rank 0 proposes: (newest plan, plan to change to now); 0 for none."""
         if self._coordinator is None:
             return 0, 0
         coming = self._coming
         stays = coming is not None and self.present is not None and not _leavers(self.present, coming)
-        return self._coordinator.proposal(may_leave or stays)
+        return self._coordinator.proposal(stays or self.may_leave())
 
     def trains_as(self, tasks: tuple[int, ...] | None) -> bool:
         """Whether the blocks that an order names are those that train."""
@@ -194,9 +202,7 @@ class Blocks:
 
     # -- the change ---------------------------------------------------------------------------------------------------
 
-    def change(
-        self, collected: Callable[[], tuple[dict[str, torch.Tensor], dict[str, Any]]]
-    ) -> Change | None:
+    def change(self, collected: Callable[[], tuple[dict[str, torch.Tensor], dict[str, Any]]]) -> Change | None:
         """Send the state to new ranks and change over; None where that failed and training goes on as before.
         Collective. `collected` gives the tensors and the rest. Raises `PeersLostError`.
         """
@@ -410,10 +416,8 @@ class Blocks:
             if not self.folder.claim(self.leader):
                 raise PeersLostError(f"term {plan.term} was claimed by another block")
             self._coordinate(plan)
-        try:
+        with suppress(BoardLostError):  # it may not have waited
             old.count(f"through-{plan.generation}", 1)
-        except BoardLostError:
-            pass  # it did not wait
 
     def _coordinate(self, plan: Plan) -> None:
         assert self._orders is not None

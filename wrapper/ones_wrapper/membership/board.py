@@ -5,8 +5,9 @@ store. Every look answers at once or within `ANSWER_S`; nothing that is read fro
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
-import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 ANSWER_S = 5.0
 """A store that does not answer within this time is lost."""
@@ -19,18 +20,16 @@ class BoardLostError(ConnectionError):
 class Board:
     """One thread's view of the board: a thread that waits must not hold up another, so each has its own connection."""
 
-    def __init__(self, store: dist.TCPStore, token: str) -> None:
-        self._store = store
+    def __init__(self, store: TCPStore, token: str) -> None:
+        self._store: Any = store
         self.token = token
         """What its blocks know of each other."""
-        self._texts = dist.PrefixStore(f"ones-{token}", store)
+        self._texts = PrefixStore(f"ones-{token}", store)
 
     @classmethod
     def host(cls, address: str, token: str) -> Board:
         """A new board, which lives as long as this process."""
-        store = dist.TCPStore(
-            address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=ANSWER_S)
-        )
+        store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=ANSWER_S))
         board = cls(store, token)
         board.put("open", "1")
         return board
@@ -39,7 +38,7 @@ class Board:
     def connect(cls, address: str, port: int, token: str, timeout_s: float = ANSWER_S) -> Board:
         """Raises `BoardLostError` where there is none of this token."""
         try:
-            store = dist.TCPStore(
+            store = TCPStore(
                 address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
             )
         except (RuntimeError, ValueError) as error:
@@ -89,6 +88,6 @@ class Board:
         except RuntimeError as error:
             raise BoardLostError(str(error)) from None
 
-    def store(self, name: str) -> dist.Store:
+    def store(self, name: str) -> Store:
         """A part of the store in which ranks form a group."""
-        return dist.PrefixStore(f"ones-{self.token}-{name}", self._store)
+        return PrefixStore(f"ones-{self.token}-{name}", self._store)

@@ -59,7 +59,7 @@ class Formed:
 
 def control_group(board: Board, name: str, rank: int, world: int, timeout_s: float = FORM_S) -> Any:
     """A raw gloo group of ranks that all call this. Raises RuntimeError where they don't within the time."""
-    group = dist.ProcessGroupGloo(board.store(name), rank, world, timedelta(seconds=timeout_s))
+    group: Any = dist.ProcessGroupGloo(board.store(name), rank, world, timedelta(seconds=timeout_s))
     if world > 1:
         group.allreduce([torch.zeros(1)], dist.AllreduceOptions()).wait()
     group.set_timeout(timedelta(seconds=COLLECTIVE_S))

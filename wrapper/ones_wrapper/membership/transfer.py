@@ -62,15 +62,13 @@ def senders(world: int, rank: int, newcomers: Sequence[tuple[str, int]]) -> list
     count = min(world, SENDERS)
     numbers = [(rank - index * count) % world for index in range(len(newcomers))]
     return [
-        Sender(address, number, count)
-        for address, number in zip(newcomers, numbers, strict=True)
-        if number < count
+        Sender(address, number, count) for address, number in zip(newcomers, numbers, strict=True) if number < count
     ]
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """A contiguous CPU tensor's memory."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def _layout(tensors: dict[str, torch.Tensor]) -> list[list[Any]]:
@@ -282,7 +280,9 @@ class _Connections:
         layout, ours = header["layout"], {entry[0]: entry for entry in _layout(self._tensors)}
         if wrong := [entry for entry in layout if ours.get(entry[0]) != entry]:
             path = wrong[0][0]
-            raise TransferError(f"{path} is {wrong[0][1:]} with those who train and {ours.get(path, ['', 'not'])[1:]} here")
+            raise TransferError(
+                f"{path} is {wrong[0][1:]} with those who train and {ours.get(path, ['', 'not'])[1:]} here"
+            )
         names = [entry[0] for entry in layout]
         number, count = int(header["number"]), int(header["count"])
         if not 0 <= number < count:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ones_wrapper.membership.board import ANSWER_S, Board, BoardLostError
+from ones_wrapper.membership.board import Board, BoardLostError
 
 SIGN_S = 1.0
 """Time between two signs."""
