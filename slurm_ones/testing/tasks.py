@@ -273,7 +273,8 @@ class TaskContract:
 
     def test_an_array_that_never_was(self, site: Site) -> None:
         """Nothing of it waits, so that to cancel that is no error."""
-        for call in (site.owner.tasks, site.owner.hold_waiting, no_throttle(site.owner)):
+        calls: list[Callable[[int], object]] = [site.owner.tasks, site.owner.hold_waiting, no_throttle(site.owner)]
+        for call in calls:
             with pytest.raises(UnknownJob):
                 call(999_999)
         site.owner.cancel_waiting(999_999)
