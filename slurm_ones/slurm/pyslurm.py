@@ -79,7 +79,8 @@ def _job(raw: Any) -> Job:
         comment=raw.comment,
         part=bool(raw.array_id or raw.heterogeneous_id),
         array_id=_count(raw.array_id),
-        array_tasks=tasks_of(raw.array_tasks_waiting) if raw.array_task_id is None else (raw.array_task_id,),
+        # Of task 0 PySlurm has no number.
+        array_tasks=tasks_of(raw.array_tasks_waiting) or (_count(raw.array_task_id),),
         throttle=_count(raw.array_tasks_parallel),
         batch=bool(raw.is_batch_job),
         exit_code=(_count(raw.exit_code), _count(raw.exit_code_signal)),
