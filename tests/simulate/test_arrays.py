@@ -118,13 +118,28 @@ def test_a_completed_task_is_used_again_and_no_other(harness: Harness) -> None:
         harness.owner.reuse(Task(job_id, 1))
 
 
+def test_a_task_whose_processes_are_not_gone_is_not_used_again_yet(harness: Harness) -> None:
+    job_id = array(harness, runs_s=50.0)
+    harness.wait(51.5)
+    assert harness.job(Task(job_id, 0)).completing
+    with pytest.raises(Refused, match="COMPLETING"):
+        harness.owner.reuse(Task(job_id, 0))
+
+
+def test_what_waits_is_held_and_what_runs_is_not(harness: Harness) -> None:
+    job_id = array(harness)
+    harness.wait(2)
+    harness.owner.hold_waiting(job_id)
+    assert [job.held for job in harness.owner.tasks(job_id)] == [False, True, True, True]
+
+
 def test_what_waits_is_cancelled_held_or_not_and_what_runs_stays(harness: Harness) -> None:
     job_id = array(harness)
     harness.wait(2)
     harness.owner.hold(Task(job_id, 2))
     harness.owner.cancel_waiting(job_id)
     states = [job.state for job in harness.owner.tasks(job_id)]
-    assert states == [JobState.RUNNING, *3 * [JobState.CANCELLED]]
+    assert states == [JobState.RUNNING, JobState.CANCELLED]  # the other two were cancelled together
     harness.owner.cancel_waiting(job_id)
     assert harness.job(Task(job_id, 0)).running
 

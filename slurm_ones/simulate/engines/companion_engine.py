@@ -184,11 +184,11 @@ def run(
 ) -> Outcome:
     """The workload to its end under a policy, by name and options, or as `make` makes it.
 
-    `resize_s` is what a resize costs, None for each application's own; `resize` is how jobs change their size, `requeue`
-    or `hot` (as jobs of blocks, of which `resize_s` is the cost of a start). `on_time` is called at each tick, with the
-    simulated seconds and how many jobs have ended. Raises `BadInput` for a job that fits the cluster at no size,
-    ValueError for a policy, option or setting that does not exist, `SimulationFailed`, and `InvariantViolated` where a
-    job was lost or left held, or the database disagrees with the cluster.
+    `resize` is how jobs change size: `requeue`, which costs `resize_s` (None for each application's own), or `hot`
+    as jobs of blocks, of which `resize_s` is the cost of a start. `on_time` is called at each tick, with the simulated
+    seconds and how many jobs have ended. Raises `BadInput` for a job that fits the cluster at no size, ValueError for a
+    policy, option or setting that does not exist, `SimulationFailed`, and `InvariantViolated` where a job was lost or
+    left held, or the database disagrees with the cluster.
     """
     check_fits(workload, cluster.gpus)
     began = time.perf_counter()

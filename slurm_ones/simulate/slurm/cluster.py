@@ -172,14 +172,21 @@ class SimulatedCluster:
 
     # -- arrays --------------------------------------------------------------------------------------------------
 
+    def hold_waiting(self, array_id: int) -> None:
+        """Hold what waits of an array, and nothing that runs."""
+        for job in self.records.known_of(array_id):
+            if job.pending and not job.held_by:
+                job.held_by = "user"
+
     def reuse(self, task: Task) -> None:
-        """Have a task that has COMPLETED wait again, held; one that waits stays as it is. Raises `Refused` for any
-        other."""
-        job = self.records.set_apart(self.get(task), task.task)
-        if job.pending:
+        """Have a task that has ended wait again, held; one that waits stays as it is. Raises `Refused` for one that
+        runs, that somebody cancelled, or whose last processes are not gone."""
+        job = self.get(task)
+        if job.pending and not job.ending:
             return
-        if job.state is not JobState.COMPLETED:
-            raise Refused(f"job {task} is {job.state.value}; only a task that has COMPLETED is used again")
+        if not job.ended or job.ending or job.state is JobState.CANCELLED:
+            shown = job.state.value + ("+COMPLETING" if job.ending else "")
+            raise Refused(f"task {task} is {shown}: only one that has ended by itself waits again")
         if job.forgotten is not None:
             job.forgotten.cancel()
         job.state, job.held_by, job.requeue_held = JobState.PENDING, "user", True

@@ -39,8 +39,6 @@ class JobRecords:
                     return record
         elif job_id in self.known:
             return self.known[job_id]
-        elif records := self.known_of(job_id):
-            return records[0]
         raise UnknownJob(f"job {job_id}: Invalid job id specified")
 
     def look(self, job_id: JobKey) -> Job:
@@ -49,10 +47,13 @@ class JobRecords:
         return replace(seen, array_tasks=(job_id.task,)) if isinstance(job_id, Task) else seen
 
     def tasks(self, array_id: int) -> tuple[Job, ...]:
-        """The tasks of an array that Slurm still knows, each as a job of its own; raises `UnknownJob` for no array."""
-        if array_id not in self.arrays:
-            raise UnknownJob(f"job {array_id}: Invalid job id specified")
-        numbers = sorted(task for record in self.known_of(array_id) for task in record.array_tasks)
+        """The tasks of an array that Slurm still knows, each as a job of its own, without those that were cancelled
+        while they waited together; raises `UnknownJob` where it knows of no such job."""
+        records = self.known_of(array_id)
+        if not records:
+            self.get(array_id)
+        shown = [record for record in records if len(record.array_tasks) == 1 or not record.ended]
+        numbers = sorted(task for record in shown for task in record.array_tasks)
         return tuple(self.look(Task(array_id, task)) for task in numbers)
 
     def of(self, job_id: int) -> list[SimulatedJob]:

@@ -203,21 +203,29 @@ class SimulatedClient:
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         if f"SIG{signal}" not in signals.Signals.__members__:
             raise Refused(f"scancel: error: Unknown job signal: {signal}")
-        self._changeable(job_id)
+        job = self._changeable(job_id)
+        if job.pending and isinstance(job_id, Task) and signal != "KILL":
+            raise Refused(f"task {job_id} waits: there is nothing that could be sent {signal}")
         if signal in ("KILL", "TERM"):
             code = 128 + signals.Signals[f"SIG{signal}"]
             self._change(f"signal {job_id}", lambda: self._cluster.kill(job_id, code))
+
+    def hold_waiting(self, array_id: int) -> None:
+        self._changeable_array(array_id)
+        self._change(f"uhold {array_id}", lambda: self._cluster.hold_waiting(array_id))
 
     def reuse(self, task: Task) -> None:
         self._changeable(task)
         self._change(f"reuse {task}", lambda: self._cluster.reuse(task))
 
     def throttle(self, array_id: int, most: int) -> None:
-        self._changeable(array_id)
+        self._changeable_array(array_id)
         self._change(f"throttle {array_id}", lambda: self._cluster.throttle(array_id, most))
 
     def cancel_waiting(self, array_id: int) -> None:
-        self._changeable(array_id)
+        if not self._cluster.records.known_of(array_id):
+            return
+        self._changeable_array(array_id)
         self._change(f"cancel {array_id}", lambda: self._cluster.cancel_waiting(array_id))
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -237,6 +245,10 @@ class SimulatedClient:
         if not self._operator and job.request.uid != self._uid:
             raise NotPermitted(f"job {job_id}: Access/permission denied")
         return job
+
+    def _changeable_array(self, array_id: int) -> None:
+        records = self._cluster.records.known_of(array_id)
+        self._changeable(records[0].job_id if records else array_id)
 
     def _change(self, what: str, change: Callable[[], None]) -> None:
         """Make a change; where no answer comes it was made, or not."""
