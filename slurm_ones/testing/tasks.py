@@ -43,8 +43,8 @@ def waiting(site: Site, array_id: int) -> dict[int, Job]:
 def essence(site: Site, array_id: int) -> list[Job]:
     """The tasks, but for what a refused change alters too: Slurm has taken the task out of the record of many, and
     22.05 has lifted the throttle for the stranger whom it told that he may not."""
-    free = {"throttle": 0} if site.is_old else {}
-    return [replace(job, job_id=0, reason="", priority=0, **free) for job in site.owner.tasks(array_id)]
+    tasks = [replace(job, job_id=0, reason="", priority=0) for job in site.owner.tasks(array_id)]
+    return [replace(job, throttle=0) for job in tasks] if site.is_old else tasks
 
 
 def no_throttle(client: SlurmClient) -> Callable[[int], object]:
