@@ -257,6 +257,8 @@ class ResizeRecord:
     """Of `blocks`: task, nodes and GPUs per node of each block that is to join."""
     dropped: tuple[int, ...] = ()
     """Of `blocks`: tasks of those that are to leave."""
+    held: tuple[int, ...] = ()
+    """Of `blocks`: waiting tasks that are put into a hold, which they leave by a resize alone."""
 
 
 @dataclass(frozen=True)
