@@ -68,6 +68,10 @@ def due(connection: Connection, cluster: int, before: float, stretch_s: float) -
     return list(connection.scalars(query))
 
 
+Changes = list[tuple[int, tuple[int, ...]]]
+"""Numbers of the reports of memberships, ascending, each with what tells its size from others."""
+
+
 @dataclass
 class Work:
     """A run whose samples are being rolled up."""
@@ -78,8 +82,8 @@ class Work:
     """Number of the report up to which that is done."""
     kept: set[int] | None = None
     """Numbers of the reports that stay as they are; None before the first look."""
-    changes: list[int] | None = None
-    """Numbers of the reports of changes of its blocks, ascending; None before the first look."""
+    changes: Changes | None = None
+    """Changes of its blocks; None before the first look."""
     done: bool = False
 
 
@@ -109,10 +113,11 @@ def _some(connection: Connection, work: Work, before: float, stretch_s: float, *
     rows = connection.execute(query.order_by(THROUGHPUT.c.number).limit(PIECE)).mappings().all()
     work.done = len(rows) < PIECE
     if work.changes is None:
-        changes = select(MEMBERSHIPS.c.number).where(MEMBERSHIPS.c.run_id == work.run)
-        work.changes = list(connection.scalars(changes.order_by(MEMBERSHIPS.c.number)))
+        columns = (MEMBERSHIPS.c[name] for name in ("number", "nodes", "gpus_per_node", "world"))
+        changes = select(*columns).where(MEMBERSHIPS.c.run_id == work.run).order_by(MEMBERSHIPS.c.number)
+        work.changes = [(number, tuple(size)) for number, *size in connection.execute(changes)]
     if work.kept is None:
-        work.kept = _kept_of(rows, work.changes) if work.done else _kept(connection, work.run)
+        work.kept = _kept_of(rows, work.changes) if work.done else _kept(connection, work.run, work.changes)
     groups = list(_groups(rows, stretch_s, work.kept, work.changes))
     if not work.done and len(groups) > 1:
         # Its stretch may go on in the next piece; of a piece that is all one stretch, what follows becomes another.
@@ -129,12 +134,13 @@ def _some(connection: Connection, work: Work, before: float, stretch_s: float, *
     return sum(len(group.rows) for group in groups), sum(len(group.rows) - 1 for group in merged)
 
 
-def _kept(connection: Connection, run: int) -> set[int]:
-    """Numbers of the reports of a run that stay as they are: the newest of each batch and membership, and the very
-    last."""
-    before = MEMBERSHIPS.c.run_id == THROUGHPUT.c.run_id, MEMBERSHIPS.c.number < THROUGHPUT.c.number
-    kind = THROUGHPUT.c.batch, select(func.max(MEMBERSHIPS.c.number)).where(*before).scalar_subquery()
-    age = func.row_number().over(partition_by=kind, order_by=THROUGHPUT.c.number.desc())
+def _kept(connection: Connection, run: int, changes: Changes) -> set[int]:
+    """Numbers of the reports of a run that stay as they are: the newest of each batch and size, and the very last."""
+    if changes:
+        names = (THROUGHPUT.c.number, THROUGHPUT.c.batch, THROUGHPUT.c.seconds)
+        query = select(*names).where(THROUGHPUT.c.run_id == run).order_by(THROUGHPUT.c.number)
+        return _kept_of(connection.execute(query).mappings().all(), changes)
+    age = func.row_number().over(partition_by=THROUGHPUT.c.batch, order_by=THROUGHPUT.c.number.desc())
     ranked = select(THROUGHPUT.c.number, age.label("age"))
     ranked = ranked.where(THROUGHPUT.c.run_id == run, THROUGHPUT.c.seconds > 0)
     inner = ranked.subquery()
@@ -143,16 +149,22 @@ def _kept(connection: Connection, run: int) -> set[int]:
     return newest | {last or 0}
 
 
-def _kept_of(rows: Sequence[Any], changes: Sequence[int]) -> set[int]:
+def _kept_of(rows: Sequence[Any], changes: Changes) -> set[int]:
     """`_kept` where these are all samples of the run."""
-    of_kind: Counter[tuple[int, int]] = Counter()
+    of_kind: Counter[tuple[int, tuple[int, ...]]] = Counter()
     kept = {row["number"] for row in rows[-1:]}
     for row in reversed(rows):
-        kind = row["batch"], bisect(changes, row["number"])
+        before = _changes_before(row, changes)
+        kind = row["batch"], changes[before - 1][1] if before else ()
         if row["seconds"] > 0 and of_kind[kind] < KEPT:
             of_kind[kind] += 1
             kept.add(row["number"])
     return kept
+
+
+def _changes_before(row: Any, changes: Changes) -> int:
+    """How often the blocks had changed before a sample."""
+    return bisect(changes, row["number"], key=lambda change: change[0]) if changes else 0
 
 
 @dataclass(frozen=True)
@@ -193,7 +205,7 @@ def _mean(values: Sequence[tuple[float | None, float]]) -> float | None:
     return sum(value * (weight / total) for value, weight in known)
 
 
-def _groups(rows: Sequence[Any], stretch_s: float, kept: set[int], changes: Sequence[int]) -> Iterator[_Group]:
+def _groups(rows: Sequence[Any], stretch_s: float, kept: set[int], changes: Changes) -> Iterator[_Group]:
     """The samples in the order of their reports, those together that become one.
 
     Whoever leaves out samples without a speed, or without noise, finds the same sums in those that are left.
@@ -202,7 +214,7 @@ def _groups(rows: Sequence[Any], stretch_s: float, kept: set[int], changes: Sequ
     def together(row: Any) -> tuple[Any, ...]:
         alone = row["number"] if row["number"] in kept else None
         measured = row["seconds"] > 0 and row["samples"] > 0
-        stretch = bisect(changes, row["number"]), row["time"] // stretch_s
+        stretch = _changes_before(row, changes), row["time"] // stretch_s
         return row["batch"], row["epoch"], stretch, measured, row["noise"] is None, alone
 
     for _, group in groupby(rows, together):

@@ -94,14 +94,9 @@ def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] |
     last = select(func.max(of_job.c.restart)).where(of_job.c.job_id == JOBS.c.id)
     now, at = RUNS.alias("now"), RUNS.alias("at")
     # A change of the blocks brings a batch too; in how many passes, it does not say.
-    changed, joined = (
-        _newest(table, table.c.number, now, _since_hello(table, now)) for table in (BATCHES, MEMBERSHIPS)
-    )
+    joined, in_term = (_newest_since_hello(MEMBERSHIPS, name, now) for name in ("number", "batch"))
+    changed, batch, passes = (_newest_since_hello(BATCHES, name, now) for name in ("number", "batch", "passes"))
     by_blocks = func.coalesce(joined, 0) > func.coalesce(changed, 0)
-    in_term, batch, passes = (
-        _newest(table, table.c[name], now, _since_hello(table, now))
-        for table, name in ((MEMBERSHIPS, "batch"), (BATCHES, "batch"), (BATCHES, "passes"))
-    )
     batch, passes = case((by_blocks, in_term), else_=batch), case((by_blocks, null()), else_=passes)
     speed = _newest(THROUGHPUT, THROUGHPUT.c.samples / THROUGHPUT.c.seconds, at, THROUGHPUT.c.seconds > 0)
     resizes = select(func.count()).where(
@@ -183,9 +178,9 @@ def _newest(table: Any, value: Any, run: Any, *conditions: Any) -> Any:
     return query.order_by(table.c.number.desc()).limit(1).scalar_subquery()
 
 
-def _since_hello(table: Any, run: Any) -> Any:
-    """Of changes of the batch: those since the ranks of the run were last started."""
-    return table.c.number > func.coalesce(run.c.hello_number, 0)
+def _newest_since_hello(table: Any, name: str, run: Any) -> Any:
+    """The value in the newest report since the ranks of the run were last started."""
+    return _newest(table, table.c[name], run, table.c.number > func.coalesce(run.c.hello_number, 0))
 
 
 def _over_runs(name: str) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ones_db import BlockRecord, ReportLine, ResizeRecord, Store, ThroughputPoint, UnknownRecord
+from ones_db.retention import Work
 from ones_wrapper.protocol import Batch, Membership
 from tests.db.make import SPEC, epoch, hello, job, line, report, run, throughput
 
@@ -150,3 +152,47 @@ def test_the_batch_of_a_membership_counts(store: Store) -> None:
     report(store, 7, 0, batch=line(3, Batch(20, 256, 1.0)), offset=2, number=3)
     assert store.histories([7])[7].batch == 256
     assert store.job_summaries([7])[0].batch == 256
+
+
+def test_bars_are_cut_where_the_blocks_changed(store: Store) -> None:
+    """Protects the picture of a job that changes its size without a new run."""
+    store.record_jobs([job(7)])
+    store.record_runs([run(7)])
+    first, again = member(2, 1, 0, time=2002.0), member(4, 3, 1, 2, time=2060.0)
+    report(store, 7, 0, lines=[hello(1), first, member(3, 2, 0, 1, time=2050.0), again], offset=1, number=4)
+    report(store, 7, 0, lines=[member(5, 4, 2, time=2070.0)], offset=2, number=5)
+    bars = [(row.nodes, row.gpus_per_node, row.start, row.end) for row in store.timeline()]
+    assert bars == [(1, 1, 2000.0, 2050.0), (2, 1, 2050.0, 2070.0), (1, 1, 2070.0, None)]
+
+
+@pytest.mark.parametrize("piece", [10_000, 3])
+def test_samples_of_several_sizes_are_not_put_together(
+    store: Store, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects throughput of old jobs: rolled up, each size has the samples and seconds that it had, and learning reads
+    the same as before."""
+    monkeypatch.setattr("ones_db.retention.PIECE", piece)
+    store.record_jobs([job(7, state="COMPLETED", end_time=3000.0)])
+    store.record_runs([run(7, end_time=3000.0)])
+    lines: list[ReportLine] = [hello(1)]
+    for number in range(2, 200):
+        made = throughput(number, seconds=0.25, samples=64 * (1 + number // 50))
+        lines.append(member(number, number, *range(1 + number // 50 % 2)) if number in (2, 50, 100, 150) else made)
+    report(store, 7, 0, lines=lines, offset=1, number=199)
+
+    since = "(SELECT max(m.number) FROM memberships m WHERE m.run_id = t.run_id AND m.number < t.number)"
+    query = f"SELECT {since} AS since, SUM(t.samples), SUM(t.seconds) FROM throughput t GROUP BY since"
+
+    def sizes() -> list[tuple[Any, ...]]:
+        with store._read() as connection:
+            return sorted(tuple(row) for row in connection.exec_driver_sql(query))
+
+    before, learnt = sizes(), store.histories([7])[7].throughput
+    works = deque(Work(run) for run in store.rollups_due(4000.0, 1000.0))
+    removed = 0
+    while works:
+        removed += store.roll_up(works, 4000.0, 1000.0).removed
+    assert removed > 100
+    assert sizes() == before
+    store._cache.clear()
+    assert store.histories([7])[7].throughput == learnt
