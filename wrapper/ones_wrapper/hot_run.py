@@ -133,6 +133,14 @@ class HotRun(Run):
 
     # -- the change ---------------------------------------------------------------------------------------------------
 
+    def uses(self, last: bool) -> None:
+        # Written beforehand: a rank that dies in the step may have given its part, and the others go on after it.
+        if last and self.trace:
+            self.trace.step(self.progress.epoch, self.progress.step, self.loop.used)
+
+    def _trace_committed(self) -> None:
+        pass
+
     def act(self) -> None:
         self._within_act = True
         try:

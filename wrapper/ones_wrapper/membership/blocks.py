@@ -285,7 +285,7 @@ class Blocks:
 
     def _check_wanted(self) -> None:
         if self._leaving():
-            raise NotWantedError("it was told to end before it joined")
+            raise NotWantedError("it is to end before it joined")
         if why := self._board.read(f"leave-{self._me.uid}"):
             raise NotWantedError(why)
 
