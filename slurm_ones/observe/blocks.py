@@ -68,6 +68,15 @@ def fold(snapshot: Snapshot, found: Mapping[int, BlockJob]) -> Snapshot:
     return replace(snapshot, jobs={**jobs, **{array: one.job for array, one in found.items()}})
 
 
+def with_throttles(snapshot: Snapshot, throttles: Mapping[int, int]) -> Snapshot:
+    """The snapshot with these limits of arrays, by the array's id."""
+    jobs = {
+        id_: replace(job, throttle=throttles[job.array_id]) if job.array_id in throttles else job
+        for id_, job in snapshot.jobs.items()
+    }
+    return replace(snapshot, jobs=jobs)
+
+
 def block_job(array: int, records: Sequence[Job], known: JobRecord | None = None, term: int = 0) -> BlockJob:
     """The job that the records of an array make. `known` is what is remembered of it, None of a new one; `term` that of
     its leader."""

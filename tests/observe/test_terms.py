@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -214,3 +214,22 @@ def test_a_membership_is_read_between_ticks(site: Site) -> None:
     for observer in (site.observer, site.companion()):
         found = DrainReports(observer, site.store, lambda: 10_001.0).membership(whole, 9)
         assert found is not None and (found.term, found.report.blocks) == (1, (1,))
+
+
+def test_a_throttle_that_a_snapshot_does_not_show(site: Site) -> None:
+    """Not all clients show it: such an array is asked about, and refused only where it has none."""
+    site.tasks(*(replace(one, throttle=0) for one in (task(0, "n1"), task(1), task(2))))
+    asked = []
+
+    def details(job_ids: Collection[int]) -> dict[int, Job]:
+        asked.append(set(job_ids))
+        return {id_: replace(site.queue.jobs[id_], throttle=most) for id_ in job_ids}
+
+    site.queue.details = details  # type: ignore[method-assign]
+    most = 0
+    assert str(site.observer.observe().elastic[100].refusal)
+    most = 1
+    assert not site.observer.observe().elastic[100].refusal
+    count = len(asked)
+    assert not site.observer.observe().elastic[100].refusal
+    assert len(asked) <= count + 1
