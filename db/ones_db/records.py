@@ -254,7 +254,8 @@ class ResizeRecord:
     mechanism: str = "requeue"
     """requeue, or blocks: blocks join and leave while the job trains."""
     added: tuple[tuple[int, int, int], ...] = ()
-    """Of `blocks`: task, nodes and GPUs per node of each block that is to join."""
+    """Of `blocks`: task, nodes and GPUs per node of each block that is to join. Of a job of blocks that waits: the task
+    that it is to start with."""
     dropped: tuple[int, ...] = ()
     """Of `blocks`: tasks of those that are to leave."""
     held: tuple[int, ...] = ()

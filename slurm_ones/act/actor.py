@@ -24,6 +24,7 @@ from slurm_ones.rules.moves import Moves
 from slurm_ones.rules.plan import Change, Plan, plan
 from slurm_ones.schedule.policy import Schedule
 from slurm_ones.slurm.client import Unreachable
+from slurm_ones.slurm.model import Task
 
 log = logging.getLogger(__name__)
 
@@ -171,6 +172,9 @@ class Actor:
             return
         number = self._orders.next_number(job)
         moves = change.moves or Moves()
+        if change.moves is None and isinstance(job.key, Task):
+            # Of a job of blocks that waits it is one task that changes.
+            moves = Moves(((job.key.task, change.new),))
         record = ResizeRecord(
             job_id=job.job_id,
             restart=job.restart if job.running else -1,

@@ -52,14 +52,15 @@ def look_at(client: SlurmClient, job_id: int) -> Array:
     tasks = {task_of(job): job for job in client.tasks(job_id)}
     if not tasks:
         raise UnknownJob(f"job {job_id}: Slurm knows none of its tasks")
-    one = min(tasks.values(), key=lambda job: (not job.running, not job.pending, job.start_time, task_of(job)))
+    one = min(tasks.values(), key=lambda job: (not job.running, job.ended, task_of(job)))
     return Array(replace(one, job_id=job_id), tasks)
 
 
-def job_of(client: SlurmClient, job_id: int) -> Job:
-    """A job as it is now; of a job array the task that runs, or the first that waits. Raises `UnknownJob`."""
-    job = client.job(job_id)
-    return look_at(client, job_id).job if job.array_id else job
+def job_of(client: SlurmClient, resize: ResizeRecord) -> Job:
+    """The job as it is now; of a job of blocks that waits the task that it is to start with. Raises `UnknownJob`."""
+    if not resize.added:
+        return client.job(resize.job_id)
+    return replace(client.job(Task(resize.job_id, resize.added[0][0])), job_id=resize.job_id)
 
 
 def advance_blocks(
@@ -71,7 +72,9 @@ def advance_blocks(
     except UnknownJob:
         return machine.move(resize, State.ENDED, reason("job_unknown"))
     if not array.alive:
-        return machine.move(resize, State.ENDED, reason("job_ended", state=array.job.state.value))
+        ended = [job for job in array.tasks.values() if job.ended]
+        last = max(ended, key=lambda job: job.end_time, default=array.job)
+        return machine.move(resize, State.ENDED, reason("job_ended", state=last.state.value))
     # Whatever its task says, its term is what its reports and orders go by.
     return handle(resize, replace(array, job=replace(array.job, restart=resize.restart)))
 

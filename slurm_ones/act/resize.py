@@ -61,7 +61,7 @@ class ResizeMachine(Machine):
         if resize.mechanism == BLOCKS:
             return advance_blocks(self, resize, self._handle)
         try:
-            job = job_of(self.client, resize.job_id)
+            job = job_of(self.client, resize)
         except UnknownJob:
             return self.move(resize, State.ENDED, reason("job_unknown"))
         if job.ended:
@@ -231,7 +231,7 @@ class ResizeMachine(Machine):
                 except Refused as error:
                     log.warning("job %d: the old shape was refused: %s", job.job_id, error)
                 else:
-                    return self._handle(resize, self.client.job(job.key))
+                    return self._handle(resize, job_of(self.client, resize))
             if not late:
                 return resize
         if resize.restart < 0 or job.held or late:
@@ -282,7 +282,7 @@ class ResizeMachine(Machine):
 
     def _handle_if_released(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         """After an action that takes effect at once: go on in this round if it did."""
-        fresh = self.client.job(job.key)
+        fresh = job_of(self.client, resize)
         return resize if fresh.held else self._handle(resize, fresh)
 
     def _wait_at_old_shape(self, resize: ResizeRecord, why: Reason) -> ResizeRecord:
