@@ -158,6 +158,8 @@ def job_record(row: Mapping[Any, Any]) -> JobRecord:
 
 def spec_record(row: Mapping[Any, Any]) -> Spec | None:
     values = {name: row[name] for name in Spec.__dataclass_fields__}
+    # Of jobs that said what they can do before schema 0010.
+    values |= {name: value for name, value in (("term", 0), ("hot", False)) if values[name] is None}
     return None if None in values.values() else Spec(**values)
 
 

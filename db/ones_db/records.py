@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ones_wrapper.protocol import Report, Spec
+from ones_wrapper.protocol import Membership, Report, Spec
 
 
 class CodedReason(Protocol):
@@ -139,6 +139,38 @@ class RunRecord:
     """Step of the last report that had such a loss."""
 
 
+@dataclass(frozen=True)
+class BlockRecord:
+    """One start of a block: of a task of a job array whose tasks train together."""
+
+    job_id: int
+    """Of the array."""
+    task: int
+    restart: int
+    """Slurm's restart count of the task."""
+    slurm_id: int
+    """Slurm's job id of the task, by which accounting knows it."""
+    nodes: int
+    gpus_per_node: int
+    node_list: tuple[str, ...]
+    state: str
+    start_time: float
+    end_time: float | None = None
+    """None until it ended."""
+
+
+@dataclass(frozen=True)
+class MembershipRecord:
+    """The blocks of a job that train together from a moment on."""
+
+    job_id: int
+    term: int
+    number: int
+    """Number of the report, in its term."""
+    time: float
+    report: Membership
+
+
 RESIZE_DONE = "done"
 """State in which a resize ends that took effect; in every other one the job kept its old shape."""
 RESIZE_ROLLED_BACK = "rolled_back"
@@ -222,9 +254,12 @@ class ResizeRecord:
     mechanism: str = "requeue"
     """requeue, or blocks: blocks join and leave while the job trains."""
     added: tuple[tuple[int, int, int], ...] = ()
-    """Of `blocks`: task, nodes and GPUs per node of each block that is to join."""
+    """Of `blocks`: task, nodes and GPUs per node of each block that is to join. Of a job of blocks that waits: the task
+    that it is to start with."""
     dropped: tuple[int, ...] = ()
     """Of `blocks`: tasks of those that are to leave."""
+    held: tuple[int, ...] = ()
+    """Of `blocks`: waiting tasks that are put into a hold, which they leave by a resize alone."""
 
 
 @dataclass(frozen=True)
@@ -285,11 +320,12 @@ class JobHistory:
     running_since: float | None
     """Start of the run in progress."""
     resizes: int
-    """Resizes that interrupted it and took effect: those of a waiting job do not count, being parked does."""
+    """Resizes of a job that ran and that took effect, by whatever mechanism: those of a waiting job do not count, being
+    parked does."""
     last_resize_end: float | None
     """End of the last resize, also of one that was rolled back: it interrupted the job as well."""
     epochs_since_change: int
-    """Epochs that ended after the last resize did, or all."""
+    """Epochs that ended after the last resize did, or the last change of its blocks; or all."""
     first_loss: float | None
     failures: int = 0
     """Resizes that did not take effect since the last one that did."""
@@ -300,14 +336,21 @@ class JobHistory:
     progress: float | None = None
     """Progress since its first run in samples of the base batch, as it said last; never above `samples`."""
     pause_s: float | None = None
-    """Mean pause of its last few resizes that took effect, where it is known."""
+    """Mean pause of its last few resizes by requeue that took effect, where it is known."""
     interrupted: tuple[float, ...] = ()
-    """When each resize began that interrupted it, ascending, also of those that were rolled back."""
+    """When each resize began that interrupted it, ascending, also of those that were rolled back. Blocks that join or
+    leave do not interrupt it."""
     epoch_samples: float | None = None
     """Mean samples of its epochs that ended; what an epoch is for a job that does not know its dataset's length."""
     ran: tuple[tuple[int, int, float], ...] = ()
     """Nodes and GPUs per node that it has run on, and for how many seconds in all: by Slurm's clock, of a run that has
-    not ended until its newest report."""
+    not ended until its newest report. One node with all GPUs stands for nodes that give unequally many."""
+    membership: MembershipRecord | None = None
+    """Of a job of blocks: the newest."""
+    switch_s: float | None = None
+    """Of a job of blocks: mean pause of its last few ordered changes, where it is known."""
+    join_s: float | None = None
+    """The same of those alone in which blocks joined: sending them the job's state is what takes long."""
 
     def running_s(self, now: float) -> float:
         """Seconds it has run in all."""

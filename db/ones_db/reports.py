@@ -9,13 +9,14 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, func, select
+from sqlalchemy import BigInteger, Connection, Table, bindparam, cast, func, select
 
+from ones_db.blocks import membership_row
 from ones_db.engine import add_new, add_rows
 from ones_db.jobs import among, key_of, known, newest
 from ones_db.records import ReportLine, RunReports
-from ones_db.tables import BATCHES, CHECKPOINTS, EPOCHS, JOBS, RUNS, THROUGHPUT
-from ones_wrapper.protocol import MAX_TEXT, Batch, Bye, Checkpoint, Epoch, First, Hello, Spec, Throughput
+from ones_db.tables import BATCHES, CHECKPOINTS, EPOCHS, JOBS, MEMBERSHIPS, RUNS, THROUGHPUT
+from ones_wrapper.protocol import MAX_TEXT, Batch, Bye, Checkpoint, Epoch, First, Hello, Membership, Spec, Throughput
 
 Row = Mapping[Any, Any]
 
@@ -70,6 +71,7 @@ def add_reports(connection: Connection, cluster: int, looks: Sequence[RunReports
     epochs: list[tuple[Any, ...]] = []
     checkpoints: list[dict[str, Any]] = []
     batches: list[dict[str, Any]] = []
+    memberships: list[dict[str, Any]] = []
     changed: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for look in looks:
         run = runs[jobs[look.job_id]["id"], look.restart]
@@ -78,12 +80,14 @@ def add_reports(connection: Connection, cluster: int, looks: Sequence[RunReports
         epochs += [(key, line.number, line.time, *_epoch(line.report)) for line in new[Epoch]]
         checkpoints += [_row(key, line, _CHECKPOINT) for line in new[Checkpoint]]
         batches += [_row(key, line, _BATCH) for line in new[Batch]]
+        memberships += [membership_row(key, line.number, line.time, line.report) for line in new[Membership]]
         after = {name: value for name, value in _after(run, look, new).items() if run[name] != value}
         changed[tuple(after)].append({**after, "key": key})
     add_rows(connection, THROUGHPUT, samples)
     add_rows(connection, EPOCHS, epochs)
     add_new(connection, CHECKPOINTS, checkpoints)
     add_new(connection, BATCHES, batches)
+    add_new(connection, MEMBERSHIPS, memberships)
     for names, rows in changed.items():
         if names:
             update = RUNS.update().where(RUNS.c.id == bindparam("key"))
@@ -227,6 +231,9 @@ def _starts_and_end(run: Row, new: ByKind) -> dict[str, Any]:
         if run["hello_time"] is None:
             after["hello_time"] = starts[0].time
         after["attempts"] = max(run["attempts"] or 0, hello.attempt)
+        if run["start_time"] is None:
+            # Of a term Slurm does not tell.
+            after["start_time"] = starts[0].time
         # Slurm's word on the shape comes first.
         after |= {name: run[name] or getattr(hello, name) for name in ("nodes", "gpus_per_node")}
         if run["end_time"] is None:
@@ -245,15 +252,25 @@ def _starts_and_end(run: Row, new: ByKind) -> dict[str, Any]:
 
 
 def report_positions(
-    connection: Connection, cluster: int, job_ids: Collection[int]
+    connection: Connection, cluster: int, job_ids: Collection[int], last: int
 ) -> dict[tuple[int, int], tuple[int, int]]:
     query = (
         select(JOBS.c.job_id, RUNS.c.restart, RUNS.c.report_offset, RUNS.c.report_number)
         .join(JOBS, JOBS.c.id == RUNS.c.job_id)
         .where(newest(cluster), among(JOBS.c.job_id, job_ids))
-        .where(RUNS.c.report_offset > 0, RUNS.c.restart >= JOBS.c.restart - 1)
+        .where(RUNS.c.report_offset > 0, RUNS.c.restart > JOBS.c.restart - last)
     )
     return {(job_id, restart): (offset, number) for job_id, restart, offset, number in connection.execute(query)}
+
+
+def reported(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, int]:
+    query = (
+        select(JOBS.c.job_id, cast(func.sum(RUNS.c.report_number), BigInteger))
+        .join(JOBS, JOBS.c.id == RUNS.c.job_id)
+        .where(newest(cluster), among(JOBS.c.job_id, job_ids))
+        .group_by(JOBS.c.job_id)
+    )
+    return {job_id: int(count) for job_id, count in connection.execute(query)}
 
 
 def checkpoint_for_order(

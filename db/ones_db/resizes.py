@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, select
 
+from ones_db.blocks import numbers
 from ones_db.errors import ResizeConflict, UnknownRecord
 from ones_db.jobs import key_of, reason_columns, reason_of
 from ones_db.records import NO_REASON, ReasonRecord, ResizeRecord, ResizeStepRecord
@@ -16,12 +18,12 @@ from ones_db.tables import JOBS, RESIZES, STEPS
 
 def begin_resize(connection: Connection, cluster: int, record: ResizeRecord) -> ResizeRecord:
     job = key_of(connection, cluster, record.job_id)
-    values = {**vars(record), **reason_columns("outcome", record.outcome), "job_id": job}
+    values = {**vars(record), **reason_columns("outcome", record.outcome), **_blocks(record), "job_id": job}
     del values["id"]
     query = select(RESIZES).where(RESIZES.c.job_id == job)
     again = connection.execute(query.where(RESIZES.c.started == record.started)).mappings().one_or_none()
     if again is not None:
-        fixed = ("restart", "new_nodes", "new_gpus_per_node", "new_batch")
+        fixed = ("restart", "new_nodes", "new_gpus_per_node", "new_batch", "mechanism", "added", "dropped")
         if all(again[name] == values[name] for name in fixed):
             return _record(_row(connection, cluster, again["id"]))
         raise ResizeConflict(f"job {record.job_id}: another resize began at the same moment")
@@ -133,6 +135,26 @@ def _step(connection: Connection, key: int, sequence: int, state: str, time: flo
     connection.execute(STEPS.insert().values({**values, **reason_columns("detail", detail)}))
 
 
+def _blocks(record: ResizeRecord) -> dict[str, str]:
+    """The columns of the blocks that are to join and to leave."""
+    return {
+        "added": ",".join(f"{task}:{nodes}x{gpus}" for task, nodes, gpus in record.added),
+        "dropped": ",".join(map(str, record.dropped)),
+        "held": ",".join(map(str, record.held)),
+    }
+
+
+def added_of(text: str) -> tuple[tuple[int, int, int], ...]:
+    """Task, nodes and GPUs per node of each block in the column that lists them."""
+    return tuple((int(task), int(nodes), int(gpus)) for task, nodes, gpus in re.findall(r"(\d+):(\d+)x(\d+)", text))
+
+
 def _record(row: Mapping[Any, Any]) -> ResizeRecord:
-    given = {"job_id": row["slurm_id"], "outcome": reason_of("outcome", row)}
+    given = {
+        "job_id": row["slurm_id"],
+        "outcome": reason_of("outcome", row),
+        "added": added_of(row["added"]),
+        "dropped": numbers(row["dropped"]),
+        "held": numbers(row["held"]),
+    }
     return ResizeRecord(**{name: row[name] for name in ResizeRecord.__dataclass_fields__ if name not in given}, **given)

@@ -9,16 +9,18 @@ from types import TracebackType
 
 from sqlalchemy import Connection, Engine, select
 
-from ones_db import decisions, history, jobs, leaders, reports, resizes, summary
+from ones_db import blocks, decisions, history, jobs, leaders, reports, resizes, summary
 from ones_db.backend import UPGRADE
 from ones_db.engine import add_new, backend_behind, backend_of, check_revision, transaction
 from ones_db.errors import SchemaError, StoreError
-from ones_db.history import HistoryCache
+from ones_db.history_cache import HistoryCache
 from ones_db.records import (
     NO_REASON,
+    BlockRecord,
     DecisionRecord,
     JobHistory,
     JobRecord,
+    MembershipRecord,
     ReasonRecord,
     ResizeRecord,
     ResizeStepRecord,
@@ -160,6 +162,11 @@ class Store(SiteStore):
         with self._write() as connection:
             jobs.record_runs(connection, self._cluster, records)
 
+    def record_blocks(self, records: Iterable[BlockRecord]) -> None:
+        """Store starts of blocks as Slurm has them."""
+        with self._write() as connection:
+            blocks.record_blocks(connection, self._cluster, records)
+
     def end_run(self, job_id: int, restart: int, end_time: float, reason: str = "") -> None:
         """Store when a run ended. The reason counts only where the run itself gave none."""
         with self._write() as connection:
@@ -247,13 +254,39 @@ class Store(SiteStore):
         with self._read() as connection:
             return jobs.runs(connection, self._cluster, job_id)
 
-    def report_positions(self, job_ids: Sequence[int]) -> dict[tuple[int, int], tuple[int, int]]:
+    def report_positions(self, job_ids: Sequence[int], last: int = 2) -> dict[tuple[int, int], tuple[int, int]]:
         """Bytes read of report files, and the number of the last report, by (job id, restart).
 
-        Of each job's last two runs, by the restart that it was last seen with; runs never read are left out.
+        Of each job's `last` runs, by the restart that it was last seen with; runs never read are left out.
         """
         with self._read() as connection:
-            return reports.report_positions(connection, self._cluster, job_ids)
+            return reports.report_positions(connection, self._cluster, job_ids, last)
+
+    def reported(self, job_ids: Sequence[int]) -> dict[int, int]:
+        """How many reports each job has written over all runs, by their numbers; none for jobs without a run."""
+        with self._read() as connection:
+            return reports.reported(connection, self._cluster, job_ids)
+
+    def blocks(self, job_id: int) -> list[BlockRecord]:
+        """The starts of a job's blocks, first to last."""
+        with self._read() as connection:
+            return blocks.blocks(connection, self._cluster, job_id)
+
+    def open_blocks(self) -> list[BlockRecord]:
+        """The blocks that have not ended."""
+        with self._read() as connection:
+            return blocks.open_blocks(connection, self._cluster)
+
+    def membership(self, job_id: int, order: int | None = None) -> MembershipRecord | None:
+        """Which blocks of a job train together, by its newest report of that; with an order's number the newest that
+        names it. None where there is none, as for every job that is not one of blocks."""
+        with self._read() as connection:
+            return next(iter(blocks.memberships(connection, self._cluster, job_id, 1, order)), None)
+
+    def memberships(self, job_id: int, limit: int = 100) -> list[MembershipRecord]:
+        """The newest memberships of a job, newest first."""
+        with self._read() as connection:
+            return blocks.memberships(connection, self._cluster, job_id, limit)
 
     def checkpoint_for_order(self, job_id: int, restart: int, order: int) -> tuple[int, float, Checkpoint] | None:
         """The number, the time and the report of the checkpoint that a run reported in answer to an order, None while

@@ -8,12 +8,12 @@ goes to the end of its table, and into a migration.
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Index, MetaData, Table
+from sqlalchemy import Boolean, CheckConstraint, Index, MetaData, Table
 from sqlalchemy import text as condition
 
-from ones_db.columns import flag, key, number, of, reason, text, whole
+from ones_db.columns import column, flag, key, number, of, reason, text, whole
 
-SCHEMA_REVISION = "0009"
+SCHEMA_REVISION = "0010"
 """The newest migration. Revisions are numbers of four digits, so that older and newer are known from the
 name."""
 
@@ -74,6 +74,8 @@ JOBS = Table(
     ),
     whole("max_passes", "most forward passes per optimizer step", nullable=True),
     *reason("refusal"),
+    whole("term", "of a job of blocks: the term of its leader, by its own word", nullable=True),
+    column("hot", Boolean(), "of a job of blocks: blocks can join and leave while it trains", nullable=True),
     Index("uq_jobs_cluster_id_job_id_submit_time", "cluster_id", "job_id", "submit_time", unique=True),
     Index("ix_jobs_cluster_id_end_time", "cluster_id", "end_time"),
     comment="jobs; Slurm uses a job id again after it has run out of them",
@@ -196,6 +198,49 @@ BATCHES = Table(
     sqlite_with_rowid=False,
 )
 
+# Jobs of blocks: job arrays whose tasks join and leave while they train. A run of theirs is a term.
+
+BLOCKS = Table(
+    "blocks",
+    METADATA,
+    of("job_id", "jobs.id", "job (jobs.id)", primary_key=True),
+    whole("task", "task of the job array", primary_key=True, autoincrement=False),
+    whole("restart", "Slurm's restart count of the task", primary_key=True, autoincrement=False),
+    whole("slurm_id", "Slurm's job id of the task, as accounting has it"),
+    whole("nodes", "nodes"),
+    whole("gpus_per_node", "GPUs per node"),
+    text("node_list", "names of its nodes, separated by commas"),
+    text("state", "base state, as Slurm names it"),
+    number("start_time", "start, Unix seconds"),
+    number("end_time", "end, Unix seconds; null until then", nullable=True),
+    comment="one start of a block each, of jobs of blocks",
+    sqlite_with_rowid=False,
+)
+
+MEMBERSHIPS = Table(
+    "memberships",
+    METADATA,
+    of("run_id", "runs.id", "run (its restart is the term)", primary_key=True),
+    whole("number", "number of the report", primary_key=True, autoincrement=False),
+    number("time", "from when, Unix seconds"),
+    whole("generation", "rises with each change, over all terms of the job"),
+    text("blocks", "tasks of its blocks in rank order, separated by commas; the first leads"),
+    text("restarts", "Slurm's restart count of each of them, separated by commas"),
+    whole("nodes", "nodes"),
+    whole("gpus_per_node", "GPUs per node; 0 where nodes give unequally many"),
+    whole("world", "GPUs in all, one rank each"),
+    whole("step", "optimizer steps since the job's first run"),
+    whole("batch", "global batch from then on, samples"),
+    number("pause_s", "how long no rank trained, seconds"),
+    whole("bytes", "state that was sent to new blocks, bytes"),
+    number("transfer_s", "what sending it took of pause_s, seconds"),
+    number("ready_s", "from the order until the last new block was ready, training going on, seconds"),
+    whole("order_number", "order that asked for it", nullable=True),
+    text("why", "order, lost, leaving or first"),
+    comment="the blocks that train together, from a step boundary on",
+    sqlite_with_rowid=False,
+)
+
 # What was decided and done
 
 DECISIONS = Table(
@@ -269,6 +314,10 @@ RESIZES = Table(
     text("outcome", "what came of it, in words"),
     number("pause_s", "from the last step before to the first after it, seconds", nullable=True),
     *reason("outcome"),
+    text("mechanism", "requeue, or blocks: blocks join and leave while the job trains", server_default="requeue"),
+    text("added", "of blocks: task:nodesxGPUs of those that are to join, separated by commas", server_default=""),
+    text("dropped", "of blocks: tasks of those that are to leave, separated by commas", server_default=""),
+    text("held", "of blocks: waiting tasks that are put into a hold, separated by commas", server_default=""),
     Index("uq_resizes_job_id_started", "job_id", "started", unique=True),
     # At most one open resize a job, whatever the number of writers.
     Index("uq_resizes_open", "job_id", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN),

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from slurm_ones import __version__
 
-_MODULES = {name: name for name in ("run", "status", "jobs", "why", "doctor", "simulate", "db", "template")}
+_MODULES = {name: name for name in ("run", "status", "jobs", "why", "doctor", "check", "simulate", "db", "template")}
 _MODULES["import"] = "import_"
 
 

@@ -67,7 +67,9 @@ class SlurmClient(Protocol):
         """One job, or task of an array, as it is now. A task that waits with others comes as a job of its own."""
 
     def tasks(self, array_id: int) -> tuple[Job, ...]:
-        """The tasks of a job array as they are now, each a job of its own, ascending: those that Slurm still knows."""
+        """The tasks of a job array as they are now, each a job of its own, ascending: those that Slurm still knows.
+        Of tasks that were cancelled while they waited together it may know none. Raises `UnknownJob` where it knows no
+        such array."""
 
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
         """Some jobs as they are now, in one call, without those that Slurm does not know.
@@ -89,6 +91,10 @@ class SlurmClient(Protocol):
     def hold(self, job_id: JobKey) -> None:
         """Put a pending job into a user hold."""
 
+    def hold_waiting(self, array_id: int) -> None:
+        """Put those tasks of an array that wait into a user hold; those that run are not touched. A hold of the array
+        by its id would hold what runs as well, and so keep it from coming back after a requeue."""
+
     def reshape(self, job_id: JobKey, shape: Shape) -> None:
         """Give a pending job another shape, verified by reading it back.
 
@@ -109,8 +115,11 @@ class SlurmClient(Protocol):
         """Send a signal, such as USR1, to the job's steps, or to its batch script too."""
 
     def reuse(self, task: Task) -> None:
-        """Have an array's task that has COMPLETED wait again, in a user hold: within MinJobAge of its end. One that
-        waits already stays as it is. Raises `UnknownJob` once Slurm has forgotten it."""
+        """Have an array's task that has ended wait again, in a user hold: within MinJobAge of its end.
+
+        One that waits already stays as it is. Raises `UnknownJob` once Slurm has forgotten it, and `Refused` for one
+        that runs, whose last processes are not gone yet, or that somebody cancelled.
+        """
 
     def throttle(self, array_id: int, most: int) -> None:
         """Let at most so many tasks of an array run at once; 0 for no limit."""
@@ -172,6 +181,9 @@ class LeaderOnlyClient:
 
     def hold(self, job_id: JobKey) -> None:
         self._change(f"hold job {job_id}", lambda: self._client.hold(job_id))
+
+    def hold_waiting(self, array_id: int) -> None:
+        self._change(f"hold the waiting tasks of {array_id}", lambda: self._client.hold_waiting(array_id))
 
     def reshape(self, job_id: JobKey, shape: Shape) -> None:
         self._change(f"give job {job_id} the shape {shape}", lambda: self._client.reshape(job_id, shape))

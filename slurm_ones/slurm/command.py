@@ -13,8 +13,11 @@ import math
 import os
 import re
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,10 +33,11 @@ from slurm_ones.slurm.client import (
     UnknownJob,
     Unreachable,
 )
-from slurm_ones.slurm.model import Job, Node, Shape, Snapshot
+from slurm_ones.slurm.model import Job, JobKey, JobState, Node, Shape, Snapshot, Task
+from slurm_ones.slurm.parse import BITSTR
 from slurm_ones.slurm.reshape import reshape
 from slurm_ones.slurm.scontrol import nodes_of, parse_nodes, parse_partitions, parse_reservations
-from slurm_ones.slurm.squeue import FORMAT, asked, json_fault, parse_jobs, parse_queue, separator
+from slurm_ones.slurm.squeue import COMMAND, FORMAT, asked, json_fault, parse_jobs, parse_queue, separator
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -62,11 +66,20 @@ _ANSWERS: tuple[tuple[type[SlurmError], re.Pattern[str]], ...] = (
 )
 
 
+_SENT = "Job is in transitional state, retrying"
+
+
 def error_of(what: str, answer: str) -> SlurmError:
     """Slurm's answer as one of the protocol's errors; what nobody knows is a plain `Refused`."""
     text = " ".join(answer.split())[:500]
     kind = next((kind for kind, pattern in _ANSWERS if pattern.search(text)), Refused)
     return kind(f"{what}: {text or 'failed without a message'}")
+
+
+def apart(jobs: Iterable[Job], array_id: int) -> list[Job]:
+    """The tasks of an array, each a job of its own, also those that Slurm keeps in one record."""
+    found = (job for job in jobs if job.array_id == array_id)
+    return [replace(job, array_tasks=(task,)) for job in found for task in job.array_tasks]
 
 
 def _log_retry(state: tenacity.RetryCallState) -> None:
@@ -90,17 +103,17 @@ def with_retries(
     )(call)
 
 
-def requeue_command(job_id: int) -> list[str]:
+def requeue_command(job_id: JobKey) -> list[str]:
     # Incomplete: without it, a job that its user cancelled a moment ago comes back to life.
     return ["scontrol", "requeuehold", "Incomplete", str(job_id)]
 
 
-def hold_command(job_id: int) -> list[str]:
+def hold_command(job_id: JobKey) -> list[str]:
     # uhold, since a hold by an operator would be one that the owner cannot release.
     return ["scontrol", "uhold", str(job_id)]
 
 
-def reshape_command(job_id: int, shape: Shape, *, whole_nodes: bool) -> list[str]:
+def reshape_command(job_id: JobKey, shape: Shape, *, whole_nodes: bool) -> list[str]:
     """The pair N-N, since a job submitted with -N1 has a maximum too.
 
     The CPUs come along: Slurm raises their number with the nodes and leaves it there, so that a job back on one node
@@ -112,12 +125,12 @@ def reshape_command(job_id: int, shape: Shape, *, whole_nodes: bool) -> list[str
     return command if whole_nodes else [*command, f"Gres=gpu:{shape.gpus_per_node}"]
 
 
-def defer_command(job_id: int, when: str) -> list[str]:
+def defer_command(job_id: JobKey, when: str) -> list[str]:
     """`when` is the earliest start as scontrol takes it: `now`, `now+SECONDS` or `utsSECONDS`."""
     return ["scontrol", "update", f"JobId={job_id}", f"StartTime={when}"]
 
 
-def release_commands(job_id: int, *, start: str = "") -> list[list[str]]:
+def release_commands(job_id: JobKey, *, start: str = "") -> list[list[str]]:
     """`start` is a new earliest start, as `defer_command` takes it; without it the job's own stays."""
     return [*([defer_command(job_id, start)] if start else []), ["scontrol", "release", str(job_id)]]
 
@@ -133,7 +146,7 @@ class CommandClient:
         self._keepalive = keepalive
         # Times as numbers, messages in English, and no format of the user's own.
         self._env = {k: v for k, v in os.environ.items() if not k.startswith(("SQUEUE_", "SINFO_", "SCONTROL_"))}
-        self._env |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+        self._env |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C", **BITSTR}
 
     def run(
         self,
@@ -191,8 +204,7 @@ class CommandClient:
     def _queue(self) -> dict[int, Job]:
         def once() -> dict[int, Job]:
             between = separator()
-            command = ["squeue", "--noheader", "--states=all"]
-            return parse_queue(self.run(command, environment={FORMAT: asked(between)}), between)
+            return parse_queue(self.run(COMMAND, environment={FORMAT: asked(between)}), between)
 
         return with_retries(once)
 
@@ -233,11 +245,22 @@ class CommandClient:
         now = time.time()
         return Snapshot(now, jobs, nodes_of(self.nodes(), jobs, reservations, now), partitions, reservations)
 
-    def job(self, job_id: int) -> Job:
-        found = self._json(str(job_id)).get(job_id)
-        if found is None:
+    def job(self, job_id: JobKey) -> Job:
+        found = self._json(str(job_id))
+        if not isinstance(job_id, Task):
+            job = found.get(job_id)
+        else:
+            job = next((job for job in apart(found.values(), job_id.array) if job.array_tasks == (job_id.task,)), None)
+        if job is None:
             raise UnknownJob(f"job {job_id}: Slurm does not know it (any more)")
-        return found
+        return job
+
+    def tasks(self, array_id: int) -> tuple[Job, ...]:
+        found = self._json(str(array_id))
+        tasks = apart(found.values(), array_id)
+        if not tasks and array_id not in found:
+            raise UnknownJob(f"array {array_id}: Slurm does not know it (any more)")
+        return tuple(sorted(tasks, key=lambda job: job.array_tasks))
 
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
         answer = self.run(["sbatch", "--parsable", *arguments, str(script)], directory=directory)
@@ -246,17 +269,28 @@ class CommandClient:
         except (ValueError, IndexError):
             raise Refused(f"sbatch: no job id in its answer: {answer[:200]!r}") from None
 
-    def requeue_hold(self, job_id: int) -> None:
+    def requeue_hold(self, job_id: JobKey) -> None:
         self.run(requeue_command(job_id))
 
-    def hold(self, job_id: int) -> None:
+    def hold(self, job_id: JobKey) -> None:
         self.run(hold_command(job_id))
+
+    def hold_waiting(self, array_id: int) -> None:
+        asked = {task for job in self.tasks(array_id) if job.pending and not job.held for task in job.array_tasks}
+        if not asked:
+            return
+        # One command for all: what is asked of the whole of a record leaves it whole.
+        self.run(["scontrol", "uhold", f"{array_id}_[{','.join(map(str, sorted(asked)))}]"])
+        # One that started meanwhile is held as well, and would be again when it is requeued.
+        for job in self.tasks(array_id):
+            if job.held and not job.pending and not job.ended and asked.issuperset(job.array_tasks):
+                self.release(job.key, start_now=False)
 
     def update_shape(self, job: Job, shape: Shape) -> None:
         """Ask for a shape, without looking at what became of it."""
-        self.run(reshape_command(job.job_id, shape, whole_nodes=job.gpus_per_node == 0))
+        self.run(reshape_command(job.key, shape, whole_nodes=job.gpus_per_node == 0))
 
-    def reshape(self, job_id: int, shape: Shape) -> None:
+    def reshape(self, job_id: JobKey, shape: Shape) -> None:
         reshape(self.job, self.update_shape, job_id, shape)
 
     @property
@@ -265,15 +299,76 @@ class CommandClient:
         # killed is refused by its node ("Job credential revoked") and the job fails.
         return "now+2" if self._release < (25, 11) else "now"
 
-    def release(self, job_id: int, *, start_now: bool = True) -> None:
+    def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
         for command in release_commands(job_id, start=self._now if start_now else ""):
             self.run(command)
 
-    def defer(self, job_id: int, until: float) -> None:
+    def defer(self, job_id: JobKey, until: float) -> None:
         # Seconds since 1970 mean the same in every time zone, and in the night when the clocks change.
         self.run(defer_command(job_id, f"uts{math.ceil(until)}" if until > time.time() else self._now))
 
-    def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
+    def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         # Without a look first, scancel says nothing of a job that is not there.
-        self.job(job_id)
-        self.run(["scancel", f"--signal={signal}", *(["--full"] if batch else []), str(job_id)])
+        job = self.job(job_id)
+        if job.pending and isinstance(job_id, Task) and signal != "KILL":
+            raise Refused(f"task {job_id} waits: there is nothing that could be sent {signal}")
+        command = ["scancel", f"--signal={signal}", *(["--full"] if batch else []), str(job_id)]
+        if isinstance(job_id, Task):
+            self._signal_once(command)
+        else:
+            self.run(command)
+
+    def _signal_once(self, argv: Sequence[str]) -> None:
+        """Of an array of which other tasks wait scancel is told that it cannot be altered now, though the signal was
+        sent; it sends it again and again for minutes. That it begins to is said by `--verbose`, and ends it here."""
+        self._keepalive()
+        told = []
+        with subprocess.Popen(
+            [*argv, "--verbose"],
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        ) as process:
+            guard = threading.Timer(self._timeout_s, process.kill)
+            guard.start()
+            assert process.stderr is not None
+            for line in process.stderr:
+                told.append(line.decode("utf-8", "replace"))
+                if _SENT in told[-1]:
+                    process.kill()
+                    break
+            else:
+                process.wait()
+            late = not guard.is_alive()
+            guard.cancel()
+        if late:
+            raise Unreachable(f"{argv[0]}: no answer within {self._timeout_s:.0f} s")
+        if process.returncode and not (told and _SENT in told[-1]):
+            raise error_of(" ".join(argv[:3]), " ".join(line for line in told if "error" in line or "Unknown" in line))
+
+    def reuse(self, task: Task) -> None:
+        job = self.job(task)
+        if job.pending:
+            return
+        # What was cancelled would come back to life, and what runs be killed.
+        if not job.ended or job.completing or job.state is JobState.CANCELLED:
+            shown = "+".join([job.state.value, *sorted(job.flags)])
+            raise Refused(f"task {task} is {shown}: only one that has ended by itself waits again")
+        self.run(["scontrol", "requeuehold", str(task)])
+
+    def throttle(self, array_id: int, most: int) -> None:
+        try:
+            self.run(["scontrol", "update", f"JobId={array_id}", f"ArrayTaskThrottle={most}"])
+        except Refused as refused:
+            # Once a task has ended Slurm says so, and has done what it was told all the same.
+            if "already finished" not in str(refused):
+                raise
+            tasks = self.tasks(array_id)
+            if {job.throttle for job in tasks if not job.ended} - {most} or not tasks:
+                raise
+
+    def cancel_waiting(self, array_id: int) -> None:
+        # Of an array that has ended as a whole scancel says that it is not there.
+        with suppress(UnknownJob):
+            self.run(["scancel", "--state=PENDING", str(array_id)])

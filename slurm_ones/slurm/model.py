@@ -142,7 +142,7 @@ class Job:
     array_tasks: tuple[int, ...] = ()
     """Its task of the array. Slurm keeps waiting tasks that nothing sets apart in one record, which has several."""
     throttle: int = 0
-    """Most tasks of its array that may run at once; 0 for no limit."""
+    """Most tasks of its array that may run at once; 0 for no limit. A snapshot need not show it."""
 
     @property
     def key(self) -> JobKey:

@@ -16,6 +16,7 @@ from slurm_ones.slurm.model import Job, JobState
 _GPUS = re.compile(r"(?:gres[/:])?gpu(?::[^:=,()\d][^:=,()]*)?[:=]([0-9]{1,9})(?![0-9])")
 _ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,9})(?![0-9])")
 _NODES = re.compile(r"(?:^|,)node=([0-9]{1,9})(?![0-9])")
+_TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 DIGITS = re.compile(r"[0-9]{1,15}")
 
 _STANDS_FOR = {
@@ -34,6 +35,10 @@ MOST = 2**53
 """No number of Slurm's is larger; one that is counts as none."""
 LONGEST = 8_192
 """Characters kept of a text that a user may choose."""
+MOST_TASKS = 10_000
+"""Tasks kept of an array, the lowest: a site may allow millions."""
+BITSTR = {"SLURM_BITSTR_LEN": "0"}
+"""In the environment of what lists tasks: Slurm cuts such a list after 64 characters otherwise."""
 
 
 def text_of(value: Any) -> str:
@@ -113,6 +118,18 @@ def exit_status(status: int) -> tuple[int, int]:
     return status >> 8, status & 0x7F
 
 
+def tasks_of(text: Any) -> tuple[int, ...]:
+    """Tasks in a text such as 3, 1-7%1, 1,3-5 or 0-12:4, ascending, of at most `MOST_TASKS`; without what is none."""
+    found: set[int] = set()
+    for piece in text.partition("%")[0].strip("[]").split(",") if isinstance(text, str) else ():
+        if (match := _TASKS.fullmatch(piece)) is not None:
+            low, high, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+            found.update(range(low, high + 1, step or 1)[:MOST_TASKS])
+            if len(found) > 8 * MOST_TASKS:
+                break
+    return tuple(sorted(found)[:MOST_TASKS])
+
+
 REQUEUE_HELD = "requeued in held state"
 """Slurm's words for a job in the hold of `scontrol requeuehold`, in place of a reason where it has but one field."""
 
@@ -149,6 +166,9 @@ def job_of(
     work_dir: Any,
     comment: Any,
     part: bool,
+    array_id: int = 0,
+    array_tasks: tuple[int, ...] = (),
+    throttle: int = 0,
     batch: bool,
     exit_code: tuple[int, int],
 ) -> Job:
@@ -159,7 +179,8 @@ def job_of(
     one field for both; `description` holds those words where it has two. `priority` is None where it is not known.
     `tres` is what a pending job asks for, and may be what another one has. `gpus_allocated` counts all nodes.
     `exact_tasks`: submitted with a count of tasks, as far as that is shown. `part`: of an array or a heterogeneous job.
-    `exit_code` is the code and the signal.
+    `array_id` counts where there are `array_tasks`: of tasks that were cancelled together nothing tells which they
+    were. `exit_code` is the code and the signal.
     """
     held = priority == 0
     state, flags = state_of(states, held=held)
@@ -203,6 +224,9 @@ def job_of(
         comment=text_of(comment),
         priority=priority or 0,
         array=part,
+        array_id=array_id if array_tasks else 0,
+        array_tasks=array_tasks if array_id else (),
+        throttle=throttle if array_id and array_tasks else 0,
         batch=batch,
         # As a shell gives it.
         exit_code=128 + signal if signal else code,

@@ -1,15 +1,17 @@
 """The PySlurm client: reads and releases through libslurm, without a process per call.
 
 PySlurm must fit Slurm's release; importing this module where it does not raises ImportError, so only `connect` does.
-What PySlurm cannot do goes through the command line: shapes (`Job.modify` never sends node counts), nodes
-(it loads them without their GPUs in use, and `Job.get_resource_layout_per_node` crashes under 26.05), signals
-(`send_signal` judges a stale errno), requeues (`requeue` takes jobs that ended, too), user holds
-(`hold(mode="user")` dereferences NULL), and submission, which is sbatch's since sites hook into it.
+What PySlurm cannot do goes through the command line: tasks of arrays, which it has no names for, shapes
+(`Job.modify` never sends node counts), nodes (it loads them without their GPUs in use, and
+`Job.get_resource_layout_per_node` crashes under 26.05), signals (`send_signal` judges a stale errno), requeues
+(`requeue` takes jobs that ended, too), user holds (`hold(mode="user")` dereferences NULL), and submission, which is
+sbatch's since sites hook into it.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,9 +21,12 @@ from typing import Any
 import pyslurm
 
 from slurm_ones.slurm.command import CommandClient, error_of, with_retries
-from slurm_ones.slurm.model import Job, Partition, Reservation, Shape, Snapshot
-from slurm_ones.slurm.parse import gpus, hosts, job_of
+from slurm_ones.slurm.model import Job, JobKey, Partition, Reservation, Shape, Snapshot, Task
+from slurm_ones.slurm.parse import BITSTR, gpus, hosts, job_of, tasks_of
 from slurm_ones.slurm.scontrol import nodes_of
+
+# libslurm, too, looks there, when it reads the first array.
+os.environ.update(BITSTR)
 
 
 @contextmanager
@@ -73,6 +78,10 @@ def _job(raw: Any) -> Job:
         work_dir=raw.working_directory,
         comment=raw.comment,
         part=bool(raw.array_id or raw.heterogeneous_id),
+        array_id=_count(raw.array_id),
+        # Of task 0 PySlurm has no number.
+        array_tasks=tasks_of(raw.array_tasks_waiting) or (_count(raw.array_task_id),),
+        throttle=_count(raw.array_tasks_parallel),
         batch=bool(raw.is_batch_job),
         exit_code=(_count(raw.exit_code), _count(raw.exit_code_signal)),
     )
@@ -133,13 +142,21 @@ class PySlurmClient:
         nodes = self._command.nodes()
         return Snapshot(now, jobs, nodes_of(nodes, jobs, reservations, now), partitions, reservations)
 
-    def job(self, job_id: int) -> Job:
-        job = _job(self._load(f"job {job_id}", lambda: pyslurm.Job.load(job_id)))
-        # Of a job requeued into a hold PySlurm has words in place of the reason, and they stay when an operator holds
-        # the job as well.
-        if job.pending and job.held and (job.requeue_held or not job.reason.startswith("JobHeld")):
+    def job(self, job_id: JobKey) -> Job:
+        if isinstance(job_id, Task):
             return self._command.job(job_id)
-        return job
+        try:
+            job = _job(self._load(f"job {job_id}", lambda: pyslurm.Job.load(job_id)))
+        except KeyError:
+            # Of an array it looks for the steps of one task among those of another.
+            return self._command.job(job_id)
+        # Of an array it takes the first task, whichever was meant. Of a job requeued into a hold it has words in place
+        # of the reason, and they stay when an operator holds the job as well.
+        held = job.pending and job.held and (job.requeue_held or not job.reason.startswith("JobHeld"))
+        return self._command.job(job_id) if job.array or held else job
+
+    def tasks(self, array_id: int) -> tuple[Job, ...]:
+        return self._command.tasks(array_id)
 
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
         # PySlurm does not show exact task counts.
@@ -148,26 +165,44 @@ class PySlurmClient:
     def submit(self, script: Path, arguments: Sequence[str] = (), *, directory: Path | None = None) -> int:
         return self._command.submit(script, arguments, directory=directory)
 
-    def requeue_hold(self, job_id: int) -> None:
+    def requeue_hold(self, job_id: JobKey) -> None:
         self._command.requeue_hold(job_id)
 
-    def hold(self, job_id: int) -> None:
+    def hold(self, job_id: JobKey) -> None:
         self._command.hold(job_id)
 
-    def reshape(self, job_id: int, shape: Shape) -> None:
+    def hold_waiting(self, array_id: int) -> None:
+        self._command.hold_waiting(array_id)
+
+    def reshape(self, job_id: JobKey, shape: Shape) -> None:
         # Read back by the command line, too: PySlurm shows neither GPUs asked for per job nor exact task counts.
         self._command.reshape(job_id, shape)
 
-    def release(self, job_id: int, *, start_now: bool = True) -> None:
+    def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
+        if isinstance(job_id, Task):
+            self._command.release(job_id, start_now=start_now)
+            return
         with _errors(f"release job {job_id}"):
             if start_now:
                 pyslurm.Job(job_id).modify(pyslurm.JobSubmitDescription(begin_time="now"))
             pyslurm.Job(job_id).release()
 
-    def defer(self, job_id: int, until: float) -> None:
+    def defer(self, job_id: JobKey, until: float) -> None:
+        if isinstance(job_id, Task):
+            self._command.defer(job_id, until)
+            return
         when = math.ceil(until) if until > time.time() else "now"
         with _errors(f"defer job {job_id}"):
             pyslurm.Job(job_id).modify(pyslurm.JobSubmitDescription(begin_time=when))
 
-    def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
+    def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         self._command.signal(job_id, signal, batch=batch)
+
+    def reuse(self, task: Task) -> None:
+        self._command.reuse(task)
+
+    def throttle(self, array_id: int, most: int) -> None:
+        self._command.throttle(array_id, most)
+
+    def cancel_waiting(self, array_id: int) -> None:
+        self._command.cancel_waiting(array_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurm_ones.slurm.client import NotResizable, Refused
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import Job, JobKey, Shape
 
 
 def has_shape(job: Job, shape: Shape) -> bool:
@@ -38,7 +38,7 @@ def _fault(job: Job, shape: Shape, before: Job) -> str:
     return ""
 
 
-def reshape(read: Callable[[int], Job], update: Callable[[Job, Shape], None], job_id: int, shape: Shape) -> None:
+def reshape(read: Callable[[JobKey], Job], update: Callable[[Job, Shape], None], job_id: JobKey, shape: Shape) -> None:
     """Give a pending job another shape through `update`, verify it, and put the old one back when it is not whole.
 
     Raises `NotResizable` (the old shape is in force again), `NotPermitted`, `UnknownJob`, `Unreachable`.
@@ -46,6 +46,8 @@ def reshape(read: Callable[[int], Job], update: Callable[[Job, Shape], None], jo
     before = read(job_id)
     if not before.pending:
         raise NotResizable(f"job {job_id} is {before.state.value}; only a pending job can be reshaped")
+    if len(before.array_tasks) > 1:
+        raise NotResizable(f"job {job_id} is {len(before.array_tasks)} tasks of an array; only one can be reshaped")
     if before.task_counts:
         raise NotResizable(f"job {job_id} was submitted with task counts, which its user cannot change: it keeps them")
     if before.gpus_total and not before.gpus_per_node:

@@ -10,12 +10,24 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from slurm_ones.slurm.client import Refused
 from slurm_ones.slurm.model import Job
-from slurm_ones.slurm.parse import allocated_gpus, exit_status, gpus, job_of, number, seconds, text_of
+from slurm_ones.slurm.parse import (
+    DIGITS,
+    MOST_TASKS,
+    allocated_gpus,
+    exit_status,
+    gpus,
+    job_of,
+    number,
+    seconds,
+    tasks_of,
+    text_of,
+)
 
 FIELDS = (
     "JobID",
@@ -44,6 +56,7 @@ FIELDS = (
     "TimeLimit",
     "WorkDir",
     "Comment",
+    "ArrayJobID",
     "ArrayTaskID",
     "HetJobID",
     "BatchFlag",
@@ -51,7 +64,10 @@ FIELDS = (
 )
 FORMAT = "SQUEUE_FORMAT2"
 """The variable that squeue takes its fields from."""
-
+COMMAND = ("squeue", "--noheader", "--states=all", "--array")
+"""Without `--array` squeue shows all waiting tasks of an array as one job, of the shape of the first, whatever shape
+each asks for and whether it is held."""
+_TASK = FIELDS.index("ArrayTaskID")
 
 _ID = re.compile(r"\s*[0-9]{1,15}")
 
@@ -75,13 +91,21 @@ def parse_queue(text: str, between: str) -> dict[int, Job]:
     values = text.split(between)
     if (len(values) - 1) % len(FIELDS) or values[-1].strip("\n"):
         raise Refused(f"squeue: {len(values) - 1} fields are no whole number of jobs with {len(FIELDS)} each")
-    jobs = {}
+    jobs: dict[int, Job] = {}
+    tasks: dict[int, list[int]] = {}
     for first in range(0, len(values) - 1, len(FIELDS)):
         try:
-            job = _job_of_fields(values[first : first + len(FIELDS)])
+            job_id = _id(values[first])
+            if job_id not in jobs:
+                jobs[job_id] = _job_of_fields(values[first : first + len(FIELDS)])
+            elif DIGITS.fullmatch(task := values[first + _TASK]):
+                # Tasks that wait in one record are told apart by nothing else.
+                tasks.setdefault(job_id, []).append(int(task))
         except ValueError:
             raise Refused(f"squeue: {values[first]!r:.40} is no job, or has no user") from None
-        jobs[job.job_id] = job
+    for job_id, more in tasks.items():
+        job = jobs[job_id]
+        jobs[job_id] = replace(job, array_tasks=tuple(sorted({*job.array_tasks, *more})[:MOST_TASKS]))
     return jobs
 
 
@@ -131,6 +155,7 @@ def _job_of_fields(values: list[str]) -> Job:
         limit,
         work_dir,
         comment,
+        array_id,
         task_id,
         het_id,
         batch,
@@ -167,6 +192,8 @@ def _job_of_fields(values: list[str]) -> Job:
         work_dir=work_dir,
         comment="" if comment == "(null)" else comment,
         part=task_id != "N/A" or _count(het_id) > 0,
+        array_id=_count(array_id),
+        array_tasks=tasks_of(task_id),
         batch=batch == "1",
         exit_code=(_count(code), _count(signal)) if colon else exit_status(_count(code)),
     )
@@ -187,7 +214,7 @@ def parse_jobs(data: Any) -> dict[int, Job]:
 
 
 def _job_of_json(entry: Mapping[str, Any]) -> Job:
-    uid, status = entry.get("user_id"), entry.get("exit_code")
+    uid, status, waiting = entry.get("user_id"), entry.get("exit_code"), entry.get("array_task_string")
     if isinstance(status, Mapping):
         signal = status.get("signal")
         killed = number(signal.get("id", signal.get("signal_id"))) if isinstance(signal, Mapping) else 0
@@ -225,6 +252,9 @@ def _job_of_json(entry: Mapping[str, Any]) -> Job:
         work_dir=entry.get("current_working_directory"),
         comment=entry.get("comment"),
         part=number(entry.get("array_job_id")) != 0 or number(entry.get("het_job_id")) != 0,
+        array_id=number(entry.get("array_job_id")),
+        array_tasks=(task,) if (task := number(entry.get("array_task_id"), -1)) >= 0 else tasks_of(waiting),
+        throttle=number(entry.get("array_max_tasks")),
         batch=bool(entry.get("batch_flag", True)),
         exit_code=exit_code,
     )

@@ -20,6 +20,7 @@ from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmCl
 from slurm_ones.slurm.model import JobState, Shape, Snapshot
 from slurm_ones.testing.reshapes import ReshapeContract
 from slurm_ones.testing.site import OPERATOR, OWNER, STRANGER, Site
+from slurm_ones.testing.tasks import TaskContract
 
 both = pytest.mark.parametrize("user", [OWNER, OPERATOR])
 
@@ -334,5 +335,5 @@ class RefusalContract:
         assert type(wrong.value) is Refused
 
 
-class ClientContract(ReadingContract, ChangingContract, RefusalContract, ReshapeContract):
+class ClientContract(ReadingContract, ChangingContract, RefusalContract, ReshapeContract, TaskContract):
     """All of it. Each test takes a fixture `site`."""

@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from slurm_ones.slurm.client import SlurmClient, UnknownJob
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import Job, JobKey, Task
 
 WAIT_S = 20.0
 SLEEP = "#!/bin/bash\nexec sleep 300\n"
+UNTIL_TOLD = "#!/bin/bash\ntrap 'exit 0' USR1\nsleep 300 &\nwait\n"
+"""A script that ends with status 0 when `Site.finish` says so."""
 OWNER, STRANGER, OPERATOR = "alice", "bob", "operator"
 """Who asks: the owner of the jobs, another user, and somebody who may change everybody's jobs."""
 
@@ -104,7 +106,20 @@ class Site(ABC):
         self.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
         return job_id
 
-    def wait(self, job_id: int, holds: Callable[[Job], bool], what: str) -> Job:
+    def blocks(self, *arguments: str) -> int:
+        """A job array of the owner, of which task 0 runs and ends when told; `arguments` say how many others wait."""
+        array_id = self.submit(*arguments, text=UNTIL_TOLD)
+        self.wait(Task(array_id, 0), lambda job: job.running, "RUNNING")
+        return array_id
+
+    def finish(self, job_id: JobKey) -> Job:
+        """Have a running job of the script `UNTIL_TOLD` end; the job as it is then."""
+        # bash starts, and sets its trap, a moment after Slurm says that the job runs.
+        self.pass_time(0.5)
+        self.owner.signal(job_id, "USR1", batch=True)
+        return self.wait(job_id, lambda job: job.ended and not job.completing, "ended")
+
+    def wait(self, job_id: JobKey, holds: Callable[[Job], bool], what: str) -> Job:
         """The job, once that holds."""
         client = self.owner
         self.until(lambda: holds(client.job(job_id)), f"job {job_id} {what}: {client.job(job_id)}")
@@ -122,6 +137,7 @@ class Site(ABC):
     def _is_gone(self, job_id: int) -> bool:
         try:
             job = self.owner.job(job_id)
+            jobs = [job, *(self.owner.tasks(job_id) if job.array else ())]
         except UnknownJob:
             return True
-        return job.ended and not job.completing
+        return all(job.ended and not job.completing for job in jobs)

@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from ones_db import Store, StoreError
-from ones_wrapper.protocol import Hello, Report, decode_report, directory_name, reports_name
+from ones_wrapper.protocol import Hello, Membership, Report, decode_report, directory_name, reports_name
 from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.squeue import parse_jobs
 from tests.cluster import Cluster, paths
 
-TEMPLATE = paths.REPOSITORY / "sbatch_templates/ddp.sbatch"
-WHOLE_NODES = paths.REPOSITORY / "sbatch_templates/ddp-whole-node.sbatch"
 HERE = paths.REPOSITORY / "tests/endtoend"
+TEMPLATE, WHOLE_NODES = HERE / "plain.sbatch", HERE / "plain-whole-node.sbatch"
+"""Jobs that are resized by a requeue."""
+BLOCKS = paths.REPOSITORY / "sbatch_templates/ddp.sbatch"
+WHOLE_NODE_BLOCKS = paths.REPOSITORY / "sbatch_templates/ddp-whole-node.sbatch"
+"""Jobs of blocks, as users submit them."""
 TRAIN = paths.REPOSITORY / "tests/wrapper/train.py"
 FOR_EVER = ("--epochs", "100000", "--samples", "64", "--batch", "16", "--step-ms", "50")
 """Arguments of `TRAIN` for a job that is not to end by itself: an epoch takes about 0.2 s."""
@@ -28,6 +31,24 @@ WAIT_S = 60.0
 LOOK_S = 0.3
 """Between two questions to Slurm: each starts two processes, and the machine has other tests to run."""
 DATABASE = "ones.sqlite"
+HELD = ("JobHeldUser", "job requeued in held state")
+"""Why a task waits that is in a user's hold."""
+
+
+@dataclass(frozen=True)
+class BlockTask:
+    """A task of an array, as Slurm shows it."""
+
+    state: str
+    reason: str
+    nodes: int
+    gpus: int
+    """Of each node; 0 where Slurm does not know of them."""
+    node_list: str
+
+    @property
+    def held(self) -> bool:
+        return self.state == "PENDING" and self.reason in HELD
 
 
 @dataclass
@@ -56,6 +77,11 @@ class Harness:
         """Submit a job that trains nothing (`light.py`)."""
         return self.submit(str(HERE / "light.py"), user=user, options=options, template=HERE / "light.sbatch", **env)
 
+    def blocks(self, *options: str, user: str = "alice", **env: str) -> int:
+        """Submit a job of blocks that trains nothing (`light_blocks.py`)."""
+        script = HERE / "light_blocks.py"
+        return self.submit(str(script), user=user, options=options, template=script.with_suffix(".sbatch"), **env)
+
     def rigid(self, *options: str, user: str = "bob") -> int:
         """A job that knows nothing of us."""
         command = ["sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", "exec sleep 600"]
@@ -65,6 +91,41 @@ class Harness:
         """The job as Slurm has it."""
         text = self.cluster.run(["squeue", "--json", "--states=all", f"--jobs={job_id}"], user="root").stdout
         return parse_jobs(json.loads(text))[job_id]
+
+    def tasks(self, array_id: int) -> dict[int, BlockTask]:
+        """The tasks of an array that Slurm knows. Its own words: `squeue` shows waiting tasks together otherwise,
+        whatever their shapes are."""
+        form = "%K|%T|%r|%D|%b|%N"
+        command = ["squeue", "-h", "--array", "--states=all", f"--jobs={array_id}", "-o", form]
+        found = {}
+        for line in self.cluster.run(command, user="root").stdout.splitlines():
+            task, state, reason, nodes, gres, node_list = line.split("|")
+            if task.isdecimal():
+                gpus = int(gres.rpartition(":")[2]) if gres.rpartition(":")[2].isdecimal() else 0
+                found[int(task)] = BlockTask(state, reason, int(nodes), gpus, node_list)
+        return found
+
+    def memberships(self, job_id: int, user: str = "alice") -> list[Membership]:
+        """Who trained together, in order, as the job reported it over all its terms."""
+        count = len(list(self.directory(job_id, user).glob("reports-*.jsonl")))
+        terms = [self.reports(job_id, term, user) for term in range(count)]
+        return [report for reports in terms for report in reports if isinstance(report, Membership)]
+
+    def membership(
+        self,
+        job_id: int,
+        holds: Callable[[Membership], bool],
+        what: str,
+        timeout_s: float = WAIT_S,
+        user: str = "alice",
+    ) -> Membership:
+        """The job's present membership, once that holds of it."""
+        deadline = time.monotonic() + timeout_s
+        while not (found := self.memberships(job_id)[-1:]) or not holds(found[0]):
+            words = f"job {job_id}: no {what} within {timeout_s:.0f} s: {found}, {self.tasks(job_id)}"
+            assert time.monotonic() < deadline, f"{words}\n{self.log(job_id)[-3000:]}"
+            time.sleep(0.1)
+        return found[0]
 
     def wait(self, job_id: int, holds: Callable[[Job], bool], what: str, timeout_s: float = WAIT_S) -> Job:
         """The job, once that holds."""
@@ -106,7 +167,9 @@ class Harness:
 
     def log(self, job_id: int, user: str = "alice") -> str:
         """What the job printed."""
-        return "".join(path.read_text() for path in self.cluster.home(user).glob(f"*-{job_id}.out"))
+        home = self.cluster.home(user)
+        paths = (*home.glob(f"*-{job_id}.out"), *home.glob(f"*-{job_id}_*.out"))
+        return "".join(path.read_text() for path in paths)
 
     def folder(self, name: str) -> Path:
         """A new folder that everybody may write to, by its host's name; inside it is in /scratch."""

@@ -3,6 +3,7 @@
 It starts in a tenth of a second, where a rank that imports torch needs seconds of CPU: for tests of what the companion
 does to a job. With LIGHT_AGAIN in its environment one that is killed starts again in the same run, as `ones-run` has
 its ranks do. One that finds a file `EXIT_IN_DRAIN` in its directory ends by itself when it is drained.
+`light_blocks.py` is the same of a job of blocks.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Light:
         self.restart = int(env.get("SLURM_RESTART_COUNT") or 0)
         self.nodes = int(env["SLURM_JOB_NUM_NODES"])
         self.gpus = int(env.get("SLURM_GPUS_ON_NODE") or env.get("ONES_GPUS_PER_NODE") or 1)
-        self.directory = Path.cwd() / directory_name(job_id)
+        self.directory = self.job_directory()
         self.checkpoints = self.directory / CHECKPOINTS
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         spool = Path(env["ONES_SPOOL"]) if env.get("ONES_SPOOL") else None
@@ -60,6 +61,10 @@ class Light:
         self.told, self.told_at = 0, 0.0
         """Step and time of the last report of its speed."""
         self.obeyed = 0
+
+    def job_directory(self) -> Path:
+        """Where reports, orders and checkpoints lie."""
+        return Path.cwd() / directory_name(int(os.environ["SLURM_JOB_ID"]))
 
     def run(self) -> None:
         """Train for ever."""
@@ -143,13 +148,13 @@ class Light:
         return name
 
 
-def again_and_again() -> None:
+def again_and_again(kind: type[Light]) -> None:
     """Run in a child, and again after one that was killed."""
     attempt = 0
     while True:
         child = os.fork()
         if child == 0:
-            Light(attempt).run()
+            kind(attempt).run()
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status != -signal.SIGKILL:
             sys.exit(status if status >= 0 else 128 - status)
@@ -159,4 +164,4 @@ def again_and_again() -> None:
 
 
 if __name__ == "__main__":
-    again_and_again() if os.environ.get("LIGHT_AGAIN") else Light().run()
+    again_and_again(Light) if os.environ.get("LIGHT_AGAIN") else Light().run()

@@ -3,7 +3,8 @@
     scripted SETTINGS '{"7": [[1, 4, 32], [2, 4, 64]]}' [advise]
 
 Job 7 is to get each shape (nodes, GPUs per node) with its global batch in turn; [0, 0, N] parks it until it has been
-seen waiting N times. Ends once it had the last one and no resize is open. All else is the companion as it is.
+seen waiting N times, [0, G, 32] asks for G GPUs, wherever they lie. Ends once it had the last and no resize is open.
+All else is the companion as it is.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ class Scripted:
             if left and left[0].shape == PARKED:
                 parked.add(job.job_id)
             elif left:
-                allocations[job.job_id] = left[0]
+                allocations[job.job_id] = _placed(left[0], cluster.gpus_per_node)
         return Schedule(allocations, parked=frozenset(parked))
 
     def _has(self, job: JobView, step: Allocation) -> bool:
+        if step.shape.nodes == 0 < step.shape.gpus_per_node:
+            return sum(job.nodes.values()) == step.shape.gpus_per_node
         if step.shape != PARKED:
             return job.shape == step.shape
         self._waited[job.job_id] += job.shape is None
@@ -61,6 +64,14 @@ class Scripted:
     def done(self) -> bool:
         """Every job has had its last allocation."""
         return not any(self.steps.values())
+
+
+def _placed(step: Allocation, per_node: int) -> Allocation:
+    """The step, at a shape of its number of GPUs where it names none."""
+    nodes, gpus = step.shape.nodes, step.shape.gpus_per_node
+    if nodes:
+        return step
+    return Allocation(Shape(1, gpus) if gpus <= per_node else Shape(gpus // per_node, per_node), step.batch)
 
 
 def steps_of(text: str) -> Steps:

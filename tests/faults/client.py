@@ -101,7 +101,7 @@ class FaultyClient(SimulatedClient):
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _update_shape(self, job: Job, shape: Shape) -> None:
-        job_id = job.job_id
+        job_id = job.array_id or job.job_id
         self._injector.step(f"before update {job_id} {shape}", job_id)
         if self._injector.injects(FaultKind.UPDATE_REFUSED):
             raise NotResizable(f"job {job_id}: Requested node configuration is not available")
@@ -118,7 +118,7 @@ class FaultyClient(SimulatedClient):
 
     def _change(self, what: str, change: Callable[[], None]) -> None:
         word, _, rest = what.partition(" ")
-        job_id = int(rest.removeprefix("of ").split()[0])
+        job_id = int(rest.removeprefix("of ").split()[0].partition("_")[0])
         self._injector.step(f"before {what}", job_id)
         self._controller.reach(what, 1.0)
         kind = _REFUSED.get(word)

@@ -44,7 +44,7 @@ def disagreements(world: FaultyWorld, store: Store) -> Iterator[str]:
         unknown = record.state == JobState.UNKNOWN.value and job.ended
         if unknown or max(job.start_time, job.end_time) > world.observed_at:
             continue
-        yield from record_differs(job, record, store)
+        yield from record_differs(world, job_id, record, store)
 
 
 def batches(world: FaultyWorld, store: Store) -> Iterator[str]:

@@ -10,7 +10,7 @@ from slurm_ones.simulate.slurm.scheduler import PartitionSpec
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program, Request, SimulatedJob
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import Job, JobKey
 
 OWNER, STRANGER = 1001, 1002
 
@@ -31,7 +31,7 @@ class Sleep:
         run = len(self.runs)
         self.timeline.after(self.seconds, lambda: self.exit(0) if run == len(self.runs) else None)
 
-    def stop(self) -> float:
+    def stop(self, *, killed: bool = False) -> float:
         return self.stop_s
 
 
@@ -54,7 +54,7 @@ class Harness:
         """A job of `gpus` GPUs on each of `nodes` nodes that runs so long."""
         request = replace(Request(nodes=nodes, gpus_per_node=gpus, uid=OWNER, user="alice"), **other)  # type: ignore[arg-type]
 
-        def program(job_id: int) -> Program:
+        def program(job_id: JobKey) -> Program:
             return Sleep(lambda code: self.cluster.exited(job_id, code), self.timeline, runs_s, stop_s)
 
         return self.cluster.submit(request, program)
@@ -70,7 +70,7 @@ class Harness:
         """Let time pass."""
         self.timeline.run(self.timeline.now + seconds)
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: JobKey) -> Job:
         return self.owner.job(job_id)
 
     def inside(self, job_id: int) -> SimulatedJob:

@@ -20,7 +20,7 @@ from unittest import mock
 
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.command import CommandClient, reshape_command
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import Job, Shape, Task
 
 
 def client_of(name: str) -> SlurmClient:
@@ -38,7 +38,7 @@ def client_of(name: str) -> SlurmClient:
 
 def _nodes_alone(self: CommandClient, job: Job, shape: Shape) -> None:
     """An update that Slurm takes only in part, the nodes without the GPUs; the way back is taken whole."""
-    command = reshape_command(job.job_id, shape, whole_nodes=False)
+    command = reshape_command(job.key, shape, whole_nodes=False)
     back = shape == Shape(job.nodes, job.gpus_per_node)
     self.run([word for word in command if back or not word.startswith("Gres=")])
 
@@ -63,6 +63,8 @@ def answer(client: SlurmClient, request: dict[str, Any]) -> Any:
     if method == "tell":
         done = subprocess.run(arguments, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
         return (done.stdout + done.stderr).strip()
+    if method != "submit" and arguments and isinstance(arguments[0], str):
+        arguments[0] = Task(*map(int, arguments[0].split("_")))
     if method == "reshape":
         arguments[1] = Shape(*arguments[1])
     if method == "submit":

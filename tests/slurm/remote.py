@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from slurm_ones.slurm import client as door
-from slurm_ones.slurm.model import Job, Shape, Snapshot
+from slurm_ones.slurm.model import Job, JobKey, Shape, Snapshot, Task
 from tests.cluster import Cluster, paths
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Remote:
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         request = {
             "method": method,
-            "arguments": arguments,
+            "arguments": [str(value) if isinstance(value, Task) else value for value in arguments],
             "options": options,
             "environment": self.environment,
             "partial": self.partial,
@@ -89,8 +89,11 @@ class Remote:
     def snapshot(self) -> Snapshot:
         return TypeAdapter(Snapshot).validate_python(self._call("snapshot"))
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: JobKey) -> Job:
         return TypeAdapter(Job).validate_python(self._call("job", job_id))
+
+    def tasks(self, array_id: int) -> tuple[Job, ...]:
+        return TypeAdapter(tuple[Job, ...]).validate_python(self._call("tasks", array_id))
 
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
         return TypeAdapter(dict[int, Job]).validate_python(self._call("details", list(job_ids)))
@@ -99,20 +102,32 @@ class Remote:
         where = None if directory is None else str(directory)
         return int(self._call("submit", str(script), list(arguments), directory=where))
 
-    def requeue_hold(self, job_id: int) -> None:
+    def requeue_hold(self, job_id: JobKey) -> None:
         self._call("requeue_hold", job_id)
 
-    def hold(self, job_id: int) -> None:
+    def hold(self, job_id: JobKey) -> None:
         self._call("hold", job_id)
 
-    def reshape(self, job_id: int, shape: Shape) -> None:
+    def hold_waiting(self, array_id: int) -> None:
+        self._call("hold_waiting", array_id)
+
+    def reshape(self, job_id: JobKey, shape: Shape) -> None:
         self._call("reshape", job_id, [shape.nodes, shape.gpus_per_node])
 
-    def release(self, job_id: int, *, start_now: bool = True) -> None:
+    def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
         self._call("release", job_id, start_now=start_now)
 
-    def defer(self, job_id: int, until: float) -> None:
+    def defer(self, job_id: JobKey, until: float) -> None:
         self._call("defer", job_id, until)
 
-    def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
+    def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         self._call("signal", job_id, signal, batch=batch)
+
+    def reuse(self, task: Task) -> None:
+        self._call("reuse", task)
+
+    def throttle(self, array_id: int, most: int) -> None:
+        self._call("throttle", array_id, most)
+
+    def cancel_waiting(self, array_id: int) -> None:
+        self._call("cancel_waiting", array_id)

@@ -16,7 +16,7 @@ from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.simulate.slurm.simulated_job import Program
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
 from slurm_ones.slurm.client import SlurmError
-from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.model import Job, JobKey, Shape
 from tests.simulate.harness import Sleep
 from tests.slurm.sites import OPERATOR, OWNER, STRANGER, WAIT_S, Site
 
@@ -43,7 +43,7 @@ class Client(SimulatedClient):
 
     def _update_shape(self, job: Job, shape: Shape) -> None:
         if self.partial and shape != Shape(job.nodes, job.gpus_per_node):
-            self._cluster.reshape(job.job_id, shape, nodes_alone=True)
+            self._cluster.reshape(job.key, shape, nodes_alone=True)
         else:
             super()._update_shape(job, shape)
 
@@ -98,7 +98,7 @@ class SimulatedSite(Site):
             )
         return self._clients[user]
 
-    def _program(self, text: str) -> Callable[[int], Program]:
+    def _program(self, text: str) -> Callable[[JobKey], Program]:
         """What a job of this script does: sleep, or exit at once."""
         code = re.search(r"^exit (\d+)$", text, re.MULTILINE)
         killed = "kill -KILL $$" in text
@@ -106,7 +106,7 @@ class SimulatedSite(Site):
         status = 137 if killed else int(code[1]) if code else 0
         stubborn = re.search(r"trap 'sleep ([\d.]+)", text)
 
-        def program(job_id: int) -> Program:
+        def program(job_id: JobKey) -> Program:
             return Sleep(
                 lambda _: self._simulated.exited(job_id, status),
                 self.timeline,
@@ -143,6 +143,11 @@ class SimulatedSite(Site):
             except SlurmError as error:
                 return str(error)
         return ""
+
+    def finish(self, job_id: JobKey) -> Job:
+        """The job ends by itself: no script runs here that could be told to."""
+        self._simulated.exited(job_id, 0)
+        return self.wait(job_id, lambda job: job.ended and not job.completing, "ended")
 
     def close(self) -> None:
         self._folder.cleanup()

@@ -6,6 +6,8 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -36,6 +38,36 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1
     lambda text: text not in ("(null)", "N/A")
 )
 TIME = st.integers(1_700_000_000, 1_800_000_000)
+
+
+@dataclass(frozen=True)
+class Array:
+    """What is so of a job of an array: it is one task, or several that wait."""
+
+    id: int
+    tasks: tuple[int, ...]
+    alone: bool
+    """A record of its own, of which the task's number is told and no list."""
+
+    @property
+    def list(self) -> str:
+        """The tasks as Slurm lists them: evenly spaced ones, and ranges among others."""
+        steps = {b - a for a, b in pairwise(self.tasks)}
+        if len(self.tasks) > 2 and len(steps) == 1 and steps != {1}:
+            return f"{self.tasks[0]}-{self.tasks[-1]}:{steps.pop()}"
+        found: list[list[int]] = []
+        for task in self.tasks:
+            if found and task == found[-1][-1] + 1:
+                found[-1].append(task)
+            else:
+                found.append([task])
+        return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in found)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Array:
+    tasks = tuple(sorted(draw(st.sets(st.integers(0, 40), min_size=1, max_size=12))))
+    return Array(draw(st.integers(1, 10**9)), tasks, len(tasks) == 1 and draw(st.booleans()))
 
 
 @st.composite
@@ -73,7 +105,7 @@ def facts(draw: st.DrawFn) -> Facts:
         "limit_min": draw(st.none() | st.integers(1, 10**5)),
         "work_dir": f"/home/{draw(TEXT)}",
         "comment": draw(st.just("") | TEXT),
-        "array": draw(st.none() | st.integers(1, 99)),
+        "array": draw(st.none() | arrays()),
         "het": draw(st.none() | st.integers(1, 99)),
         "batch": draw(st.booleans()),
         "code": code,
@@ -95,6 +127,16 @@ def tres(f: Facts) -> str:
     gpus = f["nodes"] * f["gpus"]
     typed = f",gres/gpu:{f['type'][:-1]}={gpus}" if f["type"] else ""
     return f"cpu=4,node={f['nodes']},billing=4" + (f",gres/gpu={gpus}{typed}" if gpus else "")
+
+
+def lone(f: Facts) -> int | None:
+    """The number of a task that has a record of its own."""
+    return f["array"].tasks[0] if f["array"] and f["array"].alone else None
+
+
+def listed(f: Facts) -> str:
+    """Tasks that share a record, with what a throttle adds."""
+    return f"{f['array'].list}%3" if f["array"] and not f["array"].alone else ""
 
 
 def by_fields(f: Facts, *, old: bool) -> Job:
@@ -128,13 +170,16 @@ def by_fields(f: Facts, *, old: bool) -> Job:
         "TimeLimit": limit,
         "WorkDir": f["work_dir"],
         "Comment": f["comment"] or "(null)",
-        "ArrayTaskID": "N/A" if f["array"] is None else f["array"],
+        "ArrayJobID": f["id"] if f["array"] is None else f["array"].id,
         "HetJobID": "N/A" if f["het"] is None else f["het"],
         "BatchFlag": int(f["batch"]),
         "exit_code": f["code"] << 8 | f["signal"] if old else f"{f['code']}:{f['signal']}",
     }
     between = squeue.separator()
-    (job,) = squeue.parse_queue("".join(f"{shown[name]}{between}" for name in squeue.FIELDS), between).values()
+    # A row for each task.
+    rows = [{**shown, "ArrayTaskID": task} for task in (["N/A"] if f["array"] is None else f["array"].tasks)]
+    text = "".join("".join(f"{row[name]}{between}" for name in squeue.FIELDS) + "\n" for row in rows)
+    (job,) = squeue.parse_queue(text, between).values()
     return job
 
 
@@ -179,7 +224,10 @@ def by_json(f: Facts, *, old: bool) -> Job:
         "time_limit": number(f["limit_min"], NO_VAL),
         "current_working_directory": f["work_dir"],
         "comment": f["comment"],
-        "array_job_id": number(f["array"]),
+        "array_job_id": number(f["array"] and f["array"].id),
+        "array_task_id": None if old and f["array"] is None else number(lone(f), NO_VAL),
+        "array_task_string": listed(f),
+        "array_max_tasks": number(0),
         "het_job_id": number(f["het"]),
         "batch_flag": f["batch"],
         "exit_code": f["code"] << 8 | f["signal"] if old else status,
@@ -216,7 +264,10 @@ def by_pyslurm(f: Facts, pyslurm: ModuleType) -> Job:
         time_limit="UNLIMITED" if f["limit_min"] is None else f["limit_min"],
         working_directory=f["work_dir"],
         comment=f["comment"] or None,
-        array_id=f["array"],
+        array_id=f["array"] and f["array"].id,
+        array_task_id=lone(f) or None,
+        array_tasks_waiting=listed(f).partition("%")[0] or None,
+        array_tasks_parallel=0,
         heterogeneous_id=f["het"],
         is_batch_job=f["batch"],
         exit_code=f["code"],

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.slurm.client import Refused
-from slurm_ones.slurm.model import Job, JobState
-from slurm_ones.slurm.parse import LONGEST
+from slurm_ones.slurm.model import Job, JobState, Task
+from slurm_ones.slurm.parse import LONGEST, MOST_TASKS, tasks_of
 from slurm_ones.slurm.squeue import FIELDS, asked, parse_queue, separator
 
 # As 26.05 prints a job of `--nodes=1-2 --gres=gpu:2` that runs.
@@ -39,6 +41,7 @@ RUNNING = {
     "TimeLimit": "1-10:00:00",
     "WorkDir": "/scratch",
     "Comment": "ones: gpus=1-8",
+    "ArrayJobID": "81",
     "ArrayTaskID": "N/A",
     "HetJobID": "N/A",
     "BatchFlag": "1",
@@ -93,6 +96,55 @@ def test_exit_codes(told: str, code: int) -> None:
 def test_arrays_and_heterogeneous_jobs(task: str, het: str, array: bool) -> None:
     """Neither is resized."""
     assert read(ArrayTaskID=task, HetJobID=het).array is array
+
+
+def test_tasks_of_an_array() -> None:
+    """A row each: those that wait in one record are one job of several tasks, others are jobs of their own."""
+    waits = RUNNING | {"State": "PENDING", "NodeList": "", "ArrayJobID": "81"}
+    rows = [waits | {"ArrayTaskID": task} for task in ("1", "5", "2")]
+    split = waits | {"JobID": "84", "ArrayTaskID": "3", "tres-per-node": "gres/gpu:4"}
+    runs = RUNNING | {"JobID": "82", "ArrayJobID": "81", "ArrayTaskID": "0"}
+    between = separator()
+    jobs = parse_queue(printed(between, rows[0], split, runs, *rows[1:]), between)
+    assert jobs.keys() == {81, 82, 84}
+    assert (jobs[81].array_id, jobs[81].array_tasks, jobs[81].key) == (81, (1, 2, 5), 81)
+    assert (jobs[84].array_tasks, jobs[84].key, jobs[84].gpus_per_node) == ((3,), Task(81, 3), 4)
+    assert (jobs[82].running, jobs[82].key) == (True, Task(81, 0))
+
+
+@given(st.text() | st.from_regex(r"[0-9,%:\[\]. -]{0,40}", fullmatch=True))
+def test_no_list_of_tasks_stops_a_tick(text: str) -> None:
+    """Whatever a release writes there, and however many tasks it may mean."""
+    job = read(ArrayTaskID=text, State="PENDING")
+    assert job.array is (text != "N/A")
+    assert len(job.array_tasks) <= MOST_TASKS and list(job.array_tasks) == sorted({*job.array_tasks})
+    assert bool(job.array_id) is bool(job.array_tasks)
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks"),
+    [
+        ("3", (3,)),
+        ("0", (0,)),
+        ("1-7%1", (1, 2, 3, 4, 5, 6, 7)),
+        ("[1-2,4]", (1, 2, 4)),
+        ("0-12:4", (0, 4, 8, 12)),
+        ("0-12:4%2", (0, 4, 8, 12)),
+        ("1,3-5,7%0", (1, 3, 4, 5, 7)),
+        ("1,3,...", (1, 3)),
+        ("5-3", ()),
+        ("3-5:0", (3, 4, 5)),
+        ("3,3,2-3", (2, 3)),
+        ("N/A", ()),
+        ("", ()),
+        (None, ()),
+        (7, ()),
+        ("0-999999999%1", tuple(range(MOST_TASKS))),
+    ],
+)
+def test_lists_of_tasks(text: Any, tasks: tuple[int, ...]) -> None:
+    """As every release writes them, and bounded."""
+    assert tasks_of(text) == tasks
 
 
 @given(TEXT, TEXT, TEXT)

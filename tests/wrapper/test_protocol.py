@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ones_wrapper.protocol import (
+    MAX_BLOCKS,
     MAX_INT,
     MAX_LINE,
     MAX_TEXT,
     REPORTS,
+    Membership,
     Order,
     ProtocolError,
     Report,
@@ -33,7 +35,14 @@ PRINTABLE = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")),
 COUNTS = st.integers(0, MAX_INT)
 MEASURED = st.floats(0, MAX_INT, allow_nan=False)
 SIGNED = ("loss", "exit_code")
-VALUES: dict[Any, st.SearchStrategy[Any]] = {int: COUNTS, float: MEASURED, str: PRINTABLE, bool: st.booleans()}
+TASKS = st.lists(COUNTS, max_size=20).map(tuple)
+VALUES: dict[Any, st.SearchStrategy[Any]] = {
+    int: COUNTS,
+    float: MEASURED,
+    str: PRINTABLE,
+    bool: st.booleans(),
+    tuple[int, ...]: TASKS,
+}
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -45,12 +54,14 @@ def _field(name: str, kind: Any) -> st.SearchStrategy[Any]:
     """Every value that the protocol allows in a field."""
     if name == "batch" and kind == int | None:
         return st.none() | st.integers(1, MAX_INT)
+    if name == "blocks" and kind == tuple[int, ...] | None:
+        return st.none() | st.sets(COUNTS, min_size=1, max_size=20).map(lambda tasks: tuple(sorted(tasks)))
     for plain in VALUES:
         if kind in (plain, plain | None):
             values = VALUES[plain]
             if name in SIGNED:
                 values = values | values.map(lambda value: -value)
-            return values if kind is plain else st.none() | values
+            return values if kind == plain else st.none() | values
     raise AssertionError(f"{name}: {kind} is new to this test")
 
 
@@ -121,7 +132,11 @@ def test_a_report_with_a_wrong_field(report: Report, data: st.DataObject) -> Non
     hints = get_type_hints(type(told))
     for field in fields(told):
         value = getattr(told, field.name)
-        assert isinstance(value, hints[field.name])
+        if hints[field.name] == tuple[int, ...]:
+            assert isinstance(value, tuple) and len(value) <= MAX_BLOCKS
+            assert all(type(task) is int and 0 <= task <= MAX_INT for task in value)
+        else:
+            assert isinstance(value, hints[field.name])
         if isinstance(value, (int, float)):
             assert abs(value) <= MAX_INT
             assert value >= 0 or field.name in SIGNED
@@ -161,3 +176,20 @@ def test_what_a_newer_job_adds_is_passed_over() -> None:
     line = b'{"n":1,"t":1,"kind":"batch","step":1,"batch":2,"lr_factor":1,"later":{"x":[1]}}'
     _, _, report = decode_report(line)
     assert report == REPORTS["batch"](1, 2, 1.0)  # type: ignore[call-arg,arg-type]
+
+
+@pytest.mark.parametrize(
+    "blocks", ["[]", "[1,0]", "[1,1]", "[-1]", "[true]", "[1.0]", '"1"', "1", "{}", "[[1]]", str([*range(600)])]
+)
+def test_tasks_that_are_no_tasks(blocks: str) -> None:
+    """An order to train with them costs a `ProtocolError`: a block would leave because of it."""
+    with pytest.raises(ProtocolError, match="blocks"):
+        decode_order(f'{{"number":1,"restart":0,"blocks":{blocks}}}'.encode())
+
+
+def test_a_membership_of_the_most_blocks_is_one_line() -> None:
+    """Of as many blocks as a job may have, with task numbers and restart counts as Slurm gives them."""
+    report = Membership(9, tuple(range(3000, 3000 + MAX_BLOCKS)), (1000,) * MAX_BLOCKS, 512, 8, 4096, 10**6, 4096, 0.1)
+    line = encode_report(1, 1.0, report)
+    assert len(line) <= MAX_LINE
+    assert decode_report(line)[2] == report

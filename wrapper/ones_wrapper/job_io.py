@@ -10,6 +10,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ones_wrapper.protocol import (
     ORDERS,
     SPEC,
     Bye,
+    Membership,
     Order,
     ProtocolError,
     Report,
@@ -40,6 +42,20 @@ POLL_S = 0.5
 def log(text: str, source: str = "ones") -> None:
     """A line for people, in the job's log; `source` is the program that writes it."""
     print(f"{source}: {text}", file=sys.stderr, flush=True)
+
+
+def not_ours(path: Path) -> str:
+    """Why a directory can't be used as this user's own, and what to do; empty where it can."""
+    state = path.lstat()
+    if stat.S_ISLNK(state.st_mode):
+        return "is a link; set ONES_JOB_DIR to the directory itself"
+    if not stat.S_ISDIR(state.st_mode):
+        return "is not a directory; move it away"
+    if state.st_uid != os.geteuid():
+        return f"belongs to user {state.st_uid}, not to you; choose another"
+    if not os.access(path, os.W_OK | os.X_OK):
+        return "is not writable; chmod u+rwx it"
+    return ""
 
 
 class ReportWriter:
@@ -232,6 +248,22 @@ def previous(job_dir: Path, restart: int) -> Previous | None:
         if found is not None:
             return found
     return None
+
+
+def last_generation(job_dir: Path, term: int) -> int:
+    """The highest generation that the two terms before reported; -1 for none."""
+    found = -1
+    for number in (term - 1, term - 2):
+        try:
+            lines = (job_dir / reports_name(number)).read_bytes().splitlines() if number >= 0 else []
+        except OSError:
+            continue
+        for line in lines:
+            with suppress(ProtocolError):
+                report = decode_report(line)[2]
+                if isinstance(report, Membership):
+                    found = max(found, report.generation)
+    return found
 
 
 def _last(path: Path) -> Previous | None:

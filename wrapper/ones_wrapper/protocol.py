@@ -278,8 +278,8 @@ class Bye:
 
     kind: ClassVar[str] = "bye"
     reason: str
-    """finished, drained, signal (or a time limit), stopped (by its owner, or the script left by itself), error, or moved
-    (the leader left; training goes on in the next term)."""
+    """finished, drained, signal (or a time limit), stopped (by its owner, or the script left by itself), error, or
+    moved (the leader left; training goes on in the next term)."""
     step: int
     exit_code: int = 0
     note: str = ""

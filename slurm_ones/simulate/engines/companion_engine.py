@@ -25,6 +25,7 @@ from slurm_ones.simulate.engines.invariants import InvariantViolated, violations
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.engines.world import (
     PARTITION,
+    REQUEUE,
     ClusterSpec,
     VirtualStop,
     World,
@@ -173,6 +174,7 @@ def run(
     *,
     interval_s: float = 60.0,
     resize_s: float | None = 30.0,
+    resize: str = REQUEUE,
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     cluster_settings: ClusterSettings = ClusterSettings(),
@@ -182,10 +184,11 @@ def run(
 ) -> Outcome:
     """The workload to its end under a policy, by name and options, or as `make` makes it.
 
-    `resize_s` is what a resize costs, None for each application's own. `on_time` is called at each tick, with the
-    simulated seconds and how many jobs have ended. Raises `BadInput` for a job that fits the cluster at no size,
-    ValueError for a policy, option or setting that does not exist, `SimulationFailed`, and `InvariantViolated` where a
-    job was lost or left held, or the database disagrees with the cluster.
+    `resize` is how jobs change size: `requeue`, which costs `resize_s` (None for each application's own), or `hot`
+    as jobs of blocks, of which `resize_s` is the cost of a start. `on_time` is called at each tick, with the simulated
+    seconds and how many jobs have ended. Raises `BadInput` for a job that fits the cluster at no size, ValueError for a
+    policy, option or setting that does not exist, `SimulationFailed`, and `InvariantViolated` where a job was lost or
+    left held, or the database disagrees with the cluster.
     """
     check_fits(workload, cluster.gpus)
     began = time.perf_counter()
@@ -200,7 +203,7 @@ def run(
     ):
         directory = Path(name)
         merged = companion_settings(cluster, directory, settings or {}, tick_s=interval_s, policy=policy, seed=seed)
-        world = World(workload, cluster, directory, cluster_settings, resize_s=resize_s, seed=seed)
+        world = World(workload, cluster, directory, cluster_settings, resize_s=resize_s, resize=resize, seed=seed)
 
         def on_tick(tick: Tick) -> bool:
             decisions.extend(decided.seconds for decided in tick.decided)

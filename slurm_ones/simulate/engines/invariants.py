@@ -7,13 +7,17 @@ from collections.abc import Iterable, Iterator
 from ones_db import JobRecord, Store
 from ones_wrapper.protocol import Bye, Checkpoint, Epoch, Hello, Report, Throughput, decode_report, reports_name
 from slurm_ones.simulate.engines.world import World
-from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
+from slurm_ones.simulate.training.block_training import BlockTraining
 from slurm_ones.simulate.training.training import Training
 from slurm_ones.slurm.model import JobState
 
 
 class InvariantViolated(Exception):
     """A job was lost or left held, work was skipped or repeated, or the database says something else."""
+
+
+FATAL = frozenset({JobState.COMPLETED, JobState.TIMEOUT, JobState.NODE_FAIL})
+"""How a job may end that nobody ended: a time limit and a node that fails are not the companion's."""
 
 
 def violations(world: World, store: Store) -> list[str]:
@@ -25,15 +29,17 @@ def violations(world: World, store: Store) -> list[str]:
 
 
 def _lost(world: World) -> Iterator[str]:
-    fatal = {JobState.COMPLETED, JobState.TIMEOUT, JobState.NODE_FAIL}
-    for job in world.cluster.jobs.values():
-        if not job.ended:
-            held = f", held by {job.held_by}" if job.held_by else ""
-            yield f"job {job.job_id} is {job.state.value} at the end{held}"
-        elif job.state not in fatal:
-            yield f"job {job.job_id} ended {job.state.value}"
-        elif job.state is JobState.COMPLETED and not world.trainings[job.job_id].finished:
-            yield f"job {job.job_id} is COMPLETED and has not trained to its end"
+    for job_id, training in world.trainings.items():
+        records = world.cluster.records.of(job_id)
+        for job in records:
+            name = job.to_model().key
+            if not job.ended:
+                held = f", held by {job.held_by}" if job.held_by else ""
+                yield f"job {name} is {job.state.value} at the end{held}"
+            elif job.state not in (FATAL if job.array is None else {*FATAL, JobState.CANCELLED}):
+                yield f"job {name} ended {job.state.value}"
+        if any(job.state is JobState.COMPLETED for job in records) and not training.finished:
+            yield f"job {job_id} is COMPLETED and has not trained to its end"
     yield from busy_nodes(world)
 
 
@@ -46,8 +52,8 @@ def busy_nodes(world: World) -> Iterator[str]:
 
 def _disagreements(world: World, store: Store) -> Iterator[str]:
     records = store.jobs()
-    for job_id, job in world.cluster.jobs.items():
-        if not world.trainings[job_id].submission.elastic:
+    for job_id, training in world.trainings.items():
+        if not training.submission.elastic:
             if job_id in records:
                 yield f"job {job_id} never opted in and is in the database"
             continue
@@ -55,45 +61,65 @@ def _disagreements(world: World, store: Store) -> Iterator[str]:
         if record is None:
             yield f"job {job_id} is not in the database"
         else:
-            yield from record_differs(job, record, store)
+            yield from record_differs(world, job_id, record, store)
     for resize in store.open_resizes():
         yield f"job {resize.job_id}: its resize is still {resize.state}"
     for job_id in store.deferrals():
         yield f"job {job_id} is still kept from starting"
 
 
-def record_differs(job: SimulatedJob, record: JobRecord, store: Store) -> Iterator[str]:
+def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -> Iterator[str]:
     """How the database's job and its runs differ from the cluster's job and the GPUs that it held."""
+    training, records = world.trainings[job_id], world.cluster.records.of(job_id)
+    if isinstance(training, BlockTraining):
+        yield from blocks_differ(training, record, job_id)
+        return
+    (job,) = records
     if (record.state, record.restart) != (job.state.value, job.restart):
-        yield f"job {job.job_id} is {record.state} after {record.restart} restarts in the database, not " + (
+        yield f"job {job_id} is {record.state} after {record.restart} restarts in the database, not " + (
             f"{job.state.value} after {job.restart}"
         )
-    known = {run.start_time: (run.nodes, run.nodes * run.gpus_per_node) for run in store.runs(job.job_id)}
+    known = {run.start_time: (run.nodes, run.nodes * run.gpus_per_node) for run in store.runs(job_id)}
     for held in job.allocations:
         shape = (len(held.gpus), sum(held.gpus.values()))
         if held.start in known and known[held.start] != shape:
-            yield f"job {job.job_id}: a run on {known[held.start]} nodes and GPUs in the database, {shape} in Slurm"
+            yield f"job {job_id}: a run on {known[held.start]} nodes and GPUs in the database, {shape} in Slurm"
+
+
+def blocks_differ(training: BlockTraining, record: JobRecord, job_id: int) -> Iterator[str]:
+    """The same of a job of blocks: its terms are its runs."""
+    if training.finished and record.state != JobState.COMPLETED.value:
+        yield f"job {job_id} is {record.state} in the database, and has trained to its end"
+    if training.term >= 0 and record.restart != training.term:
+        yield f"job {job_id} is in term {record.restart} in the database, not {training.term}"
 
 
 def _skipped(world: World) -> Iterator[str]:
     for job_id, training in world.trainings.items():
         if training.files is not None:
-            runs = [tuple(_reports(training, restart)) for restart in range(world.cluster.jobs[job_id].restart + 1)]
-            yield from (f"job {job_id}: {fault}" for fault in order_of_samples(training.curve.dataset, runs))
+            blocks = isinstance(training, BlockTraining)
+            last = training.term if isinstance(training, BlockTraining) else world.cluster.jobs[job_id].restart
+            runs = [tuple(_reports(training, restart)) for restart in range(last + 1)]
+            faults = order_of_samples(training.curve.dataset, runs, blocks=blocks)
+            yield from (f"job {job_id}: {fault}" for fault in faults)
 
 
-def order_of_samples(dataset: int, runs: Iterable[Iterable[Report]]) -> Iterator[str]:
+def order_of_samples(dataset: int, runs: Iterable[Iterable[Report]], *, blocks: bool = False) -> Iterator[str]:
     """Whether each run, by what it reported, goes on at the newest checkpoint and uses each pass's samples once, in
     order.
 
-    So only a run that ended without a checkpoint can be repeated, and one that was drained never ends so.
+    So only a run that ended without a checkpoint can be repeated, and one that was drained never ends so. A job of
+    `blocks` goes on where its leader left it; where the leader was lost, what it had not reported yet is not repeated.
     """
-    newest = (0, 0)
+    newest, left = (0, 0), False
     for restart, reports in enumerate(runs):
-        at, measured = newest, newest
+        at, measured, moves = newest, newest, False
         for report in reports:
-            if isinstance(report, Hello) and (report.epoch, report.cursor) != newest:
-                yield f"run {restart} goes on at {(report.epoch, report.cursor)}, the newest checkpoint has {newest}"
+            if isinstance(report, Hello):
+                here = (report.epoch, report.cursor)
+                if here < newest if blocks and not left else here != newest:
+                    yield f"run {restart} goes on at {here}, the newest checkpoint has {newest}"
+                at = measured = newest = here
             elif isinstance(report, Epoch):
                 if (report.epoch, report.samples) != (at[0], dataset):
                     yield f"run {restart} ends pass {report.epoch} after {report.samples} samples, being at {at}"
@@ -108,6 +134,9 @@ def order_of_samples(dataset: int, runs: Iterable[Iterable[Report]]) -> Iterator
                 newest = at = (report.epoch, report.cursor)
             elif isinstance(report, Bye) and report.reason == "drained" and at != newest:
                 yield f"run {restart} was drained at {at}, its checkpoint has {newest}"
+            elif isinstance(report, Bye) and report.reason == "moved":
+                newest, moves = at, True
+        left = moves
 
 
 def _reports(training: Training, restart: int) -> Iterator[Report]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +15,21 @@ from slurm_ones.simulate.engines.outcome import JobOutcome, Segment, fair_second
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
-from slurm_ones.simulate.slurm.simulated_job import Request
+from slurm_ones.simulate.slurm.simulated_job import Program, Request, SimulatedJob
 from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings, Timeline
 from slurm_ones.simulate.training.application import Application, Submission
+from slurm_ones.simulate.training.block_training import BlockTraining
 from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.simulate.training.training import Training
 from slurm_ones.simulate.workloads.workload import Workload
-from slurm_ones.slurm.model import JobState, Shape
+from slurm_ones.slurm.model import JobKey, JobState, Shape, Task
 
 PARTITION = "gpu"
 USER = "researcher"
+REQUEUE, HOT = "requeue", "hot"
+"""How elastic jobs change their size: from a checkpoint, or as jobs of blocks while they train."""
+BLOCKS = 8
+"""Tasks of the array of a job of blocks, as the templates have it."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +68,13 @@ class World:
         settings: ClusterSettings,
         *,
         resize_s: float | None = 30.0,
+        resize: str = REQUEUE,
         seed: int = 0,
     ) -> None:
-        """Jobs keep their files in `directory`. `resize_s` of None takes each application's own."""
+        """Jobs keep their files in `directory`. `resize_s` of None takes each application's own.
+
+        `resize` is how elastic jobs change their size: `requeue`, or `hot`, which makes them jobs of blocks.
+        """
         self.spec = spec
         self.workload = workload
         self.directory = directory
@@ -76,6 +86,7 @@ class World:
         self.job_ids: dict[str, int] = {}
         """Of the submissions by their names."""
         self._resize_s = resize_s
+        self._resize = resize
         self._seed = seed
         self._upcoming = sorted((s.time for s in workload.submissions), reverse=True)
         for submission in workload.submissions:
@@ -99,7 +110,7 @@ class World:
 
     def pass_time(self, seconds: float, *, until_change: bool = False) -> None:
         """Let jobs read their orders, let time pass, and write their reports."""
-        live = [training for job_id, training in self.trainings.items() if not self.cluster.jobs[job_id].ended]
+        live = [self.trainings[job_id] for job_id in self.cluster.live_ids() if job_id in self.trainings]
         for training in live:
             training.check_orders()
         self.timeline.changed = False
@@ -119,37 +130,79 @@ class World:
         app = self.workload.applications[submission.application]
         request = self._request(submission, app)
 
-        def program(job_id: int) -> Training:
-            training = Training(
-                submission,
-                app,
-                self._files(submission, job_id) if submission.elastic else None,
-                self.timeline,
-                self.settings,
-                app.resize_s if self._resize_s is None else self._resize_s,
-                np.random.default_rng([self._seed, 2, job_id]),
-            )
-            training.exited = lambda code: self.cluster.exited(job_id, code)
-            self.trainings[job_id] = training
+        blocks = bool(request.array_tasks)
+
+        def program(key: JobKey) -> Program:
+            job_id = key if isinstance(key, int) else key.array
+            if job_id not in self.trainings:
+                make = self._block_training if blocks else self._training
+                self.trainings[job_id] = make(submission, app, job_id)
+            training = self.trainings[job_id]
+            if isinstance(training, BlockTraining) and isinstance(key, Task):
+                return training.program(key.task)
             return training
 
-        self.job_ids[submission.name] = self.cluster.submit(request, program)
+        job_id = self.job_ids[submission.name] = self.cluster.submit(request, program)
+        if blocks:
+            program(Task(job_id, 0))
+
+    def _training(self, submission: Submission, app: Application, job_id: int) -> Training:
+        training = Training(
+            submission,
+            app,
+            self._files(submission, job_id) if submission.elastic else None,
+            self.timeline,
+            self.settings,
+            self._cost(app),
+            self._rng(job_id),
+        )
+        training.exited = lambda code: self.cluster.exited(job_id, code)
+        return training
+
+    def _block_training(self, submission: Submission, app: Application, job_id: int) -> BlockTraining:
+        training = BlockTraining(
+            submission,
+            app,
+            self._files(submission, job_id),
+            self.timeline,
+            self.settings,
+            self._cost(app),
+            self._rng(job_id),
+        )
+        training.exit_block = lambda task, code: self.cluster.exited(Task(job_id, task), code)
+        training.over = lambda: self.cluster.cancel_waiting(job_id)
+        return training
+
+    def _cost(self, app: Application) -> float:
+        """Seconds that a resize by requeue costs it."""
+        return app.resize_s if self._resize_s is None else self._resize_s
+
+    def _rng(self, job_id: int) -> np.random.Generator:
+        return np.random.default_rng([self._seed, 2, job_id])
 
     def _request(self, submission: Submission, app: Application) -> Request:
         """What its user asks of sbatch."""
         shape = asked_shape(submission.gpus, self.spec)
         most = max(min(app.max_gpus, self.spec.gpus), shape.gpus)
         batch = f"{app.min_batch or app.base_batch}-{app.max_batch}"
+        blocks = submission.elastic and self._of_blocks(submission)
+        comment = f"ones: gpus=1-{most} batch={batch}{' array=blocks' if blocks else ''}"
         return Request(
             nodes=shape.nodes,
             gpus_per_node=0 if self.spec.whole_nodes else shape.gpus_per_node,
             name=submission.name,
-            comment=f"ones: gpus=1-{most} batch={batch}" if submission.elastic else "",
+            comment=comment if submission.elastic else "",
+            array_tasks=tuple(range(BLOCKS)) if blocks else (),
+            throttle=int(blocks),
             work_dir=str(self.directory),
             priority=submission.priority,
             user=USER,
             uid=os.geteuid(),
         )
+
+    def _of_blocks(self, submission: Submission) -> bool:
+        """Whether an elastic job is one of blocks."""
+        return self._resize == HOT
 
     def _files(self, submission: Submission, job_id: int) -> JobFiles:
         """Its directory."""
@@ -202,20 +255,23 @@ class VirtualStop:
 def job_outcome(world: World, submission: Submission, presence: Sequence[tuple[float, int]]) -> JobOutcome:
     """One submission's; `presence` is (seconds, jobs in the system) in order."""
     app = world.workload.applications[submission.application]
-    job = world.cluster.jobs[world.job_ids[submission.name]]
-    training = world.trainings[job.job_id]
-    ended = job.end_time - EPOCH if job.state is JobState.COMPLETED else None
-    held = sum((a.end - a.start) * sum(a.gpus.values()) for a in job.allocations)
+    job_id = world.job_ids[submission.name]
+    training = world.trainings[job_id]
+    records = world.cluster.records.of(job_id)
+    ends = [record.end_time for record in records if record.state is JobState.COMPLETED]
+    ended = max(ends) - EPOCH if ends and training.finished else None
+    stretches = list(_stretches(records))
+    held = sum((a.end - a.start) * a.gpus for a in stretches)
     return JobOutcome(
         name=submission.name,
         application=submission.application,
         submitted=submission.time,
-        started=job.allocations[0].start - EPOCH if job.allocations else None,
+        started=stretches[0].start - EPOCH if stretches else None,
         ended=ended,
-        running_s=sum(a.end - a.start for a in job.allocations),
+        running_s=sum(a.end - a.start for a in stretches),
         gpu_s=held,
         lost_gpu_s=held - training.trained_s,
-        resizes=max(len(job.allocations) - 1, 0),
+        resizes=max(len(stretches) - 1, 0),
         fair_s=fair_seconds(
             app, submission.epochs, submission.time, ended, presence, world.spec.gpus, world.spec.gpus_per_node
         ),
@@ -227,16 +283,30 @@ def job_outcome(world: World, submission: Submission, presence: Sequence[tuple[f
 
 def run_segments(world: World) -> Iterator[Segment]:
     """The runs of all jobs."""
-    for job in world.cluster.jobs.values():
-        for a in job.allocations:
-            name = job.request.name
-            yield Segment(name, a.start - EPOCH, a.end - EPOCH, sum(a.gpus.values()), len(a.gpus), a.batch)
+    for job_id in world.job_ids.values():
+        for a in _stretches(world.cluster.records.of(job_id)):
+            yield replace(a, start=a.start - EPOCH, end=a.end - EPOCH)
+
+
+def _stretches(records: Sequence[SimulatedJob]) -> Iterator[Segment]:
+    """When a job held which GPUs: a run each, or of a job of blocks the time between two changes."""
+    held = [a for record in records for a in record.allocations]
+    name = records[0].request.name
+    if records[0].array is None:
+        yield from (Segment(name, a.start, a.end, sum(a.gpus.values()), len(a.gpus), a.batch) for a in held)
+        return
+    times = sorted({time for a in held for time in (a.start, a.end)})
+    for start, end in itertools.pairwise(times):
+        there = [a for a in held if a.start <= start and end <= a.end]
+        if there:
+            nodes = {node for a in there for node in a.gpus}
+            gpus = sum(sum(a.gpus.values()) for a in there)
+            yield Segment(name, start, end, gpus, len(nodes), there[-1].batch)
 
 
 def total_goodput(world: World) -> float:
     """Progress of all jobs now, in GPUs that would bring it at their best batch, each alone."""
     return sum(
         training.goodput / training.application.single_goodput(training.position.progress)
-        for job_id, training in world.trainings.items()
-        if not world.cluster.jobs[job_id].ended
+        for job_id, training in ((job_id, world.trainings[job_id]) for job_id in world.cluster.live_ids())
     )

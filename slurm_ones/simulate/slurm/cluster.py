@@ -6,11 +6,12 @@ What it does beyond Slurm's documentation is what real ones were seen to do; tes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from slurm_ones.simulate.slurm.job_records import JobRecords
 from slurm_ones.simulate.slurm.scheduler import (
     UNLIMITED_S,
     Nodes,
@@ -20,10 +21,12 @@ from slurm_ones.simulate.slurm.scheduler import (
     backfill,
     starts,
 )
-from slurm_ones.simulate.slurm.simulated_job import Allocation, Program, Request, SimulatedJob
+from slurm_ones.simulate.slurm.simulated_job import Allocation, Idle, Program, Request, SimulatedJob, TaskArray
 from slurm_ones.simulate.slurm.timeline import ClusterSettings, Timeline
-from slurm_ones.slurm.client import NotResizable, Refused, UnknownJob
-from slurm_ones.slurm.model import JobState, Shape, Snapshot
+from slurm_ones.slurm.client import Refused, UnknownJob
+from slurm_ones.slurm.model import JobKey, JobState, Shape, Snapshot, Task
+
+THROTTLED = "JobArrayTaskLimit"
 
 
 class SimulatedCluster:
@@ -35,10 +38,11 @@ class SimulatedCluster:
         self.settings = settings
         self.timeline = timeline
         self.nodes = Nodes(partitions)
-        self.jobs: dict[int, SimulatedJob] = {}
-        """All jobs ever submitted."""
+        self.records = JobRecords(lambda job: job.events.append(timeline.at(job.begin, lambda: self._wait(job, 0.0))))
+        self.jobs = self.records.jobs
+        """All jobs ever submitted, of arrays what Slurm keeps of their tasks."""
         self.rng = np.random.default_rng([seed, 1])
-        self._known: dict[int, SimulatedJob] = {}
+        self._known = self.records.known
         self._due = False
         self._backfill_due = False
         if settings.node_mtbf_s:
@@ -47,12 +51,9 @@ class SimulatedCluster:
 
     # -- what is seen --------------------------------------------------------------------------------------------
 
-    def get(self, job_id: int) -> SimulatedJob:
-        """The job; raises `UnknownJob` also for one that Slurm no longer knows."""
-        try:
-            return self._known[job_id]
-        except KeyError:
-            raise UnknownJob(f"job {job_id}: Invalid job id specified") from None
+    def get(self, job_id: JobKey) -> SimulatedJob:
+        """See `JobRecords.get`."""
+        return self.records.get(job_id)
 
     def snapshot(self) -> Snapshot:
         """All that Slurm shows now."""
@@ -60,10 +61,14 @@ class SimulatedCluster:
         partitions = {name: spec.to_model() for name, spec in self.nodes.partitions.items()}
         return Snapshot(self.timeline.now, jobs, self.nodes.to_model(), partitions)
 
+    def live_ids(self) -> dict[int, None]:
+        """What sbatch answered for the jobs that have not ended, in the order of submission."""
+        return self.records.live_ids()
+
     @property
     def live(self) -> int:
-        """Jobs that have not ended."""
-        return sum(not job.ended for job in self._known.values())
+        """Jobs that have not ended, an array as one."""
+        return len(self.live_ids())
 
     @property
     def empty(self) -> bool:
@@ -72,17 +77,21 @@ class SimulatedCluster:
 
     # -- what users and operators do -----------------------------------------------------------------------------
 
-    def submit(self, request: Request, program: Callable[[int], Program]) -> int:
-        """A new job, whose program is made for its id. Raises `Refused` for what no partition has."""
+    def submit(self, request: Request, program: Callable[[JobKey], Program]) -> int:
+        """A new job, whose program is made for its id, or for each of an array's tasks.
+
+        Raises `Refused` for what no partition has.
+        """
         default = next(spec.name for spec in self.nodes.partitions.values() if spec.default)
         partition = request.partition or default
         if partition not in self.nodes.partitions:
             raise Refused(f"invalid partition specified: {partition}")
         now, job_id = self.timeline.now, len(self.jobs) + 1
+        array = TaskArray(job_id, program, request.throttle) if request.array_tasks else None
         job = SimulatedJob(
             job_id=job_id,
             request=request,
-            program=program(job_id),
+            program=Idle() if array is not None else program(job_id),
             partition=partition,
             nodes=request.nodes,
             max_nodes=max(request.max_nodes, request.nodes),
@@ -90,78 +99,114 @@ class SimulatedCluster:
             submit_time=now,
             held_by="user" if request.hold else "",
             limit_s=request.time_limit_s or self.settings.time_limit_s,
+            array=array,
+            array_tasks=request.array_tasks,
         )
-        self.jobs[job_id] = self._known[job_id] = job
+        self.records.add(job)
         self._wait(job, request.begin)
         return job_id
 
-    def cancel(self, job_id: int) -> None:
+    def cancel(self, job_id: JobKey) -> None:
         """`scancel`."""
-        job = self.get(job_id)
-        if not job.ended:
-            self._end(job, JobState.CANCELLED, 0)
+        for job in self.records.named(job_id):
+            if not job.ended:
+                self._end(job, JobState.CANCELLED, 0)
 
-    def hold(self, job_id: int, by: str = "user") -> None:
+    def hold(self, job_id: JobKey, by: str = "user") -> None:
         """Set its priority to 0; a hold of a running job takes effect at its next requeue."""
-        job = self.get(job_id)
-        if not job.ended and job.held_by != "admin":
-            job.held_by = by
+        for job in self.records.named(job_id):
+            if not job.ended and job.held_by != "admin":
+                job.held_by = by
 
-    def release(self, job_id: int) -> None:
+    def release(self, job_id: JobKey) -> None:
         """Set its priority anew: it queues from now on."""
-        job = self.get(job_id)
-        if job.held_by:
-            job.held_by, job.requeue_held = "", False
-            if job.pending:
-                self._wait(job, job.begin)
+        for job in self.records.named(job_id):
+            if job.held_by:
+                job.held_by, job.requeue_held = "", False
+                if job.pending:
+                    self._wait(job, job.begin)
 
-    def set_begin(self, job_id: int, time: float) -> None:
+    def set_begin(self, job_id: JobKey, time: float) -> None:
         """Set its earliest start; raises `NotResizable` for a job that does not wait."""
-        job = self.get(job_id)
-        if not job.pending:
-            raise NotResizable(f"job {job_id}: Job is no longer pending execution")
-        if time > self.timeline.now or job.begin:
-            self._wait(job, time)
+        for job in self.records.waiting(job_id):
+            if time > self.timeline.now or job.begin:
+                self._wait(job, time)
 
-    def reshape(self, job_id: int, shape: Shape, *, nodes_alone: bool = False) -> None:
+    def reshape(self, job_id: JobKey, shape: Shape, *, nodes_alone: bool = False) -> None:
         """Give a waiting job other nodes, and unless it has none or `nodes_alone` other GPUs on each."""
-        job = self.get(job_id)
-        if not job.pending:
-            raise NotResizable(f"job {job_id}: Job is no longer pending execution")
-        job.nodes = job.max_nodes = shape.nodes
-        if job.gpus_per_node and not nodes_alone:
-            job.gpus_per_node = shape.gpus_per_node
+        for job in self.records.waiting(job_id):
+            job.nodes = job.max_nodes = shape.nodes
+            if job.gpus_per_node and not nodes_alone:
+                job.gpus_per_node = shape.gpus_per_node
         self._schedule_soon()
 
-    def forbid_shape(self, job_id: int, shape: Shape) -> None:
+    def forbid_shape(self, job_id: JobKey, shape: Shape) -> None:
         """Never start the job at this shape, which Slurm takes: it says BadConstraints once it looks."""
-        job = self.get(job_id)
-        job.forbidden_shapes |= {shape}
+        for job in self.records.named(job_id):
+            job.forbidden_shapes |= {shape}
 
-    def set_comment(self, job_id: int, text: str) -> None:
+    def set_comment(self, job_id: JobKey, text: str) -> None:
         """Change its comment, as its owner may at any time."""
-        job = self.get(job_id)
-        job.request = replace(job.request, comment=text)
+        for job in self.records.named(job_id):
+            job.request = replace(job.request, comment=text)
 
-    def preempt(self, job_id: int) -> None:
+    def preempt(self, job_id: JobKey) -> None:
         """Requeue a running job as preemption does: without a hold."""
-        job = self.get(job_id)
-        if job.running:
-            self._requeue(job, hold=False)
+        for job in self.records.named(job_id):
+            if job.running:
+                self._requeue(job, hold=False)
 
-    def requeue(self, job_id: int, *, hold: bool) -> None:
+    def requeue(self, job_id: JobKey, *, hold: bool) -> None:
         """Let a running job wait again, under the same id; anything else stays as it is."""
-        job = self.get(job_id)
-        if job.running:
-            self._requeue(job, hold=hold)
-        elif job.pending and hold and not job.held_by:
-            job.held_by, job.requeue_held = "user", True
+        for job in self.records.named(job_id):
+            if job.running:
+                self._requeue(job, hold=hold)
+            elif job.pending and hold and not job.held_by:
+                job.held_by, job.requeue_held = "user", True
 
-    def kill(self, job_id: int, code: int) -> None:
+    def kill(self, job_id: JobKey, code: int) -> None:
         """A signal ends its steps, and so the job."""
-        job = self.get(job_id)
-        if job.running:
-            self._end(job, JobState.FAILED, code)
+        for job in self.records.named(job_id):
+            if job.running:
+                self._end(job, JobState.FAILED, code, killed=True)
+
+    # -- arrays --------------------------------------------------------------------------------------------------
+
+    def hold_waiting(self, array_id: int) -> None:
+        """Hold what waits of an array, and nothing that runs."""
+        for job in self.records.known_of(array_id):
+            if job.pending and not job.held_by:
+                job.held_by = "user"
+
+    def reuse(self, task: Task) -> None:
+        """Have a task that has ended wait again, held; one that waits stays as it is. Raises `Refused` for one that
+        runs, that somebody cancelled, or whose last processes are not gone."""
+        job = self.get(task)
+        if job.pending and not job.ending:
+            return
+        if not job.ended or job.ending or job.state is JobState.CANCELLED:
+            shown = job.state.value + ("+COMPLETING" if job.ending else "")
+            raise Refused(f"task {task} is {shown}: only one that has ended by itself waits again")
+        if job.forgotten is not None:
+            job.forgotten.cancel()
+        job.state, job.held_by, job.requeue_held = JobState.PENDING, "user", True
+        self._renew(job)
+
+    def throttle(self, array_id: int, most: int) -> None:
+        """Let so many tasks of the array run at once; 0 for no limit."""
+        array = self.records.arrays.get(array_id)
+        if array is None or not self.records.known_of(array_id):
+            raise UnknownJob(f"job {array_id}: Invalid job id specified")
+        array.throttle = most
+        for record in array.records:
+            record.array = array  # what Slurm last showed of it is stale
+        self._schedule_soon()
+
+    def cancel_waiting(self, array_id: int) -> None:
+        """`scancel --state=PENDING`."""
+        for job in self.records.known_of(array_id):
+            if job.pending:
+                self._end(job, JobState.CANCELLED, 0)
 
     # -- what happens to nodes -----------------------------------------------------------------------------------
 
@@ -183,9 +228,9 @@ class SimulatedCluster:
             if not job.running:
                 continue
             if job.request.requeue:
-                self._requeue(job, hold=False)
+                self._requeue(job, hold=False, killed=True)
             else:
-                self._end(job, JobState.NODE_FAIL, 1)
+                self._end(job, JobState.NODE_FAIL, 1, killed=True)
 
     def _fail_some_time(self, name: str) -> None:
         def fail() -> None:
@@ -200,9 +245,9 @@ class SimulatedCluster:
 
     # -- the life of a job ---------------------------------------------------------------------------------------
 
-    def exited(self, job_id: int, code: int) -> None:
+    def exited(self, job_id: JobKey, code: int) -> None:
         """Its program ended by itself."""
-        job = self.jobs[job_id]
+        job = self.get(job_id) if isinstance(job_id, Task) else self.jobs[job_id]
         if job.running:
             self._end(job, JobState.FAILED if code else JobState.COMPLETED, code, seconds=self.settings.ending_s)
 
@@ -219,6 +264,8 @@ class SimulatedCluster:
 
     def _start(self, job: SimulatedJob, nodes: Sequence[str]) -> None:
         now = self.timeline.now
+        if len(job.array_tasks) > 1:
+            job = self.records.set_apart(job, job.array_tasks[0])
         job.cancel_events()
         job.gpus = dict.fromkeys(nodes, self._per_node(job))
         job.node_list = tuple(nodes)
@@ -233,29 +280,35 @@ class SimulatedCluster:
         self.timeline.changed = True
         job.program.start(job.restart, job.gpus)
 
-    def _requeue(self, job: SimulatedJob, *, hold: bool) -> None:
-        now = self.timeline.now
-        gone = job.program.stop()
+    def _requeue(self, job: SimulatedJob, *, hold: bool, killed: bool = False) -> None:
+        gone = job.program.stop(killed=killed)
         job.cancel_events()
         job.state = JobState.PENDING
-        job.restart += 1
-        job.submit_time = now
         if hold and not job.held_by:
             job.held_by, job.requeue_held = "user", True
         self._end_processes(job, gone)
-        job.start_time, job.node_list = 0.0, ()
+        self._renew(job)
+
+    def _renew(self, job: SimulatedJob) -> None:
+        """It waits for its next run, from the end of the queue."""
+        now = self.timeline.now
+        job.restart += 1
+        job.submit_time = now
+        job.start_time, job.end_time, job.node_list = 0.0, 0.0, ()
         self._wait(job, now + self.settings.requeue_delay_s)
 
-    def _end(self, job: SimulatedJob, state: JobState, code: int, *, seconds: float | None = None) -> None:
+    def _end(
+        self, job: SimulatedJob, state: JobState, code: int, *, seconds: float | None = None, killed: bool = False
+    ) -> None:
         job.cancel_events()
         was_running = job.running
         if was_running and seconds is None:
-            seconds = job.program.stop()
+            seconds = job.program.stop(killed=killed)
         job.state, job.exit_code, job.end_time, job.held_by = state, code, self.timeline.now, ""
         if was_running:
             self._end_processes(job, seconds or 0.0)
         self.timeline.changed = True
-        self.timeline.after(self.settings.min_job_age_s, lambda: self._forget(job.job_id))
+        job.forgotten = self.timeline.after(self.settings.min_job_age_s, lambda: self._forget(job.job_id))
 
     def _forget(self, job_id: int) -> None:
         del self._known[job_id]
@@ -293,8 +346,18 @@ class SimulatedCluster:
         jobs = [
             job for job in self._known.values() if job.startable and job.partition == partition and not job.never_starts
         ]
-        jobs.sort(key=lambda job: (-job.request.priority, job.waits_since, job.job_id))
-        return [job.as_queued(self._per_node(job)) for job in jobs]
+        jobs.sort(key=lambda job: (-job.request.priority, job.waits_since, job.main_id, job.array_tasks))
+        rooms = {array_id: array.room for array_id, array in self.records.arrays.items()} if self.records.arrays else {}
+        queue: list[QueuedJob] = []
+        for job in jobs:
+            count = 1
+            if job.array is not None:
+                count = max(min(len(job.array_tasks), rooms[job.main_id]), 0)
+                rooms[job.main_id] -= count
+                if not count:
+                    job.reason = THROTTLED
+            queue += [job.as_queued(self._per_node(job))] * count
+        return queue
 
     def _schedule(self) -> None:
         """Slurm's main scheduling."""
@@ -309,12 +372,21 @@ class SimulatedCluster:
             chosen, waiting = starts(queue, self.nodes.free(partition), self.nodes.whole(partition))
             for job_id, nodes in chosen:
                 self._start(self.jobs[job_id], nodes)
+            self._say_throttled(job_id for job_id, _ in chosen)
             for job_id in waiting:
                 self.jobs[job_id].reason = "Resources" if job_id == waiting[0] else "Priority"
             if len(waiting) > 1 and not self._backfill_due:
                 self._backfill_due = True
                 every = self.settings.backfill_s
                 self.timeline.at((self.timeline.now // every + 1) * every, self._backfill)
+
+    def _say_throttled(self, job_ids: Iterable[int]) -> None:
+        """Say of the waiting tasks of those jobs' arrays that no more of them may run."""
+        for array in (self.jobs[job_id].array for job_id in job_ids):
+            if array is not None and array.room <= 0:
+                for record in array.records:
+                    if record.startable:
+                        record.reason = THROTTLED
 
     def _backfill(self) -> None:
         """Slurm's backfill. The next round comes when the main scheduling finds that jobs wait behind another."""

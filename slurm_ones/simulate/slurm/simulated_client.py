@@ -8,16 +8,18 @@ import pwd
 import re
 import shlex
 import signal as signals
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
-from slurm_ones.simulate.slurm.simulated_job import Program, Request, SimulatedJob
+from slurm_ones.simulate.slurm.simulated_job import Idle, Program, Request, SimulatedJob
 from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, Unreachable
-from slurm_ones.slurm.model import Job, Shape, Snapshot
+from slurm_ones.slurm.model import Job, JobKey, Shape, Snapshot, Task
 from slurm_ones.slurm.reshape import reshape
 
+MAX_ARRAY_SIZE = 1001
+"""Slurm's default: no task has this number or a higher one."""
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 
 
@@ -56,6 +58,7 @@ def _request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, 
     if given.gres and gpus is None:
         raise Refused(f"sbatch: Invalid generic resource (gres) specification: {given.gres}")
     nodes = int(low)
+    array_tasks, throttle = _tasks(given.array)
     return Request(
         nodes=nodes,
         max_nodes=int(high or low),
@@ -70,7 +73,8 @@ def _request(text: str, arguments: Sequence[str], *, now: float, work_dir: str, 
         begin=_begin(given.begin, now),
         hold=given.hold,
         requeue=not given.no_requeue,
-        array=bool(given.array),
+        array_tasks=array_tasks,
+        throttle=throttle,
         user=user,
         uid=uid,
     )
@@ -91,17 +95,20 @@ def _begin(text: str, now: float) -> float:
     return now + int(match[1]) * UNITS[match[2] or "second"] if match[1] else 0.0
 
 
-class Idle:
-    """A program that does nothing until it is stopped."""
-
-    batch = 0
-
-    def start(self, restart: int, gpus: Mapping[str, int]) -> None:
-        """See `jobs.Program`."""
-
-    def stop(self) -> float:
-        """See `jobs.Program`."""
-        return 0.0
+def _tasks(text: str) -> tuple[tuple[int, ...], int]:
+    """Tasks and throttle of `0-7%1`, `1,3,5-9:2`; none of an empty text."""
+    if not text:
+        return (), 0
+    numbers, _, most = text.partition("%")
+    tasks: set[int] = set()
+    for part in numbers.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        if match is None or int(match[2] or match[1]) >= MAX_ARRAY_SIZE:
+            raise Refused(f"sbatch: Invalid job array specification: {text}")
+        tasks |= {*range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))}
+    if not tasks:
+        raise Refused(f"sbatch: Invalid job array specification: {text}")
+    return tuple(sorted(tasks)), int(most or 0)
 
 
 class SimulatedClient:
@@ -119,7 +126,7 @@ class SimulatedClient:
         uid: int | None = None,
         user: str = "",
         operator: bool = True,
-        programs: Callable[[str], Callable[[int], Program]] = lambda text: lambda job_id: Idle(),
+        programs: Callable[[str], Callable[[JobKey], Program]] = lambda text: lambda job_id: Idle(),
     ) -> None:
         self._cluster = cluster
         self._uid = os.geteuid() if uid is None else uid
@@ -140,9 +147,13 @@ class SimulatedClient:
         self._check_reachable("snapshot")
         return self._cluster.snapshot()
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: JobKey) -> Job:
         self._check_reachable(f"job {job_id}")
-        return self._cluster.get(job_id).to_model()
+        return self._cluster.records.look(job_id)
+
+    def tasks(self, array_id: int) -> tuple[Job, ...]:
+        self._check_reachable(f"tasks of {array_id}")
+        return self._cluster.records.tasks(array_id)
 
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
         self._check_reachable("details")
@@ -165,19 +176,19 @@ class SimulatedClient:
         )
         return self._cluster.submit(request, self._programs(text))
 
-    def requeue_hold(self, job_id: int) -> None:
+    def requeue_hold(self, job_id: JobKey) -> None:
         self._changeable(job_id)
         self._refuse(self._cluster.settings.requeue_refused, f"job {job_id}: Requested operation is presently disabled")
         self._change(f"requeuehold {job_id}", lambda: self._cluster.requeue(job_id, hold=True))
 
-    def hold(self, job_id: int) -> None:
+    def hold(self, job_id: JobKey) -> None:
         self._changeable(job_id)
         self._change(f"uhold {job_id}", lambda: self._cluster.hold(job_id))
 
-    def reshape(self, job_id: int, shape: Shape) -> None:
+    def reshape(self, job_id: JobKey, shape: Shape) -> None:
         reshape(self.job, self._update_shape, job_id, shape)
 
-    def release(self, job_id: int, *, start_now: bool = True) -> None:
+    def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
         job = self._changeable(job_id)
         if job.held_by == "admin" and not self._operator:
             raise NotPermitted(f"release {job_id}: Access/permission denied")
@@ -185,34 +196,59 @@ class SimulatedClient:
             self.defer(job_id, 0.0)
         self._change(f"release {job_id}", lambda: self._cluster.release(job_id))
 
-    def defer(self, job_id: int, until: float) -> None:
+    def defer(self, job_id: JobKey, until: float) -> None:
         self._changeable(job_id)
         self._change(f"StartTime of {job_id}", lambda: self._cluster.set_begin(job_id, until))
 
-    def signal(self, job_id: int, signal: str, *, batch: bool = False) -> None:
+    def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         if f"SIG{signal}" not in signals.Signals.__members__:
             raise Refused(f"scancel: error: Unknown job signal: {signal}")
-        self._changeable(job_id)
+        job = self._changeable(job_id)
+        if job.pending and isinstance(job_id, Task) and signal != "KILL":
+            raise Refused(f"task {job_id} waits: there is nothing that could be sent {signal}")
         if signal in ("KILL", "TERM"):
             code = 128 + signals.Signals[f"SIG{signal}"]
             self._change(f"signal {job_id}", lambda: self._cluster.kill(job_id, code))
 
+    def hold_waiting(self, array_id: int) -> None:
+        self._changeable_array(array_id)
+        self._change(f"uhold {array_id}", lambda: self._cluster.hold_waiting(array_id))
+
+    def reuse(self, task: Task) -> None:
+        self._changeable(task)
+        self._change(f"reuse {task}", lambda: self._cluster.reuse(task))
+
+    def throttle(self, array_id: int, most: int) -> None:
+        self._changeable_array(array_id)
+        self._change(f"throttle {array_id}", lambda: self._cluster.throttle(array_id, most))
+
+    def cancel_waiting(self, array_id: int) -> None:
+        if not self._cluster.records.known_of(array_id):
+            return
+        self._changeable_array(array_id)
+        self._change(f"cancel {array_id}", lambda: self._cluster.cancel_waiting(array_id))
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _update_shape(self, job: Job, shape: Shape) -> None:
-        self._changeable(job.job_id)
+        key = job.key
+        self._changeable(key)
         settings = self._cluster.settings
-        self._refuse(settings.refused, f"job {job.job_id}: Requested node configuration is not available")
+        self._refuse(settings.refused, f"job {key}: Requested node configuration is not available")
         nodes_alone = self._draw(settings.partial)
-        self._change(f"update {job.job_id}", lambda: self._cluster.reshape(job.job_id, shape, nodes_alone=nodes_alone))
+        self._change(f"update {key}", lambda: self._cluster.reshape(key, shape, nodes_alone=nodes_alone))
         if nodes_alone:
-            raise NotResizable(f"job {job.job_id}: Requested node configuration is not available")
+            raise NotResizable(f"job {key}: Requested node configuration is not available")
 
-    def _changeable(self, job_id: int) -> SimulatedJob:
+    def _changeable(self, job_id: JobKey) -> SimulatedJob:
         job = self._cluster.get(job_id)
         if not self._operator and job.request.uid != self._uid:
             raise NotPermitted(f"job {job_id}: Access/permission denied")
         return job
+
+    def _changeable_array(self, array_id: int) -> None:
+        records = self._cluster.records.known_of(array_id)
+        self._changeable(records[0].job_id if records else array_id)
 
     def _change(self, what: str, change: Callable[[], None]) -> None:
         """Make a change; where no answer comes it was made, or not."""

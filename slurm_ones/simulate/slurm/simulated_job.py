@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from slurm_ones.simulate.slurm.scheduler import QueuedJob
 from slurm_ones.simulate.slurm.timeline import Event
-from slurm_ones.slurm.model import ENDED, Job, JobState, Shape
+from slurm_ones.slurm.model import ENDED, Job, JobKey, JobState, Shape
 
 
 class Program(Protocol):
     """What a job does while it runs. It calls the cluster when it exits by itself."""
 
-    batch: int
-    """Global batch in force, for the records."""
+    @property
+    def batch(self) -> int:
+        """Global batch in force, for the records."""
 
     def start(self, restart: int, gpus: Mapping[str, int]) -> None:
         """A run begins on so many GPUs of each node."""
 
-    def stop(self) -> float:
-        """Its processes are to end; returns the seconds until they are gone."""
+    def stop(self, *, killed: bool = False) -> float:
+        """Its processes are to end, or were `killed` with no word to them; returns the seconds until they are gone."""
+
+
+class Idle:
+    """A program that does nothing until it is stopped."""
+
+    batch = 0
+
+    def start(self, restart: int, gpus: Mapping[str, int]) -> None:
+        """See `Program`."""
+
+    def stop(self, *, killed: bool = False) -> float:
+        """See `Program`."""
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,11 @@ class Request:
     hold: bool = False
     requeue: bool = True
     array: bool = False
+    """Part of a heterogeneous job."""
+    array_tasks: tuple[int, ...] = ()
+    """Tasks of the job array, ascending; none for a job that is no array."""
+    throttle: int = 0
+    """Most of its tasks that may run at once; 0 for no limit."""
     batch: bool = True
     priority: int = 1
     """Its place in the queue: higher ones come first, those of one priority as they came."""
@@ -65,8 +84,26 @@ class Allocation:
 
 
 @dataclass
+class TaskArray:
+    """A job array: what its tasks share."""
+
+    array_id: int
+    program: Callable[[JobKey], Program]
+    throttle: int
+    records: list[SimulatedJob] = field(default_factory=list)
+    """Of its tasks; those that wait and that nothing sets apart are in one, which has the array's id."""
+
+    @property
+    def room(self) -> int:
+        """Tasks that may start now."""
+        if not self.throttle:
+            return len(self.records) + sum(len(record.array_tasks) for record in self.records)
+        return self.throttle - sum(record.running or record.ending for record in self.records)
+
+
+@dataclass
 class SimulatedJob:
-    """One job and how it stands."""
+    """One job, or task of an array, and how it stands. Waiting tasks that nothing sets apart are in one."""
 
     job_id: int
     request: Request
@@ -99,8 +136,13 @@ class SimulatedJob:
     """Its last run's processes are not all gone."""
     forbidden_shapes: frozenset[Shape] = frozenset()
     """Shapes that Slurm takes, and at which it never starts the job."""
+    array: TaskArray | None = None
+    array_tasks: tuple[int, ...] = ()
+    """Its task of the array, or several that wait."""
     events: list[Event] = field(default_factory=list)
     """What would happen to its run or wait."""
+    forgotten: Event | None = None
+    """Slurm forgets it, some time after its end."""
     allocations: list[Allocation] = field(default_factory=list)
     _model: Job | None = None
 
@@ -109,6 +151,11 @@ class SimulatedJob:
         super().__setattr__(name, value)
         if name != "_model":
             super().__setattr__("_model", None)
+
+    @property
+    def main_id(self) -> int:
+        """What sbatch answered: its id, or that of its array."""
+        return self.array.array_id if self.array is not None else self.job_id
 
     @property
     def ended(self) -> bool:
@@ -181,7 +228,10 @@ class SimulatedJob:
             work_dir=request.work_dir,
             comment=request.comment,
             priority=0 if self.held_by else request.priority,
-            array=request.array,
+            array=request.array or self.array is not None,
+            array_id=self.array.array_id if self.array is not None else 0,
+            array_tasks=self.array_tasks,
+            throttle=self.array.throttle if self.array is not None else 0,
             batch=request.batch,
             exit_code=self.exit_code,
             eligible_time=self._eligible(),

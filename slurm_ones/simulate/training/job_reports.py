@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from ones_wrapper.protocol import (
     Epoch,
     First,
     Hello,
+    Membership,
     Order,
     Report,
     Spec,
@@ -140,9 +142,17 @@ class Reporter:
         self._resizes = 0
 
     def hello(
-        self, at: Position, batch: int, placement: Sequence[int], launch_s: float, load_s: float, restart: int
+        self,
+        at: Position,
+        batch: int,
+        placement: Sequence[int],
+        launch_s: float,
+        load_s: float,
+        restart: int,
+        *,
+        restored: bool = True,
     ) -> None:
-        """A run begins; its steps are measured from here."""
+        """A run begins; its steps are measured from here. It is `restored` from a checkpoint where there is one."""
         if self._files is None:
             return
         spec, world, now = self.spec, sum(placement), self._timeline.now
@@ -163,7 +173,7 @@ class Reporter:
                 epoch=at.epoch,
                 cursor=at.cursor,
                 step=at.step,
-                checkpoint=f"step-{at.step:09d}" if at.step else "",
+                checkpoint=f"step-{at.step:09d}" if at.step and restored else "",
                 queue_s=max(now - launch_s - load_s - before[0], 0.0) if before is not None else 0.0,
                 launch_s=(1.0 - GROUP) * launch_s,
                 import_s=IMPORTS * launch_s,
@@ -227,6 +237,24 @@ class Reporter:
     def checkpoint(self, at: Position, name: str, seconds: float, order: int | None) -> None:
         """A checkpoint is durable."""
         self._append(Checkpoint(name, at.epoch, at.cursor, at.step, 0, seconds, stall_s=seconds, order=order))
+
+    def membership(
+        self, at: Position, batch: int, placement: Sequence[int], *, blocks: tuple[int, ...], **what: Any
+    ) -> None:
+        """Other blocks train together from here."""
+        now, world = self._timeline.now, sum(placement)
+        self._append(
+            Membership(
+                blocks=blocks,
+                nodes=len(placement),
+                gpus_per_node=placement[0] if len({*placement}) == 1 else 0,
+                world=world,
+                step=at.step,
+                batch=batch,
+                **what,
+            )
+        )
+        self._last = now, world
 
     def bye(self, at: Position, reason: str, code: int = 0) -> None:
         """The run's last words."""

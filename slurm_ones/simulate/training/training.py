@@ -29,6 +29,10 @@ class Phase(str, Enum):
     TRAINING = "training"
     SAVING = "saving"
     DRAINED = "drained"
+    SWITCHING = "switching"
+    """Of a job of blocks: some join or leave."""
+    RECOVERING = "recovering"
+    """Of a job of blocks: one is lost, and the others find each other again."""
 
 
 @dataclass
@@ -109,7 +113,7 @@ class Training:
         self.phase = Phase.LAUNCHING
         self._then(self._timeline.now + self._launch_s + self._load_s, self._loaded)
 
-    def stop(self) -> float:
+    def stop(self, *, killed: bool = False) -> float:
         """Its processes are killed; returns the seconds until the last is gone."""
         if self.phase is Phase.TRAINING:
             self._count_training(self._interval.samples(self._timeline.now, self._left))

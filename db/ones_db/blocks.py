@@ -1,0 +1,108 @@
+"""Blocks of jobs that are job arrays, as Slurm has them, and their memberships, as the jobs report them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, select, text
+
+from ones_db.engine import add_or_replace
+from ones_db.jobs import key_of, keys_of, newest
+from ones_db.records import BlockRecord, MembershipRecord
+from ones_db.tables import BLOCKS, JOBS, MEMBERSHIPS, RUNS
+from ones_wrapper.protocol import Membership
+
+FIELDS = {
+    column.name: "order" if column.name == "order_number" else column.name for column in list(MEMBERSHIPS.columns)[3:]
+}
+"""The field behind each column of a membership's report, those of its line aside."""
+_LISTS = ("blocks", "restarts")
+
+
+def membership_row(run: int, number: int, time: float, report: Membership) -> dict[str, Any]:
+    """The row of a membership that a run reported."""
+    values = {column: getattr(report, field) for column, field in FIELDS.items()}
+    values |= {name: ",".join(map(str, values[name])) for name in _LISTS}
+    return {"run_id": run, "number": number, "time": time, **values}
+
+
+def numbers(listed: str) -> tuple[int, ...]:
+    """The whole numbers in a column that lists them."""
+    return tuple(map(int, listed.split(","))) if listed else ()
+
+
+def record_blocks(connection: Connection, cluster: int, records: Iterable[BlockRecord]) -> None:
+    given = list(records)
+    keys = keys_of(connection, cluster, {record.job_id for record in given})
+    rows = [
+        {**vars(record), "job_id": keys[record.job_id], "node_list": ",".join(record.node_list)} for record in given
+    ]
+    add_or_replace(connection, BLOCKS, ("job_id", "task", "restart"), rows)
+
+
+def blocks(connection: Connection, cluster: int, job_id: int) -> list[BlockRecord]:
+    query = select(BLOCKS).where(BLOCKS.c.job_id == key_of(connection, cluster, job_id))
+    query = query.order_by(BLOCKS.c.start_time, BLOCKS.c.task, BLOCKS.c.restart)
+    return [_block(row, job_id) for row in connection.execute(query).mappings()]
+
+
+def open_blocks(connection: Connection, cluster: int) -> list[BlockRecord]:
+    query = (
+        select(BLOCKS, JOBS.c.job_id.label("slurm_job"))
+        .join(JOBS, JOBS.c.id == BLOCKS.c.job_id)
+        .where(newest(cluster), BLOCKS.c.end_time.is_(None))
+    )
+    return [_block(row, row["slurm_job"]) for row in connection.execute(query).mappings()]
+
+
+def _block(row: Mapping[Any, Any], job_id: int) -> BlockRecord:
+    values = {name: row[name] for name in BlockRecord.__dataclass_fields__}
+    values["node_list"] = tuple(row["node_list"].split(",")) if row["node_list"] else ()
+    return BlockRecord(**{**values, "job_id": job_id})
+
+
+def memberships(
+    connection: Connection, cluster: int, job_id: int, limit: int, order: int | None = None
+) -> list[MembershipRecord]:
+    query = (
+        _memberships()
+        .where(RUNS.c.job_id == key_of(connection, cluster, job_id))
+        .order_by(RUNS.c.restart.desc(), MEMBERSHIPS.c.number.desc())
+        .limit(limit)
+    )
+    if order is not None:
+        query = query.where(MEMBERSHIPS.c.order_number == order)
+    return [membership_record(row, job_id) for row in connection.execute(query).mappings()]
+
+
+def _memberships() -> Any:
+    return select(MEMBERSHIPS, RUNS.c.restart.label("term")).join(RUNS, RUNS.c.id == MEMBERSHIPS.c.run_id)
+
+
+def members_after(runs: Iterable[tuple[int, int]]) -> Any:
+    """The query for the memberships of runs (runs.id) after a report each, with their jobs' ids, in order."""
+    # Written out: SQLAlchemy would take long to compile so many conditions.
+    new = " OR ".join(f"(memberships.run_id = {key:d} AND memberships.number > {number:d})" for key, number in runs)
+    return _with_jobs().where(text(new)).order_by(MEMBERSHIPS.c.number)
+
+
+def all_members(connection: Connection, cluster: int) -> dict[int, list[MembershipRecord]]:
+    """All memberships of a cluster's jobs, by the run (runs.id), in order."""
+    found: dict[int, list[MembershipRecord]] = defaultdict(list)
+    query = _with_jobs().where(JOBS.c.cluster_id == cluster).order_by(MEMBERSHIPS.c.run_id, MEMBERSHIPS.c.number)
+    for row in connection.execute(query).mappings():
+        found[row["run_id"]].append(membership_record(row, row["slurm_id"]))
+    return found
+
+
+def _with_jobs() -> Any:
+    return _memberships().add_columns(JOBS.c.job_id.label("slurm_id")).join(JOBS, JOBS.c.id == RUNS.c.job_id)
+
+
+def membership_record(row: Mapping[Any, Any], job_id: int) -> MembershipRecord:
+    """The record of a row of memberships, with its term."""
+    values = {field: row[column] for column, field in FIELDS.items()}
+    values |= {name: numbers(row[name]) for name in _LISTS}
+    return MembershipRecord(job_id, row["term"], row["number"], row["time"], Membership(**values))

@@ -1,0 +1,289 @@
+"""The contract of all clients, of the tasks of a job array: held until wanted, given any shape, and used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from slurm_ones.slurm.client import NotPermitted, NotResizable, Refused, SlurmClient, UnknownJob
+from slurm_ones.slurm.model import Job, JobState, Shape, Task
+from slurm_ones.testing.site import OPERATOR, OWNER, STRANGER, UNTIL_TOLD, Site
+
+both = pytest.mark.parametrize("user", [OWNER, OPERATOR])
+ELASTIC = ("--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1")
+BLOCKS = ("--array=0-5%1", *ELASTIC)
+APART = "1,2,4,7,11,16,22,29,37,46,56,67,79,92,106,121,137,154,172,191,211,232,254,277,301,326,352,379,407,436"
+"""Tasks in no order that Slurm has a shorter way to write for."""
+
+Call = Callable[[SlurmClient, Task], None]
+
+CHANGING: dict[str, Call] = {
+    "requeue_hold": lambda client, task: client.requeue_hold(task),
+    "hold": lambda client, task: client.hold(task),
+    "reshape": lambda client, task: client.reshape(task, Shape(2, 2)),
+    "release": lambda client, task: client.release(task),
+    "release later": lambda client, task: client.release(task, start_now=False),
+    "defer": lambda client, task: client.defer(task, 2e9),
+    "signal": lambda client, task: client.signal(task, "KILL"),
+}
+"""What is done to a task as to any job."""
+
+
+def shape(job: Job) -> Shape:
+    return Shape(job.nodes, job.gpus_per_node)
+
+
+def waiting(site: Site, array_id: int) -> dict[int, Job]:
+    """The tasks that wait, by their numbers."""
+    return {job.array_tasks[0]: job for job in site.owner.tasks(array_id) if job.pending}
+
+
+def essence(site: Site, array_id: int) -> list[Job]:
+    """The tasks, but for what a refused change alters too: Slurm has taken the task out of the record of many, and
+    22.05 has lifted the throttle for the stranger whom it told that he may not."""
+    tasks = [replace(job, job_id=0, reason="", priority=0) for job in site.owner.tasks(array_id)]
+    return [replace(job, throttle=0) for job in tasks] if site.is_old else tasks
+
+
+def no_throttle(client: SlurmClient) -> Callable[[int], object]:
+    return lambda array_id: client.throttle(array_id, 0)
+
+
+def gone(job: Job) -> bool:
+    return job.ended and not job.completing
+
+
+class TaskContract:
+    """Each test takes a fixture `site`."""
+
+    def test_each_task_is_a_job_of_its_own(self, site: Site) -> None:
+        """Slurm keeps those that wait in one record; they are told apart all the same, and each once."""
+        array_id = site.blocks(*BLOCKS)
+        tasks = site.owner.tasks(array_id)
+        assert [job.key for job in tasks] == [Task(array_id, task) for task in range(6)]
+        assert {job.throttle for job in tasks} == {1}
+        assert [job.running for job in tasks] == [True] + 5 * [False]
+        assert [job.pending for job in tasks] == [False] + 5 * [True]
+        assert not any(job.held for job in tasks) and {shape(job) for job in tasks} == {Shape(1, 1)}
+        for job in tasks:
+            found = site.owner.job(job.key)
+            assert (found.key, found.state, found.array, found.restart) == (job.key, job.state, True, 0)
+            assert (found.array_id, found.array_tasks, found.throttle) == (array_id, job.array_tasks, 1)
+
+    @both
+    def test_a_snapshot_has_each_task_once(self, site: Site, user: str) -> None:
+        """What runs, what waits together, and what waits at a shape of its own."""
+        array_id = site.blocks(*BLOCKS)
+        site.as_(user).hold_waiting(array_id)
+        site.as_(user).reshape(Task(array_id, 3), Shape(2, 2))
+        jobs = [job for job in site.as_(user).snapshot().jobs.values() if job.array_id == array_id]
+        assert sorted(task for job in jobs for task in job.array_tasks) == list(range(6))
+        of_task = {task: job for job in jobs for task in job.array_tasks}
+        assert of_task[0].running and of_task[0].key == Task(array_id, 0) and len(of_task[0].node_list) == 1
+        assert shape(of_task[3]) == Shape(2, 2) and of_task[3].key == Task(array_id, 3)
+        for task in (1, 2, 4, 5):
+            assert (shape(of_task[task]), of_task[task].held, of_task[task].pending) == (Shape(1, 1), True, True)
+        assert all(job.array for job in jobs)
+
+    def test_no_task_of_a_long_list_is_left_out(self, site: Site) -> None:
+        """Slurm cuts such a list after 64 characters unless it is asked not to."""
+        array_id = site.held(f"--array={APART}%1", "--nodes=1")
+        wanted = [int(task) for task in APART.split(",")]
+        assert [job.array_tasks for job in site.owner.tasks(array_id)] == [(task,) for task in wanted]
+        assert list(site.owner.snapshot().jobs[array_id].array_tasks) == wanted
+
+    def test_a_job_that_is_no_array_has_no_tasks(self, site: Site) -> None:
+        """It is told by its id alone."""
+        job_id = site.held("--nodes=1")
+        assert site.owner.tasks(job_id) == ()
+        job = site.owner.job(job_id)
+        assert (job.key, job.array_id, job.array_tasks, job.array) == (job_id, 0, (), False)
+        with pytest.raises(UnknownJob):
+            site.owner.job(Task(job_id, 0))
+
+    @both
+    def test_the_waiting_tasks_are_held_and_what_runs_is_not(self, site: Site, user: str) -> None:
+        """A hold of the array by its id would hold the running task too. Done twice it does no harm."""
+        array_id = site.blocks(*BLOCKS)
+        for _ in range(2):
+            site.as_(user).hold_waiting(array_id)
+            runs, *others = site.owner.tasks(array_id)
+            assert (runs.running, runs.held) == (True, False)
+            assert all((job.held, job.admin_held, job.pending) == (True, False, True) for job in others)
+            assert len(others) == 5
+
+    @both
+    def test_blocks_come_and_go_beside_what_runs(self, site: Site, user: str) -> None:
+        """Held, another shape, released, beside task 0; it completes, is held again, and runs at a third shape."""
+        client = site.as_(user)
+        array_id = site.blocks(*BLOCKS)
+        block = Task(array_id, 3)
+        client.hold_waiting(array_id)
+        client.throttle(array_id, 0)
+        assert {job.throttle for job in site.owner.tasks(array_id)} == {0}
+        client.reshape(block, Shape(2, 2))
+        assert shape(client.job(block)) == Shape(2, 2)
+        assert all(shape(job) == Shape(1, 1) for task, job in waiting(site, array_id).items() if task != 3)
+        client.release(block)
+        job = site.wait(block, lambda job: job.running, "RUNNING")
+        assert (job.key, shape(job), len(job.node_list), job.restart) == (block, Shape(2, 2), 2, 0)
+        assert site.owner.job(Task(array_id, 0)).running
+        assert waiting(site, array_id).keys() == {1, 2, 4, 5}
+        assert all(job.held for job in waiting(site, array_id).values())
+
+        assert site.finish(block).state is JobState.COMPLETED
+        client.reuse(block)
+        job = site.wait(block, lambda job: job.pending and not job.completing, "PENDING again")
+        assert (job.key, job.held, job.admin_held, job.restart) == (block, True, False, 1)
+        for _ in range(2):  # asking again does no harm
+            client.reuse(block)
+            client.reshape(block, Shape(1, 3))
+        client.release(block)
+        job = site.wait(block, lambda job: job.running, "RUNNING again")
+        assert (job.key, shape(job), len(job.node_list), job.restart) == (block, Shape(1, 3), 1, 1)
+        first = site.owner.job(Task(array_id, 0))
+        assert first.running and first.restart == 0
+
+    def test_whole_nodes(self, site: Site) -> None:
+        """Where Slurm knows of no GPUs, a block is its nodes."""
+        array_id = site.blocks("--array=0-2%1", "--nodes=1", "--partition=whole")
+        block = Task(array_id, 1)
+        site.owner.hold_waiting(array_id)
+        site.owner.throttle(array_id, 0)
+        for wanted, restart in ((2, 0), (3, 1)):
+            site.owner.reshape(block, Shape(wanted, 4))
+            site.owner.release(block)
+            job = site.wait(block, lambda job: job.running, "RUNNING")
+            assert (job.nodes, len(job.node_list), job.restart) == (wanted, wanted, restart)
+            if not restart:
+                site.finish(block)
+                site.owner.reuse(block)
+                site.wait(block, lambda job: job.pending and not job.completing, "PENDING again")
+
+    def test_a_throttle_keeps_the_others_waiting_until_it_is_raised(self, site: Site) -> None:
+        """What an array is submitted with, and what starts where nobody holds the others."""
+        array_id = site.blocks(*BLOCKS)
+        site.pass_time(2.5)  # two rounds of the scheduler
+        assert waiting(site, array_id).keys() == {1, 2, 3, 4, 5}
+        site.owner.throttle(array_id, 2)
+        site.wait(Task(array_id, 1), lambda job: job.running, "RUNNING")
+        assert waiting(site, array_id).keys() == {2, 3, 4, 5}
+
+    @both
+    def test_a_throttle_changes_after_a_task_has_ended(self, site: Site, user: str) -> None:
+        """Slurm complains of the ended task, and has done as it was told."""
+        array_id = site.blocks(*BLOCKS)
+        site.owner.hold_waiting(array_id)
+        site.finish(Task(array_id, 0))
+        for most in (3, 0):
+            site.as_(user).throttle(array_id, most)
+            assert {job.throttle for job in waiting(site, array_id).values()} == {most}
+
+    def test_a_block_that_runs_is_requeued_alone(self, site: Site) -> None:
+        """As any job; the others stay held, so none takes its place."""
+        array_id = site.blocks(*BLOCKS)
+        block = Task(array_id, 0)
+        site.owner.hold_waiting(array_id)
+        site.owner.requeue_hold(block)
+        job = site.wait(block, lambda job: job.pending and not job.completing, "PENDING")
+        assert (job.key, job.held, job.restart, job.requeue_held) == (block, True, 1, True)
+        assert waiting(site, array_id).keys() == set(range(6))
+        site.owner.release(block)
+        assert site.wait(block, lambda job: job.running, "RUNNING again").restart == 1
+
+    def test_a_task_is_deferred_alone(self, site: Site) -> None:
+        """Its own earliest start, not that of the others."""
+        array_id = site.held(*BLOCKS)
+        later = float(int(site.now()) + 1000)
+        site.owner.defer(Task(array_id, 2), later)
+        times = {job.array_tasks[0]: job.eligible_time for job in site.owner.tasks(array_id)}
+        assert times.pop(2) == later and set(times.values()) == {0.0}
+
+    def test_only_what_ended_by_itself_is_used_again(self, site: Site) -> None:
+        """One that runs would be killed, and one that its owner cancelled come back to life."""
+        array_id = site.blocks(*BLOCKS)
+        with pytest.raises(Refused):
+            site.owner.reuse(Task(array_id, 0))
+        assert site.owner.job(Task(array_id, 0)).running
+        before = site.owner.job(Task(array_id, 1))
+        site.owner.reuse(Task(array_id, 1))
+        assert site.owner.job(Task(array_id, 1)) == before
+        site.owner.hold_waiting(array_id)
+        site.cancel(array_id)
+        site.wait(Task(array_id, 0), gone, "cancelled")
+        with pytest.raises(Refused):
+            site.owner.reuse(Task(array_id, 0))
+        assert site.owner.job(Task(array_id, 0)).state is JobState.CANCELLED
+
+    @both
+    def test_what_waits_is_cancelled_and_what_runs_goes_on(self, site: Site, user: str) -> None:
+        """Held or not, reshaped or not, used before or not. Done again it does no harm, nor after the end of all."""
+        client = site.as_(user)
+        array_id = site.blocks(*BLOCKS)
+        client.hold_waiting(array_id)
+        client.throttle(array_id, 0)
+        client.reshape(Task(array_id, 3), Shape(4, 4))
+        for task in (1, 2):
+            client.release(Task(array_id, task))
+            site.wait(Task(array_id, task), lambda job: job.running, "RUNNING")
+        site.finish(Task(array_id, 2))
+        client.reuse(Task(array_id, 2))
+        client.release(Task(array_id, 3), start_now=False)
+        for _ in range(2):
+            client.cancel_waiting(array_id)
+            assert waiting(site, array_id) == {}
+            assert [job.array_tasks[0] for job in site.owner.tasks(array_id) if job.running] == [0, 1]
+        site.cancel(array_id)
+        for task in (0, 1):
+            site.wait(Task(array_id, task), gone, "cancelled")
+        client.cancel_waiting(array_id)
+
+    def test_several_tasks_are_not_reshaped_at_once(self, site: Site) -> None:
+        """The array's id names all of them."""
+        array_id = site.held(*BLOCKS)
+        with pytest.raises(NotResizable, match="tasks"):
+            site.owner.reshape(array_id, Shape(2, 2))
+        assert {shape(job) for job in site.owner.tasks(array_id)} == {Shape(1, 1)}
+
+    def test_a_stranger_changes_nothing_of_an_array(self, site: Site) -> None:
+        """Neither of a task that waits, nor of one that runs or has ended, nor of all."""
+        array_id = site.blocks("--array=0-3%2", *ELASTIC)
+        site.wait(Task(array_id, 1), lambda job: job.running, "RUNNING")
+        stranger = site.as_(STRANGER)
+        before = essence(site, array_id)
+        for call in CHANGING.values():
+            with pytest.raises(NotPermitted):
+                call(stranger, Task(array_id, 2))
+        for change in (stranger.hold_waiting, stranger.cancel_waiting, no_throttle(stranger)):
+            with pytest.raises(NotPermitted):
+                change(array_id)
+        with pytest.raises(NotPermitted):
+            stranger.signal(Task(array_id, 1), "KILL")
+        assert essence(site, array_id) == before
+        site.owner.hold_waiting(array_id)
+        site.finish(Task(array_id, 1))
+        with pytest.raises(NotPermitted):
+            stranger.reuse(Task(array_id, 1))
+        assert site.owner.job(Task(array_id, 1)).state is JobState.COMPLETED
+
+    @pytest.mark.parametrize("known", [True, False])
+    def test_a_task_that_never_was(self, site: Site, known: bool) -> None:
+        """Of an array that there is, and of none: every call says so in the same way."""
+        task = Task(site.held("--array=0-2%1", "--nodes=1", text=UNTIL_TOLD) if known else 999_999, 77)
+        for call in CHANGING.values():
+            with pytest.raises(UnknownJob):
+                call(site.owner, task)
+        with pytest.raises(UnknownJob):
+            site.owner.reuse(task)
+        with pytest.raises(UnknownJob):
+            site.owner.job(task)
+
+    def test_an_array_that_never_was(self, site: Site) -> None:
+        """Nothing of it waits, so that to cancel that is no error."""
+        calls: list[Callable[[int], object]] = [site.owner.tasks, site.owner.hold_waiting, no_throttle(site.owner)]
+        for call in calls:
+            with pytest.raises(UnknownJob):
+                call(999_999)
+        site.owner.cancel_waiting(999_999)

@@ -1,0 +1,206 @@
+"""A job of blocks that trains nothing, on real Slurms: what the companion does to blocks, whoever it works for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ones_wrapper.protocol import Bye
+from slurm_ones.act.transitions import State
+from slurm_ones.slurm.model import JobState
+from tests.cluster import Cluster, paths
+from tests.cluster.sites import OPERATOR
+from tests.endtoend.harness import Harness
+
+pytestmark = pytest.mark.cluster
+QUICK = "max_wait_s = 30\nadvance_s = 0.1"
+
+
+@dataclass
+class Site:
+    """Where a companion works, and for whom."""
+
+    harness: Harness
+    owner: bool
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        cluster = self.harness.cluster
+        self.user = "alice" if self.owner else OPERATOR if cluster.accounting else "slurm"
+        self.spool = self.harness.folder("spool")
+        cluster.run(["chown", self.user, f"/scratch/{self.spool.name}"], user="root")
+        self.spool.chmod(0o755)
+        self.inside = f"/scratch/{self.spool.name}"
+
+    def submit(self, *options: str, **env: str) -> int:
+        """A job of blocks that trains."""
+        env |= {} if self.owner else {"ONES_SPOOL": self.inside}
+        if self.whole:
+            whole = ("--partition=whole", "--gres=none", "--comment=ones: nodes=1-4 batch=16-64 array=blocks")
+            options, env = (*whole, *options), {"ONES_GPUS_PER_NODE": "4", **env}
+        job_id = self.harness.blocks(*options, **env)
+        self.harness.membership(job_id, lambda m: m.why == "first", "first membership")
+        return job_id
+
+    def settings(self) -> str:
+        scope = {"scope": '"own"'} if self.owner else {"scope": '"all"', "spool": f'"{self.inside}"'}
+        whole = {"whole_node_gpus": "{whole = 4}"} if self.whole else {}
+        return self.harness.settings(self.user, resize=QUICK, **scope, **whole)
+
+    def start(self, settings: str, steps: dict[int, Any]) -> subprocess.Popen[str]:
+        """A companion whose policy wants these sizes."""
+        command = [self.harness.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(steps)]
+        return self.harness.start(command, settings, user=self.user, cwd=paths.REPOSITORY)
+
+    def resize(self, settings: str, steps: dict[int, Any], timeout_s: float = 60.0) -> None:
+        """Have the companion reach these sizes, and end."""
+        process = self.start(settings, steps)
+        try:
+            assert process.wait(timeout_s) == 0, self.harness.companion_log(settings)[-6000:]
+        except subprocess.TimeoutExpired:
+            tasks = [self.harness.tasks(job_id) for job_id in steps]
+            log = self.harness.companion_log(settings)[-6000:]
+            raise AssertionError(f"not within {timeout_s:.0f} s: {steps}, {tasks}\n{log}") from None
+
+
+@pytest.fixture(params=["gres owner", "gres operator", "gres owner whole", "old owner", "old operator"])
+def site(request: pytest.FixtureRequest) -> Any:
+    name, who, *whole = request.param.split()
+    cluster: Cluster = request.getfixturevalue(name)
+    site = Site(Harness(cluster), who == "owner", bool(whole))
+    yield site
+    site.harness.clear()
+
+
+def nobody_left_held_or_running(site: Site, job_id: int) -> None:
+    """What trains runs; every other task waits in a user's hold, or has completed."""
+    trains = site.harness.memberships(job_id)[-1].blocks
+    deadline = time.monotonic() + 15
+    while True:
+        tasks = site.harness.tasks(job_id)
+        wrong = {
+            number: task
+            for number, task in tasks.items()
+            if (task.state != "RUNNING" if number in trains else not (task.held or task.state == "COMPLETED"))
+        }
+        if not wrong:
+            return
+        assert time.monotonic() < deadline, f"trains: {trains}, but {wrong}"
+        time.sleep(0.2)
+
+
+def test_a_job_grows_and_shrinks_while_it_trains(site: Site) -> None:
+    """1 → 2 → 4 → 1, nodes where whole nodes are handed out: no run ends, nothing is left behind, and it is one job
+    to Slurm's users, the database and `slurm-ones jobs`."""
+    job_id = site.submit()
+    unit = 4 if site.whole else 1
+    settings = site.settings()
+    sizes = [2 * unit, 4 * unit, unit]
+    site.resize(settings, {job_id: [[0, gpus, 32] for gpus in sizes]})
+    told = site.harness.memberships(job_id)
+    assert [m.world for m in told] == [unit, *sizes], told
+    assert [m.why for m in told] == ["first", "order", "order", "order"]
+    assert all(m.restarts == (0,) * len(m.blocks) for m in told[:-1])
+    nobody_left_held_or_running(site, job_id)
+    with site.harness.store(settings) as store:
+        resizes = store.resizes(job_id)
+        assert [(r.state, r.mechanism) for r in resizes] == [(State.DONE, "blocks")] * 3
+        assert [bool(r.added) for r in resizes] == [True, True, False]
+        # None of its tasks is a job of its own.
+        arrays = site.harness.cluster.run(["squeue", "-h", "--states=all", "-o", "%F"], user="root").stdout.split()
+        assert job_id in store.jobs() and {*store.jobs()} <= {*map(int, arrays)}
+        assert not store.open_resizes()
+    command = ["slurm-ones", "jobs", "--json", "--config", settings]
+    jobs = json.loads(site.harness.cluster.run(command, user=site.user).stdout)
+    assert job_id in [job["job_id"] for job in jobs]
+
+
+def test_one_job_uses_its_blocks_again(site: Site) -> None:
+    """More growths than the array has tasks: what has completed waits again, and is used again."""
+    job_id = site.submit("--array=0-2%1")
+    settings = site.settings()
+    unit = 4 if site.whole else 1
+    site.resize(settings, {job_id: [[0, gpus * unit, 32] for gpus in (2, 1, 3, 1, 2)]}, timeout_s=120)
+    told = site.harness.memberships(job_id)
+    assert [m.world // unit for m in told] == [1, 2, 1, 3, 1, 2]
+    nobody_left_held_or_running(site, job_id)
+
+
+def test_the_end_of_a_job_cancels_what_waits(site: Site) -> None:
+    """And it ends well, with two blocks that trained."""
+    job_id = site.submit(LIGHT_STEPS="300", LIGHT_STEP_S="0.05")
+    unit = 4 if site.whole else 1
+    settings = site.settings()
+    site.resize(settings, {job_id: [[0, 2 * unit, 32]]})
+    deadline = time.monotonic() + 60
+    while any(task.state in ("RUNNING", "PENDING", "COMPLETING") for task in site.harness.tasks(job_id).values()):
+        assert time.monotonic() < deadline, site.harness.tasks(job_id)
+        time.sleep(0.3)
+    assert {task.state for task in site.harness.tasks(job_id).values()} <= {"COMPLETED", "CANCELLED"}
+    # The next companion finds that it ended well.
+    site.resize(settings, {})
+    with site.harness.store(settings) as store:
+        assert store.jobs([job_id])[job_id].state == JobState.COMPLETED.value
+
+
+@pytest.mark.parametrize("victim", ["newcomer", "member", "leader"])
+def test_a_block_that_its_owner_cancels_stays_cancelled(gres: Cluster, victim: str) -> None:
+    """Training goes on with those that are left, which another of them leads where it was the leader's."""
+    site = Site(Harness(gres), owner=True)
+    try:
+        harness = site.harness
+        job_id = site.submit(LIGHT_READY_S="3" if victim == "newcomer" else "0.2")
+        settings = site.settings()
+        if victim == "newcomer":
+            companion = site.start(settings, {job_id: [[0, 2, 32]]})
+            deadline = time.monotonic() + 30
+            while not (taken := [n for n, t in harness.tasks(job_id).items() if t.state == "RUNNING" and n]):
+                assert time.monotonic() < deadline, harness.companion_log(settings)
+                time.sleep(0.1)
+            harness.cluster.run(["scancel", f"{job_id}_{taken[0]}"])
+            # It is taken back, or another block comes in its place.
+            assert companion.wait(90) == 0, harness.companion_log(settings)
+        else:
+            site.resize(settings, {job_id: [[0, 2, 32]]})
+            blocks = harness.memberships(job_id)[-1].blocks
+            taken = [blocks[0] if victim == "leader" else blocks[1]]
+            harness.cluster.run(["scancel", f"{job_id}_{taken[0]}"])
+            harness.membership(job_id, lambda m: taken[0] not in m.blocks, "membership without it")
+            site.resize(settings, {job_id: [[0, 3, 32]]})
+        if victim == "leader":
+            assert any(isinstance(r, Bye) and r.reason == "moved" for r in harness.reports(job_id, 0))
+        assert harness.tasks(job_id)[taken[0]].state == "CANCELLED"
+        assert taken[0] not in harness.memberships(job_id)[-1].blocks
+        with harness.store(settings) as store:
+            assert not store.open_resizes()
+    finally:
+        site.harness.clear()
+
+
+def test_cancelling_the_job_leaves_nothing(site: Site) -> None:
+    """`scancel JOB` in the middle of a growth: no task runs or waits, and nothing comes back."""
+    job_id = site.submit(LIGHT_READY_S="3")
+    unit = 4 if site.whole else 1
+    settings = site.settings()
+    companion = site.start(settings, {job_id: [[0, 3 * unit, 32]]})
+    deadline = time.monotonic() + 30
+    while sum(task.state == "RUNNING" for task in site.harness.tasks(job_id).values()) < 2:
+        assert time.monotonic() < deadline, site.harness.companion_log(settings)
+        time.sleep(0.1)
+    site.harness.cluster.run(["scancel", str(job_id)])
+    deadline = time.monotonic() + 30
+    while True:
+        tasks = site.harness.tasks(job_id)
+        if all(task.state in ("CANCELLED", "COMPLETED") for task in tasks.values()):
+            break
+        assert time.monotonic() < deadline, tasks
+        time.sleep(0.3)
+    site.harness.resize_ended(settings, job_id)
+    time.sleep(2)
+    assert all(task.state in ("CANCELLED", "COMPLETED") for task in site.harness.tasks(job_id).values())
+    companion.terminate()

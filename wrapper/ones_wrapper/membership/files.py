@@ -1,0 +1,288 @@
+"""How the blocks of a job find each other: the folder `hot/` in the job's directory.
+
+::
+
+    leader-<term>.json   where the leader of a term is (`Leader`); each is made once, and the highest term counts
+    over                 the job has ended: a block that starts now has nothing to do
+
+Several blocks may look for a leader at once. A term is claimed by linking a whole file to its name, which one of them
+can do. The standard library alone: `ones-run` looks here before torch is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import socket
+import stat
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ones_wrapper.job_io import log, not_ours
+from ones_wrapper.protocol import HOT
+
+OVER = "over"
+KEPT = 8
+"""Leader files that stay, for people who look what happened."""
+MOST_BYTES = 4096
+_MOST_ENTRIES = 10_000
+_STALE_S = 3600.0
+_NAME = re.compile(r"leader-(0|[1-9]\d{0,8})\.json", re.ASCII)
+_HOST = re.compile(r"[A-Za-z0-9._:%-]{1,255}", re.ASCII)
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,200}", re.ASCII)
+
+
+class FolderError(Exception):
+    """The folder can't be used; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One start of one task of a job of blocks."""
+
+    array: int
+    """Job id of the array, which names the job."""
+    task: int
+    restart: int
+    """How often Slurm requeued the task."""
+
+
+def own_block(env: Mapping[str, str]) -> Block | None:
+    """The block that this process belongs to; None for a plain job, and for a task of an array that is a job of its
+    own (a sweep's)."""
+    if env.get("ONES_BLOCKS") != "1":
+        return None
+    values = [env.get(name) or "" for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")]
+    values.append(env.get("SLURM_RESTART_COUNT") or "0")
+    if not all(value.isascii() and value.isdigit() for value in values):
+        return None
+    return Block(*map(int, values))
+
+
+@dataclass(frozen=True)
+class Leader:
+    """Where the blocks of a term meet."""
+
+    term: int
+    """From 0, as restarts are counted."""
+    host: str
+    port: int
+    """Of the store that the leader's rank 0 keeps."""
+    token: str
+    """What a peer must know, so that nobody else's process is taken for one."""
+    task: int
+    restart: int
+    """Slurm's count of the task's requeues."""
+
+
+def living(leader: Leader, timeout_s: float = 2.0) -> bool:
+    """Whether something answers where the leader was."""
+    try:
+        socket.create_connection((leader.host, leader.port), timeout_s).close()
+    except OSError:
+        return False
+    return True
+
+
+class HotFolder:
+    """The folder of one job."""
+
+    def __init__(self, job_dir: Path, array: int) -> None:
+        self.path = job_dir / HOT
+        self._array = array
+        self._said: set[str] = set()
+
+    def prepare(self) -> None:
+        """Make the folder, for its owner alone, or check the one that is there. Raises `FolderError`."""
+        try:
+            self.path.mkdir(0o700)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise FolderError(f"{self.path}: cannot be made ({error.strerror})") from None
+        if why := not_ours(self.path):
+            raise FolderError(f"{self.path}: {why}")
+        # Checked first: the mode of what a link names is not ours to change.
+        with suppress(OSError):
+            self.path.chmod(0o700)
+
+    def newest(self) -> Leader | None:
+        """The leader of the highest term whose file is sound; None where there is none. Others are passed over, and
+        named in the log once."""
+        for term in self._terms():
+            leader = self._read(term)
+            if leader is not None:
+                return leader
+        return None
+
+    def next_term(self) -> int:
+        """The term to claim next: the first after the newest leader's whose name is free, since a file that isn't
+        sound keeps its name."""
+        newest, taken = self.newest(), set(self._terms())
+        term = newest.term + 1 if newest else 0
+        while term in taken:
+            term += 1
+        return term
+
+    def claim(self, leader: Leader) -> bool:
+        """Make the term this leader's. False where that term or a later one is another's, or the file can't be written.
+
+        Of several that claim a term at once one gets it. Raises ValueError for a leader that nobody could read.
+        """
+        text = json.dumps(asdict(leader) | {"array": self._array}).encode()
+        self._decoded(text, leader.term)
+        if self._later(leader.term - 1):
+            return False
+        path = self._file(leader.term)
+        new = self.path / f".{path.name}-{secrets.token_hex(8)}"
+        try:
+            _write(new, text)
+            try:
+                os.link(new, path)
+                won = True
+            except OSError:
+                # A server that answers late may have made the link all the same.
+                won = new.lstat().st_nlink > 1
+            new.unlink()
+        except OSError as error:
+            self._say(f"{path} cannot be written ({error.strerror})")
+            return False
+        # Whoever took a later term did so while this one was free: it was ours for an earlier look than theirs.
+        if won and self._later(leader.term):
+            with suppress(OSError):
+                path.unlink()
+            return False
+        if won:
+            self._prune(leader.term)
+        return won
+
+    def over(self) -> bool:
+        """Whether the job has ended."""
+        try:
+            # A directory may have been another job's before.
+            return _read_own(self.path / OVER).strip() == str(self._array).encode()
+        except (OSError, ValueError):
+            return False
+
+    def end(self) -> None:
+        """The job has ended; a failure is logged."""
+        new = self.path / f".{OVER}-{secrets.token_hex(8)}"
+        try:
+            _write(new, f"{self._array}\n".encode())
+            new.replace(self.path / OVER)
+        except OSError as error:
+            self._say(f"{self.path / OVER} cannot be written ({error.strerror}): cancel tasks that still wait")
+
+    def _terms(self) -> list[int]:
+        """Terms that files are named for, the highest first."""
+        found: list[int] = []
+        try:
+            with os.scandir(self.path) as entries:
+                for count, entry in enumerate(entries):
+                    if count >= _MOST_ENTRIES:
+                        self._say(f"{self.path} has more than {_MOST_ENTRIES} files; only so many are looked at")
+                        break
+                    if match := _NAME.fullmatch(entry.name):
+                        found.append(int(match[1]))
+        except OSError:
+            return []
+        return sorted(found, reverse=True)
+
+    def _later(self, term: int) -> bool:
+        """Whether a sound file is of a later term."""
+        newest = self.newest()
+        return newest is not None and newest.term > term
+
+    def _file(self, term: int) -> Path:
+        return self.path / f"leader-{term}.json"
+
+    def _read(self, term: int) -> Leader | None:
+        path = self._file(term)
+        try:
+            return self._decoded(_read_own(path), term)
+        except FileNotFoundError:  # pruned since
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)[:200]
+            self._say(f"{path} is ignored: {why}")
+            return None
+
+    def _decoded(self, text: bytes, term: int) -> Leader:
+        """Raises ValueError."""
+        data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError("not a JSON object")
+        if data.get("array") != self._array or isinstance(data["array"], bool):
+            raise ValueError(f"array: {data.get('array')!r:.40} is another job than {self._array}")
+        leader = Leader(
+            _count(data, "term", 0, 10**9),
+            _text(data, "host", _HOST),
+            _count(data, "port", 1, 65_535),
+            _text(data, "token", _TOKEN),
+            _count(data, "task", 0, 2**31),
+            _count(data, "restart", 0, 2**31),
+        )
+        if leader.term != term:
+            raise ValueError(f"term: {leader.term} is not the {term} of its name")
+        return leader
+
+    def _prune(self, newest: int) -> None:
+        """Remove the oldest files: only of terms that nobody can be claiming any more."""
+        for term in self._terms():
+            if term <= newest - KEPT:
+                with suppress(OSError):
+                    self._file(term).unlink()
+        for path in self.path.glob(".leader-*"):  # of claims that were killed
+            with suppress(OSError):
+                if time.time() - path.lstat().st_mtime > _STALE_S:
+                    path.unlink()
+
+    def _say(self, text: str) -> None:
+        if text not in self._said and len(self._said) < 100:
+            self._said.add(text)
+            log(text)
+
+
+def _read_own(path: Path) -> bytes:
+    """What a small file of this user says. Raises OSError or ValueError."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        state = os.fstat(file)
+        if not stat.S_ISREG(state.st_mode):
+            raise ValueError("is not a regular file")
+        if state.st_uid != os.geteuid():
+            raise ValueError(f"belongs to user {state.st_uid}, not to you")
+        if state.st_size > MOST_BYTES:
+            raise ValueError(f"is larger than {MOST_BYTES} bytes")
+        return os.read(file, MOST_BYTES + 1)
+    finally:
+        os.close(file)
+
+
+def _write(path: Path, text: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, text)
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _count(data: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    value = data.get(name)
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{name}: {value!r:.40} is not a number from {least} to {most}")
+    return value
+
+
+def _text(data: Mapping[str, Any], name: str, pattern: re.Pattern[str]) -> str:
+    value = data.get(name)
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ValueError(f"{name}: {value!r:.40} is not of the allowed characters")
+    return value
