@@ -157,8 +157,8 @@ def simulate(
     resize: Annotated[
         str,
         typer.Option(
-            help="How jobs change size: requeue, or hot (blocks join and leave while the job trains; needs "
-            "--idealized). Costs measured on a real Slurm can be changed as hot:launch_s=7,pause_s=0.3,"
+            help="How jobs change size: requeue, or hot (blocks join and leave while the job trains). "
+            "Costs measured on a real Slurm can be changed as hot:launch_s=7,pause_s=0.3,"
             "shrink_pause_s=0.03,bytes_per_s=6.5e8."
         ),
     ] = "requeue",

@@ -120,6 +120,7 @@ def _apply_hot(
 ) -> None:
     """Put the schedule in force as far as nothing else is under way: see `plan_hot`."""
     changes: list[tuple[IdealizedJob, Allocation]] = []
+    same: list[IdealizedJob] = []
     for job in live:
         got = schedule.allocations.get(job.job_id)
         if job.change is not None or job.starting:
@@ -130,11 +131,14 @@ def _apply_hot(
             changes.append((job, got))
         else:
             job.batch = got.batch
+            same.append(job)
     if not spread:
         changes.sort(key=lambda pair: -pair[1].shape.gpus)
     asked = [Asked(job.job_id, got.shape, job.nodes, job.mechanism.prepare_s(job.application)) for job, got in changes]
-    plans = plan_hot(cluster, [_holding(job) for job in live], asked, spread)
-    for job, got in changes:
+    apart = [] if spread or not changes else [(job, job.shape) for job in same if job.shape and job.scattered(now)]
+    scattered = [Asked(job.job_id, shape, job.nodes, job.mechanism.prepare_s(job.application)) for job, shape in apart]
+    plans = plan_hot(cluster, [_holding(job) for job in live], asked, spread, scattered)
+    for job, got in [*changes, *((job, Allocation(shape, job.batch)) for job, shape in apart)]:
         plan = plans.get(job.job_id)
         if plan is not None:
             job.go(now, got.shape, plan, got.batch)

@@ -17,6 +17,8 @@ from slurm_ones.simulate.training.training_progress import EarlyStopping
 from slurm_ones.slurm.model import Shape
 
 EPSILON = 1e-9
+SETTLED_S = 120.0
+"""A hot job moves to fewer nodes so long after it was last given any."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class IdealizedJob:
     lost_gpu_s: float = 0.0
     resizes: int = 0
     changed_epoch: int = 0
+    placed: float = 0.0
+    """When it was last given nodes."""
 
     def __post_init__(self) -> None:
         app, asked = self.application, self.submission
@@ -128,9 +132,14 @@ class IdealizedJob:
         self.starting = True
         self._hold(shape, nodes, batch, self.mechanism.start_s(self.application))
 
+    def scattered(self, now: float) -> bool:
+        """Whether it has for a while been on more nodes than it needs."""
+        needed = nodes_of(self.cluster, sum(self.nodes.values()))
+        return len(self.nodes) > needed and now - self.placed >= SETTLED_S
+
     def go(self, now: float, shape: Shape, plan: Plan, batch: int) -> None:
         """Come to the shape as planned: at once where that takes no GPU that it has not."""
-        app = self.application
+        app, self.placed = self.application, now
         if self.shape is None and not plan.wait_s:
             self.start(now, shape, plan.nodes, batch)
             return

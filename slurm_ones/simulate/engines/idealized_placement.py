@@ -113,8 +113,16 @@ class Plan(NamedTuple):
     """Until the others are free."""
 
 
-def plan_hot(cluster: ClusterView, holding: Sequence[Holding], asked: Sequence[Asked], spread: bool) -> dict[int, Plan]:
+def plan_hot(
+    cluster: ClusterView,
+    holding: Sequence[Holding],
+    asked: Sequence[Asked],
+    spread: bool = False,
+    scattered: Sequence[Asked] = (),
+) -> dict[int, Plan]:
     """How each job that is asked for, in this order, comes to its GPUs; those that cannot now are left out.
+
+    Jobs that are `scattered` keep their size, and move where that takes fewer nodes of them.
 
     Each goes where least is left over, as if all who are asked for had left their GPUs. It keeps its own until the new
     ones are ready where those are free. Else it first leaves those of its own that it does not keep, so that others can
@@ -122,17 +130,17 @@ def plan_hot(cluster: ClusterView, holding: Sequence[Holding], asked: Sequence[A
     is free instead, or stays as it is.
     """
     use = _Use(cluster, holding)
-    room = Counter(use.free(float("inf")))
-    for job in asked:
-        room.update(job.own)
-    targets: dict[int, dict[str, int]] = {}
-    for job in asked:
-        target = _placed(job.shape, room, cluster, {} if spread else job.own, spread)
-        if target is not None:
-            targets[job.job_id] = target
-            room.subtract(target)
+    movers = {job.job_id: job for job in scattered}
+    while True:
+        everybody = sorted([*asked, *movers.values()], key=lambda job: -job.shape.gpus) if movers else list(asked)
+        targets = _targets(cluster, use.free(float("inf")), everybody, spread)
+        stays = [i for i, job in movers.items() if i not in targets or len(targets[i]) >= len(job.own)]
+        if not stays:
+            break
+        for job_id in stays:
+            del movers[job_id]
     found: dict[int, Plan] = {}
-    left = [job for job in asked if job.job_id in targets]
+    left = [job for job in everybody if job.job_id in targets]
     left = _settled(use, found, targets, left, at_once=True)
     for job in left:
         kept = {name: min(gpus, job.own.get(name, 0)) for name, gpus in targets[job.job_id].items()}
@@ -146,6 +154,20 @@ def plan_hot(cluster: ClusterView, holding: Sequence[Holding], asked: Sequence[A
         added = _added(job, use.free(0.0), cluster)
         if added is not None:
             _settle(use, found, job, added, 0.0)
+    return found
+
+
+def _targets(cluster: ClusterView, free: Nodes, asked: Sequence[Asked], spread: bool) -> dict[int, dict[str, int]]:
+    """Nodes for each job, in this order, as if all had left theirs."""
+    room = Counter(free)
+    for job in asked:
+        room.update(job.own)
+    found: dict[int, dict[str, int]] = {}
+    for job in asked:
+        target = _placed(job.shape, room, cluster, {} if spread else job.own, spread)
+        if target is not None:
+            found[job.job_id] = target
+            room.subtract(target)
     return found
 
 

@@ -95,19 +95,26 @@ def simulate(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress)
             seed=seed,
             on_time=on_time,
         )
-    if not isinstance(plan.mechanism, Requeue):
-        raise BadInput("--resize hot: needs --idealized, since the simulated Slurm has no blocks")
     # The companion and its database are needed for this one alone.
     from slurm_ones.simulate.engines.companion_engine import run
     from slurm_ones.simulate.engines.world import ClusterSpec
+    from slurm_ones.simulate.slurm.timeline import ClusterSettings
 
+    how = plan.mechanism
+    if isinstance(how, Requeue):
+        resize, resize_s, costs = "requeue", how.seconds, ClusterSettings()
+    else:
+        resize, resize_s = "hot", how.launch_s
+        costs = ClusterSettings(hot_grow_s=how.pause_s, hot_shrink_s=how.shrink_pause_s, hot_rate=how.bytes_per_s)
     return run(
         policy.name,
         policy.options,
         workload,
         ClusterSpec(plan.nodes, plan.gpus_per_node),
         interval_s=plan.interval_s,
-        resize_s=plan.mechanism.seconds,
+        resize_s=resize_s,
+        resize=resize,
+        cluster_settings=costs,
         seed=seed,
         settings=plan.settings,
         on_time=on_time,
