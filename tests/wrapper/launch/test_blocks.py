@@ -409,13 +409,17 @@ def test_ranks_that_lost_the_others_start_at_once(tmp_path: Path) -> None:
     assert asked(tmp_path) == []
 
 
-def test_a_rescue_may_take_its_time(tmp_path: Path) -> None:
-    """Protects the checkpoint that one rank writes of what only this block still has, while the other has ended."""
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_rescue_may_take_its_time(tmp_path: Path, killed: bool) -> None:
+    """Protects the checkpoint that one rank writes from its memory, while the other has ended or was killed."""
+    first = "os.kill(os.getpid(), 9)" if killed else f"sys.exit({PEER_LOST})"
     text = (
-        "if fork == 0 and rank == 0:\n    time.sleep(6)\n    Path('rescued').touch()\n"
-        f"sys.exit({PEER_LOST} if fork == 0 else int(not Path('rescued').exists()))\n"
+        f"os.chdir({str(tmp_path)!r})\n"
+        "if Path('rescued').exists():\n    sys.exit(0)\n"
+        f"if rank == 1:\n    {first}\n"
+        f"time.sleep(6)\nPath('rescued').touch()\nsys.exit({PEER_LOST})\n"
     )
-    run = block_of(tmp_path, f"os.chdir({str(tmp_path)!r})\n{text}", ranks=2)
+    run = block_of(tmp_path, text, ranks=2)
     assert run.end() == 0, run.errors
 
 
