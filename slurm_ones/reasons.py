@@ -18,6 +18,13 @@ SENTENCES: dict[str, str] = {
     # Slurm and the job: who is never resized (observe/)
     "other_user": "it belongs to {user}, and this companion looks after its own user's jobs alone",
     "job_array": "job arrays and heterogeneous jobs are not resized: submit it as a job of its own",
+    "blocks_no_array": "array=blocks, but it is no job array: submit it with --array=0-7%1, or leave array=blocks out",
+    "blocks_unthrottled": "its job array has no throttle, so that Slurm starts all blocks at once: submit it with "
+    "--array=0-7%1",
+    "blocks_depend": "blocks of its job array depend on others: submit it without dependencies between its tasks",
+    "blocks_differ": "tasks of its job array are not alike (another {what}), and blocks have to be",
+    "blocks_many": "its job array has more than {most} tasks, and so many blocks no job can have",
+    "not_hot": "its training cannot take blocks in: submit it with the plain template",
     "interactive": "it is interactive, and Slurm requeues batch jobs alone: submit it with sbatch",
     "not_requeueable": "it was submitted without --requeue: submit with --requeue, or run scontrol update JobId=… "
     "Requeue=1",
@@ -151,6 +158,12 @@ CAUSES = {
     "nothing_reported": "without reports",
     "other_user": "of other users",
     "job_array": "job arrays",
+    "blocks_no_array": "array=blocks without a job array",
+    "blocks_unthrottled": "blocks without a throttle",
+    "blocks_depend": "blocks that depend on each other",
+    "blocks_differ": "blocks that are not alike",
+    "blocks_many": "more blocks than a job can have",
+    "not_hot": "training that cannot take blocks in",
     "interactive": "interactive",
     "not_requeueable": "not requeueable",
     "task_counts": "submitted with task counts",

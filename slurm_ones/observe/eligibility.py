@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from slurm_ones.observe.blocks import BlockJob
 from slurm_ones.observe.optin import BadComment, OptIn, parse_comment
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.slurm.model import Job, Shape, Snapshot, partition_gpus
@@ -21,17 +22,43 @@ class Elastic:
     refusal: Reason | None = None
     """Why it is not resized; None where it may be."""
     blocks: tuple[Job, ...] = ()
-    """Of a job of blocks its tasks that Slurm knows, each a job of its own, ascending; `job` is then all of them."""
+    """Of a job of blocks its tasks that Slurm knows, each a job of its own, ascending; `job` is then all of them
+    (`observe.blocks`)."""
 
     @property
     def shape(self) -> Shape:
-        """Nodes × GPUs per node that it has or asks for."""
-        return Shape(self.job.nodes, self.gpus_per_node if self.whole_nodes else self.job.gpus_per_node)
+        """Nodes × GPUs per node that it has or asks for. For blocks that hold unequally many GPUs of their nodes, one
+        node with all GPUs stands."""
+        if self.blocks and self.job.running:
+            return self._shape_of_blocks()
+        return self.shape_of(self.job)
 
     @property
     def holdings(self) -> dict[str, int]:
         """GPUs that it holds on each of its nodes; none unless it runs."""
-        return dict.fromkeys(self.job.node_list, self.shape.gpus_per_node) if self.job.running else {}
+        if not self.job.running:
+            return {}
+        held: dict[str, int] = {}
+        for job in self.running_blocks or (self.job,):
+            for node in job.node_list:
+                held[node] = held.get(node, 0) + self.shape_of(job).gpus_per_node
+        return held
+
+    @property
+    def running_blocks(self) -> tuple[Job, ...]:
+        """Of a job of blocks: those that run."""
+        return tuple(job for job in self.blocks if job.running)
+
+    def shape_of(self, job: Job) -> Shape:
+        """Nodes × GPUs per node of the job, or of one of its blocks."""
+        return Shape(job.nodes, self.gpus_per_node if self.whole_nodes else job.gpus_per_node)
+
+    def _shape_of_blocks(self) -> Shape:
+        shapes, held = [self.shape_of(job) for job in self.running_blocks], self.holdings
+        each = set(held.values())
+        if len(each) == 1 and sum(held.values()) == sum(shape.gpus for shape in shapes):
+            return Shape(len(held), each.pop())
+        return Shape(1, sum(shape.gpus for shape in shapes))
 
     @property
     def partition(self) -> str:
@@ -59,14 +86,23 @@ class Observation:
     """What a tick has observed: the whole queue, and of it the jobs that opted in and have not ended."""
 
     snapshot: Snapshot
+    """With one job in place of the tasks of each job of blocks."""
     elastic: dict[int, Elastic]
+    left: dict[int, Elastic] = field(default_factory=dict)
+    """Jobs of blocks that have ended, while tasks of theirs still wait in a hold."""
 
 
-def _refusal(job: Job, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: int | None) -> Reason | None:
+def _refusal(
+    job: Job, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: int | None, blocks: BlockJob | None
+) -> Reason | None:
     if own_uid is not None and job.uid != own_uid:
         return reason("other_user", user=job.user)
-    if job.array:
+    if optin.blocks and not job.array:
+        return reason("blocks_no_array")
+    if job.array and blocks is None:
         return reason("job_array")
+    if blocks is not None and blocks.refusal is not None:
+        return blocks.refusal
     if not job.batch:
         return reason("interactive")
     if not job.requeue:
@@ -75,15 +111,23 @@ def _refusal(job: Job, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: i
         return reason("task_counts")
     if gpus_per_node == 0:
         return reason("gpus_unknown", partition=job.partition)
-    if not whole and job.gpus_per_node == 0:
+    live = [one for one in blocks.blocks if not one.ended] if blocks is not None else [job]
+    if not whole and any(one.gpus_per_node == 0 for one in live):
         return reason("gpus_per_job")
     if not optin.resize:
         return reason("resize_off")
     return None
 
 
-def elastic_job(job: Job, snapshot: Snapshot, whole_node_gpus: dict[str, int], own_uid: int | None) -> Elastic | None:
-    """What the job's owner allows; None for a job that did not opt in, which is never touched."""
+def elastic_job(
+    job: Job,
+    snapshot: Snapshot,
+    whole_node_gpus: dict[str, int],
+    own_uid: int | None,
+    blocks: BlockJob | None = None,
+) -> Elastic | None:
+    """What the job's owner allows; None for a job that did not opt in, which is never touched. `blocks` is the job of
+    blocks of which `job` is the whole."""
     try:
         optin, misread = parse_comment(job.comment), None
     except BadComment as error:
@@ -95,6 +139,7 @@ def elastic_job(job: Job, snapshot: Snapshot, whole_node_gpus: dict[str, int], o
     gpus, whole = (0, False)
     if partition is not None:
         gpus, whole = partition_gpus(partition, snapshot, whole_node_gpus)
+    tasks = blocks.blocks if blocks is not None else ()
     if optin is None:
-        return Elastic(job, None, gpus, whole, misread)
-    return Elastic(job, optin, gpus, whole, _refusal(job, optin, gpus, whole, own_uid))
+        return Elastic(job, None, gpus, whole, misread, tasks)
+    return Elastic(job, optin, gpus, whole, _refusal(job, optin, gpus, whole, own_uid, blocks), tasks)

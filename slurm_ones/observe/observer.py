@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-from ones_db import ActionRecord, JobRecord, NodeRecord, ReasonRecord, RunRecord, RunReports, Store
+from ones_db import ActionRecord, JobRecord, MembershipRecord, NodeRecord, ReasonRecord, RunRecord, RunReports, Store
 from ones_wrapper import protocol
 from ones_wrapper.protocol import Spec
 from slurm_ones.config import Settings
+from slurm_ones.observe.blocks import BlockJob, block_job, fold, is_whole
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.observe.records import job_record, node_record, run_record
 from slurm_ones.observe.report_reader import lines_per_job, read_reports
+from slurm_ones.observe.terms import POSITIONS, Terms
 from slurm_ones.reasons import reason
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.model import Job, JobState, Snapshot
@@ -46,17 +48,26 @@ class Observer:
         """Whether jobs of the queue were submitted with task counts, of those whose details were read."""
         self._specs: dict[tuple[int, int], Spec] = {}
         """The spec of each run as it was stored last."""
+        self._terms = Terms(store, self._own_uid)
+        self._block_jobs: Mapping[int, BlockJob] = {}
+        """The jobs of blocks of this tick."""
 
     def observe(self) -> Observation:
         """One tick's observation. Raises `Unreachable`."""
-        snapshot = self._client.snapshot()
+        tasks = self._client.snapshot()
+        self._block_jobs = self._terms.jobs(tasks)
+        snapshot = fold(tasks, self._block_jobs)
         elastic_jobs: dict[int, Elastic] = {}
+        left: dict[int, Elastic] = {}
         for job in snapshot.jobs.values():
-            elastic = elastic_job(job, snapshot, self._settings.whole_node_gpus, self._own_uid)
+            elastic = self._elastic(job, snapshot)
             if elastic is not None and (job.job_id, job.restart) not in self._finished:
                 elastic_jobs[job.job_id] = elastic
+            if elastic is not None and not elastic.refusal and job.ended and any(b.pending for b in elastic.blocks):
+                left[job.job_id] = elastic
         seen = self._with_details(elastic_jobs, snapshot)
         self._store_jobs(seen)
+        self._terms.store_blocks(seen, tasks)
         self._store_nodes(snapshot)
         self._close_lost(snapshot, seen.keys())
         mine = [elastic.job for elastic in seen.values() if self._own_uid in (None, elastic.job.uid)]
@@ -65,33 +76,41 @@ class Observer:
         self._notes = {id_: note for id_, note in self._notes.items() if id_ in snapshot.jobs}
         ended = {(id_, e.job.restart) for id_, e in seen.items() if e.job.ended}
         self._finished = {key for key in self._finished if key[0] in snapshot.jobs} | ended
-        return Observation(snapshot, {id_: e for id_, e in seen.items() if not e.job.ended})
+        return Observation(snapshot, {id_: e for id_, e in seen.items() if not e.job.ended}, left)
+
+    def _elastic(self, job: Job, snapshot: Snapshot) -> Elastic | None:
+        blocks = self._block_jobs.get(job.job_id)
+        return elastic_job(job, snapshot, self._settings.whole_node_gpus, self._own_uid, blocks)
 
     def _with_details(self, seen: dict[int, Elastic], snapshot: Snapshot) -> dict[int, Elastic]:
         """The same with what a snapshot does not show: the details of each job that would be resized are read once,
         those of all new ones in one call. How a job was submitted does not change."""
         new = [id_ for id_, e in seen.items() if not e.refusal and not e.job.ended and id_ not in self._counted]
-        details = self._client.details(new) if new else {}
+        # One task stands for all of its array: they were submitted together.
+        asked = {next((b.job_id for b in seen[id_].blocks if not b.ended), id_): id_ for id_ in new}
+        details = self._client.details(list(asked)) if asked else {}
         self._counted = {id_: counted for id_, counted in self._counted.items() if id_ in snapshot.jobs}
-        self._counted.update({id_: job.task_counts for id_, job in details.items()})
+        self._counted.update({asked[id_]: job.task_counts for id_, job in details.items() if id_ in asked})
 
         def with_task_counts(elastic: Elastic) -> Elastic | None:
             if elastic.refusal or not self._counted.get(elastic.job.job_id):
                 return elastic
-            job = replace(elastic.job, task_counts=True)
-            return elastic_job(job, snapshot, self._settings.whole_node_gpus, self._own_uid)
+            return self._elastic(replace(elastic.job, task_counts=True), snapshot)
 
         return {id_: found for id_, elastic in seen.items() if (found := with_task_counts(elastic)) is not None}
 
     def _store_jobs(self, seen: Mapping[int, Elastic]) -> None:
         """Store the jobs and runs that have changed since the last tick."""
         jobs = {id_: job_record(elastic, self._notes.get(id_, "")) for id_, elastic in seen.items()}
-        runs = {id_: run_record(e) for id_, e in seen.items() if e.job.start_time and not e.job.pending}
+        runs = {
+            id_: run_record(e, self._runs.get(id_)) for id_, e in seen.items() if e.job.start_time and not e.job.pending
+        }
         if changed := [job for id_, job in jobs.items() if self._jobs.get(id_) != job]:
             self._store.record_jobs(changed)
         if begun := [run for id_, run in runs.items() if self._runs.get(id_) != run]:
             self._store.record_runs(begun)
         self._jobs, self._runs = jobs, runs
+        self._terms.stored(jobs)
 
     def _store_nodes(self, snapshot: Snapshot) -> None:
         """Store the nodes where one has changed since the last tick."""
@@ -110,7 +129,7 @@ class Observer:
             return
         records = []
         for job_id, record in self._store.jobs(list(lost)).items():
-            job = snapshot.jobs.get(job_id)
+            job = snapshot.jobs.get(job_id) or self._array(job_id, record, snapshot)
             if job is None:
                 note = "it ended while no companion ran, and Slurm no longer knows how"
                 unknown = JobState.UNKNOWN.value
@@ -121,28 +140,46 @@ class Observer:
                 records.append(replace(now, elastic=False, refusal=refusal))
         self._store.record_jobs(records)
 
+    @staticmethod
+    def _array(job_id: int, record: JobRecord, snapshot: Snapshot) -> Job | None:
+        """The job array of that id, whose comment no longer says that it is one of blocks."""
+        tasks = [job for job in snapshot.jobs.values() if job.array_id == job_id and job.array_tasks]
+        return block_job(job_id, tasks, record, record.restart).job if tasks else None
+
     def collect(self, jobs: Sequence[Job], *, now: float) -> None:
         """Store what the jobs' newest runs have reported since the last time, in one transaction."""
-        positions = self._store.report_positions([job.job_id for job in jobs])
+        of_blocks = [job.job_id for job in jobs if is_whole(job)]
+        positions = self._store.report_positions([job.job_id for job in jobs], POSITIONS if of_blocks else 2)
+        reported = self._store.reported(of_blocks) if of_blocks else {}
         most = lines_per_job(len(jobs))
-        # The run before may have written its last reports after its requeue was seen.
-        new = [
-            found
-            for job in jobs
-            for restart in range(max(0, job.restart - 1), job.restart + 1)
-            if (found := self._read(job, restart, *positions.get((job.job_id, restart), (0, 0)), now, most)) is not None
-        ]
+        new = []
+        for job in jobs:
+            # The run before may have written its last reports after its requeue was seen.
+            restarts = range(max(0, job.restart - 1), job.restart + 1)
+            if is_whole(job):
+                restarts = self._terms.follow(job, now)
+                job = replace(job, restart=restarts[-1])
+            for restart in restarts:
+                offset, number = positions.get((job.job_id, restart), (0, 0))
+                others = reported.get(job.job_id, 0) - number
+                found = self._read(job, restart, offset, number, now, most, others)
+                if found is not None:
+                    new.append(found)
+                    reported[job.job_id] = others + max(found.number or 0, number)
         if new:
             self._store.add_reports(new)
             self._specs.update({(r.job_id, r.restart): r.spec for r in new if r.spec is not None})
 
-    def _read(self, job: Job, restart: int, offset: int, number: int, now: float, most: int) -> RunReports | None:
+    def _read(
+        self, job: Job, restart: int, offset: int, number: int, now: float, most: int, others: int
+    ) -> RunReports | None:
         """What a run has reported since it was read last, as far as it is accepted; None where that is nothing new."""
-        found = read_reports(job, restart, offset, number, now=now, most=most)
-        if found.problem and found.problem != self._notes.get(job.job_id):
+        found = read_reports(job, restart, offset, number, now=now, most=most, others=others)
+        problem = "; ".join(filter(None, (found.problem, self._terms.problems.get(job.job_id))))
+        if problem and problem != self._notes.get(job.job_id):
             # The last complaint stays, so that the job's owner finds it.
-            self._notes[job.job_id] = found.problem
-            log.warning("job %d: %s", job.job_id, found.problem)
+            self._notes[job.job_id] = problem
+            log.warning("job %d: %s", job.job_id, problem)
         spec = found.spec if restart == job.restart else None
         if spec is not None and self._specs.get((job.job_id, restart)) == spec:
             spec = None
@@ -199,6 +236,12 @@ class DrainReports:
             return None
         # The job's clock may be ahead of ours.
         return min(time, self._clock())
+
+    def membership(self, job: Job, order: int | None = None) -> MembershipRecord | None:
+        """Which blocks of a job train together by its newest report of that; with an order's number, by the newest that
+        names it. None while there is none."""
+        self._observer.collect([job], now=self._clock())
+        return self._store.membership(job.job_id, order)
 
     def restarted(self, job: Job, after_restart: int) -> float | None:
         """Seconds from the last step before the drain to the new run's hello."""

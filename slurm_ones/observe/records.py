@@ -40,14 +40,21 @@ def node_record(node: Node) -> NodeRecord:
     return NodeRecord(node.name, state, node.usable, node.gpus, ",".join(node.partitions))
 
 
-def run_record(elastic: Elastic) -> RunRecord:
-    job = elastic.job
+def run_record(elastic: Elastic, before: RunRecord | None = None) -> RunRecord:
+    """The run that goes on. Of a job of blocks that is a term, of which Slurm knows no start but the first one's;
+    `before` is what was recorded last."""
+    job, shape = elastic.job, elastic.shape
+    start: float | None = job.start_time
+    if elastic.blocks:
+        first = min((block.start_time for block in elastic.blocks if block.start_time), default=start)
+        known = before.start_time if before is not None and before.restart == job.restart else None
+        start = known or (None if job.restart else first)
     return RunRecord(
         job_id=job.job_id,
         restart=job.restart,
-        nodes=job.nodes,
-        gpus_per_node=elastic.shape.gpus_per_node,
+        nodes=shape.nodes,
+        gpus_per_node=shape.gpus_per_node,
         node_list=job.node_list,
-        start_time=job.start_time,
+        start_time=start,
         end_time=job.end_time if job.ended else None,
     )

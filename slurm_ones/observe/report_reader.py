@@ -21,6 +21,7 @@ from ones_wrapper.protocol import (
     decode_spec,
     reports_name,
 )
+from slurm_ones.observe.blocks import is_whole
 from slurm_ones.slurm.model import Job
 from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
 
@@ -65,20 +66,46 @@ def lines_per_job(jobs: int) -> int:
     return min(max(ALL_LINES // max(jobs, 1), LEAST_LINES), MAX_LINES)
 
 
-def highest_number(job: Job, restart: int, now: float) -> int:
-    """The highest number that a report of this run may have by now."""
+def highest_number(job: Job, restart: int, now: float, others: int = 0) -> int:
+    """The highest number that a report of this run may have by now. How many runs a job of blocks has is its own word:
+    so all share in what one may have, and `others` is the number of reports of its other runs."""
+    if is_whole(job):
+        return BURST + int(PER_S * max(now - job.submit_time, 0.0)) - others
     since = job.start_time if restart == job.restart and job.start_time else job.submit_time
     return BURST + int(PER_S * max(now - since, 0.0))
 
 
-def read_reports(job: Job, restart: int, offset: int, after: int, *, now: float, most: int = MAX_LINES) -> NewReports:
+def read_spec(job: Job) -> tuple[Spec | None, str]:
+    """What the job says that it can do, and what is wrong with it, in words; None where it says nothing, or that."""
+    try:
+        with directory_of(job_directory(job), job.uid) as directory:
+            return _spec(directory, job.uid)
+    except FileNotFoundError:
+        return None, ""
+    except NotBelieved as error:
+        return None, str(error)
+
+
+def _spec(directory: int, uid: int) -> tuple[Spec | None, str]:
+    try:
+        text, _ = read_from(directory, SPEC, uid, 0, MAX_LINE + 1)
+        return decode_spec(text), ""
+    except FileNotFoundError:
+        return None, ""
+    except (NotBelieved, ProtocolError) as error:
+        return None, f"{SPEC}: {error}"
+
+
+def read_reports(
+    job: Job, restart: int, offset: int, after: int, *, now: float, most: int = MAX_LINES, others: int = 0
+) -> NewReports:
     """The complete lines of one run's reports from `offset` on whose number is above `after`.
 
     Lines out of order, repeated, from the future, outside their run, cut short in mid-file or malformed are dropped and
     named in `problem`. A last line without its newline is left for the next time; so is what comes after `most` lines,
     and after more reports than `highest_number`.
     """
-    found = _read(job, restart, offset, after, now, most)
+    found = _read(job, restart, offset, after, now, most, others)
     lines, doubt = _within_run(found.lines, job, restart, now)
     problem = "; ".join(filter(None, (found.problem, doubt)))
     return replace(found, lines=lines, problem=problem[:MAX_PROBLEM])
@@ -92,7 +119,8 @@ def _within_run(
     A measurement outside its run is dropped; of any other report only the time is corrected.
     """
     known = restart == job.restart and not job.pending
-    start = job.start_time if known else 0.0
+    # Of a term Slurm does not know when it began: in one of the job's blocks.
+    start = (job.submit_time if is_whole(job) else job.start_time) if known else 0.0
     low, high = start - SKEW_S, (job.end_time if known and job.ended else now) + SKEW_S
     accepted, doubts = [], []
     for line in lines:
@@ -108,20 +136,15 @@ def _within_run(
     return tuple(accepted), f"{len(doubts)} of its reports not believed, the last: {doubts[-1]}" if doubts else ""
 
 
-def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int) -> NewReports:
+def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int, others: int) -> NewReports:
     path = job_directory(job)
     name = reports_name(restart)
     spec: Spec | None = None
     problems: list[str] = []
     try:
         with directory_of(path, job.uid) as directory:
-            try:
-                text, _ = read_from(directory, SPEC, job.uid, 0, MAX_LINE + 1)
-                spec = decode_spec(text)
-            except FileNotFoundError:
-                pass
-            except (NotBelieved, ProtocolError) as error:
-                problems.append(f"{SPEC}: {error}")
+            spec, problem = _spec(directory, job.uid)
+            problems += [problem] if problem else []
             data, size = read_from(directory, name, job.uid, offset, MAX_BYTES)
     except FileNotFoundError:
         return NewReports((), offset, spec, "; ".join(problems), after)
@@ -138,7 +161,7 @@ def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int
     lines: list[ReportLine] = []
     bad = place = 0
     first_bad = ""
-    highest = highest_number(job, restart, now)
+    highest = highest_number(job, restart, now, others)
     for _ in range(most):
         if place == end:
             break

@@ -26,9 +26,11 @@ from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchange import DdpExchange, Exchange
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, TorchGroup, join_torch
+from ones_wrapper.hot_run import HotRun
 from ones_wrapper.launch.process_hooks import requeue_conflict
 from ones_wrapper.learning_rate import LrRule
 from ones_wrapper.loop import Loader
+from ones_wrapper.membership.files import own_block
 from ones_wrapper.plugins import load
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run import Run, Settings
@@ -88,7 +90,11 @@ def init(
         raise RuntimeError(why)
     group = join(backend)
     spec = Spec(batch, max_batch, max_local_batch, 0, epochs, max_accumulation_steps)
-    run = Run(group, spec, Settings(rule, lr_ramp, checkpoint_every_s, write_behind), started)
+    settings, block = Settings(rule, lr_ramp, checkpoint_every_s, write_behind), own_block(os.environ)
+    if block is not None and isinstance(group, TorchGroup):
+        run: Run = HotRun.meet(group, spec, settings, started, block)
+    else:
+        run = Run(group, spec, settings, started)
     if noise_scale:
         run.noise = NoiseScale(group)
     return Job(run)
@@ -116,12 +122,12 @@ class Job:
     @property
     def rank(self) -> int:
         """This process's number among the ranks; do files and printing on rank 0."""
-        return self._run.group.rank
+        return self._run.rank
 
     @property
     def world(self) -> int:
         """World size."""
-        return self._run.group.world
+        return self._run.world
 
     @property
     def device(self) -> torch.device:
@@ -218,7 +224,7 @@ class Job:
         run = self._run
         if run.state is not None:
             raise RuntimeError("register: call it once, with everything that training carries")
-        alone = self.world == 1 and run.spec.max_passes == 1
+        alone = run.group.world == 1 and run.spec.max_passes == 1
         if not alone and (run.loop.exchange is None or not run.loop.exchange.owns(model)):
             raise ValueError(
                 "register: model is not the one that job.ddp, job.fsdp or job.exchange returned; its gradients would "

@@ -1,6 +1,6 @@
 """Where all ranks act together: at a step boundary they agree on what orders and signals ask for.
 
-The agreement is one maximum over a handful of integers, begun at one boundary and obeyed at the next. When steps are
+The agreement is one maximum over ten integers, begun at one boundary and obeyed at the next. When steps are
 so short that it would cost more than `SHARE` of them, the ranks agree at every n-th boundary only; rank 0 says n, as
 part of the agreement.
 """
@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import SAVE, STOP, OrderReader, OwnerRequests
@@ -43,6 +44,26 @@ class Agreement:
     """Sum up the measured gradient noise."""
     behind: bool
     """The checkpoint may be written behind the training: nobody waits for it."""
+    plan: int = 0
+    """Of a job of blocks: the generation of the newest plan, 0 for none."""
+    change: int = 0
+    """The generation to change to now, 0 for none."""
+
+
+class Members(Protocol):
+    """What a job of blocks adds to the agreement. Not collective."""
+
+    def proposal(self) -> tuple[int, int]:
+        """What this rank proposes as `Agreement.plan` and `Agreement.change`."""
+
+    def trains_as(self, tasks: tuple[int, ...] | None) -> bool:
+        """Whether the blocks that an order names are those that train; its batch waits until then."""
+
+    def stops(self) -> bool:
+        """Whether a signal to end that this process got ends the job, rather than its block."""
+
+    def stop_all(self) -> bool:
+        """Whether all blocks were told to end."""
 
 
 class Boundary:
@@ -64,6 +85,24 @@ class Boundary:
         self._answered = 0
         self.applied = 0
         """Number of the order whose batch is in force."""
+        self.members: Members | None = None
+
+    @property
+    def answered(self) -> int:
+        """Number of the last order to drain that was obeyed."""
+        return self._answered
+
+    def lead(self, orders: OrderReader | None, requests: OwnerRequests | None, restart: int) -> None:
+        """This rank reads orders and requests from now on, or no longer, of another run. Not collective."""
+        self._orders, self._requests, self._restart = orders, requests, restart
+
+    def ranks_changed(self, applied: int, answered: int) -> None:
+        """All ranks go on from the same: the orders whose batch is in force, and whose drain was obeyed. Nothing may be
+        left to be agreed by the ranks before. Not collective.
+        """
+        assert self._later is None
+        self.applied, self._answered = applied, answered
+        self._skip, self._cost_s = 0, 0.0
 
     def _order(self) -> Order | None:
         if self._orders is None:
@@ -126,25 +165,31 @@ class Boundary:
 
     def _proposal(self, owner: int, checkpoint: int, interval: int, measure: bool, due: bool) -> list[int]:
         """What this rank asks for."""
-        order = self._order()
+        order, members = self._order(), self.members
         number = order.number if order else 0
+        stops = self._flags.stop and (members is None or members.stops())
+        stops = stops or (members is not None and members.stop_all())
+        wanted = 0
+        if order and (members is None or members.trains_as(order.blocks)):
+            wanted = order.batch or 0
         drains = order is not None and order.drain and order.restart == self._restart
         return [
-            max(owner, BY_SIGNAL if self._flags.stop else 0),
+            max(owner, BY_SIGNAL if stops else 0),
             checkpoint,
             number,
-            (order.batch or 0) if order else 0,
+            wanted,
             int(drains and number > self._answered),
             interval if self._group.rank == 0 else 0,
             int(measure),
             int(due),
+            *(members.proposal() if members is not None else (0, 0)),
         ]
 
     def _agreed(self, proposal: list[int]) -> Agreement:
         """What all ranks make of it."""
-        stop, asked, number, wanted, drain, interval, look, due = proposal
+        stop, asked, number, wanted, drain, interval, look, due, plan, change = proposal
         self._skip = interval - 1
-        return Agreement(stop, bool(asked or due), number, wanted, bool(drain), bool(look), behind=not asked)
+        return Agreement(stop, bool(asked or due), number, wanted, bool(drain), bool(look), not asked, plan, change)
 
     def wait(self, number: int, over: bool) -> tuple[bool, bool]:
         """(stop, carry on): called again and again while drained by order `number`.

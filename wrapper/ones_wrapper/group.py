@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,10 +23,10 @@ class ThreadsError(Exception):
     """The ranks can't exchange messages from a second thread; the message says why. Raised on all ranks."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Group(ABC):
     """One run's ranks. Every method is collective, unless it says otherwise: all ranks call it at the same
-    point.
+    point. Of a job of blocks the ranks change at step boundaries, and this object with them.
     """
 
     rank: int
@@ -89,19 +90,29 @@ class Group(ABC):
         return self.everywhere(lambda: function() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class TorchGroup(Group):
     """The ranks of a torch.distributed process group."""
 
-    control: dist.ProcessGroup
-    """A gloo group for small agreements, so that they never wait for the GPU's stream."""
+    control: Any
+    """A gloo group for small agreements, so that they never wait for the GPU's stream: one of torch.distributed's, or
+    a raw one."""
     main: bool = True
     """Whether closing this ends torch.distributed, rather than `control` alone."""
+    again: Callable[[], Any] | None = None
+    """Makes another group like `control`, where torch.distributed does not know that one."""
 
     def duplicate(self) -> TorchGroup:
-        control = dist.new_group(backend="gloo")
+        control = self.again() if self.again is not None else dist.new_group(backend="gloo")
         assert control is not None
         return replace(self, control=control, main=False)
+
+    def become(
+        self, rank: int, world: int, nodes: int, gpus_per_node: int, control: Any, again: Callable[[], Any]
+    ) -> None:
+        """From now on these are the ranks. Not collective; who holds this object sees the change."""
+        self.rank, self.world, self.nodes, self.gpus_per_node = rank, world, nodes, gpus_per_node
+        self.control, self.again = control, again
 
     def maximum(self, values: Sequence[int]) -> list[int]:
         return self.maximum_later(values)()
@@ -110,8 +121,7 @@ class TorchGroup(Group):
         if self.world == 1:
             return lambda: list(values)
         tensor = torch.tensor(values, dtype=torch.int64)
-        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.control, async_op=True)
-        assert work is not None
+        work = self._reduce(tensor, dist.ReduceOp.MAX)
 
         def result() -> list[int]:
             work.wait()
@@ -123,19 +133,35 @@ class TorchGroup(Group):
         if self.world == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, group=self.control)
+        self._reduce(tensor, dist.ReduceOp.SUM).wait()
         return [float(v) for v in tensor.tolist()]
 
     def gather(self, value: T) -> list[T]:
-        values = [value] * self.world
-        if self.world > 1:
-            dist.all_gather_object(values, value, group=self.control)
-        return values
+        if self.world == 1:
+            return [value]
+        data = pickle.dumps(value)
+        sizes = torch.zeros(self.world, dtype=torch.int64)
+        sizes[self.rank] = len(data)
+        self._reduce(sizes, dist.ReduceOp.SUM).wait()
+        longest = int(sizes.max())
+        mine = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
+        all_ = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world)]
+        self.control.allgather([all_], [mine]).wait()
+        return [pickle.loads(one.numpy().tobytes()[:size]) for one, size in zip(all_, sizes.tolist(), strict=True)]
+
+    def _reduce(self, tensor: torch.Tensor, operation: Any) -> Any:
+        options = dist.AllreduceOptions()
+        options.reduceOp = operation
+        return self.control.allreduce([tensor], options)
 
     def close(self, code: int = 0) -> None:
         # After an error the others notice by themselves: their connections to this rank close.
-        if code == 0 and dist.is_initialized():
-            dist.destroy_process_group(None if self.main else self.control)
+        if code or not dist.is_initialized():
+            return
+        if self.main:
+            dist.destroy_process_group()
+        elif self.again is None:
+            dist.destroy_process_group(self.control)
 
 
 def join_torch(backend: str | None = None) -> TorchGroup:

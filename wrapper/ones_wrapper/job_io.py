@@ -10,6 +10,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ones_wrapper.protocol import (
     ORDERS,
     SPEC,
     Bye,
+    Membership,
     Order,
     ProtocolError,
     Report,
@@ -246,6 +248,22 @@ def previous(job_dir: Path, restart: int) -> Previous | None:
         if found is not None:
             return found
     return None
+
+
+def last_generation(job_dir: Path, term: int) -> int:
+    """The highest generation that the two terms before reported; -1 for none."""
+    found = -1
+    for number in (term - 1, term - 2):
+        try:
+            lines = (job_dir / reports_name(number)).read_bytes().splitlines() if number >= 0 else []
+        except OSError:
+            continue
+        for line in lines:
+            with suppress(ProtocolError):
+                report = decode_report(line)[2]
+                if isinstance(report, Membership):
+                    found = max(found, report.generation)
+    return found
 
 
 def _last(path: Path) -> Previous | None:

@@ -28,7 +28,7 @@ class Loader:
         assert feed is not None and rate is not None
         epoch, changed = progress.epoch, True
         while changed:
-            batch, changed = run.batch, False
+            batch, generation, changed = run.batch, run.generation, False
             run.meter.start()
             cut = (batch, group.world, group.rank, run.spec.max_local_batch)
             for part, local in feed.batches(epoch, progress.cursor, *cut):
@@ -48,7 +48,7 @@ class Loader:
                     run.commit(part.share.total)
                     run.act()
                     run.meter.start()
-                    if run.batch != batch:
+                    if run.batch != batch or run.generation != generation:
                         changed = True
                         break
         self._leave(early=False)

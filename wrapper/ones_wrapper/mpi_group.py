@@ -35,7 +35,7 @@ class MpiError(Exception):
     """The ranks that MPI found are not those that were started; the message says what to do."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class MpiGroup(Group):
     """The ranks of an MPI communicator, on CPUs."""
 

@@ -27,6 +27,11 @@ class Reporter:
         self._meter = meter
         self._warned = self._left = False
 
+    def lead(self, writer: ReportWriter | None) -> None:
+        """This rank writes the reports from now on, of another run; or none, where there is no writer."""
+        self._writer = writer
+        self._left = False
+
     def send(self, report: Report | None) -> None:
         """Send a report, where there is one."""
         if report is not None and self._writer is not None:
@@ -108,6 +113,10 @@ class Meter:
         self.last_s = 0.0
         """Length of the last step."""
         self._epoch, self._interval = Losses(), Losses()
+
+    def ranks_changed(self) -> None:
+        """The next steps are not measured, as after a start."""
+        self._left, self.step_s = WARM_UP, 0.0
 
     def start(self) -> None:
         """A step begins, with fetching its data."""
@@ -220,7 +229,7 @@ class StartReport:
 
 class Trace:
     """Writes lines `{"restart", "attempt", "rank", "world", "begin": step}` and `{…, "epoch", "step", "samples":
-    [indices]}`.
+    [indices]}`; in a job of blocks also `{…, "generation"}` where the ranks change.
     """
 
     def __init__(self, path: Path, common: dict[str, int]) -> None:
@@ -228,14 +237,21 @@ class Trace:
         self._common = common
 
     @classmethod
-    def of(cls, env: Mapping[str, str], restart: int, rank: int, world: int) -> Trace | None:
-        """The trace that the environment asks for, if it does."""
+    def of(cls, env: Mapping[str, str], restart: int, rank: int, world: int, name: str = "") -> Trace | None:
+        """The trace that the environment asks for, if it does. `name` tells processes apart where ranks change; such
+        a job's runs are told apart by `restart` alone.
+        """
         pattern = env.get("ONES_TRACE")
         if not pattern:
             return None
-        path = pattern.replace("{restart}", str(restart)).replace("{rank}", str(rank))
-        attempt = int(env.get("ONES_ATTEMPT") or 0)
+        path = pattern.replace("{restart}", str(restart)).replace("{rank}", name or str(rank))
+        attempt = 0 if name else int(env.get("ONES_ATTEMPT") or 0)
         return cls(Path(path), {"restart": restart, "attempt": attempt, "rank": rank, "world": world})
+
+    def ranks_changed(self, restart: int, rank: int, world: int, generation: int) -> None:
+        """What follows is of another membership."""
+        self._common |= {"restart": restart, "rank": rank, "world": world}
+        self._write({"generation": generation})
 
     def begin(self, step: int) -> None:
         """The run goes on from this step: what earlier runs did from there on is undone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,24 @@ class Settings:
     write_behind: bool
 
 
+@dataclass(frozen=True)
+class Identity:
+    """Which run this is."""
+
+    job_id: int
+    restart: int
+    """Of a job of blocks: the term."""
+    leads: bool = True
+    """Whether these ranks keep the job's files; new blocks of a job that trains do not."""
+    name: str = ""
+    """Tells this process from others whose ranks may be the same at other times; empty where ranks stay."""
+
+    @classmethod
+    def of(cls, env: Mapping[str, str]) -> Identity:
+        """That of a plain job."""
+        return cls(int(env.get("SLURM_JOB_ID") or 0), int(env.get("SLURM_RESTART_COUNT") or 0))
+
+
 class Loop:
     """What the script's loop works with on this rank: data, exchange, optimizer. Not collective."""
 
@@ -62,10 +81,16 @@ class Loop:
 class Run:
     """State of one run. Methods are collective unless said otherwise."""
 
-    def __init__(self, group: Group, spec: Spec, settings: Settings, started: float) -> None:
+    def __init__(
+        self, group: Group, spec: Spec, settings: Settings, started: float, identity: Identity | None = None
+    ) -> None:
         """`started` is the Unix time of the script's first call."""
-        env, first = os.environ, group.rank == 0
+        env = os.environ
+        self._identity = identity = identity or Identity.of(env)
+        first = group.rank == 0 and identity.leads
         self.group = group
+        self.generation = 0
+        """Rises when the ranks change."""
         self.settings = settings
         self.progress = Progress()
         self.state: State | None = None
@@ -74,8 +99,7 @@ class Run:
         self._report_every_s = float(env.get("ONES_REPORT_EVERY_S") or 2.0)
         self.meter = Meter(self._report_every_s)
         self._measured_at = time.monotonic()
-        self._restart = int(env.get("SLURM_RESTART_COUNT") or 0)
-        job_id = int(env.get("SLURM_JOB_ID") or 0)
+        self._job_id, self._restart = identity.job_id, identity.restart
         self.directory = find_job_directory(env, Path.cwd())
         if first:
             make_job_directory(self.directory)
@@ -83,17 +107,16 @@ class Run:
         found = memory.find(self.directory, spec.max_local_batch, memory.device_name(group.device))
         self.spec = replace(spec, max_local_batch=-group.maximum([-found])[0])
         self._previous = previous(self.directory, self._restart) if first else None
-        spool = Path(env["ONES_SPOOL"]) if env.get("ONES_SPOOL") else None
         self._reporter = Reporter(ReportWriter(self.directory, self._restart) if first else None, self.meter)
-        orders = OrderReader(self.directory, self._restart, spool, job_id) if first else None
+        orders = self._orders(self._restart) if first else None
         self._requests = OwnerRequests(self.directory) if first else None
         self._boundary = Boundary(group, orders, self._requests, self._restart, FLAGS)
-        checkpoints = Checkpoints(self.directory, group, job_id, self._restart)
+        checkpoints = Checkpoints(self.directory, group, self._job_id, self._restart, holds=identity.leads)
         self.saver = Saver(group, checkpoints, settings.checkpoint_every_s, settings.write_behind, self._reporter.send)
         self._start_report = StartReport(started, self._previous)
         self._loaded = self._note = ""
         self._first = False
-        self.trace = Trace.of(env, self._restart, group.rank, group.world)
+        self.trace = Trace.of(env, self._restart, group.rank, group.world, identity.name)
         self._begun = False
         self.reason = "stopped"
         """What the bye will say if the script ends now by itself."""
@@ -102,6 +125,21 @@ class Run:
         FLAGS.armed = True
         on_exit(self._ended)
         on_error(self._failed)
+
+    @property
+    def rank(self) -> int:
+        """This process's number, as the script sees it. Not collective."""
+        return self.group.rank
+
+    @property
+    def world(self) -> int:
+        """World size, as the script sees it. Not collective."""
+        return self.group.world
+
+    def _orders(self, restart: int) -> OrderReader:
+        """Reads the orders of a run."""
+        spool = os.environ.get("ONES_SPOOL")
+        return OrderReader(self.directory, restart, Path(spool) if spool else None, self._job_id)
 
     @property
     def lr_factor(self) -> float:
@@ -114,7 +152,6 @@ class Run:
 
     def load(self, state: State) -> None:
         """Take over what training carries, and load the newest good checkpoint into it."""
-        self.state = state
         loaded = self.saver.load(state)
         self._loaded, self._note = loaded.name, loaded.note
         self.progress = progress = loaded.progress
@@ -124,6 +161,11 @@ class Run:
         progress.failures += self.group.maximum([int(failed)])[0]
         if self.noise is not None:
             self.noise.known = progress.noise
+        self._carry(state)
+
+    def _carry(self, state: State) -> None:
+        """Take over what training carries, as it is. Not collective."""
+        self.state = state
         self.loop.rate = Rate(self.settings.rule, self.settings.lr_ramp, state.optimizer)
         if self.loop.exchange is not None:
             exchange = self.loop.exchange
@@ -133,13 +175,7 @@ class Run:
         """Before the first step: everything is known, so say hello. Later calls do nothing."""
         if self._begun:
             return
-        if self.state is None or self.loop.feed is None:
-            missing = "job.register(...)" if self.state is None else "job.loader(...)"
-            raise RuntimeError(f"training starts without {missing}; call it before the first epoch")
-        if why := requeue_conflict():
-            raise RuntimeError(why)
-        self._begun = True
-        samples, progress = self.loop.feed.samples, self.progress
+        samples, progress = self._check_complete(), self.progress
         if progress.dataset not in (0, samples):
             raise ValueError(
                 f"checkpoint {self._loaded} was taken with {progress.dataset} samples an epoch, the dataset now "
@@ -159,6 +195,16 @@ class Run:
             write_spec(self.directory, self.spec)
         start = (self.batch, self.lr_factor, self.saver.load_s, self._loaded, self._note)
         self._reporter.send(self._start_report.hello(self.group, self.spec, progress, *start))
+
+    def _check_complete(self) -> int:
+        """The samples of an epoch. Raises RuntimeError where the script left something out. Not collective."""
+        if self.state is None or self.loop.feed is None:
+            missing = "job.register(...)" if self.state is None else "job.loader(...)"
+            raise RuntimeError(f"training starts without {missing}; call it before the first epoch")
+        if why := requeue_conflict():
+            raise RuntimeError(why)
+        self._begun = True
+        return self.loop.feed.samples
 
     def commit(self, total: int) -> None:
         """A step of `total` samples was completed. Not collective."""

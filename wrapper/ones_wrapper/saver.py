@@ -103,6 +103,34 @@ class Saver:
         else:
             self._done(ended, None)
 
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint is being written behind the training."""
+        return self._writing
+
+    def ranks_changed(self, restart: int) -> Group | None:
+        """The group has other ranks, of this run; see `Checkpoints.ranks_changed`. Not collective."""
+        self._saved = None  # what new ranks know of no checkpoint must hold for all
+        self._saved_at = time.monotonic()
+        return self._checkpoints.ranks_changed(restart)
+
+    def let_go(self) -> None:
+        """These ranks leave, and others go on. Not collective."""
+        self._checkpoints.let_go()
+        self.report_finished()
+
+    def rescue(self, state: State, progress: Progress, refuse: Callable[[], str]) -> bool:
+        """Write a checkpoint from this rank alone, as `Checkpoints.rescue` does; whether there is one now."""
+        if self._saved == progress:
+            return True
+        try:
+            name = self._checkpoints.rescue(state, replace(progress), refuse)
+        except Exception as error:  # the last one has to do
+            log(f"no checkpoint could be written of step {progress.step} ({error}); the last one stays")
+            return False
+        log(f"{name} was written by one rank, since others are lost")
+        return True
+
     def close(self) -> None:
         """Wait for what is under way."""
         self._checkpoints.close()

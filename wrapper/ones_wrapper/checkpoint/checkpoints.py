@@ -8,12 +8,12 @@ is kept until tensors come or go.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -26,6 +26,8 @@ from ones_wrapper.checkpoint.safetensors import Part, Reader, encode
 from ones_wrapper.checkpoint.state import Content, Failed, Loaded, Progress, Saved, State, collect, differences, restore
 from ones_wrapper.group import Group, RankError, ThreadsError
 from ones_wrapper.job_io import log
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,12 @@ class Checkpoints:
     same step boundary.
     """
 
-    def __init__(self, job_dir: Path, group: Group, job_id: int, restart: int, keep: int = 2) -> None:
-        """`keep` is how many complete checkpoints stay. Raises `RankError` where another job runs in `job_dir`."""
+    def __init__(
+        self, job_dir: Path, group: Group, job_id: int, restart: int, keep: int = 2, *, holds: bool = True
+    ) -> None:
+        """`keep` is how many complete checkpoints stay; with `holds` these ranks hold the directory, and clear what an
+        interrupted save left. Raises `RankError` where another job runs in `job_dir`.
+        """
         self._group = group
         self._folder = Folder(job_dir, job_id, restart, max(1, keep))
         self._job_id = job_id
@@ -55,7 +61,38 @@ class Checkpoints:
         self._alone = False
         self._thread: Thread | None = None
         self._end: Saved | Failed | None = None
-        group.on_first(self._folder.prepare)
+        if holds:
+            group.on_first(self._folder.prepare)
+
+    def ranks_changed(self, restart: int) -> Group | None:
+        """The group has other ranks; a checkpoint under way is finished by those that began it. Not collective.
+
+        Returns the group that the background used so far; it must not be closed by dropping it.
+        """
+        behind, self._behind = self._behind, None
+        self._planner.forget()
+        self._folder.restart = restart
+        if self._group.rank == 0:
+            self._folder.take_over()
+        return behind
+
+    def let_go(self) -> None:
+        """These ranks leave, and others go on: finish what is under way. Not collective."""
+        self._wait()
+        self._folder.wait_for_removal()
+        self._folder.release()
+
+    def rescue(self, state: State, progress: Progress, refuse: Callable[[], str]) -> str:
+        """Write a checkpoint from this rank alone, whose model is whole; its name. Not collective: the other ranks may
+        be gone. `refuse` is asked last, and says why it must not count after all.
+
+        Raises `RankError`.
+        """
+        alone = Checkpoints(
+            self._folder.job_dir, _Alone(self._group.device), self._job_id, self._folder.restart, holds=False
+        )
+        alone._folder.refuse = refuse
+        return alone.save(state, progress).name
 
     def save(self, state: State, progress: Progress) -> Saved:
         """Write a checkpoint; when this returns it survives a crash of every node. One under way is waited for.
@@ -227,6 +264,31 @@ class Checkpoints:
         return storage.to(device=device) if location.startswith("cuda") and device.type == "cuda" else storage
 
 
+class _Alone(Group):
+    """One rank that speaks to nobody."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(0, 1, 0, 1, 1, device)
+
+    def duplicate(self) -> Group:
+        return self
+
+    def maximum(self, values: Sequence[int]) -> list[int]:
+        return list(values)
+
+    def maximum_later(self, values: Sequence[int]) -> Callable[[], list[int]]:
+        return lambda: list(values)
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+    def gather(self, value: T) -> list[T]:
+        return [value]
+
+    def close(self, code: int = 0) -> None:
+        pass
+
+
 def _here(group: Group, function: Callable[[], Any]) -> Any:
     """This rank's result of a function that all ranks run; it need not travel. Raises `RankError` on all where it
     failed on any.
@@ -261,6 +323,10 @@ class Planner:
         self._local: SavePlan | None = None
         self._plan = Plan([], b"")
         self._buffers: list[torch.Tensor] = []
+
+    def forget(self) -> None:
+        """The ranks changed: plan anew."""
+        self._local = None
 
     def local(self, content: Content) -> SavePlan:
         """All that this rank could write. Not collective."""

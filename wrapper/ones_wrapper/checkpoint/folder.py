@@ -12,6 +12,7 @@ import re
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import Thread
@@ -43,11 +44,14 @@ class Folder:
     """The checkpoints of one job. Nothing here is collective: who calls what is `Checkpoints`' business."""
 
     def __init__(self, job_dir: Path, job_id: int, restart: int, keep: int) -> None:
-        self._job_dir = job_dir
+        self.job_dir = job_dir
+        self.restart = restart
         self._path = job_dir / CHECKPOINTS
-        self._job_id, self._restart, self._keep = job_id, restart, keep
+        self._job_id, self._keep = job_id, keep
         self._sweeper: Thread | None = None
         self._held: int | None = None
+        self.refuse: Callable[[], str] = str
+        """Why a checkpoint that is written must not count after all; empty where it may."""
 
     def path(self, name: str) -> Path:
         """Where a complete checkpoint is."""
@@ -62,13 +66,18 @@ class Folder:
 
         Raises `InUseError` where another job runs in the directory.
         """
-        self._held = lock_directory(self._job_dir, self._job_id)
+        self._held = lock_directory(self.job_dir, self._job_id)
         self._path.mkdir(exist_ok=True)
         for old in self._path.glob(".old-*"):
             target = self._path / old.name.removeprefix(".old-")
             if not target.exists():  # killed between the two renames of `_publish`
                 old.rename(target)
         _sweep([left for kind in (".tmp-*", ".old-*", ".gone-*") for left in self._path.glob(kind)])
+
+    def take_over(self) -> None:
+        """Hold the directory in place of another process of the same job, which lets it go."""
+        if self._held is None:
+            self._held = lock_directory(self.job_dir, self._job_id, wait_s=0.0)
 
     def release(self) -> None:
         """Let another job have the directory."""
@@ -95,12 +104,14 @@ class Folder:
         manifest = {
             "format": FORMAT,
             "job_id": self._job_id,
-            "restart": self._restart,
+            "restart": self.restart,
             "progress": asdict(progress),
             "files": {file: [s.size, s.crc] for file, s in files.items()},
         }
         write_json(temporary / MANIFEST, manifest)
         sync(temporary)
+        if why := self.refuse():
+            raise ValueError(why)
         self._publish(name)
         self._remove(self.names()[self._keep :])
         return sum(s.size for s in files.values())
@@ -173,7 +184,7 @@ class Folder:
                 f"checkpoint {name} has format {manifest['format']}, and this ones_wrapper reads {FORMAT}; use the "
                 "version that wrote it, or another job directory (ONES_JOB_DIR)"
             )
-        job_id, here = int(manifest["job_id"]), self._job_dir.resolve().name
+        job_id, here = int(manifest["job_id"]), self.job_dir.resolve().name
         if job_id != self._job_id and here == directory_name(self._job_id):
             raise ValueError(
                 f"checkpoint {name} is of job {job_id}, but {here} is the directory of job {self._job_id}; move "
@@ -198,8 +209,9 @@ class InUseError(Exception):
     """Another job runs in this directory; the message says which, and what to do."""
 
 
-def lock_directory(job_dir: Path, job_id: int) -> int | None:
+def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | None:
     """Hold the directory until this process ends, or until the handle returned is closed; None where it cannot be.
+    Who holds it gets `wait_s` to end.
 
     Raises `InUseError` where another job holds it. A lock is refused to nobody without need: where the file system
     has none, and where it is this very job's (an earlier run on a node that died, say), this run goes on without.
@@ -210,7 +222,7 @@ def lock_directory(job_dir: Path, job_id: int) -> int | None:
     except OSError:
         return None
     try:
-        if _lock(handle):
+        if _lock(handle, wait_s):
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{job_id} {socket.gethostname()} {os.getpid()}\n".encode(), 0)
             return handle
@@ -228,9 +240,9 @@ def lock_directory(job_dir: Path, job_id: int) -> int | None:
     )
 
 
-def _lock(handle: int) -> bool:
+def _lock(handle: int, wait_s: float) -> bool:
     """Whether it is ours now; OSError where there are no locks."""
-    until = time.monotonic() + WAIT_S
+    until = time.monotonic() + wait_s
     while True:
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -51,6 +51,13 @@ class Exchange(ABC):
         """Whether it is the model that `wrap` returned."""
         return model is self._model
 
+    hot = False
+    """Whether the ranks may change while it exchanges gradients: `ranks_changed`."""
+
+    def ranks_changed(self) -> None:
+        """The group has other ranks. Not collective; between two steps. The script's model object stays."""
+        raise NotImplementedError(f"{type(self).__name__} cannot change its ranks")
+
     def finish(self) -> None:
         """Before the optimizer's step: all gradients have arrived. Not for a step with a closure, whose backward pass
         is still to come.
@@ -96,8 +103,11 @@ class DdpExchange(Exchange):
     size cost nothing. The hook turns the unit into n_rp / N, and sums over the ranks.
     """
 
+    hot = True
+
     def __init__(self, group: Group, noise: NoiseScale | None) -> None:
         super().__init__(group, noise)
+        self._options: dict[str, Any] = {}
         self._unit = 0
         """The gradient so far is Σ n_rp g_rp over this; 0 where no pass of the step had samples."""
 
@@ -105,12 +115,24 @@ class DdpExchange(Exchange):
         """`options` are those of DistributedDataParallel."""
         self._first(model)
         device = self._group.device
-        ids = [device] if device.type == "cuda" else None
-        wrapped = DistributedDataParallel(model.to(device), device_ids=ids, **options)
+        self._options = {"device_ids": [device] if device.type == "cuda" else None, **options}
+        self._model = wrapped = DistributedDataParallel(model.to(device), **self._options)
+        self._hook(wrapped)
+        return wrapped
+
+    def _hook(self, wrapped: DistributedDataParallel) -> None:
         # A lambda, since DDP judges a function's annotations and takes no strings.
         wrapped.register_comm_hook(self, lambda exchange, bucket: exchange._reduce(bucket.index(), bucket.buffer()))
-        self._model = wrapped
-        return wrapped
+
+    def ranks_changed(self) -> None:
+        wrapped = self._model
+        assert isinstance(wrapped, DistributedDataParallel)
+        # Made again in place, over the default group that there is now; what the script hung on the object stays.
+        kept = {name: value for name, value in vars(wrapped).items() if name in _SCRIPTS}
+        options = {**self._options, "init_sync": False}
+        DistributedDataParallel.__init__(wrapped, wrapped.module, **options)
+        vars(wrapped).update(kept)
+        self._hook(wrapped)
 
     @contextmanager
     def during(self, part: AccumulationStep) -> Iterator[None]:
@@ -166,6 +188,24 @@ class DdpExchange(Exchange):
 
         done: torch.futures.Future[torch.Tensor] = work.get_future().then(whole)
         return done
+
+
+_SCRIPTS = (
+    "training",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+"""Of a module's own dictionaries, those in which a script's doing shows."""
 
 
 def _scale(gradient: torch.Tensor, numerator: int, denominator: int) -> None:

@@ -40,6 +40,14 @@ class NoiseScale:
         self._batch = 0
         self._trace = self._square = self._weight = 0.0
 
+    def ranks_changed(self, known: float) -> None:
+        """Measure anew, since the ranks changed. `known` is what all of them go on with, in samples."""
+        self.known = known
+        self._alone.clear()
+        self._step.clear()
+        self._window, self._steps = [0.0, 0.0], 0
+        self._trace = self._square = self._weight = 0.0
+
     def local(self, bucket: int, gradient: torch.Tensor, samples: int, total: int, passes: int = 1) -> None:
         """A bucket of this rank's own gradient, the mean over its `samples` of the step's `total`.
 

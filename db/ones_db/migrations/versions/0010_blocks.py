@@ -5,6 +5,8 @@ Revision 0010.
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -15,7 +17,7 @@ down_revision = "0009"
 
 WHOLE = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
-ADDED = {
+ADDED: dict[str, tuple[tuple[str, Any, str | None, str], ...]] = {
     "jobs": (
         ("term", WHOLE, None, "of a job of blocks: the term of its leader, by its own word"),
         ("hot", sa.Boolean(), None, "of a job of blocks: blocks can join and leave while it trains"),
@@ -49,7 +51,7 @@ def upgrade() -> None:
     _create_memberships()
 
 
-def _column(name: str, kind: sa.types.TypeEngine[object], comment: str, *, nullable: bool = False) -> sa.Column[object]:
+def _column(name: str, kind: Any, comment: str, *, nullable: bool = False) -> sa.Column[Any]:
     return sa.Column(name, kind, nullable=nullable, autoincrement=False, comment=comment)
 
 

@@ -1,0 +1,162 @@
+"""Jobs of blocks from one look to the next: which term they are in, and which blocks ran.
+
+The term is the job's own word, in its spec. So it is believed as far as it only rises, and no faster than a job can
+change its leader. Whatever a job says, it can put no more reports into the database than any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ones_db import BlockRecord, JobRecord, Store
+from slurm_ones.observe.blocks import BlockJob, arrays, block_job
+from slurm_ones.observe.eligibility import Elastic
+from slurm_ones.observe.report_reader import read_spec
+from slurm_ones.slurm.model import Job, JobState, Snapshot
+
+LAST_TERMS = 3
+"""Terms whose reports are read at each look: an earlier one may have been short, or written its last ones late."""
+AT_ONCE = 16
+"""Terms by which a job goes on at one look at most; what is left is for the next looks."""
+BURST = 64
+PER_S = 0.1
+"""A job may be in term `BURST`, and `PER_S` further for each second since it was submitted."""
+POSITIONS = LAST_TERMS + AT_ONCE
+"""Runs of a job whose positions in report files are asked for."""
+
+
+def next_term(before: int, said: int, submit_time: float, now: float) -> tuple[int, str]:
+    """The term that a job is in that was in `before` and says `said`, and what of it is not believed, in words."""
+    if said < before:
+        return before, f"spec.json: term {said} comes after {before}"
+    highest = BURST + int(PER_S * max(now - submit_time, 0.0))
+    if said > highest:
+        return before, f"spec.json: term {said} is more than it can have had ({highest})"
+    return min(said, before + AT_ONCE), ""
+
+
+class Terms:
+    """What is remembered of jobs of blocks while a companion runs. All of it follows from the database."""
+
+    def __init__(self, store: Store, own_uid: int | None) -> None:
+        self._store = store
+        self._own_uid = own_uid
+        self._known: dict[int, JobRecord | None] = {}
+        """Each as it was stored last, None of a new one."""
+        self._spans: dict[int, range] = {}
+        """The terms that were to be read last of each."""
+        self._ahead: set[int] = set()
+        """Those that this tick has followed already, and whose reports it has not read yet."""
+        self._blocks: dict[tuple[int, int, int], BlockRecord] | None = None
+        """The blocks of the last look, by job, task and restart."""
+        self.problems: dict[int, str] = {}
+        """What is not believed of a job's term, for people."""
+
+    def jobs(self, snapshot: Snapshot) -> dict[int, BlockJob]:
+        """The jobs of blocks in a snapshot, each in its present term."""
+        found = arrays(snapshot.jobs.values())
+        self._remember(found)
+        self._spans = {array: span for array, span in self._spans.items() if array in found}
+        self.problems = {array: problem for array, problem in self.problems.items() if array in found}
+        jobs = {}
+        for array, records in found.items():
+            known = self._known[array]
+            one = block_job(array, records, known, self._term(array))
+            term = self._follow(one.job, snapshot.time)[-1]
+            jobs[array] = one if term == one.job.restart else block_job(array, records, known, term)
+        self._ahead = set(jobs)
+        return jobs
+
+    def _remember(self, found: Mapping[int, Sequence[Job]]) -> None:
+        """Look up those that are new to this companion, and forget those that are gone."""
+        new = [array for array in found if array not in self._known]
+        stored = self._store.jobs(new) if new else {}
+        self._known = {array: known for array, known in self._known.items() if array in found}
+        for array in new:
+            record = stored.get(array)
+            self._known[array] = record if record is not None and _same(record, found[array]) else None
+
+    def stored(self, records: Mapping[int, JobRecord]) -> None:
+        """Take note of what has been stored of jobs."""
+        for array, record in records.items():
+            if array in self._known:
+                self._known[array] = record
+
+    def _term(self, array: int) -> int:
+        if array in self._spans:
+            return self._spans[array][-1]
+        known = self._known.get(array)
+        return known.restart if known is not None else 0
+
+    def follow(self, job: Job, now: float) -> range:
+        """The terms of a job of blocks whose reports are to be read now, the last of them the present one."""
+        if job.job_id in self._ahead:
+            self._ahead.discard(job.job_id)
+            return self._spans[job.job_id]
+        return self._follow(job, now)
+
+    def _follow(self, job: Job, now: float) -> range:
+        before = term = max(self._term(job.job_id), 0)
+        if self._own_uid in (None, job.uid):
+            spec, _ = read_spec(job)
+            if spec is not None:
+                term, problem = next_term(before, spec.term, job.submit_time, now)
+                self.problems[job.job_id] = problem
+        span = range(max(0, before - LAST_TERMS + 1), term + 1)
+        self._spans[job.job_id] = span
+        return span
+
+    def store_blocks(self, seen: Mapping[int, Elastic], snapshot: Snapshot) -> None:
+        """Store the blocks that have started or ended since the last look."""
+        if self._blocks is None:
+            self._blocks = {_key(record): record for record in self._store.open_blocks()}
+        before = self._blocks
+        now = {
+            _key(record): record
+            for array, elastic in seen.items()
+            for job in elastic.blocks
+            if job.start_time and not job.pending
+            for record in [_block_record(array, elastic, job)]
+        }
+        for key, record in before.items():
+            if key not in now and record.end_time is None:
+                now[key] = _gone(record, snapshot)
+        if changed := [record for key, record in now.items() if before.get(key) != record]:
+            self._store.record_blocks(changed)
+        self._blocks = now
+
+
+def _same(record: JobRecord, records: Sequence[Job]) -> bool:
+    """Whether the record is that of this array, and not of an earlier one with its id: one of which no task was ever
+    requeued has its own time of submission."""
+    submitted = min(job.submit_time for job in records)
+    return submitted <= record.submit_time or any(job.restart for job in records)
+
+
+def _key(record: BlockRecord) -> tuple[int, int, int]:
+    return record.job_id, record.task, record.restart
+
+
+def _block_record(array: int, elastic: Elastic, job: Job) -> BlockRecord:
+    shape = elastic.shape_of(job)
+    return BlockRecord(
+        job_id=array,
+        task=job.array_tasks[0],
+        restart=job.restart,
+        slurm_id=job.job_id,
+        nodes=shape.nodes,
+        gpus_per_node=shape.gpus_per_node,
+        node_list=job.node_list,
+        state=job.state.value,
+        start_time=job.start_time,
+        end_time=job.end_time if job.ended else None,
+    )
+
+
+def _gone(record: BlockRecord, snapshot: Snapshot) -> BlockRecord:
+    """A block of a job that is no longer looked at, or that Slurm has requeued or forgotten."""
+    job = snapshot.jobs.get(record.slurm_id)
+    if job is not None and job.restart == record.restart and not job.pending:
+        return replace(record, state=job.state.value, end_time=job.end_time if job.ended else None)
+    return replace(record, state=JobState.UNKNOWN.value, end_time=snapshot.time)

@@ -1,0 +1,112 @@
+"""Starts blocks of one job on this machine, orders memberships, and reads what they reported."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from ones_wrapper.protocol import Hello, Membership, Order, Report, decode_report, reports_name
+from tests.wrapper import reference
+from tests.wrapper.runs import TIMEOUT_S, Run, write_order
+
+ARRAY = 4711
+SAMPLES = 97
+
+R = TypeVar("R", bound=Report)
+
+
+class Job:
+    """One job of blocks in a directory; its script is `train.py`."""
+
+    def __init__(self, directory: Path, *arguments: str, **env: str) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self._arguments, self._env = arguments, env
+        self._number = 0
+        self.blocks: list[Run] = []
+
+    def start(self, task: int, ranks: int = 1, restart: int = 0) -> Run:
+        """Start a block."""
+        out = self.directory / "out.json"
+        block = Run(
+            self.directory, *self._arguments, "--out", str(out), ranks=ranks, restart=restart,
+            ONES_BLOCKS="1", SLURM_ARRAY_JOB_ID=str(ARRAY), SLURM_ARRAY_TASK_ID=str(task), **self._env,
+        )  # fmt: skip
+        self.blocks.append(block)
+        return block
+
+    def order(self, *tasks: int, batch: int | None = None) -> int:
+        """Order that these tasks train together; the order's number."""
+        self._number += 1
+        write_order(self.directory, Order(self._number, self.terms() - 1, batch=batch, blocks=tuple(sorted(tasks))))
+        return self._number
+
+    def terms(self) -> int:
+        """Terms that left reports."""
+        return len(list(self.directory.glob("reports-*.jsonl")))
+
+    def runs(self) -> list[list[Report]]:
+        """The reports of each term, in order."""
+        found = []
+        for term in range(self.terms()):
+            lines = (self.directory / reports_name(term)).read_bytes().splitlines(keepends=True)
+            found.append([decode_report(line)[2] for line in lines if line.endswith(b"\n")])
+        return found
+
+    def of(self, kind: type[R]) -> list[R]:
+        """Reports of one kind, over all terms."""
+        return [report for run in self.runs() for report in run if isinstance(report, kind)]
+
+    def wait(self, kind: type[R], condition: Callable[[R], bool] = lambda report: True) -> R:
+        """Wait for a report, in whichever term; fails when all blocks ended without it."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            ended = all(block.process.poll() is not None for block in self.blocks)
+            for report in self.of(kind):
+                if condition(report):
+                    return report
+            if ended:
+                break
+            time.sleep(0.02)
+        self.kill()
+        raise AssertionError(f"no such {kind.kind}\n{self.of(Membership)}\n{self.errors()}")
+
+    def wait_for(self, *tasks: int, after: int = -1) -> Membership:
+        """Wait until these tasks train together, in a generation after `after`."""
+        return self.wait(
+            Membership, lambda report: sorted(report.blocks) == sorted(tasks) and report.generation > after
+        )
+
+    def kill(self) -> None:
+        """End all blocks at once."""
+        for block in self.blocks:
+            block.process.kill()
+
+    def end(self) -> list[int]:
+        """Wait for the end of all blocks; their exit codes."""
+        return [block.end() for block in self.blocks]
+
+    def errors(self) -> str:
+        """What the blocks that ended printed."""
+        for block in self.blocks:
+            if not block.errors and block.process.poll() is not None:
+                block.end()
+        return "\n".join(f"--- block {index}\n{block.errors}" for index, block in enumerate(self.blocks))
+
+    def parameters(self) -> torch.Tensor:
+        """What the job ended with."""
+        return torch.tensor(json.loads((self.directory / "out.json").read_text())["parameters"], dtype=torch.float64)
+
+    def undisturbed(self, epochs: int, samples: int = SAMPLES, gamma: float = 0.8) -> torch.Tensor:
+        """What a run of one process without a wrapper ends with, at the batches that were reported."""
+        return reference.train(epochs, samples, gamma, reference.batches_by_step(self.runs()))
+
+
+def hellos(job: Job) -> list[int]:
+    """The steps at which terms began."""
+    return [hello.step for hello in job.of(Hello)]

@@ -1,0 +1,315 @@
+"""A run whose ranks change while it trains: one of a job of blocks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ones_wrapper.boundary import Agreement
+from ones_wrapper.checkpoint import Progress, State
+from ones_wrapper.checkpoint.state import Content, collect, restore
+from ones_wrapper.data.feed import accumulation_count
+from ones_wrapper.group import TorchGroup
+from ones_wrapper.job_io import OwnerRequests, ReportWriter, last_generation, log, write_spec
+from ones_wrapper.launch import find_job_directory, make_job_directory
+from ones_wrapper.launch.process_hooks import FLAGS
+from ones_wrapper.launch.restart_policy import DONT_RESTART, PEER_LOST
+from ones_wrapper.membership import connections, rescue
+from ones_wrapper.membership.blocks import Blocks, Change, NotWantedError, PeersLostError, is_peer_lost
+from ones_wrapper.membership.files import Block
+from ones_wrapper.protocol import Batch, Membership, Spec
+from ones_wrapper.run import Identity, Run, Settings
+
+
+class HotRun(Run):
+    """One process's part. It founds the job's next term, or joins the blocks that train."""
+
+    def __init__(
+        self, group: TorchGroup, spec: Spec, settings: Settings, started: float, identity: Identity, blocks: Blocks
+    ) -> None:
+        self._blocks = blocks
+        self._torch = group
+        self._within_act = False
+        self._leaving_now = False
+        super().__init__(group, spec, settings, started, identity)
+        blocks.may_leave = lambda: not self.saver.writing
+        blocks.listen(self._orders, lambda: FLAGS.stop, self._abandon)
+
+    @classmethod
+    def meet(cls, group: TorchGroup, spec: Spec, settings: Settings, started: float, block: Block) -> HotRun:
+        """Find those who train, or lead. Collective over the block. Leaves the process where the job is over."""
+        directory = find_job_directory(os.environ, Path.cwd())
+        if group.rank == 0:
+            make_job_directory(directory)
+
+        def ready(term: int) -> None:
+            rescue.wait(directory / "hot", term)
+
+        try:
+            blocks, leads = Blocks.meet(group, directory, block, os.environ, ready)
+        except NotWantedError as why:
+            if group.rank == 0:
+                log(f"block {block.task} ends: {why}")
+            raise SystemExit(0) from None
+        name = f"{block.task}.{block.restart}.{group.rank}"
+        identity = Identity(block.array, blocks.leader.term, leads, name)
+        return cls(group, spec, settings, started, identity, blocks)
+
+    @property
+    def rank(self) -> int:
+        # What a script does on rank 0 alone is not for a block that has not joined.
+        return self.group.rank + 1 if self._newcomer else self.group.rank
+
+    @property
+    def world(self) -> int:
+        return self.group.world + 1 if self._newcomer else self.group.world
+
+    @property
+    def _newcomer(self) -> bool:
+        return not self._identity.leads and self._blocks.waiting
+
+    def load(self, state: State) -> None:
+        if not self._newcomer:
+            super().load(state)
+            return
+        collect(state)  # what cannot be saved cannot be sent: better now
+        self._carry(state)
+
+    def begin(self) -> None:
+        if self._begun:
+            return
+        hot = self.loop.exchange is not None and self.loop.exchange.hot
+        if self._newcomer:
+            if not hot:
+                self._end_block("the model's gradient exchange cannot take up ranks while it trains")
+            self._join()
+            return
+        self.spec = replace(self.spec, term=self._restart, hot=hot)
+        super().begin()
+        generation = self.group.on_first(lambda: last_generation(self.directory, self._restart)) + 1
+        plan = self._blocks.lead_first(generation, hot)
+        if hot:
+            self._boundary.members = self._blocks
+        self._report_membership(Change(plan, False, False, 0, 0.0, time.time(), {}), first=True)
+
+    def _end_block(self, why: str) -> None:
+        if self._blocks.local_rank == 0:
+            log(f"block {self._blocks.block.task} ends: {why}")
+        self._leaving_now = True
+        self._blocks.close()
+        raise SystemExit(0)
+
+    # -- joining ------------------------------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        samples = self._check_complete()
+        state = self.state
+        assert state is not None
+        content = collect(state, template=True)
+
+        def take_over(rest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+            progress = Progress(**rest["progress"])
+            if progress.dataset != samples:
+                raise ValueError(f"those who train have {progress.dataset} samples an epoch, this block {samples}")
+            restore(state, rest["content"], tensors)
+            self.progress = progress
+
+        try:
+            change = self._blocks.join(content.tensors, take_over)
+        except NotWantedError as why:
+            self._end_block(str(why))
+            raise AssertionError from None
+        self.spec = replace(self.spec, dataset=samples, hot=True)
+        self._boundary.members = self._blocks
+        self._ranks_changed(change, 0)
+        self._boundary.start_agreement(0.0, False, False)
+
+    # -- the change ---------------------------------------------------------------------------------------------------
+
+    def act(self) -> None:
+        self._within_act = True
+        try:
+            super().act()
+        finally:
+            self._within_act = False
+
+    def _carry_out(self, agreed: Agreement) -> None:
+        super()._carry_out(agreed)
+        if self._boundary.members is not None and self._blocks.obey(agreed.plan, agreed.change):
+            self._change()
+
+    def _change(self) -> None:
+        self._reporter.flush()
+        before = self.group.rank
+        change = self._blocks.change(self._collected)
+        if change is None:
+            return
+        if change.moves and before == 0:
+            self._reporter.bye("moved", self.progress.step, 0, f"block {change.plan.members[0].task} leads")
+            self._reporter.lead(None)
+        if change.leaves:
+            self._leave_membership()
+        self._ranks_changed(change, before)
+
+    def _collected(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """The state as it is sent: tensors, and the rest."""
+        assert self.state is not None
+        content: Content = collect(self.state)
+        rest = {
+            "content": content.rest,
+            "progress": asdict(self.progress),
+            "orders": [self._boundary.applied, self._boundary.answered],
+        }
+        return content.tensors, rest
+
+    def _leave_membership(self) -> None:
+        """The others train on without this block."""
+        self._leaving_now = True
+        self.saver.let_go()
+        self._blocks.leave()
+        if self._blocks.local_rank == 0:
+            log(f"block {self._blocks.block.task} left at step {self.progress.step}; the others train on")
+        raise SystemExit(0)
+
+    def _ranks_changed(self, change: Change, before: int) -> None:
+        """Everything that depends on the ranks goes on with the new ones. Not collective."""
+        plan, progress, group = change.plan, self.progress, self.group
+        exchange, rate = self.loop.exchange, self.loop.rate
+        assert exchange is not None and rate is not None
+        applied, answered = change.rest.get("orders") or (self._boundary.applied, self._boundary.answered)
+        progress.resizes += int(progress.world != group.world)
+        progress.world = group.world
+        if plan.batch:
+            progress.batch, applied = plan.batch, plan.order or applied
+        batch, self.batch = self.batch, self._in_force(progress.batch)
+        rate.resume(progress, self.batch)
+        rate.remember(progress)
+        exchange.ranks_changed()
+        if self.noise is not None:
+            self.noise.ranks_changed(progress.noise)
+        connections.keep(self.saver.ranks_changed(plan.term))
+        self.meter.ranks_changed()
+        self._boundary.ranks_changed(applied, answered)
+        self.generation = plan.generation
+        if self.trace:
+            self.trace.ranks_changed(plan.term, group.rank, group.world, plan.generation)
+        self._lead_or_follow(change)
+        self._report_membership(change)
+        if not change.rest and self.batch != batch:
+            steps = accumulation_count(self.batch, group.world, self.spec.max_local_batch)
+            number = plan.order if plan.batch else None
+            self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
+
+    def _lead_or_follow(self, change: Change) -> None:
+        """Rank 0 keeps the job's files."""
+        plan, first = change.plan, self.group.rank == 0
+        self._restart = plan.term
+        if not change.moves:
+            return
+        self.spec = replace(self.spec, term=plan.term)
+        self._requests = OwnerRequests(self.directory) if first else None
+        self._boundary.lead(self._orders(plan.term) if first else None, self._requests, plan.term)
+        if not first:
+            return
+        self._reporter.lead(ReportWriter(self.directory, plan.term))
+        write_spec(self.directory, self.spec)
+        hello = self._start_report.hello(self.group, self.spec, self.progress, self.batch, self.lr_factor, 0.0, "", "")
+        self._reporter.send(replace(hello, queue_s=0.0, launch_s=0.0, import_s=0.0, group_s=0.0, attempt=0))
+        self._first = False
+
+    def _report_membership(self, change: Change, first: bool = False) -> None:
+        plan = change.plan
+        self._reporter.send(
+            Membership(
+                plan.generation,
+                plan.tasks,
+                tuple(member.restart for member in plan.members),
+                plan.nodes,
+                plan.ranks_per_node,
+                plan.world,
+                self.progress.step,
+                self.batch,
+                0.0 if first else max(0.0, time.time() - change.began),
+                change.bytes,
+                change.transfer_s,
+                plan.ready_s,
+                plan.order,
+                plan.why,
+            )
+        )
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        super().finish()
+        self._blocks.close()
+        if self.group.rank == 0:
+            self._blocks.folder.end()
+
+    def _leave(self, reason: str, code: int) -> None:
+        self._blocks.close()
+        if code == DONT_RESTART and self.group.rank == 0:
+            self._blocks.folder.end()
+        super()._leave(reason, code)
+
+    def _ended(self, code: int, note: str) -> None:
+        self._blocks.close()
+        if self._leaving_now:
+            FLAGS.armed = False
+            return
+        super()._ended(code, note)
+
+    def _failed(self, error: BaseException) -> tuple[int, str] | None:
+        verdict = super()._failed(error)
+        if verdict is not None or not is_peer_lost(error):
+            return verdict
+        if self._blocks.alone and not isinstance(error, PeersLostError):
+            return None
+        why = str(error).splitlines()[0][:300]
+        log(f"block {self._blocks.block.task}: others are lost ({why}); it joins anew")
+        self._blocks.give_up(why)
+        self._rescue()
+        return PEER_LOST, why
+
+    def _abandon(self, why: str) -> None:
+        """The watch found that others are lost, and the script's thread waits for them. Does not return."""
+        log(f"block {self._blocks.block.task}: {why}; it joins anew")
+        with suppress(Exception):
+            self._rescue()
+            self._reporter.bye("error", self.progress.step, PEER_LOST, why)
+        os._exit(PEER_LOST)
+
+    def _rescue(self) -> None:
+        """Write a checkpoint where this rank's model is whole and nobody else does."""
+        state, step = self.state, self.progress.step
+        if state is None or self._newcomer or not self._whole():
+            return
+        folder, term = self._blocks.folder, self._restart
+        if not rescue.claim(folder.path, term):
+            return
+        main = threading.current_thread() is threading.main_thread()
+
+        def refuse() -> str:
+            newest = folder.newest()
+            if newest is not None and newest.term > term:
+                return "another block leads by now"
+            if not main and (self.progress.step != step or not self._whole()):
+                return "training went on meanwhile"
+            return ""
+
+        try:
+            self.saver.rescue(state, self.progress, refuse)
+        finally:
+            rescue.done(folder.path, term)
+
+    def _whole(self) -> bool:
+        """Whether model, optimizer and progress are those of one moment: in a pass before the optimizer's step, or at
+        a boundary."""
+        return self._begun and (self._within_act or (self.loop.within and not self.loop.mid_step))

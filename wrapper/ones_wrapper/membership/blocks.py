@@ -1,0 +1,480 @@
+"""One rank's part in a job of blocks: it founds a term or joins one, hears of plans at step boundaries, and changes
+over.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ones_wrapper.group import TorchGroup
+from ones_wrapper.job_io import OrderReader, log
+from ones_wrapper.membership import connections
+from ones_wrapper.membership.board import Board, BoardLostError
+from ones_wrapper.membership.connections import Former
+from ones_wrapper.membership.coordinator import Coordinator
+from ones_wrapper.membership.files import Block, HotFolder, Leader, living
+from ones_wrapper.membership.plan import Member, Plan, decode_plan, encode
+from ones_wrapper.membership.transfer import Receiver, send, senders
+from ones_wrapper.membership.watch import Watch
+
+DYING_S = 15.0
+"""How long a leader that said that its membership is lost may take to end."""
+VERDICT_S = 30.0
+"""How long a new rank waits for the verdict on a change."""
+THROUGH_S = 10.0
+"""How long a leader that leaves keeps its board for the others."""
+
+_PEER = re.compile(
+    r"gloo|nccl|process ?group|connection|peer|socket|broken pipe|tcpstore|store|timed out|timeout|remote|closed",
+    re.IGNORECASE,
+)
+
+
+class PeersLostError(RuntimeError):
+    """The membership cannot go on: ranks of other blocks are lost, or the leader. This block joins anew."""
+
+
+class NotWantedError(Exception):
+    """This block has nothing to do; the message says why."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What became of a plan at its boundary."""
+
+    plan: Plan
+    leaves: bool
+    """Whether this rank is none of its members."""
+    moves: bool
+    bytes: int
+    """State that was sent, over all new ranks."""
+    transfer_s: float
+    began: float
+    """Unix time at which training stood still."""
+    rest: dict[str, Any]
+    """Of a new rank: what the others sent beside the tensors."""
+
+
+class Blocks:
+    """Made by `meet`. Methods are collective over the ranks of the group where they say so."""
+
+    def __init__(
+        self, group: TorchGroup, folder: HotFolder, block: Block, leader: Leader, board: Board, uid: str, address: str
+    ) -> None:
+        self.folder = folder
+        self.block = block
+        self.leader = leader
+        """Of the present term."""
+        self._group = group
+        self._board = board
+        self._address = address
+        self._local = group.rank
+        self._backend = dist.get_backend()
+        self._me = Member(block.task, block.restart, uid, group.world, group.nodes, group.gpus_per_node)
+        self.present: Plan | None = None
+        """The membership; None before this block has joined."""
+        self._coming: Plan | None = None
+        self._former: Former | None = None
+        self._coordinator: Coordinator | None = None
+        self._watch: Watch | None = None
+        self.may_leave: Callable[[], bool] = lambda: True
+        """Whether ranks may leave at the next boundary."""
+        self._orders: Callable[[int], OrderReader] | None = None
+        self._leaving: Callable[[], bool] = bool
+        self._abandon: Callable[[str], None] = lambda why: None
+
+    @classmethod
+    def meet(
+        cls, group: TorchGroup, job_dir: Path, block: Block, env: Mapping[str, str], ready: Callable[[int], None]
+    ) -> tuple[Blocks, bool]:
+        """Find the job's leader, or lead: (this rank's part, whether this block leads). Collective over the block.
+
+        `ready` is called before a term is claimed, with the term before. Raises `NotWantedError` where the job is over.
+        """
+        folder, address = HotFolder(job_dir, block.array), own_address(env)
+        hosted: list[Board] = []
+
+        def look() -> tuple[Leader | None, bool, str]:
+            folder.prepare()
+            leader, board = _find_or_found(folder, block, address, ready)
+            hosted.append(board) if board else None
+            return leader, board is not None, f"{block.task}.{block.restart}.{secrets.token_hex(4)}"
+
+        leader, leads, uid = group.on_first(look)
+        if leader is None:
+            raise NotWantedError("the job is over")
+        board = hosted[0] if hosted else Board.connect(leader.host, leader.port, leader.token)
+        return cls(group, folder, block, leader, board, uid, address), leads
+
+    @property
+    def waiting(self) -> bool:
+        """Whether this block has not joined yet."""
+        return self.present is None
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other block trains with this one."""
+        return self.present is None or len(self.present.members) == 1
+
+    @property
+    def lost(self) -> str:
+        """Why the membership cannot go on; empty while it can."""
+        return self._watch.lost if self._watch is not None else ""
+
+    def listen(
+        self, orders: Callable[[int], OrderReader], leaving: Callable[[], bool], abandon: Callable[[str], None]
+    ) -> None:
+        """Give signs of life from now on. `orders` makes the reader of a term's orders, `leaving` says whether this
+        block was told to end, and `abandon` ends a process whose membership is lost.
+        """
+        self._orders, self._leaving, self._abandon = orders, leaving, abandon
+        self._watch = Watch(self._board.again(), f"{self._me.uid}-{self._local}", leaving, self._why_lost, abandon)
+        self._watch.start()
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number within its block."""
+        return self._local
+
+    def lead_first(self, generation: int, hot: bool) -> Plan:
+        """The first membership of a term: this block alone. Others can join where it is `hot`."""
+        self.present = plan = Plan(generation, self.leader.term, (self._me,), why="first")
+        if hot and self._group.rank == 0:
+            self._coordinate(plan)
+        return plan
+
+    def close(self) -> None:
+        """No others count any more: training is over, or this block leaves."""
+        if self._watch is not None:
+            self._watch.stop()
+        if self._coordinator is not None:
+            self._coordinator.stop()
+
+    def give_up(self, why: str) -> None:
+        """Tell the others, where that is still possible, that this membership is lost."""
+        if self._watch is not None:
+            self._watch.stop()
+        with suppress(BoardLostError):
+            self._board.put("lost", why)
+
+    # -- what the boundary asks -------------------------------------------------------------------------------------
+
+    def proposal(self) -> tuple[int, int]:
+        """What rank 0 proposes: (newest plan, plan to change to now); 0 for none."""
+        if self._coordinator is None:
+            return 0, 0
+        coming = self._coming
+        stays = coming is not None and self.present is not None and not _leavers(self.present, coming)
+        return self._coordinator.proposal(stays or self.may_leave())
+
+    def trains_as(self, tasks: tuple[int, ...] | None) -> bool:
+        """Whether the blocks that an order names are those that train."""
+        return tasks is None or (self.present is not None and set(tasks) == set(self.present.tasks))
+
+    def stops(self) -> bool:
+        """Whether a signal to end that this process got is meant for the job, since no other block goes on."""
+        if self._coordinator is not None and self._coordinator.alive:
+            return self._coordinator.stop_all
+        return self.alone
+
+    def stop_all(self) -> bool:
+        """Whether all blocks were told to end."""
+        return self._coordinator is not None and self._coordinator.stop_all
+
+    def obey(self, newest: int, change: int) -> bool:
+        """Prepare for the newest plan; whether to change to it now. Raises `PeersLostError`."""
+        if self.lost:
+            raise PeersLostError(self.lost)
+        if newest and (self._coming is None or self._coming.generation != newest):
+            self._prepare(newest)
+        return change > 0 and self._coming is not None and self._coming.generation == change
+
+    # -- the change ---------------------------------------------------------------------------------------------------
+
+    def change(self, collected: Callable[[], tuple[dict[str, torch.Tensor], dict[str, Any]]]) -> Change | None:
+        """Send the state to new ranks and change over; None where that failed and training goes on as before.
+        Collective. `collected` gives the tensors and the rest. Raises `PeersLostError`.
+        """
+        plan, present, group = self._coming, self.present, self._group
+        assert plan is not None and present is not None
+        began, sent, seconds = time.time(), 0, 0.0
+        if newcomers := plan.newcomers(present):
+            started, why = time.monotonic(), ""
+            try:
+                sent = self._send(plan, newcomers, collected, began)
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"[:300]
+            if group.maximum([int(bool(why))])[0]:
+                if why:
+                    log(f"the state could not be sent: {why}")
+                if self._coordinator is not None:
+                    self._coordinator.dropped("the state did not arrive")
+                self._forget()
+                return None
+            seconds = time.monotonic() - started
+        if group.rank == 0:
+            self._board.put(f"verdict-{plan.generation}", "committed")
+        total = sent * sum(member.ranks for member in newcomers)
+        leaves = plan.first_rank(self._me.uid) is None
+        result = Change(plan, leaves, plan.moves, total, seconds, began, {})
+        if leaves:
+            return result
+        former = self._former
+        assert former is not None and former.formed is not None
+        self._become(former)
+        return result
+
+    def leave(self) -> None:
+        """After a change without this block: end its threads; a leader waits until the others have left its board."""
+        if self._watch is not None:
+            self._watch.stop()
+        if self._coordinator is None:
+            return
+        self._coordinator.stop()
+        coming, until = self._coming, time.monotonic() + THROUGH_S
+        while coming is not None and time.monotonic() < until:
+            if self._board.count(f"through-{coming.generation}") >= coming.world:
+                break
+            time.sleep(0.02)
+
+    def join(
+        self,
+        tensors: dict[str, torch.Tensor],
+        take_over: Callable[[dict[str, Any], dict[str, torch.Tensor]], None],
+    ) -> Change:
+        """Say that this block is ready, wait for a plan and change over. Collective over the block, at first.
+
+        `tensors` are those that this rank trains with, and `take_over` loads the rest. Raises `NotWantedError`,
+        `PeersLostError` where the leader is gone, and `TransferError`.
+        """
+        receiver = Receiver(self._board.token)
+        try:
+            if self._group.rank == 0:
+                number = self._board.count("joined", 1)
+                self._board.put(f"join-{number}", encode(self._me))
+            self._group.maximum([0])
+            if self._group.rank == 0:
+                self._board.put(f"ready-{self._me.uid}", "1")
+            seen = 0
+            while True:
+                self._check_wanted()
+                newest = int(self._board.read("newest") or 0)
+                if newest > seen:
+                    seen = newest
+                    change = self._try_to_join(newest, receiver, tensors, take_over)
+                    if change is not None:
+                        return change
+                time.sleep(0.02)
+        except BoardLostError as error:
+            if self.folder.over():
+                raise NotWantedError("the job is over") from None
+            raise PeersLostError(f"the leader is gone: {error}") from None
+        finally:
+            receiver.close()
+
+    def _check_wanted(self) -> None:
+        if self._leaving():
+            raise NotWantedError("it was told to end before it joined")
+        if why := self._board.read(f"leave-{self._me.uid}"):
+            raise NotWantedError(why)
+
+    def _try_to_join(
+        self,
+        generation: int,
+        receiver: Receiver,
+        tensors: dict[str, torch.Tensor],
+        take_over: Callable[[dict[str, Any], dict[str, torch.Tensor]], None],
+    ) -> Change | None:
+        plan = self._plan(generation)
+        if plan.first_rank(self._me.uid) is None:
+            return None
+        self._begin_forming(plan, receiver.port)
+        former = self._former
+        assert former is not None
+        former.join()
+        if former.formed is None:
+            log(f"membership {generation} could not be formed: {former.error}")
+            return None
+
+        def verdict() -> str:
+            return self._board.read(f"verdict-{generation}") or ""
+
+        received = receiver.receive(tensors, take_over, verdict)
+        if received is None:
+            self._forget()
+            return None
+        until = time.monotonic() + VERDICT_S
+        while not (found := verdict()):
+            if time.monotonic() > until:
+                raise PeersLostError("no verdict came on the change")
+            time.sleep(0.002)
+        if found != "committed":
+            self._forget()
+            return None
+        self._become(former)
+        rest = received.rest
+        each = float(rest["began"])
+        return Change(plan, False, plan.moves, received.bytes, received.seconds, each, rest)
+
+    def _send(
+        self,
+        plan: Plan,
+        newcomers: tuple[Member, ...],
+        collected: Callable[[], tuple[dict[str, torch.Tensor], dict[str, Any]]],
+        began: float,
+    ) -> int:
+        """Send this rank's part; the bytes of the whole state."""
+        addresses = []
+        for member in newcomers:
+            first = plan.first_rank(member.uid)
+            assert first is not None
+            for rank in range(first, first + member.ranks):
+                _, host, port = (self._board.read(f"formed-{plan.generation}-{rank}") or "").split()
+                addresses.append((host, int(port)))
+        mine = senders(self._group.world, self._group.rank, addresses)
+        if not mine:
+            return 0
+        tensors, rest = collected()
+        rest = rest | {"began": began}
+        token = self._board.token
+        if len(mine) == 1:
+            send(mine[0], token, tensors, rest)
+        else:
+            with ThreadPoolExecutor(len(mine)) as pool:
+                for done in [pool.submit(send, one, token, tensors, rest) for one in mine]:
+                    done.result()
+        return sum(t.numel() * t.element_size() for t in tensors.values())
+
+    def _plan(self, generation: int) -> Plan:
+        text = self._board.read(f"plan-{generation}")
+        if text is None:
+            raise PeersLostError(f"plan {generation} is not on the board")
+        return decode_plan(text)
+
+    def _prepare(self, generation: int) -> None:
+        self._forget()
+        try:
+            self._coming = plan = self._plan(generation)
+            if plan.first_rank(self._me.uid) is not None:
+                self._begin_forming(plan, 0)
+        except BoardLostError as error:
+            raise PeersLostError(f"the leader's board is gone: {error}") from None
+
+    def _begin_forming(self, plan: Plan, listening: int) -> None:
+        first = plan.first_rank(self._me.uid)
+        assert first is not None
+        self._coming = plan
+        self._former = Former(
+            plan, first + self._local, self._board.again(), self._backend, self._group.device, self._address, listening
+        )
+        self._former.start()
+
+    def _forget(self) -> None:
+        """The plan that was prepared for comes to nothing."""
+        former, self._former, self._coming = self._former, None, None
+        if former is not None and former.formed is not None:
+            connections.keep((former.formed.data, former.formed.control))
+
+    def _become(self, former: Former) -> None:
+        """Change over to what was formed. Not collective: nothing here waits for others."""
+        formed, group, before = former.formed, self._group, self.present
+        assert formed is not None
+        plan = formed.plan
+        connections.keep(group.control)
+        connections.enter(formed, self._backend)
+        group.become(formed.rank, plan.world, plan.nodes, plan.ranks_per_node, formed.control, formed.duplicate)
+        self.present, self._former, self._coming = plan, None, None
+        if plan.moves:
+            self._move(formed.board, formed.rank, plan)
+        elif self._coordinator is not None:
+            self._coordinator.committed(plan)
+        elif before is None and self._watch is not None:
+            pass
+
+    def _move(self, board: Board, rank: int, plan: Plan) -> None:
+        """Another block leads from now on: its board counts."""
+        old, self._board = self._board, board
+        if self._coordinator is not None:  # its block stays, and another leads: ranks move only so
+            self._coordinator.stop()
+            self._coordinator = None
+        if self._watch is not None:
+            self._watch.follow(board.again())
+        head = plan.members[0]
+        self.leader = Leader(plan.term, self._address, board.port, board.token, head.task, head.restart)
+        if rank == 0:
+            if not self.folder.claim(self.leader):
+                raise PeersLostError(f"term {plan.term} was claimed by another block")
+            self._coordinate(plan)
+        with suppress(BoardLostError):  # it may not have waited
+            old.count(f"through-{plan.generation}", 1)
+
+    def _coordinate(self, plan: Plan) -> None:
+        assert self._orders is not None
+        self._coordinator = Coordinator(
+            self._board.again(), plan, self._orders(plan.term), self._leaving, self._superseded
+        )
+        self._coordinator.start()
+
+    def _superseded(self) -> bool:
+        newest = self.folder.newest()
+        return newest is not None and newest.term > self.leader.term
+
+    def _why_lost(self) -> str:
+        return self._coordinator.lost if self._coordinator is not None else ""
+
+
+def own_address(env: Mapping[str, str]) -> str:
+    """By which name other nodes find this one."""
+    if env.get("SLURM_JOB_ID") and env.get("SLURMD_NODENAME"):
+        return env["SLURMD_NODENAME"]
+    return env.get("MASTER_ADDR") or "127.0.0.1"
+
+
+def is_peer_lost(error: BaseException) -> bool:
+    """Whether an error tells that ranks of other blocks are gone, rather than something of the script's own."""
+    if isinstance(error, (PeersLostError, BoardLostError)):
+        return True
+    return isinstance(error, RuntimeError) and _PEER.search(str(error)) is not None
+
+
+def _leavers(present: Plan, coming: Plan) -> bool:
+    """Whether a member of one is none of the other."""
+    return not {member.uid for member in present.members} <= {member.uid for member in coming.members}
+
+
+def _find_or_found(
+    folder: HotFolder, block: Block, address: str, ready: Callable[[int], None]
+) -> tuple[Leader | None, Board | None]:
+    """(the leader, the board where this process is the one); (None, None) where the job is over."""
+    until = time.monotonic() + DYING_S
+    while not folder.over():
+        leader = folder.newest()
+        if leader is not None and living(leader):
+            try:
+                board = Board.connect(leader.host, leader.port, leader.token)
+                if board.read("lost") is None:
+                    return leader, None
+                if time.monotonic() < until:
+                    time.sleep(0.1)
+                    continue
+            except BoardLostError:
+                pass
+        term = folder.next_term()
+        ready(term - 1)
+        board = Board.host(address, connections.new_token())
+        leader = Leader(term, address, board.port, board.token, block.task, block.restart)
+        if folder.claim(leader):
+            return leader, board
+        time.sleep(0.05)
+    return None, None

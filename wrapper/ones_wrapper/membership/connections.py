@@ -1,0 +1,163 @@
+"""Groups formed while training goes on in another one, and the change from one to the other.
+
+The raw groups are formed by a thread over the board's store. At the change the script's default group is left, and
+one is initialised whose registered backend hands out what was formed: so everything that names no group of its own
+(the script's collectives, DDP) uses the new ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ones_wrapper.membership.board import Board, BoardLostError
+from ones_wrapper.membership.plan import Plan
+
+FORM_S = 20.0
+"""How long ranks may take to form a group."""
+COLLECTIVE_S = 1800.0
+"""How long a collective of a formed group may take: an evaluation of one rank holds up the others. What hangs is found
+by heartbeats."""
+
+_BACKENDS = {"gloo": ("ones_gloo", "cpu"), "nccl": ("ones_nccl", "cuda")}
+_kept: deque[Any] = deque(maxlen=4)
+"""Groups that were left, for two more changes: the destructor of one that was just left can wait for ever for a thread
+that wants the interpreter's lock (torch 2.13; pytorch#56297)."""
+_formed: dict[str, Any] = {}
+_lock = threading.Lock()
+
+
+@dataclass
+class Formed:
+    """The groups of a membership, as one rank holds them."""
+
+    plan: Plan
+    rank: int
+    board: Board
+    """That of the plan's term."""
+    data: Any
+    """A raw group of the script's backend."""
+    control: Any
+    """A raw gloo group for agreements."""
+    copies: int = 0
+
+    def duplicate(self) -> Any:
+        """Another raw gloo group of the same ranks. Collective."""
+        self.copies += 1
+        return control_group(self.board, f"copy-{self.plan.generation}-{self.copies}", self.rank, self.plan.world)
+
+
+def control_group(board: Board, name: str, rank: int, world: int, timeout_s: float = FORM_S) -> Any:
+    """A raw gloo group of ranks that all call this. Raises RuntimeError where they don't within the time."""
+    group: Any = dist.ProcessGroupGloo(board.store(name), rank, world, timedelta(seconds=timeout_s))
+    if world > 1:
+        group.allreduce([torch.zeros(1)], dist.AllreduceOptions()).wait()
+    group.set_timeout(timedelta(seconds=COLLECTIVE_S))
+    return group
+
+
+def _data_group(board: Board, name: str, rank: int, world: int, backend: str, device: torch.device) -> Any:
+    if backend == "gloo":
+        return control_group(board, name, rank, world)
+    torch.cuda.set_device(device)  # a thread begins on the first one
+    options = dist.ProcessGroupNCCL.Options()
+    group = dist.ProcessGroupNCCL(board.store(name), rank, world, options)
+    group.eager_connect_single_device(device)
+    return group
+
+
+class Former(threading.Thread):
+    """Forms the groups of a plan in the background."""
+
+    def __init__(
+        self, plan: Plan, rank: int, board: Board, backend: str, device: torch.device, address: str, listening: int = 0
+    ) -> None:
+        """`board` is the present term's, a connection of this thread's own; `address` is this host's. A new rank is
+        `listening` on this port for its state.
+        """
+        super().__init__(name="ones-form", daemon=True)
+        self.plan, self._rank, self._board = plan, rank, board
+        self._backend, self._device, self._address = backend, device, address
+        self.formed: Formed | None = None
+        """The groups, once they are there."""
+        self.error = ""
+        """Why there are none."""
+        self._listening = listening
+
+    def run(self) -> None:
+        try:
+            self.formed = self._form()
+            told = f"formed {self._address} {self._listening}"
+        except Exception as error:
+            self.error = f"{type(error).__name__}: {error}"[:300]
+            told = f"failed: rank {self._rank}: {self.error}"
+        with suppress(BoardLostError):
+            self._board.put(f"formed-{self.plan.generation}-{self._rank}", told)
+
+    def _form(self) -> Formed:
+        plan, rank = self.plan, self._rank
+        board = self._next_board() if plan.moves else self._board
+        control = control_group(board, f"control-{plan.generation}", rank, plan.world)
+        data = _data_group(board, f"data-{plan.generation}", rank, plan.world, self._backend, self._device)
+        return Formed(plan, rank, board, data, control)
+
+    def _next_board(self) -> Board:
+        """The board of the next term, which the plan's rank 0 hosts and tells of on the present one."""
+        key = f"next-{self.plan.generation}"
+        if self._rank == 0:
+            board = Board.host(self._address, new_token())
+            self._board.put(key, json.dumps({"address": self._address, "port": board.port, "token": board.token}))
+            return board
+        until = time.monotonic() + FORM_S
+        while (text := self._board.read(key)) is None:
+            if time.monotonic() > until:
+                raise BoardLostError("the next leader named no board")
+            time.sleep(0.02)
+        found = json.loads(text)
+        return Board.connect(str(found["address"]), int(found["port"]), str(found["token"]))
+
+
+def enter(formed: Formed, backend: str) -> None:
+    """Make what was formed the process's default group, in place of the one there is. Not collective."""
+    name = _register(backend)
+    hook = sys.excepthook
+    if dist.is_initialized():
+        _kept.append(dist.group.WORLD)
+        dist.destroy_process_group()
+    with _lock:
+        _formed[name] = formed.data
+        dist.init_process_group(
+            name, store=formed.board.store(f"default-{formed.plan.generation}"), rank=formed.rank,
+            world_size=formed.plan.world,
+        )  # fmt: skip
+        del _formed[name]
+    sys.excepthook = hook  # each initialisation puts another cover around it
+
+
+def keep(group: Any) -> None:
+    """A group that was left is held for two more changes."""
+    _kept.append(group)
+
+
+def _register(backend: str) -> str:
+    name, device = _BACKENDS[backend]
+    if name.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(name, lambda *_: _formed[name], extended_api=True, devices=[device])
+    return name
+
+
+def new_token() -> str:
+    """What the blocks of a term know of each other."""
+    import secrets
+
+    return secrets.token_hex(16)

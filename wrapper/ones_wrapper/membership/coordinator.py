@@ -1,0 +1,256 @@
+"""The leader's thread: it reads orders, hears who is ready and who is gone, and publishes what the membership shall
+become. Training never waits for it: rank 0 asks it at step boundaries what it has to propose.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ones_wrapper.job_io import OrderReader, log
+from ones_wrapper.membership.board import Board, BoardLostError
+from ones_wrapper.membership.connections import FORM_S
+from ones_wrapper.membership.plan import Member, Plan, decode_member, encode, next_plan
+
+TURN_S = 0.1
+"""Time between two looks at everything."""
+DEAD_S = 5.0
+"""A rank that has given no sign for so long is lost."""
+DEADLINE_S = FORM_S + 5.0
+"""A published plan that not all could form by then is dropped."""
+
+
+@dataclass
+class _Signs:
+    """When a rank was last heard of, on this process's clock."""
+
+    text: str = ""
+    at: float = field(default_factory=time.monotonic)
+
+    def hear(self, text: str | None) -> None:
+        if text is not None and text != self.text:
+            self.text, self.at = text, time.monotonic()
+
+
+class Coordinator:
+    """Steers the memberships of one term."""
+
+    def __init__(
+        self,
+        board: Board,
+        present: Plan,
+        orders: OrderReader,
+        own: Callable[[], bool],
+        superseded: Callable[[], bool],
+    ) -> None:
+        """`board` is a connection of its own. `own` says whether the leader's own block was told to end, and
+        `superseded` whether another leads by now.
+        """
+        self._board = board
+        self._orders = orders
+        self._own, self._superseded = own, superseded
+        self._lock = threading.Lock()
+        self._present = present
+        self._plan: Plan | None = None
+        self._published_at = 0.0
+        self._formed = self._offered = False
+        self._last = present.generation
+        self._heard = 0
+        self._registered: dict[str, Member] = {}
+        self._ready: dict[str, float] = {}
+        """When each newcomer was ready, in the order in which they were."""
+        self._signs: dict[str, _Signs] = {}
+        self._ordered: tuple[int, float] = (-1, 0.0)
+        self._looked_at = 0.0
+        self._stop = threading.Event()
+        self.stop_all = False
+        """Whether all blocks were told to end, so that the job shall."""
+        self.lost = ""
+        """Why this membership cannot go on; empty while it can."""
+        self._thread = threading.Thread(target=self._run, name="ones-leader", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and wait for it."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(2 * DEAD_S)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still looks."""
+        return self._thread.is_alive()
+
+    def proposal(self, may: bool) -> tuple[int, int]:
+        """(generation of the newest plan, generation to change to now); 0 for none. `may` says whether a change would
+        do now. What was offered is not taken back before `committed` or `dropped`.
+        """
+        with self._lock:
+            plan = self._plan
+            if plan is None:
+                return 0, 0
+            self._offered = self._offered or (may and self._formed)
+            return plan.generation, plan.generation if self._offered else 0
+
+    def committed(self, plan: Plan) -> None:
+        """The change was made."""
+        with self._lock:
+            self._present, self._plan = plan, None
+            self._formed = self._offered = False
+
+    def dropped(self, why: str) -> None:
+        """The change that was offered was not made; training goes on as before."""
+        with self._lock:
+            self._offered = False
+        self._drop(why)
+
+    def _drop(self, why: str) -> None:
+        with self._lock:
+            if self._plan is None or self._offered:
+                return
+            plan, self._plan, self._formed = self._plan, None, False
+        log(f"membership {plan.generation} was dropped: {why}")
+        self._board.put(f"verdict-{plan.generation}", "dropped")
+
+    def _run(self) -> None:
+        while not self._stop.wait(TURN_S):
+            try:
+                self._turn()
+            except BoardLostError as error:
+                self.lost = f"the board is lost: {error}"[:300]
+            except Exception as error:
+                self.lost = f"the leader's thread failed: {type(error).__name__}: {error}"[:300]
+            if self.lost:
+                return
+
+    def _turn(self) -> None:
+        self._hear_newcomers()
+        now = time.monotonic()
+        if now - self._looked_at >= 0.5:
+            self._looked_at = now
+            self._hear_signs()
+            if self._superseded():
+                self.lost = "another block leads by now"
+        if self.lost:
+            self._board.put("lost", self.lost)
+            return
+        plan = self._plan
+        if plan is None:
+            self._publish()
+        elif not self._offered:
+            self._check(plan)
+
+    def _hear_newcomers(self) -> None:
+        for member in self._present.members:
+            self._registered.pop(member.uid, None)
+            self._ready.pop(member.uid, None)
+        there = self._board.count("joined")
+        while self._heard < there:
+            text = self._board.read(f"join-{self._heard + 1}")
+            if text is None:  # it has its number and has not yet said who it is
+                break
+            self._heard += 1
+            try:
+                member = decode_member(text)
+            except ValueError as error:
+                log(f"a block that wanted to join is ignored: {error}")
+                continue
+            self._registered[member.uid] = member
+        for uid in self._registered:
+            if uid not in self._ready and self._board.read(f"ready-{uid}") is not None:
+                self._ready[uid] = time.monotonic()
+
+    def _hear_signs(self) -> None:
+        """Of every rank; what is silent too long is lost, or, where it has not joined, forgotten."""
+        now = time.monotonic()
+        silent = {}
+        for member in (*self._present.members, *self._registered.values()):
+            for local in range(member.ranks):
+                key = f"{member.uid}-{local}"
+                signs = self._signs.setdefault(key, _Signs())
+                signs.hear(self._board.read(f"sign-{key}"))
+                if now - signs.at > DEAD_S:
+                    silent[member.uid] = f"{member.name} gave no sign for {DEAD_S:g} s"
+        for member in self._present.members:
+            if member.uid in silent:
+                self.lost = silent[member.uid]
+        for uid in [uid for uid in self._registered if uid in silent]:
+            log(f"{silent[uid]}; it does not join")
+            del self._registered[uid]
+            self._ready.pop(uid, None)
+            if self._plan is not None and self._plan.first_rank(uid) is not None:
+                self._drop(silent[uid])
+        known = {member.uid for member in (*self._present.members, *self._registered.values())}
+        self._signs = {key: signs for key, signs in self._signs.items() if key.rpartition("-")[0] in known}
+
+    def _leaving(self) -> set[str]:
+        own = self._present.members[0].uid if self._own() else ""
+        return {own} - {""} | {
+            member.uid
+            for member in self._present.members
+            if any(self._signs.get(f"{member.uid}-{i}", _Signs()).text.endswith("!") for i in range(member.ranks))
+        }
+
+    def _publish(self) -> None:
+        """Publish the next plan, if there is any."""
+        order, present, now = self._orders.poll(), self._present, time.monotonic()
+        if order is not None and order.number != self._ordered[0]:
+            self._ordered = order.number, now
+        wanted = None if order is None else order.blocks
+        self._turn_away(wanted)
+        ready = [self._registered[uid] for uid in self._ready]
+        leaving = self._leaving()
+        waited = now - min(self._ready.values(), default=now)
+        choice = next_plan(present.members, wanted, ready, leaving, waited)
+        self.stop_all = choice is None and leaving >= {member.uid for member in present.members}
+        if choice is None:
+            return
+        self._last += 1
+        moves = choice.members[0].uid != present.members[0].uid
+        by_order = order is not None and choice.why == "order"
+        as_ordered = order is not None and set(order.blocks or ()) == {member.task for member in choice.members}
+        known = {member.uid for member in present.members}
+        ready_s = max(
+            (self._ready[m.uid] - self._ordered[1] for m in choice.members if m.uid not in known), default=0.0
+        )
+        plan = Plan(
+            self._last,
+            present.term + moves,
+            choice.members,
+            order.number if order is not None and by_order else None,
+            (order.batch or 0) if order is not None and as_ordered else 0,
+            choice.why,
+            max(0.0, ready_s) if by_order else 0.0,
+            moves,
+        )
+        self._published_at = now
+        self._board.put(f"plan-{plan.generation}", encode(plan))
+        self._board.put("newest", str(plan.generation))
+        with self._lock:
+            self._plan = plan
+
+    def _turn_away(self, wanted: tuple[int, ...] | None) -> None:
+        """Tell newcomers that no order wants them."""
+        for uid, member in list(self._registered.items()):
+            if wanted is not None and member.task not in wanted:
+                self._board.put(f"leave-{uid}", "it is not wanted (any more)")
+                del self._registered[uid]
+                self._ready.pop(uid, None)
+
+    def _check(self, plan: Plan) -> None:
+        """Whether all ranks formed the plan's groups, or one cannot."""
+        if not self._formed:
+            told = [self._board.read(f"formed-{plan.generation}-{rank}") for rank in range(plan.world)]
+            failed = [text for text in told if text is not None and text.startswith("failed")]
+            if failed:
+                self._drop(failed[0])
+                return
+            if None not in told:
+                self._formed = True
+        if time.monotonic() - self._published_at > DEADLINE_S:
+            self._drop("not all ranks could form its groups in time")

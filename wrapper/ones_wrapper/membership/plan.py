@@ -1,0 +1,172 @@
+"""Memberships as data, and the decision which one comes next. Pure: no torch, no files, no clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+PATIENCE_S = 3.0
+"""How long blocks that are ready wait for others that the same order wants."""
+MAX_RANKS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Member:
+    """A block, as it presents itself."""
+
+    task: int
+    restart: int
+    uid: str
+    """Tells starts of the same block's ranks apart."""
+    ranks: int
+    nodes: int
+    ranks_per_node: int
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"block {self.task}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A membership that shall be, or is."""
+
+    generation: int
+    term: int
+    members: tuple[Member, ...]
+    """In rank order; the first leads."""
+    order: int | None = None
+    """Number of the order that asked for it."""
+    batch: int = 0
+    """Global batch that holds from the change on; 0 leaves it."""
+    why: str = "order"
+    ready_s: float = 0.0
+    """From the order until the last new block was ready."""
+    moves: bool = False
+    """Whether another block leads from then on."""
+
+    @property
+    def world(self) -> int:
+        """Ranks of all members."""
+        return sum(member.ranks for member in self.members)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of all members; one that two blocks share counts twice."""
+        return sum(member.nodes for member in self.members)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """0 where nodes have unequally many."""
+        each = {member.ranks_per_node for member in self.members}
+        return each.pop() if len(each) == 1 else 0
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """Tasks of the members, in rank order."""
+        return tuple(member.task for member in self.members)
+
+    def first_rank(self, uid: str) -> int | None:
+        """The rank of a block's first process; None where the block is no member."""
+        before = 0
+        for member in self.members:
+            if member.uid == uid:
+                return before
+            before += member.ranks
+        return None
+
+    def newcomers(self, present: Plan) -> tuple[Member, ...]:
+        """Members that are none of `present`."""
+        known = {member.uid for member in present.members}
+        return tuple(member for member in self.members if member.uid not in known)
+
+
+def encode(value: Member | Plan) -> str:
+    """As JSON."""
+    return json.dumps(asdict(value), separators=(",", ":"))
+
+
+def decode_member(text: str) -> Member:
+    """The member that `encode` was given. Raises ValueError."""
+    return _member(_object(text))
+
+
+def decode_plan(text: str) -> Plan:
+    """The plan that `encode` was given. Raises ValueError."""
+    data = _object(text)
+    try:
+        members = tuple(_member(member) for member in data.pop("members"))
+        plan = Plan(members=members, **data)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a plan: {error}") from None
+    if not members or len({member.uid for member in members}) < len(members):
+        raise ValueError("not a plan: without members, or with one of them twice")
+    return plan
+
+
+def _object(text: str) -> dict[str, Any]:
+    data = json.loads(text)
+    if not isinstance(data, dict):
+        raise ValueError("not an object")
+    return data
+
+
+def _member(data: Any) -> Member:
+    try:
+        member = Member(**data)
+    except TypeError as error:
+        raise ValueError(f"not a member: {error}") from None
+    numbers = [getattr(member, f.name) for f in fields(member) if f.name != "uid"]
+    if not all(type(n) is int and 0 <= n < MAX_RANKS for n in numbers) or not isinstance(member.uid, str):
+        raise ValueError("not a member: a field is of the wrong type")
+    if member.ranks < 1:
+        raise ValueError("not a member: without ranks")
+    return member
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the membership shall become."""
+
+    members: tuple[Member, ...]
+    why: str
+    """order, leaving or lost."""
+
+
+def next_plan(
+    present: Sequence[Member],
+    wanted: Collection[int] | None,
+    ready: Sequence[Member],
+    leaving: Collection[str],
+    waited_s: float,
+) -> Choice | None:
+    """The members that shall train next; None where nothing changes.
+
+    `present` train now, in rank order. `wanted` are the tasks that the order in force names, None where it leaves that
+    to the job. `ready` are newcomers that could join, and `waited_s` is how long the first of them is. `leaving` are
+    the uids of members that were told to end.
+
+    Blocks that are there stay in front, so ranks move as little as can be. What is no longer wanted leaves once all
+    that is wanted is there: a replacement comes before what it replaces goes. Somebody always stays; where all are
+    leaving and nobody is ready, that is not a matter of membership.
+    """
+    able = [member for member in present if member.uid not in leaving]
+    tasks = {member.task for member in able}
+    joining: dict[int, Member] = {}
+    for newcomer in ready:
+        if newcomer.task not in tasks and (wanted is None or newcomer.task in wanted):
+            joining.setdefault(newcomer.task, newcomer)
+    missing = set() if wanted is None else set(wanted) - tasks - set(joining)
+    hurry = len(able) < len(present)
+    if joining and missing and not hurry and waited_s < PATIENCE_S:
+        return None
+    staying = able
+    if wanted is not None and not missing:
+        staying = [member for member in able if member.task in wanted]
+    members = (*staying, *(joining[task] for task in sorted(joining)))
+    if not members or members == tuple(present):
+        return None
+    return Choice(members, "leaving" if hurry else "order")

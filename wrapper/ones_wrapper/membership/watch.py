@@ -1,0 +1,77 @@
+"""A rank's sign of life, and its look for the others': by a thread, so that it works while the rank waits in a
+collective that never ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from ones_wrapper.membership.board import Board, BoardLostError
+
+SIGN_S = 1.0
+"""Time between two signs."""
+MAIN_S = 1.0
+"""How long the rank's own thread may take to notice that others are lost, before this one leaves for it."""
+
+
+class Watch:
+    """One rank's."""
+
+    def __init__(
+        self, board: Board, name: str, leaving: Callable[[], bool], failed: Callable[[], str],
+        abandon: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """`board` is a connection of its own and `name` the rank's. `leaving` says whether the block was told to end,
+        `failed` why the membership cannot go on (where this process leads), and `abandon` ends the process.
+        """
+        self._board = board
+        self._name = name
+        self._leaving, self._failed, self._abandon = leaving, failed, abandon
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._count = 0
+        self.lost = ""
+        """Why the others count as lost; empty while they don't."""
+        self._thread = threading.Thread(target=self._run, name="ones-watch", daemon=True)
+        self._sign()
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def follow(self, board: Board) -> None:
+        """Another board counts from now on."""
+        with self._lock:
+            self._board = board
+            self.lost = ""
+        self._sign()
+
+    def stop(self) -> None:
+        """Watch no longer; returns at once."""
+        self._stop.set()
+
+    def _sign(self) -> None:
+        with self._lock:
+            self._count += 1
+            self._board.put(f"sign-{self._name}", f"{self._count}{'!' if self._leaving() else ''}")
+
+    def _run(self) -> None:
+        failing_since = 0.0
+        while not self._stop.wait(0.25 if self._leaving() and not failing_since else SIGN_S):
+            with self._lock:
+                board = self._board
+            try:
+                self._sign()
+                found = self._failed() or board.read("lost") or ""
+                failing_since = 0.0
+            except BoardLostError as error:
+                failing_since = failing_since or time.monotonic()
+                found = f"the leader does not answer ({error})"[:300]
+            if self._board is not board or not found:
+                continue
+            self.lost = found
+            if not self._stop.wait(MAIN_S) and self._board is board:
+                self._abandon(found)
+                return
