@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
 from slurm_ones.simulate.training.block_training import BlockTraining
@@ -16,13 +18,17 @@ HELD_S = (30.0, 1800.0)
 class BlockFaults:
     """Strikes at the blocks of jobs, and remembers which of their ends are nobody's fault."""
 
-    def __init__(self, cluster: SimulatedCluster, injector: FaultInjector) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Callable[[], SimulatedCluster], injector: FaultInjector) -> None:
+        self._find = cluster
         self._injector = injector
         self.allowed_ends: dict[int, set[JobState]] = {}
         """Of records of tasks that somebody else ended, or let end."""
         self.held: set[Task] = set()
         """Tasks that their owner holds."""
+
+    @property
+    def _cluster(self) -> SimulatedCluster:
+        return self._find()
 
     def watch(self, training: BlockTraining, job_id: int) -> None:
         """Let blocks be lost in the middle of a switch."""

@@ -52,8 +52,8 @@ class FaultyWorld(World):
         self.cancelled: set[int] = set()
         """Jobs of blocks that their owner cancelled as a whole."""
         workload = Workload("faults", tuple(_submission(job) for job in plan.jobs), applications())
+        self.block_faults = BlockFaults(lambda: self.cluster, injector)
         super().__init__(workload, plan.spec, directory, SETTINGS, resize_s=plan.resize_s, seed=plan.seed)
-        self.block_faults = BlockFaults(self.cluster, injector)
 
     # -- how jobs come in ----------------------------------------------------------------------------------------
 

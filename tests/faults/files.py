@@ -33,6 +33,7 @@ from slurm_ones.simulate.slurm.timeline import Timeline
 from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.slurm.model import Job
 from slurm_ones.untrusted_files import NotBelieved, read_from
+from tests.faults.block_safety import BlockSafety
 from tests.faults.injector import READS, FaultInjector
 from tests.faults.kinds import IN_REPORTS, FaultKind
 from tests.faults.safety import SafetyChecker
@@ -211,17 +212,22 @@ def _put_back_for_a_while(job: Job, older: bytes, timeline: Timeline, seconds: f
 
 
 @contextmanager
-def faulty_access(injector: FaultInjector, checker: SafetyChecker, timeline: Timeline) -> Iterator[None]:
+def faulty_access(
+    injector: FaultInjector, checker: SafetyChecker, blocks: BlockSafety, timeline: Timeline
+) -> Iterator[None]:
     """While it lasts, companions of this process write orders and read reports through faults."""
 
     def write(job: Job, order: Order, spool: Path | None) -> None:
         injector.step(f"before order {order.number} to {job.job_id}", job.job_id)
         checker.check_order(job, order)
+        if job.array_id:
+            blocks.check_order(job, order)
         if injector.injects(FaultKind.ORDER_FULL):
             raise OrderError(f"{job.work_dir}: No space left on device")
         before = _standing(job)
         write_order(job, order, spool)
         checker.note_order(job.job_id, order)
+        blocks.note_order(job, order)
         if before and injector.injects(FaultKind.ORDERS_REORDERED):
             _put_back_for_a_while(job, before, timeline, injector.random.uniform(1.0, REORDERED_S))
         injector.step(f"after order {order.number} to {job.job_id}", job.job_id)

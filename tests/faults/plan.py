@@ -94,6 +94,7 @@ class FaultPlan:
         kinds = TO_BLOCKS if rng.random() < 0.3 else tuple(rng.sample(TO_BLOCKS, 3))
         events = [(rng.uniform(0.0, end), rng.choice(kinds)) for _ in range(rng.randint(0, 10))]
         rates = {kind: _rate(rng) for kind in AT_STEPS_OF_BLOCKS if rng.random() < 0.25}
+        rates[FaultKind.LOST_IN_SWITCH] = rng.choice((0.0, 0.1, 0.3))
         interval_s = rng.choice((10.0, 15.0, 60.0))
         return replace(
             plan,

@@ -26,6 +26,7 @@ from slurm_ones.simulate.engines.world import USER
 from slurm_ones.simulate.slurm.timeline import EPOCH
 from slurm_ones.slurm.model import Shape
 from tests.faults import invariants
+from tests.faults.block_safety import BlockSafety
 from tests.faults.client import Controller, FaultyClient
 from tests.faults.faulty_world import FaultyWorld
 from tests.faults.files import FaultyFiles, faulty_access
@@ -66,7 +67,10 @@ def run(plan: FaultPlan, trace: Callable[[str], None] | None = None) -> Result:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="slurm-ones-faults-", dir=fast_directory()) as name:
         fault_run = FaultRun(plan, Path(name), trace)
-        with faulty_access(fault_run.injector, fault_run.checker, fault_run.world.timeline), shared_statements():
+        with (
+            faulty_access(fault_run.injector, fault_run.checker, fault_run.blocks, fault_run.world.timeline),
+            shared_statements(),
+        ):
             fault_run.run()
         return Result(
             plan.seed,
@@ -120,6 +124,7 @@ class FaultRun:
             world.reshaped_by_owner,
             self._unknowable,
         )
+        self.blocks = BlockSafety(self.checker, world.block_faults.held, world.held)
         self.controller = Controller(self.injector, self.world.timeline)
         self.injector.interfere = self.world.interfere
         if trace is not None:
@@ -157,7 +162,9 @@ class FaultRun:
         store = FaultyStore.open(self._url, self.settings.cluster, term=None if lead is None else lead.term)
         assert isinstance(store, FaultyStore)
         store.injector, store.checker = self.injector, self.checker
-        client = FaultyClient(self.world.cluster, self.controller, self.injector, self.checker, host.clock, user=USER)
+        client = FaultyClient(
+            self.world.cluster, self.controller, self.injector, self.checker, self.blocks, host.clock, user=USER
+        )
         return SeededCompanion(
             self.settings,
             client,
