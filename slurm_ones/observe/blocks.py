@@ -56,7 +56,7 @@ def _says_blocks(job: Job) -> bool:
     try:
         optin = parse_comment(job.comment)
     except BadComment:
-        return "array=blocks" in job.comment
+        return False
     return optin is not None and optin.blocks
 
 
@@ -66,6 +66,15 @@ def fold(snapshot: Snapshot, found: Mapping[int, BlockJob]) -> Snapshot:
         return snapshot
     jobs = {id_: job for id_, job in snapshot.jobs.items() if job.array_id not in found}
     return replace(snapshot, jobs={**jobs, **{array: one.job for array, one in found.items()}})
+
+
+def with_throttles(snapshot: Snapshot, throttles: Mapping[int, int]) -> Snapshot:
+    """The snapshot with these limits of arrays, by the array's id."""
+    jobs = {
+        id_: replace(job, throttle=throttles[job.array_id]) if job.array_id in throttles else job
+        for id_, job in snapshot.jobs.items()
+    }
+    return replace(snapshot, jobs=jobs)
 
 
 def block_job(array: int, records: Sequence[Job], known: JobRecord | None = None, term: int = 0) -> BlockJob:

@@ -75,7 +75,9 @@ class BlockFaults:
 
     def _hold_or_release(self, kind: FaultKind, job_id: int) -> bool:
         rng = self._injector.random
-        waiting = [job for job in self._cluster.records.known_of(job_id) if job.pending and job.held_by != "admin"]
+        # A hold of what stands in ours already is seen by nobody, and changes nothing.
+        wanted = "" if kind is FaultKind.BLOCK_HELD else "user"
+        waiting = [job for job in self._cluster.records.known_of(job_id) if job.pending and job.held_by == wanted]
         tasks = [task for job in waiting for task in job.array_tasks]
         if not tasks:
             return False

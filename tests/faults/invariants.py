@@ -10,6 +10,7 @@ from slurm_ones.simulate.training.block_training import BlockTraining
 from slurm_ones.slurm.model import JobState
 from tests.faults.faulty_world import FaultyWorld
 from tests.faults.files import FaultyFiles
+from tests.faults.safety import opts_in
 
 
 def left_behind(world: FaultyWorld, store: Store, slack_s: float) -> Iterator[str]:
@@ -71,10 +72,12 @@ def disagreements(world: FaultyWorld, store: Store) -> Iterator[str]:
 
 
 def _terms_known(world: FaultyWorld, job_id: int) -> bool:
-    """Whether the companion knows the present term of a job of blocks, of which only the job can tell it."""
+    """Whether the companion knows the present term of a job of blocks, of which only the job can tell it. One whose
+    comment is not understood is not known to be one of blocks."""
     files = world.trainings[job_id].files
     honest = isinstance(files, FaultyFiles) and files.honest and files.reported_at <= world.observed_at
-    return honest and job_id in world.observed_elastic
+    comment = world.cluster.records.of(job_id)[0].request.comment
+    return honest and job_id in world.observed_elastic and opts_in(comment)
 
 
 def batches(world: FaultyWorld, store: Store) -> Iterator[str]:
