@@ -20,6 +20,8 @@ class BlockSafety:
     """Tasks that their owners hold."""
     arrays: set[int]
     """Arrays that their owners hold as a whole."""
+    _seen: set[Task] = field(default_factory=set)
+    """Tasks that the companion has looked at since their owners hold them."""
     _orders: dict[int, Order] = field(default_factory=dict)
     """The last order to each job that was written."""
 
@@ -30,6 +32,12 @@ class BlockSafety:
         training = self.checker.trainings[job_id]
         assert isinstance(training, BlockTraining)
         return training
+
+    def observed(self, job: Job) -> None:
+        """The companion saw the job as it is now."""
+        for task in job.array_tasks:
+            key = Task(job.array_id, task)
+            (self._seen.add if key in self.owners else self._seen.discard)(key)
 
     def requeue(self, task: Task) -> None:
         """A block that trains is never requeued."""
@@ -50,18 +58,19 @@ class BlockSafety:
             self.checker.check_wanted(task.array, f"reshape to {shape} a block of")
 
     def release(self, task: Task) -> None:
-        """Where the job trains, the order to train with the block comes first; and what the owner holds stays held."""
+        """Where blocks are to join, the order to train with them comes first; and what the owner holds stays held."""
         self.checker.check_change(task.array, "release a block of")
         order = self._orders.get(task.array)
-        trains = bool(self._training(task.array).members)
-        if trains and (order is None or order.blocks is None or task.task not in order.blocks):
+        resize = self.checker.open().get(task.array)
+        joins = resize is not None and resize.state in ("preparing", "opening", "joining")
+        if joins and (order is None or order.blocks is None or task.task not in order.blocks):
             self.checker.report(f"release {task}: no order was written to train with it")
-        if task in self.owners and self._waits_held(task):
+        if task in self._seen and task in self.owners and self._waits_held(task):
             self.checker.report(f"release {task}: its owner holds it")
 
     def throttle(self, job_id: int) -> None:
         """All that waits is held before the throttle is lifted: else it would start."""
-        self.checker.check_wanted(job_id, "lift the throttle of")
+        self.checker.check_change(job_id, "lift the throttle of")
         loose = [job for job in self._records(job_id) if job.pending and not job.held_by]
         tasks = [task for job in loose for task in job.array_tasks if not job.restart and task]
         array = self.checker.cluster.records.arrays[job_id]

@@ -74,18 +74,18 @@ class FaultyClient(SimulatedClient):
     def snapshot(self) -> Snapshot:
         seen = super().snapshot()
         for job in seen.jobs.values():
-            self._checker.observed(job)
+            self._looks_at(job)
         return seen
 
     def job(self, job_id: JobKey) -> Job:
         seen = super().job(job_id)
-        self._checker.observed(seen)
+        self._looks_at(seen)
         return seen
 
     def tasks(self, array_id: int) -> tuple[Job, ...]:
         seen = super().tasks(array_id)
         for job in seen:
-            self._checker.observed(job)
+            self._looks_at(job)
         return seen
 
     def requeue_hold(self, job_id: JobKey) -> None:
@@ -137,6 +137,10 @@ class FaultyClient(SimulatedClient):
     def cancel_waiting(self, array_id: int) -> None:
         self._blocks.cancel_waiting(array_id)
         super().cancel_waiting(array_id)
+
+    def _looks_at(self, job: Job) -> None:
+        self._checker.observed(job)
+        self._blocks.observed(job)
 
     # -- inside --------------------------------------------------------------------------------------------------
 

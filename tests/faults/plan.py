@@ -102,7 +102,6 @@ class FaultPlan:
             rates={**plan.rates, **rates},
             others=(*plan.others, *kinds),
             events=tuple(sorted((*plan.events, *events))),
-            settings={**plan.settings, "resize.blocks_wait_s": rng.choice((30.0, 60.0, 300.0))},
             interval_s=interval_s,
             ticks=round(end / interval_s),
         )
