@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--torch", type=int, default=0, help="so many of the five elastic jobs train with PyTorch")
+    parser.add_argument("--blocks", type=int, default=2, help="so many are jobs of blocks")
     parser.add_argument("--part", action="append", help=f"by default {', '.join(PARTS)}")
     parser.add_argument("--kind", action="append", choices=sorted(KINDS), help="only these")
     parser.add_argument("--moment", action="append", help="only at these gates (tests/endtoend/fault_run.py)")
@@ -60,6 +61,7 @@ def main() -> None:
             tell,
             parts=parts,
             torch=args.torch,
+            blocks=args.blocks,
             only=args.kind or (),
             moments=args.moment or (),
         )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ones_db import JobHistory, Store
+from ones_db import JobHistory, ResizeRecord, Store
 from slurm_ones.act.actor import Actor, PartitionSchedule
 from slurm_ones.act.deferrals import Deferrals
+from slurm_ones.act.held_tasks import HeldTasks
+from slurm_ones.act.leftovers import Leftovers
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.stale_holds import release_stale_holds
@@ -23,7 +25,7 @@ from slurm_ones.rules.gate import Round
 from slurm_ones.rules.plan import Change
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
 from slurm_ones.schedule.policy import Policy
-from slurm_ones.slurm.client import LeaderOnlyClient, SlurmClient
+from slurm_ones.slurm.client import LeaderOnlyClient, Refused, SlurmClient
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,10 @@ class Companion:
             clock=clock,
             wanted=self._observer.may_resize,
         )
-        self._actor = Actor(machine, store, settings, deferrals, orders, clock=clock, say=say)
+        self._held = HeldTasks(store)
+        self._leftovers = Leftovers(client, store, self._held, orders, clock)
+        self._actor = Actor(machine, store, settings, deferrals, orders, held=self._held, clock=clock, say=say)
+        self._split_nodes: bool | None = None
 
     def tick(self) -> Tick:
         """One round. Raises `Unreachable` when Slurm does not answer."""
@@ -100,10 +105,47 @@ class Companion:
         observation = self._observer.observe()
         release_stale_holds(observation.snapshot.jobs.values(), self._client, self._store)
         histories = self._learn(observation)
-        round_ = Round.build(observation, histories, self.settings, self._store.open_resizes(), self._clock())
+        resizes = self._store.open_resizes()
+        self._tidy(observation, histories, {resize.job_id for resize in resizes})
+        round_ = self._round(observation, histories, resizes)
         decided = self._decide(round_)
         begun = self._actor.act(round_, decided)
         return Tick(observation, decided, begun, time.monotonic() - started)
+
+    def _round(
+        self, observation: Observation, histories: Mapping[int, JobHistory], resizes: list[ResizeRecord]
+    ) -> Round:
+        blocks = [job_id for job_id, one in observation.elastic.items() if one.blocks]
+        return Round.build(
+            observation,
+            histories,
+            self.settings,
+            resizes,
+            self._clock(),
+            held={job_id: self._held.of(job_id) for job_id in blocks},
+            split_nodes=not blocks or self._may_split_nodes(),
+        )
+
+    def _may_split_nodes(self) -> bool:
+        """Whether two blocks of a job on one node see each other's GPUs: not where Slurm hides devices from jobs."""
+        if self._split_nodes is None:
+            try:
+                config = {key.lower(): value for key, value in self._client.config().items()}
+            except Refused:
+                return False
+            self._split_nodes = not config.get("constraindevices", "no").lower().startswith("y")
+        return self._split_nodes
+
+    def _tidy(self, seen: Observation, histories: Mapping[int, JobHistory], busy: Collection[int]) -> None:
+        """See to what jobs of blocks leave behind."""
+        idle = [one for job_id, one in seen.elastic.items() if one.blocks and job_id not in busy]
+        self._leftovers.cancel_waiting([*idle, *seen.left.values()])
+        if self._actor.acting and not self.settings.stop_file.exists():
+            known = ((one, histories.get(one.job.job_id)) for one in idle)
+            self._leftovers.end_those_apart([(one, told.membership if told else None) for one, told in known])
+        alive = {*seen.elastic, *seen.left}
+        self._held.forget(alive)
+        self._leftovers.forget(alive)
 
     def _learn(self, observation: Observation) -> Mapping[int, JobHistory]:
         histories = self._store.histories(list(observation.elastic))

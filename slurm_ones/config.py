@@ -38,12 +38,20 @@ class ResizeSettings(_Section):
     """Limits on what may be done to a job. Times in seconds."""
 
     dwell_s: float = Field(300, ge=0, description="least time between two resizes of a job, and after its start")
+    blocks_dwell_s: float = Field(
+        5,
+        ge=0,
+        description="the same for a job of blocks that runs; at least 20 times as long as a change of its blocks "
+        "interrupts it, and at most dwell_s",
+    )
     max_wait_s: float = Field(300, gt=0, description="a resized job that waits longer gets its old shape back")
+    blocks_wait_s: float = Field(60, gt=0, description="a block that waits longer before it joins is taken back")
     drain_timeout_s: float = Field(
         300, gt=0, description="longest time from an order to drain to its checkpoint; then the job is left alone"
     )
     start_timeout_s: float = Field(300, gt=0, description="longest time from a run's start to its first report")
-    max_open: int = Field(4, ge=1, description="resizes under way at once")
+    max_open: int = Field(4, ge=1, description="resizes under way at once that requeue a job, or change a waiting one")
+    max_open_blocks: int = Field(32, ge=1, description="changes of blocks under way at once")
     start_now: bool = Field(True, description="skip Slurm's delay after a requeue (StartTime=now)")
     settle_s: float = Field(
         2.0,

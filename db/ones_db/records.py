@@ -254,9 +254,12 @@ class ResizeRecord:
     mechanism: str = "requeue"
     """requeue, or blocks: blocks join and leave while the job trains."""
     added: tuple[tuple[int, int, int], ...] = ()
-    """Of `blocks`: task, nodes and GPUs per node of each block that is to join."""
+    """Of `blocks`: task, nodes and GPUs per node of each block that is to join. Of a job of blocks that waits: the task
+    that it is to start with."""
     dropped: tuple[int, ...] = ()
     """Of `blocks`: tasks of those that are to leave."""
+    held: tuple[int, ...] = ()
+    """Of `blocks`: waiting tasks that are put into a hold, which they leave by a resize alone."""
 
 
 @dataclass(frozen=True)

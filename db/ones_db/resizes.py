@@ -140,6 +140,7 @@ def _blocks(record: ResizeRecord) -> dict[str, str]:
     return {
         "added": ",".join(f"{task}:{nodes}x{gpus}" for task, nodes, gpus in record.added),
         "dropped": ",".join(map(str, record.dropped)),
+        "held": ",".join(map(str, record.held)),
     }
 
 
@@ -154,5 +155,6 @@ def _record(row: Mapping[Any, Any]) -> ResizeRecord:
         "outcome": reason_of("outcome", row),
         "added": added_of(row["added"]),
         "dropped": numbers(row["dropped"]),
+        "held": numbers(row["held"]),
     }
     return ResizeRecord(**{name: row[name] for name in ResizeRecord.__dataclass_fields__ if name not in given}, **given)

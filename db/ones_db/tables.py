@@ -317,6 +317,7 @@ RESIZES = Table(
     text("mechanism", "requeue, or blocks: blocks join and leave while the job trains", server_default="requeue"),
     text("added", "of blocks: task:nodesxGPUs of those that are to join, separated by commas", server_default=""),
     text("dropped", "of blocks: tasks of those that are to leave, separated by commas", server_default=""),
+    text("held", "of blocks: waiting tasks that are put into a hold, separated by commas", server_default=""),
     Index("uq_resizes_job_id_started", "job_id", "started", unique=True),
     # At most one open resize a job, whatever the number of writers.
     Index("uq_resizes_open", "job_id", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN),

@@ -11,17 +11,20 @@ from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, NotLea
 from ones_wrapper.protocol import Order
 from slurm_ones.act.advice import commands, waiting_commands
 from slurm_ones.act.deferrals import Deferrals
+from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import HOLDS_JOB, State, first_state
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Observation
 from slurm_ones.reasons import reason
+from slurm_ones.rules.blocks import BLOCKS, REQUEUE
 from slurm_ones.rules.gate import JobRules, Round
+from slurm_ones.rules.moves import Moves
 from slurm_ones.rules.plan import Change, Plan, plan
 from slurm_ones.schedule.policy import Schedule
 from slurm_ones.slurm.client import Unreachable
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import Task
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +49,14 @@ class Actor:
         deferrals: Deferrals,
         orders: OrderWriter,
         *,
+        held: HeldTasks | None = None,
         clock: Callable[[], float] = time.time,
         say: Callable[[str], None] = print,
     ) -> None:
         self._machine = machine
         self._deferrals = deferrals
         self._orders = orders
+        self._held = held or HeldTasks(store)
         self._store = store
         self._settings = settings
         self._clock = clock
@@ -75,7 +80,9 @@ class Actor:
             if held_only and State(resize.state) not in HOLDS_JOB:
                 continue
             try:
-                state = State(self._machine.advance(resize).state)
+                resize = self._machine.advance(resize)
+                self._held.note(resize)
+                state = State(resize.state)
                 left += state in HOLDS_JOB if held_only else not state.final
             except (Unreachable, NotLeader):
                 raise
@@ -105,7 +112,11 @@ class Actor:
             for change in made.begin:
                 self._begin(change, decision)
             if self.acting:
-                round_ = round_.begun({change.job_id: change.new for change in made.begin if change.old != change.new})
+                resized = [change for change in made.begin if change.resizes]
+                round_ = round_.begun(
+                    {change.job_id: change.new for change in resized},
+                    {change.job_id: change.moves for change in resized if change.moves},
+                )
             begun += made.begin
             deferred |= made.deferred
             queued |= made.queued
@@ -115,7 +126,7 @@ class Actor:
 
     def _forget(self, seen: Observation) -> None:
         """Leave nothing behind of jobs that have ended. Their deferrals and resizes end by themselves."""
-        alive = {job_id for job_id, job in seen.snapshot.jobs.items() if not job.ended}
+        alive = {id_ for job in seen.snapshot.jobs.values() if not job.ended for id_ in (job.job_id, job.array_id)}
         for remembered in (self._ordered, self._advised):
             for job_id in remembered.keys() - alive:
                 del remembered[job_id]
@@ -136,7 +147,7 @@ class Actor:
                 ]
                 self._advise(job_id, "deferred", lines)
             deferred = queued = set()
-        jobs = seen.snapshot.jobs
+        jobs = {**seen.snapshot.jobs, **{job_id: one.job for job_id, one in seen.elastic.items()}}
         deferred |= {job_id for job_id in queued if self._deferrals.ours(jobs[job_id])}
         # Also in advise mode: what an acting companion kept from starting must not wait for its deferral to end.
         self._deferrals.reconcile(deferred, jobs, {resize.job_id for resize in self._store.open_resizes()})
@@ -156,10 +167,14 @@ class Actor:
             lines += commands(change, self._orders.next_number(job), self._settings.spool, self._settings.deferral_s)
             self._advise(job.job_id, hash(change), lines)
             return
-        if change.old == change.new:
-            self._order_batch(job, change.new_batch)
+        if not change.resizes:
+            self._order_batch(change)
             return
         number = self._orders.next_number(job)
+        moves = change.moves or Moves()
+        if change.moves is None and isinstance(job.key, Task):
+            # Of a job of blocks that waits it is one task that changes.
+            moves = Moves(((job.key.task, change.new),))
         record = ResizeRecord(
             job_id=job.job_id,
             restart=job.restart if job.running else -1,
@@ -169,19 +184,27 @@ class Actor:
             new_nodes=change.new.nodes,
             new_gpus_per_node=change.new.gpus_per_node,
             new_batch=change.new_batch,
-            state=first_state(job.running).value,
+            state=first_state(job.running, by_blocks=change.moves is not None).value,
             started=self._clock(),
             decision_id=decision,
             order_number=number,
             deadline=self._clock() + self._settings.resize.drain_timeout_s,
+            mechanism=REQUEUE if change.moves is None else BLOCKS,
+            added=tuple((task, shape.nodes, shape.gpus_per_node) for task, shape in moves.added),
+            dropped=moves.dropped,
+            held=change.to_hold,
         )
-        self._machine.advance(self._store.begin_resize(record))
+        record = self._store.begin_resize(record)
+        self._held.note(record)
+        self._machine.advance(record)
 
-    def _order_batch(self, job: Job, batch: int | None) -> None:
+    def _order_batch(self, change: Change) -> None:
+        job, batch = change.elastic.job, change.new_batch
         if self._ordered.get(job.job_id) == batch:
             return
         try:
-            self._orders.write(job, Order(self._orders.next_number(job), job.restart, batch))
+            order = Order(self._orders.next_number(job), job.restart, batch, blocks=change.blocks)
+            self._orders.write(job, order)
             self._ordered[job.job_id] = batch
         except OrderError as error:
             log.warning("job %d: no batch could be ordered: %s", job.job_id, error)

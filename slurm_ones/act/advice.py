@@ -9,8 +9,11 @@ from pathlib import Path
 from ones_wrapper.protocol import Order, encode
 from slurm_ones.act.orders import order_path
 from slurm_ones.report.text import plain
+from slurm_ones.rules.blocks import task_of
+from slurm_ones.rules.moves import Moves
 from slurm_ones.rules.plan import Change
 from slurm_ones.slurm.command import defer_command, hold_command, release_commands, requeue_command, reshape_command
+from slurm_ones.slurm.model import Task
 
 
 def waiting_commands(job_id: int, defer_s: float) -> list[str]:
@@ -26,12 +29,14 @@ def commands(change: Change, number: int, spool: Path | None, defer_s: float, *,
     job, path = change.elastic.job, order_path(change.elastic.job, spool)
 
     def order(drain: bool) -> str:
-        text = json.dumps(json.loads(encode(Order(number, job.restart, change.new_batch, drain))))
+        text = json.dumps(json.loads(encode(Order(number, job.restart, change.new_batch, drain, change.blocks))))
         quoted = shlex.quote(str(path))
         return f"printf '%s\\n' {shlex.quote(text)} > {quoted}.new && mv {quoted}.new {quoted}"
 
-    if change.old == change.new:
+    if not change.resizes:
         return [order(drain=False)]
+    if change.moves is not None:
+        return _moves(change, change.moves, order(drain=False))
     if change.parks:
         end = [*waiting_commands(job.job_id, defer_s), *map(shlex.join, release_commands(job.job_id))]
     else:
@@ -48,3 +53,27 @@ def commands(change: Change, number: int, spool: Path | None, defer_s: float, *,
         f"# wait until job {job.job_id} is PENDING and no longer COMPLETING, then:",
         *end,
     ]
+
+
+def _moves(change: Change, moves: Moves, order: str) -> list[str]:
+    """Blocks join and leave while the job trains."""
+    job_id = change.job_id
+    lines = [shlex.join(hold_command(Task(job_id, task))) for task in change.to_hold]
+    if moves.added and any(job.throttle for job in change.elastic.blocks):
+        lines.append(shlex.join(["scontrol", "update", f"JobId={job_id}", "ArrayTaskThrottle=0"]))
+    tasks = {task_of(job): job for job in change.elastic.blocks}
+    for task, shape in moves.added:
+        if not tasks[task].pending:
+            lines.append(shlex.join(["scontrol", "requeuehold", str(Task(job_id, task))]))
+        reshape = reshape_command(Task(job_id, task), shape, whole_nodes=change.elastic.whole_nodes)
+        lines.append(shlex.join(reshape))
+    lines.append(order)
+    for task, _ in moves.added:
+        start = "" if tasks[task].pending and not tasks[task].restart else "now"
+        lines += map(shlex.join, release_commands(Task(job_id, task), start=start))
+    if moves.dropped:
+        lines.append(
+            f"# when tasks {','.join(map(str, moves.dropped))} have completed, so that they can be used again:"
+        )
+        lines += [shlex.join(["scontrol", "requeuehold", str(Task(job_id, task))]) for task in moves.dropped]
+    return lines

@@ -145,7 +145,7 @@ class OrderWriter:
         # scancel tries for half a minute to signal a job that waits.
         if wake and job.running:
             with suppress(SlurmError):  # it would find the order by itself, a little later
-                self.client.signal(job.job_id, LOOK_SIGNAL)
+                self.client.signal(job.key, LOOK_SIGNAL)
 
     def clear(self, alive: Container[int]) -> None:
         """Remove the spool's orders to jobs that have ended."""

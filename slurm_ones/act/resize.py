@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
-from ones_db import NO_REASON, ReasonRecord, ResizeRecord
+from ones_db import ResizeRecord
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
-from slurm_ones.act.deferrals import Deferrals
-from slurm_ones.act.orders import OrderError, OrderWriter
+from slurm_ones.act.blocks import BLOCK_HANDLERS, advance_blocks, job_of
+from slurm_ones.act.machine import Machine
+from slurm_ones.act.orders import OrderError
 from slurm_ones.act.stale_holds import in_our_hold
-from slurm_ones.act.timing import ASK_AGAIN_S, ActionTimes
-from slurm_ones.act.transitions import State, check_transition
-from slurm_ones.config import ResizeSettings
+from slurm_ones.act.timing import ASK_AGAIN_S
+from slurm_ones.act.transitions import State
 from slurm_ones.reasons import Reason, reason
+from slurm_ones.rules.blocks import BLOCKS
 from slurm_ones.rules.gate import new_of, old_of, target_of
-from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
+from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import PARKED, Job
 from slurm_ones.slurm.reshape import has_shape, never_starts
 
@@ -40,50 +40,8 @@ _RELEASED = {
 """States after a release, and where to begin again when Slurm forgets it."""
 
 
-class ResizeStore(Protocol):
-    """What the machine needs of the database (`ones_db.Store` has it)."""
-
-    def step_resize(
-        self,
-        resize_id: int,
-        state: str,
-        *,
-        time: float,
-        detail: ReasonRecord = NO_REASON,
-        deadline: float | None = None,
-    ) -> ResizeRecord: ...
-
-    def end_resize(
-        self, resize_id: int, state: str, outcome: ReasonRecord, time: float, pause_s: float | None = None
-    ) -> ResizeRecord: ...
-
-
-class Reports(Protocol):
-    """What the machine needs to know of a job's reports."""
-
-    def drained(self, job: Job, restart: int, order: int) -> float | None:
-        """When the durable checkpoint that answers the drain order was reported, None while there is none."""
-
-    def restarted(self, job: Job, after_restart: int) -> float | None:
-        """Seconds that training stood still, once a run after `after_restart` has reported its start; None before."""
-
-
-@dataclass
-class ResizeMachine:
+class ResizeMachine(Machine):
     """Carries resizes forward. `advance` may be called at any time, as often as one likes."""
-
-    client: SlurmClient
-    store: ResizeStore
-    reports: Reports
-    settings: ResizeSettings
-    orders: OrderWriter
-    deferrals: Deferrals
-    clock: Callable[[], float]
-    wanted: Callable[[Job], bool]
-    """Whether a job is still to be resized: it has not opted out, and the stop file is not there."""
-
-    def __post_init__(self) -> None:
-        self._times = ActionTimes(self.settings, self.clock)
 
     def advance(self, resize: ResizeRecord) -> ResizeRecord:
         """Take the resize as far as it goes now; returns how it stands. Raises `Unreachable`, and never `Refused`."""
@@ -100,39 +58,22 @@ class ResizeMachine:
         return resize
 
     def _advance_once(self, resize: ResizeRecord) -> ResizeRecord:
+        if resize.mechanism == BLOCKS:
+            return advance_blocks(self, resize, self._handle)
         try:
-            job = self.client.job(resize.job_id)
+            job = job_of(self.client, resize)
         except UnknownJob:
-            return self._move(resize, State.ENDED, reason("job_unknown"))
+            return self.move(resize, State.ENDED, reason("job_unknown"))
         if job.ended:
-            return self._move(resize, State.ENDED, reason("job_ended", state=job.state.value))
+            return self.move(resize, State.ENDED, reason("job_ended", state=job.state.value))
         state = State(resize.state)
         if state in _RELEASED and in_our_hold(job, resize):
-            return self._move(resize, _RELEASED[state], reason("release_forgotten"))
+            return self.move(resize, _RELEASED[state], reason("release_forgotten"))
         return self._handle(resize, job)
 
-    def _handle(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+    def _handle(self, resize: ResizeRecord, job: Any) -> ResizeRecord:
         """What the resize's state asks for, of the job as it is."""
         return HANDLERS[State(resize.state)](self, resize, job)
-
-    def _move(
-        self,
-        resize: ResizeRecord,
-        state: State,
-        why: Reason | None = None,
-        *,
-        deadline: float | None = None,
-        pause_s: float | None = None,
-    ) -> ResizeRecord:
-        """Write down the state that comes next; no other code does. Raises `IllegalTransition`."""
-        check_transition(State(resize.state), state)
-        log.info("job %d: %s → %s%s", resize.job_id, resize.state, state.value, f": {why}" if why else "")
-        detail = ReasonRecord.of(why)
-        if not state.final:
-            self._times.entered(resize, state)
-            return self.store.step_resize(resize.id, state.value, time=self.clock(), detail=detail, deadline=deadline)
-        self._times.forget(resize)
-        return self.store.end_resize(resize.id, state.value, detail, self.clock(), pause_s)
 
     def _draining(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         assert resize.order_number is not None
@@ -144,17 +85,17 @@ class ResizeMachine:
             # Somebody else's, for its next start: once it is requeued it would pass for ours, and be lifted.
             return self._cancel_drain(resize, job, reason("held_while_running"))
         # After a restart of ours it may be there, or cancelled already.
-        if self._times.due(resize, once=True) and self.orders.last_number(job) < resize.order_number:
+        if self.times.due(resize, once=True) and self.orders.last_number(job) < resize.order_number:
             order = Order(resize.order_number, resize.restart, resize.new_batch, drain=True)
             try:
                 self.orders.write(job, order, wake=True)
             except OrderError as error:
-                return self._move(resize, State.ABANDONED, reason("order_not_written", problem=str(error)))
+                return self.move(resize, State.ABANDONED, reason("order_not_written", problem=str(error)))
         drained = self.reports.drained(job, resize.restart, resize.order_number)
         if drained is not None:
             # A job that has waited nearly its whole minute is about to train on: leave it to that.
-            return self._move(resize, State.REQUEUING, deadline=drained + DRAIN_WAIT_S - ASK_AGAIN_S)
-        if self._times.late(resize):
+            return self.move(resize, State.REQUEUING, deadline=drained + DRAIN_WAIT_S - ASK_AGAIN_S)
+        if self.times.late(resize):
             return self._cancel_drain(resize, job, reason("no_checkpoint"))
         return resize
 
@@ -164,21 +105,21 @@ class ResizeMachine:
         if job.pending:
             if not job.held:
                 return self._cancel_drain(resize, job, reason("released_before_reshape"))
-            return self._move(resize, State.PARKING if target_of(resize) == PARKED else State.RESHAPING)
+            return self.move(resize, State.PARKING if target_of(resize) == PARKED else State.RESHAPING)
         if job.restart != resize.restart:
             return self._cancel_drain(resize, job, reason("started_before_reshape"))
-        if self._times.late(resize) or self.reports.drained(job, resize.restart, resize.order_number or 0) is None:
+        if self.times.late(resize) or self.reports.drained(job, resize.restart, resize.order_number or 0) is None:
             return self._cancel_drain(resize, job, reason("not_requeued_in_time"))
         if self.orders.last_number(job) > (resize.order_number or 0):
             # A companion that died, or could not write it down, cancelled it.
-            return self._move(resize, State.ABANDONED, reason("drain_cancelled"))
+            return self.move(resize, State.ABANDONED, reason("drain_cancelled"))
         if not self.wanted(job):
             return self._cancel_drain(resize, job, reason("switched_off"))
         if job.held:
             return self._cancel_drain(resize, job, reason("held_while_running"))
-        if job.running and self._times.due(resize):
+        if job.running and self.times.due(resize):
             try:
-                self.client.requeue_hold(job.job_id)
+                self.client.requeue_hold(job.key)
             except Refused as error:
                 return self._cancel_drain(resize, job, reason("requeue_refused", answer=str(error)))
         return resize
@@ -188,37 +129,37 @@ class ResizeMachine:
             return self._finish(resize, job)
         if job.held:
             if not self.wanted(job):
-                return self._move(resize, State.RELEASING_BACK, reason("switched_off"))
-            if self._times.due(resize):
+                return self.move(resize, State.RELEASING_BACK, reason("switched_off"))
+            if self.times.due(resize):
                 try:
                     # In this order: a job that is released first could start in between.
                     self.deferrals.defer(job)
-                    self.client.release(job.job_id, start_now=False)
+                    self.client.release(job.key, start_now=False)
                 except Refused as error:
-                    return self._move(resize, State.RELEASING_BACK, reason("defer_refused", answer=str(error)))
+                    return self.move(resize, State.RELEASING_BACK, reason("defer_refused", answer=str(error)))
             return self._handle_if_released(resize, job)
         if self.deferrals.ours(job):
-            return self._move(resize, State.DONE, reason("parked"))
-        return self._move(resize, State.RELEASING_BACK, reason("released_before_parking"))
+            return self.move(resize, State.DONE, reason("parked"))
+        return self.move(resize, State.RELEASING_BACK, reason("released_before_parking"))
 
     def _holding(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if not job.pending:
             # A hold that came too late must not outlive this run: it would strike at its next requeue.
-            return self._move(resize, State.RELEASING_BACK, reason("started_before_reshape"))
+            return self.move(resize, State.RELEASING_BACK, reason("started_before_reshape"))
         if job.held:
-            return self._move(resize, State.RESHAPING)
+            return self.move(resize, State.RESHAPING)
         if not self.wanted(job):
-            return self._move(resize, State.ABANDONED, reason("switched_off"))
+            return self.move(resize, State.ABANDONED, reason("switched_off"))
         return self._hold(resize, job)
 
     def _reshaping(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if not self.wanted(job):
-            return self._move(resize, State.RESHAPING_BACK, reason("switched_off"))
+            return self.move(resize, State.RESHAPING_BACK, reason("switched_off"))
         try:
-            self.client.reshape(job.job_id, target_of(resize))
+            self.client.reshape(job.key, target_of(resize))
         except Refused as error:
-            return self._move(resize, State.RESHAPING_BACK, reason("shape_refused", answer=str(error)))
-        return self._move(resize, State.RELEASING)
+            return self.move(resize, State.RESHAPING_BACK, reason("shape_refused", answer=str(error)))
+        return self.move(resize, State.RELEASING)
 
     def _releasing(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         try:
@@ -227,16 +168,16 @@ class ResizeMachine:
             return resize
         except Refused as error:
             # Slurm may have taken a shape that it refused; a companion that died then left the job with it.
-            return self._move(resize, State.RESHAPING_BACK, reason("release_refused", answer=str(error)))
+            return self.move(resize, State.RESHAPING_BACK, reason("release_refused", answer=str(error)))
 
     def _waiting(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if job.running:
-            return self._move(resize, State.STARTING, deadline=self._times.start_deadline)
+            return self.move(resize, State.STARTING, deadline=self.times.start_deadline)
         if job.held:
             return self._wait_at_old_shape(resize, reason("held_by_owner"))
         if never_starts(job):
-            return self._move(resize, State.HOLDING_BACK, reason("never_starts", cause=job.reason))
-        late = self._times.late(resize)
+            return self.move(resize, State.HOLDING_BACK, reason("never_starts", cause=job.reason))
+        late = self.times.late(resize)
         if resize.restart < 0:
             # Nothing of a job that waited is interrupted: it may wait on, once Slurm has had a look at its new shape.
             if job.eligible_time > self.clock() + AT_ONCE_S or job.reason == "Dependency":
@@ -244,7 +185,7 @@ class ResizeMachine:
             if late or job.reason not in ("", "None", "BeginTime"):
                 return self._finish(resize, job)
         if late:
-            return self._move(resize, State.HOLDING_BACK, reason("queued_too_long", seconds=self.settings.max_wait_s))
+            return self.move(resize, State.HOLDING_BACK, reason("queued_too_long", seconds=self.settings.max_wait_s))
         return resize
 
     def _starting(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
@@ -255,16 +196,16 @@ class ResizeMachine:
             return self._finish(resize, job, pause_s=pause)
         if not job.running:
             return self._finish(resize, job, remark="run_ended")
-        if self._times.late(resize):
+        if self.times.late(resize):
             return self._finish(resize, job, remark="no_start_report")
         return resize
 
     def _holding_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if not job.pending:
             # It started at the new shape after all.
-            return self._move(resize, State.RELEASING)
+            return self.move(resize, State.RELEASING)
         if job.held:
-            return self._move(resize, State.RESHAPING_BACK)
+            return self.move(resize, State.RESHAPING_BACK)
         return self._hold(resize, job)
 
     def _reshaping_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
@@ -272,25 +213,25 @@ class ResizeMachine:
             self._restore(resize, job)
         except Refused as error:
             # Not to be held for it: it is tried again of the job that waits.
-            return self._move(resize, State.RELEASING_BACK, reason("old_shape_refused", answer=str(error)))
-        return self._move(resize, State.RELEASING_BACK)
+            return self.move(resize, State.RELEASING_BACK, reason("old_shape_refused", answer=str(error)))
+        return self.move(resize, State.RELEASING_BACK)
 
     def _releasing_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         return self._release(resize, job, State.WAITING_BACK, State.STARTING_BACK)
 
     def _waiting_back(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if job.running:
-            return self._move(resize, State.STARTING_BACK, deadline=self._times.start_deadline)
-        late = self._times.late(resize)
+            return self.move(resize, State.STARTING_BACK, deadline=self.times.start_deadline)
+        late = self.times.late(resize)
         if job.pending and has_shape(job, new_of(resize)) and not has_shape(job, target_of(resize)):
             # Refused a moment ago, or not asked for yet.
-            if self._times.due(resize):
+            if self.times.due(resize):
                 try:
                     self._restore(resize, job)
                 except Refused as error:
                     log.warning("job %d: the old shape was refused: %s", job.job_id, error)
                 else:
-                    return self._handle(resize, self.client.job(job.job_id))
+                    return self._handle(resize, job_of(self.client, resize))
             if not late:
                 return resize
         if resize.restart < 0 or job.held or late:
@@ -304,50 +245,50 @@ class ResizeMachine:
             self.orders.write(job, order, wake=True)
         except OrderError as error:
             log.warning("job %d: the drain could not be cancelled: %s", job.job_id, error)
-        return self._move(resize, State.ABANDONED, why)
+        return self.move(resize, State.ABANDONED, why)
 
     def _hold(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
-        if self._times.due(resize):
+        if self.times.due(resize):
             try:
-                self.client.hold(job.job_id)
+                self.client.hold(job.key)
             except Refused as error:
-                return self._move(resize, State.RELEASING_BACK, reason("hold_refused", answer=str(error)))
+                return self.move(resize, State.RELEASING_BACK, reason("hold_refused", answer=str(error)))
         return resize
 
     def _release(self, resize: ResizeRecord, job: Job, waiting: State, starting: State) -> ResizeRecord:
         if job.held and job.admin_held:
             return self._wait_at_old_shape(resize, reason("held_by_operator"))
         if job.held:
-            if self._times.just_requeued(resize, job):
+            if self.times.just_requeued(resize, job):
                 return resize
             # Also a running job: a hold that came too late would strike at its next requeue.
-            if self._times.due(resize):
+            if self.times.due(resize):
                 self._ask_to_release(resize, job)
             return self._handle_if_released(resize, job)
         if job.pending:
             self.deferrals.release(job)
-            return self._move(resize, waiting, deadline=self._times.queue_deadline)
-        return self._move(resize, starting, deadline=self._times.start_deadline)
+            return self.move(resize, waiting, deadline=self.times.queue_deadline)
+        return self.move(resize, starting, deadline=self.times.start_deadline)
 
     def _ask_to_release(self, resize: ResizeRecord, job: Job) -> None:
         # Slurm delays what was requeued, nothing else: a waiting job's own --begin stays.
         if self.settings.start_now and job.pending and resize.restart >= 0:
             try:
-                self.client.release(job.job_id, start_now=True)
+                self.client.release(job.key, start_now=True)
                 return
             except Refused as error:
                 log.info("job %d: it is released to start after Slurm's own delay: %s", job.job_id, error)
-        self.client.release(job.job_id, start_now=False)
+        self.client.release(job.key, start_now=False)
 
     def _handle_if_released(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         """After an action that takes effect at once: go on in this round if it did."""
-        fresh = self.client.job(job.job_id)
+        fresh = job_of(self.client, resize)
         return resize if fresh.held else self._handle(resize, fresh)
 
     def _wait_at_old_shape(self, resize: ResizeRecord, why: Reason) -> ResizeRecord:
         """For a job that waits for something else than room: Slurm does not say of it whether it would ever start at
         the new shape. Its hold, where it has one, is not ours and stays."""
-        return self._move(resize, State.WAITING_BACK, why, deadline=self._times.queue_deadline)
+        return self.move(resize, State.WAITING_BACK, why, deadline=self.times.queue_deadline)
 
     def _restore(self, resize: ResizeRecord, job: Job) -> None:
         """Its old batch and shape; raises `Refused` where Slurm does not take the shape."""
@@ -357,7 +298,7 @@ class ResizeMachine:
                 self.orders.write(job, order, wake=True)
             except OrderError as error:
                 log.warning("job %d: its batch could not be put back: %s", job.job_id, error)
-        self.client.reshape(job.job_id, target_of(resize))
+        self.client.reshape(job.key, target_of(resize))
 
     def _finish(
         self, resize: ResizeRecord, job: Job, *, remark: str = "", pause_s: float | None = None
@@ -377,10 +318,10 @@ class ResizeMachine:
             why = reason("stands_no_start_report", now=now, shape=at)
         else:
             why = reason("stands", now=now, shape=at)
-        return self._move(resize, state, why, pause_s=pause_s)
+        return self.move(resize, state, why, pause_s=pause_s)
 
 
-HANDLERS: dict[State, Callable[[ResizeMachine, ResizeRecord, Job], ResizeRecord]] = {
+HANDLERS: dict[State, Callable[[ResizeMachine, ResizeRecord, Any], ResizeRecord]] = {
     State.DRAINING: ResizeMachine._draining,
     State.REQUEUING: ResizeMachine._requeuing,
     State.PARKING: ResizeMachine._parking,
@@ -394,4 +335,5 @@ HANDLERS: dict[State, Callable[[ResizeMachine, ResizeRecord, Job], ResizeRecord]
     State.RELEASING_BACK: ResizeMachine._releasing_back,
     State.WAITING_BACK: ResizeMachine._waiting_back,
     State.STARTING_BACK: ResizeMachine._starting,
+    **BLOCK_HANDLERS,
 }

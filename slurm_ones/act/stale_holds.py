@@ -31,8 +31,8 @@ def release_stale_holds(jobs: Iterable[Job], client: SlurmClient, store: Store) 
     `jobs` are as a snapshot shows them. Slurm is asked anew about those alone that may be meant.
     """
     for seen in jobs:
-        if not (seen.pending and seen.requeue_held):
-            continue
+        if seen.array_id or not (seen.pending and seen.requeue_held):
+            continue  # blocks stand in holds of ours until they are wanted
         resizes = store.resizes(seen.job_id)
         if not resizes or not State(resizes[-1].state).final or resizes[-1].restart + 1 != seen.restart:
             continue

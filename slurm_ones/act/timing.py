@@ -51,7 +51,8 @@ class ActionTimes:
         if resize.deadline is None:
             return False
         times = self._settings
-        longest = max(times.drain_timeout_s, times.max_wait_s, times.start_timeout_s, DRAIN_WAIT_S)
+        limits = (times.drain_timeout_s, times.max_wait_s, times.start_timeout_s, times.blocks_wait_s, DRAIN_WAIT_S)
+        longest = max(limits)
         return not 0.0 <= resize.deadline - self._clock() <= longest
 
     def just_requeued(self, resize: ResizeRecord, job: Job) -> bool:

@@ -115,8 +115,10 @@ class IllegalTransition(Exception):
     """A resize was to go where the table does not let it."""
 
 
-def first_state(running: bool) -> State:
-    """Where the resize of a job that runs, or waits, begins."""
+def first_state(running: bool, *, by_blocks: bool = False) -> State:
+    """Where the resize of a job that runs, or waits, begins; `by_blocks` where blocks of it join or leave."""
+    if by_blocks:
+        return State.PREPARING
     return State.DRAINING if running else State.HOLDING
 
 
@@ -132,7 +134,7 @@ def picture() -> str:
         "stateDiagram-v2",
         f"    [*] --> {first_state(running=True).value}: the job runs",
         f"    [*] --> {first_state(running=False).value}: the job waits",
-        f"    [*] --> {State.PREPARING.value}: the job is one of blocks and runs",
+        f"    [*] --> {first_state(running=True, by_blocks=True).value}: the job is one of blocks and runs",
     ]
     for state in State:
         lines += [

@@ -1,4 +1,8 @@
-"""When a job is left in peace: between two resizes, once it had too many, and near its end."""
+"""When a job is left in peace: between two resizes, once it had too many, and near its end.
+
+How long follows from what a resize costs. A requeue costs a job half a minute or more, and the site says how often that
+may be; blocks that join and leave cost it a fraction of a second, so that a multiple of it is enough.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import math
 import numpy as np
 
 from ones_db import JobHistory
-from slurm_ones.config import LimitSettings
+from slurm_ones.config import LimitSettings, ResizeSettings
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.policy import JobView
 from slurm_ones.schedule.tables import predict
@@ -18,6 +22,23 @@ SURE = 0.9
 """Chance with which a job that is said to be near its end is."""
 
 MOST_DOUBLINGS = 6
+SWITCH_S = 0.5
+"""Seconds that a change of its blocks interrupts a job that has had none yet."""
+WORTH = 20.0
+"""A job trains at least so many times as long as changes of its blocks interrupt it."""
+
+
+def switch_dwell_s(history: JobHistory | None, settings: ResizeSettings) -> float:
+    """Least time between two changes of the blocks of a job."""
+    switch_s = history.switch_s if history is not None and history.switch_s is not None else SWITCH_S
+    return min(settings.dwell_s, max(settings.blocks_dwell_s, WORTH * switch_s))
+
+
+def switch_near_end_s(history: JobHistory | None, settings: ResizeSettings, limits: LimitSettings) -> float:
+    """How long before its end the blocks of a job are left as they are: until they have joined, and as long again as
+    two changes are apart."""
+    join_s = history.join_s if history is not None and history.join_s is not None else SWITCH_S
+    return min(limits.near_end_s, settings.blocks_wait_s, WORTH * join_s + switch_dwell_s(history, settings))
 
 
 def rested_at(job: Job, history: JobHistory | None, dwell_s: float) -> float:
@@ -54,14 +75,14 @@ def near_limit(job: Job, limits: LimitSettings, now: float) -> Reason | None:
     return None
 
 
-def near_end(view: JobView, limits: LimitSettings) -> Reason | None:
+def near_end(view: JobView, within_s: float) -> Reason | None:
     """That the job is as good as sure to end soon at what it has; None where it is not, or where it waits."""
-    if view.shape is None or not view.dataset or not limits.near_end_s:
+    if view.shape is None or not view.dataset or not within_s:
         return None
     left = view.progress.to_come(SURE) * view.dataset
     nodes, gpus = np.array([view.shape.nodes]), np.array([view.shape.gpus])
     _, goodput = predict(view, nodes, gpus, np.array([[max(view.batch, 1)]]))
     seconds = left / float(goodput[0, 0])
-    if math.isfinite(seconds) and seconds < limits.near_end_s:
-        return reason("near_end", seconds=limits.near_end_s)
+    if math.isfinite(seconds) and seconds < within_s:
+        return reason("near_end", seconds=within_s)
     return None

@@ -7,15 +7,27 @@ of the partition its free GPUs and its caps. Both are plain data and know no clo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ones_db import JobHistory, ResizeRecord
 from slurm_ones.config import ResizeSettings, Settings
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import Reason, reason
+from slurm_ones.rules.blocks import (
+    BLOCKS,
+    going,
+    hot,
+    members_of,
+    moves_of,
+    spare,
+    starting,
+    to_hold,
+    training,
+)
 from slurm_ones.rules.caps import Cap, CappedJob, caps_of
-from slurm_ones.rules.dwell import near_limit, resized_enough, rested_at
+from slurm_ones.rules.dwell import near_limit, resized_enough, rested_at, switch_dwell_s
+from slurm_ones.rules.moves import NO_MOVES, Block, Moves
 from slurm_ones.slurm.model import Partition, Shape, free_gpus, partition_gpus, take
 
 
@@ -31,7 +43,8 @@ def old_of(resize: ResizeRecord) -> Shape:
 
 def target_of(resize: ResizeRecord) -> Shape:
     """The shape that the resize is heading for: the old one once it is on its way back."""
-    return old_of(resize) if resize.state.endswith("_back") else new_of(resize)
+    back = resize.state.endswith("_back") or resize.state == "withdrawing"
+    return old_of(resize) if back else new_of(resize)
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,18 @@ class JobRules:
     """Why nothing may be done to it, not even keep it from starting."""
     resting: Reason | None
     """Why it may not be resized although it is not untouchable."""
+    moves: Moves = NO_MOVES
+    """Of its resize under way, where blocks join or leave in that."""
+    blocks: tuple[Block, ...] = ()
+    """Of a job of blocks those that run, the one that leads first."""
+    held: frozenset[int] = frozenset()
+    """Of a job of blocks the tasks that stand in holds of ours."""
+    spare: tuple[int, ...] = ()
+    """Of a job of blocks the tasks that could join, the best first."""
+    to_hold: tuple[int, ...] = ()
+    """Of its tasks those that have to be held before the throttle of their array is lifted."""
+    going: tuple[int, ...] = ()
+    """Of its blocks those that are to be replaced, the most urgent first."""
 
     @property
     def fixed(self) -> Reason | None:
@@ -62,7 +87,7 @@ class JobRules:
     @property
     def gpus(self) -> int:
         """GPUs that it has, or is about to have through a resize, whichever is more."""
-        return _gpus(self.elastic, self.target)
+        return _gpus(self.elastic, self.target, self.moves, self.held)
 
 
 @dataclass(frozen=True)
@@ -77,7 +102,14 @@ class PartitionRules:
     caps: tuple[Cap, ...]
     settings: ResizeSettings
     open_resizes: int
-    """Resizes under way in all partitions."""
+    """Resizes under way in all partitions, but for those by blocks."""
+    open_changes: int = 0
+    """Those by blocks."""
+    node_gpus: int = 0
+    """GPUs of a full node."""
+    whole_nodes: bool = False
+    split_nodes: bool = True
+    """Two blocks of a job on one node see each other's GPUs."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +122,12 @@ class Round:
     targets: Mapping[int, Shape]
     """The shapes that resizes under way head for, by job."""
     now: float
+    moves: Mapping[int, Moves] = field(default_factory=dict)
+    """Of those by blocks the blocks that join and leave, by job."""
+    held: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """Tasks that stand in holds of ours, of jobs of blocks."""
+    split_nodes: bool = True
+    """Two blocks of a job on one node see each other's GPUs."""
 
     @classmethod
     def build(
@@ -99,12 +137,20 @@ class Round:
         settings: Settings,
         resizes: Iterable[ResizeRecord],
         now: float,
+        *,
+        held: Mapping[int, frozenset[int]] | None = None,
+        split_nodes: bool = True,
     ) -> Round:
-        return cls(seen, histories, settings, {resize.job_id: target_of(resize) for resize in resizes}, now)
+        under_way = list(resizes)
+        targets = {resize.job_id: target_of(resize) for resize in under_way}
+        moves = {resize.job_id: moves_of(resize) for resize in under_way if resize.mechanism == BLOCKS}
+        return cls(seen, histories, settings, targets, now, moves, held or {}, split_nodes)
 
-    def begun(self, targets: Mapping[int, Shape]) -> Round:
-        """The same once resizes to these shapes are under way as well."""
-        return replace(self, targets={**self.targets, **targets}) if targets else self
+    def begun(self, targets: Mapping[int, Shape], moves: Mapping[int, Moves] | None = None) -> Round:
+        """The same once resizes to these shapes, or by these moves of blocks, are under way as well."""
+        if not targets:
+            return self
+        return replace(self, targets={**self.targets, **targets}, moves={**self.moves, **(moves or {})})
 
     @cached_property
     def partitions(self) -> tuple[str, ...]:
@@ -121,23 +167,48 @@ class Round:
         there: list[CappedJob] = []
         jobs: dict[int, JobRules] = {}
         for job_id, one in sorted(self.seen.elastic.items()):
-            capped = CappedJob(one.job.user, one.job.account, _gpus(one, self.targets.get(job_id)))
+            gpus = _gpus(one, self.targets.get(job_id), self.moves.get(job_id, NO_MOVES), self._held(job_id))
+            capped = CappedJob(one.job.user, one.job.account, gpus)
             if one.partition == name:
                 here[job_id], jobs[job_id] = capped, self._job_rules(one)
             else:
                 there.append(capped)
         caps = caps_of(here, there, self.settings.limits, name, self._all_gpus(name))
-        return PartitionRules(name, jobs, self.free(name), caps, self.settings.resize, len(self.targets))
+        requeues = len(self.targets.keys() - self.moves.keys())
+        return PartitionRules(
+            name,
+            jobs,
+            self.free(name),
+            caps,
+            self.settings.resize,
+            requeues,
+            len(self.moves),
+            *self._nodes_of(name),
+            self.split_nodes,
+        )
 
     def free(self, name: str) -> dict[str, int]:
         """GPUs of each node of the partition that Slurm could hand out and no resize under way is about to need."""
         free = free_gpus(self.seen.snapshot, name, self.settings.whole_node_gpus)
         for job_id, target in self.targets.items():
             one = self.seen.elastic.get(job_id)
-            if one is None or (one.job.running and one.shape == target) or not self._share_nodes(name, one.partition):
+            if one is None or not self._share_nodes(name, one.partition):
                 continue
-            take(target, free, one.holdings)
+            if job_id in self.moves:
+                held = {block.task for block in training(one, None)}
+                for task, shape in self.moves[job_id].added:
+                    if task not in held:
+                        take(shape, free)
+            elif not (one.job.running and one.shape == target):
+                take(target, free, one.holdings)
         return free
+
+    def _held(self, job_id: int) -> frozenset[int]:
+        return self.held.get(job_id, frozenset())
+
+    def _nodes_of(self, name: str) -> tuple[int, bool]:
+        partition = self.seen.snapshot.partitions.get(name)
+        return self.full_node(partition) if partition is not None else (0, False)
 
     def _share_nodes(self, one: str, other: str) -> bool:
         if one == other:
@@ -158,17 +229,34 @@ class Round:
     def _job_rules(self, elastic: Elastic) -> JobRules:
         job_id = elastic.job.job_id
         history, target = self.histories.get(job_id), self.targets.get(job_id)
-        return JobRules(elastic, history, target, _untouchable(elastic, target), self._resting(elastic, history))
+        rules = JobRules(elastic, history, target, _untouchable(elastic, target), self._resting(elastic, history))
+        if not elastic.blocks:
+            return rules
+        return replace(
+            rules,
+            moves=self.moves.get(job_id, NO_MOVES),
+            held=self._held(job_id),
+            blocks=training(elastic, history),
+            spare=spare(elastic, self._held(job_id), members_of(history), self.now),
+            to_hold=to_hold(elastic, members_of(history)),
+            going=going(elastic, self.seen.snapshot.nodes, self.settings.limits, self.now),
+        )
 
     def _resting(self, elastic: Elastic, history: JobHistory | None) -> Reason | None:
         """Of a job that is not untouchable."""
         job, dwell_s = elastic.job, self.settings.resize.dwell_s
+        if hot(elastic):
+            dwell_s = switch_dwell_s(history, self.settings.resize)
         rested = rested_at(job, history, dwell_s)
         if self.now < rested:
             return reason("dwell_time", seconds=rested - self.now, dwell_s=dwell_s)
         if job.running and (history is None or history.spec is None):
             return reason("nothing_reported")
         limits = self.settings.limits
+        if hot(elastic):
+            # Of its blocks each has a time limit of its own: see `rules.blocks.going`.
+            spec = history.spec if history is not None else None
+            return None if spec is None or spec.hot else reason("not_hot")
         return near_limit(job, limits, self.now) or resized_enough(job, history, limits, self.now)
 
 
@@ -187,6 +275,11 @@ def _untouchable(elastic: Elastic, target: Shape | None) -> Reason | None:
     return None
 
 
-def _gpus(elastic: Elastic, target: Shape | None) -> int:
-    """GPUs that the job has, or is about to have through a resize to `target`, whichever is more."""
+def _gpus(elastic: Elastic, target: Shape | None, moves: Moves, ours: frozenset[int]) -> int:
+    """GPUs that the job has, or is about to have through a resize to `target`, whichever is more. Blocks that are to
+    join count beside those that they replace."""
+    if hot(elastic):
+        held = {block.task: block.shape.gpus for block in training(elastic, None)}
+        joining = sum(shape.gpus for task, shape in moves.added if task not in held)
+        return max(sum(held.values()) + joining + starting(elastic, ours), target.gpus if target is not None else 0)
     return max(elastic.shape.gpus if elastic.job.running else 0, target.gpus if target is not None else 0)

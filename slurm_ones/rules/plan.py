@@ -6,20 +6,25 @@ does not (yet).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.reasons import SITE_LIMITS, Reason, reason
+from slurm_ones.rules.blocks import hot, members_of
 from slurm_ones.rules.caps import hindering
 from slurm_ones.rules.gate import JobRules, PartitionRules
+from slurm_ones.rules.moves import Moves, Site, moves
 from slurm_ones.schedule.policy import Allocation, Schedule
 from slurm_ones.slurm.model import PARKED, Shape, take
 
 
 @dataclass(frozen=True)
 class Change:
-    """A resize; where the shapes are equal a change of batch alone, and where the new one is `PARKED` a stop."""
+    """A resize; where the new shape is `PARKED` a stop, and without one (`resizes`) a change of batch alone.
+
+    Without `moves` by a requeue, or of the job as it waits; with them by blocks that join and leave.
+    """
 
     elastic: Elastic
     old: Shape
@@ -27,6 +32,19 @@ class Change:
     old_batch: int | None
     new_batch: int | None
     """None leaves the job's own."""
+    moves: Moves | None = None
+    blocks: tuple[int, ...] | None = None
+    """Of a running job of blocks the tasks that are to train together, ascending."""
+    to_hold: tuple[int, ...] = ()
+    """Of its tasks those that have to be held before others are released."""
+
+    @property
+    def resizes(self) -> bool:
+        """Whether Slurm's job changes, and not its batch alone. Of a job of blocks it is the GPUs that count, whichever
+        blocks make them."""
+        if hot(self.elastic):
+            return bool(self.moves)
+        return self.old != self.new
 
     @property
     def job_id(self) -> int:
@@ -60,7 +78,7 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
     The limits of the site are looked at once more, whatever the policy was shown and has said: caps at every moment
     of the resizes under way, in which a job counts with what it has or is about to have, whichever is more.
     """
-    jobs, settings, free = rules.jobs, rules.settings, dict(rules.free)
+    jobs, free = rules.jobs, dict(rules.free)
     # Who waits and may start counts with what it asks for.
     most = {id_: job.gpus for id_, job in jobs.items()}
     most |= {id_: jobs[id_].elastic.shape.gpus for id_ in schedule.allocations.keys() & jobs.keys() if not most[id_]}
@@ -80,12 +98,14 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
             take(change.new, free)
 
     begin: list[Change] = []
-    resizes = rules.open_resizes
+    requeues, changed = rules.open_resizes, rules.open_changes
     queued: set[int] = set()
     for change in changes:
         job_id, job = change.job_id, jobs[change.job_id]
-        running = job.elastic.job.running
-        if change.old == change.new:
+        running, by_blocks = job.elastic.job.running, hot(job.elastic)
+        if by_blocks:
+            change = _with_moves(change, job, rules, free)
+        if not (change.resizes or change.parks) and change.old.gpus == change.new.gpus:
             # An order in the middle of a resize would call its drain off.
             free_to_change = running and not job.elastic.refusal and job.target is None
             if free_to_change and change.old_batch not in (None, change.new_batch):
@@ -95,18 +115,65 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
         hindrance = _hindrance(change, job, rules, most)
         if hindrance is not None:
             outcomes[job_id] = hindrance
-        elif resizes >= settings.max_open:
-            outcomes[job_id] = reason("max_open", resizes=settings.max_open)
+        elif (full := _too_many(by_blocks, changed, requeues, rules)) is not None:
+            outcomes[job_id] = full
             queued |= {job_id} if job.elastic.job.pending else set()
-        elif running and not take(change.new, free, job.elastic.holdings):
+        elif by_blocks and change.moves is None:
+            outcomes[job_id] = reason("no_moves", gpus=change.new.gpus)
+        elif running and not by_blocks and not take(change.new, free, job.elastic.holdings):
             outcomes[job_id] = reason("gpus_not_free", shape=str(change.new))
         else:
             begin.append(change)
-            resizes += 1
-            outcomes[job_id] = reason("begins")
-            most[job_id] = max(most[job_id], change.new.gpus)
+            for _, shape in change.moves.added if change.moves else ():
+                take(shape, free)
+            changed, requeues = changed + by_blocks, requeues + (not by_blocks)
+            replaces = by_blocks and change.old.gpus == change.new.gpus
+            outcomes[job_id] = reason("blocks_replaced") if replaces else reason("begins")
+            most[job_id] = max(most[job_id], change.new.gpus, _at_once(change))
     refused = {id_: outcome for id_, outcome in outcomes.items() if outcome.code in SITE_LIMITS}
     return Plan(tuple(begin), outcomes, deferred, frozenset(queued), refused)
+
+
+def _too_many(by_blocks: bool, changed: int, requeues: int, rules: PartitionRules) -> Reason | None:
+    """That enough resizes of this kind are under way."""
+    under_way, most = (changed, rules.settings.max_open_blocks) if by_blocks else (requeues, rules.settings.max_open)
+    return reason("max_open", resizes=most) if under_way >= most else None
+
+
+def _with_moves(change: Change, job: JobRules, rules: PartitionRules, free: Mapping[str, int]) -> Change:
+    """The change with the blocks that join and leave; without them where there is no way now."""
+    members = members_of(job.history)
+    running = sorted(block.task for block in job.blocks)
+    change = replace(change, blocks=tuple([task for task in running if task in members] or running))
+    if change.parks or job.fixed is not None:
+        return change
+    site = Site(free, rules.node_gpus, rules.whole_nodes, rules.split_nodes)
+    least = job.elastic.gpu_range[0]
+    found = moves(job.blocks, job.spare, change.new.gpus, site, going=job.going, least=least)
+    if not found:
+        return replace(change, moves=found)
+    left = [block.shape for block in job.blocks if block.task not in found.dropped]
+    tasks = {*(change.blocks or ()), *(task for task, _ in found.added)} - {*found.dropped}
+    change = replace(change, blocks=tuple(sorted(tasks)), to_hold=job.to_hold if found.added else ())
+    shape = _as_one([*left, *(shape for _, shape in found.added)])
+    if shape.gpus == change.new.gpus:
+        return replace(change, moves=found)
+    # A step on the way: no larger a batch than both sizes take.
+    batches = [batch for batch in (change.old_batch, change.new_batch) if batch is not None]
+    return replace(change, moves=found, new=shape, new_batch=min(batches, default=None))
+
+
+def _as_one(shapes: Sequence[Shape]) -> Shape:
+    """The shape of a job of these blocks; one node with all GPUs stands for nodes that give unequally many."""
+    each = {shape.gpus_per_node for shape in shapes}
+    if len(each) == 1:
+        return Shape(sum(shape.nodes for shape in shapes), each.pop())
+    return Shape(1, sum(shape.gpus for shape in shapes))
+
+
+def _at_once(change: Change) -> int:
+    """GPUs that the job has while new blocks have joined and old ones have not left."""
+    return change.old.gpus + change.moves.gained if change.moves else 0
 
 
 def _change(job: JobRules, allocation: Allocation | None) -> Change:
@@ -121,6 +188,8 @@ def _hindrance(change: Change, job: JobRules, rules: PartitionRules, most: Mappi
     """Why the job is not resized now, None where nothing stands against it."""
     if job.untouchable is not None:
         return job.untouchable
+    if change.parks and hot(job.elastic):
+        return reason("blocks_not_parked")
     if job.elastic.job.running:
         if change.parks and not rules.settings.preempt:
             return reason("preempting_off")
@@ -128,7 +197,9 @@ def _hindrance(change: Change, job: JobRules, rules: PartitionRules, most: Mappi
             return reason("shrinking_off")
     if job.resting is not None:
         return job.resting
-    if change.new.gpus <= job.requested:
+    # Who gives GPUs up has more for the moment in which other blocks take the place of its own.
+    gpus = change.new.gpus if change.new.gpus < change.old.gpus else max(change.new.gpus, _at_once(change))
+    if gpus <= job.requested:
         return None
-    cap = hindering(rules.caps, change.job_id, change.new.gpus, lambda other: most.get(other, 0))
+    cap = hindering(rules.caps, change.job_id, gpus, lambda other: most.get(other, 0))
     return cap.reason if cap is not None else None

@@ -96,7 +96,9 @@ def _reclaimed(cluster: ClusterView, jobs: Sequence[JobView], reclaimer: Reclaim
         kept = reclaimer.held[job.job_id]
         for name in {**job.nodes, **kept}:
             given[name] = given.get(name, 0) + job.nodes.get(name, 0) - kept.get(name, 0)
-        shape = Shape(len(kept), max(kept.values()))
+        # One node with all GPUs stands for nodes that give unequally many.
+        uniform = len({*kept.values()}) == 1
+        shape = Shape(len(kept), max(kept.values())) if uniform else Shape(1, sum(kept.values()))
         reasons[job.job_id] = _reason(job, shape, pending, reclaimer.comes_first(pending, job.job_id))
         batch = _batch(cluster, job, shape.gpus)
         views.append(replace(job, shape=shape, nodes=kept, batch=batch, fixed=reasons[job.job_id]))
@@ -293,6 +295,15 @@ class Reclaimer:
         now = sum(held.values())
         lowest = 1 if first else max(job.requested, 1)
         found = self._known[job_id, name, first] = []
+        if job.smaller is not None:
+            found += [
+                Shrink(job_id, now - gpus, held[name] - kept.get(name, 0), dict(kept))
+                for gpus, kept in job.smaller.items()
+                if lowest <= gpus < now
+                and gpus in job.limits.gpus
+                and all(held.get(node, 0) >= count for node, count in kept.items())
+            ]
+            return found
         for gpus in job.limits.gpus:
             shape = shape_of(self._cluster, gpus)
             if not lowest <= gpus < now or shape is None or shape.nodes > len(held):

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurm_ones.observe.eligibility import Elastic
+from slurm_ones.rules.blocks import training
+from slurm_ones.rules.moves import Moves
 from slurm_ones.slurm.model import PARKED, Job, Partition, Shape, Snapshot
 
 Rank = tuple[int, int]
@@ -62,9 +64,15 @@ def rigid_jobs(snapshot: Snapshot, partition: str, elastic: Mapping[int, Elastic
         and not job.held
         and not job.completing
         and job.reason in FOR_ROOM
-        and ((one := elastic.get(job.job_id)) is None or one.refusal)
+        and ((one := _elastic_of(job, elastic)) is None or one.refusal)
         and partition in job.partition.split(",")
     ]
+
+
+def _elastic_of(job: Job, elastic: Mapping[int, Elastic]) -> Elastic | None:
+    """The elastic job that it is, or is a block of."""
+    one = elastic.get(job.array_id)
+    return one if one is not None and one.blocks else elastic.get(job.job_id)
 
 
 def rigid_demand(
@@ -75,11 +83,13 @@ def rigid_demand(
     free: Mapping[str, int],
     full: int,
     whole: bool,
+    moves: Mapping[int, Moves] | None = None,
 ) -> RigidDemand:
     """What rigid jobs need that name this partition first, and what there is for them.
 
     `targets` are the shapes that resizes under way head for, `free` the GPUs of each node that none of them needs;
-    `full` the GPUs of a full node, and `whole` whether nodes are handed out so.
+    `full` the GPUs of a full node, and `whole` whether nodes are handed out so; `moves` the blocks that join and leave
+    in those of jobs of blocks.
     """
     rigid = [
         job
@@ -91,7 +101,7 @@ def rigid_demand(
     if not partition.up or not pending:
         return RigidDemand()
     usable = {name: gpus for name, gpus in free.items() if snapshot.nodes[name].usable}
-    _add_given_up(targets, elastic, usable)
+    _add_given_up(targets, elastic, usable, moves or {})
     ranks = {job_id: _rank(one.job) for job_id, one in elastic.items()}
     return RigidDemand(pending, usable, ranks, _releases(snapshot, full if whole else 0))
 
@@ -115,10 +125,21 @@ def _gpus_of_each(job: Job, nodes: int, whole: int) -> int:
     return whole or job.gpus_per_node or -(-job.gpus_total // max(nodes, 1))
 
 
-def _add_given_up(targets: Mapping[int, Shape], elastic: Mapping[int, Elastic], free: dict[str, int]) -> None:
+def _add_given_up(
+    targets: Mapping[int, Shape],
+    elastic: Mapping[int, Elastic],
+    free: dict[str, int],
+    moves: Mapping[int, Moves],
+) -> None:
     """Add what jobs that are being shrunk will give up, so that nobody is asked for it a second time."""
     for job_id, target in targets.items():
         one = elastic.get(job_id)
+        if one is not None and job_id in moves:
+            for block in training(one, None):
+                for name in block.nodes if block.task in moves[job_id].dropped else ():
+                    if name in free:
+                        free[name] += block.shape.gpus_per_node
+            continue
         if one is None or not one.job.running or target.gpus >= one.shape.gpus:
             continue
         # Of several nodes it keeps the first.

@@ -13,9 +13,11 @@ from ones_wrapper.protocol import Spec
 from slurm_ones.learn.knowledge import Known, Learner
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.reasons import SITE_LIMITS, Reason
+from slurm_ones.rules.blocks import hot
 from slurm_ones.rules.caps import Cap, capped, narrowed
-from slurm_ones.rules.dwell import near_end
-from slurm_ones.rules.gate import PartitionRules, Round
+from slurm_ones.rules.dwell import near_end, switch_near_end_s
+from slurm_ones.rules.gate import JobRules, PartitionRules, Round
+from slurm_ones.rules.moves import smaller
 from slurm_ones.rules.reclaim import annotate, make_room
 from slurm_ones.rules.rigid import RigidDemand, rigid_demand, rigid_jobs
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView, Policy, Schedule
@@ -80,7 +82,9 @@ def bounds_of(round_: Round, rules: PartitionRules) -> Bounds:
         return Bounds(caps=rules.caps)
     full, whole = round_.full_node(part)
     seen = round_.seen
-    demand = rigid_demand(seen.snapshot, part, seen.elastic, round_.targets, rules.free, full, whole)
+    demand = rigid_demand(
+        seen.snapshot, part, seen.elastic, round_.targets, rules.free, full, whole, moves=round_.moves
+    )
     return Bounds(demand, rules.caps)
 
 
@@ -93,8 +97,28 @@ def job_views(round_: Round, rules: PartitionRules, cluster: ClusterView, learne
         known = learner.about(job.history, round_.now)
         limits = limits_of(job.elastic, cluster, known.spec)
         view = _view(job.elastic, limits, job.history, known, job.fixed, round_.now)
-        views.append(view if view.fixed else replace(view, fixed=near_end(view, round_.settings.limits)))
+        if hot(job.elastic):
+            view = replace(view, smaller=_smaller(job, rules.node_gpus))
+        views.append(view if view.fixed else replace(view, fixed=near_end(view, _near_end_s(job, round_))))
     return views
+
+
+def _smaller(job: JobRules, node_gpus: int) -> dict[int, dict[str, int]]:
+    """What the job keeps on each node at each size that blocks that leave make."""
+    found: dict[int, dict[str, int]] = {}
+    for gpus, dropped in smaller(job.blocks, node_gpus).items():
+        kept: Counter[str] = Counter()
+        for block in job.blocks:
+            if block.task not in dropped:
+                kept.update(dict.fromkeys(block.nodes, block.shape.gpus_per_node))
+        found[gpus] = dict(kept)
+    return found
+
+
+def _near_end_s(job: JobRules, round_: Round) -> float:
+    """How long before its end the job is left as it is."""
+    limits = round_.settings.limits
+    return switch_near_end_s(job.history, round_.settings.resize, limits) if hot(job.elastic) else limits.near_end_s
 
 
 def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None) -> Limits:

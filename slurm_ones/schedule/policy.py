@@ -151,6 +151,9 @@ class JobView:
     """(epochs done, loss) at the ends of its epochs, as far as it reports them."""
     true_remaining_s: float = float("nan")
     """Seconds still needed at its requested GPUs and batch. Only a simulator can know; NaN elsewhere."""
+    smaller: Mapping[int, Mapping[str, int]] | None = None
+    """The sizes that it can go down to where it is, and the GPUs that it then keeps on each node; None for a job that
+    can have any."""
     fixed: Reason | None = None
     """Why it must keep its shape in this round; a waiting job then stays waiting. None where it may change."""
 

@@ -67,9 +67,9 @@ class SlurmClient(Protocol):
         """One job, or task of an array, as it is now. A task that waits with others comes as a job of its own."""
 
     def tasks(self, array_id: int) -> tuple[Job, ...]:
-        """The tasks of a job array as they are now, each a job of its own, ascending: those that Slurm still knows,
-        which of tasks that were cancelled while they waited together are none. Raises `UnknownJob` where it knows of
-        no such array."""
+        """The tasks of a job array as they are now, each a job of its own, ascending: those that Slurm still knows.
+        Of tasks that were cancelled while they waited together it may know none. Raises `UnknownJob` where it knows no
+        such array."""
 
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
         """Some jobs as they are now, in one call, without those that Slurm does not know.

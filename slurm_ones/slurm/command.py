@@ -13,6 +13,7 @@ import math
 import os
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -63,6 +64,9 @@ _ANSWERS: tuple[tuple[type[SlurmError], re.Pattern[str]], ...] = (
         ),
     ),
 )
+
+
+_SENT = "Job is in transitional state, retrying"
 
 
 def error_of(what: str, answer: str) -> SlurmError:
@@ -129,13 +133,6 @@ def defer_command(job_id: JobKey, when: str) -> list[str]:
 def release_commands(job_id: JobKey, *, start: str = "") -> list[list[str]]:
     """`start` is a new earliest start, as `defer_command` takes it; without it the job's own stays."""
     return [*([defer_command(job_id, start)] if start else []), ["scontrol", "release", str(job_id)]]
-
-
-def signal_command(job_id: JobKey, signal: str, *, batch: bool) -> list[str]:
-    """To a task it goes by the controller: to one of an array of which others wait scancel would send it, be told
-    "Job can not be altered now", and send it again and again for minutes."""
-    options = [*(["--full"] if batch else []), *(["--ctld"] if isinstance(job_id, Task) else [])]
-    return ["scancel", f"--signal={signal}", *options, str(job_id)]
 
 
 class CommandClient:
@@ -315,7 +312,40 @@ class CommandClient:
         job = self.job(job_id)
         if job.pending and isinstance(job_id, Task) and signal != "KILL":
             raise Refused(f"task {job_id} waits: there is nothing that could be sent {signal}")
-        self.run(signal_command(job_id, signal, batch=batch))
+        command = ["scancel", f"--signal={signal}", *(["--full"] if batch else []), str(job_id)]
+        if isinstance(job_id, Task):
+            self._signal_once(command)
+        else:
+            self.run(command)
+
+    def _signal_once(self, argv: Sequence[str]) -> None:
+        """Of an array of which other tasks wait scancel is told that it cannot be altered now, though the signal was
+        sent; it sends it again and again for minutes. That it begins to is said by `--verbose`, and ends it here."""
+        self._keepalive()
+        told = []
+        with subprocess.Popen(
+            [*argv, "--verbose"],
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        ) as process:
+            guard = threading.Timer(self._timeout_s, process.kill)
+            guard.start()
+            assert process.stderr is not None
+            for line in process.stderr:
+                told.append(line.decode("utf-8", "replace"))
+                if _SENT in told[-1]:
+                    process.kill()
+                    break
+            else:
+                process.wait()
+            late = not guard.is_alive()
+            guard.cancel()
+        if late:
+            raise Unreachable(f"{argv[0]}: no answer within {self._timeout_s:.0f} s")
+        if process.returncode and not (told and _SENT in told[-1]):
+            raise error_of(" ".join(argv[:3]), " ".join(line for line in told if "error" in line or "Unknown" in line))
 
     def reuse(self, task: Task) -> None:
         job = self.job(task)

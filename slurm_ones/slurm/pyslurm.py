@@ -79,7 +79,8 @@ def _job(raw: Any) -> Job:
         comment=raw.comment,
         part=bool(raw.array_id or raw.heterogeneous_id),
         array_id=_count(raw.array_id),
-        array_tasks=tasks_of(raw.array_tasks_waiting) if raw.array_task_id is None else (raw.array_task_id,),
+        # Of task 0 PySlurm has no number.
+        array_tasks=tasks_of(raw.array_tasks_waiting) or (_count(raw.array_task_id),),
         throttle=_count(raw.array_tasks_parallel),
         batch=bool(raw.is_batch_job),
         exit_code=(_count(raw.exit_code), _count(raw.exit_code_signal)),
@@ -142,15 +143,17 @@ class PySlurmClient:
         return Snapshot(now, jobs, nodes_of(nodes, jobs, reservations, now), partitions, reservations)
 
     def job(self, job_id: JobKey) -> Job:
-        # PySlurm loads all of an array and takes the first.
         if isinstance(job_id, Task):
             return self._command.job(job_id)
-        job = _job(self._load(f"job {job_id}", lambda: pyslurm.Job.load(job_id)))
-        # Of a job requeued into a hold PySlurm has words in place of the reason, and they stay when an operator holds
-        # the job as well.
-        if job.array or (job.pending and job.held and (job.requeue_held or not job.reason.startswith("JobHeld"))):
+        try:
+            job = _job(self._load(f"job {job_id}", lambda: pyslurm.Job.load(job_id)))
+        except KeyError:
+            # Of an array it looks for the steps of one task among those of another.
             return self._command.job(job_id)
-        return job
+        # Of an array it takes the first task, whichever was meant. Of a job requeued into a hold it has words in place
+        # of the reason, and they stay when an operator holds the job as well.
+        held = job.pending and job.held and (job.requeue_held or not job.reason.startswith("JobHeld"))
+        return self._command.job(job_id) if job.array or held else job
 
     def tasks(self, array_id: int) -> tuple[Job, ...]:
         return self._command.tasks(array_id)

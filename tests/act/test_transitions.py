@@ -22,7 +22,7 @@ def test_every_state_has_a_row_and_a_handler() -> None:
 
 def test_every_state_is_reached_and_leads_to_an_end() -> None:
     """Protects from a row that nothing leads to, and from a loop without a way out."""
-    reached = {first_state(running=True), first_state(running=False)}
+    reached = {first_state(running=True), first_state(running=False), first_state(running=True, by_blocks=True)}
     while more := {after for state in reached for after in TRANSITIONS[state]} - reached:
         reached |= more
     assert reached == set(State)
@@ -37,7 +37,7 @@ def test_a_step_that_the_table_does_not_have_is_refused(make_world: Callable[...
     world = make_world()
     world.begin()
     with pytest.raises(IllegalTransition, match="from draining to starting"):
-        world.machine._move(world.resize, State.STARTING)
+        world.machine.move(world.resize, State.STARTING)
     assert world.states == ["draining"]
 
 

@@ -18,7 +18,7 @@ from ones_db import Database, Store, StoreError
 from ones_db.query import QueryError
 from ones_db.views import VIEWS
 from tests.db.make import hello, report, run, throughput
-from tests.db.test_views import fill
+from tests.db.test_views import fill, fill_blocks
 
 EXAMPLE = Path(__file__).parents[2] / "db" / "ones_db" / "examples" / "throughput.ipynb"
 
@@ -36,6 +36,7 @@ def test_types_do_not_hang_on_the_rows(store: Store, url: str, name: str, full: 
     """Protects a notebook that worked on one database from another that is empty, or has no value in a column."""
     if full:
         fill(store)
+        fill_blocks(store)
     with ones_db.connect(url) as ones:
         frame = getattr(ones, name)()
     assert (len(frame) > 0) is full

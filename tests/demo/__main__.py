@@ -26,7 +26,7 @@ from tests.db.server import NoServer, Server
 from tests.demo import move as moving
 from tests.demo import results
 from tests.demo.jobs import JOBS
-from tests.demo.scenario import DATABASE, TOP, Outcome, companion, operator, run
+from tests.demo.scenario import DATABASE, TOP, Outcome, companion, gpus_of, operator, run
 
 # Wide enough for the last table where nobody says how wide it is.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
@@ -70,7 +70,7 @@ class Watch:
         for o in outcomes:
             job = jobs.get(o.job_id)
             if job is not None and job.running:
-                words.append(f"{o.job.name} on {job.nodes * job.gpus_per_node}")
+                words.append(f"{o.job.name} on {gpus_of(job)}")
             elif job is not None and job.pending:
                 words.append(f"{o.job.name} {'requeued' if job.restart else 'waits'}")
         done = sum(bool(o.state) for o in outcomes)
@@ -83,7 +83,7 @@ class Watch:
             shown.add_column(column)
         for o in outcomes:
             job = jobs.get(o.job_id)
-            gpus = job.nodes * job.gpus_per_node if job is not None and job.running else 0
+            gpus = gpus_of(job) if job is not None and job.running else 0
             state = o.state or (job.state.value if job is not None else "?")
             shown.add_row(o.job.name, o.job.user, state, str(gpus or ""), "█" * (2 * gpus))
         return shown
@@ -135,7 +135,7 @@ def _elastic(cluster: Cluster, server: Server | None) -> tuple[list[Outcome], li
 
 def _complaints(ones: list[Outcome], slurm: list[Outcome]) -> list[str]:
     found = [f"{o.job.name}: {o.state or 'never ended'}" for o in (*ones, *slurm) if not o.finished]
-    resized = sum(len(o.runs) > 1 for o in ones)
+    resized = sum(len(o.sizes) > 1 for o in ones)
     if resized < 6:
         found.append(f"only {resized} of {len(ones)} jobs were resized")
     return found

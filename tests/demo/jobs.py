@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-TEMPLATE = Path("sbatch_templates/ddp.sbatch")
+TEMPLATE = Path("tests/endtoend/plain.sbatch")
 EXAMPLES = Path("wrapper/ones_wrapper/examples")
 BASE_BATCH = 32
 LEARNING_RATE = {"cnn": 0.02, "transformer": 0.001}

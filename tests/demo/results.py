@@ -12,7 +12,7 @@ from rich.table import Table
 from ones_db import Store
 from slurm_ones.report.charts import Bar, Panel, draw_gpus
 from slurm_ones.report.text import seconds
-from tests.demo.scenario import Outcome
+from tests.demo.scenario import Outcome, Size
 
 CAPACITY = 16
 EMULATED = (
@@ -21,24 +21,18 @@ EMULATED = (
 )
 
 
-def _entry(outcome: Outcome, pauses: list[float]) -> dict[str, Any]:
+def _entry(outcome: Outcome) -> dict[str, Any]:
     return {
         "name": outcome.job.name,
         "user": outcome.job.user,
         "jct_s": round(outcome.jct_s, 1) if outcome.ended else None,
         "accuracy": outcome.accuracy,
         "state": outcome.state,
-        "shapes": [f"{hello.nodes}x{hello.gpus_per_node}" for _, hello in outcome.runs],
-        "batches": [hello.batch for _, hello in outcome.runs],
-        "resizes": len(outcome.runs) - 1,
-        "pauses_s": [round(pause, 1) for pause in pauses],
+        "shapes": [_shape(size) for size in outcome.sizes],
+        "batches": [size.batch for size in outcome.sizes],
+        "resizes": len(outcome.sizes) - 1,
+        "pauses_s": [round(pause, 2) for pause in outcome.pauses],
     }
-
-
-def _pauses(outcome: Outcome) -> list[float]:
-    """From each run's last word to the next one's first, by the job's own reports."""
-    starts = [at for at, _ in outcome.runs]
-    return [start - stop for stop, start in zip(outcome.stops, starts[1:], strict=False)]
 
 
 def result(ones: list[Outcome], slurm: list[Outcome]) -> dict[str, Any]:
@@ -47,7 +41,7 @@ def result(ones: list[Outcome], slurm: list[Outcome]) -> dict[str, Any]:
     def part(outcomes: list[Outcome]) -> dict[str, Any]:
         ended = [o.jct_s for o in outcomes if o.finished]
         return {
-            "jobs": [_entry(o, _pauses(o)) for o in outcomes],
+            "jobs": [_entry(o) for o in outcomes],
             "mean_jct_s": round(statistics.mean(ended), 1) if ended else None,
         }
 
@@ -72,7 +66,7 @@ def table(found: dict[str, Any]) -> Table:
             seconds(job["jct_s"]) if job["state"] == "COMPLETED" else job["state"],
             f"{job['accuracy']:.3f}" if job["accuracy"] is not None else "–",
             str(job["resizes"]),
-            " ".join(f"{pause:.0f}" for pause in job["pauses_s"]) + (" s" if job["pauses_s"] else "–"),
+            f"{sum(job['pauses_s']):.1f} s" if job["pauses_s"] else "–",
             "│ " + "→".join(str(_gpus(shape)) for shape in other["shapes"]),
             "→".join(map(str, other["batches"])),
             seconds(other["jct_s"]) if other["state"] == "COMPLETED" else other["state"],
@@ -84,19 +78,23 @@ def table(found: dict[str, Any]) -> Table:
     return shown
 
 
+def _shape(size: Size) -> str:
+    """Nodes × GPUs of each; of blocks whose nodes give unequally many, all GPUs as one node's."""
+    equal = size.nodes * size.gpus_per_node == size.gpus
+    return f"{size.nodes}x{size.gpus_per_node}" if equal else f"1x{size.gpus}"
+
+
 def _gpus(shape: str) -> int:
     nodes, _, gpus = shape.partition("x")
     return int(nodes) * int(gpus)
 
 
 def _bars(outcomes: list[Outcome], begin: float) -> list[Bar]:
-    bars = []
-    for outcome in outcomes:
-        ends = [*outcome.stops[:-1], outcome.ended] if outcome.runs else []
-        for (start, hello), end in zip(outcome.runs, ends, strict=True):
-            began = start - hello.launch_s - hello.group_s - hello.load_s - begin
-            bars.append(Bar(outcome.job.name, began, end - begin, hello.nodes * hello.gpus_per_node))
-    return bars
+    return [
+        Bar(outcome.job.name, size.began - begin, size.ended - size.began, size.gpus)
+        for outcome in outcomes
+        for size in outcome.sizes
+    ]
 
 
 def panels(ones: list[Outcome], slurm: list[Outcome], found: dict[str, Any]) -> list[Panel]:
@@ -127,9 +125,15 @@ def disagreements(ones: list[Outcome], store: Store, listed: list[dict[str, Any]
         if said["state"] != outcome.state:
             found.append(f"{what}: {said['state']} in the database, {outcome.state} in Slurm")
         runs = [(run.nodes, run.gpus_per_node, run.batch) for run in store.runs(outcome.job_id)]
-        reported = [(hello.nodes, hello.gpus_per_node, hello.batch) for _, hello in outcome.runs]
+        reported = [(hello.nodes, hello.gpus_per_node, hello.batch) for hello in outcome.hellos]
         if runs != reported:
             found.append(f"{what}: runs {runs} in the database, {reported} in its reports")
+        stored = [(m.generation, m.blocks, m.world) for m in reversed(store.memberships(outcome.job_id))]
+        told = [(m.generation, m.blocks, m.world) for m in outcome.memberships]
+        if stored != told:
+            found.append(f"{what}: memberships {stored} in the database, {told} in its reports")
+        if outcome.left:
+            found.append(f"{what}: {outcome.left} of its tasks still wait")
         if said["accuracy"] != outcome.accuracy:
             found.append(f"{what}: accuracy {said['accuracy']} in the database, {outcome.accuracy} in its reports")
         if outcome.job_id in open_resizes:

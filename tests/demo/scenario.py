@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ones_wrapper.protocol import Epoch, Hello, ProtocolError, Report, decode_report
+from ones_wrapper.protocol import Bye, Epoch, Hello, Membership, ProtocolError, Report, decode_report
+from slurm_ones.observe.blocks import arrays, block_job
 from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.squeue import parse_jobs
 from tests.cluster.cluster import Cluster
@@ -44,6 +45,19 @@ near_end_s = 10
 
 
 @dataclass
+class Size:
+    """A stretch of training at one size."""
+
+    began: float
+    ended: float
+    nodes: int
+    gpus_per_node: int
+    """0 where nodes give unequally many."""
+    gpus: int
+    batch: int
+
+
+@dataclass
 class Outcome:
     """What became of one job. Times are Unix seconds by Slurm's clock, which is this machine's."""
 
@@ -53,11 +67,16 @@ class Outcome:
     state: str = ""
     restarts: int = 0
     ended: float = 0.0
-    runs: list[tuple[float, Hello]] = field(default_factory=list)
+    sizes: list[Size] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
+    """Seconds without training between each of `sizes` and the next, by the job's own reports."""
+    hellos: list[Hello] = field(default_factory=list)
     """Each run's first report."""
-    stops: list[float] = field(default_factory=list)
-    """Each run's last report."""
+    memberships: list[Membership] = field(default_factory=list)
+    """Of a job of blocks: who trained together, in order."""
     accuracy: float | None = None
+    left: int = 0
+    """Tasks of the job that still waited when it had ended."""
 
     @property
     def jct_s(self) -> float:
@@ -80,8 +99,15 @@ def reports(directory: Path, restart: int) -> Iterator[tuple[float, Report]]:
 
 
 def queue(cluster: Cluster) -> dict[int, Job]:
-    """All jobs that Slurm knows, those that ended too."""
-    return parse_jobs(json.loads(cluster.run(["squeue", "--json", "--states=all"], user="root").stdout))
+    """All jobs that Slurm knows, those that ended too; a job of blocks as one job, under its array's id."""
+    found = parse_jobs(json.loads(cluster.run(["squeue", "--json", "--states=all"], user="root").stdout))
+    of_blocks = {array: block_job(array, records).job for array, records in arrays(found.values()).items()}
+    return {id_: job for id_, job in found.items() if job.array_id not in of_blocks} | of_blocks
+
+
+def gpus_of(job: Job) -> int:
+    """GPUs that it has or asks for."""
+    return job.gpus_total or job.nodes * job.gpus_per_node
 
 
 def _submit(cluster: Cluster, job: DemoJob, *, elastic: bool) -> Outcome:
@@ -95,15 +121,43 @@ def _submit(cluster: Cluster, job: DemoJob, *, elastic: bool) -> Outcome:
 def _finish(cluster: Cluster, outcome: Outcome, job: Job) -> None:
     outcome.state, outcome.restarts, outcome.ended = job.state.value, job.restart, job.end_time
     directory = cluster.home(outcome.job.user) / f"ones-{outcome.job_id}"
-    for restart in range(job.restart + 1):
-        for at, report in reports(directory, restart):
-            if isinstance(report, Hello):
-                outcome.runs.append((at, report))
-                outcome.stops.append(at)
-            elif outcome.stops:
-                outcome.stops[-1] = at
-            if isinstance(report, Epoch) and report.accuracy is not None:
-                outcome.accuracy = report.accuracy
+    # A term of a job of blocks is what a restart is of another job.
+    for run in range(len(list(directory.glob("reports-*.jsonl")))):
+        _read(outcome, list(reports(directory, run)))
+    if outcome.sizes:
+        outcome.sizes[-1].ended = outcome.ended
+    command = ["squeue", "-h", "--array", "--states=PENDING", f"--jobs={outcome.job_id}", "-o", "%i"]
+    outcome.left = len(cluster.run(command, user="root", check=False).stdout.split())
+
+
+def _read(outcome: Outcome, told: list[tuple[float, Report]]) -> None:
+    """Add what a run reported."""
+    moved = bool(outcome.memberships)
+    for at, report in told:
+        if isinstance(report, Hello):
+            outcome.hellos.append(report)
+            began = at if moved else at - report.launch_s - report.group_s - report.load_s
+            if outcome.sizes:
+                outcome.pauses.append(at - outcome.sizes[-1].ended)
+            outcome.sizes.append(Size(began, at, report.nodes, report.gpus_per_node, report.world, report.batch))
+        elif isinstance(report, Membership):
+            size = Size(at, at, report.nodes, report.gpus_per_node, report.world, report.batch)
+            if outcome.memberships and not moved:
+                outcome.sizes[-1].ended = at
+                outcome.sizes.append(size)
+                outcome.pauses.append(report.pause_s)
+            elif outcome.sizes:
+                # The first of a run says more exactly what its hello has said.
+                size.began = outcome.sizes[-1].began
+                outcome.sizes[-1] = size
+                if moved and report.why != "lost":
+                    outcome.pauses[-1] = report.pause_s
+            moved = False
+            outcome.memberships.append(report)
+        if outcome.sizes and not isinstance(report, Bye):
+            outcome.sizes[-1].ended = at
+        if isinstance(report, Epoch) and report.accuracy is not None:
+            outcome.accuracy = report.accuracy
 
 
 def operator(cluster: Cluster) -> str:

@@ -28,7 +28,9 @@ from tests.endtoend.invariants import check
 GATES = (
     *(State.DRAINING, State.REQUEUING, State.RESHAPING, State.RELEASING, State.WAITING, State.STARTING),
     *(State.PARKING, State.HOLDING, State.DONE),
+    *(State.PREPARING, State.OPENING, State.JOINING, State.LEAVING, State.WITHDRAWING),
     *("after requeue_hold", "after reshape", "after release", "after hold", "after defer"),
+    *("after hold_waiting", "after throttle", "after reuse"),
 )
 BACK = (State.HOLDING_BACK, State.RESHAPING_BACK, State.RELEASING_BACK, State.WAITING_BACK)
 """Gates on the way back, which resizes take when others have taken their GPUs."""
@@ -237,6 +239,7 @@ def run(
     *,
     parts: tuple[str, ...] = PARTS,
     torch: int = 0,
+    blocks: int = 2,
     only: Sequence[str] = (),
     moments: Sequence[str] = (),
 ) -> list[FaultOutcome]:
@@ -256,7 +259,14 @@ def run(
             choice = random.Random(f"{seed} {index}")
             companions = 2 if "pair" in part else 1
             site = FaultSite(
-                cluster, disks, choice, own="own" in part, server=server, companions=companions, torch=torch
+                cluster,
+                disks,
+                choice,
+                own="own" in part,
+                server=server,
+                companions=companions,
+                torch=torch,
+                blocks=blocks,
             )
             try:
                 kinds = [*only] * share if only else kinds_for(site, share, deck)

@@ -17,15 +17,17 @@ from urllib.parse import quote
 
 from ones_db import Store
 from ones_wrapper.protocol import directory_name
+from slurm_ones.observe.blocks import arrays, block_job
 from slurm_ones.slurm.model import Job, JobState
 from slurm_ones.slurm.squeue import parse_jobs
 from tests.cluster import Cluster, linux, paths
 from tests.cluster.sites import OPERATOR
 from tests.db.server import ADMIN, Server
-from tests.endtoend.harness import DATABASE, TRAIN, Harness
+from tests.endtoend.harness import DATABASE, TRAIN, BlockTask, Harness
 from tests.endtoend.random_policy import AWAY, GATE, QUIET, REACHED, RandomPolicy
 
 ELASTIC = "ones: gpus=1-8 batch=16-64"
+ELASTIC_BLOCKS = f"{ELASTIC} array=blocks"
 SMALL, FULL = "/small", "/full"
 """Small file systems inside: of the companion (database and spool), and of a job."""
 SIZES = {SMALL: "32m", FULL: "2m"}
@@ -85,6 +87,8 @@ class JobExpectation:
     """It has ended, as it may."""
     others_at_opt_out: int = 0
     """`others` at that time."""
+    blocks: bool = False
+    """It is a job of blocks."""
     full: bool = False
     """Its directory lies on the small disk: reports may be missing."""
 
@@ -155,12 +159,14 @@ class FaultSite:
         server: Server | None = None,
         companions: int = 1,
         torch: int = 0,
+        blocks: int = 2,
     ) -> None:
         """`disks` are those of `small_disks`, which the cluster shows inside. `own`: user mode, by alice; else an
-        operator's, with a spool. `torch` of the jobs train for real."""
+        operator's, with a spool. `torch` of the jobs train for real, `blocks` are jobs of
+        blocks."""
         self.cluster, self.harness, self.random = cluster, Harness(cluster), choice
         self._disks = disks
-        self.own, self.server, self._torch = own, server, torch
+        self.own, self.server, self._torch, self._blocks = own, server, torch, blocks
         self.user = "alice" if own else OPERATOR if cluster.accounting else "slurm"
         self.folder = self.harness.folder("faults")
         self.inside = f"/scratch/{self.folder.name}"
@@ -261,14 +267,18 @@ class FaultSite:
         while len(self.elastic()) < 5:
             count = len(self.elastic())
             full = not any(expected.full for expected in self.elastic().values())
+            in_blocks = sum(expected.blocks for expected in self.elastic().values())
+            blocks = not full and in_blocks < self._blocks
             if full:
                 self.outside(FULL).joinpath("ballast").unlink(missing_ok=True)
                 job_id = self._light(f"--comment={ELASTIC}", f"--chdir={FULL}/alice", "--output=/dev/null")
-            elif count <= self._torch:
+            elif blocks:
+                job_id = self.harness.blocks(f"--comment={ELASTIC_BLOCKS}", **self._light_env())
+            elif count - in_blocks <= self._torch:
                 job_id = self._trains()
             else:
                 job_id = self._light(f"--comment={ELASTIC}")
-            self.expected[job_id] = JobExpectation("elastic", "alice", full=full)
+            self.expected[job_id] = JobExpectation("elastic", "alice", blocks=blocks, full=full)
 
     def elastic(self) -> dict[int, JobExpectation]:
         """The jobs that the companion looks after."""
@@ -280,8 +290,10 @@ class FaultSite:
         return {} if self.own else {"ONES_SPOOL": self.spool}
 
     def _light(self, *options: str, user: str = "alice") -> int:
-        env = {"LIGHT_AGAIN": "1", "LIGHT_STEP_S": "0.2", **self._spooled()}
-        return self.harness.light(*options, user=user, **env)
+        return self.harness.light(*options, user=user, **self._light_env())
+
+    def _light_env(self) -> dict[str, str]:
+        return {"LIGHT_AGAIN": "1", "LIGHT_STEP_S": "0.2", **self._spooled()}
 
     def _trains(self) -> int:
         arguments = ("--epochs", "100000", "--samples", "640", "--batch", "16", "--step-ms", "200")
@@ -297,9 +309,23 @@ class FaultSite:
         return self._rigid("--gres=gpu:1", f"--array=1-{max(gpus, 1)}")
 
     def jobs(self) -> dict[int, Job]:
-        """All jobs as Slurm has them."""
+        """All jobs as Slurm has them; a job of blocks as one, in its newest term."""
         command = ["squeue", "--json", "--states=all"]
-        return parse_jobs(json.loads(self.cluster.run(command, user="root", timeout=30).stdout))
+        found = parse_jobs(json.loads(self.cluster.run(command, user="root", timeout=30).stdout))
+        folded = {
+            array: block_job(array, records, term=self.terms(array) - 1).job
+            for array, records in arrays(found.values()).items()
+            if array in self.expected
+        }
+        return {id_: job for id_, job in found.items() if job.array_id not in folded} | folded
+
+    def tasks(self, job_id: int) -> dict[int, BlockTask]:
+        """The tasks of a job of blocks, as Slurm has them."""
+        return self.harness.tasks(job_id)
+
+    def terms(self, job_id: int) -> int:
+        """How many runs a job has reported of."""
+        return max(len(list(self.directory(job_id).glob("reports-*.jsonl"))), 1)
 
     def directory(self, job_id: int) -> Path:
         """The host's name of a job's directory."""
@@ -307,8 +333,11 @@ class FaultSite:
         home = self.outside(f"{FULL}/alice") if expected.full else self.cluster.home(expected.user)
         return home / directory_name(job_id)
 
-    def pids(self, job_id: int) -> list[int]:
-        """The processes of a job that do its work, the youngest last."""
+    def pids(self, job_id: int, task: int | None = None) -> list[int]:
+        """The processes of a job, or of one of its blocks, that do its work, the youngest last."""
+        named = [f"SLURM_JOB_ID={job_id}"]
+        if self.expected[job_id].blocks:
+            named = [f"SLURM_ARRAY_JOB_ID={job_id}", *([f"SLURM_ARRAY_TASK_ID={task}"] if task is not None else [])]
         space = Path(f"/proc/{self.cluster.box.init}/ns/pid").readlink()
         found = []
         for folder in Path("/proc").iterdir():
@@ -316,9 +345,10 @@ class FaultSite:
                 if not folder.name.isdecimal() or (folder / "ns/pid").readlink() != space:
                     continue
                 words = (folder / "cmdline").read_bytes()
-                if b"light.py" not in words and b"ones_wrapper.launch.node" not in words:
+                if b"light" not in words and b"ones_wrapper.launch.node" not in words:
                     continue
-                if f"SLURM_JOB_ID={job_id}\0".encode() in (folder / "environ").read_bytes():
+                environ = (folder / "environ").read_bytes()
+                if all(f"{name}\0".encode() in environ for name in named):
                     found.append(int(folder.name))
         return sorted(found)
 

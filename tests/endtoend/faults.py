@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from slurm_ones.slurm.model import Job, JobState
-from tests.endtoend.fault_site import ELASTIC, FULL, SMALL, FaultSite
+from tests.endtoend.fault_site import ELASTIC, ELASTIC_BLOCKS, FULL, SMALL, FaultSite
 from tests.endtoend.light import EXIT_IN_DRAIN
 from tests.faults.kinds import FaultKind
 
@@ -298,6 +298,7 @@ def _(site: FaultSite, job_id: int) -> None:
 
 def _comment(site: FaultSite, job_id: int, text: str) -> None:
     expected = site.expected[job_id]
+    comment = ELASTIC_BLOCKS if expected.blocks else ELASTIC
     if not site.scontrol("scontrol", "update", f"JobId={job_id}", f"Comment={text}"):
         return
     expected.opted_out = True
@@ -308,7 +309,7 @@ def _comment(site: FaultSite, job_id: int, text: str) -> None:
 
     def back() -> None:
         expected.opted_out, expected.at_opt_out = False, None
-        site.scontrol("scontrol", "update", f"JobId={job_id}", f"Comment={ELASTIC}")
+        site.scontrol("scontrol", "update", f"JobId={job_id}", f"Comment={comment}")
 
     _later(site, back)
 
@@ -369,6 +370,88 @@ def _(site: FaultSite, job_id: int) -> None:
     if site.scontrol("scontrol", "update", f"JobId={job_id}", "Requeue=0"):
         site.expected[job_id].ends |= {JobState.NODE_FAIL}
         _later(site, lambda: site.scontrol("scontrol", "update", f"JobId={job_id}", "Requeue=1"))
+
+
+# -- blocks ----------------------------------------------------------------------------------------------------------
+
+
+def _in_blocks(site: FaultSite, job_id: int) -> int:
+    """This job, if it is one of blocks; else another one that is."""
+    elastic = {id_: expected for id_, expected in site.elastic().items() if expected.blocks}
+    return job_id if job_id in elastic or not elastic else site.random.choice(sorted(elastic))
+
+
+def _blocks(site: FaultSite, job_id: int) -> tuple[list[int], list[int]]:
+    """Tasks that train together, the leader first, and those that run and do not yet."""
+    told = site.harness.memberships(job_id)
+    together = list(told[-1].blocks) if told else []
+    running = [task for task, seen in site.harness.tasks(job_id).items() if seen.state == "RUNNING"]
+    return together, [task for task in running if task not in together]
+
+
+def _strike(site: FaultSite, job_id: int, tasks: list[int], number: signal.Signals) -> None:
+    for task in tasks[:1]:
+        for pid in site.pids(job_id, task)[-1:]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+@kind("newcomer killed")
+def _(site: FaultSite, job_id: int) -> None:
+    job_id = _in_blocks(site, job_id)
+    together, new = _blocks(site, job_id)
+    _strike(site, job_id, new or together[1:], signal.SIGKILL)
+
+
+@kind("leader killed")
+def _(site: FaultSite, job_id: int) -> None:
+    job_id = _in_blocks(site, job_id)
+    _strike(site, job_id, _blocks(site, job_id)[0], signal.SIGKILL)
+
+
+@kind("leader paused")
+def _(site: FaultSite, job_id: int) -> None:
+    job_id = _in_blocks(site, job_id)
+    together, _new = _blocks(site, job_id)
+    _strike(site, job_id, together, signal.SIGSTOP)
+    site.open_gate()
+    time.sleep(site.random.uniform(0.5, 4))
+    _strike(site, job_id, together, signal.SIGCONT)
+
+
+@kind("owner cancels a block")
+def _(site: FaultSite, job_id: int) -> None:
+    job_id = _in_blocks(site, job_id)
+    together, new = _blocks(site, job_id)
+    if len(together) == 1 and not new:
+        site.expected[job_id].ends |= {JobState.CANCELLED}
+    for task in site.random.sample(together + new, 1):
+        # The last one that trains would end the job.
+        site.expected[job_id].ends |= {JobState.CANCELLED} if together == [task] else set()
+        site.scontrol("scancel", f"{job_id}_{task}")
+
+
+@kind("owner holds a block")
+def _(site: FaultSite, job_id: int) -> None:
+    job_id = _in_blocks(site, job_id)
+    tasks = sorted(site.harness.tasks(job_id))
+    for task in site.random.sample(tasks, min(len(tasks), 1)):
+        site.scontrol("scontrol", "hold", f"{job_id}_{task}")
+
+
+@kind("owner releases all blocks")
+def _(site: FaultSite, job_id: int) -> None:
+    """They start, are not wanted, and end."""
+    job_id = _in_blocks(site, job_id)
+    site.scontrol("scontrol", "release", str(job_id))
+
+
+@kind("owner reshapes a block")
+def _(site: FaultSite, job_id: int) -> None:
+    job_id = _in_blocks(site, job_id)
+    tasks = sorted(site.harness.tasks(job_id))
+    for task in site.random.sample(tasks, min(len(tasks), 1)):
+        site.scontrol("scontrol", "update", f"JobId={job_id}_{task}", f"Gres=gpu:{site.random.randint(1, 4)}")
 
 
 # -- parts -----------------------------------------------------------------------------------------------------------

@@ -18,9 +18,12 @@ from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.squeue import parse_jobs
 from tests.cluster import Cluster, paths
 
-TEMPLATE = paths.REPOSITORY / "sbatch_templates/ddp.sbatch"
-WHOLE_NODES = paths.REPOSITORY / "sbatch_templates/ddp-whole-node.sbatch"
 HERE = paths.REPOSITORY / "tests/endtoend"
+TEMPLATE, WHOLE_NODES = HERE / "plain.sbatch", HERE / "plain-whole-node.sbatch"
+"""Jobs that are resized by a requeue."""
+BLOCKS = paths.REPOSITORY / "sbatch_templates/ddp.sbatch"
+WHOLE_NODE_BLOCKS = paths.REPOSITORY / "sbatch_templates/ddp-whole-node.sbatch"
+"""Jobs of blocks, as users submit them."""
 TRAIN = paths.REPOSITORY / "tests/wrapper/train.py"
 FOR_EVER = ("--epochs", "100000", "--samples", "64", "--batch", "16", "--step-ms", "50")
 """Arguments of `TRAIN` for a job that is not to end by itself: an epoch takes about 0.2 s."""

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
 from ones_db import ResizeRecord, Store
-from ones_wrapper.protocol import Checkpoint, Epoch, Hello, ProtocolError, Report, decode_report, reports_name
+from ones_wrapper.protocol import (
+    Bye,
+    Checkpoint,
+    Epoch,
+    Hello,
+    Membership,
+    ProtocolError,
+    Report,
+    decode_report,
+    reports_name,
+)
 from slurm_ones.slurm.model import Job
 from tests.endtoend.fault_site import JobExpectation
+from tests.endtoend.harness import BlockTask
 from tests.endtoend.light import STEPS
 
 FINE = ("None", "", "Resources", "Priority", "BeginTime", "Cleaning")
 """Reasons for which a job may wait."""
 UNAVAILABLE = ("ReqNodeNotAvail", "Nodes required for job are DOWN", "PartitionNodeLimit")
+WAIT_UNHELD = ("JobArrayTaskLimit", "BeginTime", "Resources", "Priority", "None", "JobHeldAdmin")
+"""Why a block may wait that no companion holds."""
 PAST_REQUEUE = {"reshaping", "parking"}
 
 
@@ -30,6 +44,8 @@ class Site(Protocol):
     def store(self) -> Store: ...
 
     def directory(self, job_id: int) -> Path: ...
+
+    def tasks(self, job_id: int) -> Mapping[int, BlockTask]: ...
 
 
 @dataclass
@@ -65,10 +81,17 @@ def check(site: Site) -> Findings:
             if expected.role != "elastic":
                 findings.broken += _untouched(job, expected)
                 continue
+            if expected.blocks:
+                findings.broken += check_blocks(site, job, expected, store)
+                expected.done = job.ended
+                continue
             findings.broken += _shape(job, expected)
             findings.broken += _opted_out(job, expected)
             findings.broken += _agrees(job, expected, store)
-            reports = {restart: list(_reports(site, job_id, restart)) for restart in range(job.restart + 1)}
+            reports = {
+                restart: [report for _, report in reports_of(site, job_id, restart)]
+                for restart in range(job.restart + 1)
+            }
             findings.broken += _requeues(job, expected, store, resizes.get(job_id, []), reports)
             if _is_light(site, job_id):
                 findings.broken += _chain(job, expected, reports)
@@ -131,6 +154,34 @@ def _opted_out(job: Job, expected: JobExpectation) -> list[str]:
     return []
 
 
+def check_blocks(site: Site, job: Job, expected: JobExpectation, store: Store) -> list[str]:
+    """A job of blocks: one membership at a time, of which Slurm, the job and the database have the same."""
+    terms = len(list(site.directory(job.job_id).glob("reports-*.jsonl")))
+    told = {term: list(reports_of(site, job.job_id, term)) for term in range(terms)}
+    found = _chain(job, expected, {term: [report for _, report in reports] for term, reports in told.items()})
+    memberships = [report for reports in told.values() for _, report in reports if isinstance(report, Membership)]
+    generations = [m.generation for m in memberships]
+    if generations != sorted({*generations}):
+        found.append(f"job {job.job_id}: generations {generations}")
+    spans = [(reports[0][0], reports[-1][0]) for reports in told.values() if reports]
+    for (_, end), (begin, _) in pairwise(spans):
+        if end > begin:
+            found.append(f"job {job.job_id}: a term goes on for {end - begin:.2f} s after the next has begun")
+    found += _agrees(job, expected, store)
+    tasks = site.tasks(job.job_id)
+    running = {task for task, seen in tasks.items() if seen.state == "RUNNING"}
+    if job.running and memberships and not expected.opted_out and not expected.hold:
+        if running != {*memberships[-1].blocks}:
+            found.append(f"job {job.job_id}: {memberships[-1].blocks} train, {sorted(running)} run")
+        stored = store.memberships(job.job_id, 1)
+        if not stored or stored[0].generation != memberships[-1].generation:
+            found.append(f"job {job.job_id}: the database has {stored}, the job {memberships[-1]}")
+    for task, seen in tasks.items():
+        if seen.state == "PENDING" and not seen.held and seen.reason not in WAIT_UNHELD:
+            found.append(f"job {job.job_id}: its task {task} waits for {seen.reason}")
+    return found
+
+
 def _agrees(job: Job, expected: JobExpectation, store: Store) -> list[str]:
     """Slurm's job and the database's."""
     record = store.jobs([job.job_id]).get(job.job_id)
@@ -143,7 +194,7 @@ def _agrees(job: Job, expected: JobExpectation, store: Store) -> list[str]:
             f"{record.restart}"
         )
     runs = {run.restart: run for run in store.runs(job.job_id)}
-    if job.running and not expected.opted_out:
+    if job.running and not expected.opted_out and not expected.blocks:
         run = runs.get(job.restart)
         if run is None or (run.nodes, run.gpus_per_node) != (job.nodes, job.gpus_per_node):
             found.append(f"job {job.job_id} runs at {job.nodes}x{job.gpus_per_node}, the database has {run}")
@@ -182,26 +233,28 @@ def _is_light(site: Site, job_id: int) -> bool:
     return not any(site.directory(job_id).glob("checkpoints/step-*/*.safetensors"))
 
 
-def _reports(site: Site, job_id: int, restart: int) -> Iterator[Report]:
+def reports_of(site: Site, job_id: int, restart: int) -> Iterator[tuple[float, Report]]:
+    """What a run reported, each with its time."""
     path = site.directory(job_id) / reports_name(restart)
     if not path.exists():
         return
     for line in path.read_bytes().splitlines(keepends=True):
         try:
             if line.endswith(b"\n"):
-                yield decode_report(line)[2]
+                yield decode_report(line)[1:]
         except ProtocolError:
             continue  # torn where the disk was full
 
 
 def _chain(job: Job, expected: JobExpectation, reports: dict[int, list[Report]]) -> list[str]:
     """Every start goes on from the newest checkpoint, and every epoch is reported once along the way."""
-    found, newest = [], 0
+    found, newest, handed = [], 0, -1
     for restart, told in sorted(reports.items()):
         step = -1
         for report in told:
             if isinstance(report, Hello):
-                named = int(report.checkpoint.removeprefix("step-")) if report.checkpoint else 0
+                named = int(report.checkpoint.removeprefix("step-")) if report.checkpoint else max(handed, 0)
+                handed = -1
                 if report.step != named or report.step < newest:
                     found.append(
                         f"job {job.job_id}: run {restart} goes on at step {report.step} with {report.checkpoint!r}, "
@@ -212,6 +265,9 @@ def _chain(job: Job, expected: JobExpectation, reports: dict[int, list[Report]])
                 if report.step < step:
                     found.append(f"job {job.job_id}: run {restart} went back from step {step} to {report.step}")
                 step = newest = report.step
+            elif isinstance(report, Bye) and report.reason == "moved":
+                # The next leader goes on from what this one had in memory.
+                handed = newest = report.step
             elif isinstance(report, Epoch):
                 next_end = (step // STEPS + 1) * STEPS
                 if report.step != next_end and not expected.full:

@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from ones_wrapper.job_io import OrderReader, ReportWriter, log, write_spec
-from ones_wrapper.protocol import HOT, MANIFEST, Batch, Bye, Hello, Membership, Order, directory_name
+from ones_wrapper.protocol import HOT, MANIFEST, Batch, Bye, Checkpoint, Hello, Membership, Order, directory_name
 from tests.cluster import linux
 from tests.endtoend.light import SPEC, STEPS, Light, again_and_again
 
@@ -205,6 +205,12 @@ class LightBlock(Light):
                 attempt=self.attempt,
             )
         )
+
+    def save(self) -> str:
+        name = super().save()
+        epoch, cursor = divmod(self.step, STEPS)
+        self.outbox.send(Checkpoint(name, epoch, cursor * SPEC.base_batch, self.step, 1, 0.0))
+        return name
 
     # -- what the leader does at each boundary -------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from slurm_ones.decide import POLICIES
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.slurm.command import CommandClient
 from slurm_ones.slurm.connect import why_not_pyslurm
-from slurm_ones.slurm.model import Shape
+from slurm_ones.slurm.model import JobKey, Shape, Task
 from tests.cluster import linux
 
 QUIET, GATE, REACHED, AWAY = "quiet", "gate", "reached", "away"
@@ -38,7 +38,7 @@ AGAIN_S = 0.5
 GATE_S = 30.0
 """How long a companion stands at its gate at most."""
 WRITES = ("begin_resize", "step_resize", "end_resize")
-CHANGES = ("requeue_hold", "hold", "reshape", "release", "defer")
+CHANGES = ("requeue_hold", "hold", "hold_waiting", "reshape", "release", "defer", "reuse", "throttle")
 KEEP, PARK = 0.5, 0.12
 """Shares of the jobs that a schedule leaves alone, and parks."""
 
@@ -129,9 +129,9 @@ class Gate:
         return wrapped
 
     def _after_change(self, name: str, change: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(client: Any, job_id: int, *arguments: Any, **options: Any) -> Any:
-            result = change(client, job_id, *arguments, **options)
-            self(f"after {name}", job_id)
+        def wrapped(client: Any, key: JobKey, *arguments: Any, **options: Any) -> Any:
+            result = change(client, key, *arguments, **options)
+            self(f"after {name}", key.array if isinstance(key, Task) else key)
             return result
 
         return wrapped

@@ -42,8 +42,8 @@ def refused_and_forgotten() -> Iterator[None]:
         try:
             self.client.reshape(job.job_id, target_of(resize))
         except Refused:
-            return self._move(resize, State.ABANDONED)
-        return self._move(resize, State.RELEASING)
+            return self.move(resize, State.ABANDONED)
+        return self.move(resize, State.RELEASING)
 
     allowed = {State.RESHAPING: TRANSITIONS[State.RESHAPING] | {State.ABANDONED}}
     with mock.patch.dict(HANDLERS, {State.RESHAPING: reshaping}), mock.patch.dict(TRANSITIONS, allowed):  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -214,3 +214,41 @@ def test_a_membership_is_read_between_ticks(site: Site) -> None:
     for observer in (site.observer, site.companion()):
         found = DrainReports(observer, site.store, lambda: 10_001.0).membership(whole, 9)
         assert found is not None and (found.term, found.report.blocks) == (1, (1,))
+
+
+def test_a_throttle_that_a_snapshot_does_not_show(site: Site) -> None:
+    """Not all clients show it: such an array is asked about, and refused only where it has none."""
+    site.tasks(*(replace(one, throttle=0) for one in (task(0, "n1"), task(1), task(2))))
+    asked = []
+
+    def details(job_ids: Collection[int]) -> dict[int, Job]:
+        asked.append(set(job_ids))
+        return {id_: replace(site.queue.jobs[id_], throttle=most) for id_ in job_ids}
+
+    site.queue.details = details  # type: ignore[method-assign]
+    most = 0
+    assert str(site.observer.observe().elastic[100].refusal)
+    most = 1
+    assert not site.observer.observe().elastic[100].refusal
+    count = len(asked)
+    assert not site.observer.observe().elastic[100].refusal
+    assert len(asked) <= count + 1
+
+
+def test_a_companion_that_starts_amid_a_change_knows_the_term(site: Site) -> None:
+    """It asks for the membership before it has looked at the queue, with a task that was used again: what was read
+    stays read, and the job does not go back to an earlier term."""
+    site.tasks(task(0, "n1"), task(1))
+    for term in range(0, 41, 10):
+        site.says(term, HELLO, member(term + 1, 0))
+        site.observer.observe()
+    assert site.store.jobs([100])[100].restart == 40
+    sample = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0)
+    site.says(40, HELLO, member(41, 0), *[sample] * 20, member(42, 1, order=9))
+    one = replace(site.queue.jobs[101], job_id=100, restart=40, submit_time=9_999.0)
+    observer = site.companion()
+    found = DrainReports(observer, site.store, lambda: 10_001.0).membership(one, 9)
+    assert found is not None and (found.term, found.report.generation) == (40, 42)
+    assert observer.observe().elastic[100].job.restart == 40
+    assert site.store.jobs([100])[100].restart == 40
+    assert not site.store.jobs([100])[100].report_note

@@ -265,7 +265,7 @@ def by_pyslurm(f: Facts, pyslurm: ModuleType) -> Job:
         working_directory=f["work_dir"],
         comment=f["comment"] or None,
         array_id=f["array"] and f["array"].id,
-        array_task_id=lone(f),
+        array_task_id=lone(f) or None,
         array_tasks_waiting=listed(f).partition("%")[0] or None,
         array_tasks_parallel=0,
         heterogeneous_id=f["het"],

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmError, UnknownJob, Unreachable
-from slurm_ones.slurm.model import Job, JobState, Shape
+from slurm_ones.slurm.model import Job, JobKey, JobState, Shape, Task
 from slurm_ones.slurm.reshape import has_shape, reshape
 from tests.slurm.make import job_of
 
@@ -28,7 +28,7 @@ class FakeSlurm:
         self.updates: list[Shape] = []
         self.spoil: dict[str, Any] = {}
 
-    def read(self, job_id: int) -> Job:
+    def read(self, job_id: JobKey) -> Job:
         return self.job
 
     def update(self, job: Job, shape: Shape) -> None:
@@ -140,6 +140,17 @@ def test_whole_nodes_are_their_nodes() -> None:
     slurm = FakeSlurm(job_of(Shape(2, 0)))
     slurm.reshape(Shape(3, 4))
     assert (slurm.job.nodes, slurm.job.gpus_per_node) == (3, 0)
+
+
+def test_several_tasks_of_an_array_are_not_even_tried() -> None:
+    """An update of the array's id would change all that wait, and what runs."""
+    slurm = FakeSlurm(replace(job_of(Shape(1, 1)), array_id=7, array_tasks=(1, 2)))
+    with pytest.raises(NotResizable, match="2 tasks"):
+        slurm.reshape(Shape(2, 2))
+    assert slurm.updates == []
+    slurm = FakeSlurm(replace(job_of(Shape(1, 1)), array_id=7, array_tasks=(2,)))
+    slurm.reshape(Shape(2, 2))
+    assert slurm.job.key == Task(7, 2) and slurm.updates == [Shape(2, 2)]
 
 
 def test_what_slurm_said_of_the_shape_before_is_not_held_against_the_new_one() -> None:

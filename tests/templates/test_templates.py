@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ones_wrapper.launch.job_directory import find_job_directory
+from slurm_ones.observe.blocks import arrays, block_job
 from slurm_ones.observe.eligibility import Elastic, elastic_job
 from slurm_ones.observe.optin import parse_comment
 from tests.slurm.sites import Site
@@ -19,6 +22,10 @@ from tests.slurm.sites import Site
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEMPLATES = sorted((REPOSITORY / "sbatch_templates").glob("*.sbatch"))
 GOLDEN = Path(__file__).parent / "golden"
+PLAIN = {
+    "ddp": REPOSITORY / "tests/endtoend/plain.sbatch",
+    "ddp-whole-node": REPOSITORY / "tests/endtoend/plain-whole-node.sbatch",
+}
 PARTITION = {"ddp": "gpu", "ddp-whole-node": "whole", "mpi": "whole"}
 WHOLE = {"whole": 4}
 each = pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
@@ -45,8 +52,48 @@ def test_directives(template: Path) -> None:
     assert {"--requeue", "--open-mode=append", "--signal=B:USR2@120"} <= set(directives)
     assert not [d for d in directives if "--ntasks" in d or "$" in d]
     (comment,) = [d.removeprefix("--comment=").strip('"') for d in directives if d.startswith("--comment=")]
-    assert parse_comment(comment) is not None
-    assert text.rstrip().endswith('exec ones-run "$@"')
+    optin = parse_comment(comment)
+    assert optin is not None and optin.blocks is blocks(template)
+    # A throttle, or Slurm starts all of them at once; a log each, lest they write over each other's.
+    assert ("--array=0-7%1" in directives) is blocks(template)
+    assert ("--output=%x-%A_%a.out" in directives) is blocks(template)
+    assert text.rstrip().endswith('exec ones-run --blocks "$@"' if blocks(template) else 'exec ones-run "$@"')
+
+
+@pytest.mark.parametrize("template", [one for one in TEMPLATES if one.stem != "mpi"], ids=lambda path: path.stem)
+def test_without_job_arrays(template: Path) -> None:
+    """What it says to change at a site that has none makes a plain job of it: the one that other tests requeue."""
+    text = template.read_text()
+    plain = PLAIN[template.stem].read_text()
+    for old, new in (("#SBATCH --array=0-7%1\n", ""), (" array=blocks", ""), (" --blocks", ""), ("%A_%a", "%j")):
+        assert f"{old.split('=')[0].strip('# ').removeprefix('SBATCH ')}" in text
+        text = text.replace(old, new)
+    assert commands(text) == commands(plain.replace("$SLURM_JOB_ID", "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"))
+
+
+def commands(text: str) -> list[str]:
+    """What Slurm and the shell read of a batch script."""
+    return [line for line in text.splitlines() if line and (line.startswith("#SBATCH") or not line.startswith("#"))]
+
+
+def blocks(template: Path) -> bool:
+    """Whether its jobs are jobs of blocks."""
+    return template.stem != "mpi"
+
+
+JOB_DIRECTORY = "echo $ONES_JOB_DIR"
+
+
+@each
+def test_the_job_directory(template: Path, tmp_path: Path) -> None:
+    """All blocks of a job share one, where `ones-run` and the companion look for it; a plain job has its own."""
+    script = tmp_path / "job"
+    script.write_text(template.read_text().rpartition("exec ")[0] + JOB_DIRECTORY)
+    array = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    for env in (array, {"SLURM_JOB_ID": "9"}):
+        done = subprocess.run(["bash", script], env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+        flag = {"ONES_BLOCKS": "1"} if blocks(template) else {}
+        assert Path(done.stdout.strip()) == find_job_directory(env | flag, tmp_path)
 
 
 @pytest.fixture(scope="module", params=["gres-command", "old-command"])
@@ -76,6 +123,7 @@ def understood(site: Site, job_id: int) -> dict[str, object]:
     """What Slurm made of it: the client's view, and of what that leaves out, Slurm's own."""
     job, shown = site.owner.job(job_id), site.show(job_id)
     return {
+        "array": [bool(job.array_id), list(job.array_tasks), job.throttle],
         "name": job.name,
         "nodes": [job.nodes, job.max_nodes],
         "gpus_per_node": job.gpus_per_node,
@@ -87,7 +135,8 @@ def understood(site: Site, job_id: int) -> dict[str, object]:
         "requeue": job.requeue,
         "comment": job.comment,
         "time_limit_s": job.time_limit_s,
-        "output": Path(shown["StdOut"]).name.replace(str(job_id), "JOB"),
+        # Of an array's record that stands for several tasks each release shows the task in its own way.
+        "output": re.sub(r"JOB_.*\.", "JOB_TASK.", Path(shown["StdOut"]).name.replace(str(job_id), "JOB")),
     }
 
 
@@ -105,7 +154,9 @@ def test_what_slurm_understands(site: Site, template: Path) -> None:
 
 def judged(site: Site, job_id: int) -> Elastic:
     snapshot = site.owner.snapshot()
-    elastic = elastic_job(snapshot.jobs[job_id], snapshot, WHOLE, None)
+    found = arrays(snapshot.jobs.values()).get(job_id)
+    one = block_job(job_id, found) if found else None
+    elastic = elastic_job(one.job if one else snapshot.jobs[job_id], snapshot, WHOLE, None, one)
     assert elastic is not None
     return elastic
 
@@ -126,7 +177,7 @@ def test_it_may_be_resized(site: Site, template: Path) -> None:
         ("--no-requeue", "--requeue"),
         ("--ntasks=4", "task counts"),
         ("--ntasks-per-node=1", "task counts"),
-        ("--array=1-2", "arrays"),
+        ("--array=1-2", ""),
         ("--comment=ones: gpus=lots", "'gpus=lots'"),
         ("--comment=ones: gpus=1-4 nodes=1-2", "contradict"),
     ],
@@ -134,4 +185,6 @@ def test_it_may_be_resized(site: Site, template: Path) -> None:
 @pytest.mark.cluster
 def test_what_a_user_adds_is_refused_with_words(site: Site, template: Path, option: str, words: str) -> None:
     """The template's own directives are overridden on the command line; `why` says what that costs."""
+    # Held tasks hide a missing throttle: it then is as if a companion held them.
+    words = words or ("None" if blocks(template) else "arrays")
     assert words in str(judged(site, submit(site, template, option)).refusal)

@@ -23,6 +23,7 @@ from ones_wrapper.launch.process_hooks import FLAGS
 from ones_wrapper.launch.restart_policy import DONT_RESTART, PEER_LOST
 from ones_wrapper.membership import connections, rescue
 from ones_wrapper.membership.blocks import Blocks, Change, NotWantedError, PeersLostError, is_peer_lost
+from ones_wrapper.membership.board import BoardLostError
 from ones_wrapper.membership.files import Block
 from ones_wrapper.protocol import Batch, Membership, Spec
 from ones_wrapper.run import Identity, Run, Settings
@@ -58,6 +59,9 @@ class HotRun(Run):
             if group.rank == 0:
                 log(f"block {block.task} ends: {why}")
             raise SystemExit(0) from None
+        except BoardLostError as why:  # on some ranks of the block, perhaps: all look again
+            log(f"block {block.task}: the leader that was found is gone ({why}); it looks again")
+            raise SystemExit(PEER_LOST) from None
         name = f"{block.task}.{block.restart}.{group.rank}"
         identity = Identity(block.array, blocks.leader.term, leads, name)
         return cls(group, spec, settings, started, identity, blocks)
@@ -132,6 +136,14 @@ class HotRun(Run):
         self._boundary.start_agreement(0.0, False, False)
 
     # -- the change ---------------------------------------------------------------------------------------------------
+
+    def uses(self, last: bool) -> None:
+        # Written beforehand: a rank that dies in the step may have given its part, and the others go on after it.
+        if last and self.trace:
+            self.trace.step(self.progress.epoch, self.progress.step, self.loop.used)
+
+    def _trace_committed(self) -> None:
+        pass
 
     def act(self) -> None:
         self._within_act = True

@@ -63,6 +63,7 @@ class Loader:
             seed_step(loop.seed, run.progress.step, run.group.rank)
         if run.trace and loop.feed:
             loop.used += loop.feed.indices(run.progress.epoch, part)
+            run.uses(part.last)
 
     def _leave(self, early: bool) -> None:
         """The epoch's samples are used, or the script left the loop `early`: perhaps by an error."""

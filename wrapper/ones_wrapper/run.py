@@ -209,8 +209,7 @@ class Run:
     def commit(self, total: int) -> None:
         """A step of `total` samples was completed. Not collective."""
         progress = self.progress
-        if self.trace:
-            self.trace.step(progress.epoch, progress.step, self.loop.used)
+        self._trace_committed()
         progress.cursor += total
         progress.samples += total
         progress.useful += total * efficiency(self.batch, self.spec.base_batch, progress.noise or None)
@@ -227,6 +226,15 @@ class Run:
             self._reporter.send(First(progress.step, self._start_report.since_hello_s()))
         self._reporter.send_interval(interval)
         hang_detector.beat()
+
+    def uses(self, last: bool) -> None:
+        """A pass begins with the samples in `loop.used`, or with those and more; `last` where these are all of the
+        step. Called where there is a trace. Not collective.
+        """
+
+    def _trace_committed(self) -> None:
+        if self.trace:
+            self.trace.step(self.progress.epoch, self.progress.step, self.loop.used)
 
     def act(self) -> None:
         """Do what orders, signals and the job's owner ask for: all ranks the same, at the same step boundary."""

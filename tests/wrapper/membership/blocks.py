@@ -12,7 +12,8 @@ import torch
 
 from ones_wrapper.protocol import Hello, Membership, Order, Report, decode_report, reports_name
 from tests.wrapper import reference
-from tests.wrapper.runs import TIMEOUT_S, Run, write_order
+from tests.wrapper.membership.forked import ForkedBlock
+from tests.wrapper.runs import TIMEOUT_S, TRAIN, assert_exactly_once, write_order
 
 ARRAY = 4711
 SAMPLES = 97
@@ -23,20 +24,30 @@ R = TypeVar("R", bound=Report)
 class Job:
     """One job of blocks in a directory; its script is `train.py`."""
 
-    def __init__(self, directory: Path, *arguments: str, **env: str) -> None:
+    def __init__(self, directory: Path, *arguments: str, epochs: int = 40, **env: str) -> None:
+        """Steps take some time until `hurry`."""
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
-        self._arguments, self._env = arguments, env
+        self._hurry = directory / "hurry"
+        self.epochs = epochs
+        self._arguments = ("--epochs", str(epochs), "--hurry", str(self._hurry), "--step-ms", "20", *arguments)
+        self._env = env
         self._number = 0
-        self.blocks: list[Run] = []
+        self.blocks: list[ForkedBlock] = []
 
-    def start(self, task: int, ranks: int = 1, restart: int = 0) -> Run:
+    def hurry(self) -> None:
+        """The rest of the training takes no time."""
+        self._hurry.touch()
+
+    def start(self, task: int, ranks: int = 1, restart: int = 0) -> ForkedBlock:
         """Start a block."""
-        out = self.directory / "out.json"
-        block = Run(
-            self.directory, *self._arguments, "--out", str(out), ranks=ranks, restart=restart,
-            ONES_BLOCKS="1", SLURM_ARRAY_JOB_ID=str(ARRAY), SLURM_ARRAY_TASK_ID=str(task), **self._env,
-        )  # fmt: skip
+        env = {
+            "ONES_BLOCKS": "1", "ONES_JOB_DIR": str(self.directory), "ONES_REPORT_EVERY_S": "0.2",
+            "ONES_TRACE": str(self.directory / "trace-{restart}-{rank}.jsonl"), "SLURM_ARRAY_JOB_ID": str(ARRAY),
+            "SLURM_ARRAY_TASK_ID": str(task), "SLURM_RESTART_COUNT": str(restart), **self._env,
+        }  # fmt: skip
+        log = self.directory / f"log-{len(self.blocks)}"
+        block = ForkedBlock(TRAIN, [*self._arguments, "--out", str(self.directory / "out.json")], ranks, env, log)
         self.blocks.append(block)
         return block
 
@@ -66,15 +77,16 @@ class Job:
         """Wait for a report, in whichever term; fails when all blocks ended without it."""
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
-            ended = all(block.process.poll() is not None for block in self.blocks)
+            ended = all(block.ended() for block in self.blocks)
             for report in self.of(kind):
                 if condition(report):
                     return report
             if ended:
                 break
             time.sleep(0.02)
+        stacks = [block.stacks() for block in self.blocks if not block.ended()]
         self.kill()
-        raise AssertionError(f"no such {kind.kind}\n{self.of(Membership)}\n{self.errors()}")
+        raise AssertionError(f"no such {kind.kind}\n{self.of(Membership)}\n{self.errors()}\n{stacks}")
 
     def wait_for(self, *tasks: int, after: int = -1) -> Membership:
         """Wait until these tasks train together, in a generation after `after`."""
@@ -85,18 +97,20 @@ class Job:
     def kill(self) -> None:
         """End all blocks at once."""
         for block in self.blocks:
-            block.process.kill()
+            block.kill()
 
     def end(self) -> list[int]:
         """Wait for the end of all blocks; their exit codes."""
         return [block.end() for block in self.blocks]
 
     def errors(self) -> str:
-        """What the blocks that ended printed."""
-        for block in self.blocks:
-            if not block.errors and block.process.poll() is not None:
-                block.end()
-        return "\n".join(f"--- block {index}\n{block.errors}" for index, block in enumerate(self.blocks))
+        """What the blocks printed."""
+        return "\n".join(f"--- block {index}\n{block.errors[-4000:]}" for index, block in enumerate(self.blocks))
+
+    def assert_as_undisturbed(self) -> None:
+        """Each sample was used once, and the parameters are those of a run that nobody disturbed."""
+        assert_exactly_once(self.directory, self.epochs, SAMPLES)
+        torch.testing.assert_close(self.parameters(), self.undisturbed(self.epochs), rtol=1e-9, atol=1e-12)
 
     def parameters(self) -> torch.Tensor:
         """What the job ended with."""

@@ -214,14 +214,17 @@ def test_old_files_go(folder: HotFolder) -> None:
 def test_the_end(folder: HotFolder) -> None:
     """Protects the queue from blocks that have nothing to do: said once, and for good; a link says nothing."""
     assert not folder.over()
-    (folder.path / "over").symlink_to("/etc/passwd")
+    target = folder.path.parent / "target"
+    target.write_text("7\n")
+    (folder.path / "over").symlink_to(target)
     assert not folder.over()
-    folder.end()
-    assert not folder.over()
-    (folder.path / "over").unlink()
+    HotFolder(folder.path.parent, 77).end()
+    assert not folder.over()  # of the job that had the directory before
     folder.end()
     folder.end()
     assert folder.over()
+    assert target.read_text() == "7\n"
+    assert [path.name for path in folder.path.iterdir()] == ["over"]
 
 
 def test_a_leader_nobody_could_read(folder: HotFolder) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ones_wrapper.job_io import log
+from ones_wrapper.launch.blocks import FIRST_WAIT_S, Blocks
 from ones_wrapper.launch.job_directory import find_job_directory, make_job_directory
 from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
 from ones_wrapper.launch.rank_placement import (
@@ -28,6 +29,7 @@ from ones_wrapper.launch.rank_placement import (
 )
 from ones_wrapper.launch.restart_policy import USAGE_ERROR, Limits
 from ones_wrapper.launch.supervise import Launch, Supervisor
+from ones_wrapper.membership.files import Block, own_block
 
 __all__ = ["LaunchError", "Wish", "find_job_directory", "main", "make_job_directory", "plan"]
 
@@ -45,6 +47,11 @@ class LaunchOptions:
     mpi: str | None = None
     backend: str | None = None
     ranks_per_node: int | None = None
+
+    @property
+    def talks_mpi(self) -> bool:
+        """Whether ranks are processes that an MPI's process manager starts."""
+        return self.mpi not in (None, "none") or self.backend == "mpi"
 
     @classmethod
     def of(cls, env: Mapping[str, str], args: argparse.Namespace) -> LaunchOptions:
@@ -82,8 +89,7 @@ def plan(
     and `attempt` how often it started the ranks before. Raises `LaunchError`.
     """
     has = allocation(env, options.ranks_per_node)
-    mpi = options.mpi or "none"
-    direct = mpi != "none" or options.backend == "mpi"
+    mpi, direct = options.mpi or "none", options.talks_mpi
     name = options.launcher or ("srun" if has.slurm else "mpirun" if direct else "local")
     if name == "srun" and direct and mpi == "none":
         raise LaunchError("with srun, MPI needs --mpi pmi2 or pmix, whichever the MPI was built for (srun --mpi=list)")
@@ -104,7 +110,8 @@ def plan(
     if backend := options.backend or ("mpi" if direct else ""):
         own["ONES_BACKEND"] = backend
     clean = without_stale(env) | own
-    exported = sorted(k for k in clean if k in _EXPORTED or k in own or k.startswith(("ONES_", "SLURM_RESTART")))
+    prefixes = ("ONES_", "SLURM_RESTART", "SLURM_ARRAY_")
+    exported = sorted(k for k in clean if k in _EXPORTED or k in own or k.startswith(prefixes))
     module = "ones_wrapper.launch.rank" if direct else "ones_wrapper.launch.node"
     command = [sys.executable, "-m", module, script, *arguments]
     started = launcher_named(name)(Layout(has, command, direct, mpi, exported), find, ask)
@@ -124,9 +131,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="ones-run",
         description="Start SCRIPT on every GPU of this Slurm job, one rank a GPU, at the job's present size. "
         "Outside Slurm it runs the ranks on this machine.",
-        epilog="The job's directory is ONES_JOB_DIR, or ones-<job id> in the working directory. Exit codes: the "
-        "script's; 128+n after signal n (143: stopped, training is not finished); 100: not to be started again; "
-        "101: out of memory; 102: the ranks hung; 2: nothing could be started.",
+        epilog="The job's directory is ONES_JOB_DIR, or ones-<job id> in the working directory (of blocks "
+        "ones-<array's job id>). Exit codes: the script's; 128+n after signal n (143: stopped, training is not "
+        "finished); 100: not to be started again; 101: out of memory; 102: the ranks hung; 103: other blocks were lost "
+        "again and again; 2: nothing could be started. A block that left ends with 0.",
     )
     parser.add_argument(
         "--gpus-per-node",
@@ -155,6 +163,12 @@ def _parser() -> argparse.ArgumentParser:
         "--requeues", type=int, default=None, metavar="N", help="requeues of the job when its time is over (20)"
     )
     parser.add_argument(
+        "--blocks",
+        action="store_true",
+        help="this is a task of a job array (sbatch --array=0-7%%1) whose tasks are blocks of one job: they can join "
+        "and leave it while it trains (also ONES_BLOCKS=1)",
+    )
+    parser.add_argument(
         "--preload",
         metavar="MODULES",
         help="modules that the script imports (torchvision,sklearn.datasets), to be imported once a node instead of "
@@ -174,6 +188,27 @@ def _limit(env: Mapping[str, str], option: str, given: int | None, default: int)
     return default if found is None else found
 
 
+def wanted_block(env: dict[str, str], asked: bool, options: LaunchOptions) -> Block | None:
+    """The block that this is, where the user wants blocks; `env` then says so, and else says no. Raises
+    `LaunchError`."""
+    given = env.pop("ONES_BLOCKS", "")
+    if given not in ("", "0", "1"):
+        raise LaunchError(f"ONES_BLOCKS={given!r}: must be 1 or 0")
+    if not (asked or given == "1"):
+        return None
+    block = own_block(env | {"ONES_BLOCKS": "1"})
+    if block is None:
+        log("--blocks: this is no task of a job array, so it trains as a plain job", "ones-run")
+        return None
+    # Each task would train by itself: MPI's ranks are started as one, and can't join others later.
+    if options.talks_mpi:
+        raise LaunchError(
+            "--blocks: ranks that talk MPI can't join or leave a job; submit without --array and --blocks"
+        )
+    env["ONES_BLOCKS"] = "1"
+    return block
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `ones-run`; returns the script's exit code, or 2 where nothing could be started."""
     now = time.time()
@@ -190,6 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             launcher_named(options.launcher)
         if not Path(args.script).is_file():
             raise LaunchError(f"script {args.script}: there is no such file (looked from {Path.cwd()})")
+        block = wanted_block(env, args.blocks, options)
         job_dir = find_job_directory(env, Path.cwd())
 
         def start(attempt: int) -> Launch:
@@ -202,8 +238,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         require_torch()
         make_job_directory(job_dir)
+        blocks = Blocks(block, job_dir, env) if block else None
+        if blocks and (why := blocks.not_wanted(FIRST_WAIT_S)):
+            log(why, "ones-run")
+            return 0
         job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
-        return Supervisor(job_dir, env, job_id, restart, limits).run(start)
+        return Supervisor(job_dir, env, job_id, restart, limits, blocks).run(start)
     except LaunchError as error:
         log(str(error), "ones-run")
         return USAGE_ERROR

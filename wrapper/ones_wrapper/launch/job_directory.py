@@ -13,12 +13,14 @@ from pathlib import Path
 from ones_wrapper.job_io import not_ours
 from ones_wrapper.launch.rank_placement import LaunchError, number
 from ones_wrapper.launch.restart_policy import Tries, explaining_code
+from ones_wrapper.membership.files import own_block
 from ones_wrapper.protocol import (
     CHECKPOINTS,
     MANIFEST,
     Bye,
     Checkpoint,
     Hello,
+    Membership,
     ProtocolError,
     decode_report,
     directory_name,
@@ -30,9 +32,13 @@ _NAME = re.compile(r"step-\d{9,}")
 
 
 def find_job_directory(env: Mapping[str, str], cwd: Path) -> Path:
-    """Where the job's directory is: ONES_JOB_DIR, or `ones-<job id>` in the working directory."""
-    named = env.get("ONES_JOB_DIR")
-    return (cwd / named) if named else cwd / directory_name(number(env, "SLURM_JOB_ID") or 0)
+    """Where the job's directory is: ONES_JOB_DIR, or `ones-<job id>` in the working directory, of a job of blocks by
+    the id of its array.
+    """
+    named, block = env.get("ONES_JOB_DIR"), own_block(env)
+    if named:
+        return cwd / named
+    return cwd / directory_name(block.array if block else number(env, "SLURM_JOB_ID") or 0)
 
 
 def make_job_directory(path: Path) -> None:
@@ -78,11 +84,14 @@ class RunSummary:
     """Those that the run loaded or made."""
     drained: bool
     """Whether it left because the companion had ordered a drain: the companion requeues it."""
+    tasks: tuple[int, ...] = ()
+    """Of a job of blocks: the tasks that train together, as far as it says."""
 
 
 def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
     """Read a run's reports; lines that are none are passed over."""
     names, drained = set(), False
+    tasks: tuple[int, ...] = ()
     try:
         lines = (job_dir / reports_name(restart)).read_bytes().splitlines()
     except OSError:
@@ -95,41 +104,55 @@ def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
                 drained = False
             elif isinstance(report, Bye):
                 drained = report.reason == "drained"
-    return RunSummary(frozenset(names - {""}), drained)
+            elif isinstance(report, Membership):
+                tasks = report.blocks
+    return RunSummary(frozenset(names - {""}), drained, tasks)
 
 
-def write_exit_code(job_dir: Path, restart: int, who: int, code: int) -> None:
+def _start(restart: int, task: int | None) -> str:
+    """What names a start: the blocks of a job share its directory."""
+    return str(restart) if task is None else f"block{task}-{restart}"
+
+
+def write_exit_code(job_dir: Path, restart: int, who: int, code: int, task: int | None = None) -> None:
     """A node launcher (or, with MPI, a rank) leaves its exit code for `ones-run`.
 
     `srun` returns the highest code of all tasks, and the tasks that it kills because one failed count as 137;
-    other launchers have rules of their own: so the script's own code would be lost.
+    other launchers have rules of their own: so the script's own code would be lost. `task` is the block's, where it is
+    one.
     """
+    start = _start(restart, task)
     with suppress(OSError):  # the launcher's own code then has to do
-        new = job_dir / f".new-exit-{restart}-{who}"
+        new = job_dir / f".new-exit-{start}-{who}"
         new.write_text(f"{time.time():.6f} {code}")
-        new.rename(job_dir / f".exit-{restart}-{who}")
+        new.rename(job_dir / f".exit-{start}-{who}")
 
 
-def exit_code(job_dir: Path, restart: int, code: int) -> int:
+def exit_code(job_dir: Path, restart: int, code: int, task: int | None = None) -> int:
     """The code that explains how the ranks ended, of those that were left, or else `code`, the launcher's."""
     left = []
-    for path in job_dir.glob(f".exit-{restart}-*"):
+    for path in job_dir.glob(f".exit-{_start(restart, task)}-*"):
         with suppress(OSError, ValueError):
             when, written = path.read_text().split()
             left.append((float(when), int(written)))
     return explaining_code([written for _, written in sorted(left)]) or code
 
 
-def remove_exit_codes(job_dir: Path) -> None:
-    """Before a start: what earlier ones left is not about this one."""
-    for path in [*job_dir.glob(".exit-*"), *job_dir.glob(".new-exit-*")]:
+def remove_exit_codes(job_dir: Path, task: int | None = None) -> None:
+    """Before a start: what earlier ones left is not about this one. What other blocks left is theirs."""
+    own = "*" if task is None else f"block{task}-*"
+    for path in [*job_dir.glob(f".exit-{own}"), *job_dir.glob(f".new-exit-{own}")]:
         path.unlink(missing_ok=True)
 
 
-def read_tries(job_dir: Path, job_id: int) -> Tries:
+def _tries_name(task: int | None) -> str:
+    return TRIES if task is None else f"tries-{task}.json"
+
+
+def read_tries(job_dir: Path, job_id: int, task: int | None = None) -> Tries:
     """What was tried before for this job; another job's tries in the same directory do not count."""
     try:
-        data = json.loads((job_dir / TRIES).read_text())
+        data = json.loads((job_dir / _tries_name(task)).read_text())
         tries = Tries(**{k: v for k, v in data.items() if k in Tries.__dataclass_fields__})
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return Tries(job_id)
@@ -140,12 +163,13 @@ def read_tries(job_dir: Path, job_id: int) -> Tries:
     return tries if sound and tries.job_id == job_id else Tries(job_id)
 
 
-def write_tries(job_dir: Path, tries: Tries) -> bool:
+def write_tries(job_dir: Path, tries: Tries, task: int | None = None) -> bool:
     """Replace the file; False where it could not be written, so that nothing is tried without being counted."""
-    new = job_dir / f".{TRIES}"
+    path = job_dir / _tries_name(task)
+    new = path.with_name(f".{path.name}")
     try:
         new.write_text(json.dumps(asdict(tries), indent=1) + "\n")
-        new.replace(job_dir / TRIES)
+        new.replace(path)
     except OSError:
         return False
     return True

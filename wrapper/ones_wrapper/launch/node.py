@@ -11,13 +11,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 from ones_wrapper.job_io import log
 from ones_wrapper.launch import hang_detector
-from ones_wrapper.launch.job_directory import write_exit_code
+from ones_wrapper.launch.job_directory import newest_checkpoint, write_exit_code
 from ones_wrapper.launch.process_hooks import CHECKPOINT, LOOK, STOP
 from ones_wrapper.launch.rank import (
     DUMP,
@@ -28,11 +28,25 @@ from ones_wrapper.launch.rank import (
     run_script,
     take_signals,
 )
-from ones_wrapper.launch.rank_placement import LaunchError, own_node, placement_on, require_torch
-from ones_wrapper.launch.restart_policy import CRASHED, HUNG, STOP_CODE, USAGE_ERROR, explaining_code
+from ones_wrapper.launch.rank_placement import LaunchError, later_port, own_node, placement_on, require_torch
+from ones_wrapper.launch.restart_policy import (
+    CRASHED,
+    HUNG,
+    PEER_LOST,
+    STOP_CODE,
+    USAGE_ERROR,
+    explaining_code,
+    fork_delay_s,
+    newer,
+)
+from ones_wrapper.membership.files import own_block
 
 GRACE_S = 5.0
 """How long the other ranks of a node may go on after one failed, to write their last reports."""
+
+RESCUE_S = 30.0
+"""The same in a block: a rank that lost others may be writing a checkpoint from its memory, for which
+those wait that train on (`membership.rescue`)."""
 
 _POLL_S = 0.02
 _DUMP_S = 1.0
@@ -42,8 +56,9 @@ _DUMP_S = 1.0
 class Ranks:
     """The parent of a node's ranks."""
 
-    def __init__(self, count: int, hang_s: float) -> None:
+    def __init__(self, count: int, hang_s: float, grace_s: float = GRACE_S) -> None:
         self._count = count
+        self._grace_s = grace_s
         self._hang_s = hang_s
         self._board = hang_detector.Heartbeats(count)
         self._living: dict[int, int] = {}
@@ -57,6 +72,11 @@ class Ranks:
         self.received.add(number)
         self._send(signal.SIGTERM if number in STOP else number)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the ranks were told to stop."""
+        return bool(self.received & set(STOP))
+
     def _send(self, number: int) -> None:
         for pid in list(self._living):
             os.kill(pid, number)
@@ -66,6 +86,10 @@ class Ranks:
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
+        if self._codes:  # started again: what was asked for by signals was answered, but for a stop
+            self.received.intersection_update(STOP)
+        self._codes.clear()
+        self._kill_at = float("inf")
         for local_rank in range(self._count):
             pid = os.fork()
             if pid == 0:
@@ -79,9 +103,7 @@ class Ranks:
         return None
 
     def wait(self) -> int:
-        """Wait for all ranks. After one failed the others get `GRACE_S`; the code is the one that explains the
-        rest.
-        """
+        """Wait for all ranks. After one failed the others get some time; the code is the one that explains the rest."""
         while self._living:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -97,8 +119,8 @@ class Ranks:
         if not code or (code in CRASHED and time.monotonic() > self._kill_at):  # the latter was us
             return
         self._codes.append(code)
-        self._kill_at = min(self._kill_at, time.monotonic() + GRACE_S)
-        if not self.received & set(STOP):
+        self._kill_at = min(self._kill_at, time.monotonic() + self._grace_s)
+        if not self.stopped:
             log(f"local rank {local_rank} ended with exit code {code}", "ones-run")
 
     def _check(self) -> None:
@@ -121,6 +143,44 @@ class Ranks:
         self._kill_at = time.monotonic() + GRACE_S
 
 
+class Forks:
+    """How often a block's ranks were started again since they lost the others."""
+
+    def __init__(self, job_dir: Path) -> None:
+        self.count = 0
+        """In all."""
+        self._job_dir = job_dir
+        self._row = 0
+        self._newest = ""
+
+    def wait(self) -> bool:
+        """Wait until it is time for the next start; False where there shall be none: too many in a row, without a newer
+        checkpoint.
+        """
+        path = newest_checkpoint(self._job_dir)
+        name = path.name if path else ""
+        self._row = 1 if newer(name, self._newest) else self._row + 1
+        self._newest = name
+        delay_s = fork_delay_s(self._row)
+        if delay_s is None:
+            return False
+        self.count += 1
+        time.sleep(delay_s)
+        return True
+
+    def env(self, env: Mapping[str, str]) -> dict[str, str]:
+        """What differs for the ranks of this start."""
+        if not self.count:
+            return {}
+        return {
+            "ONES_FORK": str(self.count),
+            # The nodes of a block start again each by itself, and must come to the same port.
+            "MASTER_PORT": str(later_port(int(env["MASTER_PORT"]), self.count)),
+            "ONES_LAUNCHED": f"{time.time():.3f}",
+            "ONES_IMPORT_S": "0.000",
+        }
+
+
 def main(argv: Sequence[str]) -> int:
     """Run `SCRIPT ARGS` in every rank of this node."""
     script, *arguments = argv
@@ -130,8 +190,10 @@ def main(argv: Sequence[str]) -> int:
     if env.get("ONES_LAUNCHER", "local") == "local":  # elsewhere the starter's daemon looks after us
         end_with_parent(os.getppid())
     job_dir, restart = Path(env["ONES_JOB_DIR"]), int(env.get("SLURM_RESTART_COUNT") or 0)
+    block = own_block(env)
+    task = block.task if block else None
     count = int(env["ONES_GPUS_PER_NODE"])
-    ranks = Ranks(count, hang_detector.limit_s(env))
+    ranks = Ranks(count, hang_detector.limit_s(env), RESCUE_S if block else GRACE_S)
     for number in STOP + CHECKPOINT + LOOK:
         signal.signal(number, ranks.handle)
     try:
@@ -139,18 +201,28 @@ def main(argv: Sequence[str]) -> int:
         require_torch()
     except LaunchError as error:
         log(str(error), "ones-run")
-        write_exit_code(job_dir, restart, 0, USAGE_ERROR)
+        write_exit_code(job_dir, restart, 0, USAGE_ERROR, task)
         return USAGE_ERROR
     prefetch_checkpoint(job_dir)
     env["ONES_IMPORT_S"] = f"{preload(env):.3f}"
     if ranks.received & set(STOP):
         return STOP_CODE
-    local_rank = ranks.fork()
-    if local_rank is None:
+    forks = Forks(job_dir)
+    while True:
+        again = forks.env(env)
+        local_rank = ranks.fork()
+        if local_rank is not None:
+            break
         code = ranks.wait()
+        if code == PEER_LOST and block:
+            if not ranks.stopped and forks.wait() and not ranks.stopped:
+                log("other blocks were lost; starting the ranks again", "ones-run")
+                continue
+            code = STOP_CODE if ranks.stopped else code
         if code:
-            write_exit_code(job_dir, restart, node, code)
+            write_exit_code(job_dir, restart, node, code, task)
         return code
+    env.update(again)
     env.update(placement_on(node, int(env["ONES_NODES"]), count, local_rank).env())
     code = run_script(script, arguments)
     leave(code)

@@ -111,6 +111,12 @@ def master_port(job_id: int, start: int) -> int:
     return PORTS.start + job_id % 1000 * 20 + start % 20
 
 
+def later_port(port: int, forks: int) -> int:
+    """The port after a `master_port`, for ranks that are started once more without `ones-run`."""
+    first = port - (port - PORTS.start) % 20
+    return first + (port - first + forks) % 20
+
+
 def allocation(env: Mapping[str, str], asked: int | None) -> Allocation:
     """The allocation that `env` describes. `asked` is how many ranks a node takes where Slurm does not know of GPUs;
     its own count wins, since a resize changes it. Raises `LaunchError`.

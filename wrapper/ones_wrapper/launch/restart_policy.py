@@ -2,7 +2,8 @@
 
 Exit code 0 ends the job. Every code that is not named here is the script's own and ends the job too: a script that
 fails would fail again. 128+n says that signal n killed a rank. Restarts and requeues are bounded by progress: each
-needs a newer complete checkpoint than the one before.
+needs a newer complete checkpoint than the one before. A block of a job of blocks is started again because of others
+too, and its failures count for it alone.
 """
 
 from __future__ import annotations
@@ -57,13 +58,37 @@ def explaining_code(codes: Sequence[int]) -> int:
         for code in failed:
             if code in group:
                 return code
-    return next((code for code in failed if code != STOP_CODE), failed[0] if failed else 0)
+    for consequences in ((STOP_CODE, PEER_LOST), (PEER_LOST,)):
+        for code in failed:
+            if code not in consequences:
+                return code
+    return failed[0] if failed else 0
 
 
-_RESTARTED = {*CRASHED, HUNG, OUT_OF_MEMORY}
+MOST_FORKS = 20
+"""Starts of a block's ranks in a row, after it lost the others, without a newer checkpoint."""
+
+
+def fork_delay_s(row: int) -> float | None:
+    """How long to wait before a block's ranks are started again that lost the others for the `row`th time in a row
+    (from 1); None where that is to be left to `ones-run`.
+    """
+    if row > MOST_FORKS:
+        return None
+    return 0.0 if row <= 1 else min(5.0, 0.1 * 2.0 ** (row - 2))
+
+
+_RESTARTED = {*CRASHED, HUNG, OUT_OF_MEMORY, PEER_LOST}
+GOOD_S = 600.0
+"""A block that trained with others for so long made progress of its own."""
 _LONGEST_DELAY_S = 30.0
 _MOST_HALVINGS = 30
 """More than any batch can be halved; a script may exit with that code by itself."""
+
+
+def script_failed(code: int) -> bool:
+    """Whether a start ended by an error of the script, which would fail again elsewhere."""
+    return code not in (0, STOP_CODE, DONT_RESTART) and code not in _RESTARTED
 
 
 class Action(Enum):
@@ -117,6 +142,9 @@ class Outcome:
     """Newest complete checkpoint; empty for none."""
     ours: bool = False
     """Whether this run made or loaded it."""
+    steady: bool = True
+    """Whether a newer checkpoint says that these ranks made progress: not where others wrote it, and these lived for
+    moments."""
     no_requeue: str = ""
     """Why the job cannot be requeued from here; empty where it can."""
 
@@ -176,11 +204,13 @@ def _restart(end: Outcome, tries: Tries, limits: Limits) -> Decision:
         # No try is lost: each time half as many samples a pass, and at one the ranks end with another code.
         counted = replace(tries, restarts=tries.restarts + 1, halvings=tries.halvings + 1)
         return Decision(Action.RESTART, "out of memory; starting the ranks again with smaller passes", counted)
-    fresh = tries.failures == 0 or newer(end.checkpoint, tries.failed_at)
+    fresh = tries.failures == 0 or (end.steady and newer(end.checkpoint, tries.failed_at))
     failures = 1 if fresh else tries.failures + 1
-    what = {HUNG: "the ranks hung", OUT_OF_MEMORY: "out of memory again and again"}.get(
-        end.code, f"a rank was killed by signal {end.code - 128}"
-    )
+    what = {
+        HUNG: "the ranks hung",
+        OUT_OF_MEMORY: "out of memory again and again",
+        PEER_LOST: "other blocks were lost again and again",
+    }.get(end.code, f"a rank was killed by signal {end.code - 128}")
     if failures > limits.retries:
         tried = f"tried {tries.failures} more times without a newer checkpoint" if tries.failures else "--retries is 0"
         return Decision(Action.END, f"{what}; {tried}, so the job ends", tries)

@@ -13,7 +13,9 @@ from pathlib import Path
 from types import FrameType
 
 from ones_wrapper.job_io import log
+from ones_wrapper.launch.blocks import Blocks
 from ones_wrapper.launch.job_directory import (
+    RunSummary,
     exit_code,
     newest_checkpoint,
     read_tries,
@@ -21,7 +23,17 @@ from ones_wrapper.launch.job_directory import (
     summarize_reports,
     write_tries,
 )
-from ones_wrapper.launch.restart_policy import CRASHED, STOP_CODE, Action, Decision, Limits, Outcome, decide
+from ones_wrapper.launch.restart_policy import (
+    CRASHED,
+    GOOD_S,
+    STOP_CODE,
+    Action,
+    Decision,
+    Limits,
+    Outcome,
+    Tries,
+    decide,
+)
 
 WARNED_S = 90.0
 """After the warning that the job's time is nearly over the ranks may take so long to end; then the job is requeued
@@ -72,7 +84,19 @@ def _time_left_s(env: Mapping[str, str], now: float) -> float:
 class Supervisor:
     """One `ones-run`."""
 
-    def __init__(self, job_dir: Path, env: Mapping[str, str], job_id: int, restart: int, limits: Limits) -> None:
+    def __init__(
+        self,
+        job_dir: Path,
+        env: Mapping[str, str],
+        job_id: int,
+        restart: int,
+        limits: Limits,
+        blocks: Blocks | None = None,
+    ) -> None:
+        """`blocks` are the others of the job, where this is one of its blocks."""
+        self._blocks = blocks
+        self._task = blocks.block.task if blocks else None
+        self._started = time.monotonic()
         self._job_dir = job_dir
         self._env = env
         self._job_id = job_id
@@ -112,19 +136,25 @@ class Supervisor:
             step = self._decide(code)
             if step.why:
                 log(step.why, "ones-run")
-            if step.action is Action.RESTART and write_tries(self._job_dir, step.tries):
+            if step.action is Action.RESTART and write_tries(self._job_dir, step.tries, self._task):
                 time.sleep(step.delay_s)
+                if self._blocks and (why := self._blocks.not_wanted()):
+                    log(why, "ones-run")
+                    return 0
                 if not (self._stopped or self._warned_at):
                     attempt += 1
                     continue
                 step = self._decide(code)  # a signal came while the ranks were down
             if step.action is Action.REQUEUE and self._requeue(step):
                 return STOP_CODE
+            if self._blocks:
+                self._blocks.ended(code, self._stopped)
             return code
 
     def _once(self, launch: Launch) -> int:
-        remove_exit_codes(self._job_dir)
+        remove_exit_codes(self._job_dir, self._task)
         self._launch = launch
+        self._started = time.monotonic()
         # Its own process group: Ctrl-C in a terminal then reaches the ranks once, through us. srun handles it itself.
         self._process = process = subprocess.Popen(
             launch.command, env=launch.env, stdin=subprocess.DEVNULL, start_new_session=launch.launcher != "srun"
@@ -141,8 +171,8 @@ class Supervisor:
         code = 128 - code if code < 0 else code
         if not code:
             return 0
-        left = exit_code(self._job_dir, self._restart, 0)
-        remove_exit_codes(self._job_dir)
+        left = exit_code(self._job_dir, self._restart, 0, self._task)
+        remove_exit_codes(self._job_dir, self._task)
         if left:
             return left
         # A rank that was killed leaves no exit code; Hydra then returns the signal's number.
@@ -159,7 +189,7 @@ class Supervisor:
 
     def _decide(self, code: int) -> Decision:
         newest = newest_checkpoint(self._job_dir)
-        reports = summarize_reports(self._job_dir, self._restart)
+        reports = self._reports()
         name = newest.name if newest else ""
         end = Outcome(
             code,
@@ -168,38 +198,49 @@ class Supervisor:
             drained=reports.drained,
             checkpoint=name,
             ours=name in reports.checkpoints,
+            steady=not self._blocks or self._blocks.alone() or time.monotonic() - self._started > GOOD_S,
             no_requeue=self._no_requeue(),
         )
-        return decide(end, read_tries(self._job_dir, self._job_id), self._limits)
+        return decide(end, self._tries(), self._limits)
+
+    def _reports(self) -> RunSummary:
+        return summarize_reports(self._job_dir, self._blocks.term() if self._blocks else self._restart)
+
+    def _tries(self) -> Tries:
+        return read_tries(self._job_dir, self._job_id, self._task)
 
     def _no_requeue(self) -> str:
         if not self._job_id:
             return "this is not a Slurm job"
         if shutil.which("scontrol") is None:
             return "there is no scontrol here; submit it again, with the same ONES_JOB_DIR, or leave that to slurm-ones"
+        if self._blocks and self._warned_at and self._blocks.others_train():
+            return "other blocks of the job train on"
         return ""
 
     def _requeue(self, step: Decision) -> bool:
         """Have Slurm requeue this job; what was counted for it is taken back where Slurm refuses."""
-        if summarize_reports(self._job_dir, self._restart).drained:
+        if self._reports().drained:
             log(f"the companion drained this job; waiting {COMPANION_S:g} s for its requeue", "ones-run")
             until = time.monotonic() + COMPANION_S
             while time.monotonic() < until and not self._stopped:
                 time.sleep(0.2)
-        before = read_tries(self._job_dir, self._job_id)
+        before = self._tries()
         # Counted first: Slurm may end us before it answers.
-        if self._stopped or not write_tries(self._job_dir, step.tries):
+        if self._stopped or not write_tries(self._job_dir, step.tries, self._task):
             return False
-        refusal = _scontrol_requeue(self._job_id)
+        # By the task's name: the id of one of the tasks is that of the whole array too.
+        block = self._blocks.block if self._blocks else None
+        refusal = _scontrol_requeue(f"{block.array}_{block.task}" if block else str(self._job_id))
         if refusal:
             log(f"Slurm did not requeue the job ({refusal}); submit it with --requeue, or submit it again", "ones-run")
-            write_tries(self._job_dir, before)
+            write_tries(self._job_dir, before, self._task)
         return not refusal
 
 
-def _scontrol_requeue(job_id: int) -> str:
+def _scontrol_requeue(job: str) -> str:
     """Why Slurm refused; empty where it obeyed."""
-    command = ["scontrol", "requeue", str(job_id)]
+    command = ["scontrol", "requeue", job]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30.0, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -35,10 +35,7 @@ VERDICT_S = 30.0
 THROUGH_S = 10.0
 """How long a leader that leaves keeps its board for the others."""
 
-_PEER = re.compile(
-    r"gloo|nccl|process ?group|connection|peer|socket|broken pipe|tcpstore|store|timed out|timeout|remote|closed",
-    re.IGNORECASE,
-)
+_PEER = re.compile(r"gloo|nccl|process ?group|connection|broken pipe|\bpeer\b", re.IGNORECASE)
 
 
 class PeersLostError(RuntimeError):
@@ -285,7 +282,7 @@ class Blocks:
 
     def _check_wanted(self) -> None:
         if self._leaving():
-            raise NotWantedError("it was told to end before it joined")
+            raise NotWantedError("it is to end before it joined")
         if why := self._board.read(f"leave-{self._me.uid}"):
             raise NotWantedError(why)
 
@@ -388,7 +385,7 @@ class Blocks:
 
     def _become(self, former: Former) -> None:
         """Change over to what was formed. Not collective: nothing here waits for others."""
-        formed, group, before = former.formed, self._group, self.present
+        formed, group = former.formed, self._group
         assert formed is not None
         plan = formed.plan
         connections.keep(group.control)
@@ -399,8 +396,6 @@ class Blocks:
             self._move(formed.board, formed.rank, plan)
         elif self._coordinator is not None:
             self._coordinator.committed(plan)
-        elif before is None and self._watch is not None:
-            pass
 
     def _move(self, board: Board, rank: int, plan: Plan) -> None:
         """Another block leads from now on: its board counts."""
@@ -443,7 +438,7 @@ def own_address(env: Mapping[str, str]) -> str:
 
 def is_peer_lost(error: BaseException) -> bool:
     """Whether an error tells that ranks of other blocks are gone, rather than something of the script's own."""
-    if isinstance(error, (PeersLostError, BoardLostError)):
+    if isinstance(error, (PeersLostError, BoardLostError, dist.DistError)):
         return True
     return isinstance(error, RuntimeError) and _PEER.search(str(error)) is not None
 

@@ -165,15 +165,17 @@ class HotFolder:
     def over(self) -> bool:
         """Whether the job has ended."""
         try:
-            state = (self.path / OVER).lstat()
-        except OSError:
+            # A directory may have been another job's before.
+            return _read_own(self.path / OVER).strip() == str(self._array).encode()
+        except (OSError, ValueError):
             return False
-        return stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid()
 
     def end(self) -> None:
         """The job has ended; a failure is logged."""
+        new = self.path / f".{OVER}-{secrets.token_hex(8)}"
         try:
-            os.close(os.open(self.path / OVER, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+            _write(new, f"{self._array}\n".encode())
+            new.replace(self.path / OVER)
         except OSError as error:
             self._say(f"{self.path / OVER} cannot be written ({error.strerror}): cancel tasks that still wait")
 
@@ -203,26 +205,13 @@ class HotFolder:
     def _read(self, term: int) -> Leader | None:
         path = self._file(term)
         try:
-            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            return self._decoded(_read_own(path), term)
         except FileNotFoundError:  # pruned since
             return None
-        except OSError as error:
-            self._say(f"{path} is ignored: {error.strerror}")
-            return None
-        try:
-            state = os.fstat(file)
-            if not stat.S_ISREG(state.st_mode):
-                raise ValueError("is not a regular file")
-            if state.st_uid != os.geteuid():
-                raise ValueError(f"belongs to user {state.st_uid}, not to you")
-            if state.st_size > MOST_BYTES:
-                raise ValueError(f"is larger than {MOST_BYTES} bytes")
-            return self._decoded(os.read(file, MOST_BYTES + 1), term)
         except (OSError, ValueError, RecursionError) as error:
-            self._say(f"{path} is ignored: {str(error)[:200]}")
+            why = error.strerror if isinstance(error, OSError) else str(error)[:200]
+            self._say(f"{path} is ignored: {why}")
             return None
-        finally:
-            os.close(file)
 
     def _decoded(self, text: bytes, term: int) -> Leader:
         """Raises ValueError."""
@@ -258,6 +247,22 @@ class HotFolder:
         if text not in self._said and len(self._said) < 100:
             self._said.add(text)
             log(text)
+
+
+def _read_own(path: Path) -> bytes:
+    """What a small file of this user says. Raises OSError or ValueError."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        state = os.fstat(file)
+        if not stat.S_ISREG(state.st_mode):
+            raise ValueError("is not a regular file")
+        if state.st_uid != os.geteuid():
+            raise ValueError(f"belongs to user {state.st_uid}, not to you")
+        if state.st_size > MOST_BYTES:
+            raise ValueError(f"is larger than {MOST_BYTES} bytes")
+        return os.read(file, MOST_BYTES + 1)
+    finally:
+        os.close(file)
 
 
 def _write(path: Path, text: bytes) -> None:

@@ -26,6 +26,7 @@ ADDED: dict[str, tuple[tuple[str, Any, str | None, str], ...]] = {
         ("mechanism", sa.Text(), "requeue", "requeue, or blocks: blocks join and leave while the job trains"),
         ("added", sa.Text(), "", "of blocks: task:nodesxGPUs of those that are to join, separated by commas"),
         ("dropped", sa.Text(), "", "of blocks: tasks of those that are to leave, separated by commas"),
+        ("held", sa.Text(), "", "of blocks: waiting tasks that are put into a hold, separated by commas"),
     ),
 }
 """Name, type, default of older rows (None for null) and meaning of each column."""

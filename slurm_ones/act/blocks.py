@@ -1,0 +1,372 @@
+"""Changing a job of blocks while it trains: new blocks are held, shaped and released, then some join and others leave.
+
+No state of this road takes anything from the job: it trains on as it is until all blocks that it is ordered to train
+with are ready, and it is the job that says when it does. So a companion may die anywhere; the next one goes on from the
+stored state. A block that is not wanted any more ends by itself and is put back into a hold, to be used again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ones_db import ResizeRecord
+from ones_wrapper.protocol import Membership, Order
+from slurm_ones.act.machine import Machine
+from slurm_ones.act.orders import OrderError
+from slurm_ones.act.transitions import State
+from slurm_ones.reasons import Reason, reason
+from slurm_ones.rules.blocks import task_of
+from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
+from slurm_ones.slurm.model import Job, JobState, Shape, Task
+from slurm_ones.slurm.reshape import has_shape, never_starts
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Array:
+    """A job of blocks as Slurm has it now."""
+
+    job: Job
+    """By which its orders and reports are found: one of its tasks, under the id of the array."""
+    tasks: Mapping[int, Job]
+
+    @property
+    def alive(self) -> bool:
+        """Whether a block runs, or may start without us."""
+        return any(is_alive(job) for job in self.tasks.values())
+
+    def key(self, task: int) -> Task:
+        return Task(self.job.job_id, task)
+
+
+def is_alive(job: Job) -> bool:
+    """Whether the block runs, is about to end, or may start without us."""
+    return job.completing or not (job.ended or (job.pending and job.held))
+
+
+def look_at(client: SlurmClient, job_id: int) -> Array:
+    """A job of blocks as Slurm has it now; raises `UnknownJob`."""
+    tasks = {task_of(job): job for job in client.tasks(job_id)}
+    if not tasks:
+        raise UnknownJob(f"job {job_id}: Slurm knows none of its tasks")
+    one = min(tasks.values(), key=lambda job: (not job.running, job.ended, task_of(job)))
+    return Array(replace(one, job_id=job_id), tasks)
+
+
+def job_of(client: SlurmClient, resize: ResizeRecord) -> Job:
+    """The job as it is now; of a job of blocks that waits the task that it is to start with. Raises `UnknownJob`."""
+    if not resize.added:
+        return client.job(resize.job_id)
+    return replace(client.job(Task(resize.job_id, resize.added[0][0])), job_id=resize.job_id)
+
+
+def advance_blocks(
+    machine: Machine, resize: ResizeRecord, handle: Callable[[ResizeRecord, Array], ResizeRecord]
+) -> ResizeRecord:
+    """Look at the job, and do what the resize's state asks for."""
+    try:
+        array = look_at(machine.client, resize.job_id)
+    except UnknownJob:
+        return machine.move(resize, State.ENDED, reason("job_unknown"))
+    if not array.alive:
+        ended = [job for job in array.tasks.values() if job.ended]
+        last = max(ended, key=lambda job: job.end_time, default=array.job)
+        return machine.move(resize, State.ENDED, reason("job_ended", state=last.state.value))
+    # Whatever its task says, its term is what its reports and orders go by.
+    return handle(resize, replace(array, job=replace(array.job, restart=resize.restart)))
+
+
+# -- preparing ---------------------------------------------------------------------------------------------------------
+
+
+def _preparing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
+    if not machine.wanted(array.job):
+        return _withdraw(machine, resize, reason("switched_off"))
+    if not resize.added:
+        return machine.move(resize, State.OPENING)
+    if (why := _unfit(resize, array)) is not None:
+        return _withdraw(machine, resize, why)
+    if machine.times.late(resize):
+        return _withdraw(machine, resize, reason("blocks_not_ready"))
+    if not _prepared(resize, array) and machine.times.due(resize):
+        why = _prepare(machine, resize, array)
+        if why is not None:
+            return _withdraw(machine, resize, why)
+        array = look_at(machine.client, resize.job_id)
+    return machine.move(resize, State.OPENING) if _prepared(resize, array) else resize
+
+
+def _unfit(resize: ResizeRecord, array: Array) -> Reason | None:
+    """Why one of the blocks that are to join cannot be prepared."""
+    for task, _, _ in resize.added:
+        job = array.tasks.get(task)
+        if job is None:
+            return reason("block_unknown", task=task)
+        if job.admin_held:
+            return reason("block_held", task=task)
+        if not job.pending and job.state is not JobState.COMPLETED:
+            return reason("block_taken", task=task)
+    return None
+
+
+def _prepared(resize: ResizeRecord, array: Array) -> bool:
+    """Whether all that wait are held, and those that are to join have their shapes."""
+    return (
+        not _unheld(resize, array)
+        and not any(job.throttle for job in array.tasks.values())
+        and all(
+            (job := array.tasks[task]).pending and job.held and has_shape(job, Shape(nodes, gpus))
+            for task, nodes, gpus in resize.added
+        )
+    )
+
+
+def _unheld(resize: ResizeRecord, array: Array) -> list[int]:
+    tasks = {*resize.held, *(task for task, _, _ in resize.added)} & array.tasks.keys()
+    return sorted(task for task in tasks if array.tasks[task].pending and not array.tasks[task].held)
+
+
+def _prepare(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
+    """Hold what waits, lift the throttle, have blocks that completed wait again, and give those that are to join their
+    shapes; why that cannot be, or None, also where more of it is to come."""
+    client = machine.client
+    unheld = _unheld(resize, array)
+    try:
+        if len(unheld) > 1 and not any(
+            is_alive(job) and job.pending for t, job in array.tasks.items() if t not in unheld
+        ):
+            client.hold_waiting(resize.job_id)
+        else:
+            for task in unheld:
+                client.hold(array.key(task))
+    except Refused as error:
+        return reason("hold_refused", answer=str(error))
+    # Never before the holds: all tasks would start.
+    if any(job.throttle for job in array.tasks.values()):
+        if _unheld(resize, look_at(client, resize.job_id)):
+            return None
+        try:
+            client.throttle(resize.job_id, 0)
+        except Refused as error:
+            return reason("throttle_refused", answer=str(error))
+    for task, nodes, gpus in resize.added:
+        job = array.tasks[task]
+        if job.completing:
+            return None
+        try:
+            if not job.pending:
+                client.reuse(array.key(task))
+            client.reshape(array.key(task), Shape(nodes, gpus))
+        except UnknownJob:
+            return reason("block_unknown", task=task)
+        except Refused as error:
+            return reason("shape_refused", answer=str(error))
+    return None
+
+
+# -- there -------------------------------------------------------------------------------------------------------------
+
+
+def _opening(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
+    if not machine.wanted(array.job):
+        return _withdraw(machine, resize, reason("switched_off"))
+    # The order first: a block that starts looks whether it is wanted.
+    if machine.orders.last_number(array.job) < (resize.order_number or 0):
+        blocks = (_training(machine, resize, array) - {*resize.dropped}) | {task for task, _, _ in resize.added}
+        if not blocks:
+            return _withdraw(machine, resize, reason("blocks_not_ready"))
+        try:
+            _order(machine, resize, array, blocks, resize.new_batch, resize.order_number or 0)
+        except OrderError as error:
+            return _withdraw(machine, resize, reason("order_not_written", problem=str(error)))
+    if (closed := _ours_to_release(resize, array)) and machine.times.due(resize):
+        for task in closed:
+            try:
+                _release(machine, array, task)
+            except Refused as error:
+                return _withdraw(machine, resize, reason("release_refused", answer=str(error)))
+    elif closed:
+        return resize
+    wait_s = machine.settings.blocks_wait_s if resize.added else machine.settings.drain_timeout_s
+    return machine.move(resize, State.JOINING, deadline=machine.clock() + wait_s)
+
+
+def _ours_to_release(resize: ResizeRecord, array: Array) -> list[int]:
+    jobs = ((task, array.tasks.get(task)) for task, _, _ in resize.added)
+    return [task for task, job in jobs if job is not None and job.pending and job.held and not job.admin_held]
+
+
+def _release(machine: Machine, array: Array, task: int) -> None:
+    """Raises `Refused`."""
+    key = array.key(task)
+    # Slurm delays what was requeued, nothing else.
+    if machine.settings.start_now and array.tasks[task].restart > 0:
+        try:
+            machine.client.release(key, start_now=True)
+            return
+        except Refused as error:
+            log.info("job %s: it is released to start after Slurm's own delay: %s", key, error)
+    machine.client.release(key, start_now=False)
+
+
+def _joining(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
+    if _joined(machine, resize, array) is not None:
+        return machine.move(resize, State.LEAVING, deadline=machine.clock() + machine.settings.blocks_wait_s)
+    if not machine.wanted(array.job):
+        return _withdraw(machine, resize, reason("switched_off"))
+    why = _hindered(machine, resize, array)
+    return _withdraw(machine, resize, why) if why is not None else resize
+
+
+def _hindered(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
+    """Why the blocks will not train together; None while they may."""
+    late, now = machine.times.late(resize), machine.clock()
+    waiting, since = not resize.added, 0.0
+    for task, _, _ in resize.added:
+        job = array.tasks.get(task)
+        if job is None:
+            return reason("block_unknown", task=task)
+        if job.pending and job.held:
+            return reason("block_held", task=task)
+        if job.pending and never_starts(job):
+            return reason("never_starts", cause=job.reason)
+        if job.ended or job.completing:
+            return reason("block_ended", task=task, state=job.state.value)
+        waiting, since = waiting or job.pending, max(since, job.start_time)
+    if waiting and late:
+        given = machine.settings.blocks_wait_s
+        return reason("queued_too_long", seconds=given) if resize.added else reason("blocks_not_joined")
+    if not waiting and now > since + machine.settings.start_timeout_s:
+        return reason("blocks_not_joined")
+    return None
+
+
+def _leaving(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
+    left = _put_back(machine, array, resize.dropped)
+    if left and not machine.times.late(resize):
+        return resize
+    why = reason("blocks_linger", task=min(left)) if left else reason("blocks_train")
+    seen = machine.reports.membership(array.job, resize.order_number)
+    return machine.move(resize, State.DONE, why, pause_s=seen.report.pause_s if seen is not None else None)
+
+
+# -- back --------------------------------------------------------------------------------------------------------------
+
+
+def _withdraw(machine: Machine, resize: ResizeRecord, why: Reason) -> ResizeRecord:
+    return machine.move(resize, State.WITHDRAWING, why, deadline=machine.times.start_deadline)
+
+
+def _withdrawing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
+    number, last = resize.order_number or 0, machine.orders.last_number(array.job)
+    seen = _joined(machine, resize, array) if last >= number else None
+    try:
+        if seen is not None and last > number:
+            # It had the order before it could be called off: what it does is what it is to do.
+            running = {*seen.blocks} & _running(array)
+            _order(machine, resize, array, running, resize.new_batch, machine.orders.next_number(array.job))
+        elif seen is None and last == number:
+            blocks = _training(machine, resize, array)
+            _order(machine, resize, array, blocks, resize.old_batch, machine.orders.next_number(array.job))
+    except OrderError as error:
+        log.warning("job %d: its order could not be called off: %s", resize.job_id, error)
+    if seen is not None:
+        deadline = machine.clock() + machine.settings.blocks_wait_s
+        return machine.move(resize, State.LEAVING, reason("blocks_joined"), deadline=deadline)
+    # Where some had joined already they stay, and those whose place they took are gone.
+    training = _training(machine, resize, array)
+    tasks = [*(task for task, _, _ in resize.added), *resize.dropped]
+    left = _put_back(machine, array, [task for task in tasks if task not in training])
+    if left and not machine.times.late(resize):
+        return resize
+    return machine.move(resize, State.ROLLED_BACK, _cause(machine, resize))
+
+
+def _cause(machine: Machine, resize: ResizeRecord) -> Reason:
+    """Why it was taken back, as it was written down then."""
+    steps = [step for step in machine.store.resize_steps(resize.id) if step.state == State.WITHDRAWING.value]
+    detail = steps[-1].detail
+    return Reason(detail.code, tuple(detail.arguments.items()))
+
+
+# -- both --------------------------------------------------------------------------------------------------------------
+
+
+def _put_back(machine: Machine, array: Array, tasks: Iterable[int]) -> list[int]:
+    """Have those of the tasks wait in a hold that do not run any more; those that still run. What ended in another way
+    than it was to, or Slurm has forgotten, is let go."""
+    left = []
+    for task in tasks:
+        job = array.tasks.get(task)
+        if job is None or (job.ended and job.state is not JobState.COMPLETED) or (job.pending and job.held):
+            continue
+        if job.completing or not (job.pending or job.ended):
+            left.append(task)
+            continue
+        try:
+            if job.pending:
+                machine.client.hold(array.key(task))
+            elif machine.wanted(array.job):
+                machine.client.reuse(array.key(task))
+        except Refused as error:
+            log.info("job %s: it is not kept for another time: %s", array.key(task), error)
+            if job.pending:
+                left.append(task)  # it has started, if anything
+    return left
+
+
+def _newest(machine: Machine, array: Array) -> Membership | None:
+    found = machine.reports.membership(array.job)
+    return found.report if found is not None else None
+
+
+def _joined(machine: Machine, resize: ResizeRecord, array: Array) -> Membership | None:
+    """The newest membership where it is the one that was ordered: those that were to join are in it, by the start that
+    Slurm knows of, and those that were to leave are not."""
+    seen = _newest(machine, array)
+    if seen is None:
+        return None
+    restarts = dict(zip(seen.blocks, seen.restarts, strict=False))
+    for task, _, _ in resize.added:
+        job = array.tasks.get(task)
+        if job is None or not job.running or restarts.get(task) != job.restart:
+            return None
+    return seen if restarts.keys().isdisjoint(resize.dropped) else None
+
+
+def _training(machine: Machine, resize: ResizeRecord, array: Array) -> set[int]:
+    """The tasks that train together, by their newest report as far as Slurm agrees; or that run, without those that are
+    to join. One that Slurm starts again is still meant."""
+    seen = _newest(machine, array)
+    known = {task for task, job in array.tasks.items() if is_alive(job)}
+    members = {*seen.blocks} & known if seen is not None else set()
+    return members or _running(array) - {task for task, _, _ in resize.added}
+
+
+def _running(array: Array) -> set[int]:
+    return {task for task, job in array.tasks.items() if job.running}
+
+
+def _order(
+    machine: Machine, resize: ResizeRecord, array: Array, blocks: Collection[int], batch: int | None, number: int
+) -> None:
+    """Order the job to train with these blocks; durable when it returns. Raises `OrderError`."""
+    seen = _newest(machine, array)
+    leader = array.tasks.get(seen.blocks[0]) if seen is not None and seen.blocks else None
+    job = array.job
+    if leader is not None and leader.running:
+        # It is the one to be woken.
+        job = replace(leader, job_id=job.job_id, restart=job.restart)
+    machine.orders.write(job, Order(number, resize.restart, batch, blocks=tuple(sorted(blocks)) or None), wake=True)
+
+
+BLOCK_HANDLERS: dict[State, Callable[[Machine, ResizeRecord, Array], ResizeRecord]] = {
+    State.PREPARING: _preparing,
+    State.OPENING: _opening,
+    State.JOINING: _joining,
+    State.LEAVING: _leaving,
+    State.WITHDRAWING: _withdrawing,
+}

@@ -1,0 +1,96 @@
+"""What jobs of blocks leave behind: tasks held for nothing once the job is over, and blocks that nobody trains with.
+
+The job cancels its waiting tasks itself where it can (`ones-run`); here that is made sure of, also by a companion that
+is started later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+
+from ones_db import MembershipRecord, Store
+from ones_wrapper.protocol import Order
+from slurm_ones.act.blocks import is_alive, look_at
+from slurm_ones.act.held_tasks import HeldTasks
+from slurm_ones.act.orders import OrderError, OrderWriter
+from slurm_ones.observe.eligibility import Elastic
+from slurm_ones.rules.blocks import task_of
+from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
+from slurm_ones.slurm.model import Job
+
+log = logging.getLogger(__name__)
+
+SURE_S = 10.0
+"""A job is over so long after the end of its last block: until then Slurm may be about to requeue that."""
+APART_S = 300.0
+"""A block that runs and does not train with the others for so long is told to end."""
+
+
+@dataclass
+class Leftovers:
+    """Looks after them once a tick."""
+
+    client: SlurmClient
+    store: Store
+    held: HeldTasks
+    orders: OrderWriter
+    clock: Callable[[], float]
+    _told: set[tuple[int, int, int]] = field(default_factory=set)
+    """Job, task and restart of blocks that were told to end."""
+
+    def cancel_waiting(self, jobs: Iterable[Elastic]) -> None:
+        """Cancel the tasks that wait in holds of ours of those jobs that are over; raises `Unreachable`.
+
+        `jobs` are as a snapshot shows them. Slurm is asked anew about those alone that may be meant. One whose blocks
+        its owner keeps from running, by a hold of a task that trained or was never ours, is not over.
+        """
+        for job in jobs:
+            job_id = job.job.job_id
+            if not job.blocks or any(map(is_alive, job.blocks)) or not self._over(job_id, job.blocks):
+                continue
+            try:
+                if self._over(job_id, look_at(self.client, job_id).tasks.values()):
+                    log.info("job %d: it is over; its tasks that wait are cancelled", job_id)
+                    self.client.cancel_waiting(job_id)
+            except UnknownJob:
+                continue
+            except Refused as error:
+                log.error("job %d: its tasks that wait could not be cancelled: %s", job_id, error)
+
+    def _over(self, job_id: int, tasks: Collection[Job]) -> bool:
+        """Whether no block runs or may start, and all that wait do so for us."""
+        waiting = {task_of(job) for job in tasks if job.pending}
+        if not waiting or any(map(is_alive, tasks)) or not waiting <= self.held.of(job_id):
+            return False
+        last = max((job.end_time for job in tasks if not job.pending), default=0.0)
+        members = self.store.membership(job_id)
+        trained = {*members.report.blocks} if members is not None else {0}
+        return waiting.isdisjoint(trained) and self.clock() - last > SURE_S
+
+    def end_those_apart(self, jobs: Iterable[tuple[Elastic, MembershipRecord | None]]) -> None:
+        """Order away the blocks that run and do not train with the others. `jobs` are in no resize."""
+        now = self.clock()
+        for elastic, members in jobs:
+            if members is None or elastic.refusal or not elastic.job.running:
+                continue
+            running = {task_of(job): job for job in elastic.blocks if job.running}
+            staying = sorted({*members.report.blocks} & running.keys())
+            apart = {
+                (elastic.job.job_id, task, job.restart)
+                for task, job in running.items()
+                if task not in staying and now - max(job.start_time, members.time) > APART_S
+            }
+            if not staying or not apart - self._told:
+                continue
+            self._told |= apart
+            job = replace(elastic.job, restart=members.term)
+            try:
+                self.orders.write(job, Order(self.orders.next_number(job), job.restart, blocks=tuple(staying)))
+            except OrderError as error:
+                log.warning("job %d: blocks that train apart could not be ended: %s", job.job_id, error)
+
+    def forget(self, alive: Collection[int]) -> None:
+        """Leave nothing behind of jobs that have ended."""
+        self._told = {key for key in self._told if key[0] in alive}

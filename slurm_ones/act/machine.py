@@ -1,0 +1,91 @@
+"""What every resize is made with: client, database, the job's reports, and the one place that stores a state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ones_db import NO_REASON, MembershipRecord, ReasonRecord, ResizeRecord, ResizeStepRecord
+from slurm_ones.act.deferrals import Deferrals
+from slurm_ones.act.orders import OrderWriter
+from slurm_ones.act.timing import ActionTimes
+from slurm_ones.act.transitions import State, check_transition
+from slurm_ones.config import ResizeSettings
+from slurm_ones.reasons import Reason
+from slurm_ones.slurm.client import SlurmClient
+from slurm_ones.slurm.model import Job
+
+log = logging.getLogger(__name__)
+
+
+class ResizeStore(Protocol):
+    """What the machine needs of the database (`ones_db.Store` has it)."""
+
+    def step_resize(
+        self,
+        resize_id: int,
+        state: str,
+        *,
+        time: float,
+        detail: ReasonRecord = NO_REASON,
+        deadline: float | None = None,
+    ) -> ResizeRecord: ...
+
+    def end_resize(
+        self, resize_id: int, state: str, outcome: ReasonRecord, time: float, pause_s: float | None = None
+    ) -> ResizeRecord: ...
+
+    def resize_steps(self, resize_id: int) -> Sequence[ResizeStepRecord]: ...
+
+
+class Reports(Protocol):
+    """What the machine needs to know of a job's reports."""
+
+    def drained(self, job: Job, restart: int, order: int) -> float | None:
+        """When the durable checkpoint that answers the drain order was reported, None while there is none."""
+
+    def restarted(self, job: Job, after_restart: int) -> float | None:
+        """Seconds that training stood still, once a run after `after_restart` has reported its start; None before."""
+
+    def membership(self, job: Job, order: int | None = None) -> MembershipRecord | None:
+        """Which blocks of a job of blocks train together, by its newest report of that; with an order's number by the
+        newest that names it."""
+
+
+@dataclass
+class Machine:
+    """What the actions of a resize's states have to work with."""
+
+    client: SlurmClient
+    store: ResizeStore
+    reports: Reports
+    settings: ResizeSettings
+    orders: OrderWriter
+    deferrals: Deferrals
+    clock: Callable[[], float]
+    wanted: Callable[[Job], bool]
+    """Whether a job is still to be resized: it has not opted out, and the stop file is not there."""
+
+    def __post_init__(self) -> None:
+        self.times = ActionTimes(self.settings, self.clock)
+
+    def move(
+        self,
+        resize: ResizeRecord,
+        state: State,
+        why: Reason | None = None,
+        *,
+        deadline: float | None = None,
+        pause_s: float | None = None,
+    ) -> ResizeRecord:
+        """Write down the state that comes next; no other code does. Raises `IllegalTransition`."""
+        check_transition(State(resize.state), state)
+        log.info("job %d: %s → %s%s", resize.job_id, resize.state, state.value, f": {why}" if why else "")
+        detail = ReasonRecord.of(why)
+        if not state.final:
+            self.times.entered(resize, state)
+            return self.store.step_resize(resize.id, state.value, time=self.clock(), detail=detail, deadline=deadline)
+        self.times.forget(resize)
+        return self.store.end_resize(resize.id, state.value, detail, self.clock(), pause_s)

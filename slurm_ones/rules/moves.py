@@ -1,0 +1,181 @@
+"""Which blocks of a running job join and leave so that it gets another number of GPUs.
+
+A block keeps its shape as long as it runs. So a job of blocks grows by blocks that join, and shrinks by blocks that
+leave; where no choice of its blocks makes the size, others take the place of some or of all, if there is room for both
+at once. All of it takes effect at one step boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slurm_ones.slurm.model import Shape, take
+
+
+class Block(NamedTuple):
+    """A block that trains."""
+
+    task: int
+    shape: Shape
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Blocks that join and leave."""
+
+    added: tuple[tuple[int, Shape], ...] = ()
+    """Task and shape of each, the largest first."""
+    dropped: tuple[int, ...] = ()
+    """Their tasks, ascending."""
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.dropped)
+
+    @property
+    def gained(self) -> int:
+        """GPUs of the blocks that join."""
+        return sum(shape.gpus for _, shape in self.added)
+
+
+NO_MOVES = Moves()
+"""All blocks stay, and none joins."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """What blocks can be placed on."""
+
+    free: Mapping[str, int]
+    """GPUs that each node could give now, without what the job's own blocks hold."""
+    node_gpus: int
+    """GPUs of a full node."""
+    whole_nodes: bool = False
+    """Slurm hands out whole nodes."""
+    split_nodes: bool = True
+    """Two blocks of a job may be on one node, and see each other's GPUs."""
+
+
+def moves(
+    blocks: Sequence[Block], spare: Sequence[int], target: int, site: Site, *, going: Sequence[int] = (), least: int = 1
+) -> Moves | None:
+    """Blocks that join and leave so that the job gets `target` GPUs; None where there is no way now.
+
+    `blocks` are those that train, the leader first; `spare` the tasks that could join, best first. Tasks `going` are to
+    be replaced, the most urgent first, as far as there is room: their nodes drain, or their time is nearly over. In
+    this order: nothing changes; blocks leave; blocks join; some take the place of others; all anew. A job that is to
+    shrink and for which there is none of these drops blocks until it has fewer GPUs than that, but `least`: blocks that
+    join can follow once those GPUs are free.
+    """
+    if target < 1 or not blocks:
+        return None
+    room = sum(site.free.values())
+    kept: dict[int, tuple[int, ...]] = {}
+    for urgent in range(len(going), -1, -1):
+        leaving = frozenset(going[:urgent])
+        kept = _choices([block for block in blocks if block.task not in leaving], blocks[0].task, site.node_gpus, going)
+        for gpus in sorted((gpus for gpus in kept if target - room <= gpus <= target), reverse=True):
+            added = _added(target - gpus, spare, [b for b in blocks if b.task in kept[gpus]], site)
+            if added is not None:
+                return Moves(added, _others(blocks, kept[gpus]))
+    if sum(block.shape.gpus for block in blocks) > target:
+        # The choices are those of all blocks again: a step on the way is no matter of who is to be replaced.
+        fewer = max((gpus for gpus in kept if least <= gpus < target and gpus), default=0)
+        if fewer:
+            return Moves((), _others(blocks, kept[fewer]))
+    return None
+
+
+def smaller(blocks: Sequence[Block], node_gpus: int) -> dict[int, tuple[int, ...]]:
+    """The sizes below its present one that a job gets by blocks that leave alone, and the tasks of those that leave."""
+    kept = _choices(blocks, blocks[0].task, node_gpus, ()) if blocks else {}
+    return {gpus: dropped for gpus, tasks in kept.items() if gpus and (dropped := _others(blocks, tasks))}
+
+
+def _others(blocks: Sequence[Block], kept: Collection[int]) -> tuple[int, ...]:
+    return tuple(sorted(block.task for block in blocks if block.task not in kept))
+
+
+_Cost = tuple[int, int, int, int]
+
+
+def _choices(
+    blocks: Sequence[Block], leader: int, node_gpus: int, going: Collection[int]
+) -> dict[int, tuple[int, ...]]:
+    """The sizes that some of the blocks make together, 0 among them, and for each which stay: rather those that need
+    not go, rather the leader, rather those on whole nodes, rather few."""
+    best: dict[int, tuple[_Cost, tuple[int, ...]]] = {0: ((0, 0, 0, 0), ())}
+    for block in blocks:
+        gone, leads = block.task in going, block.task == leader
+        whole = block.shape.gpus if block.shape.gpus_per_node == node_gpus else 0
+        for gpus, (cost, tasks) in list(best.items()):
+            total = (cost[0] + gone, cost[1] - (leads and not gone), cost[2] - whole, cost[3] + 1)
+            size = gpus + block.shape.gpus
+            if size not in best or total < best[size][0]:
+                best[size] = total, (*tasks, block.task)
+    return {gpus: tasks for gpus, (_, tasks) in best.items()}
+
+
+def _added(gpus: int, spare: Sequence[int], kept: Sequence[Block], site: Site) -> tuple[tuple[int, Shape], ...] | None:
+    """Spare tasks with shapes of so many GPUs in all that find room beside the blocks `kept`; None where none do."""
+    if not gpus:
+        return ()
+    for shapes in _shapes(gpus, kept, site):
+        whole = sum(shape.gpus for shape in shapes) == gpus
+        if whole and len(shapes) <= len(spare) and _fit(shapes, kept, site):
+            return tuple(zip(spare, shapes, strict=False))
+    return None
+
+
+def _shapes(gpus: int, kept: Sequence[Block], site: Site) -> Iterator[list[Shape]]:
+    """Ways to have so many GPUs in new blocks, best first, the largest block first in each.
+
+    Powers of two, where several blocks may be had: some of them then make any smaller size.
+    """
+    full = site.node_gpus
+    nodes, rest = divmod(gpus, full)
+    if not rest or not site.whole_nodes:
+        parts = [Shape(count, full) for count in _powers(nodes)] + [Shape(1, count) for count in _powers(rest)]
+        yield parts
+    if not rest:
+        yield [Shape(nodes, full)]
+    if site.whole_nodes:
+        return
+    if gpus < full:
+        yield [Shape(1, gpus)]
+    if len({block.shape.gpus_per_node for block in kept}) == 1:
+        each = kept[0].shape.gpus_per_node
+        if gpus % each == 0:
+            yield [Shape(gpus // each, each)]
+    for each in range(min(full, gpus), 0, -1):
+        if gpus % each == 0:
+            yield [Shape(gpus // each, each)]
+    yield list(_filling(gpus, site.free))
+
+
+def _powers(count: int) -> list[int]:
+    """Powers of two that add up to the count, descending."""
+    return [1 << bit for bit in range(count.bit_length() - 1, -1, -1) if count >> bit & 1]
+
+
+def _filling(gpus: int, free: Mapping[str, int]) -> Iterator[Shape]:
+    """One block on each node, as much as it gives, the freest first; too few where there is no room."""
+    for room in sorted(free.values(), reverse=True):
+        if gpus and room:
+            yield Shape(1, min(room, gpus))
+            gpus -= min(room, gpus)
+
+
+def _fit(shapes: Sequence[Shape], kept: Sequence[Block], site: Site) -> bool:
+    """Whether Slurm finds room for all of them; where blocks must not share nodes, whether it could not do otherwise
+    than keep them apart: it chooses the nodes."""
+    if not site.split_nodes:
+        smallest = min(shape.gpus_per_node for shape in shapes)
+        if len(shapes) > 1 and smallest < site.node_gpus:
+            return False
+        if any(site.free.get(name, 0) >= smallest for block in kept for name in block.nodes):
+            return False
+    room = dict(site.free)
+    return all(take(shape, room) for shape in shapes)

@@ -1,0 +1,167 @@
+"""A long training in blocks on a real Slurm, disturbed in every way that is foreseen, ends where one ends that is not.
+
+No run is requeued, each sample is used once, and the parameters are those of plain PyTorch in one process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from ones_wrapper.protocol import Bye, Membership, Report
+from slurm_ones.act.transitions import State
+from tests.cluster import Cluster
+from tests.endtoend.harness import TRAIN, Harness
+from tests.endtoend.test_exactly_once import scripted
+from tests.wrapper.reference import batches_by_step, train
+from tests.wrapper.runs import assert_exactly_once
+
+pytestmark = pytest.mark.cluster
+SAMPLES, GAMMA = 203, 0.99
+OPTIONS = ("--array=0-7%1", "--comment=ones: gpus=1-8 batch=16-64 array=blocks", "--time=30", "--cpus-per-gpu=1")
+
+
+class Training:
+    """One job of blocks that trains with PyTorch, and what it left."""
+
+    def __init__(self, harness: Harness, epochs: int, step_ms: int = 100, **env: str) -> None:
+        self.harness, self.epochs = harness, epochs
+        self.folder = harness.folder("traces")
+        inside = f"/scratch/{self.folder.name}"
+        arguments = ["--epochs", epochs, "--samples", SAMPLES, "--batch", 16, "--step-ms", step_ms, "--gamma", GAMMA]
+        arguments += ["--hurry", f"{inside}/hurry", "--out", f"{inside}/out.json"]
+        env |= {"ONES_BLOCKS": "1", "ONES_TRACE": f"{inside}/trace-{{restart}}-{{rank}}.jsonl"}
+        self.job_id = harness.submit(str(TRAIN), *map(str, arguments), options=OPTIONS, **env)
+        self.settings = harness.settings(scope='"own"', resize="max_wait_s = 60\ndwell_s = 0")
+        harness.membership(self.job_id, lambda m: m.why == "first", "first membership")
+
+    def sizes(self, *gpus: int, batch: int = 32, timeout_s: float = 240.0) -> Membership:
+        """Have a companion bring the job to these sizes."""
+        scripted(self.harness, self.settings, {self.job_id: [[0, size, batch] for size in gpus]}, timeout_s=timeout_s)
+        return self.member(lambda m: m.world == gpus[-1], f"membership of {gpus[-1]} GPUs")
+
+    def member(self, holds: object, what: str, timeout_s: float = 60.0) -> Membership:
+        return self.harness.membership(self.job_id, holds, what, timeout_s)  # type: ignore[arg-type]
+
+    def after(self, before: Membership, what: str, timeout_s: float = 90.0) -> Membership:
+        """The first membership after that one in which the job has trained on."""
+        return self.member(lambda m: m.generation > before.generation, what, timeout_s)
+
+    def block_of(self, task: int) -> list[int]:
+        """Process ids of the ranks of a running block, the ranks last."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            with suppress(OSError):
+                words = (folder / "cmdline").read_bytes()
+                if b"ones_wrapper.launch.node" not in words:
+                    continue
+                environ = (folder / "environ").read_bytes()
+                if all(
+                    f"{name}={value}\0".encode() in environ
+                    for name, value in (("SLURM_ARRAY_JOB_ID", self.job_id), ("SLURM_ARRAY_TASK_ID", task))
+                ):
+                    found.append(int(folder.name))
+        return sorted(found)
+
+    def kill_rank(self, task: int) -> None:
+        """SIGKILL to a rank of the block."""
+        os.kill(self.block_of(task)[-1], signal.SIGKILL)
+
+    def end(self) -> Sequence[Sequence[Report]]:
+        """Let it hurry to its end, and judge it; the reports of all its terms."""
+        harness, job_id = self.harness, self.job_id
+        (self.folder / "hurry").touch()
+        deadline = time.monotonic() + 300
+        while any(t.state in ("RUNNING", "PENDING", "COMPLETING") for t in harness.tasks(job_id).values()):
+            assert time.monotonic() < deadline, f"{harness.tasks(job_id)}\n{harness.log(job_id)[-6000:]}"
+            time.sleep(0.5)
+        states = {t.state for t in harness.tasks(job_id).values()}
+        assert states <= {"COMPLETED", "CANCELLED"}, f"{harness.tasks(job_id)}\n{harness.log(job_id)[-6000:]}"
+        count = len(list(harness.directory(job_id).glob("reports-*.jsonl")))
+        runs = [harness.reports(job_id, term) for term in range(count)]
+        byes = [report.reason for reports in runs for report in reports if isinstance(report, Bye)]
+        assert byes[-1] == "finished", byes
+        generations = [m.generation for m in harness.memberships(job_id)]
+        assert generations == sorted({*generations}), "two memberships of one generation"
+        assert_exactly_once(self.folder, self.epochs, SAMPLES)
+        out = json.loads((self.folder / "out.json").read_text())["parameters"]
+        found = torch.tensor(out, dtype=torch.float64)
+        expected = train(self.epochs, SAMPLES, GAMMA, batches_by_step(runs))
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
+        return runs
+
+
+def test_blocks_join_and_leave_while_it_trains(harness: Harness) -> None:
+    """1 → 2 → 4 → 1 GPUs, and a batch that changes with them."""
+    training = Training(harness, 60)
+    training.sizes(2, 4, batch=32)
+    training.sizes(1, batch=16)
+    training.end()
+    told = harness.memberships(training.job_id)
+    assert [m.world for m in told] == [1, 2, 4, 1], told
+    assert all(m.pause_s < 5 for m in told)
+    with harness.store(training.settings) as store:
+        assert [r.state for r in store.resizes(training.job_id)] == [State.DONE] * 3
+
+
+def test_a_training_that_loses_blocks_ends_where_one_that_does_not(harness: Harness) -> None:
+    """Protects what blocks may break: grown, its leader cancelled by the owner, a member's rank killed, the leader's
+    rank killed, a member cancelled, a node drained, shrunk to one."""
+    training = Training(harness, 260)
+    job_id = training.job_id
+    at = training.sizes(2, 4, batch=32)
+
+    # The owner cancels the leader: it hands over, and the others train on.
+    harness.cluster.run(["scancel", f"{job_id}_{at.blocks[0]}"])
+    at = training.after(at, "membership without its first leader")
+    assert harness.tasks(job_id)[0].state in ("CANCELLED", "COMPLETING")
+
+    at = training.sizes(4, batch=48)
+    training.kill_rank(at.blocks[-1])
+    at = training.after(at, "membership after a killed rank")
+    at = training.member(lambda m: len(m.blocks) >= 3, "membership of those that are left")
+
+    training.kill_rank(at.blocks[0])
+    at = training.after(at, "membership after a killed leader")
+
+    at = training.sizes(2, 4, batch=48)
+    harness.cluster.run(["scancel", f"{job_id}_{at.blocks[-1]}"])
+    at = training.after(at, "membership without the cancelled block")
+
+    training.sizes(2, 1, batch=16)
+    training.end()
+
+
+def test_a_job_outlives_the_drain_of_its_node(harness: Harness) -> None:
+    """A block elsewhere takes over, and the drained node is free."""
+    training = Training(harness, 120)
+    node = harness.tasks(training.job_id)[0].node_list
+    try:
+        harness.cluster.run(["scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test"], user="root")
+        training.sizes(2, batch=32)
+        training.sizes(1, batch=16)
+        training.end()
+    finally:
+        harness.cluster.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], user="root")
+
+
+def test_without_a_companion_it_is_a_plain_job(old: Cluster) -> None:
+    """Task 0 trains; the others wait behind it, and are cancelled at its end. On 22.05."""
+    harness = Harness(old)
+    try:
+        training = Training(harness, 6, step_ms=20)
+        assert {task: t.state for task, t in harness.tasks(training.job_id).items() if t.state == "RUNNING"} == {
+            0: "RUNNING"
+        }
+        (runs,) = training.end()
+        assert [r.blocks for r in runs if isinstance(r, Membership)] == [(0,)]
+    finally:
+        harness.clear()

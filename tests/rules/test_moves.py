@@ -1,0 +1,164 @@
+"""Which blocks join and leave: never more than is free, never nothing, and towards the size that is wanted."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_ones.rules.moves import Block, Moves, Site, moves, smaller
+from slurm_ones.slurm.model import Shape, take
+
+FULL = 4
+
+
+def block(task: int, shape: str, *nodes: str) -> Block:
+    return Block(task, Shape.parse(shape), nodes)
+
+
+def found(blocks: list[Block], target: int, free: dict[str, int], spare: tuple[int, ...] = (5, 6, 7), **other: object):  # type: ignore[no-untyped-def]
+    site = {name: other.pop(name) for name in ("whole_nodes", "split_nodes") if name in other}
+    return moves(blocks, spare, target, Site(free, FULL, **site), **other)  # type: ignore[arg-type]
+
+
+def added(*shapes: str, spare: tuple[int, ...] = (5, 6, 7)) -> tuple[tuple[int, Shape], ...]:
+    return tuple(zip(spare, map(Shape.parse, shapes), strict=False))
+
+
+ONE = [block(0, "1x1", "n1")]
+MIXED = [block(0, "1x1", "n1"), block(1, "1x4", "n2"), block(2, "1x2", "n1")]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "target", "free", "expected"),
+    [
+        (ONE, 1, {"n1": 3}, Moves()),
+        (MIXED, 5, {}, Moves((), (2,))),
+        (MIXED, 3, {}, Moves((), (1,))),
+        (MIXED, 1, {}, Moves((), (1, 2))),
+        # The leader may leave where nothing else makes the size.
+        (MIXED, 4, {}, Moves((), (0, 2))),
+        (ONE, 2, {"n1": 3}, Moves(added("1x1"))),
+        (ONE, 4, {"n1": 3}, Moves(added("1x2", "1x1"))),
+        ([block(0, "1x4", "n1")], 12, {"n2": 4, "n3": 4}, Moves(added("2x4"))),
+        ([block(0, "1x4", "n1")], 16, {"n2": 4, "n3": 4, "n4": 4}, Moves(added("2x4", "1x4"))),
+        # Nothing of it can leave: another block takes its place.
+        ([block(0, "1x4", "n1")], 2, {"n2": 2}, Moves(added("1x2"), (0,))),
+        ([block(0, "1x4", "n1")], 2, {"n2": 1}, None),
+        # One stays, and the other one is replaced.
+        ([block(0, "1x4", "n1"), block(1, "1x4", "n2")], 6, {"n3": 2}, Moves(added("1x2"), (1,))),
+        # No room beside them: a step on the way.
+        ([block(0, "1x4", "n1"), block(1, "1x4", "n2")], 6, {"n3": 1}, Moves((), (1,))),
+        (ONE, 3, {"n1": 1}, None),
+        (ONE, 3, {}, None),
+    ],
+)
+def test_what_joins_and_leaves(blocks: list[Block], target: int, free: dict[str, int], expected: Moves | None) -> None:
+    """Protects the order: nothing, leave, join, replace, a step, no."""
+    assert found(blocks, target, free) == expected
+
+
+def test_whole_nodes_are_given_whole() -> None:
+    """Part of a node is nothing that Slurm gives there."""
+    one = [block(0, "1x4", "n1")]
+    assert found(one, 8, {"n2": 4}, whole_nodes=True) == Moves(added("1x4"))
+    assert found(one, 6, {"n2": 4}, whole_nodes=True) is None
+
+
+def test_blocks_that_must_not_share_a_node_do_not() -> None:
+    """Slurm chooses the nodes: a block that could come beside one of the job's own is not asked for."""
+    assert found(ONE, 2, {"n1": 3, "n2": 4}, split_nodes=False) == Moves(added("1x2"), (0,))
+    assert found(ONE, 5, {"n1": 3, "n2": 4}, split_nodes=False) == Moves(added("1x4"))
+    assert found(ONE, 4, {"n1": 3, "n2": 4}, split_nodes=False) == Moves(added("1x4"), (0,))
+    assert found(ONE, 4, {"n1": 2, "n2": 3}, split_nodes=False) == Moves(added("1x3"))
+
+
+def test_blocks_that_have_to_go_are_replaced_first() -> None:
+    """Also at the same size, the most urgent first, and only where there is room."""
+    two = [block(0, "1x4", "n1"), block(1, "1x4", "n2")]
+    assert found(two, 8, {"n3": 4}, going=[0]) == Moves(added("1x4"), (0,))
+    assert found(two, 8, {"n3": 4}, going=[1, 0]) == Moves(added("1x4"), (1,))
+    assert found(two, 8, {"n3": 4, "n4": 4}, going=[1, 0]) == Moves(added("2x4"), (0, 1))
+    assert found(two, 8, {}, going=[0]) == Moves()
+    assert found(two, 4, {}, going=[0]) == Moves((), (0,))
+
+
+def test_a_step_does_not_go_below_the_least() -> None:
+    """What the owner allows holds on the way as well."""
+    two = [block(0, "1x1", "n1"), block(1, "1x4", "n2")]
+    assert found(two, 3, {}) == Moves((), (1,))
+    assert found(two, 3, {}, least=2) is None
+
+
+def test_without_spare_tasks_a_job_only_shrinks() -> None:
+    """Slurm has no more tasks of this array to start."""
+    assert found(ONE, 2, {"n1": 3}, spare=()) is None
+    assert found(MIXED, 5, {"n1": 3}, spare=()) == Moves((), (2,))
+
+
+def test_the_sizes_below() -> None:
+    """Every subset, and who leaves for it."""
+    assert smaller(MIXED, FULL) == {1: (1, 2), 4: (0, 2), 5: (2,), 2: (0, 1), 3: (1,), 6: (0,)}
+    assert smaller(ONE, FULL) == {}
+
+
+NODES = [f"n{n}" for n in range(6)]
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[list[Block], dict[str, int]]:
+    """A job on a cluster of six nodes of four GPUs, and what is free beside it."""
+    free = {name: draw(st.integers(0, FULL)) for name in NODES}
+    blocks = []
+    for task in range(draw(st.integers(1, 4))):
+        gpus = draw(st.integers(1, FULL))
+        names = [name for name in NODES if free[name] >= gpus]
+        nodes = names[: draw(st.integers(1, 2))]
+        if nodes:
+            for name in nodes:
+                free[name] -= gpus
+            blocks.append(Block(task, Shape(len(nodes), gpus), tuple(nodes)))
+    return blocks, free
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    job=jobs(),
+    target=st.integers(1, 24),
+    split=st.booleans(),
+    spare=st.lists(st.integers(10, 20), unique=True, max_size=6),
+    going=st.lists(st.integers(0, 3), unique=True, max_size=2),
+    least=st.integers(1, 4),
+)
+def test_steps_lead_to_the_size_or_stop(
+    job: tuple[list[Block], dict[str, int]], target: int, split: bool, spare: list[int], going: list[int], least: int
+) -> None:
+    """At every moment more than nothing and no more than wanted; only what is free, and each task once."""
+    blocks, free = job
+    was = sum(one.shape.gpus for one in blocks)
+    for step in range(8):
+        made = moves(blocks, spare, target, Site(free, FULL, split_nodes=split), going=going, least=least)
+        if not made:
+            assert made is None or was == target
+            return
+        tasks = [one.task for one in blocks]
+        joining = [task for task, _ in made.added]
+        assert set(made.dropped) <= set(tasks) and set(joining) <= set(spare) and len({*joining}) == len(joining)
+        room = dict(free)
+        assert all(take(shape, room) for _, shape in made.added), "takes more than is free"
+        now = was + made.gained - sum(one.shape.gpus for one in blocks if one.task in made.dropped)
+        assert 0 < now <= target
+        assert now == target or (now >= least and not made.added and was > target)
+        # Slurm places the new ones, those that left are gone.
+        for one in blocks:
+            for name in one.nodes if one.task in made.dropped else ():
+                room[name] += one.shape.gpus_per_node
+        blocks = [one for one in blocks if one.task not in made.dropped]
+        for task, shape in made.added:
+            names = sorted((name for name in free if free[name] >= shape.gpus_per_node), key=lambda n: (free[n], n))
+            for name in names[: shape.nodes]:
+                free[name] -= shape.gpus_per_node
+            blocks.append(Block(task, shape, tuple(names[: shape.nodes])))
+        spare = [task for task in spare if task not in joining]
+        free, was, going = room, now, []
+        assert step < 7, "does not come to an end"

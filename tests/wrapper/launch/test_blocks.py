@@ -1,0 +1,582 @@
+"""`ones-run --blocks`: which block starts its ranks, what they are told, and what follows their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ones_wrapper.launch import LaunchOptions, find_job_directory, plan, wanted_block
+from ones_wrapper.launch import blocks as blocks_module
+from ones_wrapper.launch.blocks import Blocks
+from ones_wrapper.launch.job_directory import (
+    exit_code,
+    read_tries,
+    remove_exit_codes,
+    summarize_reports,
+    write_exit_code,
+    write_tries,
+)
+from ones_wrapper.launch.node import Forks
+from ones_wrapper.launch.rank_placement import PORTS, LaunchError, later_port, master_port
+from ones_wrapper.launch.restart_policy import (
+    DONT_RESTART,
+    HUNG,
+    MOST_FORKS,
+    PEER_LOST,
+    STOP_CODE,
+    Action,
+    Limits,
+    Outcome,
+    Tries,
+    decide,
+    explaining_code,
+    fork_delay_s,
+)
+from ones_wrapper.membership.files import Block, HotFolder, Leader, own_block
+from ones_wrapper.protocol import Checkpoint, Membership, Order, encode, encode_report
+from tests.wrapper.runs import Run, write_order
+
+ARRAY = 7
+IN_ARRAY = {
+    "ONES_BLOCKS": "1",
+    "SLURM_JOB_ID": "9",
+    "SLURM_ARRAY_JOB_ID": "7",
+    "SLURM_ARRAY_TASK_ID": "3",
+    "SLURM_ARRAY_TASK_MIN": "0",
+}
+LEADER = Leader(0, "127.0.0.1", 12345, "secret", 0, 0)
+
+
+def others(job_dir: Path, task: int = 3, *, lives: bool = True, **env: str) -> Blocks:
+    """What this task's `ones-run` sees; every leader lives, or none."""
+    return Blocks(Block(ARRAY, task, 0), job_dir, IN_ARRAY | env, lambda leader: lives)
+
+
+def leads(job_dir: Path, task: int, term: int = 0, restart: int = 0) -> HotFolder:
+    """This task has become the leader."""
+    hot = HotFolder(job_dir, ARRAY)
+    hot.prepare()
+    assert hot.claim(replace(LEADER, term=term, task=task, restart=restart))
+    return hot
+
+
+def members(job_dir: Path, *tasks: int, term: int = 0) -> None:
+    """The leader's reports say that these train together."""
+    report = Membership(1, tasks, (0,) * len(tasks), len(tasks), 1, len(tasks), 5, 32, 0.1)
+    (job_dir / f"reports-{term}.jsonl").write_bytes(encode_report(1, 1.0, report))
+
+
+# Before torch is imported.
+
+
+def test_a_block_that_comes_late_has_nothing_to_do(tmp_path: Path) -> None:
+    """Protects the queue and the result: a task that Slurm starts once training is over does not train again."""
+    leads(tmp_path, 0).end()
+    assert "job 7 has ended" in others(tmp_path, lives=False).not_wanted()
+    assert "job 7 has ended" in others(tmp_path, 0, lives=False).not_wanted()
+
+
+def test_a_block_that_no_order_names(tmp_path: Path) -> None:
+    """Protects a job from blocks that nobody wants, and a block that is wanted from being sent away; where the leader
+    is gone somebody must go on."""
+    hot = leads(tmp_path, 0)
+    write_order(tmp_path, Order(1, 0, blocks=(0, 2)))
+    assert "task 3 is not wanted now; those that are: 0, 2" in others(tmp_path).not_wanted()
+    assert others(tmp_path, 2).not_wanted() == ""
+    assert others(tmp_path, lives=False).not_wanted() == ""
+    assert hot.newest() == LEADER
+
+
+def test_which_order_counts(tmp_path: Path) -> None:
+    """Protects from an older order, one of a later term than there is, another job's, and strangers' nonsense."""
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    leads(tmp_path, 0, term=2)
+    (spool / "orders-7.json").write_bytes(encode(Order(5, 2, blocks=(0, 3))))
+    (spool / "orders-8.json").write_bytes(encode(Order(9, 2, blocks=(0,))))
+    write_order(tmp_path, Order(4, 2, blocks=(0,)))
+    assert others(tmp_path, ONES_SPOOL=str(spool)).not_wanted() == ""
+    assert "not wanted" in others(tmp_path).not_wanted()
+    write_order(tmp_path, Order(8, 3, blocks=(0,)))
+    assert others(tmp_path, ONES_SPOOL=str(spool)).not_wanted() == ""
+    (tmp_path / "orders.json").unlink()
+    (tmp_path / "orders.json").symlink_to(spool / "orders-8.json")
+    assert others(tmp_path, ONES_SPOOL=str(spool)).not_wanted() == ""
+
+
+def test_an_array_without_a_throttle(tmp_path: Path) -> None:
+    """Protects users who forget the throttle and have no companion: one block trains, the others say what to do."""
+    leads(tmp_path, 0)
+    assert "--array=0-7%1" in others(tmp_path).not_wanted()
+    write_order(tmp_path, Order(1, 0, batch=32))  # names no tasks
+    assert "--array=0-7%1" in others(tmp_path).not_wanted()
+
+
+def test_the_next_task_takes_the_job_over(tmp_path: Path) -> None:
+    """Protects a job whose first block is gone, under a throttle and without a companion."""
+    leads(tmp_path, 0)
+    assert others(tmp_path, lives=False).not_wanted(60.0) == ""
+
+
+def test_who_waits_for_the_first_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects from two memberships where all blocks start at once: the others let the first one lead."""
+    monkeypatch.setattr(blocks_module, "_LOOK_S", 0.02)
+    started = time.monotonic()
+    assert others(tmp_path, 0).not_wanted(60.0) == ""
+    assert others(tmp_path, 3, SLURM_ARRAY_TASK_MIN="3").not_wanted(60.0) == ""
+    assert time.monotonic() - started < 5
+    started = time.monotonic()
+    assert others(tmp_path).not_wanted(0.3) == ""
+    assert 0.3 <= time.monotonic() - started < 5
+    write_order(tmp_path, Order(1, 0, blocks=(0, 3)))
+    assert others(tmp_path).not_wanted(60.0) == ""  # ordered: no wait
+    write_order(tmp_path, Order(2, 0, blocks=(0,)))
+    looks: list[Callable[[], object]] = [lambda: None, lambda: leads(tmp_path, 0)]
+    monkeypatch.setattr("ones_wrapper.launch.blocks.time.sleep", lambda seconds: looks.pop(0)())
+    assert "not wanted" in others(tmp_path).not_wanted(60.0)
+
+
+def test_its_own_leader_file_is_no_other(tmp_path: Path) -> None:
+    """Protects a block whose ranks start again from taking itself for somebody else; its task's earlier start was."""
+    leads(tmp_path, 3)
+    assert not others(tmp_path).others_train()
+    assert others(tmp_path).not_wanted() == ""
+    leads(tmp_path, 0, term=1)
+    assert others(tmp_path).others_train()
+    assert not others(tmp_path, lives=False).others_train()
+
+
+def test_a_folder_that_can_not_be_used(tmp_path: Path) -> None:
+    """Protects what a link names; the message says what to do."""
+    (tmp_path / "hot").symlink_to(tmp_path)
+    with pytest.raises(LaunchError, match="hot: is a link"):
+        others(tmp_path)
+
+
+# What is each block's own.
+
+
+def test_the_job_directory_is_the_arrays() -> None:
+    """Protects blocks from training side by side without each other, and a sweep's tasks from each other."""
+    assert find_job_directory(IN_ARRAY, Path("/w")) == Path("/w/ones-7")
+    assert find_job_directory(IN_ARRAY | {"ONES_BLOCKS": ""}, Path("/w")) == Path("/w/ones-9")
+
+
+def test_blocks_leave_each_others_files(tmp_path: Path) -> None:
+    """Protects exit codes and tries: of two blocks, and of two whose numbers begin alike."""
+    for task, code in ((1, 5), (11, 6)):
+        write_exit_code(tmp_path, 0, 0, code, task)
+        assert write_tries(tmp_path, Tries(20 + task, restarts=task), task)
+    write_exit_code(tmp_path, 1, 0, 9, 1)
+    assert (exit_code(tmp_path, 0, 0, 1), exit_code(tmp_path, 0, 0, 11), exit_code(tmp_path, 0, 0)) == (5, 6, 0)
+    remove_exit_codes(tmp_path, 1)
+    assert (exit_code(tmp_path, 0, 0, 1), exit_code(tmp_path, 1, 0, 1), exit_code(tmp_path, 0, 0, 11)) == (0, 0, 6)
+    assert read_tries(tmp_path, 21, 1) == Tries(21, restarts=1)
+    assert read_tries(tmp_path, 31, 11) == Tries(31, restarts=11)
+    assert read_tries(tmp_path, 21) == Tries(21)
+
+
+def test_ports_of_blocks_on_one_node(tmp_path: Path) -> None:
+    """Protects blocks on one node from each other's store, and ranks started again from that of those before."""
+    ports = [later_port(master_port(job, 3), fork) for job in range(1990, 2100) for fork in range(20)]
+    assert len(set(ports)) == len(ports) and all(port in PORTS for port in ports)
+    assert later_port(master_port(7, 3), 0) == master_port(7, 3)
+
+
+# What follows the end of the ranks.
+
+
+def test_losing_others_explains_nothing() -> None:
+    """Protects the cause from its consequence: ranks that lost their peers follow one that failed, hung, was killed or
+    was told to stop."""
+    assert explaining_code([PEER_LOST, 7]) == 7
+    assert explaining_code([PEER_LOST, 137]) == 137
+    assert explaining_code([PEER_LOST, HUNG]) == HUNG
+    assert explaining_code([PEER_LOST, DONT_RESTART]) == DONT_RESTART
+    assert explaining_code([PEER_LOST, STOP_CODE]) == STOP_CODE
+    assert explaining_code([0, PEER_LOST]) == PEER_LOST
+
+
+def test_starts_after_lost_peers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the allocation: at once the first time, then slower, then left to `ones-run`; progress counts anew."""
+    slept: list[float] = []
+    monkeypatch.setattr("ones_wrapper.launch.node.time.sleep", slept.append)
+    forks = Forks(tmp_path)
+    for _ in range(MOST_FORKS):
+        assert forks.wait()
+    assert not forks.wait()
+    assert slept == [fork_delay_s(row) for row in range(1, MOST_FORKS + 1)]
+    assert (slept[0], max(slept)) == (0.0, 5.0) and slept == sorted(slept)
+    newest = tmp_path / "checkpoints" / "step-000000005"
+    newest.mkdir(parents=True)
+    (newest / "manifest.json").write_text("{}")
+    assert forks.wait() and slept[-1] == 0.0
+    assert forks.wait() and slept[-1] > 0.0
+    env = forks.env({"MASTER_PORT": str(master_port(7, 0))})
+    assert (env["ONES_FORK"], env["MASTER_PORT"]) == ("22", str(master_port(7, 2)))
+
+
+def test_what_ones_run_makes_of_lost_peers() -> None:
+    """Protects a block from one bad hour of the network, and the allocation from one without an end."""
+    step = decide(Outcome(PEER_LOST, checkpoint="step-000000005"), Tries(), Limits())
+    assert (step.action, step.tries.failures) == (Action.RESTART, 1)
+    assert "other blocks were lost" in step.why
+    assert decide(Outcome(PEER_LOST), Tries(failures=3), Limits()).action is Action.END
+
+
+def test_a_block_that_always_fails_does_not_live_from_others_progress() -> None:
+    """Protects the others: each time it is lost they write a newer checkpoint, which is no progress of its own."""
+    tries, limits = Tries(), Limits()
+    for number in range(1, 10):
+        end = Outcome(137, checkpoint=f"step-{number:09d}", steady=False)
+        step = decide(end, tries, limits)
+        if step.action is Action.END:
+            break
+        tries = step.tries
+    assert number == limits.retries + 1
+    steady = Outcome(137, checkpoint="step-000000099", steady=True)
+    assert decide(steady, tries, limits).tries.failures == 1
+
+
+def test_who_trains_together(tmp_path: Path) -> None:
+    """Protects the decision whether the job ends with this block: the last membership in the newest term counts."""
+    leads(tmp_path, 3, term=4)
+    seen = others(tmp_path)
+    assert seen.alone()
+    members(tmp_path, 3, 0, term=4)
+    assert (seen.term(), seen.alone(), summarize_reports(tmp_path, 4).tasks) == (4, False, (3, 0))
+    with (tmp_path / "reports-4.jsonl").open("ab") as file:
+        file.write(encode_report(2, 1.0, Membership(2, (3,), (0,), 1, 1, 1, 5, 32, 0.1)))
+        file.write(encode_report(3, 1.0, Checkpoint("step-000000005", 0, 0, 5, 1, 0.1)))
+    assert seen.alone()
+
+
+TOOL = """#!/bin/sh
+echo "$(basename "$0") $@" >> "{folder}/asked"
+{then}
+"""
+
+
+def slurm(folder: Path, task: int = 0, scancel: str = "", **env: str) -> dict[str, str]:
+    """The environment of a block on this machine, with tools of Slurm that note what they are asked."""
+    tools = folder / "bin"
+    tools.mkdir(exist_ok=True)
+    for name in ("scontrol", "scancel"):
+        (tools / name).write_text(TOOL.format(folder=folder, then=scancel if name == "scancel" else ""))
+        (tools / name).chmod(0o755)
+    return {
+        **IN_ARRAY,
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "SLURM_ARRAY_TASK_ID": str(task),
+        "SLURM_ARRAY_TASK_MIN": str(task),
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_NODELIST": "localhost",
+        "ONES_LAUNCHER": "local",
+        **env,
+    }
+
+
+def asked(folder: Path) -> list[str]:
+    path = folder / "asked"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A job's directory, with Slurm's tools in the PATH."""
+    monkeypatch.setenv("PATH", slurm(tmp_path)["PATH"])
+    job = tmp_path / "job"
+    job.mkdir()
+    yield job
+
+
+CANCELLED = ["scancel --state=PENDING 7"]
+
+
+def test_the_leader_cancels_what_waits(seen: Path, tmp_path: Path) -> None:
+    """Protects the queue from blocks of a job that has ended; the others leave that to the leader."""
+    leads(seen, 3).end()
+    others(seen, 0).ended(0, False)
+    assert asked(tmp_path) == []
+    others(seen, 3).ended(0, False)
+    assert asked(tmp_path) == CANCELLED
+
+
+def test_a_leader_that_left_cancels_nothing(seen: Path, tmp_path: Path) -> None:
+    """Protects a job that trains on: its leader left, or was told to stop."""
+    leads(seen, 3)
+    others(seen, 3).ended(0, False)
+    others(seen, 3).ended(STOP_CODE, True)
+    others(seen, 3).ended(137, False)
+    others(seen, 3).ended(1, True)
+    assert asked(tmp_path) == []
+    assert not HotFolder(seen, ARRAY).over()
+
+
+def test_stopped_for_good(seen: Path, tmp_path: Path) -> None:
+    """Protects the owner's word: no other block takes the job over."""
+    leads(seen, 3)
+    others(seen, 3).ended(DONT_RESTART, False)
+    assert asked(tmp_path) == CANCELLED
+    assert HotFolder(seen, ARRAY).over()
+
+
+def test_a_script_that_fails(seen: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Protects the queue from one failure a task; but not while others train, or where it was one of several."""
+    others(seen, 0).ended(7, False)  # before it led
+    assert asked(tmp_path) == CANCELLED
+    assert "would fail again" in capsys.readouterr().err
+    leads(seen, 3)
+    others(seen, 0).ended(7, False)  # another leads
+    members(seen, 3, 0)
+    others(seen, 3).ended(7, False)  # task 0 founds the next term
+    assert asked(tmp_path) == CANCELLED
+    assert not HotFolder(seen, ARRAY).over()  # its owner may requeue a task
+
+
+def test_a_refusal_to_cancel_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Protects the exit code: it does not change by it, whether Slurm refuses or does not answer."""
+    leads(tmp_path, 3).end()
+    monkeypatch.setenv("PATH", slurm(tmp_path, scancel="echo 'Invalid user' >&2; exit 1")["PATH"])
+    others(tmp_path).ended(0, False)
+    assert "waiting tasks were not cancelled (Invalid user); cancel them: scancel 7" in capsys.readouterr().err
+    slurm(tmp_path, scancel="exec sleep 60")
+    monkeypatch.setattr(blocks_module, "_CANCEL_S", 0.2)
+    others(tmp_path).ended(0, False)
+    assert "timed out" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", "/nowhere")
+    others(tmp_path).ended(0, False)
+    assert capsys.readouterr().err == ""
+
+
+# Real processes from here on.
+
+LISTENS = """
+import os, signal, socket, sys, time
+from pathlib import Path
+from ones_wrapper.membership.files import HotFolder, Leader, own_block
+env, block = os.environ, own_block(os.environ)
+words = " ".join([env["RANK"], env["WORLD_SIZE"], env.get("ONES_FORK", "0"), env["MASTER_PORT"], str(block)])
+os.write(1, (words + "\\n").encode())
+hot, fork, rank = HotFolder(Path(env["ONES_JOB_DIR"]), block.array), int(env.get("ONES_FORK", "0")), int(env["RANK"])
+def lead():
+    if rank == 0:
+        server = socket.create_server(("127.0.0.1", 0))
+        term, port = hot.next_term(), server.getsockname()[1]
+        assert hot.claim(Leader(term, "127.0.0.1", port, "secret", block.task, block.restart))
+        return server
+"""
+
+
+def block_of(folder: Path, text: str, task: int = 0, *, ranks: int = 1, **env: str) -> Run:
+    """A block whose ranks run that text."""
+    script = folder / f"script{task}.py"
+    script.write_text(LISTENS + text)
+    place: dict[str, Any] = dict(slurm(folder, task, **env))
+    return Run(folder / "job", script=script, ranks=ranks, **place)
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_ranks_that_lost_the_others_start_at_once(tmp_path: Path) -> None:
+    """Protects a job from a queue and from imports after each lost block: the same `ones-run`, the same launcher, new
+    ranks at another port; nothing is counted as a failure; and nothing is over before the script says so."""
+    run = block_of(tmp_path, f"lead()\nsys.exit({PEER_LOST} if fork < 2 else 0)\n", task=3, ranks=2)
+    assert run.end() == 0, run.errors
+    lines = sorted(run.output.splitlines(), key=lambda line: line.split()[2::-1])
+    port = master_port(9, 0)
+    assert lines == [f"{r} 2 {f} {port + f} {Block(7, 3, 0)}" for f in range(3) for r in range(2)]
+    assert run.errors.count("other blocks were lost; starting the ranks again") == 2
+    assert not (tmp_path / "job/tries-3.json").exists()
+    assert not list((tmp_path / "job").glob(".exit*"))
+    assert asked(tmp_path) == []
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_rescue_may_take_its_time(tmp_path: Path, killed: bool) -> None:
+    """Protects the checkpoint that one rank writes from its memory, while the other has ended or was killed."""
+    first = "os.kill(os.getpid(), 9)" if killed else f"sys.exit({PEER_LOST})"
+    text = (
+        f"os.chdir({str(tmp_path)!r})\n"
+        "if Path('rescued').exists():\n    sys.exit(0)\n"
+        f"if rank == 1:\n    {first}\n"
+        f"time.sleep(6)\nPath('rescued').touch()\nsys.exit({PEER_LOST})\n"
+    )
+    run = block_of(tmp_path, text, ranks=2)
+    assert run.end() == 0, run.errors
+
+
+def test_a_killed_rank_is_no_lost_peer(tmp_path: Path) -> None:
+    """Protects from a membership that a half-dead block joins: the whole block starts again, and it is counted."""
+    text = f"lead()\nif env['ONES_ATTEMPT'] == '0':\n    os.kill(os.getpid(), 9) if rank else sys.exit({PEER_LOST})\n"
+    run = block_of(tmp_path, text, ranks=2)
+    assert run.end() == 0, run.errors
+    assert "killed by signal 9; starting the ranks again" in run.errors
+    assert "other blocks were lost" not in run.errors
+    assert read_tries(tmp_path / "job", 9, 0).restarts == 1
+
+
+def test_a_plain_job_has_no_others(tmp_path: Path) -> None:
+    """Protects scripts that end with that code by themselves."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import os, sys\nsys.exit({PEER_LOST} if os.environ['ONES_ATTEMPT'] == '0' else 0)\n")
+    run = Run(tmp_path / "job", script=script)
+    assert run.end() == 0, run.errors
+    assert "starting the ranks again from the beginning, try 1 of 3" in run.errors
+
+
+def test_a_stop_ends_a_block_that_lost_the_others(tmp_path: Path) -> None:
+    """Protects scancel: a stop that comes while peers are lost is obeyed, and starts nothing again."""
+    text = (
+        "signal.signal(signal.SIGTERM, lambda *_: time.sleep(0.2))\n"
+        f"Path({str(tmp_path / 'up')!r}).touch()\nsignal.pause()\nsys.exit({PEER_LOST})\n"
+    )
+    run = block_of(tmp_path, text)
+    until((tmp_path / "up").exists)
+    run.signal(signal.SIGTERM)
+    assert run.end() == STOP_CODE, run.errors
+    assert len(run.output.splitlines()) == 1
+    assert asked(tmp_path) == []
+
+
+TRAINS = """
+from ones_wrapper.launch.process_hooks import FLAGS
+from ones_wrapper.protocol import Checkpoint, encode_report
+kept = lead()
+if rank == 0 and kept:
+    job = Path(env["ONES_JOB_DIR"])
+    (job / "checkpoints/step-000000005").mkdir(parents=True, exist_ok=True)
+    (job / "checkpoints/step-000000005/manifest.json").write_text("{}")
+    line = encode_report(1, 1.0, Checkpoint("step-000000005", 0, 0, 5, 1, 0.1))
+    (job / f"reports-{hot.newest().term}.jsonl").write_bytes(line)
+FLAGS.armed = True
+(Path(env["ONES_JOB_DIR"]) / f"up{block.task}").touch()
+while not FLAGS.stop:
+    time.sleep(0.02)
+sys.exit(143)
+"""
+
+
+def test_the_last_block_is_requeued_by_its_own_name(tmp_path: Path) -> None:
+    """Protects a job at its time limit, and the array's other tasks, which a requeue by the array's id would take
+    too."""
+    run = block_of(tmp_path, TRAINS, task=3)
+    until((tmp_path / "job/up3").exists)
+    run.signal(signal.SIGUSR2)
+    assert run.end() == STOP_CODE, run.errors
+    assert asked(tmp_path) == ["scontrol requeue 7_3"]
+    assert read_tries(tmp_path / "job", 9, 3).requeued_at == "step-000000005"
+
+
+def test_a_block_whose_time_is_over_goes_while_others_train(tmp_path: Path) -> None:
+    """Protects the queue: what is left of the job needs no block that was told to stop."""
+    run = block_of(tmp_path, TRAINS, task=3)
+    until((tmp_path / "job/up3").exists)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        hot = HotFolder(tmp_path / "job", ARRAY)
+        assert hot.claim(replace(LEADER, term=1, task=0, port=server.getsockname()[1]))
+        run.signal(signal.SIGUSR2)
+        run.end()
+    assert "other blocks of the job train on" in run.errors
+    assert asked(tmp_path) == []
+
+
+def test_blocks_of_a_job_one_after_the_other(tmp_path: Path) -> None:
+    """Protects the whole way without a companion: the first ends the job, and the next does not even import torch."""
+    first = block_of(tmp_path, "server = lead()\nhot.end()\n")
+    assert first.end() == 0, first.errors
+    assert asked(tmp_path) == CANCELLED
+    assert (tmp_path / "job/hot").stat().st_mode & 0o777 == 0o700
+    started = time.monotonic()
+    second = block_of(tmp_path, "raise AssertionError\n", task=1)
+    assert second.end() == 0, second.errors
+    assert "job 7 has ended" in second.errors and second.output == ""
+    assert time.monotonic() - started < 5
+    assert asked(tmp_path) == CANCELLED
+
+
+def test_a_block_that_is_not_wanted_any_more_is_not_started_again(tmp_path: Path) -> None:
+    """Protects the others from a block that crashed, which the companion has replaced meanwhile."""
+    text = f"Path({str(tmp_path / 'up')!r}).touch()\ntime.sleep(1)\nos.kill(os.getpid(), 9)\n"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        run = block_of(tmp_path, text, task=0)
+        until((tmp_path / "up").exists)
+        assert HotFolder(tmp_path / "job", ARRAY).claim(replace(LEADER, task=1, port=server.getsockname()[1]))
+        write_order(tmp_path / "job", Order(1, 0, blocks=(1,)))
+        assert run.end() == 0, run.errors
+    assert "task 0 is not wanted now" in run.errors
+
+
+def ones_run(folder: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text("import os\nprint(os.environ.get('ONES_BLOCKS'), os.environ['ONES_JOB_DIR'])\n")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))} | env
+    command = [sys.executable, "-m", "ones_wrapper.launch", *options, "script.py"]
+    return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=90, check=False, cwd=folder)
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "block"),
+    [
+        (True, None, Block(7, 3, 0)),
+        (False, "1", Block(7, 3, 0)),
+        (False, "0", None),
+        (False, None, None),
+    ],
+)
+def test_the_option_and_the_variable(asked: bool, given: str | None, block: Block | None) -> None:
+    """Protects: either says that an array's tasks are blocks, and without either a sweep's tasks are jobs. Ranks are
+    told the same, whatever starts them."""
+    env = {k: v for k, v in IN_ARRAY.items() if k != "ONES_BLOCKS"}
+    env |= {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_GPUS_ON_NODE": "2"}
+    env |= {"ONES_BLOCKS": given} if given else {}
+    options = LaunchOptions("mpirun")
+    assert wanted_block(env, asked, options) == block
+    place: dict[str, Any] = {"find": lambda name: name, "ask": lambda command: "mpirun (Open MPI) 5.0.7"}
+    launch = plan(env, "t.py", [], job_dir=find_job_directory(env, Path("/w")), options=options, **place)
+    assert own_block(launch.env) == block
+    assert launch.env["ONES_JOB_DIR"] == ("/w/ones-7" if block else "/w/ones-9")
+    assert {"SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"} <= set(launch.command)
+    assert ("ONES_BLOCKS" in launch.command) is bool(block)
+
+
+def test_blocks_outside_an_array(tmp_path: Path) -> None:
+    """Protects who tries the script on a workstation, or at a site that bans arrays: a plain job, and it says so."""
+    done = ones_run(tmp_path, "--blocks", ONES_JOB_DIR=str(tmp_path / "job"))
+    assert (done.returncode, done.stdout.split()[0]) == (0, "None")
+    assert done.stderr.count("trains as a plain job") == 1
+    assert not (tmp_path / "job/hot").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "says"),
+    [
+        (["--blocks", "--backend=mpi"], {}, "can't join or leave"),
+        (["--blocks", "--launcher=srun", "--mpi=pmi2"], {}, "can't join or leave"),
+        ([], {"ONES_BLOCKS": "1", "ONES_BACKEND": "mpi"}, "can't join or leave"),
+        ([], {"ONES_BLOCKS": "yes"}, "ONES_BLOCKS='yes': must be 1 or 0"),
+    ],
+)
+def test_refusals(tmp_path: Path, options: list[str], env: dict[str, str], says: str) -> None:
+    """Protects from eight trainings side by side, each of which takes the array for its own."""
+    plain = {k: v for k, v in slurm(tmp_path, 3).items() if k not in ("ONES_BLOCKS", "ONES_LAUNCHER")}
+    done = ones_run(tmp_path, *options, **plain, **env)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert own_block(plain) is None

@@ -1,0 +1,179 @@
+"""Blocks of one job join, leave, lead and die while it trains, with real processes: no sample is lost or used twice,
+and the result is that of a run which nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ones_wrapper.launch.restart_policy import STOP_CODE
+from ones_wrapper.protocol import Batch, Bye, Checkpoint, First, Hello, Membership, decode_spec
+from tests.wrapper.membership.blocks import Job
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path / "job")
+    yield job
+    job.kill()
+
+
+def test_grows_and_shrinks(job: Job) -> None:
+    """Protects the core: 1 → 2 → 4 → 1 ranks without a restart; the batch follows the membership it was ordered for."""
+    job.start(0)
+    job.wait(First)
+    order = job.order(0, 1, batch=32)
+    time.sleep(0.3)
+    job.start(1)
+    grown = job.wait_for(0, 1)
+    assert (grown.world, grown.batch, grown.order, grown.why, grown.restarts) == (2, 32, order, "order", (0, 0))
+    assert grown.bytes > 0 and grown.ready_s > 0
+    assert [b.step for b in job.of(Batch)] == [grown.step]
+    job.start(2, ranks=2)
+    job.order(0, 1, 2, batch=48)
+    four = job.wait_for(0, 1, 2)
+    assert (four.world, four.nodes, four.gpus_per_node, four.batch) == (4, 3, 0, 48)
+    job.order(0, batch=16)
+    alone = job.wait_for(0, after=four.generation)
+    assert (alone.world, alone.batch, alone.bytes) == (1, 16, 0)
+    job.hurry()
+    assert job.end() == [0, 0, 0], job.errors()
+    assert [bye.reason for bye in job.of(Bye)] == ["finished"]
+    assert [m.generation for m in job.of(Membership)] == [0, 1, 2, 3]
+    assert decode_spec((job.directory / "spec.json").read_bytes()).hot
+    job.assert_as_undisturbed()
+
+
+def test_is_replaced_whole(job: Job) -> None:
+    """Protects: a job outlives its first block; the leader's role moves to a block that was not there before, and the
+    old one stays until the new one is ready."""
+    job.start(0)
+    job.wait(First)
+    job.order(1)
+    time.sleep(1.0)
+    assert not job.blocks[0].ended()
+    job.start(1, ranks=2)
+    moved = job.wait_for(1)
+    assert moved.world == 2 and moved.bytes > 0
+    job.start(2)
+    job.order(1, 2)
+    job.wait_for(1, 2)
+    job.order(2)
+    job.wait_for(2, after=moved.generation)
+    job.hurry()
+    assert job.end() == [0, 0, 0], job.errors()
+    assert [bye.reason for bye in job.of(Bye)] == ["moved", "moved", "finished"]
+    assert job.terms() == 3
+    assert decode_spec((job.directory / "spec.json").read_bytes()).term == 2
+    job.assert_as_undisturbed()
+
+
+def test_a_block_that_is_told_to_end_leaves(job: Job) -> None:
+    """Protects: the time limit of one block, the leader's too, ends its part alone; the last one stops as a plain job
+    does, and the next start goes on from its checkpoint."""
+    job.start(0)
+    job.wait(First)
+    job.order(0, 1, 2)
+    job.start(1), job.start(2)
+    job.wait_for(0, 1, 2)
+    job.blocks[1].signal(signal.SIGTERM)
+    left = job.wait_for(0, 2)
+    assert left.why == "leaving"
+    job.blocks[0].signal(signal.SIGUSR2)
+    job.wait_for(2)
+    assert [job.blocks[index].end() for index in (0, 1)] == [0, 0]
+    job.blocks[2].signal(signal.SIGTERM)
+    assert job.blocks[2].end() == STOP_CODE
+    saved = job.wait(Checkpoint)
+    job.hurry()
+    again = job.start(2, restart=1)
+    assert again.end() == 0, job.errors()
+    assert job.of(Hello)[-1].step == saved.step
+    assert [bye.reason for bye in job.of(Bye)] == ["moved", "signal", "finished"]
+    job.assert_as_undisturbed()
+
+
+def test_all_are_told_to_end(job: Job) -> None:
+    """Protects: scancel of the whole job leaves a checkpoint, and no block behind."""
+    job.start(0)
+    job.wait(First)
+    job.order(0, 1)
+    job.start(1)
+    job.wait_for(0, 1)
+    for block in job.blocks:
+        block.signal(signal.SIGTERM)
+    assert job.end() == [STOP_CODE, STOP_CODE] or job.end() == [STOP_CODE, 0] or job.end() == [0, STOP_CODE]
+    assert job.of(Checkpoint)
+
+
+def test_a_newcomer_that_dies_disturbs_nobody(job: Job) -> None:
+    """Protects those who train: a new block that dies at any time before the change costs them nothing."""
+    job.start(0)
+    job.wait(First)
+    job.order(0, 1)
+    for delay in (0.3, 0.5, 0.7):
+        block = job.start(1)
+        time.sleep(delay)
+        block.kill()
+    job.start(1)
+    job.wait_for(0, 1)
+    time.sleep(1.0)
+    job.hurry()
+    codes = job.end()
+    assert codes[0] == 0 and codes[-1] == 0, job.errors()
+    job.assert_as_undisturbed()
+
+
+@pytest.mark.parametrize("leader", [False, True])
+@pytest.mark.parametrize("how", ["rank", "block"])
+def test_the_others_go_on_when_one_is_killed(job: Job, leader: bool, how: str) -> None:
+    """Protects: whoever dies, those who are left train on in their allocations from what they have in memory."""
+    job.start(0)
+    job.wait(First)
+    job.order(0, 1, 2)
+    job.start(1), job.start(2)
+    whole = job.wait_for(0, 1, 2)
+    time.sleep(0.5)
+    victim = job.blocks[0 if leader else 1]
+    killed = time.monotonic()
+    if how == "rank":
+        os.kill(victim.ranks()[0], signal.SIGKILL)
+    else:
+        victim.kill()
+    left = job.wait(Membership, lambda m: m.generation > whole.generation and m.world == 2)
+    took = time.monotonic() - killed
+    job.hurry()
+    job.end()
+    assert all(block.end() == 0 for block in job.blocks if block is not victim), job.errors()
+    assert job.terms() == 2
+    assert job.of(Hello)[-1].step >= whole.step, "the rescue was not used"
+    assert took < 10.0, left
+    job.assert_as_undisturbed()
+
+
+def test_a_rank_that_hangs_is_found(job: Job) -> None:
+    """Protects the others' time: a node that is gone closes no connection; it is missed within seconds."""
+    job.start(0)
+    job.wait(First)
+    job.order(0, 1)
+    job.start(1)
+    whole = job.wait_for(0, 1)
+    time.sleep(0.5)
+    stopped = [*job.blocks[1].ranks(), job.blocks[1].pid]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    since = time.monotonic()
+    alone = job.wait(Membership, lambda m: m.generation > whole.generation)
+    assert time.monotonic() - since < 12.0
+    assert alone.blocks == (0,)
+    job.blocks[1].kill()
+    job.hurry()
+    assert job.blocks[0].end() == 0, job.errors()
+    assert job.of(Hello)[-1].step >= whole.step
+    job.assert_as_undisturbed()

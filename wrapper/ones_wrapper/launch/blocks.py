@@ -1,0 +1,126 @@
+"""What `ones-run` of a block looks at before its ranks start, and after they ended: the other blocks of the job.
+
+A start of torch costs seconds that a block which is not wanted need not spend; so this looks at files alone, and asks
+whether a leader answers.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ones_wrapper.job_io import OrderReader, log
+from ones_wrapper.launch.job_directory import summarize_reports
+from ones_wrapper.launch.rank_placement import LaunchError
+from ones_wrapper.launch.restart_policy import DONT_RESTART, script_failed
+from ones_wrapper.membership.files import OVER, Block, FolderError, HotFolder, Leader, living
+from ones_wrapper.protocol import HOT, MAX_INT
+
+FIRST_WAIT_S = 60.0
+"""How long a block that nobody ordered waits for the first one to lead: that one imports torch before it does."""
+_LOOK_S = 0.5
+_CANCEL_S = 30.0
+
+
+class Blocks:
+    """The other blocks, as one of them sees them."""
+
+    def __init__(
+        self, block: Block, job_dir: Path, env: Mapping[str, str], answers: Callable[[Leader], bool] = living
+    ) -> None:
+        """`answers` asks whether a leader lives. Raises `LaunchError` where the folder can't be used."""
+        self.block = block
+        self._job_dir = job_dir
+        self._hot = HotFolder(job_dir, block.array)
+        self._spool = Path(env["ONES_SPOOL"]) if env.get("ONES_SPOOL") else None
+        self._first = env.get("SLURM_ARRAY_TASK_MIN", str(block.task)) == str(block.task)
+        self._answers = answers
+        try:
+            self._hot.prepare()
+        except FolderError as error:
+            raise LaunchError(f"job directory {error}") from None
+
+    def not_wanted(self, wait_s: float = 0.0) -> str:
+        """Why this block has nothing to do; empty where it shall train.
+
+        One that no order names trains where nobody leads the job; before that it waits up to `wait_s` for a leader to
+        appear, unless it is the array's first task and there is no order. Without an order blocks train one after the
+        other.
+        """
+        until = time.monotonic() + wait_s
+        while True:
+            if self._hot.over():
+                return f"job {self.block.array} has ended; to train on, remove {self._job_dir / HOT / OVER}"
+            leader = self._hot.newest()
+            tasks = self._ordered(leader)
+            if leader is not None and not self._own(leader) and self._answers(leader):
+                if tasks is None:
+                    return (
+                        f"task {leader.task} trains already, and no order says that task {self.block.task} shall join "
+                        "it; without slurm-ones, submit with --array=0-7%1, so that tasks start one after the other"
+                    )
+                if self.block.task not in tasks:
+                    return f"task {self.block.task} is not wanted now; those that are: {', '.join(map(str, tasks))}"
+            if tasks is None:
+                own_turn = leader is not None or self._first
+            else:
+                own_turn = self.block.task in tasks
+            if own_turn or time.monotonic() >= until:
+                return ""
+            time.sleep(_LOOK_S)
+
+    def others_train(self) -> bool:
+        """Whether another block leads the job, and lives."""
+        leader = self._hot.newest()
+        return leader is not None and not self._own(leader) and self._answers(leader)
+
+    def term(self) -> int:
+        """The term of the newest leader, whose reports tell of the job."""
+        leader = self._hot.newest()
+        return leader.term if leader else 0
+
+    def alone(self) -> bool:
+        """Whether, as far as reports say, no other block trained with this one."""
+        return not {*summarize_reports(self._job_dir, self.term()).tasks} - {self.block.task}
+
+    def ended(self, code: int, stopped: bool) -> None:
+        """This block's ranks ended for good with that exit code; `stopped` says that they were told to.
+
+        Where the job has ended with them, its tasks that wait are cancelled: Slurm would start them for nothing.
+        """
+        leader = self._hot.newest()
+        led = leader is not None and self._own(leader)
+        if led and code == DONT_RESTART:
+            self._hot.end()
+        if led and self._hot.over():
+            self._cancel_waiting()
+        elif script_failed(code) and not stopped and self.alone() and not self.others_train():
+            log("the script failed, and would fail again: tasks that wait are cancelled", "ones-run")
+            self._cancel_waiting()
+
+    def _own(self, leader: Leader) -> bool:
+        return (leader.task, leader.restart) == (self.block.task, self.block.restart)
+
+    def _ordered(self, leader: Leader | None) -> tuple[int, ...] | None:
+        """The tasks that the order in force names; None where there is none, or it names none."""
+        term = leader.term if leader else MAX_INT
+        order = OrderReader(self._job_dir, term, self._spool, self.block.array).poll()
+        return order.blocks if order else None
+
+    def _cancel_waiting(self) -> None:
+        program = shutil.which("scancel")
+        if program is None:
+            return
+        command = [program, "--state=PENDING", str(self.block.array)]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_CANCEL_S, check=False
+            )
+            why = (done.stderr.strip()[:300] or f"exit code {done.returncode}") if done.returncode else ""
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why = str(error)
+        if why:
+            log(f"waiting tasks were not cancelled ({why}); cancel them: scancel {self.block.array}", "ones-run")
