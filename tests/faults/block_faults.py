@@ -23,6 +23,8 @@ class BlockFaults:
         self._injector = injector
         self.allowed_ends: dict[int, set[JobState]] = {}
         """Of records of tasks that somebody else ended, or let end."""
+        self.busy: Callable[[int], bool] = lambda job_id: False
+        """Whether a resize of the job is under way: a hold of one of its tasks then passes for the companion's own."""
         self.held: set[Task] = set()
         """Tasks that their owner holds."""
 
@@ -83,7 +85,8 @@ class BlockFaults:
             return False
         task = Task(job_id, rng.choice(tasks))
         if kind is FaultKind.BLOCK_HELD:
-            self.held.add(task)
+            if not self.busy(job_id):
+                self.held.add(task)
             self._cluster.hold(task)
             self._cluster.timeline.after(rng.uniform(*HELD_S), lambda: self.release(task))
         else:

@@ -124,6 +124,7 @@ class FaultRun:
             world.reshaped_by_owner,
             self._unknowable,
         )
+        world.block_faults.busy = lambda job_id: job_id in self._open()
         self.blocks = BlockSafety(self.checker, world.block_faults.held, world.held)
         self.controller = Controller(self.injector, self.world.timeline)
         self.injector.interfere = self.world.interfere
