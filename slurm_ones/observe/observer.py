@@ -171,8 +171,7 @@ class Observer:
             # The run before may have written its last reports after its requeue was seen.
             restarts = range(max(0, job.restart - 1), job.restart + 1)
             if is_whole(job):
-                restarts = self._terms.follow(job, now)
-                job = replace(job, restart=restarts[-1])
+                job, restarts = self._terms.follow(job, now)
             for restart in restarts:
                 offset, number = positions.get((job.job_id, restart), (0, 0))
                 others = reported.get(job.job_id, 0) - number
