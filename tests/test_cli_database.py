@@ -25,7 +25,7 @@ if "--helpformat" in sys.argv:
 since, until = [int(a.partition("=uts")[2]) for a in sys.argv if "=uts" in a]
 for row in open({rows!r}):
     fields = row.rstrip("\\n").split("|")
-    if since <= int(fields[4]) <= until:
+    if since <= int(fields[5]) <= until:
         print(separator.join(fields))
 """
 SCONTROL = "#!/bin/sh\necho 'ClusterName             = here'\n"
@@ -61,8 +61,8 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def row(job_id: str, submit: int, end: str, state: str = "COMPLETED", name: str = "train") -> str:
     asked = "billing=4,cpu=4,gres/gpu=4,node=1"
-    fields = [job_id, "here", str(submit), str(submit + 60), end, state, "0:0", "1", asked, asked, "n1"]
-    return "|".join([*fields, "60", "alice", "lab", "gpu", name])
+    fields = [job_id, job_id, "here", str(submit), str(submit + 60), end, state, "0:0", "1", asked, asked, "n1"]
+    return "|".join([*fields, "60", "alice", "lab", "gpu", "", name])
 
 
 class TestImport:

@@ -272,6 +272,8 @@ class HotRun(Run):
         super()._leave(reason, code)
 
     def _ended(self, code: int, note: str) -> None:
+        if code == 0 and self.group.rank == 0 and not (self._newcomer or self._leaving_now):
+            self._blocks.folder.end()  # first: who loses the board shall know why
         self._blocks.close()
         if self._leaving_now:
             FLAGS.armed = False

@@ -44,7 +44,7 @@ from ones_wrapper.launch.restart_policy import (
     fork_delay_s,
 )
 from ones_wrapper.membership.files import Block, HotFolder, Leader, own_block
-from ones_wrapper.protocol import Checkpoint, Membership, Order, encode, encode_report
+from ones_wrapper.protocol import Bye, Checkpoint, Membership, Order, encode, encode_report
 from tests.wrapper.runs import Run, write_order
 
 ARRAY = 7
@@ -311,6 +311,20 @@ def test_the_leader_cancels_what_waits(seen: Path, tmp_path: Path) -> None:
     assert asked(tmp_path) == []
     others(seen, 3).ended(0, False)
     assert asked(tmp_path) == CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("reason", "ends"), [("finished", True), ("stopped", True), ("moved", False), ("error", False)]
+)
+def test_a_script_that_leaves_by_itself(seen: Path, tmp_path: Path, reason: str, ends: bool) -> None:
+    """Protects from training anew what the script itself has ended, early say; a leader that moved is not the end."""
+    leads(seen, 3)
+    members(seen, 3)
+    with (seen / "reports-0.jsonl").open("ab") as file:
+        file.write(encode_report(2, 1.0, Bye(reason, 5)))
+    others(seen, 3).ended(0, False)
+    assert asked(tmp_path) == CANCELLED * ends
+    assert HotFolder(seen, ARRAY).over() is ends
 
 
 def test_a_leader_that_left_cancels_nothing(seen: Path, tmp_path: Path) -> None:
