@@ -7,7 +7,7 @@ is started later.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ones_db import MembershipRecord, Store
@@ -15,12 +15,26 @@ from ones_wrapper.protocol import Order
 from slurm_ones.act.blocks import is_alive, look_at
 from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.orders import OrderError, OrderWriter
-from slurm_ones.observe.eligibility import Elastic
+from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.rules.blocks import task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job
 
 log = logging.getLogger(__name__)
+
+
+def waiting_arrays(seen: Observation) -> dict[int, list[Job]]:
+    """The tasks of each job array of which some wait in a hold; also of one that opted out since, whose tasks we may
+    have held before."""
+    found: dict[int, list[Job]] = {}
+    for job in seen.snapshot.jobs.values():
+        if job.array_id:
+            found.setdefault(job.array_id, []).append(job)
+    for one in [*seen.elastic.values(), *seen.left.values()]:
+        if one.blocks:
+            found[one.job.job_id] = list(one.blocks)
+    return {id_: jobs for id_, jobs in found.items() if any(job.pending and job.held for job in jobs)}
+
 
 SURE_S = 10.0
 """A job is over so long after the end of its last block: until then Slurm may be about to requeue that."""
@@ -40,15 +54,14 @@ class Leftovers:
     _told: set[tuple[int, int, int]] = field(default_factory=set)
     """Job, task and restart of blocks that were told to end."""
 
-    def cancel_waiting(self, jobs: Iterable[Elastic]) -> None:
+    def cancel_waiting(self, arrays: Mapping[int, Sequence[Job]]) -> None:
         """Cancel the tasks that wait in holds of ours of those jobs that are over; raises `Unreachable`.
 
-        `jobs` are as a snapshot shows them. Slurm is asked anew about those alone that may be meant. One whose blocks
-        its owner keeps from running, by a hold of a task that trained or was never ours, is not over.
+        `arrays` have their tasks as a snapshot shows them. Slurm is asked anew about those alone that may be meant. One
+        whose blocks its owner keeps from running, by a hold of a task that trained or was never ours, is not over.
         """
-        for job in jobs:
-            job_id = job.job.job_id
-            if not job.blocks or any(map(is_alive, job.blocks)) or not self._over(job_id, job.blocks):
+        for job_id, tasks in arrays.items():
+            if not self._over(job_id, tasks):
                 continue
             try:
                 if self._over(job_id, look_at(self.client, job_id).tasks.values()):
@@ -61,7 +74,7 @@ class Leftovers:
 
     def _over(self, job_id: int, tasks: Collection[Job]) -> bool:
         """Whether no block runs or may start, and all that wait do so for us."""
-        waiting = {task_of(job) for job in tasks if job.pending}
+        waiting = {task for job in tasks if job.pending for task in job.array_tasks}
         if not waiting or any(map(is_alive, tasks)) or not waiting <= self.held.of(job_id):
             return False
         last = max((job.end_time for job in tasks if not job.pending), default=0.0)
