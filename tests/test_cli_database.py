@@ -98,6 +98,13 @@ class TestImport:
             assert [run.end_reason for run in store.runs(50)] == ["REQUEUED", "COMPLETED"]
             assert [action.action for action in store.actions()] == ["import sacct"]
 
+    def test_an_array_that_nobody_knows(self, rows: Path, url: str) -> None:
+        """Protects a sweep from being taken for blocks, and the import from an array that is not in the database."""
+        tasks = [row(str(n), 1_760_000_000, "1760000100").replace(f"{n}|{n}|", f"{n}|40_{n}|") for n in (41, 42)]
+        rows.write_text("\n".join(tasks))
+        span = ("--since", "2025-10-08", "--until", "2025-10-11")
+        assert printed("import", "sacct", *span, "--database", url, "--json")["imported"]["new"] == 2
+
     def test_rows_of_another_cluster(self, rows: Path, url: str) -> None:
         """Protects one cluster's past from another's: such rows are named, and not stored."""
         rows.write_text(row("7", 1_760_000_000, "1760000100") + "\n")
