@@ -12,7 +12,7 @@ from ones_db import JobHistory, ResizeRecord, Store
 from slurm_ones.act.actor import Actor, PartitionSchedule
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.held_tasks import HeldTasks
-from slurm_ones.act.leftovers import Leftovers
+from slurm_ones.act.leftovers import Leftovers, waiting_arrays
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.stale_holds import release_stale_holds
@@ -139,11 +139,13 @@ class Companion:
     def _tidy(self, seen: Observation, histories: Mapping[int, JobHistory], busy: Collection[int]) -> None:
         """See to what jobs of blocks leave behind."""
         idle = [one for job_id, one in seen.elastic.items() if one.blocks and job_id not in busy]
-        self._leftovers.cancel_waiting([*idle, *seen.left.values()])
-        if self._actor.acting and not self.settings.stop_file.exists():
+        waiting = {id_: tasks for id_, tasks in waiting_arrays(seen).items() if id_ not in busy}
+        acting = self._actor.acting and not self.settings.stop_file.exists()
+        self._leftovers.cancel_waiting(waiting, acting=acting)
+        if acting:
             known = ((one, histories.get(one.job.job_id)) for one in idle)
             self._leftovers.end_those_apart([(one, told.membership if told else None) for one, told in known])
-        alive = {*seen.elastic, *seen.left}
+        alive = {*seen.elastic, *seen.left, *waiting}
         self._held.forget(alive)
         self._leftovers.forget(alive)
 

@@ -126,6 +126,22 @@ def _requeue(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
     yield Finding("KillWait", "ok", f"{wait} s between SIGTERM and SIGKILL")
 
 
+def _blocks(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+    config = client.config()
+    most = config.get("MaxArraySize", "")
+    if most.isdigit() and int(most) < 2:
+        advice = "running jobs are resized by requeue; blocks need MaxArraySize above 1"
+        yield Finding("blocks", "note", f"MaxArraySize={most}: no job arrays, so no jobs of blocks", advice)
+    else:
+        yield Finding(
+            "blocks", "ok", f"job arrays of up to {most or 'any number of'} tasks: jobs of blocks resize in place"
+        )
+    # One of several lines that `scontrol show config` has of cgroup.conf, on sites that have one.
+    if config.get("ConstrainDevices", "no").lower() == "yes":
+        found = "ConstrainDevices=yes: two blocks on one node may not reach each other's GPUs directly"
+        yield Finding("blocks on a node", "note", found, "the companion prefers one block a node there")
+
+
 def _directories(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
     here = Path.cwd()
     if os.access(here, os.W_OK):
@@ -168,6 +184,7 @@ _CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[Finding]], ...] = (
     _permission,
     _gpus,
     _requeue,
+    _blocks,
     _directories,
     _database,
 )
