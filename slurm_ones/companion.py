@@ -140,8 +140,9 @@ class Companion:
         """See to what jobs of blocks leave behind."""
         idle = [one for job_id, one in seen.elastic.items() if one.blocks and job_id not in busy]
         waiting = {id_: tasks for id_, tasks in waiting_arrays(seen).items() if id_ not in busy}
-        self._leftovers.cancel_waiting(waiting)
-        if self._actor.acting and not self.settings.stop_file.exists():
+        acting = self._actor.acting and not self.settings.stop_file.exists()
+        self._leftovers.cancel_waiting(waiting, acting=acting)
+        if acting:
             known = ((one, histories.get(one.job.job_id)) for one in idle)
             self._leftovers.end_those_apart([(one, told.membership if told else None) for one, told in known])
         alive = {*seen.elastic, *seen.left, *waiting}
