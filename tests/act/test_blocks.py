@@ -213,6 +213,22 @@ def test_a_job_that_ended_leaves_no_held_tasks(make: Make) -> None:
     assert not any(job.pending for job in world.tasks.values())
 
 
+def test_a_job_whose_blocks_all_left_without_a_word_goes_on(make: Make) -> None:
+    """Nobody's job is lost: one of the tasks that wait takes it up, once."""
+    world = make()
+    world.begin({1: ONE})
+    world.finish()
+    for task in (0, 1):
+        world.cluster.kill(Task(world.job_id, task), 0)
+    world.simulated.pass_time(20)
+    for task in (0, 1):
+        world.cluster.get(Task(world.job_id, task)).state = JobState.COMPLETED
+    assert not any(job.running for job in world.tasks.values())
+    world.tidy()
+    world.simulated.pass_time(60)
+    assert world.training.members == (2,) and world.training.term > 0
+
+
 def test_a_job_that_opted_out_and_ended_leaves_no_held_tasks(make: Make) -> None:
     """What we held once is not forgotten with the opt-in."""
     world = make()
