@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ones_wrapper.protocol import Bye, Membership, Report
+from ones_wrapper.protocol import Bye, Hello, Membership, Report
 from slurm_ones.act.transitions import State
 from tests.cluster import Cluster
 from tests.endtoend.harness import BLOCKS, TRAIN, Harness
@@ -89,6 +89,8 @@ class Training:
         runs = [harness.reports(job_id, term) for term in range(count)]
         byes = [report.reason for reports in runs for report in reports if isinstance(report, Bye)]
         assert byes[-1] == "finished", byes
+        begun = [report.step for reports in runs[1:] for report in reports if isinstance(report, Hello)]
+        assert all(step > 0 for step in begun), f"trained again from the beginning: {begun}"
         generations = [m.generation for m in harness.memberships(job_id)]
         assert generations == sorted({*generations}), "two memberships of one generation"
         assert_exactly_once(self.folder, self.epochs, SAMPLES)
