@@ -66,7 +66,7 @@ class Observer:
             elastic = self._elastic(job, snapshot)
             if elastic is not None and (job.job_id, job.restart) not in self._finished:
                 elastic_jobs[job.job_id] = elastic
-            if elastic is not None and not elastic.refusal and job.ended and any(b.pending for b in elastic.blocks):
+            if elastic is not None and job.ended and any(b.pending for b in elastic.blocks):
                 left[job.job_id] = elastic
         seen = self._with_details(elastic_jobs, snapshot)
         self._store_jobs(seen)

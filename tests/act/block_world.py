@@ -14,7 +14,7 @@ from ones_db import JobRecord, ResizeRecord, Store
 from ones_wrapper.protocol import ORDERS, Order, decode_order, encode
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.held_tasks import HeldTasks
-from slurm_ones.act.leftovers import Leftovers
+from slurm_ones.act.leftovers import Leftovers, waiting_arrays
 from slurm_ones.act.orders import OrderWriter, write_order
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State
@@ -187,7 +187,9 @@ class BlockWorld:
     def tidy(self) -> None:
         """What the companion does of jobs of blocks at a tick."""
         seen = self.observer.observe()
-        self.leftovers.cancel_waiting([*seen.elastic.values(), *seen.left.values()])
+        self.leftovers.cancel_waiting(waiting_arrays(seen))
+        known = self.store.histories(list(seen.elastic))
+        self.leftovers.end_those_apart([(one, known[id_].membership) for id_, one in seen.elastic.items()])
 
     def machine_held(self) -> frozenset[int]:
         """Tasks that count as held by us, to a companion that starts now."""

@@ -213,6 +213,54 @@ def test_a_job_that_ended_leaves_no_held_tasks(make: Make) -> None:
     assert not any(job.pending for job in world.tasks.values())
 
 
+def test_a_job_whose_blocks_all_left_without_a_word_goes_on(make: Make) -> None:
+    """Nobody's job is lost: one of the tasks that wait takes it up, once."""
+    world = make()
+    world.begin({1: ONE})
+    world.finish()
+    for task in (0, 1):
+        world.cluster.kill(Task(world.job_id, task), 0)
+    world.simulated.pass_time(20)
+    for task in (0, 1):
+        world.cluster.get(Task(world.job_id, task)).state = JobState.COMPLETED
+    assert not any(job.running for job in world.tasks.values())
+    world.tidy()
+    world.simulated.pass_time(60)
+    assert world.training.members == (2,) and world.training.term > 0
+
+
+def test_a_job_that_opted_out_and_ended_leaves_no_held_tasks(make: Make) -> None:
+    """What we held once is not forgotten with the opt-in."""
+    world = make()
+    world.begin({1: ONE})
+    world.finish()
+    world.cluster.set_comment(world.job_id, "nothing for a companion")
+    for task in (0, 1):
+        world.cluster.cancel(Task(world.job_id, task))
+    world.simulated.pass_time(60)
+    world.tidy()
+    assert not any(job.pending for job in world.tasks.values())
+
+
+def test_a_block_that_runs_apart_is_told_to_end(make: Make) -> None:
+    """One that hangs, say: it is in no membership, and would keep its GPUs for ever."""
+    world = make({1: ONE})
+    world.begin({2: ONE})
+    world.finish()
+    number = world.order.number
+    lost = Membership(9, (0, 1), (0, 0), 1, 2, 2, 50, 32, 0.1, why="lost")
+    with (world.training.files.directory / "reports-0.jsonl").open("ab") as file:
+        file.write(encode_report(60, world.clock(), lost))
+    world.tidy()
+    assert world.order.number == number, "not at once: it may be about to join again"
+    world.simulated.pass_time(310)
+    world.tidy()
+    assert world.order.blocks == (0, 1) and world.order.number > number
+    number = world.order.number
+    world.tidy()
+    assert world.order.number == number, "once is enough"
+
+
 def test_a_job_whose_owner_keeps_it_from_running_is_not_cancelled(make: Make) -> None:
     """Its blocks were requeued into a hold by hand."""
     world = make()

@@ -37,7 +37,7 @@ class HotRun(Run):
     ) -> None:
         self._blocks = blocks
         self._torch = group
-        self._within_act = False
+        self._at_boundary = False
         self._leaving_now = False
         super().__init__(group, spec, settings, started, identity)
         blocks.may_leave = lambda: not self.saver.writing
@@ -146,11 +146,21 @@ class HotRun(Run):
         pass
 
     def act(self) -> None:
-        self._within_act = True
+        # It stays so where others turn out to be lost: this is a moment to write a checkpoint of.
+        self._at_boundary = True
+        super().act()
+        self._at_boundary = False
+
+    def end_epoch(self, loss: float | None, accuracy: float | None) -> None:
+        epoch = self.progress.epoch
         try:
-            super().act()
-        finally:
-            self._within_act = False
+            super().end_epoch(loss, accuracy)
+        except Exception:
+            if not self._at_boundary and self.progress.epoch == epoch:
+                # The others were lost in what all tell of the epoch, which is trained all the same.
+                self.progress.epoch, self.progress.cursor = epoch + 1, 0
+                self._at_boundary = True
+            raise
 
     def _carry_out(self, agreed: Agreement) -> None:
         super()._carry_out(agreed)
@@ -272,6 +282,8 @@ class HotRun(Run):
         super()._leave(reason, code)
 
     def _ended(self, code: int, note: str) -> None:
+        if code == 0 and self.group.rank == 0 and not (self._newcomer or self._leaving_now):
+            self._blocks.folder.end()  # first: who loses the board shall know why
         self._blocks.close()
         if self._leaving_now:
             FLAGS.armed = False
@@ -324,4 +336,4 @@ class HotRun(Run):
     def _whole(self) -> bool:
         """Whether model, optimizer and progress are those of one moment: in a pass before the optimizer's step, or at
         a boundary."""
-        return self._begun and (self._within_act or (self.loop.within and not self.loop.mid_step))
+        return self._begun and (self._at_boundary or (self.loop.within and not self.loop.mid_step))

@@ -67,8 +67,8 @@ def children(pid: int) -> list[int]:
 class LaunchedJob(Job):
     """A job whose blocks are Slurm's, but for Slurm."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory, "--step-ms", "80", epochs=120)
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        super().__init__(directory, "--step-ms", "80", *arguments, epochs=120)
         tools = directory / "bin"
         tools.mkdir()
         for name in ("scontrol", "scancel"):
@@ -191,6 +191,27 @@ def test_time_limits_one_after_the_other(job: LaunchedJob) -> None:
     assert [bye.reason for bye in job.of(Bye)] == ["moved", "signal", "finished"]
     assert job.asked()[1:] == [CANCELLED]
     job.assert_as_undisturbed()
+
+
+@pytest.mark.slow
+def test_a_script_that_has_enough(tmp_path: Path) -> None:
+    """Protects from training anew what the script itself ended, early say: no block takes the job over, those that are
+    about to join included."""
+    job = LaunchedJob(tmp_path / "job", "--enough", "300")
+    try:
+        two(job)
+        third = job.start(2)
+        job.order(0, 1, 2)
+        while not third.ranks():
+            assert not third.ended(), third.errors
+            time.sleep(0.05)
+        job.hurry()
+        assert job.end() == [0, 0, 0], job.errors()
+        assert (job.terms(), [bye.reason for bye in job.of(Bye)]) == (1, ["stopped"])
+        assert job.asked() == [CANCELLED]
+        assert HotFolder(job.directory, ARRAY).over()
+    finally:
+        job.kill()
 
 
 @pytest.mark.slow
