@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from ones_db import JobHistory, MembershipRecord, ReasonRecord, ResizeRecord
+from ones_db import JobHistory, JobRecord, MembershipRecord, ReasonRecord, ResizeRecord
 from ones_wrapper.protocol import Membership, Spec
 from slurm_ones.act.advice import commands
 from slurm_ones.act.transitions import State
 from slurm_ones.config import LimitSettings, ResizeSettings, Settings
+from slurm_ones.learn.knowledge import Learner
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import reason
 from slurm_ones.rules.blocks import BLOCKS, held_by_us, spare
@@ -21,6 +22,7 @@ from slurm_ones.rules.dwell import switch_dwell_s, switch_near_end_s
 from slurm_ones.rules.gate import PartitionRules, Round
 from slurm_ones.rules.moves import Moves
 from slurm_ones.rules.plan import Plan, plan
+from slurm_ones.rules.reclaim import annotate, make_room
 from slurm_ones.rules.views import bounds_of, cluster_view, job_views
 from slurm_ones.schedule.policy import Allocation, Schedule
 from slurm_ones.slurm.model import PARKED, Job, JobState, Node, Partition, Shape, Snapshot
@@ -268,8 +270,6 @@ def test_a_waiting_block_is_no_rigid_job() -> None:
 
 def test_a_policy_is_shown_what_a_job_keeps() -> None:
     """At each size that blocks that leave make."""
-    from slurm_ones.learn.knowledge import Learner
-
     round_, rules = rules_for([TWO], {"n1": 1})
     (view,) = job_views(round_, rules, cluster_view(round_, rules), Learner(seed=0))
     assert view.smaller == {1: {"n1": 1}, 2: {"n1": 2}} and view.shape == Shape(1, 3)
@@ -302,3 +302,27 @@ def test_the_commands_of_a_change_by_hand() -> None:
     (shrink,) = planned({1: Shape(1, 1)}, [TWO], {"n1": 1}).begin
     lines = commands(shrink, 8, None, 900.0)
     assert '"blocks": [0]' in lines[0] and lines[-1] == "scontrol requeuehold 1_1"
+
+
+def test_blocks_give_up_what_a_rigid_job_needs() -> None:
+    """The size that leaves the node in question free; one that no blocks make is not asked for."""
+    blocks = [task(0, Shape(1, 4), "n1"), task(1, Shape(1, 4), "n2"), task(2, Shape(1, 1))]
+    rigid = replace(elastic(50, Shape(1, 4)).job, reason="Resources", submit_time=1.0, comment="")
+    asked = told(job=JobRecord(1, "job", "alice", 1.0, 1, 4))
+    for need, kept in ((4, {"n1": 4}), (2, {"n1": 4})):
+        waits = replace(rigid, gpus_per_node=need)
+        round_, rules = rules_for([job_of_blocks(*blocks)], {"n1": 0, "n2": 0}, {1: asked}, others=[waits])
+        cluster = cluster_view(round_, rules)
+        views = job_views(round_, rules, cluster, Learner(seed=0))
+        made = make_room(cluster, views, bounds_of(round_, rules).demand)
+        (view,) = made.jobs
+        assert made.served == (50,) and view.nodes == kept and view.shape == Shape(1, 4)
+        schedule = annotate(Schedule({1: Allocation(Shape(2, 4), 32)}), made)
+        (change,) = plan(schedule, rules).begin
+        assert change.moves == Moves((), (1,))
+    one = job_of_blocks(task(0, Shape(1, 4), "n1"), task(1, Shape(1, 1)))
+    small = told(job=JobRecord(1, "job", "alice", 1.0, 1, 1))
+    round_, rules = rules_for([one], {"n1": 0}, {1: small}, others=[replace(rigid, gpus_per_node=2)])
+    cluster = cluster_view(round_, rules)
+    made = make_room(cluster, job_views(round_, rules, cluster, Learner(seed=0)), bounds_of(round_, rules).demand)
+    assert made.served == () and not made.reasons
