@@ -5,7 +5,8 @@
 The job is resized from 1x1 to SHAPE, back, and so on; one of blocks to 0xG, which is G GPUs wherever they lie. In the
 n-th resize the companion sends itself SIGKILL at its event FIRST + n * STRIDE: before or after a journal write, an
 order, or a command that changes something in Slurm. A second companion, which begins nothing, then closes what it
-finds. A FIRST of -1 - N is N after one resize without a death. Each round is one JSON line on stdout; the last is that of the resize that had fewer events than that.
+finds. A FIRST of -1 - N is N after one resize without a death. Each round is one JSON line on stdout; the last is that
+of the resize that had fewer events than that.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ def kill_everywhere(
 ) -> list[dict[str, Any]]:
     """Resize the jobs between 1x1 and this shape with a death at every event; what was found after each.
 
-    The deaths are shared out among the jobs, and with `both` among half of them each in both directions. `steps` are some that must have been among them.
+    The deaths are shared out among the jobs; with `both`, among half of them for each direction. `steps` are some that
+    must have been among them.
     """
     processes, stride = [], len(job_ids) // (2 if both else 1)
     for number, job_id in enumerate(job_ids):
@@ -70,7 +71,7 @@ def test_killed_anywhere_while_blocks_join_and_leave(site: str, request: pytest.
         job_ids = [harness.blocks() for _ in range(6)]
         for job_id in job_ids:
             harness.membership(job_id, lambda m: m.why == "first", "first membership")
-        steps = ("order", "NumNodes", "release", "requeuehold")
+        steps = ("order", "release", "requeuehold")
         for told in kill_everywhere(harness, job_ids, "0x2", steps, both=True):
             assert told["state"] == "RUNNING" and told["shape"] in ("1", "2") and not told["restarts"], told
             changed = told["shape"] != told["from"]
