@@ -24,6 +24,19 @@ parser.add_argument("--out", type=Path)
 args = parser.parse_args()
 
 
+class Centred(torch.nn.Module):
+    """Takes a running mean off its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        return x - self.mean
+
+
 class Average:
     """A moving average of the parameters."""
 
@@ -47,12 +60,12 @@ class Average:
 
 
 job = ones.init(
-    batch=16, max_batch=64, max_local_batch=6, max_accumulation_steps=8, epochs=args.epochs, lr_ramp=5,
+    batch=16, max_batch=64, max_local_batch=64 if args.static else 6, max_accumulation_steps=8, epochs=args.epochs, lr_ramp=5,
     lr_rule="adascale", checkpoint_every_s=0.5,
 )  # fmt: skip
 torch.manual_seed(job.rank)
 plain = torch.nn.Sequential(
-    torch.nn.Linear(8, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1)
+    torch.nn.Linear(8, 32), Centred(), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1)
 )
 frozen = torch.nn.Linear(3, 3)
 plain.frozen = frozen.requires_grad_(False)
