@@ -53,6 +53,7 @@ def open_blocks(connection: Connection, cluster: int) -> list[BlockRecord]:
         select(BLOCKS, JOBS.c.job_id.label("slurm_job"))
         .join(JOBS, JOBS.c.id == BLOCKS.c.job_id)
         .where(newest(cluster), BLOCKS.c.end_time.is_(None))
+        .order_by(JOBS.c.id, BLOCKS.c.start_time, BLOCKS.c.task)
     )
     return [_block(row, row["slurm_job"]) for row in connection.execute(query).mappings()]
 

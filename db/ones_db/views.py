@@ -79,10 +79,10 @@ JOB_SUMMARY = View(
         {of_runs("MIN(r.start_time)")} - j.submit_time AS queueing_s,
         {of_runs(f"SUM(latest(0.0, {UNTIL} - {BEGAN}))")} AS running_s,
         {of_runs("COUNT(*)")} AS runs,
-        (SELECT listed(s.shape, ' > ') FROM (SELECT z.nodes || 'x' || z.each AS shape FROM ({SIZES}) z
-            ORDER BY z.restart, z.number) s) AS sizes,
-        (SELECT MIN(z.gpus) FROM ({SIZES}) z) AS smallest_gpus,
-        (SELECT MAX(z.gpus) FROM ({SIZES}) z) AS largest_gpus,
+        (SELECT listed(s.shape, ' > ') FROM (SELECT w.nodes || 'x' || w.each AS shape FROM ({SIZES}) w
+            ORDER BY w.restart, w.number) s) AS sizes,
+        (SELECT MIN(w.gpus) FROM ({SIZES}) w) AS smallest_gpus,
+        (SELECT MAX(w.gpus) FROM ({SIZES}) w) AS largest_gpus,
         COALESCE({BLOCK_HOURS},
             {of_runs(f"SUM(COALESCE({TERM_HOURS}, latest(0.0, {UNTIL} - {BEGAN}) * {GPUS} / 3600.0))")}) AS gpu_hours,
         (SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'

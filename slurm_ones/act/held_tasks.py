@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
-from ones_db import ResizeRecord
+from ones_db import ResizeRecord, UnknownRecord
 from slurm_ones.rules.blocks import BLOCKS, held_by_us
 
 
@@ -30,7 +30,10 @@ class HeldTasks:
         """Tasks of the job that wait in a hold of ours where they wait; empty for one that no blocks have joined or
         left."""
         if job_id not in self._held:
-            self._held[job_id] = held_by_us(self._store.resizes(job_id))
+            try:
+                self._held[job_id] = held_by_us(self._store.resizes(job_id))
+            except UnknownRecord:
+                self._held[job_id] = frozenset()  # an array of somebody's who did not opt in
         return self._held[job_id]
 
     def note(self, resize: ResizeRecord) -> None:

@@ -66,7 +66,7 @@ class Observer:
             elastic = self._elastic(job, snapshot)
             if elastic is not None and (job.job_id, job.restart) not in self._finished:
                 elastic_jobs[job.job_id] = elastic
-            if elastic is not None and not elastic.refusal and job.ended and any(b.pending for b in elastic.blocks):
+            if elastic is not None and job.ended and any(b.pending for b in elastic.blocks):
                 left[job.job_id] = elastic
         seen = self._with_details(elastic_jobs, snapshot)
         self._store_jobs(seen)
@@ -171,8 +171,7 @@ class Observer:
             # The run before may have written its last reports after its requeue was seen.
             restarts = range(max(0, job.restart - 1), job.restart + 1)
             if is_whole(job):
-                restarts = self._terms.follow(job, now)
-                job = replace(job, restart=restarts[-1])
+                job, restarts = self._terms.follow(job, now)
             for restart in restarts:
                 offset, number = positions.get((job.job_id, restart), (0, 0))
                 others = reported.get(job.job_id, 0) - number

@@ -76,6 +76,8 @@ class Terms:
         for array in new:
             record = stored.get(array)
             self._known[array] = record if record is not None and _same(record, found[array]) else None
+            if self._known[array] is None:
+                self._spans.pop(array, None)
 
     def stored(self, records: Mapping[int, JobRecord]) -> None:
         """Take note of what has been stored of jobs."""
@@ -89,12 +91,22 @@ class Terms:
         known = self._known.get(array)
         return known.restart if known is not None else 0
 
-    def follow(self, job: Job, now: float) -> range:
-        """The terms of a job of blocks whose reports are to be read now, the last of them the present one."""
-        if job.job_id in self._ahead:
-            self._ahead.discard(job.job_id)
-            return self._spans[job.job_id]
-        return self._follow(job, now)
+    def follow(self, job: Job, now: float) -> tuple[Job, range]:
+        """The job in its present term, and the terms whose reports are to be read now, that one the last of them.
+
+        Also of a job that no tick has shown yet, and whose submission is as one of its tasks has it.
+        """
+        known = self._known.get(job.job_id)
+        if job.job_id not in self._known:
+            known = self._store.jobs([job.job_id]).get(job.job_id)
+            if known is not None and job.job_id not in self._spans:
+                self._spans[job.job_id] = range(known.restart, known.restart + 1)
+        if known is not None:
+            # A task that was used again has a later one.
+            job = replace(job, submit_time=min(job.submit_time, known.submit_time))
+        span = self._spans[job.job_id] if job.job_id in self._ahead else self._follow(job, now)
+        self._ahead.discard(job.job_id)
+        return replace(job, restart=span[-1]), span
 
     def _follow(self, job: Job, now: float) -> range:
         before = term = max(self._term(job.job_id), 0)

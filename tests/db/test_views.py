@@ -118,6 +118,7 @@ def test_both_databases_tell_the_same(sqlite_url: str, postgresql_url: str) -> N
     for url in (sqlite_url, postgresql_url):
         with Store.open(url, "gres") as store:
             fill(store)
+            fill_blocks(store)
     for name in VIEWS:
         one, other = rows(sqlite_url, name), rows(postgresql_url, name)
         assert len(one) == len(other) > 0
@@ -272,7 +273,16 @@ def test_what_a_job_reports_breaks_no_view(store: Store, url: str, odd: float) -
         for n in range(2, 1200)
     ]
     started = hello(time=0.0, launch_s=odd, queue_s=odd, nodes=2**53, gpus_per_node=2**53, batch=2**53 - 1)
-    report(store, 66, 0, spec=SPEC, hello=started, throughput=reported, offset=9, number=1200)
+    huge = 2**53
+    joined = [
+        line(
+            n,
+            Membership(huge, (huge,), (huge,), huge, n % 2, huge, huge, huge, odd, huge, odd, odd, huge),
+            DAY * (n - 1200),
+        )
+        for n in (1200, 1201)
+    ]
+    report(store, 66, 0, spec=SPEC, hello=started, throughput=reported, members=joined, offset=9, number=1201)
     for name in VIEWS:
         assert len(rows(url, name)) >= before[name]
     (bill,) = rows(url, "run_timeline", job_id=66)

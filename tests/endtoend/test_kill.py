@@ -37,7 +37,7 @@ def kill_everywhere(harness: Harness, job_ids: list[int], shape: str, steps: tup
         rounds += [json.loads(line) for line in output.splitlines()]
     for told in rounds:
         assert not told["held"] and told["open"] == 0, told
-        assert told["statuses"][1] == 0, told
+        assert told["statuses"][1] == 0 and not told["wrong"], told
     killed = [told for told in rounds if told["killed"]]
     # Every number was tried up to one that a resize did not reach, and every kind of step was among them.
     unreached = min(told["fatal"] for told in rounds if not told["killed"])
@@ -57,6 +57,24 @@ def test_a_companion_killed_anywhere_is_succeeded(harness: Harness) -> None:
         changed = told["shape"] != told["from"]
         assert changed == (told["resize"] == State.DONE) == (told["restarts"] == 1), told
         assert changed or told["killed"], told
+
+
+@pytest.mark.parametrize("site", ["gres", "old"])
+def test_killed_anywhere_while_blocks_join_and_leave(site: str, request: pytest.FixtureRequest) -> None:
+    """The job trains on with one block or with two, and no other one runs or waits unheld."""
+    harness = Harness(request.getfixturevalue(site))
+    try:
+        job_ids = [harness.blocks() for _ in range(3)]
+        for job_id in job_ids:
+            harness.membership(job_id, lambda m: m.why == "first", "first membership")
+        steps = ("order", "uhold", "ArrayTaskThrottle", "NumNodes", "release", "requeuehold")
+        for told in kill_everywhere(harness, job_ids, "0x2", steps):
+            assert told["state"] == "RUNNING" and told["shape"] in ("1", "2") and not told["restarts"], told
+            changed = told["shape"] != told["from"]
+            assert changed == (told["resize"] == State.DONE), told
+            assert changed or told["killed"], told
+    finally:
+        harness.clear()
 
 
 @pytest.mark.parametrize("shape", ["2x4", "99x1"])

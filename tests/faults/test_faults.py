@@ -45,6 +45,16 @@ def test_fresh_seeds(seed: int) -> None:
         for result in (run(FaultPlan.of(seed + i)) for i in range(FRESH))
         if result.violations
     }
+    assert not found, f"replay with: python benchmarks/faults.py --plain --verbose --seed {min(found)}"
+
+
+def test_fresh_seeds_with_jobs_of_blocks(seed: int) -> None:
+    """The same, most jobs being of blocks."""
+    found = {
+        result.seed: result.violations
+        for result in (run(FaultPlan.with_blocks(seed + i)) for i in range(FRESH))
+        if result.violations
+    }
     assert not found, f"replay with: python benchmarks/faults.py --verbose --seed {min(found)}"
 
 

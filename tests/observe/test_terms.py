@@ -233,3 +233,22 @@ def test_a_throttle_that_a_snapshot_does_not_show(site: Site) -> None:
     count = len(asked)
     assert not site.observer.observe().elastic[100].refusal
     assert len(asked) <= count + 1
+
+
+def test_a_companion_that_starts_amid_a_change_knows_the_term(site: Site) -> None:
+    """It asks for the membership before it has looked at the queue, with a task that was used again: what was read
+    stays read, and the job does not go back to an earlier term."""
+    site.tasks(task(0, "n1"), task(1))
+    for term in range(0, 41, 10):
+        site.says(term, HELLO, member(term + 1, 0))
+        site.observer.observe()
+    assert site.store.jobs([100])[100].restart == 40
+    sample = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0)
+    site.says(40, HELLO, member(41, 0), *[sample] * 20, member(42, 1, order=9))
+    one = replace(site.queue.jobs[101], job_id=100, restart=40, submit_time=9_999.0)
+    observer = site.companion()
+    found = DrainReports(observer, site.store, lambda: 10_001.0).membership(one, 9)
+    assert found is not None and (found.term, found.report.generation) == (40, 42)
+    assert observer.observe().elastic[100].job.restart == 40
+    assert site.store.jobs([100])[100].restart == 40
+    assert not site.store.jobs([100])[100].report_note

@@ -39,7 +39,7 @@ class HotRun(Run):
     ) -> None:
         self._blocks = blocks
         self._torch = group
-        self._within_act = False
+        self._at_boundary = False
         self._leaving_now = False
         self._shapes: warm_up.Shapes | None = None
         super().__init__(group, spec, settings, started, identity)
@@ -165,13 +165,23 @@ class HotRun(Run):
         pass
 
     def act(self) -> None:
-        self._within_act = True
         if self._shapes is not None and self._shapes.text and self.group.rank == 0:
             self._blocks.tell_shapes(self._shapes.text)
+        # It stays so where others turn out to be lost: this is a moment to write a checkpoint of.
+        self._at_boundary = True
+        super().act()
+        self._at_boundary = False
+
+    def end_epoch(self, loss: float | None, accuracy: float | None) -> None:
+        epoch = self.progress.epoch
         try:
-            super().act()
-        finally:
-            self._within_act = False
+            super().end_epoch(loss, accuracy)
+        except Exception:
+            if not self._at_boundary and self.progress.epoch == epoch:
+                # The others were lost in what all tell of the epoch, which is trained all the same.
+                self.progress.epoch, self.progress.cursor = epoch + 1, 0
+                self._at_boundary = True
+            raise
 
     def _carry_out(self, agreed: Agreement) -> None:
         super()._carry_out(agreed)
@@ -296,6 +306,8 @@ class HotRun(Run):
         super()._leave(reason, code)
 
     def _ended(self, code: int, note: str) -> None:
+        if code == 0 and self.group.rank == 0 and not (self._newcomer or self._leaving_now):
+            self._blocks.folder.end()  # first: who loses the board shall know why
         self._blocks.close()
         if self._leaving_now:
             FLAGS.armed = False
@@ -348,4 +360,4 @@ class HotRun(Run):
     def _whole(self) -> bool:
         """Whether model, optimizer and progress are those of one moment: in a pass before the optimizer's step, or at
         a boundary."""
-        return self._begun and (self._within_act or (self.loop.within and not self.loop.mid_step))
+        return self._begun and (self._at_boundary or (self.loop.within and not self.loop.mid_step))

@@ -41,6 +41,8 @@ class BlockTraining(Training):
         """Called with task and exit code when a block ends by itself."""
         self.over: Callable[[], None] = lambda: None
         """Called at the end of the job: its tasks that wait are to be cancelled."""
+        self.on_switch: Callable[[float], None] = lambda pause_s: None
+        """Called when training begins to stand still for another membership, with the seconds that it will."""
         self.generation = 0
         self.members: tuple[int, ...] = ()
         """Tasks of the blocks that train together, in rank order; the first leads."""
@@ -67,6 +69,11 @@ class BlockTraining(Training):
     def program(self, task: int) -> BlockProgram:
         """What Slurm runs as that task."""
         return BlockProgram(self, task)
+
+    @property
+    def switching(self) -> bool:
+        """Whether training stands still for another membership."""
+        return self.phase is Phase.SWITCHING
 
     # -- what Slurm does with its blocks -------------------------------------------------------------------------
 
@@ -233,6 +240,7 @@ class BlockTraining(Training):
             self._timeline.now + pause_s,
             lambda: self._switched(why, pause_s, sent * len(new), transfer_s if new else 0.0),
         )
+        self.on_switch(pause_s)
 
     def _switched(self, why: str, pause_s: float, sent: int, transfer_s: float) -> None:
         """All have committed."""
