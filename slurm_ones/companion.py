@@ -26,6 +26,7 @@ from slurm_ones.rules.plan import Change
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
 from slurm_ones.schedule.policy import Policy
 from slurm_ones.slurm.client import LeaderOnlyClient, Refused, SlurmClient
+from slurm_ones.slurm.configured import hides_gpus
 
 
 @dataclass(frozen=True)
@@ -130,10 +131,9 @@ class Companion:
         """Whether two blocks of a job on one node see each other's GPUs: not where Slurm hides devices from jobs."""
         if self._split_nodes is None:
             try:
-                config = {key.lower(): value for key, value in self._client.config().items()}
+                self._split_nodes = not hides_gpus(self._client.config())
             except Refused:
                 return False
-            self._split_nodes = not config.get("constraindevices", "no").lower().startswith("y")
         return self._split_nodes
 
     def _tidy(self, seen: Observation, histories: Mapping[int, JobHistory], busy: Collection[int]) -> None:

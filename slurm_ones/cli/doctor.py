@@ -22,6 +22,7 @@ from slurm_ones.cli.common import ConfigOption, JsonOption, command, console, pr
 from slurm_ones.config import Settings
 from slurm_ones.report.text import safe
 from slurm_ones.slurm.client import SlurmClient, SlurmError
+from slurm_ones.slurm.configured import allows_arrays, hides_gpus
 from slurm_ones.slurm.connect import connect, why_not_pyslurm
 
 OLDEST = (21, 8)
@@ -129,15 +130,14 @@ def _requeue(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
 def _blocks(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
     config = client.config()
     most = config.get("MaxArraySize", "")
-    if most.isdigit() and int(most) < 2:
+    if not allows_arrays(config):
         advice = "running jobs are resized by requeue; blocks need MaxArraySize above 1"
         yield Finding("blocks", "note", f"MaxArraySize={most}: no job arrays, so no jobs of blocks", advice)
     else:
         yield Finding(
             "blocks", "ok", f"job arrays of up to {most or 'any number of'} tasks: jobs of blocks resize in place"
         )
-    # One of several lines that `scontrol show config` has of cgroup.conf, on sites that have one.
-    if config.get("ConstrainDevices", "no").lower() == "yes":
+    if hides_gpus(config):
         found = "ConstrainDevices=yes: two blocks on one node may not reach each other's GPUs directly"
         yield Finding("blocks on a node", "note", found, "the companion prefers one block a node there")
 

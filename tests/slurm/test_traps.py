@@ -309,6 +309,8 @@ def test_a_signal_to_a_task_of_which_others_wait(slurm: Site) -> None:
     slurm.owner.signal(Task(array_id, 0), "USR1", batch=True)
     assert slurm.now() - began < 3
     until(lambda: heard.read_text() == "heard\nheard\n", "the client's signal")
+    slurm.owner.signal(array_id, "USR1", batch=True)
+    until(lambda: heard.read_text() == 3 * "heard\n", "the signal to what runs of the array")
     slurm.owner.cancel_waiting(array_id)
     assert "retrying" not in slurm.tell(*command)
 
