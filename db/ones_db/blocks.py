@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, select, text
 
 from ones_db.engine import add_or_replace
-from ones_db.jobs import key_of, keys_of, newest
+from ones_db.jobs import among, key_of, keys_of, newest
 from ones_db.records import BlockRecord, MembershipRecord
 from ones_db.tables import BLOCKS, JOBS, MEMBERSHIPS, RUNS
 from ones_wrapper.protocol import Membership
@@ -56,6 +56,19 @@ def open_blocks(connection: Connection, cluster: int) -> list[BlockRecord]:
         .order_by(JOBS.c.id, BLOCKS.c.start_time, BLOCKS.c.task)
     )
     return [_block(row, row["slurm_job"]) for row in connection.execute(query).mappings()]
+
+
+def started_blocks(connection: Connection, cluster: int, slurm_ids: Collection[int]) -> dict[int, list[float]]:
+    """When blocks started whose tasks Slurm knows by these ids."""
+    found: dict[int, list[float]] = defaultdict(list)
+    query = (
+        select(BLOCKS.c.slurm_id, BLOCKS.c.start_time)
+        .join(JOBS, JOBS.c.id == BLOCKS.c.job_id)
+        .where(JOBS.c.cluster_id == cluster, among(BLOCKS.c.slurm_id, slurm_ids))
+    )
+    for slurm_id, start in connection.execute(query):
+        found[slurm_id].append(start)
+    return found
 
 
 def _block(row: Mapping[Any, Any], job_id: int) -> BlockRecord:

@@ -84,9 +84,12 @@ class Leftovers:
                 log.error("job %d: its tasks that wait could not be cancelled: %s", job_id, error)
 
     def _over(self, job_id: int, tasks: Collection[Job]) -> bool:
-        """Whether no block runs or may start, and all that wait do so for us."""
+        """Whether no block runs or may start, and all that wait do so for us: by the job's own word of its end also
+        those that their owner was seen to hold."""
         waiting = {task for job in tasks if job.pending for task in job.array_tasks}
-        if not waiting or any(map(is_alive, tasks)) or not waiting <= self.held.of(job_id):
+        if not waiting or any(map(is_alive, tasks)) or not waiting <= self.held.ever(job_id):
+            return False
+        if not waiting <= self.held.of(job_id) and self._last_word(job_id) not in ENDS:
             return False
         last = max((job.end_time for job in tasks if not job.pending), default=0.0)
         members = self.store.membership(job_id)
@@ -99,9 +102,13 @@ class Leftovers:
         if members is None or job_id in self._gone_on:
             return False
         last = [job for job in tasks if task_of(job) in members.report.blocks]
+        ended = bool(last) and all(job.state is JobState.COMPLETED for job in last)
+        return ended and self._last_word(job_id) not in ENDS
+
+    def _last_word(self, job_id: int) -> str | None:
+        """What its last run said of its end."""
         runs = self.store.runs(job_id)
-        said = runs[-1].end_reason if runs else None
-        return bool(last) and all(job.state is JobState.COMPLETED for job in last) and said not in ENDS
+        return runs[-1].end_reason if runs else None
 
     def _go_on(self, job_id: int, tasks: Sequence[Job]) -> None:
         """Raises `Refused`."""

@@ -65,6 +65,7 @@ class BlockWorld:
         self.settings = Settings.model_validate({"stop_file": str(self.stop_file), "resize": RESIZE})
         self.resize: ResizeRecord
         self.machine = self.companion()
+        self.prepared = bool(before)
         self.simulated.pass_time(30)
         self.store.record_jobs([JobRecord(self.job_id, "job", "me", self.clock(), 1, 1, elastic=True)])
         if before:
@@ -115,7 +116,8 @@ class BlockWorld:
     def begin(self, added: Mapping[int, Shape], dropped: tuple[int, ...] = ()) -> ResizeRecord:
         """Write the change down, as the actor does."""
         # Those that train already were prepared by a change before this one, as it were.
-        waiting = [task_of(job) for job in self.simulated.client.tasks(self.job_id) if job.pending]
+        tasks = self.simulated.client.tasks(self.job_id)
+        waiting = [task_of(job) for job in tasks if job.pending and (self.prepared or not job.held)]
         self.before = {*self.training.members}
         self.wanted = (self.before | {*added}) - {*dropped}
         self.resize = self.store.begin_resize(

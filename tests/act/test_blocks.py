@@ -167,6 +167,23 @@ def test_a_block_that_its_owner_holds_stays_held(make: Make) -> None:
     assert 1 not in world.machine_held() and 2 in world.machine_held()
 
 
+def test_a_block_that_its_owner_holds_before_we_do(make: Make) -> None:
+    """After it was chosen, and before it was looked at again."""
+    world = make()
+    world.begin({1: ONE})
+    world.machine.new.add(world.resize.id)
+    world.cluster.hold(Task(world.job_id, 1))
+    resize = world.finish()
+    assert resize.outcome.code == "block_held" and "before release" not in world.events
+    world.begin({2: ONE})
+    world.finish()
+    for task in (0, 2):
+        world.cluster.cancel(Task(world.job_id, task))
+    world.simulated.pass_time(60)
+    world.tidy()
+    assert world.tasks[1].held, "its owner keeps it, and the job did not say that it is over"
+
+
 def test_a_block_that_its_owner_cancels(make: Make) -> None:
     """While it joins: the job trains on. One that trained: the job trains on without it."""
     world = make({1: ONE})

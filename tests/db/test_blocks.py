@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ones_db import BlockRecord, ReportLine, ResizeRecord, Store, ThroughputPoint, UnknownRecord
+from ones_db import AccountingJob, BlockRecord, ReportLine, ResizeRecord, Store, ThroughputPoint, UnknownRecord
 from ones_db.retention import Work
 from ones_wrapper.protocol import Batch, Membership
 from tests.db.make import SPEC, epoch, hello, job, line, report, run, throughput
@@ -196,3 +196,17 @@ def test_samples_of_several_sizes_are_not_put_together(
     assert sizes() == before
     store._cache.clear()
     assert store.histories([7])[7].throughput == learnt
+
+
+def test_accounting_does_not_count_blocks_twice(store: Store) -> None:
+    """Protects GPU-hours: accounting has a row for each block, under ids of which all but one are no job's here."""
+    store.record_jobs([job(100, state="COMPLETED", end_time=2600.0)])
+    blocks = [replace(BLOCK, job_id=100, task=task, slurm_id=100 + task, end_time=2500.0) for task in (0, 1)]
+    store.record_blocks(blocks)
+    ended = {"state": "COMPLETED", "end_time": 2500.0, "submit_time": 1100.0}
+    read = [
+        AccountingJob(job(id_, **ended), (run(id_, start_time=2001.0, end_time=2500.0),)) for id_ in (100, 101, 102)
+    ]
+    done = store.add_accounting(read)
+    assert (done.companion, done.new) == (2, 1)
+    assert sorted(store.jobs()) == [100, 102]
