@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Any
 
@@ -288,7 +288,8 @@ def _ran(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[tuple[in
         members = cached[run.id].members
         # Before the first membership, and without one, it has the size of the run.
         sizes = [size_of(members[0]) if members else (run.nodes, run.gpus_per_node), *map(size_of, members)]
-        times = [run.start_time, *(min(max(member.time, run.start_time), until) for member in members), until]
+        # A job may say that it changed before it began, or before it changed last.
+        times = accumulate([run.start_time, *(min(member.time, until) for member in members), until], max)
         for size, (start, end) in zip(sizes, pairwise(times), strict=True):
             seconds[size] += max(end - start, 0.0)
     return tuple((*shape, lasted) for shape, lasted in sorted(seconds.items()))

@@ -64,7 +64,7 @@ def test_killed_anywhere_while_blocks_join_and_leave(site: str, request: pytest.
     """The job trains on with one block or with two, and no other one runs or waits unheld."""
     harness = Harness(request.getfixturevalue(site))
     try:
-        job_ids = [harness.blocks() for _ in range(3)]
+        job_ids = [harness.blocks() for _ in range(6)]
         for job_id in job_ids:
             harness.membership(job_id, lambda m: m.why == "first", "first membership")
         steps = ("order", "uhold", "ArrayTaskThrottle", "NumNodes", "release", "requeuehold")

@@ -252,3 +252,36 @@ def test_a_companion_that_starts_amid_a_change_knows_the_term(site: Site) -> Non
     assert observer.observe().elastic[100].job.restart == 40
     assert site.store.jobs([100])[100].restart == 40
     assert not site.store.jobs([100])[100].report_note
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"blocks": ()},
+        {"blocks": (0, 0), "restarts": (0, 0)},
+        {"restarts": (0, 0)},
+        {"nodes": 0},
+        {"nodes": 4},
+        {"gpus_per_node": 4},
+        {"world": 0},
+    ],
+)
+def test_memberships_that_cannot_be(site: Site, changes: dict[str, Any]) -> None:
+    """They cost themselves alone, and the owner is told."""
+    site.tasks(task(0, "n1"), task(1))
+    site.says(0, HELLO, member(1, 0), replace(member(2, 1), **changes), member(3, 0))
+    site.observer.observe()
+    assert [one.report.generation for one in site.store.memberships(100)] == [3, 1]
+    site.observer.observe()
+    assert "membership: " in site.store.jobs([100])[100].report_note
+
+
+def test_a_plain_job_has_no_memberships(site: Site) -> None:
+    """At which size it runs is Slurm's word, whatever it writes."""
+    plain = replace(task(0, "n1"), comment="ones: gpus=1-4", array=False, array_id=0, array_tasks=(), job_id=100)
+    site.tasks(plain)
+    site.says(0, HELLO, member(1, 0))
+    site.observer.observe()
+    assert site.store.memberships(100) == [] and len(site.store.runs(100)) == 1
+    site.observer.observe()
+    assert "not one of blocks" in site.store.jobs([100])[100].report_note

@@ -12,19 +12,21 @@ from typing import Any
 
 import torch
 
+from ones_wrapper import warm_up
 from ones_wrapper.boundary import Agreement
 from ones_wrapper.checkpoint import Progress, State
 from ones_wrapper.checkpoint.state import Content, collect, restore
 from ones_wrapper.data.feed import accumulation_count
-from ones_wrapper.group import TorchGroup
+from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.job_io import OwnerRequests, ReportWriter, last_generation, log, write_spec
 from ones_wrapper.launch import find_job_directory, make_job_directory
 from ones_wrapper.launch.process_hooks import FLAGS
 from ones_wrapper.launch.restart_policy import DONT_RESTART, PEER_LOST
 from ones_wrapper.membership import connections, rescue
-from ones_wrapper.membership.blocks import Blocks, Change, NotWantedError, PeersLostError, is_peer_lost
+from ones_wrapper.membership.blocks import Blocks, Change
 from ones_wrapper.membership.board import BoardLostError
 from ones_wrapper.membership.files import Block
+from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
 from ones_wrapper.protocol import Batch, Membership, Spec
 from ones_wrapper.run import Identity, Run, Settings
 
@@ -39,6 +41,7 @@ class HotRun(Run):
         self._torch = group
         self._at_boundary = False
         self._leaving_now = False
+        self._shapes: warm_up.Shapes | None = None
         super().__init__(group, spec, settings, started, identity)
         blocks.may_leave = lambda: not self.saver.writing
         blocks.listen(self._orders, lambda: FLAGS.stop, self._abandon)
@@ -101,6 +104,7 @@ class HotRun(Run):
         plan = self._blocks.lead_first(generation, hot)
         if hot:
             self._boundary.members = self._blocks
+            self._shapes = warm_up.Shapes(self.loop.exchange)
         self._report_membership(Change(plan, False, False, 0, 0.0, time.time(), {}), first=True)
 
     def _end_block(self, why: str) -> None:
@@ -116,6 +120,7 @@ class HotRun(Run):
         samples = self._check_complete()
         state = self.state
         assert state is not None
+        self._warm_up()
         content = collect(state, template=True)
 
         def take_over(rest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
@@ -133,7 +138,21 @@ class HotRun(Run):
         self.spec = replace(self.spec, dataset=samples, hot=True)
         self._boundary.members = self._blocks
         self._ranks_changed(change, 0)
+        self._shapes = warm_up.Shapes(self.loop.exchange)
         self._boundary.start_agreement(0.0, False, False)
+
+    def _warm_up(self) -> None:
+        """A forward and a backward pass on nothing, so that the first step is no slower than others."""
+        exchange, text = self.loop.exchange, ""
+        with suppress(RankError):  # where the board is lost, that shows soon
+            text = self.group.on_first(self._blocks.shapes)
+        if exchange is None or not text:
+            return
+        try:
+            warm_up.run(exchange, text, self.group.device)
+        except Exception as error:  # the first step is slower, and no worse
+            if self.group.rank == 0:
+                log(f"no dummy step was taken ({type(error).__name__}: {error})"[:300])
 
     # -- the change ---------------------------------------------------------------------------------------------------
 
@@ -146,6 +165,8 @@ class HotRun(Run):
         pass
 
     def act(self) -> None:
+        if self._shapes is not None and self._shapes.text and self.group.rank == 0:
+            self._blocks.tell_shapes(self._shapes.text)
         # It stays so where others turn out to be lost: this is a moment to write a checkpoint of.
         self._at_boundary = True
         super().act()
@@ -169,7 +190,10 @@ class HotRun(Run):
 
     def _change(self) -> None:
         self._reporter.flush()
-        before = self.group.rank
+        before, state = self.group.rank, self.state
+        assert state is not None
+        if self._blocks.moving:  # ranks may differ in these, and those of rank 0 count
+            self._torch.share(list(state.model.buffers()))
         change = self._blocks.change(self._collected)
         if change is None:
             return

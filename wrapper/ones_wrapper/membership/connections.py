@@ -31,8 +31,8 @@ by heartbeats."""
 
 _BACKENDS = {"gloo": ("ones_gloo", "cpu"), "nccl": ("ones_nccl", "cuda")}
 _kept: deque[Any] = deque(maxlen=8)
-"""Groups that were left, for two more changes, each of which leaves up to four: the destructor of one that was just left can wait for ever for a thread
-that wants the interpreter's lock (torch 2.13; pytorch#56297)."""
+"""Groups that were left, for two more changes, each of which leaves up to four: the destructor of one that was just
+left can wait for ever for a thread that wants the interpreter's lock (torch 2.13; pytorch#56297)."""
 _formed: dict[str, Any] = {}
 _lock = threading.Lock()
 
