@@ -5,7 +5,8 @@
 The job is resized from 1x1 to SHAPE, back, and so on; one of blocks to 0xG, which is G GPUs wherever they lie. In the
 n-th resize the companion sends itself SIGKILL at its event FIRST + n * STRIDE: before or after a journal write, an
 order, or a command that changes something in Slurm. A second companion, which begins nothing, then closes what it
-finds. Each round is one JSON line on stdout; the last is that of the resize that had fewer events than that.
+finds. A FIRST of -1 - N is N after one resize without a death. Each round is one JSON line on stdout; the last is that
+of the resize that had fewer events than that.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ CHANGES = ("requeuehold", "uhold", "update", "release")
 WRITES = ("begin_resize", "step_resize", "end_resize")
 WAITS = ("BeginTime", "Resources", "Priority")
 LIMIT_S = 60.0
+NEVER = 10**6
 
 
 class Events:
@@ -227,6 +229,10 @@ def main(path: str, job: str, first: str, stride: str, shape: str) -> None:
     migrate.upgrade(settings.database_url)
     fatal, to = int(first), Shape.parse(shape)
     play = one_round if to.nodes else round_of_blocks
+    if fatal < 0:
+        # So that what follows meets the resizes of the other direction.
+        fatal = -fatal - 1
+        play(settings, int(job), NEVER, to)
     while True:
         told = play(settings, int(job), fatal, to)
         print(json.dumps(told), flush=True)
