@@ -44,7 +44,7 @@ class HotRun(Run):
         self._shapes: warm_up.Shapes | None = None
         super().__init__(group, spec, settings, started, identity)
         blocks.may_leave = lambda: not self.saver.writing
-        blocks.listen(self._orders, lambda: FLAGS.stop, self._abandon)
+        blocks.listen(self.spec.max_local_batch, self._orders, lambda: FLAGS.stop, self._abandon)
 
     @classmethod
     def meet(cls, group: TorchGroup, spec: Spec, settings: Settings, started: float, block: Block) -> HotRun:
@@ -105,6 +105,8 @@ class HotRun(Run):
         if hot:
             self._boundary.members = self._blocks
             self._shapes = warm_up.Shapes(self.loop.exchange)
+        again = self._previous is not None and self._previous.failed
+        plan = replace(plan, why="lost" if again else "first")
         self._report_membership(Change(plan, False, False, 0, 0.0, time.time(), {}), first=True)
 
     def _end_block(self, why: str) -> None:
@@ -232,6 +234,7 @@ class HotRun(Run):
         applied, answered = change.rest.get("orders") or (self._boundary.applied, self._boundary.answered)
         progress.resizes += int(progress.world != group.world)
         progress.world = group.world
+        largest, self.spec = self.spec.max_local_batch, replace(self.spec, max_local_batch=plan.max_local)
         if plan.batch:
             progress.batch, applied = plan.batch, plan.order or applied
         batch, self.batch = self.batch, self._in_force(progress.batch)
@@ -246,18 +249,20 @@ class HotRun(Run):
         self.generation = plan.generation
         if self.trace:
             self.trace.ranks_changed(plan.term, group.rank, group.world, plan.generation)
-        self._lead_or_follow(change)
+        self._lead_or_follow(change, largest)
         self._report_membership(change)
         if not change.rest and self.batch != batch:
             steps = accumulation_count(self.batch, group.world, self.spec.max_local_batch)
             number = plan.order if plan.batch else None
             self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
 
-    def _lead_or_follow(self, change: Change) -> None:
-        """Rank 0 keeps the job's files."""
+    def _lead_or_follow(self, change: Change, largest: int) -> None:
+        """Rank 0 keeps the job's files. `largest` is the largest pass so far."""
         plan, first = change.plan, self.group.rank == 0
         self._restart = plan.term
         if not change.moves:
+            if first and largest != plan.max_local:
+                write_spec(self.directory, self.spec)
             return
         self.spec = replace(self.spec, term=plan.term)
         self._requests = OwnerRequests(self.directory) if first else None

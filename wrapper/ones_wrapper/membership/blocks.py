@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +119,17 @@ class Blocks:
         return self._watch.lost if self._watch is not None else ""
 
     def listen(
-        self, orders: Callable[[int], OrderReader], leaving: Callable[[], bool], abandon: Callable[[str], None]
+        self,
+        max_local: int,
+        orders: Callable[[int], OrderReader],
+        leaving: Callable[[], bool],
+        abandon: Callable[[str], None],
     ) -> None:
-        """Give signs of life from now on. `orders` makes the reader of a term's orders, `leaving` says whether this
-        block was told to end, and `abandon` ends a process whose membership is lost.
+        """Give signs of life from now on. `max_local` is the largest pass that this block's devices hold. `orders`
+        makes the reader of a term's orders, `leaving` says whether this block was told to end, and `abandon` ends a
+        process whose membership is lost.
         """
+        self._me = replace(self._me, max_local=max_local)
         self._orders, self._leaving, self._abandon = orders, leaving, abandon
         self._watch = Watch(self._board.again(), f"{self._me.uid}-{self._local}", leaving, self._why_lost, abandon)
         self._watch.start()
