@@ -3,9 +3,9 @@
     python benchmarks/hot_resize.py --cycles 10 --parameters 5000000 --json hot_resize.json
 
 A cycle takes a job through 1 → 2 → 4 → 2 → 1 → 3 → 2 → 1 GPUs: the last but one leaves a block of two GPUs that leads,
-whose place a block of one takes. The real companion does it; only its policy is scripted. Pauses are taken from the times at which the ranks' own steps ended, written down by the training
-script: the longest gap between the ends of two steps around the change, less a usual step. Needs root on a Debian-like
-host.
+whose place a block of one takes. The real companion does it; only its policy is scripted. Pauses are taken from the
+times at which the ranks' own steps ended, written down by the training script: the longest gap between the ends of two
+steps around the change, less a usual step. Needs root on a Debian-like host.
 """
 
 from __future__ import annotations

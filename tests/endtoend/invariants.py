@@ -114,7 +114,7 @@ def _lost(job: Job, expected: JobExpectation) -> list[str]:
 
 
 def _held(job: Job, expected: JobExpectation) -> list[str]:
-    if job.ended or expected.impossible_request:
+    if job.ended or expected.impossible_request or (expected.blocks and job.running):
         return []
     if job.held and not expected.hold:
         return [f"job {job.job_id} ({job.state.value}) is held, and neither its owner nor an operator did it"]
