@@ -6,10 +6,12 @@ change its leader. Whatever a job says, it can put no more reports into the data
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ones_db import BlockRecord, JobRecord, Store
+from ones_wrapper.protocol import Membership
 from slurm_ones.observe.blocks import BlockJob, arrays, block_job
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.observe.report_reader import read_spec
@@ -137,6 +139,27 @@ class Terms:
         if changed := [record for key, record in now.items() if before.get(key) != record]:
             self._store.record_blocks(changed)
         self._blocks = now
+
+    def as_slurm_has_it(self, job_id: int, report: Membership, ask: Callable[[int], Iterable[Job]]) -> Membership:
+        """The membership with the nodes of its blocks as Slurm knows them: blocks that share a node do not know that.
+        As it was reported where Slurm tells of other blocks or GPUs. `ask` is for the tasks of an array, where a block
+        has started since the last look."""
+        keys = list(zip(report.blocks, report.restarts, strict=False))
+        blocks = self._blocks or {}
+        held = {key: blocks.get((job_id, *key)) for key in keys}
+        places = {key: (one.node_list, one.gpus_per_node) for key, one in held.items() if one is not None}
+        if len(places) < len(keys):
+            asked = (job for job in ask(job_id) if len(job.array_tasks) == 1)
+            places |= {(job.array_tasks[0], job.restart): (job.node_list, job.gpus_per_node) for job in asked}
+        gpus: dict[str, int] = defaultdict(int)
+        for key in keys:
+            nodes, each = places.get(key, ((), 0))
+            for node in nodes:
+                gpus[node] += each
+        if sum(gpus.values()) != report.world:
+            return report
+        unequal = len(set(gpus.values())) > 1
+        return replace(report, nodes=len(gpus), gpus_per_node=0 if unequal else report.world // len(gpus))
 
 
 def _same(record: JobRecord, records: Sequence[Job]) -> bool:

@@ -76,7 +76,7 @@ def _terms_known(world: FaultyWorld, job_id: int) -> bool:
     comment is not understood is not known to be one of blocks."""
     files = world.trainings[job_id].files
     honest = isinstance(files, FaultyFiles) and files.honest and files.reported_at <= world.observed_at
-    comment = world.cluster.records.of(job_id)[0].request.comment
+    comment = world.cluster.jobs[job_id].request.comment
     return honest and job_id in world.observed_elastic and opts_in(comment)
 
 

@@ -14,6 +14,9 @@ from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from tests.simulate.changing_policy import ChangingPolicy
 from tests.simulate.test_engine import SMALL, workload
 
+START_S = {HOT: 7.0, REQUEUE: 30.0}
+"""What a start of a block, or a resize by requeue, was seen to take."""
+
 
 def changing(resize: str, *, spec: ClusterSpec = SMALL, jobs: int = 3, **settings: Any) -> Outcome:
     """Every job resized at every tick."""
@@ -24,6 +27,7 @@ def changing(resize: str, *, spec: ClusterSpec = SMALL, jobs: int = 3, **setting
         spec,
         interval_s=60.0,
         resize=resize,
+        resize_s=START_S[resize],
         cluster_settings=ClusterSettings(**settings),
         make=ChangingPolicy,
     )

@@ -61,7 +61,7 @@ def _describe(value: Any) -> Any:
         return {"dict": {key: _describe(item) for key, item in value.items()}}
     if type(value) in _PLAIN:
         return {"plain": value}
-    raise TypeError(f"{type(value).__name__} is not told")
+    raise TypeError(f"{type(value).__name__} has no description")
 
 
 def _zeros(told: Any, device: torch.device) -> Any:

@@ -438,6 +438,7 @@ exit $code
 """
 
 
+@pytest.mark.slow
 def test_nodes_of_a_block_start_again_alike(tmp_path: Path) -> None:
     """Protects blocks of several nodes: their launchers start the ranks again each by itself, and the ranks find each
     other; where one node's rank was killed instead, the whole block starts again by `ones-run`."""
@@ -463,6 +464,7 @@ def test_nodes_of_a_block_start_again_alike(tmp_path: Path) -> None:
     assert read_tries(tmp_path / "job", 9, 3).restarts == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_rescue_may_take_its_time(tmp_path: Path, killed: bool) -> None:
     """Protects the checkpoint that one rank writes from its memory, while the other has ended or was killed."""

@@ -92,8 +92,7 @@ class LaunchedJob(Job):
             "SLURM_RESTART_COUNT": str(restart),
         }
         options = ["--blocks", f"--gpus-per-node={ranks}"]
-        script = [str(TRAIN), *self._arguments, "--out", str(self.directory / "out.json")]
-        command = [sys.executable, "-m", "ones_wrapper.launch", *options, *script]
+        command = [sys.executable, "-m", "ones_wrapper.launch", *options, str(TRAIN), *self.arguments]
         block = LaunchedBlock(command, env, self.directory / f"log-{len(self.blocks)}")
         self.blocks.append(block)
         return block
