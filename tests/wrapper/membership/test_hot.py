@@ -223,9 +223,10 @@ def test_everything_is_carried(tmp_path: Path, options: tuple[str, ...]) -> None
 @pytest.mark.slow
 def test_the_command_starts_blocks(tmp_path: Path) -> None:
     """Protects the whole way: `ones-run --blocks` as a batch script calls it."""
-    job = Job(tmp_path / "job", epochs=200)
+    job = Job(tmp_path / "job", "--step-ms", "100", epochs=100)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))}
     env |= {"ONES_JOB_DIR": str(job.directory), "SLURM_ARRAY_JOB_ID": "4711", "ONES_REPORT_EVERY_S": "0.2"}
+    env["PATH"] = str(Path(sys.executable).parent)  # a Slurm that is installed here has nothing to cancel
     command = [sys.executable, "-m", "ones_wrapper.launch", "--blocks", str(TRAIN), *job.arguments]
     trace = str(job.directory / "trace-{restart}-{rank}.jsonl")
     running = []
