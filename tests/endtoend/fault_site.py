@@ -52,6 +52,8 @@ start_timeout_s = {start_s}
 advance_s = 0.1
 max_open = 6
 park_lease_s = 20
+blocks_wait_s = 5
+blocks_dwell_s = 0.1
 leave_s = 10
 [limits]
 near_end_s = 0
