@@ -31,12 +31,17 @@ SHOWN_S = 5.0
 
 def one(seed: int) -> Result:
     """A seed's run. Nothing that it logs is shown."""
+    return run(FaultPlan.with_blocks(seed))
+
+
+def one_requeued(seed: int) -> Result:
+    """The same without jobs of blocks."""
     return run(FaultPlan.of(seed))
 
 
-def replay(seed: int, *, verbose: bool) -> Result:
+def replay(seed: int, *, verbose: bool, plain: bool) -> Result:
     """A seed's run, printed step by step."""
-    plan = FaultPlan.of(seed)
+    plan = FaultPlan.of(seed) if plain else FaultPlan.with_blocks(seed)
     if not verbose:
         return run(plan)
     print(plan)
@@ -44,14 +49,16 @@ def replay(seed: int, *, verbose: bool) -> Result:
     return run(plan, print)
 
 
-def many(first: int, seeds: int, processes: int) -> dict[str, Any]:
+def many(first: int, seeds: int, processes: int, *, plain: bool) -> dict[str, Any]:
     """All seeds from `first` on, over all processes."""
     began = shown = time.monotonic()
     kinds: Counter[str] = Counter()
     violations: list[dict[str, Any]] = []
     resizes = 0
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for done, result in enumerate(pool.imap_unordered(one, range(first, first + seeds), chunksize=4), 1):
+        for done, result in enumerate(
+            pool.imap_unordered(one_requeued if plain else one, range(first, first + seeds), chunksize=4), 1
+        ):
             kinds.update({kind.value: count for kind, count in result.kinds.items()})
             resizes += result.resizes
             violations += [{"seed": result.seed, "invariant": what} for what in result.violations]
@@ -78,16 +85,17 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--verbose", action="store_true", help="with --seed: every step of it")
+    parser.add_argument("--plain", action="store_true", help="no jobs of blocks")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, help="where results go")
     options = parser.parse_args()
     if options.seed is not None:
-        result = replay(options.seed, verbose=options.verbose)
+        result = replay(options.seed, verbose=options.verbose, plain=options.plain)
         for kind, count in sorted(result.kinds.items(), key=lambda item: -item[1]):
             print(f"{count:6d} {kind.value}")
         print(f"{result.resizes} resizes, {result.seconds:.2f} s")
         sys.exit("\n".join(result.violations) or None)
-    results = many(options.first, options.seeds, options.processes)
+    results = many(options.first, options.seeds, options.processes, plain=options.plain)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     kinds = len(results["kinds"])

@@ -2,10 +2,10 @@
 
     python benchmarks/hot_resize.py --cycles 10 --parameters 5000000 --json hot_resize.json
 
-A cycle takes a job through 1 → 2 → 4 → 2 → 1 GPUs and through a replaced block. The real companion does it; only its
-policy is scripted. Pauses are taken from the times at which the ranks' own steps ended, written down by the training
-script: the longest gap between the ends of two steps around the change, less a usual step. Needs root on a Debian-like
-host.
+A cycle takes a job through 1 → 2 → 4 → 2 → 1 → 3 → 2 → 1 GPUs: the last but one leaves a block of two GPUs that leads,
+whose place a block of one takes. The real companion does it; only its policy is scripted. Pauses are taken from the
+times at which the ranks' own steps ended, written down by the training script: the longest gap between the ends of two
+steps around the change, less a usual step. Needs root on a Debian-like host.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from tests.endtoend.harness import Harness
 from tests.wrapper.runs import lines_that_count
 
 BATCH = 32
+CYCLE = (2, 4, 2, 1, 3, 2, 1)
+"""GPUs, from one on."""
 SAMPLES = 640
 BATCH_SCRIPT = """#!/bin/bash
 #SBATCH --nodes=1
@@ -332,7 +334,7 @@ def main() -> None:
         try:
             changes: list[Change] = []
             if args.cycles:
-                changes += bench.changes(True, at(*(2, 4, 2, 1) * args.cycles), 120 + 120.0 * args.cycles)
+                changes += bench.changes(True, at(*CYCLE * args.cycles), 120 + 200.0 * args.cycles)
             if requeues:
                 changes += bench.changes(False, at(*((2, 1) * requeues)[:requeues]), 120 + 60.0 * requeues)
         finally:

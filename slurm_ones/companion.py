@@ -12,7 +12,7 @@ from ones_db import JobHistory, ResizeRecord, Store
 from slurm_ones.act.actor import Actor, PartitionSchedule
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.held_tasks import HeldTasks
-from slurm_ones.act.leftovers import Leftovers
+from slurm_ones.act.leftovers import Leftovers, waiting_arrays
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.stale_holds import release_stale_holds
@@ -26,6 +26,7 @@ from slurm_ones.rules.plan import Change
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
 from slurm_ones.schedule.policy import Policy
 from slurm_ones.slurm.client import LeaderOnlyClient, Refused, SlurmClient
+from slurm_ones.slurm.configured import hides_gpus
 
 
 @dataclass(frozen=True)
@@ -130,20 +131,21 @@ class Companion:
         """Whether two blocks of a job on one node see each other's GPUs: not where Slurm hides devices from jobs."""
         if self._split_nodes is None:
             try:
-                config = {key.lower(): value for key, value in self._client.config().items()}
+                self._split_nodes = not hides_gpus(self._client.config())
             except Refused:
                 return False
-            self._split_nodes = not config.get("constraindevices", "no").lower().startswith("y")
         return self._split_nodes
 
     def _tidy(self, seen: Observation, histories: Mapping[int, JobHistory], busy: Collection[int]) -> None:
         """See to what jobs of blocks leave behind."""
         idle = [one for job_id, one in seen.elastic.items() if one.blocks and job_id not in busy]
-        self._leftovers.cancel_waiting([*idle, *seen.left.values()])
-        if self._actor.acting and not self.settings.stop_file.exists():
+        waiting = {id_: tasks for id_, tasks in waiting_arrays(seen).items() if id_ not in busy}
+        acting = self._actor.acting and not self.settings.stop_file.exists()
+        self._leftovers.cancel_waiting(waiting, acting=acting)
+        if acting:
             known = ((one, histories.get(one.job.job_id)) for one in idle)
             self._leftovers.end_those_apart([(one, told.membership if told else None) for one, told in known])
-        alive = {*seen.elastic, *seen.left}
+        alive = {*seen.elastic, *seen.left, *waiting}
         self._held.forget(alive)
         self._leftovers.forget(alive)
 

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from ones_db import ReasonRecord, Store, migrate
+from ones_db import BlockRecord, ReasonRecord, Store, migrate
 from slurm_ones.cli import app
 from slurm_ones.reasons import reason
 from tests.cluster import Cluster
 from tests.db.make import SPEC, decision, hello, job, report, resized_job, said, throughput
+from tests.db.test_views import BEGAN, fill_blocks
 
 HOSTILE = "evil\x1b]0;owned\x07\x1b[2J\n[red]x[/red]"
 
@@ -173,6 +174,25 @@ class TestWhy:
         (found,) = printed("jobs", "7", "--json", "--database", filled)
         assert (found["passes"], found["local_batch"], found["nonfinite"], found["attempts"]) == (2, 32, 12, 2)
 
+    def test_a_job_of_blocks(self, filled: str) -> None:
+        """One job: who trains, where, how that came and what it cost. Its blocks' own names answer for it."""
+        with Store.open(filled, "gres") as store:
+            fill_blocks(store)
+            store.record_jobs([job(10, user="carol", restart=1, submit_time=BEGAN - 50.0)])
+            running = BlockRecord(10, 3, 0, 13, 1, 4, ("n2",), "RUNNING", BEGAN + 90.0)
+            store.record_blocks([running])
+        done = call("why", "10", "--database", filled)
+        assert "It trains on block 3: 1x4; last change 1.5 s, shrank from 5 to 4 GPUs (blocks were lost)" in done.stdout
+        assert "block 3: 1x4 on n2, RUNNING since" in done.stdout
+        assert "generation 2: 0.25 s, grew from 1 to 5 GPUs" in done.stdout
+        assert "1x1 → 1x4 (adds 3 (1x4)): done, trains on 2 blocks, training stood still for 0.25 s" in done.stdout
+        assert "the start after it" not in done.stdout
+        assert call("why", "10_3", "--database", filled).stdout == done.stdout
+        told = printed("why", "10_0", "--json", "--database", filled)
+        assert [block["task"] for block in told["blocks"]] == [0, 3]
+        assert [member["report"]["blocks"] for member in told["memberships"]] == [[3], [0, 3], [0]]
+        assert [j["job_id"] for j in printed("jobs", "10_3", "--json", "--database", filled)] == [10]
+
     def test_a_job_that_never_opted_in(self, filled: str) -> None:
         """It is said how, and that exit code is 2."""
         done = call("why", "999", "--database", filled)
@@ -182,7 +202,8 @@ class TestWhy:
 
     def test_a_word_that_is_no_job(self, filled: str) -> None:
         """typer's own message."""
-        assert call("why", "mine", "--database", filled).exit_code == 2
+        for word in ("mine", "7_", "7_x", "-7", "7.batch", "7_3_1", "٧"):
+            assert call("why", "--database", filled, "--", word).exit_code == 2
 
 
 class TestSettings:

@@ -25,7 +25,7 @@ if "--helpformat" in sys.argv:
 since, until = [int(a.partition("=uts")[2]) for a in sys.argv if "=uts" in a]
 for row in open({rows!r}):
     fields = row.rstrip("\\n").split("|")
-    if since <= int(fields[4]) <= until:
+    if since <= int(fields[5]) <= until:
         print(separator.join(fields))
 """
 SCONTROL = "#!/bin/sh\necho 'ClusterName             = here'\n"
@@ -61,8 +61,8 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def row(job_id: str, submit: int, end: str, state: str = "COMPLETED", name: str = "train") -> str:
     asked = "billing=4,cpu=4,gres/gpu=4,node=1"
-    fields = [job_id, "here", str(submit), str(submit + 60), end, state, "0:0", "1", asked, asked, "n1"]
-    return "|".join([*fields, "60", "alice", "lab", "gpu", name])
+    fields = [job_id, job_id, "here", str(submit), str(submit + 60), end, state, "0:0", "1", asked, asked, "n1"]
+    return "|".join([*fields, "60", "alice", "lab", "gpu", "", name])
 
 
 class TestImport:
@@ -97,6 +97,13 @@ class TestImport:
         with Store.open(url, "here", read_only=True) as store:
             assert [run.end_reason for run in store.runs(50)] == ["REQUEUED", "COMPLETED"]
             assert [action.action for action in store.actions()] == ["import sacct"]
+
+    def test_an_array_that_nobody_knows(self, rows: Path, url: str) -> None:
+        """Protects a sweep from being taken for blocks, and the import from an array that is not in the database."""
+        tasks = [row(str(n), 1_760_000_000, "1760000100").replace(f"{n}|{n}|", f"{n}|40_{n}|") for n in (41, 42)]
+        rows.write_text("\n".join(tasks))
+        span = ("--since", "2025-10-08", "--until", "2025-10-11")
+        assert printed("import", "sacct", *span, "--database", url, "--json")["imported"]["new"] == 2
 
     def test_rows_of_another_cluster(self, rows: Path, url: str) -> None:
         """Protects one cluster's past from another's: such rows are named, and not stored."""

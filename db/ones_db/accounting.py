@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, select
 
+from ones_db.blocks import started_blocks
 from ones_db.engine import add_or_replace
 from ones_db.jobs import among, job_columns, run_end, run_record
 from ones_db.records import JobRecord, RunRecord
@@ -67,14 +68,24 @@ SAME_JOB_S = 86_400.0
 """Two stays of one job id less than this apart are of one job: Slurm lets a job that ended be requeued for less than
 this, and takes far longer to come round to the same id."""
 
+SAME_START_S = 5.0
+"""How far apart Slurm's controller and its accounting may have the start of one task."""
+
 Row = Mapping[Any, Any]
 
 
 def add_accounting(connection: Connection, cluster: int, given: Sequence[AccountingJob]) -> Imported:
     known, runs = _known(connection, cluster, [one.job.job_id for one in given])
+    blocks = started_blocks(connection, cluster, [one.job.job_id for one in given])
     done, now = Imported(), time.time()
     marks: list[dict[str, Any]] = []
     for one in given:
+        if any(
+            abs(start - (run.start_time or 0.0)) <= SAME_START_S for run in one.runs for start in blocks[run.job_id]
+        ):
+            # A block of a job that the companion knows: its row is there.
+            done = done.plus(Imported(companion=1))
+            continue
         row = next((row for row in known[one.job.job_id] if _same(row, one)), None)
         if row is None:
             key = _insert(connection, cluster, one)

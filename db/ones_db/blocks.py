@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, text
 
 from ones_db.engine import add_or_replace
 from ones_db.jobs import among, key_of, keys_of, newest
@@ -28,9 +28,9 @@ def membership_row(run: int, number: int, time: float, report: Membership) -> di
     return {"run_id": run, "number": number, "time": time, **values}
 
 
-def numbers(text: str) -> tuple[int, ...]:
+def numbers(listed: str) -> tuple[int, ...]:
     """The whole numbers in a column that lists them."""
-    return tuple(map(int, text.split(","))) if text else ()
+    return tuple(map(int, listed.split(","))) if listed else ()
 
 
 def record_blocks(connection: Connection, cluster: int, records: Iterable[BlockRecord]) -> None:
@@ -53,8 +53,22 @@ def open_blocks(connection: Connection, cluster: int) -> list[BlockRecord]:
         select(BLOCKS, JOBS.c.job_id.label("slurm_job"))
         .join(JOBS, JOBS.c.id == BLOCKS.c.job_id)
         .where(newest(cluster), BLOCKS.c.end_time.is_(None))
+        .order_by(JOBS.c.id, BLOCKS.c.start_time, BLOCKS.c.task)
     )
     return [_block(row, row["slurm_job"]) for row in connection.execute(query).mappings()]
+
+
+def started_blocks(connection: Connection, cluster: int, slurm_ids: Collection[int]) -> dict[int, list[float]]:
+    """When blocks started whose tasks Slurm knows by these ids."""
+    found: dict[int, list[float]] = defaultdict(list)
+    query = (
+        select(BLOCKS.c.slurm_id, BLOCKS.c.start_time)
+        .join(JOBS, JOBS.c.id == BLOCKS.c.job_id)
+        .where(JOBS.c.cluster_id == cluster, among(BLOCKS.c.slurm_id, slurm_ids))
+    )
+    for slurm_id, start in connection.execute(query):
+        found[slurm_id].append(start)
+    return found
 
 
 def _block(row: Mapping[Any, Any], job_id: int) -> BlockRecord:
@@ -67,37 +81,42 @@ def memberships(
     connection: Connection, cluster: int, job_id: int, limit: int, order: int | None = None
 ) -> list[MembershipRecord]:
     query = (
-        select(MEMBERSHIPS, RUNS.c.restart.label("term"))
-        .join(RUNS, RUNS.c.id == MEMBERSHIPS.c.run_id)
+        _memberships()
         .where(RUNS.c.job_id == key_of(connection, cluster, job_id))
         .order_by(RUNS.c.restart.desc(), MEMBERSHIPS.c.number.desc())
         .limit(limit)
     )
     if order is not None:
         query = query.where(MEMBERSHIPS.c.order_number == order)
-    return [_membership(row, job_id) for row in connection.execute(query).mappings()]
+    return [membership_record(row, job_id) for row in connection.execute(query).mappings()]
 
 
-def _membership(row: Mapping[Any, Any], job_id: int) -> MembershipRecord:
-    values = {field: row[column] for column, field in FIELDS.items()}
-    values |= {name: numbers(row[name]) for name in _LISTS}
-    return MembershipRecord(job_id, row["term"], row["number"], row["time"], Membership(**values))
+def _memberships() -> Any:
+    return select(MEMBERSHIPS, RUNS.c.restart.label("term")).join(RUNS, RUNS.c.id == MEMBERSHIPS.c.run_id)
 
 
-def newest_memberships(connection: Connection, keys: Collection[int]) -> dict[int, list[Any]]:
-    """The memberships of each job (jobs.id), in the order in which they came: (run, number, time, …) of each."""
-    query = (
-        select(MEMBERSHIPS, RUNS.c.job_id, RUNS.c.restart.label("term"))
-        .join(RUNS, RUNS.c.id == MEMBERSHIPS.c.run_id)
-        .where(among(RUNS.c.job_id, keys))
-        .order_by(RUNS.c.job_id, RUNS.c.restart, MEMBERSHIPS.c.number)
-    )
-    found: dict[int, list[Any]] = {}
-    for row in connection.execute(query):
-        found.setdefault(row.job_id, []).append(row)
+def members_after(runs: Iterable[tuple[int, int]]) -> Any:
+    """The query for the memberships of runs (runs.id) after a report each, with their jobs' ids, in order."""
+    # Written out: SQLAlchemy would take long to compile so many conditions.
+    new = " OR ".join(f"(memberships.run_id = {key:d} AND memberships.number > {number:d})" for key, number in runs)
+    return _with_jobs().where(text(new)).order_by(MEMBERSHIPS.c.number)
+
+
+def all_members(connection: Connection, cluster: int) -> dict[int, list[MembershipRecord]]:
+    """All memberships of a cluster's jobs, by the run (runs.id), in order."""
+    found: dict[int, list[MembershipRecord]] = defaultdict(list)
+    query = _with_jobs().where(JOBS.c.cluster_id == cluster).order_by(MEMBERSHIPS.c.run_id, MEMBERSHIPS.c.number)
+    for row in connection.execute(query).mappings():
+        found[row["run_id"]].append(membership_record(row, row["slurm_id"]))
     return found
 
 
-def closed(record: BlockRecord, now: float) -> BlockRecord:
-    """The block once Slurm no longer knows how it ended."""
-    return replace(record, state="UNKNOWN", end_time=now)
+def _with_jobs() -> Any:
+    return _memberships().add_columns(JOBS.c.job_id.label("slurm_id")).join(JOBS, JOBS.c.id == RUNS.c.job_id)
+
+
+def membership_record(row: Mapping[Any, Any], job_id: int) -> MembershipRecord:
+    """The record of a row of memberships, with its term."""
+    values = {field: row[column] for column, field in FIELDS.items()}
+    values |= {name: numbers(row[name]) for name in _LISTS}
+    return MembershipRecord(job_id, row["term"], row["number"], row["time"], Membership(**values))

@@ -66,6 +66,14 @@ class Database:
         """One row a run: when, where and at which size."""
         return self.view("run_timeline", **where)
 
+    def block_timeline(self, **where: Any) -> DataFrame:
+        """One row a start of a block: when, where and at which size."""
+        return self.view("block_timeline", **where)
+
+    def membership_timeline(self, **where: Any) -> DataFrame:
+        """One row a membership: which blocks of a job trained together, and what the change cost."""
+        return self.view("membership_timeline", **where)
+
     def scaling(self, **where: Any) -> DataFrame:
         """Throughput, speed-up and efficiencies of jobs at each shape and global batch."""
         return self.view("scaling", **where)

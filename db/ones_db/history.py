@@ -9,90 +9,29 @@ costs time alone.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from statistics import fmean
-from typing import Any, TypeAlias
+from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, and_, func, select
 
+from ones_db.blocks import members_after, membership_record
+from ones_db.history_cache import NOISES, SPEEDS, CachedJob, CachedRun, HistoryCache, Row, Size, size_of
 from ones_db.jobs import among, job_record, newest, run_end, spec_record
-from ones_db.records import RESIZE_DONE, RESIZE_ROLLED_BACK, EpochPoint, JobHistory, NoisePoint, ThroughputPoint
-from ones_db.tables import BATCHES, EPOCHS, JOBS, RESIZES, RUNS, THROUGHPUT
-
-SPEEDS = 5
-"""Newest throughput samples kept of each shape and batch (ONES §3.2)."""
-NOISES = 8
-"""Newest gradient noise scales kept of a job."""
-SPARE = 250
-"""Jobs cached beyond as many as were ever asked for at once; those not asked for longest are forgotten first."""
-
-
-@dataclass
-class CachedRun:
-    """The reports of one run, up to a number."""
-
-    restart: int
-    number: int = 0
-    epochs: dict[int, tuple[EpochPoint, int]] = field(default_factory=dict)
-    """Each epoch that ended, with the samples used in it."""
-    speeds: dict[int, deque[tuple[float, float]]] = field(default_factory=dict)
-    """The newest (samples/s, time) at each global batch."""
-    noises: deque[NoisePoint] = field(default_factory=lambda: deque(maxlen=NOISES))
-
-    def add_sample(self, row: Any) -> None:
-        """Take in a throughput sample that is newer than those before."""
-        if row.seconds > 0:
-            kept = self.speeds.setdefault(row.batch, deque(maxlen=SPEEDS))
-            kept.append((row.samples / row.seconds, row.time))
-        if row.noise is not None:
-            self.noises.append(NoisePoint(row.noise, row.time))
-
-    def add_epoch(self, row: Any) -> None:
-        """Take in an epoch's end that is newer than those before; it stands for the same epoch done before."""
-        point = EpochPoint(row.epoch, row.loss, row.accuracy, row.time, self.restart)
-        self.epochs[row.epoch] = (point, row.samples)
-
-
-@dataclass
-class CachedJob:
-    """A job's runs, and its history as its rows stood when it was last made."""
-
-    runs: dict[int, CachedRun] = field(default_factory=dict)
-    state: Any = None
-    history: JobHistory | None = None
-
-
-class HistoryCache:
-    """What one store remembers. Not for several threads at a time."""
-
-    def __init__(self) -> None:
-        self._jobs: dict[int, CachedJob] = {}
-        self._most = 0
-        self.finished: tuple[Any, list[JobHistory]] | None = None
-        """The histories of the finished jobs, and the state of their rows then."""
-
-    def of(self, keys: Sequence[int]) -> dict[int, CachedJob]:
-        """What is cached of these jobs, empty for new ones; makes them the last to be forgotten."""
-        asked = {key: self._jobs.pop(key) if key in self._jobs else CachedJob() for key in keys}
-        self._jobs.update(asked)
-        self._most = max(self._most, len(asked))
-        while len(self._jobs) > self._most + SPARE:
-            del self._jobs[next(iter(self._jobs))]
-        return asked
-
-    def clear(self) -> None:
-        """Start anew."""
-        self._jobs.clear()
-        self.finished = None
-
-
-Row: TypeAlias = Any
-"""A row of SQLAlchemy, its columns by name."""
+from ones_db.records import (
+    RESIZE_DONE,
+    RESIZE_ROLLED_BACK,
+    EpochPoint,
+    JobHistory,
+    MembershipRecord,
+    ThroughputPoint,
+)
+from ones_db.tables import BATCHES, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
 
 PAUSES = 3
-"""Resizes of a job whose mean pause is given."""
+"""Resizes of a job, or changes of its blocks, whose mean pause is given."""
 CHUNK = 250
 """Runs that one query asks for by themselves."""
 
@@ -151,20 +90,21 @@ def _of(connection: Connection, cache: HistoryCache, query: Any) -> list[JobHist
 
 def _runs(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]]:
     """The runs of each job in order, each with its end and with the global batch last in force."""
+    last = BATCHES.alias("last")
     changed = (
-        select(BATCHES.c.batch)
-        .where(BATCHES.c.run_id == RUNS.c.id, BATCHES.c.number > func.coalesce(RUNS.c.hello_number, 0))
-        .order_by(BATCHES.c.number.desc())
-        .limit(1)
+        select(func.max(last.c.number))
+        .where(last.c.run_id == RUNS.c.id, last.c.number > func.coalesce(RUNS.c.hello_number, 0))
         .scalar_subquery()
     )
     query = (
         select(
             *(RUNS.c[name] for name in _RUN),
-            func.coalesce(changed, RUNS.c.batch).label("batch_now"),
+            func.coalesce(BATCHES.c.batch, RUNS.c.batch).label("batch_now"),
+            func.coalesce(BATCHES.c.number, RUNS.c.hello_number, 0).label("batch_number"),
             run_end().label("ended"),
         )
         .join(JOBS, JOBS.c.id == RUNS.c.job_id)
+        .outerjoin(BATCHES, and_(BATCHES.c.run_id == RUNS.c.id, BATCHES.c.number == changed))
         .where(among(RUNS.c.job_id, keys))
         .order_by(RUNS.c.job_id, RUNS.c.restart)
     )
@@ -203,9 +143,12 @@ def _read_on(connection: Connection, runs: Sequence[tuple[CachedJob, Row]]) -> N
         run = job.runs.setdefault(row.id, CachedRun(row.restart))
         if run.number < row.report_number:
             (known if run.number else started)[row.id] = run
+    _read_members(connection, {**started, **known})
     if started:
-        for sample in connection.execute(_first_samples(started)):
-            started[sample.run_id].add_sample(sample)
+        for hot in (False, True):
+            some = {key: run for key, run in started.items() if bool(run.members) == hot}
+            for sample in connection.execute(_first_samples(some, hot=hot)) if some else ():
+                some[sample.run_id].add_sample(sample)
         for epoch in connection.execute(_EPOCH.where(among(EPOCHS.c.run_id, started)).order_by(EPOCHS.c.number)):
             started[epoch.run_id].add_epoch(epoch)
     since = [f"(run_id = {key:d} AND number > {run.number:d})" for key, run in known.items()]
@@ -220,9 +163,20 @@ def _read_on(connection: Connection, runs: Sequence[tuple[CachedJob, Row]]) -> N
         job.runs[row.id].number = row.report_number
 
 
-def _first_samples(runs: Collection[int]) -> Any:
-    """The newest samples of each run and batch, oldest first."""
-    kind = (THROUGHPUT.c.run_id, THROUGHPUT.c.batch)
+def _read_members(connection: Connection, runs: Mapping[int, CachedRun]) -> None:
+    """Take in the new memberships of these runs. Most have none."""
+    after = [(key, run.number) for key, run in runs.items()]
+    for first in range(0, len(after), CHUNK):
+        for row in connection.execute(members_after(after[first : first + CHUNK])):
+            runs[row.run_id].members.append(membership_record(row._mapping, row.slurm_id))
+
+
+def _first_samples(runs: Collection[int], *, hot: bool) -> Any:
+    """The newest samples of each run and batch, oldest first; where `hot`, of each membership too."""
+    kind: tuple[Any, ...] = (THROUGHPUT.c.run_id, THROUGHPUT.c.batch)
+    if hot:
+        before = MEMBERSHIPS.c.run_id == THROUGHPUT.c.run_id, MEMBERSHIPS.c.number < THROUGHPUT.c.number
+        kind = (*kind, select(func.max(MEMBERSHIPS.c.number)).where(*before).scalar_subquery())
     age = func.row_number().over(partition_by=kind, order_by=THROUGHPUT.c.number.desc())
     ranked = _SAMPLE.add_columns(age.label("age")).where(among(THROUGHPUT.c.run_id, runs), THROUGHPUT.c.seconds > 0)
     inner = ranked.subquery()
@@ -233,12 +187,15 @@ def _resizes(connection: Connection, keys: Sequence[int]) -> dict[int, list[Row]
     """The resizes of each job that ended, in the order in which they did."""
     query = (
         select(
-            *(RESIZES.c[name] for name in ("job_id", "restart", "new_nodes", "state", "started", "ended", "pause_s"))
+            *(RESIZES.c[name] for name in _RESIZE),
         )
         .where(among(RESIZES.c.job_id, keys), RESIZES.c.ended.is_not(None))
         .order_by(RESIZES.c.ended, RESIZES.c.id)
     )
     return _by_job(connection, query)
+
+
+_RESIZE = ("job_id", "restart", "new_nodes", "state", "started", "ended", "pause_s", "mechanism")
 
 
 def _by_job(connection: Connection, query: Any) -> dict[int, list[Row]]:
@@ -262,7 +219,11 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
     samples = cursor + (epoch * spec.dataset if spec is not None and spec.dataset else used)
     progress = _newest(runs, "progress")
     noises = [point for run in runs for point in cached[run.id].noises]
-    changed = resizes[-1].ended if resizes else None
+    members = [member for run in runs for member in cached[run.id].members]
+    changes = [new for old, new in pairwise(members) if size_of(old) != size_of(new)]
+    resized = resizes[-1].ended if resizes else None
+    changed = max([time for time in (resized, changes[-1].time if changes else None) if time is not None], default=None)
+    ordered = [(old, new) for old, new in pairwise(members) if new.report.order is not None]
     done = [number for number, resize in enumerate(resizes, 1) if resize.state == RESIZE_DONE]
     started = [run for run in runs if run.start_time is not None]
     return JobHistory(
@@ -271,13 +232,13 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
         epochs=epochs,
         throughput=_throughput(runs, cached),
         samples=float(samples),
-        batch=_newest(runs, "batch_now"),
+        batch=next((batch for run in reversed(runs) if (batch := _batch(run, cached[run.id])) is not None), None),
         first_start=min((run.start_time for run in started), default=None),
         ended_runs_s=sum(max(0.0, run.ended - run.start_time) for run in started if run.ended is not None),
         running_since=next((run.start_time for run in reversed(started) if run.ended is None), None),
         resizes=sum(resizes[number - 1].restart >= 0 for number in done),
         failures=len(resizes) - (done[-1] if done else 0),
-        last_resize_end=changed,
+        last_resize_end=resized,
         epochs_since_change=sum(changed is None or point.time > changed for point in epochs),
         first_loss=next((run.first_loss for run in runs if run.first_loss is not None), None),
         first_batch=next((run.batch for run in runs if run.batch is not None), None),
@@ -286,22 +247,51 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
         interrupted=tuple(sorted(resize.started for resize in resizes if _interrupts(resize))),
         pause_s=_pause([resizes[number - 1] for number in done]),
         epoch_samples=used / len(ended) if used else None,
-        ran=_ran(runs),
+        ran=_ran(runs, cached),
+        membership=members[-1] if members else None,
+        switch_s=_mean([new.report.pause_s for _, new in ordered]),
+        join_s=_mean([new.report.pause_s for old, new in ordered if _joined(old, new)]),
     )
+
+
+def _batch(run: Row, cached: CachedRun) -> int | None:
+    """The global batch last in force in a run."""
+    if cached.members and cached.members[-1].number > run.batch_number:
+        return cached.members[-1].report.batch
+    batch: int | None = run.batch_now
+    return batch
+
+
+def _joined(old: MembershipRecord, new: MembershipRecord) -> bool:
+    """Whether there are blocks in the new membership that were not in the old one."""
+    before, after = (set(zip(one.report.blocks, one.report.restarts, strict=False)) for one in (old, new))
+    return bool(after - before)
+
+
+def _mean(pauses: Sequence[float]) -> float | None:
+    """The mean of the last few."""
+    return fmean(pauses[-PAUSES:]) if pauses else None
 
 
 def _interrupts(resize: Row) -> bool:
     """Whether its job's training stood still for it: a job that waited, or was never requeued, lost nothing."""
     stopped = resize.state in (RESIZE_DONE, RESIZE_ROLLED_BACK) or resize.pause_s is not None
-    return bool(resize.restart >= 0 and stopped)
+    return bool(resize.mechanism == "requeue" and resize.restart >= 0 and stopped)
 
 
-def _ran(runs: Sequence[Row]) -> tuple[tuple[int, int, float], ...]:
-    seconds: dict[tuple[int, int], float] = defaultdict(float)
+def _ran(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[tuple[int, int, float], ...]:
+    seconds: dict[Size, float] = defaultdict(float)
     for run in runs:
         until = run.ended if run.ended is not None else run.report_time
-        if run.start_time is not None and until is not None:
-            seconds[run.nodes, run.gpus_per_node] += max(until - run.start_time, 0.0)
+        if run.start_time is None or until is None:
+            continue
+        members = cached[run.id].members
+        # Before the first membership, and without one, it has the size of the run.
+        sizes = [size_of(members[0]) if members else (run.nodes, run.gpus_per_node), *map(size_of, members)]
+        # A job may say that it changed before it began, or before it changed last.
+        times = accumulate([run.start_time, *(min(member.time, until) for member in members), until], max)
+        for size, (start, end) in zip(sizes, pairwise(times), strict=True):
+            seconds[size] += max(end - start, 0.0)
     return tuple((*shape, lasted) for shape, lasted in sorted(seconds.items()))
 
 
@@ -314,15 +304,15 @@ def _throughput(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[T
     """The newest samples of each shape and batch over all runs, oldest first."""
     kept: dict[tuple[int, int, int], list[tuple[float, float]]] = defaultdict(list)
     for run in runs:
-        # Without a shape it teaches nothing.
-        if run.nodes * run.gpus_per_node > 0:
-            for batch, samples in cached[run.id].speeds.items():
-                kept[run.nodes, run.gpus_per_node, batch] += samples
+        for (size, batch), samples in cached[run.id].speeds.items():
+            nodes, gpus_per_node = size or (run.nodes, run.gpus_per_node)
+            # Without a shape it teaches nothing.
+            if nodes * gpus_per_node > 0:
+                kept[nodes, gpus_per_node, batch] += samples
     points = [ThroughputPoint(*kind, *sample) for kind, samples in kept.items() for sample in samples[-SPEEDS:]]
     return tuple(sorted(points, key=lambda point: point.time))
 
 
 def _pause(done: Sequence[Row]) -> float | None:
     """The mean of the last few that are known, of resizes that interrupted the job and let it run on."""
-    known = [row.pause_s for row in done if row.pause_s is not None and row.restart >= 0 < row.new_nodes]
-    return fmean(known[-PAUSES:]) if known else None
+    return _mean([row.pause_s for row in done if row.pause_s is not None and _interrupts(row) and row.new_nodes])

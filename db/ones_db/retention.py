@@ -7,6 +7,7 @@ What learning reads stays as it came: of each run and batch the newest few, the 
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,20 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, exists, func, or_, select
 
 from ones_db.engine import add_or_replace
-from ones_db.history import NOISES, SPEEDS
+from ones_db.history_cache import NOISES, SPEEDS
 from ones_db.jobs import among
-from ones_db.tables import ALTERNATIVES, DECISION_JOBS, DECISIONS, JOBS, RESIZES, ROLLUPS, RUNS, STEPS, THROUGHPUT
+from ones_db.tables import (
+    ALTERNATIVES,
+    DECISION_JOBS,
+    DECISIONS,
+    JOBS,
+    MEMBERSHIPS,
+    RESIZES,
+    ROLLUPS,
+    RUNS,
+    STEPS,
+    THROUGHPUT,
+)
 
 
 class RolledUp(NamedTuple):
@@ -56,6 +68,10 @@ def due(connection: Connection, cluster: int, before: float, stretch_s: float) -
     return list(connection.scalars(query))
 
 
+Changes = list[tuple[int, tuple[int, ...]]]
+"""Numbers of the reports of memberships, ascending, each with what tells its size from others."""
+
+
 @dataclass
 class Work:
     """A run whose samples are being rolled up."""
@@ -66,6 +82,8 @@ class Work:
     """Number of the report up to which that is done."""
     kept: set[int] | None = None
     """Numbers of the reports that stay as they are; None before the first look."""
+    changes: Changes | None = None
+    """Changes of its blocks; None before the first look."""
     done: bool = False
 
 
@@ -94,9 +112,13 @@ def _some(connection: Connection, work: Work, before: float, stretch_s: float, *
     query = select(THROUGHPUT).where(THROUGHPUT.c.run_id == work.run, THROUGHPUT.c.number > work.after)
     rows = connection.execute(query.order_by(THROUGHPUT.c.number).limit(PIECE)).mappings().all()
     work.done = len(rows) < PIECE
+    if work.changes is None:
+        columns = (MEMBERSHIPS.c[name] for name in ("number", "nodes", "gpus_per_node", "world"))
+        changes = select(*columns).where(MEMBERSHIPS.c.run_id == work.run).order_by(MEMBERSHIPS.c.number)
+        work.changes = [(number, tuple(size)) for number, *size in connection.execute(changes)]
     if work.kept is None:
-        work.kept = _kept_of(rows) if work.done else _kept(connection, work.run)
-    groups = list(_groups(rows, stretch_s, work.kept))
+        work.kept = _kept_of(rows, work.changes) if work.done else _kept(connection, work.run, work.changes)
+    groups = list(_groups(rows, stretch_s, work.kept, work.changes))
     if not work.done and len(groups) > 1:
         # Its stretch may go on in the next piece; of a piece that is all one stretch, what follows becomes another.
         groups.pop()
@@ -112,8 +134,12 @@ def _some(connection: Connection, work: Work, before: float, stretch_s: float, *
     return sum(len(group.rows) for group in groups), sum(len(group.rows) - 1 for group in merged)
 
 
-def _kept(connection: Connection, run: int) -> set[int]:
-    """Numbers of the reports of a run that stay as they are: the newest of each batch, and the very last."""
+def _kept(connection: Connection, run: int, changes: Changes) -> set[int]:
+    """Numbers of the reports of a run that stay as they are: the newest of each batch and size, and the very last."""
+    if changes:
+        names = (THROUGHPUT.c.number, THROUGHPUT.c.batch, THROUGHPUT.c.seconds)
+        query = select(*names).where(THROUGHPUT.c.run_id == run).order_by(THROUGHPUT.c.number)
+        return _kept_of(connection.execute(query).mappings().all(), changes)
     age = func.row_number().over(partition_by=THROUGHPUT.c.batch, order_by=THROUGHPUT.c.number.desc())
     ranked = select(THROUGHPUT.c.number, age.label("age"))
     ranked = ranked.where(THROUGHPUT.c.run_id == run, THROUGHPUT.c.seconds > 0)
@@ -123,15 +149,22 @@ def _kept(connection: Connection, run: int) -> set[int]:
     return newest | {last or 0}
 
 
-def _kept_of(rows: Sequence[Any]) -> set[int]:
+def _kept_of(rows: Sequence[Any], changes: Changes) -> set[int]:
     """`_kept` where these are all samples of the run."""
-    of_batch: Counter[int] = Counter()
+    of_kind: Counter[tuple[int, tuple[int, ...]]] = Counter()
     kept = {row["number"] for row in rows[-1:]}
     for row in reversed(rows):
-        if row["seconds"] > 0 and of_batch[row["batch"]] < KEPT:
-            of_batch[row["batch"]] += 1
+        before = _changes_before(row, changes)
+        kind = row["batch"], changes[before - 1][1] if before else ()
+        if row["seconds"] > 0 and of_kind[kind] < KEPT:
+            of_kind[kind] += 1
             kept.add(row["number"])
     return kept
+
+
+def _changes_before(row: Any, changes: Changes) -> int:
+    """How often the blocks had changed before a sample."""
+    return bisect(changes, row["number"], key=lambda change: change[0]) if changes else 0
 
 
 @dataclass(frozen=True)
@@ -172,7 +205,7 @@ def _mean(values: Sequence[tuple[float | None, float]]) -> float | None:
     return sum(value * (weight / total) for value, weight in known)
 
 
-def _groups(rows: Sequence[Any], stretch_s: float, kept: set[int]) -> Iterator[_Group]:
+def _groups(rows: Sequence[Any], stretch_s: float, kept: set[int], changes: Changes) -> Iterator[_Group]:
     """The samples in the order of their reports, those together that become one.
 
     Whoever leaves out samples without a speed, or without noise, finds the same sums in those that are left.
@@ -181,7 +214,8 @@ def _groups(rows: Sequence[Any], stretch_s: float, kept: set[int]) -> Iterator[_
     def together(row: Any) -> tuple[Any, ...]:
         alone = row["number"] if row["number"] in kept else None
         measured = row["seconds"] > 0 and row["samples"] > 0
-        return row["batch"], row["epoch"], row["time"] // stretch_s, measured, row["noise"] is None, alone
+        stretch = _changes_before(row, changes), row["time"] // stretch_s
+        return row["batch"], row["epoch"], stretch, measured, row["noise"] is None, alone
 
     for _, group in groupby(rows, together):
         yield _Group(list(group))

@@ -13,7 +13,7 @@ from ones_db import blocks, decisions, history, jobs, leaders, reports, resizes,
 from ones_db.backend import UPGRADE
 from ones_db.engine import add_new, backend_behind, backend_of, check_revision, transaction
 from ones_db.errors import SchemaError, StoreError
-from ones_db.history import HistoryCache
+from ones_db.history_cache import HistoryCache
 from ones_db.records import (
     NO_REASON,
     BlockRecord,

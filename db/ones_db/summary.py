@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, and_, cast, func, select
+from sqlalchemy import BigInteger, Connection, and_, case, cast, func, null, select
 
+from ones_db.blocks import all_members
+from ones_db.history_cache import size_of
 from ones_db.jobs import among, newest, observed, run_end
-from ones_db.records import RESIZE_DONE
-from ones_db.tables import BATCHES, EPOCHS, JOBS, RESIZES, RUNS, THROUGHPUT
+from ones_db.records import RESIZE_DONE, MembershipRecord
+from ones_db.tables import BATCHES, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class JobSummary:
 
 
 class TimelineRow(NamedTuple):
-    """One run, for plots; `end` is None while it runs."""
+    """One run, for plots, or a part of one in which its blocks did not change; `end` is None while it runs."""
 
     job_id: int
     name: str
@@ -91,7 +93,11 @@ def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] |
     # loading.
     last = select(func.max(of_job.c.restart)).where(of_job.c.job_id == JOBS.c.id)
     now, at = RUNS.alias("now"), RUNS.alias("at")
-    batch, passes = (_newest(BATCHES, BATCHES.c[name], now, _since_hello(now)) for name in ("batch", "passes"))
+    # A change of the blocks brings a batch too; in how many passes, it does not say.
+    joined, in_term = (_newest_since_hello(MEMBERSHIPS, name, now) for name in ("number", "batch"))
+    changed, batch, passes = (_newest_since_hello(BATCHES, name, now) for name in ("number", "batch", "passes"))
+    by_blocks = func.coalesce(joined, 0) > func.coalesce(changed, 0)
+    batch, passes = case((by_blocks, in_term), else_=batch), case((by_blocks, null()), else_=passes)
     speed = _newest(THROUGHPUT, THROUGHPUT.c.samples / THROUGHPUT.c.seconds, at, THROUGHPUT.c.seconds > 0)
     resizes = select(func.count()).where(
         RESIZES.c.job_id == JOBS.c.id,
@@ -172,9 +178,9 @@ def _newest(table: Any, value: Any, run: Any, *conditions: Any) -> Any:
     return query.order_by(table.c.number.desc()).limit(1).scalar_subquery()
 
 
-def _since_hello(run: Any) -> Any:
-    """Of changes of the batch: those since the ranks of the run were last started."""
-    return BATCHES.c.number > func.coalesce(run.c.hello_number, 0)
+def _newest_since_hello(table: Any, name: str, run: Any) -> Any:
+    """The value in the newest report since the ranks of the run were last started."""
+    return _newest(table, table.c[name], run, table.c.number > func.coalesce(run.c.hello_number, 0))
 
 
 def _over_runs(name: str) -> Any:
@@ -214,9 +220,27 @@ def timeline(connection: Connection, cluster: int) -> list[TimelineRow]:
             RUNS.c.gpus_per_node,
             RUNS.c.start_time,
             run_end(),
+            RUNS.c.id,
         )
         .join(RUNS, RUNS.c.job_id == JOBS.c.id)
         .where(JOBS.c.cluster_id == cluster, RUNS.c.start_time.is_not(None), observed())
         .order_by(RUNS.c.start_time, JOBS.c.job_id)
     )
-    return [TimelineRow(*row) for row in connection.execute(query)]
+    members = all_members(connection, cluster)
+    return [part for *row, run in connection.execute(query) for part in _parts(TimelineRow(*row), members.get(run, ()))]
+
+
+def _parts(run: TimelineRow, members: Sequence[MembershipRecord]) -> list[TimelineRow]:
+    """The run, cut where its blocks changed."""
+    parts = [run]
+    for member in members:
+        nodes, gpus_per_node = size_of(member)
+        *parts, last = parts
+        time = max(last.start, member.time if last.end is None else min(member.time, last.end))
+        # Who trains from the start on is known a moment after it.
+        first = not parts and member is members[0]
+        if not (first or time == last.start or (last.nodes, last.gpus_per_node) == (nodes, gpus_per_node)):
+            parts.append(last._replace(end=time))
+            last = last._replace(start=time)
+        parts.append(last._replace(nodes=nodes, gpus_per_node=gpus_per_node))
+    return parts

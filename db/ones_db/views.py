@@ -15,95 +15,76 @@ from typing import Any
 
 from sqlalchemy import Connection, inspect
 
+from ones_db.block_views import BLOCK_TIMELINE, MEMBERSHIP_TIMELINE
 from ones_db.records import RESIZE_DONE
 from ones_db.view import Column, View
-
-END = """COALESCE(r.end_time, CASE WHEN j.restart > r.restart THEN COALESCE(r.report_time, r.start_time) END,
-        j.end_time)"""
-"""When a run r of a job j ended; null while it goes on. Of one that Slurm requeued, its newest report is the nearest
-that is known."""
-
-UNTIL = f"""COALESCE({END}, latest(r.start_time, COALESCE(r.report_time, r.start_time),
-        COALESCE((SELECT MAX(look.time) FROM decisions look WHERE look.cluster_id = j.cluster_id), r.start_time)))"""
-"""Up to when a run counts. One that goes on counts to its newest report or the companion's last decision, not to the
-clock: of a database that was copied, or whose companion is stopped, nobody knows more."""
-
-BEGAN = "latest(r.start_time, j.submit_time)"
-"""From when a run counts. A run that no snapshot saw has its start from a job's own report, which may say anything."""
-
-JOBS = "FROM clusters c CROSS JOIN jobs j"
-
-MEASURED = "t.seconds > 1e-6 AND t.samples > 0"
-"""Of throughput samples: those that measure a throughput, whatever a job reports. Where numbers overflow databases
-fail, and then for everybody: hence also sums of numbers with a point."""
-
-GPUS = "CASE WHEN r.nodes < 1000000 AND r.gpus_per_node < 1000000 THEN r.nodes * r.gpus_per_node ELSE 0 END"
-"""GPUs of a run; its shape too may be a job's own word."""
-
-CLUSTER = Column("cluster", "text", "the cluster's name")
-JOB = (
+from ones_db.view_parts import (
+    B_UNTIL,
+    BEGAN,
+    BLOCK_HOURS,
     CLUSTER,
-    Column("job_id", "int", "Slurm's job id"),
-    Column("submit_time", "time", "first submission, Unix seconds; tells jobs apart that had the same id"),
+    END,
+    GPUS,
+    HAS_BLOCKS,
+    JOB,
+    JOBS,
+    MEASURED,
+    SAMPLES,
+    SIZES,
+    T_EACH,
+    T_GPUS,
+    T_NODES,
+    TERM_HOURS,
+    UNTIL,
+    WHO,
+    WHOSE,
+    of_runs,
+    said,
+    time_of,
 )
-WHO = (Column("name", "text", "name of the job"), Column("user_name", "text", "its owner"))
-WHOSE = "c.name AS cluster, j.job_id, j.submit_time, j.name, j.user_name"
-
-
-def _time(name: str, comment: str) -> Column:
-    return Column(name, "time", f"{comment}, Unix seconds")
-
-
-def _said(name: str, of: str) -> Column:
-    return Column(name, "said", f"{of} as text, UTC", of)
-
-
-def _of_runs(what: str) -> str:
-    """Of the runs of the job j that began."""
-    return f"(SELECT {what} FROM runs r WHERE r.job_id = j.id AND r.start_time IS NOT NULL)"
-
 
 JOB_SUMMARY = View(
     "job_summary",
     "One row a job: how long it took, waited and ran, at which sizes, and what resizing did to it",
     (
         *JOB,
-        _said("submitted", "submit_time"),
+        said("submitted", "submit_time"),
         *WHO,
         Column("account", "text", "account it is charged to"),
         Column("partition", "text", "partition it was last seen in"),
         Column("state", "text", "base state, as Slurm names it"),
         Column("elastic", "bool", "opted in, and nothing speaks against resizing it"),
         Column("requested_gpus", "int", "GPUs it asked for"),
-        _time("start_time", "first start"),
-        _said("started", "start_time"),
-        _time("end_time", "end; null until then"),
-        _said("ended", "end_time"),
+        time_of("start_time", "first start"),
+        said("started", "start_time"),
+        time_of("end_time", "end; null until then"),
+        said("ended", "end_time"),
         Column("jct_s", "float", "job completion time: submission to end, seconds; null until the end"),
         Column("queueing_s", "float", "submission to first start, seconds"),
         Column("running_s", "float", "all its runs together, seconds; of one that goes on, as far as is known"),
-        Column("runs", "int", "its starts"),
-        Column("sizes", "text", "nodes x GPUs per node of each run, in order"),
-        Column("smallest_gpus", "int", "fewest GPUs of a run"),
-        Column("largest_gpus", "int", "most GPUs of a run"),
-        Column("gpu_hours", "float", "GPU-hours of all its runs"),
-        Column("resizes", "int", "resizes that interrupted it and took effect"),
+        Column("runs", "int", "its starts; of a job of blocks its terms"),
+        Column("sizes", "text", "nodes x GPUs per node of each run and membership, in order; unequal nodes as one"),
+        Column("smallest_gpus", "int", "fewest GPUs that it trained on"),
+        Column("largest_gpus", "int", "most GPUs that it trained on"),
+        Column("gpu_hours", "float", "GPU-hours of all its runs, of a job of blocks those that its blocks held"),
+        Column("resizes", "int", "resizes while it ran that took effect, by requeue or by blocks"),
         Column("pause_s", "float", "pauses of all its resizes together, seconds; 0 where none is known"),
         Column("accuracy", "float", "accuracy of its newest epoch that reported one, as a fraction"),
     ),
     f"""
     SELECT {WHOSE}, j.account, j.partition, j.state, CASE WHEN j.elastic THEN 1 ELSE 0 END AS elastic,
         j.requested_nodes * j.requested_gpus_per_node AS requested_gpus,
-        {_of_runs("MIN(r.start_time)")} AS start_time, j.end_time,
+        {of_runs("MIN(r.start_time)")} AS start_time, j.end_time,
         j.end_time - j.submit_time AS jct_s,
-        {_of_runs("MIN(r.start_time)")} - j.submit_time AS queueing_s,
-        {_of_runs(f"SUM(latest(0.0, {UNTIL} - {BEGAN}))")} AS running_s,
-        {_of_runs("COUNT(*)")} AS runs,
-        (SELECT listed(s.shape, ' > ') FROM (SELECT r.nodes || 'x' || r.gpus_per_node AS shape FROM runs r
-            WHERE r.job_id = j.id AND r.start_time IS NOT NULL AND r.nodes > 0 ORDER BY r.restart) s) AS sizes,
-        {_of_runs(f"MIN(CASE WHEN r.nodes > 0 THEN {GPUS} END)")} AS smallest_gpus,
-        {_of_runs(f"MAX(CASE WHEN r.nodes > 0 THEN {GPUS} END)")} AS largest_gpus,
-        {_of_runs(f"SUM(latest(0.0, {UNTIL} - {BEGAN}) * {GPUS}) / 3600.0")} AS gpu_hours,
+        {of_runs("MIN(r.start_time)")} - j.submit_time AS queueing_s,
+        {of_runs(f"SUM(latest(0.0, {UNTIL} - {BEGAN}))")} AS running_s,
+        {of_runs("COUNT(*)")} AS runs,
+        (SELECT listed(s.shape, ' > ') FROM (SELECT w.nodes || 'x' || w.each AS shape FROM ({SIZES}) w
+            ORDER BY w.restart, w.number) s) AS sizes,
+        (SELECT MIN(w.gpus) FROM ({SIZES}) w) AS smallest_gpus,
+        (SELECT MAX(w.gpus) FROM ({SIZES}) w) AS largest_gpus,
+        COALESCE({BLOCK_HOURS},
+            {of_runs(f"SUM(COALESCE({TERM_HOURS}, latest(0.0, {UNTIL} - {BEGAN}) * {GPUS} / 3600.0))")}) AS gpu_hours,
         (SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
             AND z.ended IS NOT NULL AND z.restart >= 0) AS resizes,
         (SELECT COALESCE(SUM(z.pause_s), 0.0) FROM resizes z WHERE z.job_id = j.id) AS pause_s,
@@ -119,24 +100,24 @@ RUN_TIMELINE = View(
     (
         *JOB,
         *WHO,
-        Column("restart", "int", "Slurm's restart count, 0 in the first run"),
-        Column("nodes", "int", "nodes; 0 where not known"),
+        Column("restart", "int", "Slurm's restart count, 0 in the first run; of a job of blocks the term"),
+        Column("nodes", "int", "nodes, of a job of blocks at its end; 0 where not known"),
         Column("gpus_per_node", "int", "GPUs per node; 0 where not known"),
-        Column("gpus", "int", "GPUs in all"),
+        Column("gpus", "int", "GPUs in all, of a job of blocks at its end"),
         Column("node_list", "text", "names of its nodes, separated by commas"),
         Column("batch", "int", "global batch in which it began, samples"),
-        _time("start_time", "start"),
-        _said("started", "start_time"),
-        _time("end_time", "end; of a run that Slurm requeued, its newest report; null while it goes on"),
-        _said("ended", "end_time"),
+        time_of("start_time", "start"),
+        said("started", "start_time"),
+        time_of("end_time", "end; of a run that Slurm requeued, its newest report; null while it goes on"),
+        said("ended", "end_time"),
         Column("running_s", "float", "its length, seconds; of a run that goes on, as far as is known"),
-        Column("gpu_hours", "float", "its length times its GPUs, GPU-hours"),
+        Column("gpu_hours", "float", "its length times its GPUs at each time, GPU-hours"),
         Column("end_reason", "text", "why it ended: the job's word, else Slurm's state"),
     ),
     f"""
     SELECT {WHOSE}, r.restart, r.nodes, r.gpus_per_node, {GPUS} AS gpus, r.node_list, r.batch,
         r.start_time, {END} AS end_time, latest(0.0, {UNTIL} - {BEGAN}) AS running_s,
-        latest(0.0, {UNTIL} - {BEGAN}) * {GPUS} / 3600.0 AS gpu_hours, r.end_reason
+        COALESCE({TERM_HOURS}, latest(0.0, {UNTIL} - {BEGAN}) * {GPUS} / 3600.0) AS gpu_hours, r.end_reason
     {JOBS} CROSS JOIN runs r
     WHERE j.cluster_id = c.id AND r.job_id = j.id AND r.start_time IS NOT NULL""",
     ("start_time", "job_id"),
@@ -148,7 +129,7 @@ SCALING = View(
     (
         *JOB,
         *WHO,
-        Column("nodes", "int", "nodes"),
+        Column("nodes", "int", "nodes; one node with all GPUs stands for blocks on nodes that give unequally many"),
         Column("gpus_per_node", "int", "GPUs per node"),
         Column("gpus", "int", "GPUs in all"),
         Column("batch", "int", "global batch, samples"),
@@ -165,19 +146,23 @@ SCALING = View(
         m.samples_per_s / m.gpus / FIRST_VALUE(m.samples_per_s / m.gpus) OVER smallest AS gpu_efficiency,
         m.samples_per_s * m.statistical_efficiency AS goodput
     FROM (
-        SELECT {WHOSE}, r.nodes, r.gpus_per_node, {GPUS} AS gpus, t.batch, COUNT(*) AS reports,
+        SELECT {WHOSE}, {T_NODES} AS nodes, {T_EACH} AS gpus_per_node, {T_GPUS} AS gpus, t.batch, COUNT(*) AS reports,
             SUM(t.seconds) AS measured_s, SUM(1.0 * t.samples) / SUM(t.seconds) AS samples_per_s,
             SUM(CASE WHEN t.noise > 0 THEN t.seconds * (t.noise + j.base_batch)
                 / (t.noise + CASE WHEN t.batch > j.base_batch THEN t.batch ELSE j.base_batch END) END)
                 / SUM(CASE WHEN t.noise > 0 AND j.base_batch > 0 THEN t.seconds END) AS statistical_efficiency
-        {JOBS} CROSS JOIN runs r CROSS JOIN throughput t
+        {JOBS} CROSS JOIN {SAMPLES}
         WHERE j.cluster_id = c.id AND r.job_id = j.id AND t.run_id = r.id
-            AND {GPUS} > 0 AND {MEASURED}
-        GROUP BY c.name, j.job_id, j.submit_time, j.name, j.user_name, r.nodes, r.gpus_per_node, t.batch
+            AND {T_GPUS} > 0 AND {MEASURED}
+        GROUP BY c.name, j.job_id, j.submit_time, j.name, j.user_name, {T_NODES}, {T_EACH}, {T_GPUS}, t.batch
     ) m
     WINDOW smallest AS (PARTITION BY m.cluster, m.job_id, m.submit_time ORDER BY m.gpus, m.nodes, m.batch)""",
     ("submit_time", "job_id", "gpus", "nodes", "batch"),
 )
+
+MEMBER = """(SELECT m.{} FROM runs o CROSS JOIN memberships m WHERE o.job_id = z.job_id AND m.run_id = o.id
+            AND m.order_number = z.order_number ORDER BY o.restart DESC, m.number DESC LIMIT 1)"""
+"""What the membership said that came of a resize z by blocks."""
 
 RESIZE_COST = View(
     "resize_cost",
@@ -185,8 +170,8 @@ RESIZE_COST = View(
     (
         *JOB,
         *WHO,
-        _time("start_time", "when it was written down"),
-        _said("started", "start_time"),
+        time_of("start_time", "when it was written down"),
+        said("started", "start_time"),
         Column("restart", "int", "restart count of the run that it left; -1 where the job waited"),
         Column("old_gpus", "int", "GPUs before"),
         Column("new_gpus", "int", "GPUs after; 0 where the job was parked"),
@@ -204,6 +189,12 @@ RESIZE_COST = View(
         Column("load_s", "float", "to load the checkpoint, seconds"),
         Column("first_step_s", "float", "from the hello to the end of the first step, seconds"),
         Column("attempts", "int", "restarts of the ranks within the new run; times are of the last start"),
+        Column("mechanism", "text", "requeue, or blocks: blocks joined and left while it trained"),
+        Column("added", "text", "of blocks: task:nodesxGPUs of those that were to join"),
+        Column("dropped", "text", "of blocks: tasks of those that were to leave"),
+        Column("ready_s", "float", "of blocks: until the last new one was ready, training going on, seconds"),
+        Column("transfer_s", "float", "of blocks: what sending them the state took of the pause, seconds"),
+        Column("bytes", "int", "of blocks: state that was sent, bytes"),
         Column("outcome", "text", "what came of it, in words"),
         Column("outcome_code", "text", "code of the outcome"),
         Column("outcome_arguments", "text", "what the outcome names, as a JSON object"),
@@ -217,9 +208,12 @@ RESIZE_COST = View(
         (SELECT SUM(k.stall_s) FROM runs o CROSS JOIN checkpoints k WHERE k.run_id = o.id
             AND o.job_id = z.job_id AND o.restart = z.restart AND k.order_number = z.order_number) AS stall_s,
         r.queue_s, r.launch_s, r.import_s, r.group_s, r.load_s, r.first_step_s, r.attempts,
+        z.mechanism, z.added, z.dropped, {MEMBER.format("ready_s")} AS ready_s,
+        {MEMBER.format("transfer_s")} AS transfer_s, {MEMBER.format("bytes")} AS bytes,
         z.outcome, z.outcome_code, z.outcome_arguments
     {JOBS} CROSS JOIN resizes z
-    LEFT JOIN runs r ON r.job_id = z.job_id AND r.restart = z.restart + 1 AND z.restart >= 0 AND NOT EXISTS
+    LEFT JOIN runs r ON r.job_id = z.job_id AND r.restart = z.restart + 1 AND z.restart >= 0
+        AND z.mechanism = 'requeue' AND NOT EXISTS
         (SELECT 1 FROM resizes later WHERE later.job_id = z.job_id AND later.restart = z.restart AND later.id > z.id)
     WHERE j.cluster_id = c.id AND z.job_id = j.id AND z.ended IS NOT NULL""",
     ("start_time", "job_id"),
@@ -229,7 +223,10 @@ SPANS = f"""
     SELECT c.name AS cluster, j.user_name, j.account, j.id AS job, {GPUS} AS gpus,
         {BEGAN} AS began, {UNTIL} AS ended
     {JOBS} CROSS JOIN runs r
-    WHERE j.cluster_id = c.id AND r.job_id = j.id AND r.start_time IS NOT NULL"""
+    WHERE j.cluster_id = c.id AND r.job_id = j.id AND r.start_time IS NOT NULL AND NOT {HAS_BLOCKS}
+    UNION ALL SELECT c.name, j.user_name, j.account, j.id, b.nodes * b.gpus_per_node, b.start_time, {B_UNTIL}
+    {JOBS} CROSS JOIN blocks b WHERE j.cluster_id = c.id AND b.job_id = j.id"""
+"""From when to when each run, or block of a job that has any, held how many GPUs."""
 
 GPU_HOURS = View(
     "gpu_hours",
@@ -239,16 +236,16 @@ GPU_HOURS = View(
         Column("user_name", "text", "owner of the jobs"),
         Column("account", "text", "account they are charged to"),
         Column("day", "text", "the day, as YYYY-MM-DD in UTC"),
-        _time("day_time", "when the day began"),
+        time_of("day_time", "when the day began"),
         Column("jobs", "int", "jobs that ran on that day"),
-        Column("runs", "int", "runs of theirs on that day"),
+        Column("runs", "int", "runs of theirs on that day; of jobs of blocks, starts of blocks"),
         Column("gpu_hours", "float", "GPU-hours that they held; of runs that go on, as far as is known"),
     ),
     # A run is cut at midnights; of numbers of days there need be no more than the longest run has.
     f"""
     WITH RECURSIVE days(n) AS (
         SELECT CAST(0 AS BIGINT) UNION ALL SELECT n + 1 FROM days
-        WHERE n <= (SELECT MAX({UNTIL} - {BEGAN}) FROM runs r CROSS JOIN jobs j WHERE j.id = r.job_id) / 86400.0
+        WHERE n <= (SELECT MAX(s.ended - s.began) FROM ({SPANS}) s) / 86400.0
     )
     SELECT p.cluster, p.user_name, p.account, substr(utc(p.day_time), 1, 10) AS day, p.day_time,
         COUNT(DISTINCT p.job) AS jobs, COUNT(*) AS runs,
@@ -270,8 +267,8 @@ DECISIONS_EXPLAINED = View(
         *JOB,
         *WHO,
         Column("decision_id", "int", "the decision"),
-        _time("time", "when it was made"),
-        _said("decided", "time"),
+        time_of("time", "when it was made"),
+        said("decided", "time"),
         Column("policy", "text", "name of the policy"),
         Column("mode", "text", "advise (nothing was changed) or act"),
         Column("action", "text", "waits, starts, keeps, grows, shrinks, moves, parks or batch (that alone changes)"),
@@ -323,7 +320,8 @@ WHAT_IF = View(
         Column("jct_s", "float", "job completion time, seconds"),
         Column("predicted_jct_s", "float", "wait_s + samples / samples_per_s, seconds; null where one is not known"),
         Column("speed_up", "float", "predicted_jct_s / jct_s: above 1 the resizes repaid"),
-        Column("resizes", "int", "resizes that interrupted it and took effect"),
+        Column("resizes", "int", "resizes while it ran that took effect, by requeue or by blocks"),
+        Column("by_blocks", "int", "those of them by blocks"),
     ),
     f"""
     SELECT w.*, w.wait_s + w.samples / w.samples_per_s AS predicted_jct_s,
@@ -338,19 +336,31 @@ WHAT_IF = View(
             (SELECT SUM(1.0 * t.samples) / SUM(t.seconds) {{measured}}) AS samples_per_s,
             f.hello_time - j.submit_time AS wait_s, j.end_time - j.submit_time AS jct_s,
             (SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
-                AND z.ended IS NOT NULL AND z.restart >= 0) AS resizes
+                AND z.ended IS NOT NULL AND z.restart >= 0) AS resizes,
+            (SELECT COUNT(*) FROM resizes z WHERE z.job_id = j.id AND z.state = '{RESIZE_DONE}'
+                AND z.ended IS NOT NULL AND z.restart >= 0 AND z.mechanism = 'blocks') AS by_blocks
         {JOBS} CROSS JOIN runs f
         WHERE j.cluster_id = c.id AND f.job_id = j.id AND f.restart = 0
             AND j.state = 'COMPLETED' AND j.end_time > j.submit_time
     ) w""".format(
-        measured=f"""FROM runs r CROSS JOIN throughput t WHERE r.job_id = j.id AND t.run_id = r.id
-                AND r.nodes = j.requested_nodes AND r.gpus_per_node = j.requested_gpus_per_node
+        measured=f"""FROM {SAMPLES} WHERE r.job_id = j.id AND t.run_id = r.id
+                AND {T_NODES} = j.requested_nodes AND {T_EACH} = j.requested_gpus_per_node
                 AND t.batch = f.batch AND {MEASURED}"""
     ),
     ("submit_time", "job_id"),
 )
 
-ALL = (JOB_SUMMARY, RUN_TIMELINE, SCALING, RESIZE_COST, GPU_HOURS, DECISIONS_EXPLAINED, WHAT_IF)
+ALL = (
+    JOB_SUMMARY,
+    RUN_TIMELINE,
+    BLOCK_TIMELINE,
+    MEMBERSHIP_TIMELINE,
+    SCALING,
+    RESIZE_COST,
+    GPU_HOURS,
+    DECISIONS_EXPLAINED,
+    WHAT_IF,
+)
 
 
 VIEWS = {view.name: view for view in ALL}

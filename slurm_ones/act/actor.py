@@ -196,6 +196,8 @@ class Actor:
         )
         record = self._store.begin_resize(record)
         self._held.note(record)
+        if change.moves is not None:
+            self._machine.new.add(record.id)
         self._machine.advance(record)
 
     def _order_batch(self, change: Change) -> None:

@@ -87,7 +87,11 @@ def _preparing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRe
         return _withdraw(machine, resize, reason("switched_off"))
     if not resize.added:
         return machine.move(resize, State.OPENING)
-    if (why := _unfit(resize, array)) is not None:
+    why = _unfit(resize, array)
+    if resize.id in machine.new:
+        machine.new.discard(resize.id)
+        why = why or _held_by_others(resize, array)
+    if why is not None:
         return _withdraw(machine, resize, why)
     if machine.times.late(resize):
         return _withdraw(machine, resize, reason("blocks_not_ready"))
@@ -109,6 +113,14 @@ def _unfit(resize: ResizeRecord, array: Array) -> Reason | None:
             return reason("block_held", task=task)
         if not job.pending and job.state is not JobState.COMPLETED:
             return reason("block_taken", task=task)
+    return None
+
+
+def _held_by_others(resize: ResizeRecord, array: Array) -> Reason | None:
+    """That one of those that are to join was held since it was chosen: nobody else had a reason to."""
+    for task, _, _ in resize.added:
+        if task in resize.held and array.tasks[task].held:
+            return reason("block_held", task=task)
     return None
 
 

@@ -7,7 +7,7 @@ is started later.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ones_db import MembershipRecord, Store
@@ -15,15 +15,31 @@ from ones_wrapper.protocol import Order
 from slurm_ones.act.blocks import is_alive, look_at
 from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.orders import OrderError, OrderWriter
-from slurm_ones.observe.eligibility import Elastic
+from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.rules.blocks import task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.model import Job, JobState
 
 log = logging.getLogger(__name__)
 
+
+def waiting_arrays(seen: Observation) -> dict[int, list[Job]]:
+    """The tasks of each job array of which some wait in a hold; also of one that opted out since, whose tasks we may
+    have held before."""
+    found: dict[int, list[Job]] = {}
+    for job in seen.snapshot.jobs.values():
+        if job.array_id:
+            found.setdefault(job.array_id, []).append(job)
+    for one in [*seen.elastic.values(), *seen.left.values()]:
+        if one.blocks:
+            found[one.job.job_id] = list(one.blocks)
+    return {id_: jobs for id_, jobs in found.items() if any(job.pending and job.held for job in jobs)}
+
+
 SURE_S = 10.0
 """A job is over so long after the end of its last block: until then Slurm may be about to requeue that."""
+ENDS = frozenset({"finished", "stopped", "error"})
+"""Last words (`protocol.Bye`) of a job that is over."""
 APART_S = 300.0
 """A block that runs and does not train with the others for so long is told to end."""
 
@@ -37,21 +53,29 @@ class Leftovers:
     held: HeldTasks
     orders: OrderWriter
     clock: Callable[[], float]
+    _gone_on: set[int] = field(default_factory=set)
+    """Jobs of which a task was released to go on."""
     _told: set[tuple[int, int, int]] = field(default_factory=set)
     """Job, task and restart of blocks that were told to end."""
 
-    def cancel_waiting(self, jobs: Iterable[Elastic]) -> None:
+    def cancel_waiting(self, arrays: Mapping[int, Sequence[Job]], *, acting: bool = True) -> None:
         """Cancel the tasks that wait in holds of ours of those jobs that are over; raises `Unreachable`.
 
-        `jobs` are as a snapshot shows them. Slurm is asked anew about those alone that may be meant. One whose blocks
-        its owner keeps from running, by a hold of a task that trained or was never ours, is not over.
+        `arrays` have their tasks as a snapshot shows them. Slurm is asked anew about those alone that may be meant. One
+        whose blocks its owner keeps from running, by a hold of a task that trained or was never ours, is not over. Of
+        one whose blocks all left without a word of its end another task is released, once, to go on from its last
+        checkpoint.
         """
-        for job in jobs:
-            job_id = job.job.job_id
-            if not job.blocks or any(map(is_alive, job.blocks)) or not self._over(job_id, job.blocks):
+        for job_id, tasks in arrays.items():
+            if not self._over(job_id, tasks):
                 continue
             try:
-                if self._over(job_id, look_at(self.client, job_id).tasks.values()):
+                tasks = tuple(look_at(self.client, job_id).tasks.values())
+                if not self._over(job_id, tasks):
+                    continue
+                if acting and self._left_alone(job_id, tasks):
+                    self._go_on(job_id, tasks)
+                else:
                     log.info("job %d: it is over; its tasks that wait are cancelled", job_id)
                     self.client.cancel_waiting(job_id)
             except UnknownJob:
@@ -60,14 +84,38 @@ class Leftovers:
                 log.error("job %d: its tasks that wait could not be cancelled: %s", job_id, error)
 
     def _over(self, job_id: int, tasks: Collection[Job]) -> bool:
-        """Whether no block runs or may start, and all that wait do so for us."""
-        waiting = {task_of(job) for job in tasks if job.pending}
-        if not waiting or any(map(is_alive, tasks)) or not waiting <= self.held.of(job_id):
+        """Whether no block runs or may start, and all that wait do so for us: by the job's own word of its end also
+        those that their owner was seen to hold."""
+        waiting = {task for job in tasks if job.pending for task in job.array_tasks}
+        if not waiting or any(map(is_alive, tasks)) or not waiting <= self.held.ever(job_id):
+            return False
+        if not waiting <= self.held.of(job_id) and self._last_word(job_id) not in ENDS:
             return False
         last = max((job.end_time for job in tasks if not job.pending), default=0.0)
         members = self.store.membership(job_id)
         trained = {*members.report.blocks} if members is not None else {0}
         return waiting.isdisjoint(trained) and self.clock() - last > SURE_S
+
+    def _left_alone(self, job_id: int, tasks: Sequence[Job]) -> bool:
+        """Whether its last blocks completed, and neither they nor anybody else ended the job."""
+        members = self.store.membership(job_id)
+        if members is None or job_id in self._gone_on:
+            return False
+        last = [job for job in tasks if task_of(job) in members.report.blocks]
+        ended = bool(last) and all(job.state is JobState.COMPLETED for job in last)
+        return ended and self._last_word(job_id) not in ENDS
+
+    def _last_word(self, job_id: int) -> str | None:
+        """What its last run said of its end."""
+        runs = self.store.runs(job_id)
+        return runs[-1].end_reason if runs else None
+
+    def _go_on(self, job_id: int, tasks: Sequence[Job]) -> None:
+        """Raises `Refused`."""
+        self._gone_on.add(job_id)
+        first = min((job for job in tasks if job.pending), key=task_of)
+        log.warning("job %d: all its blocks left and it is not over; task %s goes on", job_id, first.key)
+        self.client.release(first.key, start_now=True)
 
     def end_those_apart(self, jobs: Iterable[tuple[Elastic, MembershipRecord | None]]) -> None:
         """Order away the blocks that run and do not train with the others. `jobs` are in no resize."""
@@ -93,4 +141,5 @@ class Leftovers:
 
     def forget(self, alive: Collection[int]) -> None:
         """Leave nothing behind of jobs that have ended."""
+        self._gone_on &= {*alive}
         self._told = {key for key in self._told if key[0] in alive}

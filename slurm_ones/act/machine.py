@@ -70,6 +70,8 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.times = ActionTimes(self.settings, self.clock)
+        self.new: set[int] = set()
+        """Resizes that this companion has begun and not looked at since: what is held of theirs, others hold."""
 
     def move(
         self,

@@ -6,6 +6,7 @@ import functools
 import getpass
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -55,6 +56,14 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(2) from None
 
     return wrapped
+
+
+def job_number(text: str) -> int:
+    """The job that a word names: of a task of a job array, such as 4711_3, the array."""
+    match = re.fullmatch(r"([0-9]{1,15})(?:_[0-9]{1,9})?", text)
+    if match is None:
+        raise typer.BadParameter(f"{plain(text, 40)!r} is no job id")
+    return int(match[1])
 
 
 def settings_of(config: Path | None, database: str = "") -> Settings:

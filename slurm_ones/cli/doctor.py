@@ -22,6 +22,7 @@ from slurm_ones.cli.common import ConfigOption, JsonOption, command, console, pr
 from slurm_ones.config import Settings
 from slurm_ones.report.text import safe
 from slurm_ones.slurm.client import SlurmClient, SlurmError
+from slurm_ones.slurm.configured import allows_arrays, hides_gpus
 from slurm_ones.slurm.connect import connect, why_not_pyslurm
 
 OLDEST = (21, 8)
@@ -126,6 +127,21 @@ def _requeue(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
     yield Finding("KillWait", "ok", f"{wait} s between SIGTERM and SIGKILL")
 
 
+def _blocks(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+    config = client.config()
+    most = config.get("MaxArraySize", "")
+    if not allows_arrays(config):
+        advice = "running jobs are resized by requeue; blocks need MaxArraySize above 1"
+        yield Finding("blocks", "note", f"MaxArraySize={most}: no job arrays, so no jobs of blocks", advice)
+    else:
+        yield Finding(
+            "blocks", "ok", f"job arrays of up to {most or 'any number of'} tasks: jobs of blocks resize in place"
+        )
+    if hides_gpus(config):
+        found = "ConstrainDevices=yes: two blocks on one node may not reach each other's GPUs directly"
+        yield Finding("blocks on a node", "note", found, "the companion prefers one block a node there")
+
+
 def _directories(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
     here = Path.cwd()
     if os.access(here, os.W_OK):
@@ -168,6 +184,7 @@ _CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[Finding]], ...] = (
     _permission,
     _gpus,
     _requeue,
+    _blocks,
     _directories,
     _database,
 )

@@ -83,7 +83,7 @@ def spans(since: float, until: float) -> Iterator[tuple[float, float]]:
 
 def bring(sacct: Sacct, store: Store, since: float, until: float, bars: Progress) -> Read:
     """Read a span of accounting, piece by piece, and store the jobs that ended in it."""
-    read, past = Read(), PastJobs()
+    read, past = Read(), PastJobs(lambda array: bool(store.jobs([array]) and store.blocks(array)))
     pieces = list(spans(since, until))
     task = bars.add_task("accounting", total=len(pieces))
     for first, end in pieces:

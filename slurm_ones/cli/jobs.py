@@ -17,6 +17,7 @@ from slurm_ones.cli.common import (
     JsonOption,
     command,
     console,
+    job_number,
     print_json,
     reading_store,
     settings_of,
@@ -98,7 +99,9 @@ def notes(jobs: list[JobSummary]) -> list[str]:
 
 @command
 def jobs(
-    ids: Annotated[list[int] | None, typer.Argument(help="Job ids (default: all elastic jobs).")] = None,
+    ids: Annotated[
+        list[int] | None, typer.Argument(help="Job ids (default: all elastic jobs).", parser=job_number, metavar="JOB")
+    ] = None,
     config: ConfigOption = None,
     database: DatabaseOption = "",
     json: JsonOption = False,

@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,10 +26,14 @@ from slurm_ones.simulate import BadInput
 if TYPE_CHECKING:
     from slurm_ones.simulate.study.plan import Plan, PolicySpec
     from slurm_ones.simulate.study.runs import PolicySummary, Run, RunProgress
+    from slurm_ones.simulate.training.mechanism import Mechanism
 
 QUICK_MIX = "ones-sc21"
 """Its jobs last minutes, so that decisions every minute would come too seldom."""
-QUICK_S, USUAL_S = 10.0, 60.0
+QUICK_S, USUAL_S, HOT_S = 10.0, 60.0, 15.0
+"""Seconds between decisions: on that mix, on others, and on others where resizes are hot."""
+REQUEUE_S = "30"
+"""`--resize-cost` where it is not given."""
 MOST_ACROSS = 4
 """Policies beyond which a terminal's table no longer shows intervals."""
 _CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})")
@@ -89,6 +93,32 @@ def parse_resize_cost(text: str) -> float | None:
     return float(value)
 
 
+def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
+    """How jobs are resized, from `requeue`, `hot` or `hot:launch_s=30,…`. Raises `BadInput`."""
+    from slurm_ones.simulate.training.mechanism import Hot, Requeue
+
+    name, _, costs = text.partition(":")
+    if name == "requeue" and not costs:
+        return Requeue(parse_resize_cost(resize_cost or REQUEUE_S))
+    if name != "hot":
+        raise BadInput(f"--resize: {text!r:.60} is neither requeue nor hot nor hot:COST=value,…")
+    if resize_cost is not None:
+        raise BadInput(
+            "--resize-cost: what a requeue costs; the costs of hot resizes are named as --resize hot:COST=value"
+        )
+    found = parse_pairs("--resize hot", costs.split(",") if costs else ())
+    known = [field.name for field in fields(Hot)]
+    for key, number in found.items():
+        if key not in known:
+            raise BadInput(f"--resize hot: {key!r:.40} is no cost; there are {', '.join(known)}")
+        if isinstance(number, bool | str):
+            raise BadInput(f"--resize hot: {key}={number!r:.40} is not a number")
+    try:
+        return Hot(**{key: float(number) for key, number in found.items()})
+    except ValueError as error:
+        raise BadInput(f"--resize hot: {error}") from None
+
+
 @command
 def simulate(
     workload: Annotated[
@@ -119,9 +149,25 @@ def simulate(
     ] = None,
     rigid: Annotated[float, typer.Option(help="Share of rigid jobs.")] = 0.0,
     interval: Annotated[
-        float | None, typer.Option(help="Seconds between decisions (default: 60; 10 for the workload ones-sc21).")
+        float | None,
+        typer.Option(
+            help="Seconds between decisions (default: 60, with --resize hot 15; 10 for the workload ones-sc21)."
+        ),
     ] = None,
-    resize_cost: Annotated[str, typer.Option(help="Seconds that a resize stops a job, or the word measured.")] = "30",
+    resize: Annotated[
+        str,
+        typer.Option(
+            help="How jobs change size: requeue, or hot (blocks join and leave while the job trains). "
+            "Costs measured on a real Slurm can be changed as hot:launch_s=7,pause_s=0.3,"
+            "shrink_pause_s=0.03,bytes_per_s=6.5e8."
+        ),
+    ] = "requeue",
+    resize_cost: Annotated[
+        str | None,
+        typer.Option(
+            help="Seconds that a requeue stops a job, or the word measured (default: 30).", show_default=False
+        ),
+    ] = None,
     idealized: Annotated[
         bool,
         typer.Option(
@@ -142,8 +188,10 @@ def simulate(
     from slurm_ones.simulate.study.runs import summarize
 
     nodes, gpus_per_node = parse_cluster(cluster)
+    mechanism = parse_mechanism(resize, resize_cost)
     if interval is None:
-        interval = QUICK_S if workload == QUICK_MIX else USUAL_S
+        usual = USUAL_S if resize == "requeue" else HOT_S
+        interval = QUICK_S if workload == QUICK_MIX else usual
     if not (math.isfinite(interval) and interval > 0):
         raise BadInput(f"--interval: {interval} is not above 0")
     if idealized and settings:
@@ -155,7 +203,7 @@ def simulate(
         nodes=nodes,
         gpus_per_node=gpus_per_node,
         interval_s=interval,
-        resize_s=parse_resize_cost(resize_cost),
+        mechanism=mechanism,
         idealized=idealized,
         settings=parse_pairs("--set", settings or ()),
     )

@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
-from ones_db import HealthRecord, LeaderRecord, SchemaError, Store, StoreError, migrate
+from ones_db import HealthRecord, LeaderRecord, ResizeRecord, SchemaError, Store, StoreError, migrate
 from ones_db.engine import backend_of
 from slurm_ones.cli.common import ConfigOption, JsonOption, command, console, print_json, reading_store, settings_of
 from slurm_ones.config import Settings
+from slurm_ones.report.blocks import planned
 from slurm_ones.report.text import plain, resized, seconds
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.connect import connect
@@ -82,13 +83,14 @@ def _slurm(settings: Settings, problems: list[str]) -> str:
 def _of(store: Store, now: float, place: str, schema: str | None, slurm: str, problems: list[str]) -> Status:
     leader, last, open_resizes = store.leader(), store.health(), store.open_resizes()
     resizes = tuple(
-        Resizing(
-            r.job_id, resized(r.old_nodes, r.old_gpus_per_node, r.new_nodes, r.new_gpus_per_node), r.state, r.started
-        )
-        for r in open_resizes
+        Resizing(r.job_id, ", ".join(filter(None, (_change(r), planned(r)))), r.state, r.started) for r in open_resizes
     )
     problems += _of_companion(now, leader, last)
     return Status(not problems, tuple(problems), now, store.cluster, place, schema, slurm, leader, last, resizes)
+
+
+def _change(resize: ResizeRecord) -> str:
+    return resized(resize.old_nodes, resize.old_gpus_per_node, resize.new_nodes, resize.new_gpus_per_node)
 
 
 def _of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | None) -> list[str]:

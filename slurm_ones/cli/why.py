@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -15,13 +17,18 @@ from slurm_ones.cli.common import (
     JsonOption,
     command,
     console,
+    job_number,
     print_json,
     reading_store,
     settings_of,
 )
 from slurm_ones.cli.jobs import as_json, progress, shape
+from slurm_ones.report.blocks import change, pause, ran, trains_on
+from slurm_ones.report.blocks import planned as planned_blocks
 from slurm_ones.report.text import per_gpu, resized, safe, seconds, starts, troubles
 
+MEMBERSHIPS = 5
+"""Newest memberships of a job of blocks that are shown."""
 _SHAPES = ("old_nodes", "old_gpus_per_node", "new_nodes", "new_gpus_per_node")
 
 
@@ -36,6 +43,8 @@ def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
     return {
         "job": as_json(summaries[0]),
         "runs": [asdict(run) for run in store.runs(job_id)],
+        "blocks": [asdict(block) for block in store.blocks(job_id)],
+        "memberships": [asdict(member) for member in store.memberships(job_id, MEMBERSHIPS)],
         "decisions": [
             {
                 "time": d.time,
@@ -83,9 +92,28 @@ def _clock(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
+def _pause(resize: dict[str, Any]) -> str:
+    by_blocks = resize["mechanism"] == "blocks"
+    return pause(resize["pause_s"]) if by_blocks else seconds(resize["pause_s"])
+
+
+def _of_blocks(store: Store, job_id: int, *, running: bool) -> Iterator[str]:
+    """What there is to say of a job of blocks, a line each; nothing of any other job."""
+    blocks, members = store.blocks(job_id), store.memberships(job_id, MEMBERSHIPS + 1)
+    if not blocks and not members:
+        return
+    if running:
+        yield f"It {trains_on(members, blocks)}"
+    for block in blocks:
+        if block.end_time is None:
+            yield f"    {ran(block)} since {_clock(block.start_time)}"
+    for new, old in pairwise(members):
+        yield f"    {_clock(new.time)} generation {new.report.generation}: {change(new, old)}"
+
+
 @command
 def why(
-    job: Annotated[int, typer.Argument(help="Job id.")],
+    job: Annotated[int, typer.Argument(help="Job id; of a block, such as 4711_3, its job.", parser=job_number)],
     last: Annotated[int, typer.Option(help="Number of decisions to show.")] = 5,
     config: ConfigOption = None,
     database: DatabaseOption = "",
@@ -110,6 +138,8 @@ def why(
         console.print(f"  Not believed of its reports: {safe(summary.report_note, 500)}", soft_wrap=True)
     for trouble in troubles(summary):
         console.print(f"  [bold red]Look at it[/]: {trouble}.", soft_wrap=True)
+    for line in _of_blocks(store, job, running=summary.running):
+        console.print(f"  {safe(line, 500)}", soft_wrap=True)
     runs = store.runs(job)
     begun = starts(store.resizes(job), {(job, run.restart): run for run in runs})
     for run in runs:
@@ -127,11 +157,13 @@ def why(
             console.print(f"      weighed: {_weighed(d['alternatives'])}", soft_wrap=True)
     if not found["decisions"]:
         console.print("  Nothing was decided for it yet.")
+    planned = {resize.id: planned_blocks(resize) for resize in store.resizes(job)}
     for r in found["resizes"]:
+        blocks = f" ({planned[r['id']]})" if planned.get(r["id"]) else ""
         console.print(
-            f"  {_clock(r['started'])} resize {resized(*(r[name] for name in _SHAPES))}: {r['state']}"
+            f"  {_clock(r['started'])} resize {resized(*(r[name] for name in _SHAPES))}{blocks}: {r['state']}"
             + (f", {safe(r['outcome'], 300)}" if r["outcome"] else "")
-            + (f", training stood still for {seconds(r['pause_s'])}" if r["pause_s"] is not None else ""),
+            + (f", training stood still for {_pause(r)}" if r["pause_s"] is not None else ""),
             soft_wrap=True,
         )
         for step in r["steps"]:

@@ -30,6 +30,9 @@ SILENT_S = 600.0
 """A running job may keep silent for so long, for an evaluation, say, without being thought to have more to do."""
 RESIZE_S = 30.0
 """Seconds that a resize is expected to interrupt training, before any did."""
+JOIN_S, LEAVE_S, READY_S = 0.5, 0.05, 8.0
+"""The same where blocks join or leave, and seconds until those that join are ready: before any did, as it was measured
+of small models (docs/benchmarks.md)."""
 
 SPARE = 100
 """Jobs whose models are kept beyond as many as were ever looked at at once; those that reported last."""
@@ -54,6 +57,19 @@ class Known:
     """Seconds that a resize is expected to interrupt its training."""
     dataset: int = 0
     """Samples in an epoch, as told, or else as the epochs that ended had; 0 where neither is known."""
+    shrink_s: float | None = None
+    """Seconds that giving up GPUs is expected to interrupt its training; None where it is `resize_s` as well."""
+    prepare_s: float = 0.0
+    """Seconds that it holds GPUs which it gains before they train."""
+
+
+@dataclass(frozen=True)
+class _Switches:
+    """What changes of jobs of blocks cost, in seconds: that blocks joined, that they left, until they were ready."""
+
+    join_s: float = JOIN_S
+    leave_s: float = LEAVE_S
+    ready_s: float = READY_S
 
 
 @dataclass(frozen=True)
@@ -89,6 +105,8 @@ class Learner:
         self._noise = CAUTIOUS_NOISE
         self._noises: dict[Spec, float] = {}
         self._resize_s = RESIZE_S
+        self._switches = _Switches()
+        self._joins: dict[Spec, float] = {}
         self._learned: dict[int, _Learned] = {}
         self._most = 0
         self._scripts: dict[tuple[str, str], Spec] = {}
@@ -104,6 +122,7 @@ class Learner:
         self._learn_noise(histories)
         pauses = [history.pause_s for history in histories if history.pause_s is not None]
         self._resize_s = statistics.median(pauses) if pauses else RESIZE_S
+        self._learn_switches(histories)
 
     def _learn_scripts(self, histories: Iterable[JobHistory]) -> None:
         for history in histories:
@@ -126,16 +145,31 @@ class Learner:
         kin: dict[Spec, list[tuple[str, Fit]]] = defaultdict(list)
         for history, fit in measured:
             if history.spec is not None:
-                kin[history.spec].append((history.job.user, fit))
+                kin[_kind(history.spec)].append((history.job.user, fit))
         self._kin, self._peers = kin, {}
         self._priors = {spec: pool(self._prior, _shared(fits), KIN) for spec, fits in kin.items()}
+
+    def _learn_switches(self, histories: Sequence[JobHistory]) -> None:
+        """Joining takes as long as the state is large, so that of jobs of one spec counts before that of all."""
+        joins: dict[Spec, list[float]] = defaultdict(list)
+        for history in histories:
+            if history.spec is not None and history.join_s is not None:
+                joins[_kind(history.spec)].append(history.join_s)
+        leaves = [leave for history in histories if (leave := _leave_s(history)) is not None]
+        readies = [ready for history in histories if (ready := _ready_s(history)) is not None]
+        self._joins = {spec: statistics.median(found) for spec, found in joins.items()}
+        self._switches = _Switches(
+            statistics.median(self._joins.values()) if joins else JOIN_S,
+            statistics.median(leaves) if leaves else LEAVE_S,
+            statistics.median(readies) if readies else READY_S,
+        )
 
     def _learn_noise(self, histories: Sequence[JobHistory]) -> None:
         kin: dict[Spec, list[float]] = defaultdict(list)
         for history in histories:
             ratio = _noise(history)
             if history.spec is not None and ratio is not None:
-                kin[history.spec].append(ratio)
+                kin[_kind(history.spec)].append(ratio)
         every = [ratio for ratios in kin.values() for ratio in ratios]
         self._noise = statistics.median(every) if every else CAUTIOUS_NOISE
         self._noises = {spec: statistics.median(ratios) for spec, ratios in kin.items()}
@@ -170,17 +204,17 @@ class Learner:
         """What other users' jobs of its spec make plausible of a job; None where there are too few."""
         if history.spec is None:
             return None
-        key = history.spec, history.job.user
+        key = _kind(history.spec), history.job.user
         if key not in self._peers:
-            others = [(user, fit) for user, fit in self._kin.get(history.spec, ()) if user != history.job.user]
+            others = [(user, fit) for user, fit in self._kin.get(key[0], ()) if user != history.job.user]
             self._peers[key] = pool(self._prior, _shared(others), KIN) if len(others) >= PEERS else None
         return self._peers[key]
 
     def _prior_of(self, history: JobHistory) -> Prior:
-        return self._priors.get(history.spec, self._prior) if history.spec is not None else self._prior
+        return self._priors.get(_kind(history.spec), self._prior) if history.spec is not None else self._prior
 
-    def about(self, history: JobHistory | None, now: float = 0.0) -> Known:
-        """What is known of a job; of one without a history, what is typical.
+    def about(self, history: JobHistory | None, now: float = 0.0, *, blocks: bool = False) -> Known:
+        """What is known of a job, one of `blocks` or not; of one without a history, what is typical.
 
         `now` is Slurm's clock: who has been silent for long is thought to need as long again (Lindy's law), whatever
         little was left by its last report.
@@ -188,13 +222,14 @@ class Learner:
         if history is None:
             nothing = self._progress.progress(Training(dataset=0, epochs=0.0))
             typical = MeasuredThroughput.of((), self._prior)
-            return Known(None, typical, NoiseEfficiency(1.0, self._noise), nothing, 0.0, (), self._resize_s)
+            known = Known(None, typical, NoiseEfficiency(1.0, self._noise), nothing, 0.0, (), self._resize_s)
+            return self._hot(known, None) if blocks else known
         history = self._as_told(history)
         self._fit([history])
         declared = float(history.spec.epochs) if history.spec is not None else 0.0
         epochs, efficiency = _epochs(history), self._efficiency(history)
         progress = self._progress.progress(_training(history, epochs, len(history.epochs)), declared)
-        return Known(
+        known = Known(
             history.spec,
             self._learned[history.job.job_id].model,
             efficiency,
@@ -203,6 +238,23 @@ class Learner:
             tuple((float(point.epoch + 1), point.loss) for point in history.epochs if point.loss is not None),
             history.pause_s if history.pause_s is not None else self._resize_s,
             _dataset(history),
+        )
+        return self._hot(known, history) if blocks else known
+
+    def _hot(self, known: Known, history: JobHistory | None) -> Known:
+        """The same of a job of blocks: its own changes tell what one costs, then those of jobs of its spec."""
+        typical = self._switches
+        if history is None:
+            return replace(known, resize_s=typical.join_s, shrink_s=typical.leave_s, prepare_s=typical.ready_s)
+        join, leave, ready = history.join_s, _leave_s(history), _ready_s(history)
+        if join is None:
+            kin = self._joins.get(_kind(history.spec)) if history.spec is not None else None
+            join = kin if kin is not None else typical.join_s
+        return replace(
+            known,
+            resize_s=join,
+            shrink_s=leave if leave is not None else typical.leave_s,
+            prepare_s=ready if ready is not None else typical.ready_s,
         )
 
     def _as_told(self, history: JobHistory) -> JobHistory:
@@ -213,8 +265,24 @@ class Learner:
     def _efficiency(self, history: JobHistory) -> NoiseEfficiency:
         if history.spec is None:
             return NoiseEfficiency(1.0, math.inf)  # without a base batch there is nothing to be worth less than
-        ratio = _noise(history) or self._noises.get(history.spec, self._noise)
+        ratio = _noise(history) or self._noises.get(_kind(history.spec), self._noise)
         return NoiseEfficiency(history.spec.base_batch, ratio * max(history.spec.base_batch, 1))
+
+
+def _kind(spec: Spec) -> Spec:
+    """The spec without what differs between jobs of one script: who leads a job of blocks."""
+    return replace(spec, term=0) if spec.term else spec
+
+
+def _leave_s(history: JobHistory) -> float | None:
+    """Pause of a job's changes in which blocks only left; None where that is unknown, or mixed with others."""
+    return history.switch_s if history.join_s is None else None
+
+
+def _ready_s(history: JobHistory) -> float | None:
+    """Seconds until blocks were ready that joined last; None where none did."""
+    ready = history.membership.report.ready_s if history.membership is not None else 0.0
+    return ready if ready > 0 else None
 
 
 def _max_local(history: JobHistory) -> float:

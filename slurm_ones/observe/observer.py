@@ -9,9 +9,19 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
-from ones_db import ActionRecord, JobRecord, MembershipRecord, NodeRecord, ReasonRecord, RunRecord, RunReports, Store
+from ones_db import (
+    ActionRecord,
+    JobRecord,
+    MembershipRecord,
+    NodeRecord,
+    ReasonRecord,
+    ReportLine,
+    RunRecord,
+    RunReports,
+    Store,
+)
 from ones_wrapper import protocol
-from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol import Membership, Spec
 from slurm_ones.config import Settings
 from slurm_ones.observe.blocks import BlockJob, block_job, fold, is_whole, with_throttles
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
@@ -20,7 +30,7 @@ from slurm_ones.observe.records import job_record, node_record, run_record
 from slurm_ones.observe.report_reader import lines_per_job, read_reports
 from slurm_ones.observe.terms import POSITIONS, Terms
 from slurm_ones.reasons import reason
-from slurm_ones.slurm.client import SlurmClient
+from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.model import Job, JobState, Snapshot
 from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
 
@@ -49,6 +59,8 @@ class Observer:
         self._specs: dict[tuple[int, int], Spec] = {}
         """The spec of each run as it was stored last."""
         self._terms = Terms(store, self._own_uid)
+        self._asked: dict[int, Sequence[Job]] | None = None
+        """Tasks of arrays that Slurm was asked for in this look; None where it is not asked."""
         self._block_jobs: Mapping[int, BlockJob] = {}
         """The jobs of blocks of this tick."""
 
@@ -66,7 +78,7 @@ class Observer:
             elastic = self._elastic(job, snapshot)
             if elastic is not None and (job.job_id, job.restart) not in self._finished:
                 elastic_jobs[job.job_id] = elastic
-            if elastic is not None and not elastic.refusal and job.ended and any(b.pending for b in elastic.blocks):
+            if elastic is not None and job.ended and any(b.pending for b in elastic.blocks):
                 left[job.job_id] = elastic
         seen = self._with_details(elastic_jobs, snapshot)
         self._store_jobs(seen)
@@ -160,8 +172,10 @@ class Observer:
         tasks = [job for job in snapshot.jobs.values() if job.array_id == job_id and job.array_tasks]
         return block_job(job_id, tasks, record, record.restart).job if tasks else None
 
-    def collect(self, jobs: Sequence[Job], *, now: float) -> None:
-        """Store what the jobs' newest runs have reported since the last time, in one transaction."""
+    def collect(self, jobs: Sequence[Job], *, now: float, ask: bool = False) -> None:
+        """Store what the jobs' newest runs have reported since the last time, in one transaction. With `ask`, Slurm may
+        be asked for blocks that have started since the last tick."""
+        self._asked = {} if ask else None
         of_blocks = [job.job_id for job in jobs if is_whole(job)]
         positions = self._store.report_positions([job.job_id for job in jobs], POSITIONS if of_blocks else 2)
         reported = self._store.reported(of_blocks) if of_blocks else {}
@@ -171,8 +185,7 @@ class Observer:
             # The run before may have written its last reports after its requeue was seen.
             restarts = range(max(0, job.restart - 1), job.restart + 1)
             if is_whole(job):
-                restarts = self._terms.follow(job, now)
-                job = replace(job, restart=restarts[-1])
+                job, restarts = self._terms.follow(job, now)
             for restart in restarts:
                 offset, number = positions.get((job.job_id, restart), (0, 0))
                 others = reported.get(job.job_id, 0) - number
@@ -199,7 +212,27 @@ class Observer:
             spec = None
         if found.offset == offset and spec is None:
             return None
-        return RunReports(job.job_id, restart, found.offset, found.last, spec, found.lines)
+        return RunReports(
+            job.job_id, restart, found.offset, found.last, spec, [self._checked(job, x) for x in found.lines]
+        )
+
+    def _checked(self, job: Job, line: ReportLine) -> ReportLine:
+        """The line; of a membership the nodes are as Slurm has them."""
+        if not isinstance(line.report, Membership):
+            return line
+        return replace(line, report=self._terms.as_slurm_has_it(job.job_id, line.report, self._tasks))
+
+    def _tasks(self, array: int) -> Sequence[Job]:
+        """The tasks of an array as they are now, asked for once however many reports it has; a tick has just seen
+        them."""
+        if self._asked is None:
+            return ()
+        if array not in self._asked:
+            try:
+                self._asked[array] = self._client.tasks(array)
+            except SlurmError:
+                self._asked[array] = ()
+        return self._asked[array]
 
     def may_resize(self, job: Job) -> bool:
         """Whether the job's owner still opts in and there is no stop file."""
@@ -254,7 +287,7 @@ class DrainReports:
     def membership(self, job: Job, order: int | None = None) -> MembershipRecord | None:
         """Which blocks of a job train together by its newest report of that; with an order's number, by the newest that
         names it. None while there is none."""
-        self._observer.collect([job], now=self._clock())
+        self._observer.collect([job], now=self._clock(), ask=True)
         return self._store.membership(job.job_id, order)
 
     def restarted(self, job: Job, after_restart: int) -> float | None:

@@ -14,6 +14,7 @@ from ones_wrapper.protocol import (
     MAX_LINE,
     SPEC,
     Epoch,
+    Membership,
     ProtocolError,
     Spec,
     Throughput,
@@ -136,6 +137,16 @@ def _within_run(
     return tuple(accepted), f"{len(doubts)} of its reports not believed, the last: {doubts[-1]}" if doubts else ""
 
 
+def _check_membership(report: Membership, job: Job) -> None:
+    """Raise `ProtocolError` for what no membership of this job can be. At which sizes other jobs run, Slurm says."""
+    if not is_whole(job):
+        raise ProtocolError("membership: the job is not one of blocks")
+    if not report.blocks or len({*report.blocks}) < len(report.blocks) or len(report.restarts) != len(report.blocks):
+        raise ProtocolError("membership: blocks and restarts are not one for each block")
+    if not (0 < report.nodes <= report.world and report.gpus_per_node * report.nodes in (0, report.world)):
+        raise ProtocolError("membership: nodes and GPUs do not make up its world size")
+
+
 def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int, others: int) -> NewReports:
     path = job_directory(job)
     name = reports_name(restart)
@@ -172,6 +183,8 @@ def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int
             if time > now + FUTURE_S:
                 after = number if after < number <= highest else after
                 raise ProtocolError(f"t: {time:.0f} is in the future")
+            if isinstance(report, Membership):
+                _check_membership(report, job)
             if number <= after:
                 raise ProtocolError(f"n: {number} comes after {after}")
             if number > highest:

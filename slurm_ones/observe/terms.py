@@ -6,10 +6,12 @@ change its leader. Whatever a job says, it can put no more reports into the data
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ones_db import BlockRecord, JobRecord, Store
+from ones_wrapper.protocol import Membership
 from slurm_ones.observe.blocks import BlockJob, arrays, block_job
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.observe.report_reader import read_spec
@@ -76,6 +78,8 @@ class Terms:
         for array in new:
             record = stored.get(array)
             self._known[array] = record if record is not None and _same(record, found[array]) else None
+            if self._known[array] is None:
+                self._spans.pop(array, None)
 
     def stored(self, records: Mapping[int, JobRecord]) -> None:
         """Take note of what has been stored of jobs."""
@@ -89,12 +93,22 @@ class Terms:
         known = self._known.get(array)
         return known.restart if known is not None else 0
 
-    def follow(self, job: Job, now: float) -> range:
-        """The terms of a job of blocks whose reports are to be read now, the last of them the present one."""
-        if job.job_id in self._ahead:
-            self._ahead.discard(job.job_id)
-            return self._spans[job.job_id]
-        return self._follow(job, now)
+    def follow(self, job: Job, now: float) -> tuple[Job, range]:
+        """The job in its present term, and the terms whose reports are to be read now, that one the last of them.
+
+        Also of a job that no tick has shown yet, and whose submission is as one of its tasks has it.
+        """
+        known = self._known.get(job.job_id)
+        if job.job_id not in self._known:
+            known = self._store.jobs([job.job_id]).get(job.job_id)
+            if known is not None and job.job_id not in self._spans:
+                self._spans[job.job_id] = range(known.restart, known.restart + 1)
+        if known is not None:
+            # A task that was used again has a later one.
+            job = replace(job, submit_time=min(job.submit_time, known.submit_time))
+        span = self._spans[job.job_id] if job.job_id in self._ahead else self._follow(job, now)
+        self._ahead.discard(job.job_id)
+        return replace(job, restart=span[-1]), span
 
     def _follow(self, job: Job, now: float) -> range:
         before = term = max(self._term(job.job_id), 0)
@@ -125,6 +139,27 @@ class Terms:
         if changed := [record for key, record in now.items() if before.get(key) != record]:
             self._store.record_blocks(changed)
         self._blocks = now
+
+    def as_slurm_has_it(self, job_id: int, report: Membership, ask: Callable[[int], Iterable[Job]]) -> Membership:
+        """The membership with the nodes of its blocks as Slurm knows them: blocks that share a node do not know that.
+        As it was reported where Slurm tells of other blocks or GPUs. `ask` is for the tasks of an array, where a block
+        has started since the last look."""
+        keys = list(zip(report.blocks, report.restarts, strict=False))
+        blocks = self._blocks or {}
+        held = {key: blocks.get((job_id, *key)) for key in keys}
+        places = {key: (one.node_list, one.gpus_per_node) for key, one in held.items() if one is not None}
+        if len(places) < len(keys):
+            asked = (job for job in ask(job_id) if len(job.array_tasks) == 1)
+            places |= {(job.array_tasks[0], job.restart): (job.node_list, job.gpus_per_node) for job in asked}
+        gpus: dict[str, int] = defaultdict(int)
+        for key in keys:
+            nodes, each = places.get(key, ((), 0))
+            for node in nodes:
+                gpus[node] += each
+        if sum(gpus.values()) != report.world:
+            return report
+        unequal = len(set(gpus.values())) > 1
+        return replace(report, nodes=len(gpus), gpus_per_node=0 if unequal else report.world // len(gpus))
 
 
 def _same(record: JobRecord, records: Sequence[Job]) -> bool:

@@ -64,7 +64,8 @@ def starts(resizes: Sequence[ResizeRecord], runs: Mapping[tuple[int, int], RunRe
 
     Of several resizes of one run the last is meant: the others were rolled back before the run ended.
     """
-    led = {(resize.job_id, resize.restart): resize.id for resize in resizes if resize.restart >= 0}
+    requeued = [resize for resize in resizes if resize.restart >= 0 and resize.mechanism == "requeue"]
+    led = {(resize.job_id, resize.restart): resize.id for resize in requeued}
     found = {id_: runs.get((job_id, restart + 1)) for (job_id, restart), id_ in led.items()}
     return {id_: text for id_, run in found.items() if run is not None and (text := phases(run))}
 

@@ -94,7 +94,7 @@ def job_views(round_: Round, rules: PartitionRules, cluster: ClusterView, learne
     learner.look([job.history for job in mine if job.history is not None])
     views = []
     for job in mine:
-        known = learner.about(job.history, round_.now)
+        known = learner.about(job.history, round_.now, blocks=bool(job.elastic.blocks))
         limits = limits_of(job.elastic, cluster, known.spec)
         view = _view(job.elastic, limits, job.history, known, job.fixed, round_.now)
         if hot(job.elastic):
@@ -175,6 +175,8 @@ def _view(
         epochs_since_change=0,
         running_s=0.0,
         resize_s=known.resize_s,
+        shrink_s=known.shrink_s,
+        prepare_s=known.prepare_s,
         losses=known.losses,
         fixed=fixed,
     )

@@ -146,7 +146,12 @@ class JobView:
     """Seconds it has run in all."""
     resizes: int = 0
     resize_s: float = 30.0
-    """Seconds that a resize is expected to interrupt its training."""
+    """Seconds that a resize is expected to interrupt its training: one that grows, where those that shrink differ."""
+    shrink_s: float | None = None
+    """Seconds that giving up GPUs is expected to interrupt its training; None where it is `resize_s` as well."""
+    prepare_s: float = 0.0
+    """Seconds that it holds GPUs which it gains before they train: it trains on at its old size meanwhile. 0 where a
+    resize is a requeue, whose start is part of the interruption."""
     losses: tuple[tuple[float, float], ...] = ()
     """(epochs done, loss) at the ends of its epochs, as far as it reports them."""
     true_remaining_s: float = float("nan")

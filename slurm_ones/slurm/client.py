@@ -112,7 +112,8 @@ class SlurmClient(Protocol):
         """
 
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
-        """Send a signal, such as USR1, to the job's steps, or to its batch script too."""
+        """Send a signal, such as USR1, to the job's steps, or to its batch script too; to those of each task that runs
+        where the id is an array's. Raises `Refused` where only tasks that wait are meant."""
 
     def reuse(self, task: Task) -> None:
         """Have an array's task that has ended wait again, in a user hold: within MinJobAge of its end.

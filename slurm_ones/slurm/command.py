@@ -310,13 +310,18 @@ class CommandClient:
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         # Without a look first, scancel says nothing of a job that is not there.
         job = self.job(job_id)
-        if job.pending and isinstance(job_id, Task) and signal != "KILL":
-            raise Refused(f"task {job_id} waits: there is nothing that could be sent {signal}")
-        command = ["scancel", f"--signal={signal}", *(["--full"] if batch else []), str(job_id)]
-        if isinstance(job_id, Task):
-            self._signal_once(command)
+        command = ["scancel", f"--signal={signal}", *(["--full"] if batch else [])]
+        if not job.array_id:
+            self.run([*command, str(job_id)])
+            return
+        if job_id == job.array_id:
+            keys = [task.key for task in self.tasks(job_id) if task.running]
         else:
-            self.run(command)
+            keys = [job.key] if not job.pending or signal == "KILL" else []
+        if not keys:
+            raise Refused(f"job {job_id} waits: there is nothing that could be sent {signal}")
+        for key in keys:
+            self._signal_once([*command, str(key)])
 
     def _signal_once(self, argv: Sequence[str]) -> None:
         """Of an array of which other tasks wait scancel is told that it cannot be altered now, though the signal was

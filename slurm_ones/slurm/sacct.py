@@ -1,8 +1,8 @@
 """Slurm's accounting, read through `sacct`: what a cluster's jobs did before anybody looked, releases 22.05 to 26.05.
 
 `sacct`'s own separated lines and not its JSON: that holds every step of every job at ten times the length, and has
-to be read whole. What users name stands in the last field alone, and the separator is a word made up for the one call,
-so that nothing in a job's name can pass for a field or for a row.
+to be read whole. What users write stands in the last two fields alone, and the separator is a word made up for the one
+call, so that nothing in a job's comment or name can pass for a field or for a row.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from slurm_ones.slurm.command import error_of
 
 FIELDS = (
     "JobIDRaw",
+    "JobID",
     "Cluster",
     "Submit",
     "Start",
@@ -38,7 +39,7 @@ FIELDS = (
     "Account",
     "Partition",
 )
-"""What is asked of every release, before the job's name."""
+"""What is asked of every release, before the job's comment and name."""
 RESTARTS = "Restarts"
 """How often a job had been restarted; newer releases alone have this field."""
 MOST = 2**53
@@ -56,6 +57,7 @@ _NEVER = {"", "Unknown", "None"}
 _UNLIMITED = {"", "UNLIMITED", "Partition_Limit", "INVALID"}
 _ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)")
 _TYPED_GPUS = re.compile(r"(?:^|,)gres/gpu:[^=,]+=(\d+)")
+_ARRAY = re.compile(r"([0-9]{1,15})_", re.ASCII)
 _NODES = re.compile(r"(?:^|,)node=(\d+)")
 
 
@@ -98,6 +100,10 @@ class AccountingRow:
     account: str
     partition: str
     name: str
+    array: int = 0
+    """Job id of the array that it is a task of, or several tasks that never started; 0 for none."""
+    comment: str = ""
+    """Empty where accounting keeps none, which it does unless AccountingStoreFlags names job_comment."""
 
     @property
     def live(self) -> bool:
@@ -131,9 +137,11 @@ def _time(text: str, what: str) -> float | None:
 
 
 def parse_row(fields: Sequence[str], cluster: str) -> AccountingRow:
-    """A row from its fields: `FIELDS`, the restart count ("" where it is not known) and the name; raises `BadRow`."""
+    """A row from its fields: `FIELDS`, the restart count ("" where it is not known), the comment and the name; raises
+    `BadRow`."""
     (
         job_id,
+        shown_id,
         of_cluster,
         submit,
         start,
@@ -149,7 +157,7 @@ def parse_row(fields: Sequence[str], cluster: str) -> AccountingRow:
         account,
         partition,
     ) = fields[: len(FIELDS)]
-    restart, name = fields[-2:]
+    restart, comment, name = fields[-3:]
     if cluster and of_cluster != cluster:
         raise BadRow(f"it is of cluster {of_cluster[:40]!r}, not {cluster}")
     submitted, ended = _time(submit, "Submit"), _time(end, "End")
@@ -166,6 +174,7 @@ def parse_row(fields: Sequence[str], cluster: str) -> AccountingRow:
     code, _, signal = exit_code.partition(":")
     killed = _count(signal or "0", "ExitCode")
     on = _NODES.search(asked)
+    array = _ARRAY.match(shown_id)
     return AccountingRow(
         job_id=_count(job_id, "JobIDRaw"),
         restart=_count(restart, RESTARTS) if restart else None,
@@ -184,6 +193,8 @@ def parse_row(fields: Sequence[str], cluster: str) -> AccountingRow:
         account=account,
         partition=partition,
         name=name,
+        array=int(array[1]) if array else 0,
+        comment=comment,
     )
 
 
@@ -192,15 +203,18 @@ def parse_rows(
 ) -> Iterator[AccountingRow | Rejected]:
     """The rows in what `sacct` printed, each line with its end; rows that cannot be believed as `Rejected`.
 
-    A line without a separator goes on with the name of the row before it.
+    A line without a separator goes on with the comment or the name of the row before it, and one with a single
+    separator ends a comment of several lines.
     """
-    many = len(FIELDS) + restarts
+    many = len(FIELDS) + restarts + 1
     row, pending = 0, ""
 
     def finished() -> Iterator[AccountingRow | Rejected]:
-        if pending:
+        if pending and pending.count(separator) < many:
+            yield Rejected(row, "its comment has no end", pending.replace(separator, "|")[:200])
+        elif pending:
             fields = pending.split(separator)
-            complete = fields if restarts else [*fields[:-1], "", fields[-1]]
+            complete = fields if restarts else [*fields[:-2], "", *fields[-2:]]
             try:
                 yield parse_row(complete, cluster)
             except BadRow as error:
@@ -209,13 +223,13 @@ def parse_rows(
     for line in lines:
         text = line.decode("utf-8", "replace").replace("\0", "\\0").removesuffix("\n")
         found = text.count(separator)
-        if found == 0 and pending:
-            if len(pending) < LONGEST:
+        if pending and (found == 0 or (found == 1 and pending.count(separator) < many)):
+            if found or len(pending) < LONGEST:
                 pending += f"\n{text}"
             continue
         yield from finished()
         row, pending = row + 1, ""
-        if found == many and line.endswith(b"\n"):
+        if found in (many - 1, many) and line.endswith(b"\n"):
             pending = text
         elif found == many:
             yield Rejected(row, "it is cut off", text.replace(separator, "|")[:200])
@@ -243,7 +257,7 @@ class Sacct:
 
     def command(self, since: float, until: float, separator: str) -> list[str]:
         """What asks for the rows of every user's runs that ended in a span of time, both ends of it included."""
-        fields = [*FIELDS, *([RESTARTS] if self._restarts else []), "JobName"]
+        fields = [*FIELDS, *([RESTARTS] if self._restarts else []), "Comment", "JobName"]
         asked = ["sacct", "--parsable2", "--noheader", "--duplicates", "--allocations", "--allusers"]
         asked += [f"--delimiter={separator}", f"--format={','.join(fields)}", f"--state={ENDS}"]
         asked += [f"--starttime=uts{since:.0f}", f"--endtime=uts{until:.0f}"]

@@ -246,6 +246,8 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> R
                 epochs_since_change=draw(st.integers(0, epochs)),
                 progress=Progress(max(epochs, 0.5), draw(st.sampled_from([1.0, 20.0, math.nan, math.inf, 0.0]))),
                 resize_s=draw(st.sampled_from([30.0, 0.0, math.nan])),
+                shrink_s=draw(st.sampled_from([None, None, 0.03, math.inf, math.nan])),
+                prepare_s=draw(st.sampled_from([0.0, 7.0, math.nan])),
                 fixed=draw(st.sampled_from([None, None, None, None, None, HELD])),
             )
         )

@@ -55,6 +55,8 @@ def _accounting(cluster: str) -> list[str]:
         "AccountingStorageType=accounting_storage/slurmdbd",
         f"AccountingStorageHost={cluster}",
         "AccountingStorageTRES=gres/gpu",
+        # So that accounting can tell an array of blocks from a sweep.
+        "AccountingStoreFlags=job_comment",
     ]
 
 

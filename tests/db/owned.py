@@ -7,13 +7,14 @@ from dataclasses import replace
 from ones_db import (
     ActionRecord,
     AlternativeRecord,
+    BlockRecord,
     NodeRecord,
     Store,
 )
 from ones_db.access import CLOSED, OPEN
 from ones_db.leader_lock import LeaderLock
 from ones_db.tables import METADATA
-from ones_wrapper.protocol import Batch, Checkpoint
+from ones_wrapper.protocol import Batch, Checkpoint, Membership
 from tests.db.make import change, decision, job, line, report, resized_job
 
 JOBS = {"alice": 7, "bob": 8}
@@ -33,9 +34,11 @@ def fill(url: str) -> None:
                 1,
                 checkpoints=[line(5, Checkpoint("step-22", 2, 0, 22, 1000, 1.25), 3011.5)],
                 batches=[line(6, Batch(23, 128, 2.0), 3012.0)],
+                members=[line(7, Membership(1, (0,), (0,), 1, 4, 4, 23, 128, 0.25), 3013.0)],
                 offset=90,
-                number=6,
+                number=7,
             )
+            store.record_blocks([BlockRecord(number, 0, 0, number, 1, 4, ("n1",), "COMPLETED", 3000.0, 3600.0)])
             store.end_run(number, 1, 3600.0, "COMPLETED")
             ended = job(number, user=user, restart=1, submit_time=2901.0, state="COMPLETED", end_time=3600.0)
             store.record_jobs([replace(ended, requested_gpus_per_node=1)])

@@ -13,13 +13,14 @@ from ones_db import (
     AccountingJob,
     ActionRecord,
     AlternativeRecord,
+    BlockRecord,
     HealthRecord,
     NodeRecord,
     Store,
     migrate,
 )
 from ones_db.leaders import begin_term
-from ones_wrapper.protocol import Batch, Checkpoint
+from ones_wrapper.protocol import Batch, Checkpoint, Membership
 from tests.db.make import ask, decision, job, line, opened, report, resized_job, run, said
 from tests.db.server import Server
 
@@ -34,7 +35,9 @@ def site(url: str) -> None:
         store.record_jobs([job(9, name="Zoë", state="PENDING", elastic=False, refusal=said("no room"))])
         checkpoint = line(32, Checkpoint("step-21", 2, 0, 21, 2**40, 1.25, order=9, stall_s=0.5), 2610.0)
         batch = line(33, Batch(22, 128, 2.0, order=9, passes=2, ramp=100), 2611.0)
-        report(store, 7, 0, checkpoints=[checkpoint], batches=[batch], offset=200, number=33)
+        member = line(34, Membership(1, (0,), (0,), 1, 1, 1, 22, 128, 0.25, why="first"), 2612.0)
+        report(store, 7, 0, checkpoints=[checkpoint], batches=[batch], members=[member], offset=200, number=34)
+        store.record_blocks([BlockRecord(7, 0, 0, 7, 1, 1, ("n1",), "COMPLETED", 2000.0, 2900.0)])
         store.add_decision(decision(2400.0, 7, 8))
         store.set_deferral(9, 5000.0)
         store.record_nodes(2000.0, [NodeRecord("n1", "UP", True, 4, "gpu")])

@@ -13,7 +13,7 @@ from ones_db import Store
 from ones_db.describe import renewed
 from ones_db.views import VIEWS
 from slurm_ones.cli import app
-from tests.db.test_views import fill
+from tests.db.test_views import fill, fill_blocks
 
 TOP = Path(__file__).parents[2]
 DOCUMENT = (TOP / "docs/database.md").read_text(encoding="utf-8")
@@ -46,6 +46,7 @@ def test_every_command_runs_and_prints_the_columns_shown(
     monkeypatch.chdir(TOP)
     with Store.open(sqlite_url, "gres") as store:
         fill(store)
+        fill_blocks(store)
     arguments = [*shlex.split(command), "--database", sqlite_url]
     done = CLI.invoke(app, arguments, env={"COLUMNS": "300", "HOME": "/nonexistent"})
     assert done.exit_code == 0, done.output

@@ -36,6 +36,7 @@ def test_types_do_not_hang_on_the_rows(store: Store, url: str, name: str, full: 
     """Protects a notebook that worked on one database from another that is empty, or has no value in a column."""
     if full:
         fill(store)
+        fill_blocks(store)
     with ones_db.connect(url) as ones:
         frame = getattr(ones, name)()
     assert (len(frame) > 0) is full

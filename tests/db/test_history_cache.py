@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ones_db.history import SPARE, HistoryCache
+from ones_db.history_cache import SPARE, HistoryCache
 
 
 def test_jobs_that_went_are_forgotten() -> None:

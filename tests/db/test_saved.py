@@ -65,5 +65,5 @@ def test_every_released_schema_is_upgraded(saved: tuple[str, str]) -> None:
 
 def test_the_present_schema_knows_where_it_came_from() -> None:
     """Protects from a release whose database nobody kept."""
-    for schema in ("0004", "0008"):
+    for schema in ("0004", "0008", "0009"):
         assert {path.suffix for path in SAVED.glob(f"{schema}.*")} == {".sqlite", ".sql"}

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ones_db import Store
+from ones_db import BlockRecord, Store
 from ones_db.query import Reader, view_query
 from ones_db.view import spelled
 from ones_db.views import VIEWS
-from ones_wrapper.protocol import Checkpoint
+from ones_wrapper.protocol import Checkpoint, Membership
 from tests.db.make import SPEC, decision, hello, job, line, opened, report, resize, resized_job, run, said, throughput
 
 TYPES = {"int": int, "float": float, "text": str, "bool": int, "time": float, "said": str}
@@ -52,6 +52,41 @@ def fill(store: Store) -> None:
     store.end_resize(rolled_back.id, "rolled back", said("it never drained"), DAY + 200.0)
 
 
+BEGAN = 3 * DAY
+
+
+def fill_blocks(store: Store) -> None:
+    """A job of blocks: one trains alone, another one of four GPUs joins after 100 s, the first one is lost 100 s later;
+    both trained in term 0, the second one goes on in term 1 and ends at 400 s."""
+    asked = {"requested_nodes": 1, "requested_gpus_per_node": 1, "submit_time": BEGAN - 50.0}
+    store.record_jobs([job(10, user="carol", restart=1, **asked)])
+    blocks = [
+        BlockRecord(10, 0, 0, 10, 1, 1, ("n1",), "COMPLETED", BEGAN, BEGAN + 200.0),
+        BlockRecord(10, 3, 0, 13, 1, 4, ("n2",), "COMPLETED", BEGAN + 90.0, BEGAN + 400.0),
+    ]
+    store.record_blocks(blocks)
+    store.record_runs([run(10, 0, 1, 4, start_time=BEGAN), run(10, 1, 1, 4, start_time=None)])
+    number = store.begin_resize(
+        resize(10, started=BEGAN + 80.0, new_batch=64, mechanism="blocks", added=((3, 1, 4),), state="preparing")
+    ).id
+    store.step_resize(number, "opening", time=BEGAN + 81.0, order_number=77)
+    store.end_resize(number, "done", said("trains on 2 blocks"), BEGAN + 101.0, pause_s=0.25)
+    first = Membership(1, (0,), (0,), 1, 1, 1, 0, 64, 0.0, why="first")
+    both = Membership(2, (0, 3), (0, 0), 2, 0, 5, 9, 64, 0.25, 600, 0.2, 8.0, 77, "order")
+    alone = Membership(3, (3,), (0,), 1, 4, 4, 20, 64, 1.5, why="lost")
+    lines = [line(2, first, BEGAN + 5.0), line(4, both, BEGAN + 100.0)]
+    # The blocks changed within the second one.
+    times = ((3, 50, 64), (5, 105, 64), (6, 115, 320))
+    samples = [throughput(number, BEGAN + at, seconds=10.0, samples=count) for number, at, count in times]
+    look = {"spec": SPEC, "offset": 1}
+    report(store, 10, 0, hello=hello(time=BEGAN + 4.0), members=lines, samples=samples, number=6, **look)  # type: ignore[arg-type]
+    lines = [line(2, alone, BEGAN + 200.0)]
+    sample = throughput(3, BEGAN + 300, seconds=10.0, samples=256)
+    report(store, 10, 1, hello=hello(time=BEGAN + 200.0), members=lines, sample=sample, number=3, offset=1)
+    ended = job(10, user="carol", restart=1, state="COMPLETED", end_time=BEGAN + 400.0, **asked)
+    store.record_jobs([ended])
+
+
 def rows(url: str, name: str, **where: Any) -> list[dict[str, Any]]:
     reader = Reader(url)
     try:
@@ -69,6 +104,7 @@ def some(row: Mapping[str, Any], *names: str) -> tuple[Any, ...]:
 def test_columns_are_as_told(store: Store, url: str, name: str) -> None:
     """Protects documents and frames from a column that is not there or of another kind."""
     fill(store)
+    fill_blocks(store)
     found = rows(url, name)
     assert found
     for row in found:
@@ -82,6 +118,7 @@ def test_both_databases_tell_the_same(sqlite_url: str, postgresql_url: str) -> N
     for url in (sqlite_url, postgresql_url):
         with Store.open(url, "gres") as store:
             fill(store)
+            fill_blocks(store)
     for name in VIEWS:
         one, other = rows(sqlite_url, name), rows(postgresql_url, name)
         assert len(one) == len(other) > 0
@@ -236,7 +273,16 @@ def test_what_a_job_reports_breaks_no_view(store: Store, url: str, odd: float) -
         for n in range(2, 1200)
     ]
     started = hello(time=0.0, launch_s=odd, queue_s=odd, nodes=2**53, gpus_per_node=2**53, batch=2**53 - 1)
-    report(store, 66, 0, spec=SPEC, hello=started, throughput=reported, offset=9, number=1200)
+    huge = 2**53
+    joined = [
+        line(
+            n,
+            Membership(huge, (huge,), (huge,), huge, n % 2, huge, huge, huge, odd, huge, odd, odd, huge),
+            DAY * (n - 1200),
+        )
+        for n in (1200, 1201)
+    ]
+    report(store, 66, 0, spec=SPEC, hello=started, throughput=reported, members=joined, offset=9, number=1201)
     for name in VIEWS:
         assert len(rows(url, name)) >= before[name]
     (bill,) = rows(url, "run_timeline", job_id=66)
@@ -248,3 +294,40 @@ def test_words_are_spelled_inside_out() -> None:
     assert spelled("whole(latest(a, (b))) + allatest(c)", "postgresql") == (
         "CAST(floor(greatest(a, (b))) AS BIGINT) + allatest(c)"
     )
+
+
+def test_a_job_of_blocks_in_all_views(store: Store, url: str) -> None:
+    """Protects researchers: sizes, GPU-hours, throughput and cost of a job that changed while it ran are those that it
+    had at each time."""
+    fill_blocks(store)
+    held = (200.0 + 4 * 310.0) / 3600.0
+    (whole,) = rows(url, "job_summary")
+    assert some(whole, "sizes", "smallest_gpus", "largest_gpus", "resizes", "runs") == ("1x1 > 1x5 > 1x4", 1, 5, 1, 2)
+    assert whole["gpu_hours"] == pytest.approx(held) and whole["running_s"] == pytest.approx(315.0)
+    blocks = rows(url, "block_timeline")
+    assert [some(row, "task", "gpus", "running_s", "state") for row in blocks] == [
+        (0, 1, 200.0, "COMPLETED"),
+        (3, 4, 310.0, "COMPLETED"),
+    ]
+    assert sum(row["gpu_hours"] for row in blocks) == pytest.approx(held)
+    (used,) = rows(url, "gpu_hours")
+    assert used["gpu_hours"] == pytest.approx(held) and used["runs"] == 2
+    members = rows(url, "membership_timeline")
+    assert [some(row, "term", "generation", "blocks", "gpus", "lasted_s", "why") for row in members] == [
+        (0, 1, "0", 1, 100.0, "first"),
+        (0, 2, "0,3", 5, 15.0, "order"),
+        (1, 3, "3", 4, 200.0, "lost"),
+    ]
+    terms = rows(url, "run_timeline")
+    assert [row["gpu_hours"] * 3600.0 for row in terms] == pytest.approx([100.0 + 5 * 15.0, 800.0])
+    speeds = rows(url, "scaling")
+    assert [some(row, "nodes", "gpus", "samples_per_s", "reports") for row in speeds] == [
+        (1, 1, 6.4, 1),
+        (1, 4, 25.6, 1),
+        (1, 5, 32.0, 1),
+    ]
+    (cost,) = rows(url, "resize_cost")
+    assert some(cost, "mechanism", "added", "dropped", "pause_s") == ("blocks", "3:1x4", "", 0.25)
+    assert some(cost, "ready_s", "transfer_s", "bytes", "launch_s", "queue_s") == (8.0, 0.2, 600, None, None)
+    (paid,) = rows(url, "what_if")
+    assert some(paid, "resizes", "by_blocks", "samples_per_s", "measured_s") == (1, 1, 6.4, 10.0)

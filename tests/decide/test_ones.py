@@ -135,6 +135,16 @@ def test_an_unknown_job_starts_at_no_more_than_it_asked_for(requested: int) -> N
     assert gpus(decide(policy, cluster(), [replace(ran, shape=None, nodes={}, requested=1)])) == {1: 4}
 
 
+def test_a_hot_job_may_start_with_more_than_it_asked_for() -> None:
+    """Where giving up GPUs costs next to nothing the first size follows its worth, as far as the speed is known; not
+    where a resize is dear, nor on a guess, nor where that is switched off."""
+    hot = job(1, requested=1, model=Power(exponent=1.0), resize_s=0.5, shrink_s=0.03, prepare_s=7.0)
+    assert gpus(decide(ones(), cluster(), [hot]))[1] > 1
+    assert gpus(decide(ones(first_size=False), cluster(), [hot])) == {1: 1}
+    for other in (replace(hot, shrink_s=None, resize_s=30.0), replace(hot, model=Power(exponent=1.0, doubt=1.0))):
+        assert gpus(decide(ones(), cluster(), [other])) == {1: 1}
+
+
 def test_a_batch_that_is_nearly_best_stays() -> None:
     """Each new figure moves the best batch a little, which a job must not follow; one that is far from it does."""
     settled = job(1, {"n1": 4}, gpus=(4,), epochs=3, efficiency=NoiseEfficiency(64, 1000.0))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slurm_ones.decide.evolution import best_of, uniform_crossover
 from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
-from slurm_ones.decide.ones.worth import HEAVIEST, Choices, fair_weights, repaid, worth_of_progress
+from slurm_ones.decide.ones.worth import HEAVIEST, Choices, Costs, fair_weights, less_costs, worth_of_progress
 from slurm_ones.schedule.placement import place
 from slurm_ones.schedule.policy import Allocation, Floats, Ints, Schedule
 from slurm_ones.schedule.tables import build_tables
@@ -241,12 +241,28 @@ def test_unplaced_is_zero_where_there_is_room_for_all(drawn_round: Round, seed: 
             assert placeable(view, jobs, Schedule(given_all))
 
 
-def test_what_a_change_repays() -> None:
-    """A pause of a quarter of the time that a size lasts costs a quarter of its worth, no more than all of it, and
-    nothing where the size is kept or the job waits."""
-    current, running = np.array([1, 1, 0]), np.array([True, True, False])
-    found = repaid(current, 3, running, np.array([30.0, 30.0, 30.0]), np.array([120.0, 10.0, 0.0]))
-    assert found.tolist() == [[0.75, 1.0, 0.75], [0.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
+def costs(grow: float, shrink: float, prepare: float, lasts: float, jobs: int = 1) -> Costs:
+    return Costs(*(np.full(jobs, seconds) for seconds in (grow, shrink, prepare, lasts)))
+
+
+def test_what_a_change_costs() -> None:
+    """A pause is training lost, each direction at its own price; nothing is where the size is kept or the job waits,
+    and nothing is left where a change lasts no time."""
+    worth = np.array([[0.0, 4.0, 8.0], [0.0, 4.0, 8.0]])
+    current = np.array([1, 0])
+    found = less_costs(worth, current, costs(30.0, 10.0, 0.0, 100.0, jobs=2))
+    assert found[0].tolist() == pytest.approx([0.0, 4.0, 8.0 * 0.7])
+    assert found[1].tolist() == [0.0, 4.0, 8.0]
+    found = less_costs(worth, np.array([2, 2]), costs(30.0, 10.0, 50.0, 100.0, jobs=2))
+    assert found[0].tolist() == pytest.approx([0.0, 4.0 * 0.9, 8.0]), "giving up prepares nothing"
+    assert less_costs(worth, current, costs(30.0, 30.0, 0.0, 0.0, jobs=2))[0].tolist() == [0.0, 4.0, 0.0]
+
+
+def test_preparing_costs_what_the_new_gpus_would_have_gained() -> None:
+    """Meanwhile the job trains on at its old size: only what it gains is later, not all that it is worth."""
+    worth = np.array([[0.0, 4.0, 8.0]])
+    (found,) = less_costs(worth, np.array([1]), costs(0.0, 0.0, 50.0, 100.0))
+    assert found[2] == pytest.approx(4.0 + 4.0 * 0.5)
 
 
 def test_who_has_waited_weighs_more() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-TEMPLATE = Path("tests/endtoend/plain.sbatch")
+TEMPLATE, PLAIN = Path("sbatch_templates/ddp.sbatch"), Path("tests/endtoend/plain.sbatch")
+"""With slurm-ones, of blocks; and for Slurm alone, which makes no use of any but the first."""
 EXAMPLES = Path("wrapper/ones_wrapper/examples")
 BASE_BATCH = 32
 LEARNING_RATE = {"cnn": 0.02, "transformer": 0.001}
@@ -48,11 +49,11 @@ def arguments(job: DemoJob, top: Path, *, elastic: bool) -> list[str]:
     """sbatch's arguments: the user's options, the template, the script and its own.
 
     Its user scales batch and learning rate to the GPUs asked for, by the same linear rule that the wrapper applies at
-    each size. Both ways the job is the same but for the comment, by which it opts in.
+    each size. Both ways the job is the same but that it opts in by its comment, and is an array of blocks.
     """
     gpus = job.gpus
     nodes, per_node = (1, gpus) if gpus <= 4 else (gpus // 4, 4)
-    comment = f"ones: gpus=1-{MOST_GPUS} batch={BASE_BATCH}-{BASE_BATCH * MOST_GPUS}" if elastic else ""
+    comment = f"ones: gpus=1-{MOST_GPUS} batch={BASE_BATCH}-{BASE_BATCH * MOST_GPUS} array=blocks" if elastic else ""
     script = top / EXAMPLES / f"{job.model}.py"
     return [
         f"--job-name={job.name}",
@@ -60,7 +61,7 @@ def arguments(job: DemoJob, top: Path, *, elastic: bool) -> list[str]:
         f"--gres=gpu:{per_node}",
         "--cpus-per-gpu=1",
         f"--comment={comment}",
-        str(top / TEMPLATE),
+        str(top / (TEMPLATE if elastic else PLAIN)),
         # Imported once a node: four ranks that import scikit-learn each would keep this machine's cores busy.
         "--preload",
         "sklearn.datasets",

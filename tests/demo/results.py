@@ -128,7 +128,9 @@ def disagreements(ones: list[Outcome], store: Store, listed: list[dict[str, Any]
         reported = [(hello.nodes, hello.gpus_per_node, hello.batch) for hello in outcome.hellos]
         if runs != reported:
             found.append(f"{what}: runs {runs} in the database, {reported} in its reports")
-        stored = [(m.generation, m.blocks, m.world) for m in reversed(store.memberships(outcome.job_id))]
+        stored = [
+            (m.report.generation, m.report.blocks, m.report.world) for m in reversed(store.memberships(outcome.job_id))
+        ]
         told = [(m.generation, m.blocks, m.world) for m in outcome.memberships]
         if stored != told:
             found.append(f"{what}: memberships {stored} in the database, {told} in its reports")

@@ -28,7 +28,7 @@ database = "{database}"
 cluster = "demo"
 mode = "act"
 spool = "/scratch/ones"
-tick_s = 2
+tick_s = 5
 [policy_options]
 # A resize of jobs this short takes 6 s, and is taken for 30 s until some are known. With the defaults, which are meant
 # for jobs of hours, none would be repaid.
@@ -37,7 +37,7 @@ tenure = 10.0
 [resize]
 dwell_s = 5
 max_wait_s = 30
-max_open = 3
+max_open = 10
 advance_s = 0.5
 [limits]
 near_end_s = 10

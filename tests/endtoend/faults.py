@@ -266,7 +266,8 @@ def _hold(site: FaultSite, job_id: int, how: str, user: str) -> None:
     # A hold that falls into one of the companion's own is the same to Slurm. An operator's is not; but an operator's
     # companion, which looks before it releases, may be between the two.
     running = before.running and not before.held and not _about_to_be_held(site, job_id)
-    expected.hold_sure = running or (user == "root" and site.own)
+    # Of an array those tasks are held that wait, most of them by the companion before.
+    expected.hold_sure = not expected.blocks and (running or (user == "root" and site.own))
 
     def release() -> None:
         site.scontrol("scontrol", "release", str(job_id), user=user)

@@ -14,11 +14,14 @@ from typing import Any
 
 from ones_db import Store, StoreError
 from ones_wrapper.protocol import Hello, Membership, Report, decode_report, directory_name, reports_name
+from slurm_ones.observe.blocks import arrays, block_job
 from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.squeue import parse_jobs
 from tests.cluster import Cluster, paths
 
 HERE = paths.REPOSITORY / "tests/endtoend"
+BLOCKS = paths.REPOSITORY / "sbatch_templates/ddp.sbatch"
+"""The template that users submit; the others are of jobs that are requeued."""
 TEMPLATE, WHOLE_NODES = HERE / "plain.sbatch", HERE / "plain-whole-node.sbatch"
 """Jobs that are resized by a requeue."""
 BLOCKS = paths.REPOSITORY / "sbatch_templates/ddp.sbatch"
@@ -88,9 +91,11 @@ class Harness:
         return int(self.cluster.run(command, user=user).stdout)
 
     def job(self, job_id: int) -> Job:
-        """The job as Slurm has it."""
+        """The job as Slurm has it; one of blocks as one, in its first term."""
         text = self.cluster.run(["squeue", "--json", "--states=all", f"--jobs={job_id}"], user="root").stdout
-        return parse_jobs(json.loads(text))[job_id]
+        found = parse_jobs(json.loads(text))
+        blocks = arrays(found.values())
+        return block_job(job_id, blocks[job_id]).job if job_id in blocks else found[job_id]
 
     def tasks(self, array_id: int) -> dict[int, BlockTask]:
         """The tasks of an array that Slurm knows. Its own words: `squeue` shows waiting tasks together otherwise,

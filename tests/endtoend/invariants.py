@@ -114,7 +114,7 @@ def _lost(job: Job, expected: JobExpectation) -> list[str]:
 
 
 def _held(job: Job, expected: JobExpectation) -> list[str]:
-    if job.ended or expected.impossible_request:
+    if job.ended or expected.impossible_request or (expected.blocks and job.running):
         return []
     if job.held and not expected.hold:
         return [f"job {job.job_id} ({job.state.value}) is held, and neither its owner nor an operator did it"]
@@ -174,7 +174,7 @@ def check_blocks(site: Site, job: Job, expected: JobExpectation, store: Store) -
         if running != {*memberships[-1].blocks}:
             found.append(f"job {job.job_id}: {memberships[-1].blocks} train, {sorted(running)} run")
         stored = store.memberships(job.job_id, 1)
-        if not stored or stored[0].generation != memberships[-1].generation:
+        if not stored or stored[0].report.generation != memberships[-1].generation:
             found.append(f"job {job.job_id}: the database has {stored}, the job {memberships[-1]}")
     for task, seen in tasks.items():
         if seen.state == "PENDING" and not seen.held and seen.reason not in WAIT_UNHELD:

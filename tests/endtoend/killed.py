@@ -2,10 +2,11 @@
 
     killed SETTINGS JOB FIRST STRIDE SHAPE
 
-The job is resized from 1x1 to SHAPE, back, and so on. In the n-th resize the companion sends itself SIGKILL at its
-event FIRST + n * STRIDE: before or after a journal write, an order, or a command that changes something in Slurm. A
-second companion, which begins nothing, then closes what it finds. Each round is one JSON line on stdout; the last is
-that of the resize that had fewer events than that.
+The job is resized from 1x1 to SHAPE, back, and so on; one of blocks to 0xG, which is G GPUs wherever they lie. In the
+n-th resize the companion sends itself SIGKILL at its event FIRST + n * STRIDE: before or after a journal write, an
+order, or a command that changes something in Slurm. A second companion, which begins nothing, then closes what it
+finds. A FIRST of -1 - N is N after one resize without a death. Each round is one JSON line on stdout; the last is that
+of the resize that had fewer events than that.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
 from ones_db import Store, migrate
+from ones_wrapper.protocol import Membership, decode_report, directory_name
 from slurm_ones.act import orders as orders_module
 from slurm_ones.act.orders import write_order
 from slurm_ones.companion import Tick
@@ -37,6 +39,7 @@ CHANGES = ("requeuehold", "uhold", "update", "release")
 WRITES = ("begin_resize", "step_resize", "end_resize")
 WAITS = ("BeginTime", "Resources", "Priority")
 LIMIT_S = 60.0
+NEVER = 10**6
 
 
 class Events:
@@ -127,32 +130,94 @@ def settled(client: CommandClient, job_id: int) -> Job:
     return job
 
 
+def blocks_settled(client: CommandClient, job_id: int) -> tuple[dict[int, Job], str]:
+    """The tasks of a job of blocks once those run that train together and all others wait in a hold or have ended; and
+    what is not so after LIMIT_S."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        tasks = {job.array_tasks[0]: job for job in client.tasks(job_id)}
+        trains, wrong = _train_together(job_id), ""
+        for task, job in tasks.items():
+            if job.running != (task in trains):
+                wrong = f"{trains} train, task {task} is {job.state.value}"
+            # Behind the throttle none starts while the job trains.
+            elif job.pending and not job.held and not job.throttle:
+                wrong = f"task {task} waits, held by nobody: {job.reason}"
+        if not wrong or time.monotonic() > deadline:
+            return tasks, wrong
+        time.sleep(0.1)
+
+
+def _train_together(job_id: int) -> tuple[int, ...]:
+    paths = Path.home().joinpath(directory_name(job_id)).glob("reports-*.jsonl")
+    newest = max(paths, key=lambda path: int(path.stem.rpartition("-")[2]))
+    reports = [decode_report(line)[2] for line in newest.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    return next((m.blocks for m in reversed(reports) if isinstance(m, Membership)), ())
+
+
+def round_of_blocks(settings: Settings, job_id: int, fatal: int, big: Shape) -> dict[str, Any]:
+    """`one_round` of a job of blocks: it trains on, whatever happens."""
+    client = CommandClient()
+    before = _gpus(blocks_settled(client, job_id)[0])
+    to = Allocation(big, 32) if before == 1 else Allocation(Shape(0, 1), 16)
+    event, statuses = _with_a_death(settings, job_id, fatal, to)
+    tasks, wrong = blocks_settled(client, job_id)
+    trained = [job for job in tasks.values() if job.running]
+    return {
+        **_found(settings, job_id, fatal, event, statuses),
+        "from": str(before),
+        "shape": str(_gpus(tasks)),
+        "state": "RUNNING" if trained else "none",
+        "held": False,
+        "restarts": sum(job.restart for job in trained if job.array_tasks == (0,)),
+        "wrong": wrong,
+    }
+
+
+def _gpus(tasks: Mapping[int, Job]) -> int:
+    return sum(job.nodes * job.gpus_per_node for job in tasks.values() if job.running)
+
+
 def one_round(settings: Settings, job_id: int, fatal: int, big: Shape) -> dict[str, Any]:
     """One resize with a death in it, its end, and what was found then."""
     client = CommandClient()
     before = settled(client, job_id)
     small = (before.nodes, before.gpus_per_node) == (SMALL.nodes, SMALL.gpus_per_node)
     to = Allocation(big, 32) if small else Allocation(SMALL, 16)
+    event, statuses = _with_a_death(settings, job_id, fatal, to)
+    job = settled(client, job_id)
+    return {
+        **_found(settings, job_id, fatal, event, statuses),
+        "from": str(Shape(before.nodes, before.gpus_per_node)),
+        "shape": str(Shape(job.nodes, job.gpus_per_node)),
+        "state": job.state.value,
+        "held": job.held,
+        "restarts": job.restart - before.restart,
+        "wrong": "",
+    }
+
+
+def _with_a_death(settings: Settings, job_id: int, fatal: int, to: Allocation) -> tuple[str, list[int]]:
+    """Have a companion begin that resize and die at that event, and another one close what it finds; the event, and
+    the wait statuses of both."""
     told, tell = os.pipe()
     status = in_child(lambda: look_after(settings, job_id, to, Events(fatal, tell)))
     os.close(tell)
     event = os.read(told, 1000).decode()
     os.close(told)
-    ended = in_child(lambda: look_after(settings, job_id, None, None))
-    job = settled(client, job_id)
+    return event, [status, in_child(lambda: look_after(settings, job_id, None, None))]
+
+
+def _found(settings: Settings, job_id: int, fatal: int, event: str, statuses: list[int]) -> dict[str, Any]:
+    """What became of the resize."""
     with Store.open(settings.database_url, settings.cluster, read_only=True) as store:
         resizes = store.resizes(job_id)
         left = len(store.open_resizes())
     return {
         "fatal": fatal,
         "event": event,
-        "killed": os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL,
-        "statuses": [status, ended],
-        "from": str(Shape(before.nodes, before.gpus_per_node)),
-        "shape": str(Shape(job.nodes, job.gpus_per_node)),
-        "state": job.state.value,
-        "held": job.held,
-        "restarts": job.restart - before.restart,
+        "killed": os.WIFSIGNALED(statuses[0]) and os.WTERMSIG(statuses[0]) == signal.SIGKILL,
+        "statuses": statuses,
         "open": left,
         "resize": resizes[-1].state if resizes else None,
         "outcome": resizes[-1].outcome.text if resizes else None,
@@ -162,9 +227,14 @@ def one_round(settings: Settings, job_id: int, fatal: int, big: Shape) -> dict[s
 def main(path: str, job: str, first: str, stride: str, shape: str) -> None:
     settings = load(Path(path))
     migrate.upgrade(settings.database_url)
-    fatal = int(first)
+    fatal, to = int(first), Shape.parse(shape)
+    play = one_round if to.nodes else round_of_blocks
+    if fatal < 0:
+        # So that what follows meets the resizes of the other direction.
+        fatal = -fatal - 1
+        play(settings, int(job), NEVER, to)
     while True:
-        told = one_round(settings, int(job), fatal, Shape.parse(shape))
+        told = play(settings, int(job), fatal, to)
         print(json.dumps(told), flush=True)
         if not told["killed"]:
             return

@@ -45,7 +45,6 @@ class Light:
 
     def __init__(self, attempt: int = 0) -> None:
         env = os.environ
-        job_id = int(env["SLURM_JOB_ID"])
         self.attempt = attempt
         self.restart = int(env.get("SLURM_RESTART_COUNT") or 0)
         self.nodes = int(env["SLURM_JOB_NUM_NODES"])
@@ -53,9 +52,8 @@ class Light:
         self.directory = self.job_directory()
         self.checkpoints = self.directory / CHECKPOINTS
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        spool = Path(env["ONES_SPOOL"]) if env.get("ONES_SPOOL") else None
-        self.inbox = OrderReader(self.directory, self.restart, spool, job_id)
-        self.outbox = ReportWriter(self.directory, self.restart)
+        self.inbox: OrderReader
+        self.outbox: ReportWriter
         self.step_s = float(env.get("LIGHT_STEP_S") or 0.05)
         self.step, self.batch = 0, SPEC.base_batch
         self.told, self.told_at = 0, 0.0
@@ -68,6 +66,9 @@ class Light:
 
     def run(self) -> None:
         """Train for ever."""
+        spool = Path(os.environ["ONES_SPOOL"]) if os.environ.get("ONES_SPOOL") else None
+        self.inbox = OrderReader(self.directory, self.restart, spool, int(os.environ["SLURM_JOB_ID"]))
+        self.outbox = ReportWriter(self.directory, self.restart)
         found = sorted(self.checkpoints.glob("step-*"))
         if found:
             state = json.loads((found[-1] / MANIFEST).read_text())

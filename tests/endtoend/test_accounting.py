@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -85,6 +87,41 @@ def test_a_site_starts_with_its_own_past(harness: Harness) -> None:
         assert (nodes["n1"].state, nodes["n1"].gpus, nodes["w4"].partitions) == ("UP", 4, "whole")
         done = [(action.user, action.action) for action in reversed(store.actions())]
         assert done == [("alice", "import sacct"), ("alice", "run --advise"), ("alice", "run ends")]
+
+
+def test_an_array_of_blocks_is_one_job_of_the_past(harness: Harness) -> None:
+    """With the time in which any of its blocks ran, the GPU-seconds of all, and nothing of those that never started."""
+    if not harness.cluster.accounting:
+        pytest.skip("this cluster keeps no accounting")
+    comment = "--comment=ones: gpus=1-4 array=blocks"
+    script = "sleep $((2 + 3 * SLURM_ARRAY_TASK_ID))"
+    array = batch(harness, script, "--array=0-3%2", "--gres=gpu:1", "--nodes=1", comment)
+    sweep = batch(harness, "sleep 1", "--array=0-1", "--gres=gpu:1", "--nodes=1", "--comment=ones: gpus=1-4")
+    deadline = time.monotonic() + 20
+    shown = ["squeue", "-hr", "-tR", f"-j{array}", "-o%K"]
+    while sorted(told := harness.cluster.run(shown, user="bob").stdout.split()) != ["0", "1"]:
+        assert time.monotonic() < deadline, told
+        time.sleep(0.2)
+    harness.cluster.run(["scancel", "--state=PENDING", str(array)], user="bob")
+    while harness.cluster.run(["squeue", "-h", f"-j{array},{sweep}"], user="bob", check=False).stdout:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+    settings = harness.settings()
+    command = ["sacct", "-nPDX", f"-j{array},{sweep}", "-oJobID,JobIDRaw,ElapsedRaw,AllocTRES,Start,End"]
+    rows = [line.split("|") for line in harness.cluster.run(command, user="root").stdout.splitlines()]
+    ran = [row for row in rows if "node=" in row[3] and row[0].startswith(f"{array}_")]
+    assert len(ran) == 2, rows
+    imported(harness, settings)
+    path = harness.cluster.scratch / settings.split("/")[2] / DATABASE
+    with Store.open(f"sqlite:///{path}", "here", read_only=True) as store:
+        job, runs = store.jobs([array])[array], store.runs(array)
+        tasks = {int(row[1]) for row in rows if row[0].startswith(f"{array}_")} - {array}
+        assert store.jobs(list(tasks)) == {}
+        assert sum((r.end_time - r.start_time) * r.nodes * r.gpus_per_node for r in runs) == sum(int(r[2]) for r in ran)
+        assert all(a.end_time == b.start_time for a, b in pairwise(runs)) and len(runs) >= 2
+        assert (job.user, job.state, job.requested_gpus_per_node) == ("bob", "COMPLETED", 1)
+        assert len(store.jobs([int(row[1]) for row in rows if row[0].startswith(f"{sweep}_")])) == 2
 
 
 def test_the_oldest_release_is_asked_for_what_it_has(old_harness: Harness) -> None:

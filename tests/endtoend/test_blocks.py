@@ -16,17 +16,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from ones_wrapper.protocol import Bye, Membership, Report
+from ones_wrapper.protocol import Bye, Hello, Membership, Report
 from slurm_ones.act.transitions import State
 from tests.cluster import Cluster
-from tests.endtoend.harness import TRAIN, Harness
+from tests.endtoend.harness import BLOCKS, TRAIN, Harness
 from tests.endtoend.test_exactly_once import scripted
 from tests.wrapper.reference import batches_by_step, train
 from tests.wrapper.runs import assert_exactly_once
 
 pytestmark = pytest.mark.cluster
 SAMPLES, GAMMA = 203, 0.99
-OPTIONS = ("--array=0-7%1", "--comment=ones: gpus=1-8 batch=16-64 array=blocks", "--time=30", "--cpus-per-gpu=1")
+OPTIONS = ("--comment=ones: gpus=1-8 batch=16-64 array=blocks", "--time=30", "--cpus-per-gpu=1")
 
 
 class Training:
@@ -38,8 +38,8 @@ class Training:
         inside = f"/scratch/{self.folder.name}"
         arguments = ["--epochs", epochs, "--samples", SAMPLES, "--batch", 16, "--step-ms", step_ms, "--gamma", GAMMA]
         arguments += ["--hurry", f"{inside}/hurry", "--out", f"{inside}/out.json"]
-        env |= {"ONES_BLOCKS": "1", "ONES_TRACE": f"{inside}/trace-{{restart}}-{{rank}}.jsonl"}
-        self.job_id = harness.submit(str(TRAIN), *map(str, arguments), options=OPTIONS, **env)
+        env |= {"ONES_TRACE": f"{inside}/trace-{{restart}}-{{rank}}.jsonl"}
+        self.job_id = harness.submit(str(TRAIN), *map(str, arguments), options=OPTIONS, template=BLOCKS, **env)
         self.settings = harness.settings(scope='"own"', resize="max_wait_s = 60\ndwell_s = 0")
         harness.membership(self.job_id, lambda m: m.why == "first", "first membership")
 
@@ -89,6 +89,8 @@ class Training:
         runs = [harness.reports(job_id, term) for term in range(count)]
         byes = [report.reason for reports in runs for report in reports if isinstance(report, Bye)]
         assert byes[-1] == "finished", byes
+        begun = [report.step for reports in runs[1:] for report in reports if isinstance(report, Hello)]
+        assert all(step > 0 for step in begun), f"trained again from the beginning: {begun}"
         generations = [m.generation for m in harness.memberships(job_id)]
         assert generations == sorted({*generations}), "two memberships of one generation"
         assert_exactly_once(self.folder, self.epochs, SAMPLES)

@@ -18,15 +18,19 @@ JOBS = 4
 WRITES = ("begin_resize", "step_resize", "end_resize")
 
 
-def kill_everywhere(harness: Harness, job_ids: list[int], shape: str, steps: tuple[str, ...]) -> list[dict[str, Any]]:
+def kill_everywhere(
+    harness: Harness, job_ids: list[int], shape: str, steps: tuple[str, ...], both: bool = False
+) -> list[dict[str, Any]]:
     """Resize the jobs between 1x1 and this shape with a death at every event; what was found after each.
 
-    The deaths are shared out among the jobs. `steps` are some that must have been among them.
+    The deaths are shared out among the jobs; with `both`, among half of them for each direction. `steps` are some that
+    must have been among them.
     """
-    processes = []
-    for first, job_id in enumerate(job_ids):
+    processes, stride = [], len(job_ids) // (2 if both else 1)
+    for number, job_id in enumerate(job_ids):
+        first = number if number < stride else stride - 1 - number
         settings = harness.settings(scope='"own"', tick_s="0.3", resize="dwell_s = 0\nadvance_s = 0.1")
-        arguments = [settings, str(job_id), str(first), str(len(job_ids)), shape]
+        arguments = [settings, str(job_id), str(first), str(stride), shape]
         command = [harness.cluster.python, "-m", "tests.endtoend.killed", *arguments]
         pipe = subprocess.PIPE
         processes.append(harness.cluster.popen(command, cwd=paths.REPOSITORY, stdout=pipe, stderr=pipe))
@@ -37,7 +41,7 @@ def kill_everywhere(harness: Harness, job_ids: list[int], shape: str, steps: tup
         rounds += [json.loads(line) for line in output.splitlines()]
     for told in rounds:
         assert not told["held"] and told["open"] == 0, told
-        assert told["statuses"][1] == 0, told
+        assert told["statuses"][1] == 0 and not told["wrong"], told
     killed = [told for told in rounds if told["killed"]]
     # Every number was tried up to one that a resize did not reach, and every kind of step was among them.
     unreached = min(told["fatal"] for told in rounds if not told["killed"])
@@ -57,6 +61,24 @@ def test_a_companion_killed_anywhere_is_succeeded(harness: Harness) -> None:
         changed = told["shape"] != told["from"]
         assert changed == (told["resize"] == State.DONE) == (told["restarts"] == 1), told
         assert changed or told["killed"], told
+
+
+@pytest.mark.parametrize("site", ["gres", "old"])
+def test_killed_anywhere_while_blocks_join_and_leave(site: str, request: pytest.FixtureRequest) -> None:
+    """The job trains on with one block or with two, and no other one runs or waits unheld."""
+    harness = Harness(request.getfixturevalue(site))
+    try:
+        job_ids = [harness.blocks() for _ in range(6)]
+        for job_id in job_ids:
+            harness.membership(job_id, lambda m: m.why == "first", "first membership")
+        steps = ("order", "release", "requeuehold")
+        for told in kill_everywhere(harness, job_ids, "0x2", steps, both=True):
+            assert told["state"] == "RUNNING" and told["shape"] in ("1", "2") and not told["restarts"], told
+            changed = told["shape"] != told["from"]
+            assert changed == (told["resize"] == State.DONE), told
+            assert changed or told["killed"], told
+    finally:
+        harness.clear()
 
 
 @pytest.mark.parametrize("shape", ["2x4", "99x1"])

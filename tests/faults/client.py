@@ -7,7 +7,8 @@ from collections.abc import Callable
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
 from slurm_ones.slurm.client import NotResizable, Refused, Unreachable
-from slurm_ones.slurm.model import Job, Shape, Snapshot
+from slurm_ones.slurm.model import Job, JobKey, Shape, Snapshot, Task
+from tests.faults.block_safety import BlockSafety
 from tests.faults.injector import READS, FaultInjector
 from tests.faults.kinds import FaultKind
 from tests.faults.safety import SafetyChecker
@@ -20,6 +21,9 @@ _REFUSED = {
     "release": FaultKind.RELEASE_REFUSED,
     "uhold": FaultKind.HOLD_REFUSED,
     "StartTime": FaultKind.DEFER_REFUSED,
+    "throttle": FaultKind.THROTTLE_REFUSED,
+    "reuse": FaultKind.REUSE_REFUSED,
+    "cancel": FaultKind.CANCEL_REFUSED,
 }
 
 
@@ -54,6 +58,7 @@ class FaultyClient(SimulatedClient):
         controller: Controller,
         injector: FaultInjector,
         checker: SafetyChecker,
+        blocks: BlockSafety,
         clock: Callable[[], float],
         *,
         user: str,
@@ -64,57 +69,96 @@ class FaultyClient(SimulatedClient):
         self._controller = controller
         self._injector = injector
         self._checker = checker
+        self._blocks = blocks
 
     def snapshot(self) -> Snapshot:
         seen = super().snapshot()
         for job in seen.jobs.values():
-            self._checker.observed(job)
+            self._looks_at(job)
         return seen
 
-    def job(self, job_id: int) -> Job:
+    def job(self, job_id: JobKey) -> Job:
         seen = super().job(job_id)
-        self._checker.observed(seen)
+        self._looks_at(seen)
         return seen
 
-    def requeue_hold(self, job_id: int) -> None:
-        self._checker.check_requeue(job_id)
+    def tasks(self, array_id: int) -> tuple[Job, ...]:
+        seen = super().tasks(array_id)
+        for job in seen:
+            self._looks_at(job)
+        return seen
+
+    def requeue_hold(self, job_id: JobKey) -> None:
+        if isinstance(job_id, Task):
+            self._blocks.requeue(job_id)
+        else:
+            self._checker.check_requeue(job_id)
         super().requeue_hold(job_id)
 
-    def hold(self, job_id: int) -> None:
-        self._checker.check_hold(job_id)
+    def hold(self, job_id: JobKey) -> None:
+        if isinstance(job_id, Task):
+            self._blocks.hold(job_id)
+        else:
+            self._checker.check_hold(job_id)
         super().hold(job_id)
 
-    def reshape(self, job_id: int, shape: Shape) -> None:
-        self._checker.check_reshape(job_id, shape)
+    def hold_waiting(self, array_id: int) -> None:
+        self._checker.check_wanted(array_id, "hold what waits of")
+        super().hold_waiting(array_id)
+
+    def reshape(self, job_id: JobKey, shape: Shape) -> None:
+        if isinstance(job_id, Task):
+            self._blocks.reshape(job_id, shape)
+        else:
+            self._checker.check_reshape(job_id, shape)
         super().reshape(job_id, shape)
 
-    def defer(self, job_id: int, until: float) -> None:
+    def defer(self, job_id: JobKey, until: float) -> None:
         # As the real clients: what is past by the host's clock is `now`, which Slurm takes by its own.
         until = until if until > self._clock() else 0.0
-        self._checker.check_defer(job_id, until)
+        self._checker.check_defer(job_id.array if isinstance(job_id, Task) else job_id, until)
         super().defer(job_id, until)
 
-    def release(self, job_id: int, *, start_now: bool = True) -> None:
-        self._checker.check_release(job_id)
+    def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
+        if isinstance(job_id, Task):
+            self._blocks.release(job_id)
+        else:
+            self._checker.check_release(job_id)
         super().release(job_id, start_now=start_now)
+
+    def reuse(self, task: Task) -> None:
+        self._checker.check_change(task.array, "use a block again of")
+        super().reuse(task)
+
+    def throttle(self, array_id: int, most: int) -> None:
+        self._blocks.throttle(array_id)
+        super().throttle(array_id, most)
+
+    def cancel_waiting(self, array_id: int) -> None:
+        self._blocks.cancel_waiting(array_id)
+        super().cancel_waiting(array_id)
+
+    def _looks_at(self, job: Job) -> None:
+        self._checker.observed(job)
+        self._blocks.observed(job)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _update_shape(self, job: Job, shape: Shape) -> None:
-        job_id = job.array_id or job.job_id
-        self._injector.step(f"before update {job_id} {shape}", job_id)
+        job_id, key = job.array_id or job.job_id, job.key
+        self._injector.step(f"before update {key} {shape}", job_id)
         if self._injector.injects(FaultKind.UPDATE_REFUSED):
-            raise NotResizable(f"job {job_id}: Requested node configuration is not available")
+            raise NotResizable(f"job {key}: Requested node configuration is not available")
         in_part = self._injector.injects(FaultKind.UPDATE_IN_PART)
         if self._checker.is_new(job_id, shape) and self._injector.injects(FaultKind.UPDATE_LATER_BAD):
-            self._cluster.forbid_shape(job_id, shape)
+            self._cluster.forbid_shape(key, shape)
 
         def change() -> None:
-            self._cluster.reshape(job_id, shape, nodes_alone=in_part)
+            self._cluster.reshape(key, shape, nodes_alone=in_part)
 
-        self._change(f"update {job_id} {shape}", change)
+        self._change(f"update {key} {shape}", change)
         if in_part:
-            raise NotResizable(f"job {job_id}: Requested node configuration is not available")
+            raise NotResizable(f"job {key}: Requested node configuration is not available")
 
     def _change(self, what: str, change: Callable[[], None]) -> None:
         word, _, rest = what.partition(" ")
@@ -124,7 +168,7 @@ class FaultyClient(SimulatedClient):
         kind = _REFUSED.get(word)
         if kind is not None and self._injector.injects(kind):
             raise Refused(f"{what}: Requested operation is presently disabled")
-        if word == "requeuehold":
+        if word == "requeuehold" and "_" not in rest:
             self._checker.check_requeued(job_id)
         change()
         if self._injector.injects(FaultKind.TIMEOUT_DONE):

@@ -9,15 +9,18 @@ from slurm_ones.simulate.engines.world import World, asked_shape
 from slurm_ones.simulate.slurm.simulated_job import Request, SimulatedJob
 from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
 from slurm_ones.simulate.training.application import Application, Submission
+from slurm_ones.simulate.training.block_training import BlockTraining
 from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.slurm.model import JobState
+from tests.faults.block_faults import BlockFaults
 from tests.faults.files import FaultyFiles
 from tests.faults.injector import FaultInjector
-from tests.faults.kinds import FaultKind
+from tests.faults.kinds import TO_BLOCKS, FaultKind
 from tests.faults.plan import FaultPlan, JobPlan, applications
 from tests.faults.safety import opts_in
 
 _COMMENTS = {"off": "ones: gpus=1-8 resize=off", "bad": "ones: gpus=many", "rigid": ""}
+_BLOCKS = " array=blocks"
 SETTINGS = ClusterSettings(report_s=30.0, first_report_s=20.0, checkpoint_s=300.0)
 
 
@@ -46,7 +49,10 @@ class FaultyWorld(World):
         """Jobs whose comment named slurm-ones at some time."""
         self.begin_set: set[int] = set()
         """Jobs whose earliest start their owner set."""
+        self.cancelled: set[int] = set()
+        """Jobs of blocks that their owner cancelled as a whole."""
         workload = Workload("faults", tuple(_submission(job) for job in plan.jobs), applications())
+        self.block_faults = BlockFaults(lambda: self.cluster, injector)
         super().__init__(workload, plan.spec, directory, SETTINGS, resize_s=plan.resize_s, seed=plan.seed)
 
     # -- how jobs come in ----------------------------------------------------------------------------------------
@@ -56,12 +62,19 @@ class FaultyWorld(World):
         request = super()._request(submission, app)
         return replace(
             request,
-            comment=_COMMENTS.get(plan.opt_in, request.comment),
+            comment=self._comment(plan, _COMMENTS.get(plan.opt_in, request.comment)),
             time_limit_s=plan.limit_s,
             begin=EPOCH + plan.begin_s if plan.begin_s else 0.0,
             hold=plan.hold,
             requeue=plan.requeue,
         )
+
+    @staticmethod
+    def _comment(plan: JobPlan, text: str) -> str:
+        return text + _BLOCKS if plan.blocks and _BLOCKS not in text and text.startswith("ones:") else text
+
+    def _of_blocks(self, submission: Submission) -> bool:
+        return self._plans[submission.name].blocks
 
     def _files(self, submission: Submission, job_id: int) -> FaultyFiles:
         flaws = self._plans[submission.name].flaws
@@ -75,6 +88,9 @@ class FaultyWorld(World):
             self.held.add(job_id)
         if plan.begin_s:
             self.begin_set.add(job_id)
+        training = self.trainings[job_id]
+        if isinstance(training, BlockTraining):
+            self.block_faults.watch(training, job_id)
 
     def _read(self, job_id: int) -> None:
         comment = self.cluster.jobs[job_id].request.comment
@@ -118,6 +134,9 @@ class FaultyWorld(World):
             self.timeline.after(rng.uniform(30.0, 600.0), lambda: self.stop_file.unlink(missing_ok=True))
         elif kind in (FaultKind.NODE_FAILED, FaultKind.NODE_DRAINED):
             self._node(kind, rng.choice(self.cluster.nodes.names()), rng.uniform(60.0, 1200.0))
+        elif kind in TO_BLOCKS:
+            if not self._to_blocks(kind, job_id):
+                return
         elif alive:
             job = self.cluster.jobs[job_id] if job_id is not None else rng.choice(alive)
             if job.ended or not self._to_job(kind, job):
@@ -125,6 +144,14 @@ class FaultyWorld(World):
         else:
             return
         self._injector.count(kind, job_id or "")
+
+    def _to_blocks(self, kind: FaultKind, job_id: int | None) -> bool:
+        found = [
+            (id_, training)
+            for id_, training in self.trainings.items()
+            if isinstance(training, BlockTraining) and not training.finished and job_id in (None, id_)
+        ]
+        return bool(found) and self.block_faults.strike(kind, *self._injector.random.choice(found))
 
     def _node(self, kind: FaultKind, name: str, seconds: float) -> None:
         if kind is FaultKind.NODE_DRAINED:
@@ -137,6 +164,8 @@ class FaultyWorld(World):
 
     def _to_job(self, kind: FaultKind, job: SimulatedJob) -> bool:
         """Whether it could be done."""
+        if job.array is not None:
+            return self._to_array(kind, job)
         cluster, job_id, now = self.cluster, job.job_id, self.timeline.now
         rng = self._injector.random
         match kind:
@@ -182,8 +211,53 @@ class FaultyWorld(World):
         self._read(job_id)
         return True
 
+    def _to_array(self, kind: FaultKind, job: SimulatedJob) -> bool:
+        """The same to a job of blocks, `job` being one of its records: owners name the array, Slurm the task."""
+        cluster, job_id, key = self.cluster, job.main_id, job.to_model().key
+        rng = self._injector.random
+        match kind:
+            case FaultKind.CANCELLED:
+                self.cancelled.add(job_id)
+                cluster.cancel(job_id)
+            case FaultKind.FAILED:
+                if not job.running:
+                    return False
+                self.allowed_ends[job.job_id] = JobState.FAILED
+                cluster.kill(key, 1)
+            case FaultKind.RELEASED:
+                if not job.held_by:
+                    return False
+                self.held.discard(job_id)
+                cluster.release(key)
+            case FaultKind.HELD | FaultKind.ADMIN_HOLD:
+                self.held.add(job_id)
+                cluster.hold(job_id, "admin" if kind is FaultKind.ADMIN_HOLD else "user")
+                self.timeline.after(rng.uniform(30.0, 1800.0), lambda: self._release_again(job_id))
+            case FaultKind.REQUEUED | FaultKind.PREEMPTED:
+                if not job.running or not job.request.requeue:
+                    return False
+                cluster.preempt(key)
+            case FaultKind.RESHAPED:
+                if not job.pending or len(job.array_tasks) > 1:
+                    return False
+                shape = asked_shape(rng.randint(1, self.spec.gpus), self.spec)
+                job.forbidden_shapes -= {shape}
+                self.reshaped_by_owner.add(job_id)
+                cluster.reshape(key, shape)
+            case FaultKind.OPTED_OUT:
+                cluster.set_comment(job_id, rng.choice(("", "my job")))
+            case FaultKind.RESIZE_OFF:
+                cluster.set_comment(job_id, "ones: gpus=1-8 resize=off array=blocks")
+            case FaultKind.BAD_COMMENT:
+                cluster.set_comment(job_id, "ones: gpus=0-8 colour=red array=blocks")
+            case _:
+                return False
+        self._read(job_id)
+        return True
+
     def _release_again(self, job_id: int) -> None:
-        if job_id in self.held and job_id in self.cluster.snapshot().jobs:
+        known = self.cluster.records.known_of(job_id) or job_id in self.cluster.snapshot().jobs
+        if job_id in self.held and known:
             self.cluster.release(job_id)
         self.held.discard(job_id)
 
@@ -193,6 +267,8 @@ class FaultyWorld(World):
             self.cluster.resume(name)
         for job_id in sorted(self.held):
             self._release_again(job_id)
+        for task in sorted(self.block_faults.held):
+            self.block_faults.release(task)
         self.stop_file.unlink(missing_ok=True)
 
 

@@ -15,26 +15,35 @@ from unittest import mock
 from ones_wrapper.protocol import (
     CHECKPOINTS,
     MANIFEST,
+    ORDERS,
     Batch,
     Checkpoint,
     Hello,
+    Membership,
     Order,
     Report,
     Throughput,
+    directory_name,
     reports_name,
 )
 from slurm_ones.act import orders
 from slurm_ones.act.orders import OrderError, write_order
 from slurm_ones.observe import report_reader as reports
+from slurm_ones.simulate.slurm.timeline import Timeline
 from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.slurm.model import Job
 from slurm_ones.untrusted_files import NotBelieved, read_from
+from tests.faults.block_safety import BlockSafety
 from tests.faults.injector import READS, FaultInjector
 from tests.faults.kinds import IN_REPORTS, FaultKind
 from tests.faults.safety import SafetyChecker
 
 LATE_S = 400.0
 """How long reports are late at most."""
+LATE_ORDER_S = 60.0
+"""How long a job does not look at its orders at most."""
+REORDERED_S = 20.0
+"""How long an older order stands where a newer one was written, at most."""
 
 _GARBAGE = (b"\x00\xff\xfe{{{{\n", b"[[[[\n", b"null\n", b'{"n":1\n', b"\n\n\n", "{\u202e}\n".encode())
 _WRONG: tuple[dict[str, Any], ...] = (
@@ -68,6 +77,8 @@ class FaultyFiles(JobFiles):
         self._flaws = flaws
         self._clock = clock
         self._late_until = 0.0
+        self._reads_orders_from = 0.0
+        self._told: Membership | None = None
         self.offset_s = 0.0
         """Seconds by which its clock is ahead."""
         if FaultKind.JOB_CLOCK in flaws:
@@ -92,13 +103,29 @@ class FaultyFiles(JobFiles):
 
     def report(self, time: float, report: Report) -> None:
         self.truth[self._restart].append(report)
-        if isinstance(report, (Hello, Batch)):
+        if isinstance(report, (Hello, Batch, Membership)):
             self.reported_batch, self.reported_at = report.batch, self._clock()
         if self.offset_s and self._shows(FaultKind.JOB_CLOCK, 1.0):
             time = max(time + self.offset_s, 0.0)
         if isinstance(report, Throughput) and self._shows(FaultKind.LIES, 0.5):
             report = replace(report, samples=report.samples * 1000 + 7, noise=0.0, progress=2.0**50, cursor=2**52)
+        if isinstance(report, Membership):
+            if self._shows(FaultKind.SPLIT_VIEW, 0.4):
+                super().report(time, self._contradicting(report))
+            self._told = report
         super().report(time, report)
+
+    def _contradicting(self, report: Membership) -> Membership:
+        """Another block's view of the membership."""
+        random = self._injector.random
+        wrong = (
+            self._told or report,
+            replace(report, generation=report.generation + 1, blocks=(77,), restarts=(3,)),
+            replace(report, generation=max(report.generation - 1, 0), blocks=tuple(reversed(report.blocks))),
+            replace(report, generation=report.generation + 5, blocks=(0, 1, 2), restarts=(0, 0, 0), world=64),
+            replace(report, restarts=()),
+        )
+        return random.choice(wrong)
 
     def flush(self) -> None:
         if self._flaws and self._lines:
@@ -144,6 +171,11 @@ class FaultyFiles(JobFiles):
         return name
 
     def newer_order(self) -> bool:
+        if self._clock() < self._reads_orders_from:
+            return False
+        if FaultKind.PLAN_LATE in self._flaws and self._shows(FaultKind.PLAN_LATE, 0.02):
+            self._reads_orders_from = self._clock() + self._injector.random.uniform(1.0, LATE_ORDER_S)
+            return False
         if not super().newer_order():
             return False
         if self._shows(FaultKind.ORDER_LOST, 0.3):
@@ -156,17 +188,48 @@ class FaultyFiles(JobFiles):
         return True
 
 
+def _standing(job: Job) -> bytes:
+    """The text of the order in force; empty where there is none."""
+    path = Path(job.work_dir, directory_name(job.job_id), ORDERS)
+    return path.read_bytes() if path.exists() else b""
+
+
+def _put_back_for_a_while(job: Job, older: bytes, timeline: Timeline, seconds: float) -> None:
+    """The order before takes the newer one's place, as where a file system shows two writes in the wrong order."""
+    path = Path(job.work_dir, directory_name(job.job_id), ORDERS)
+    newer = path.read_bytes()
+
+    def write(text: bytes) -> None:
+        path.with_name("put").write_bytes(text)
+        path.with_name("put").rename(path)
+
+    def right() -> None:
+        if path.exists() and path.read_bytes() == older:
+            write(newer)
+
+    write(older)
+    timeline.after(seconds, right)
+
+
 @contextmanager
-def faulty_access(injector: FaultInjector, checker: SafetyChecker) -> Iterator[None]:
+def faulty_access(
+    injector: FaultInjector, checker: SafetyChecker, blocks: BlockSafety, timeline: Timeline
+) -> Iterator[None]:
     """While it lasts, companions of this process write orders and read reports through faults."""
 
     def write(job: Job, order: Order, spool: Path | None) -> None:
         injector.step(f"before order {order.number} to {job.job_id}", job.job_id)
         checker.check_order(job, order)
+        if job.array_id:
+            blocks.check_order(job, order)
         if injector.injects(FaultKind.ORDER_FULL):
             raise OrderError(f"{job.work_dir}: No space left on device")
+        before = _standing(job)
         write_order(job, order, spool)
         checker.note_order(job.job_id, order)
+        blocks.note_order(job, order)
+        if before and injector.injects(FaultKind.ORDERS_REORDERED):
+            _put_back_for_a_while(job, before, timeline, injector.random.uniform(1.0, REORDERED_S))
         injector.step(f"after order {order.number} to {job.job_id}", job.job_id)
 
     def read(directory: int, name: str, uid: int, offset: int, limit: int) -> tuple[bytes, int]:

@@ -6,16 +6,22 @@ from collections.abc import Iterator
 
 from ones_db import Store
 from slurm_ones.simulate.engines.invariants import busy_nodes, order_of_samples, record_differs
+from slurm_ones.simulate.training.block_training import BlockTraining
 from slurm_ones.slurm.model import JobState
 from tests.faults.faulty_world import FaultyWorld
 from tests.faults.files import FaultyFiles
+from tests.faults.safety import opts_in
 
 
 def left_behind(world: FaultyWorld, store: Store, slack_s: float) -> Iterator[str]:
     """What a companion that stopped has left of its doings. `slack_s` is how far ahead a deferral may lie whose record
     a death has lost: a lease, and what clocks were off by."""
     now = world.timeline.now
-    for job_id, job in world.cluster.jobs.items():
+    for job_id, training in world.trainings.items():
+        if isinstance(training, BlockTraining):
+            yield from _blocks_left(world, job_id, training)
+            continue
+        job = world.cluster.jobs[job_id]
         if job.ended:
             continue
         if job.held_by and job_id not in world.held:
@@ -30,26 +36,55 @@ def left_behind(world: FaultyWorld, store: Store, slack_s: float) -> Iterator[st
         yield f"job {job_id} is still kept from starting in the database"
 
 
+def _blocks_left(world: FaultyWorld, job_id: int, training: BlockTraining) -> Iterator[str]:
+    """Of a job of blocks: while it trains its tasks may stand in holds; it may not stand still for them, nor they
+    outlive it."""
+    records = [job for job in world.cluster.records.of(job_id) if not job.ended]
+    if not records or training.blocks or job_id in world.held or job_id not in world.observed_elastic:
+        return
+    free = [job for job in records if not job.held_by]
+    for job in free:
+        if job.never_starts:
+            yield f"task {job.to_model().key} is left at a shape at which Slurm never starts it"
+    if not free:
+        tasks = [task for job in records for task in job.array_tasks]
+        yield f"job {job_id}: no block runs, and its tasks {tasks} are left held"
+
+
 def disagreements(world: FaultyWorld, store: Store) -> Iterator[str]:
     """Where the database and the cluster tell different stories, after a tick in which nothing happened."""
     records = store.jobs()
-    for job_id, job in world.cluster.jobs.items():
+    for job_id, training in world.trainings.items():
+        known = world.cluster.records.of(job_id)
         record = records.get(job_id)
         if record is None:
-            if job_id in world.observed_elastic and not job.ended:
+            if job_id in world.observed_elastic and not all(job.ended for job in known):
                 yield f"job {job_id} is not in the database"
             continue
         if job_id not in world.commented:
             yield f"job {job_id} never opted in and is in the database"
-        unknown = record.state == JobState.UNKNOWN.value and job.ended
-        if unknown or max(job.start_time, job.end_time) > world.observed_at:
+        unknown = record.state == JobState.UNKNOWN.value and all(job.ended for job in known)
+        if unknown or max(max(job.start_time, job.end_time) for job in known) > world.observed_at:
+            continue
+        if isinstance(training, BlockTraining) and not _terms_known(world, job_id):
             continue
         yield from record_differs(world, job_id, record, store)
 
 
+def _terms_known(world: FaultyWorld, job_id: int) -> bool:
+    """Whether the companion knows the present term of a job of blocks, of which only the job can tell it. One whose
+    comment is not understood is not known to be one of blocks."""
+    files = world.trainings[job_id].files
+    honest = isinstance(files, FaultyFiles) and files.honest and files.reported_at <= world.observed_at
+    comment = world.cluster.jobs[job_id].request.comment
+    return honest and job_id in world.observed_elastic and opts_in(comment)
+
+
 def batches(world: FaultyWorld, store: Store) -> Iterator[str]:
     """Whether the batch in force of each job that reports honestly is the one on record."""
-    running = [id_ for id_, job in world.cluster.jobs.items() if job.running and not job.ending]
+    running = [
+        id_ for id_ in world.trainings if any(job.running and not job.ending for job in world.cluster.records.of(id_))
+    ]
     histories = store.histories(running)
     for job_id in running:
         training = world.trainings[job_id]
@@ -69,17 +104,35 @@ def batches(world: FaultyWorld, store: Store) -> Iterator[str]:
 
 def lost(world: FaultyWorld) -> Iterator[str]:
     """Jobs that did not come to their end once they were left alone, though nobody ended them."""
-    for job_id, job in world.cluster.jobs.items():
-        allowed = world.allowed_ends.get(job_id)
+    for job_id, training in world.trainings.items():
+        if isinstance(training, BlockTraining):
+            yield from _blocks_lost(world, job_id, training)
+            continue
+        job, allowed = world.cluster.jobs[job_id], world.allowed_ends.get(job_id)
         if not job.ended:
             held = f", held by {job.held_by}" if job.held_by else ""
             yield f"job {job_id} is {job.state.value} at the end{held}"
         elif job.state is JobState.COMPLETED:
-            if not world.trainings[job_id].finished:
+            if not training.finished:
                 yield f"job {job_id} is COMPLETED and has not trained to its end"
         elif job.state is not allowed and not (job.state is JobState.TIMEOUT and job.limit_s):
             yield f"job {job_id} ended {job.state.value}"
     yield from busy_nodes(world)
+
+
+def _blocks_lost(world: FaultyWorld, job_id: int, training: BlockTraining) -> Iterator[str]:
+    """The same of a job of blocks: where its last block was ended by others, or by its time limit, it is over."""
+    explained = training.finished or job_id in world.cancelled
+    for job in world.cluster.records.of(job_id):
+        ended = world.block_faults.allowed_ends.get(job.job_id, set()) | {world.allowed_ends.get(job.job_id)}
+        timeout = job.state is JobState.TIMEOUT and bool(job.limit_s)
+        explained = explained or (job.ended and (job.state in ended or timeout))
+        if job.state in (JobState.FAILED, JobState.NODE_FAIL, JobState.TIMEOUT) and not (job.state in ended or timeout):
+            yield f"task {job.to_model().key} ended {job.state.value}"
+        if not job.ended and training.finished:
+            yield f"task {job.to_model().key} is {job.state.value} after the end of its job"
+    if not explained:
+        yield f"job {job_id} has not trained to its end"
 
 
 def samples(world: FaultyWorld) -> Iterator[str]:
@@ -87,5 +140,7 @@ def samples(world: FaultyWorld) -> Iterator[str]:
     for job_id, training in world.trainings.items():
         files = training.files
         if isinstance(files, FaultyFiles):
-            faults = order_of_samples(training.curve.dataset, [run for _, run in sorted(files.truth.items())])
+            runs = [run for _, run in sorted(files.truth.items())]
+            blocks = isinstance(training, BlockTraining)
+            faults = order_of_samples(training.curve.dataset, runs, blocks=blocks)
             yield from (f"job {job_id}: {fault}" for fault in faults)

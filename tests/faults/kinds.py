@@ -76,6 +76,23 @@ class FaultKind(str, Enum):
     ORDER_LOST = "order not seen"
     DRAIN_IGNORED = "drain ignored"
 
+    # Jobs of blocks.
+    NEWCOMER_DIED = "new block dies"
+    LEADER_DIED = "leader dies"
+    BLOCK_DIED = "block dies"
+    LOST_IN_SWITCH = "block lost in the switch"
+    STORE_OF_JOB_LOST = "job's hot store lost"
+    BLOCK_REQUEUED = "block requeued by Slurm"
+    BLOCK_CANCELLED = "owner cancels a block"
+    BLOCK_HELD = "owner holds a block"
+    BLOCK_RELEASED = "owner releases a block"
+    SPLIT_VIEW = "memberships reported that contradict"
+    PLAN_LATE = "order read late"
+    ORDERS_REORDERED = "orders reordered"
+    THROTTLE_REFUSED = "throttle refused"
+    REUSE_REFUSED = "reuse refused"
+    CANCEL_REFUSED = "cancelling what waits refused"
+
 
 BY_OTHERS = (
     FaultKind.CANCELLED,
@@ -96,6 +113,32 @@ BY_OTHERS = (
     FaultKind.STOP_FILE,
 )
 """What others do, at a time of their own or in the very middle of a resize."""
+
+TO_BLOCKS = (
+    FaultKind.NEWCOMER_DIED,
+    FaultKind.LEADER_DIED,
+    FaultKind.BLOCK_DIED,
+    FaultKind.LOST_IN_SWITCH,
+    FaultKind.STORE_OF_JOB_LOST,
+    FaultKind.BLOCK_REQUEUED,
+    FaultKind.BLOCK_CANCELLED,
+    FaultKind.BLOCK_HELD,
+    FaultKind.BLOCK_RELEASED,
+)
+"""What happens to blocks of a job, as what others do."""
+
+AT_STEPS_OF_BLOCKS = (
+    FaultKind.ORDERS_REORDERED,
+    FaultKind.THROTTLE_REFUSED,
+    FaultKind.REUSE_REFUSED,
+    FaultKind.CANCEL_REFUSED,
+    FaultKind.RELEASE_REFUSED,
+    FaultKind.HOLD_REFUSED,
+)
+"""What is injected at a step of the companion that changes blocks."""
+
+OF_BLOCKS = (FaultKind.SPLIT_VIEW, FaultKind.PLAN_LATE, FaultKind.ORDER_LOST)
+"""What is wrong with a job of blocks itself."""
 
 IN_REPORTS = (
     FaultKind.CUT_SHORT,

@@ -8,6 +8,9 @@ from typing import Any
 from unittest import mock
 
 from ones_db import ResizeRecord, leaders
+from slurm_ones.act import blocks
+from slurm_ones.act.blocks import Array
+from slurm_ones.act.machine import Machine
 from slurm_ones.act.resize import HANDLERS, ResizeMachine
 from slurm_ones.act.transitions import TRANSITIONS, State
 from slurm_ones.observe.observer import DrainReports, Observer
@@ -90,6 +93,26 @@ def impatient_memory() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def released_unordered() -> Iterator[None]:
+    """Blocks are released, and the job is ordered to train with them only afterwards."""
+    opening = blocks.BLOCK_HANDLERS[State.OPENING]
+
+    def hasty(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
+        for task, _, _ in resize.added:
+            if array.tasks[task].pending:
+                machine.client.release(array.key(task), start_now=False)
+        return opening(machine, resize, array)
+
+    with mock.patch.dict(HANDLERS, {State.OPENING: hasty}):  # type: ignore[dict-item]
+        yield
+
+
+def never_held() -> AbstractContextManager[Any]:
+    """Tasks that wait behind the throttle of their array are not held before it is lifted, and all of them start."""
+    return mock.patch.object(blocks, "_unheld", lambda resize, array: [])
+
+
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no reading back of a reshape": no_reading_back,
     "no release after a refused update": refused_and_forgotten,
@@ -97,4 +120,6 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "an owner who is not heard": deaf_to_owners,
     "a leader that does not ask whether it leads": no_fence,
     "a resize that a new companion does not take up": impatient_memory,
+    "blocks released before the order": released_unordered,
+    "a throttle lifted before the tasks are held": never_held,
 }

@@ -11,7 +11,17 @@ from typing import Any
 from slurm_ones.simulate.engines.world import ClusterSpec
 from slurm_ones.simulate.training.application import Application
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
-from tests.faults.kinds import AT_STEPS, BY_OTHERS, IN_REPORTS, OF_JOBS, ON_HOST, FaultKind
+from tests.faults.kinds import (
+    AT_STEPS,
+    AT_STEPS_OF_BLOCKS,
+    BY_OTHERS,
+    IN_REPORTS,
+    OF_BLOCKS,
+    OF_JOBS,
+    ON_HOST,
+    TO_BLOCKS,
+    FaultKind,
+)
 
 INTERVAL_S = 60.0
 """Between two ticks."""
@@ -44,6 +54,8 @@ class JobPlan:
     begin_s: float = 0.0
     hold: bool = False
     requeue: bool = True
+    blocks: bool = False
+    """A job of blocks."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,32 @@ class FaultPlan:
     resize_s: float = 30.0
     others: tuple[FaultKind, ...] = field(default=BY_OTHERS)
     """What those do who interfere."""
+    interval_s: float = INTERVAL_S
+    """Between two ticks."""
+
+    @classmethod
+    def with_blocks(cls, seed: int) -> FaultPlan:
+        """The plan of a seed with jobs of blocks among the others, and what can go wrong with those as well."""
+        plan = cls.of(seed)
+        # Drawn apart: what else the seed stands for stays what it is.
+        rng = random.Random(f"blocks {seed}")
+        end = plan.ticks * INTERVAL_S
+        chosen = [job for job in plan.jobs if job.opt_in in ("elastic", "off") and rng.random() < 0.7]
+        jobs = tuple(_of_blocks(rng, job) if job in chosen else job for job in plan.jobs)
+        kinds = TO_BLOCKS if rng.random() < 0.3 else tuple(rng.sample(TO_BLOCKS, 3))
+        events = [(rng.uniform(0.0, end), rng.choice(kinds)) for _ in range(rng.randint(0, 10))]
+        rates = {kind: _rate(rng) for kind in AT_STEPS_OF_BLOCKS if rng.random() < 0.25}
+        rates[FaultKind.LOST_IN_SWITCH] = rng.choice((0.0, 0.1, 0.3))
+        interval_s = rng.choice((10.0, 15.0, 60.0))
+        return replace(
+            plan,
+            jobs=jobs,
+            rates={**plan.rates, **rates},
+            others=(*plan.others, *kinds),
+            events=tuple(sorted((*plan.events, *events))),
+            interval_s=interval_s,
+            ticks=round(end / interval_s),
+        )
 
     @classmethod
     def of(cls, seed: int) -> FaultPlan:
@@ -117,6 +155,11 @@ def _job(rng: random.Random, number: int, spec: ClusterSpec, ticks: int) -> JobP
         hold=rng.random() < 0.05,
         requeue=rng.random() > 0.04,
     )
+
+
+def _of_blocks(rng: random.Random, job: JobPlan) -> JobPlan:
+    flaws = frozenset(rng.sample(OF_BLOCKS, rng.randint(1, 2))) if rng.random() < 0.2 else frozenset()
+    return replace(job, blocks=True, flaws=job.flaws | flaws)
 
 
 def _settings(rng: random.Random) -> dict[str, Any]:

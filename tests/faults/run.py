@@ -26,13 +26,14 @@ from slurm_ones.simulate.engines.world import USER
 from slurm_ones.simulate.slurm.timeline import EPOCH
 from slurm_ones.slurm.model import Shape
 from tests.faults import invariants
+from tests.faults.block_safety import BlockSafety
 from tests.faults.client import Controller, FaultyClient
 from tests.faults.faulty_world import FaultyWorld
 from tests.faults.files import FaultyFiles, faulty_access
 from tests.faults.hosts import Host, HostLeadership, HostStop
 from tests.faults.injector import FaultInjector
 from tests.faults.kinds import ON_HOST, FaultKind
-from tests.faults.plan import INTERVAL_S, FaultPlan
+from tests.faults.plan import FaultPlan
 from tests.faults.random_policy import QuietPolicy, RandomPolicy
 from tests.faults.safety import FailureLog, OpenResize, ResizeAges, SafetyChecker, bound_s
 from tests.faults.store import FaultyStore, empty_database, shared_statements
@@ -66,7 +67,10 @@ def run(plan: FaultPlan, trace: Callable[[str], None] | None = None) -> Result:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="slurm-ones-faults-", dir=fast_directory()) as name:
         fault_run = FaultRun(plan, Path(name), trace)
-        with faulty_access(fault_run.injector, fault_run.checker), shared_statements():
+        with (
+            faulty_access(fault_run.injector, fault_run.checker, fault_run.blocks, fault_run.world.timeline),
+            shared_statements(),
+        ):
             fault_run.run()
         return Result(
             plan.seed,
@@ -99,7 +103,7 @@ class FaultRun:
         self.injector = FaultInjector(plan.seed, plan.rates)
         self.world = FaultyWorld(plan, directory, self.injector)
         self.settings = companion_settings(
-            plan.spec, directory, plan.settings, tick_s=INTERVAL_S, policy="fifo", seed=plan.seed
+            plan.spec, directory, plan.settings, tick_s=plan.interval_s, policy="fifo", seed=plan.seed
         )
         self.quiet = False
         self.resizes = 0
@@ -120,6 +124,8 @@ class FaultRun:
             world.reshaped_by_owner,
             self._unknowable,
         )
+        world.block_faults.busy = lambda job_id: job_id in self._open()
+        self.blocks = BlockSafety(self.checker, world.block_faults.held, world.held)
         self.controller = Controller(self.injector, self.world.timeline)
         self.injector.interfere = self.world.interfere
         if trace is not None:
@@ -157,7 +163,9 @@ class FaultRun:
         store = FaultyStore.open(self._url, self.settings.cluster, term=None if lead is None else lead.term)
         assert isinstance(store, FaultyStore)
         store.injector, store.checker = self.injector, self.checker
-        client = FaultyClient(self.world.cluster, self.controller, self.injector, self.checker, host.clock, user=USER)
+        client = FaultyClient(
+            self.world.cluster, self.controller, self.injector, self.checker, self.blocks, host.clock, user=USER
+        )
         return SeededCompanion(
             self.settings,
             client,
@@ -230,7 +238,7 @@ class FaultRun:
         logger.propagate, before = False, logger.propagate
         try:
             self.injector.enabled = True
-            self._until(EPOCH + self.plan.ticks * INTERVAL_S)
+            self._until(EPOCH + self.plan.ticks * self.plan.interval_s)
             self._stop_faults()
             self._until(self.world.timeline.now + REST_S)
             if not all(host.ended for host in self.hosts):

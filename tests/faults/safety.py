@@ -117,7 +117,8 @@ class SafetyChecker:
 
     def observed(self, job: Job) -> None:
         """The companion saw the job as it is now."""
-        self._wanted[job.job_id] = self._wants(job.job_id)
+        job_id = job.array_id or job.job_id
+        self._wanted[job_id] = self._wants(job_id)
 
     def _wants(self, job_id: int) -> bool:
         return opts_in(self.cluster.jobs[job_id].request.comment) and not self.stop_file.exists()
@@ -137,17 +138,17 @@ class SafetyChecker:
         if job_id not in self.opted_in:
             self.report(f"{what} {job_id}: it never opted in")
 
-    def _check_wanted(self, job_id: int, what: str) -> None:
+    def check_wanted(self, job_id: int, what: str) -> None:
         """A change that the owner must want."""
         self.check_change(job_id, what)
         if job_id in self.cluster.jobs and not self._wanted.get(job_id, True) and not self._wants(job_id):
             self.report(f"{what} {job_id}: its owner, or the stop file, does not want it")
 
     def check_begin(self, record: ResizeRecord) -> None:
-        self._check_wanted(record.job_id, "begin a resize of")
+        self.check_wanted(record.job_id, "begin a resize of")
 
     def check_requeue(self, job_id: int) -> None:
-        self._check_wanted(job_id, "requeue")
+        self.check_wanted(job_id, "requeue")
 
     def check_requeued(self, job_id: int) -> None:
         """A requeue takes effect."""
@@ -175,14 +176,14 @@ class SafetyChecker:
         if resize is not None and resize.state.endswith("_back"):
             self.check_change(job_id, "hold")
         else:
-            self._check_wanted(job_id, "hold")
+            self.check_wanted(job_id, "hold")
 
     def check_reshape(self, job_id: int, shape: Shape) -> None:
         resize, job = self.open().get(job_id), self.cluster.jobs[job_id]
         if shape in (Shape(job.nodes, job.gpus_per_node), resize and resize.old):
             self.check_change(job_id, "reshape")
         else:
-            self._check_wanted(job_id, f"reshape to {shape}")
+            self.check_wanted(job_id, f"reshape to {shape}")
 
     def check_release(self, job_id: int) -> None:
         """A job is released at the shape that its resize is heading for, and at no other that Slurm made of it."""
@@ -195,13 +196,13 @@ class SafetyChecker:
 
     def check_defer(self, job_id: int, until: float) -> None:
         if until:
-            self._check_wanted(job_id, "defer")
+            self.check_wanted(job_id, "defer")
         else:
             self.check_change(job_id, "let start")
 
     def check_order(self, job: Job, order: Order) -> None:
         if order.drain or job.job_id not in self.open():
-            self._check_wanted(job.job_id, f"order {order}")
+            self.check_wanted(job.job_id, f"order {order}")
         else:
             self.check_change(job.job_id, f"order {order}")
 

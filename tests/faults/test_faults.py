@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.kinds import BY_OTHERS, FaultKind
 from tests.faults.mutants import MUTANTS
-from tests.faults.plan import FaultPlan
+from tests.faults.plan import INTERVAL_S, FaultPlan
 from tests.faults.run import run
 
 KEPT = {
@@ -45,6 +45,16 @@ def test_fresh_seeds(seed: int) -> None:
         for result in (run(FaultPlan.of(seed + i)) for i in range(FRESH))
         if result.violations
     }
+    assert not found, f"replay with: python benchmarks/faults.py --plain --verbose --seed {min(found)}"
+
+
+def test_fresh_seeds_with_jobs_of_blocks(seed: int) -> None:
+    """The same, most jobs being of blocks."""
+    found = {
+        result.seed: result.violations
+        for result in (run(FaultPlan.with_blocks(seed + i)) for i in range(FRESH))
+        if result.violations
+    }
     assert not found, f"replay with: python benchmarks/faults.py --verbose --seed {min(found)}"
 
 
@@ -59,9 +69,15 @@ def test_a_seed_gives_the_same_run_again() -> None:
     assert trace(7) == first
 
 
-def _hard(seed: int, kind: FaultKind, companions: int) -> FaultPlan:
+OF_BLOCKS = frozenset({"blocks released before the order", "a throttle lifted before the tasks are held"})
+"""Mutants that only jobs of blocks find."""
+
+
+def _hard(seed: int, kind: FaultKind, companions: int, *, blocks: bool) -> FaultPlan:
     """A seed's plan in which that kind of fault is injected often, and nothing else but deaths."""
-    plan = replace(FaultPlan.of(seed), policy="random", companions=companions, ticks=16, events=(), interference=0.0)
+    plan = FaultPlan.with_blocks(seed) if blocks else FaultPlan.of(seed)
+    plan = replace(plan, policy="random", companions=companions, ticks=16, events=(), interference=0.0)
+    plan = replace(plan, interval_s=INTERVAL_S)
     if kind in BY_OTHERS:
         return replace(plan, others=(kind,), interference=0.05, rates={})
     return replace(plan, rates={FaultKind.CRASH: 0.02, kind: 0.2})
@@ -74,6 +90,8 @@ CAUGHT = {
     "an owner who is not heard": (FaultKind.RESIZE_OFF, 1),
     "a leader that does not ask whether it leads": (FaultKind.PAUSED, 2),
     "a resize that a new companion does not take up": (FaultKind.CRASH, 1),
+    "blocks released before the order": (FaultKind.CRASH, 1),
+    "a throttle lifted before the tasks are held": (FaultKind.CRASH, 1),
 }
 WITHIN = 12
 """Seeds within which each mutant is found."""
@@ -83,7 +101,7 @@ WITHIN = 12
 def test_a_companion_with_a_safeguard_left_out_is_found(mutant: str) -> None:
     kind, companions = CAUGHT[mutant]
     for seed in range(1, WITHIN + 1):
-        plan = _hard(seed, kind, companions)
+        plan = _hard(seed, kind, companions, blocks=mutant in OF_BLOCKS)
         with MUTANTS[mutant]():
             found = run(plan).violations
         if found:

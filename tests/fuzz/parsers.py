@@ -557,6 +557,26 @@ def told(data: bytes) -> None:
     jobdir.exit_code(place, 3, 1)
 
 
+LEADER = {"term": 3, "host": "n1", "port": 23456, "token": "a-b_c", "task": 2, "restart": 1, "array": 7}
+
+
+def leader(data: bytes) -> None:
+    from ones_wrapper.membership.files import MOST_BYTES, OVER, HotFolder
+
+    folder = HotFolder(scratch() / "run", 7)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    for name in ("leader-3.json", OVER):
+        (folder.path / name).write_bytes(data)
+    with contextlib.redirect_stderr(io.StringIO()) as words:
+        found = folder.newest()
+        hold(folder.over() == (data.strip() == b"7" and len(data) <= MOST_BYTES), "whether the job has ended")
+    hold(len(words.getvalue()) < 1000, "a flood of words")
+    hold(folder.next_term() == 4 if found else folder.next_term() == 0, "the next term")
+    if found is not None:
+        hold(len(data) <= MOST_BYTES and found.term == 3 and 1 <= found.port < 65_536, f"{found}")
+        hold(found.host.isprintable() and " " not in found.host and found.token.isprintable(), f"{found}")
+
+
 def memory(data: bytes) -> None:
     from ones_wrapper import memory as remembered
 
@@ -731,6 +751,7 @@ PARSERS = [
     Parser("manifest.json", 3, lambda rng: _manifests()(rng), manifest),
     Parser("tries.json", 3, of_json([TRIES]), tries),
     Parser("own reports", 2, of_lines(_LINES, LINES), told),
+    Parser("leader file", 3, of_json([LEADER]), leader),
     Parser(".memory.json", 3, of_json([{"declared": 64, "found": 32, "device": "cpu"}]), memory),
     Parser("text for people", 8, _TEXT, shown),
     Parser("HTML pages", 0.7, _TEXT, page),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ones_db import EpochPoint, JobHistory, JobRecord, NoisePoint, ThroughputPoint
 from ones_wrapper.protocol import Spec
-from slurm_ones.learn.knowledge import SPARE, Known, Learner
+from slurm_ones.learn.knowledge import JOIN_S, LEAVE_S, READY_S, RESIZE_S, SPARE, Known, Learner
 
 
 def history(job_id: int, epochs: int, *, declared: int = 10, speed: float = 100.0) -> JobHistory:
@@ -161,6 +161,29 @@ def test_what_a_resize_costs() -> None:
     learner.finished([replace(history(i, 3), pause_s=pause) for i, pause in enumerate((10.0, None, 12.0, 99.0))])
     assert learner.about(history(9, 1)).resize_s == 12.0
     assert learner.about(replace(history(9, 1), pause_s=77.0)).resize_s == 77.0
+
+
+def test_what_a_change_of_blocks_costs() -> None:
+    """A job's own changes, else those of jobs of its spec whoever leads them, else of all, else half a second; and
+    nothing of it is said of a job that is requeued."""
+    learner, spec = Learner(), history(0, 1).spec
+    assert spec is not None
+    new = learner.about(None, blocks=True)
+    assert (new.resize_s, new.shrink_s, new.prepare_s) == (JOIN_S, LEAVE_S, READY_S)
+    other = replace(spec, base_batch=7)
+    learner.finished(
+        [
+            replace(history(1, 3), spec=replace(spec, term=4), join_s=2.0, switch_s=1.0),
+            replace(history(2, 3), spec=other, join_s=6.0, switch_s=3.0),
+            replace(history(3, 3), switch_s=0.01),
+        ]
+    )
+    known = learner.about(history(9, 1), blocks=True)
+    assert (known.resize_s, known.shrink_s, known.prepare_s) == (2.0, 0.01, READY_S)
+    assert learner.about(replace(history(9, 1), spec=replace(spec, base_batch=9)), blocks=True).resize_s == 4.0
+    assert learner.about(replace(history(9, 1), join_s=0.7, switch_s=0.4), blocks=True).resize_s == 0.7
+    assert learner.about(history(9, 1)).resize_s == RESIZE_S
+    assert learner.about(history(9, 1)).shrink_s is None
 
 
 def test_a_job_with_nothing_new_is_not_learned_again() -> None:

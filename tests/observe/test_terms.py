@@ -17,7 +17,7 @@ from slurm_ones.observe import terms
 from slurm_ones.observe.observer import DrainReports, Observer
 from slurm_ones.observe.report_reader import BURST, MAX_LINES
 from slurm_ones.observe.terms import AT_ONCE, next_term
-from slurm_ones.slurm.model import Job, JobState
+from slurm_ones.slurm.model import Job, JobState, Shape
 from tests.observe.test_blocks import ended, task
 from tests.observe.test_observer import Queue
 from tests.observe.test_observer import store as store  # a fixture
@@ -26,12 +26,19 @@ ME = os.geteuid()
 HELLO = Hello(1, 1, 1, 32, 1.0, 32, 256, 1000, 5, 0, 0, 0, "")
 
 
+class Arrays(Queue):
+    """A client that knows the tasks of arrays too."""
+
+    def tasks(self, array: int) -> tuple[Job, ...]:
+        return tuple(job for job in self.jobs.values() if job.array_id == array)
+
+
 class Site:
     """A queue with one array of blocks, whose files lie in a directory."""
 
     def __init__(self, store: Store, directory: Path) -> None:
         self.store = store
-        self.queue = Queue()
+        self.queue = Arrays()
         self.queue.now = 10_000.0
         self.directory = directory
         self.observer = self.companion()
@@ -233,3 +240,77 @@ def test_a_throttle_that_a_snapshot_does_not_show(site: Site) -> None:
     count = len(asked)
     assert not site.observer.observe().elastic[100].refusal
     assert len(asked) <= count + 1
+
+
+def test_a_companion_that_starts_amid_a_change_knows_the_term(site: Site) -> None:
+    """It asks for the membership before it has looked at the queue, with a task that was used again: what was read
+    stays read, and the job does not go back to an earlier term."""
+    site.tasks(task(0, "n1"), task(1))
+    for term in range(0, 41, 10):
+        site.says(term, HELLO, member(term + 1, 0))
+        site.observer.observe()
+    assert site.store.jobs([100])[100].restart == 40
+    sample = Throughput(0, 10, 320, 320, 2.0, 32, 1.0, 2.0)
+    site.says(40, HELLO, member(41, 0), *[sample] * 20, member(42, 1, order=9))
+    one = replace(site.queue.jobs[101], job_id=100, restart=40, submit_time=9_999.0)
+    observer = site.companion()
+    found = DrainReports(observer, site.store, lambda: 10_001.0).membership(one, 9)
+    assert found is not None and (found.term, found.report.generation) == (40, 42)
+    assert observer.observe().elastic[100].job.restart == 40
+    assert site.store.jobs([100])[100].restart == 40
+    assert not site.store.jobs([100])[100].report_note
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"blocks": ()},
+        {"blocks": (0, 0), "restarts": (0, 0)},
+        {"restarts": (0, 0)},
+        {"nodes": 0},
+        {"nodes": 4},
+        {"gpus_per_node": 4},
+        {"world": 0},
+    ],
+)
+def test_memberships_that_cannot_be(site: Site, changes: dict[str, Any]) -> None:
+    """They cost themselves alone, and the owner is told."""
+    site.tasks(task(0, "n1"), task(1))
+    site.says(0, HELLO, member(1, 0), replace(member(2, 1), **changes), member(3, 0))
+    site.observer.observe()
+    assert [one.report.generation for one in site.store.memberships(100)] == [3, 1]
+    site.observer.observe()
+    assert "membership: " in site.store.jobs([100])[100].report_note
+
+
+def test_a_plain_job_has_no_memberships(site: Site) -> None:
+    """At which size it runs is Slurm's word, whatever it writes."""
+    plain = replace(task(0, "n1"), comment="ones: gpus=1-4", array=False, array_id=0, array_tasks=(), job_id=100)
+    site.tasks(plain)
+    site.says(0, HELLO, member(1, 0))
+    site.observer.observe()
+    assert site.store.memberships(100) == [] and len(site.store.runs(100)) == 1
+    site.observer.observe()
+    assert "not one of blocks" in site.store.jobs([100])[100].report_note
+
+
+def test_blocks_that_share_a_node_are_one_node(site: Site) -> None:
+    """Which nodes they have is Slurm's word, also of blocks that started since the last tick; else throughput would be
+    learnt at a shape that the job never has."""
+    site.tasks(task(0, "n1", gpus=2), task(1, "n1", gpus=2), task(2))
+    both = member(1, 0, 1, gpus_per_node=2, world=4)
+    site.says(0, HELLO, both)
+    whole = site.observer.observe().elastic[100]
+    assert whole.shape == Shape(1, 4)
+    (found,) = site.store.memberships(100)
+    assert (found.report.nodes, found.report.gpus_per_node) == (1, 4)
+    site.tasks(task(0, "n1", gpus=2), task(1, "n1", gpus=2), task(2, "n2", "n3", gpus=4))
+    more = member(2, 0, 1, 2, nodes=4, gpus_per_node=0, world=12, order=9)
+    site.says(0, HELLO, both, more)
+    seen = DrainReports(site.observer, site.store, lambda: 10_001.0).membership(whole.job, 9)
+    assert seen is not None and (seen.report.nodes, seen.report.gpus_per_node) == (3, 4)
+    # It says that it has other GPUs than Slurm has given it: then all of it is its own word.
+    site.says(0, HELLO, both, more, member(3, 0, nodes=1, gpus_per_node=1, world=1))
+    site.observer.observe()
+    newest = site.store.membership(100)
+    assert newest is not None and (newest.report.nodes, newest.report.world) == (1, 1)

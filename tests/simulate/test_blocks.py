@@ -40,7 +40,7 @@ class Bench:
     """One job of blocks on a cluster, and the test in the companion's place."""
 
     def __init__(self, directory: Path) -> None:
-        self.world = World(WORK, ClusterSpec(4, 4), directory, QUIET, resize=HOT)
+        self.world = World(WORK, ClusterSpec(4, 4), directory, QUIET, resize=HOT, resize_s=LAUNCH_S)
         (self.job_id,) = self.world.job_ids.values()
         training = self.world.trainings[self.job_id]
         assert isinstance(training, BlockTraining)
@@ -107,7 +107,7 @@ def bench(tmp_path: Path) -> Bench:
 
 def test_task_0_trains_as_a_plain_job_and_the_others_wait(tmp_path: Path) -> None:
     """Without a companion the throttle keeps them from starting; the end cancels them."""
-    world = World(WORK, ClusterSpec(4, 4), tmp_path, QUIET, resize=HOT)
+    world = World(WORK, ClusterSpec(4, 4), tmp_path, QUIET, resize=HOT, resize_s=LAUNCH_S)
     world.pass_time(30)
     (training,) = world.trainings.values()
     assert isinstance(training, BlockTraining)
@@ -237,7 +237,7 @@ def test_a_block_that_is_lost_is_done_without_from_memory(bench: Bench, lost: in
     (hello,) = bench.of(Hello, 1)
     assert (hello.step, hello.cursor, hello.checkpoint) == (at.step, at.cursor, f"step-{at.step:09d}")
     (left,) = bench.of(Membership, 1)
-    assert (left.blocks, left.why, left.generation) == ((1 - lost,), "lost", 3)
+    assert (left.blocks, left.why, left.generation) == ((1 - lost,), "first", 3)
     assert bench.states()[lost] is JobState.FAILED
     bench.finish()
 
@@ -294,8 +294,9 @@ def test_a_drain_is_answered_as_by_a_plain_job(bench: Bench) -> None:
 def test_the_store_is_lost_and_the_blocks_find_each_other_again(bench: Bench) -> None:
     bench.grown(0, 1)
     bench.training.lose_store()
-    bench.wait(10)
+    bench.wait(7)
     assert (bench.training.members, bench.training.term) == ((0, 1), 1)
+    assert [report.blocks for report in bench.of(Membership)] == [(0,), (0, 1)]
     bench.finish()
 
 

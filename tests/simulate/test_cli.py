@@ -166,6 +166,10 @@ def test_a_profile_with_too_few_points_is_located(tmp_path: Path, profiles: Path
         (["--cluster", "16"], "16x4"),
         (["--cluster", "0x4"], "16x4"),
         (["--resize-cost", "dear"], "neither seconds nor the word measured"),
+        (["--resize", "warm"], "neither requeue nor hot"),
+        (["--resize", "hot:speed=1"], "there are pause_s, shrink_pause_s, bytes_per_s, launch_s"),
+        (["--resize", "hot:launch_s=-1"], "launch_s: -1.0"),
+        (["--resize", "hot", "--resize-cost", "9"], "what a requeue costs"),
         (["--arrivals", "never"], "poisson, uniform, diurnal"),
         (["--load", "0"], "load: 0.0"),
         (["--interval", "0"], "--interval: 0.0"),
@@ -196,3 +200,17 @@ def test_values_are_what_they_look_like() -> None:
     for cost in ("-1", "nan", "inf", "true"):
         with pytest.raises(BadInput):
             parse_resize_cost(cost)
+
+
+def test_hot_resizes_are_named_in_what_is_written(tmp_path: Path) -> None:
+    """The file says how jobs were resized and at which costs; decisions come every 15 s unless it is said."""
+    path = tmp_path / "hot.json"
+    code, out, err = call(
+        "--policy", "ones", "--jobs", "4", "--idealized", "--resize", "hot:launch_s=9", "--json", str(path),
+        "--processes", "1",
+    )  # fmt: skip
+    assert code == 0, err
+    run = json.loads(path.read_text())["run"]
+    assert run["resize"] == "hot" and run["hot"]["launch_s"] == 9.0 and run["hot"]["pause_s"] == 0.3
+    assert run["interval_s"] == 15.0 and "resize_cost_s" not in run
+    assert "(hot)" in " ".join(out.split())

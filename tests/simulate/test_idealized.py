@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,10 @@ import pytest
 from slurm_ones.decide import make_policy
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Policy, Schedule
 from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
+from slurm_ones.simulate.engines.idealized_placement import Asked, Holding, plan_hot
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.training.application import Submission
+from slurm_ones.simulate.training.mechanism import Hot, Requeue
 from slurm_ones.simulate.workloads.profiles import read_profile
 from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.slurm.model import Shape
@@ -94,17 +96,75 @@ def test_gpu_seconds_are_conserved(made: Workload, policy: str) -> None:
 
 
 def test_a_resize_costs_what_is_said(made: Workload) -> None:
-    """Each change of size stops the job for `resize_s`, counted and lost; a free one only counts."""
+    """Each change of size stops the job for what it costs, counted and lost; a free one only counts."""
     one = only(made, Submission("a", 0.0, "net", 4, 64))
-    dear, free = run(Flutter(), one, resize_s=30.0), run(Flutter(), one, resize_s=0.0)
+    dear, free = run(Flutter(), one), run(Flutter(), one, mechanism=Requeue(0.0))
     assert free.jobs[0].lost_gpu_s == 0.0
     job = dear.jobs[0]
     assert job.resizes > 5
     assert dear.jobs[0].running_s == pytest.approx(free.jobs[0].running_s + 30.0 * (job.resizes + 1), abs=60.0)
     sizes = [s.gpus for s in dear.segments]
     assert job.lost_gpu_s == pytest.approx(sum(30.0 * gpus for gpus in sizes), abs=30.0 * 4)
-    own = run(Flutter(), one, resize_s=None)
+    own = run(Flutter(), one, mechanism=Requeue(None))
     assert own.jobs[0].lost_gpu_s > 0.0, "an application's own cost"
+
+
+@dataclass
+class Steps:
+    """Gives the only job these sizes, one after the other."""
+
+    sizes: Sequence[int]
+    name: str = "steps"
+    rounds: int = 0
+    seen: list[JobView] = field(default_factory=list)
+
+    def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        self.rounds += 1
+        self.seen.append(jobs[0])
+        gpus = self.sizes[min(self.rounds, len(self.sizes)) - 1]
+        return Schedule({job.job_id: Allocation(Shape(1, gpus), 64) for job in jobs})
+
+
+HOT = Hot(pause_s=1.0, shrink_pause_s=0.5, launch_s=6.0, bytes_per_s=12 * 25e6)
+
+
+def test_a_hot_job_trains_while_its_new_gpus_prepare(made: Workload) -> None:
+    """They are held from the decision on and lost until they join; the pause counts its state; a policy is told what
+    each direction costs."""
+    policy = Steps([2, 4, 4, 2])
+    outcome = run(policy, only(made, Submission("a", 0.0, "net", 2, 64)), mechanism=HOT, interval_s=15.0)
+    (job,) = outcome.jobs
+    assert [(s.start, s.end, s.gpus) for s in outcome.segments[:3]] == [(0, 15, 2), (15, 45, 4), (45, job.ended, 2)]
+    start, joining, growth, shrink = 6.0 * 2, 6.0 * 2, 2.0 * 4, 0.5 * 2
+    assert job.lost_gpu_s == pytest.approx(start + joining + growth + shrink)
+    assert job.resizes == 2
+    view = policy.seen[1]
+    assert (view.resize_s, view.shrink_s, view.prepare_s, view.fixed) == (2.0, 0.5, 6.0, None)
+
+
+def test_a_job_is_left_alone_while_a_change_is_under_way(made: Workload) -> None:
+    """Where preparing takes longer than the time between two decisions, the policy sees the job fixed at what it will
+    have, and its GPUs are given to nobody."""
+    policy = Steps([2, 4, 2, 2, 2, 2])
+    slow = Hot(launch_s=40.0)
+    run(policy, only(made, Submission("a", 0.0, "net", 2, 64)), mechanism=slow, interval_s=15.0)
+    fixed = [view.fixed.code if view.fixed else "" for view in policy.seen[:8]]
+    assert fixed[:4] == ["", *["nothing_reported"] * 2, ""]
+    assert all(view.shape is None or view.shape.gpus == sum(view.nodes.values()) for view in policy.seen)
+
+
+@pytest.mark.parametrize("launch_s", [0.0, 7.0, 40.0])
+@pytest.mark.parametrize("policy", ["ones", "pollux", "tiresias"])
+def test_hot_gpu_seconds_are_conserved(made: Workload, policy: str, launch_s: float) -> None:
+    """Also while jobs hold old and new GPUs, no node gives more than it has, all jobs end, and nothing is lost."""
+    outcome = run(policy, made, mechanism=Hot(launch_s=launch_s), interval_s=15.0)
+    for job in outcome.jobs:
+        mine = [s for s in outcome.segments if s.job == job.name]
+        assert job.ended is not None
+        assert sum((s.end - s.start) * s.gpus for s in mine) == pytest.approx(job.gpu_s)
+        assert job.lost_gpu_s <= job.gpu_s
+    for at in sorted({s.start for s in outcome.segments}):
+        assert sum(s.gpus for s in outcome.segments if s.start <= at < s.end) <= outcome.gpus
 
 
 def test_spread_and_packed_placement(made: Workload) -> None:
@@ -135,3 +195,26 @@ def test_what_never_ends_is_given_up(made: Workload) -> None:
 
     outcome = run(Idle(), made, most_s=3600.0)
     assert all(job.ended is None and job.started is None and np.isnan(job.jct_s) for job in outcome.jobs)
+
+
+CLUSTER = idealized_cluster(3, 4)
+
+
+def test_two_jobs_that_want_each_others_gpus_leave_them_first() -> None:
+    """Neither finds room beside what is held: each keeps what it has in the end, and the rest joins at once."""
+    jobs = [Asked(1, Shape(1, 4), {"n1": 2, "n2": 1}, 7.0), Asked(2, Shape(1, 4), {"n1": 2, "n2": 3}, 7.0)]
+    plans = plan_hot(CLUSTER, [Holding(job.own) for job in jobs] + [Holding({"n3": 4})], jobs, False)
+    assert sorted(tuple(plan.nodes.items()) for plan in plans.values()) == [(("n1", 4),), (("n2", 4),)]
+    for job in jobs:
+        plan = plans[job.job_id]
+        assert all(gpus <= job.own[name] for name, gpus in plan.keeps.items())
+        assert plan.wait_s == 0.0
+
+
+def test_who_needs_what_another_moves_from_waits_for_it() -> None:
+    """A job that moves holds its old GPUs until the new ones are ready; who is to have them starts then."""
+    mover, new = Asked(1, Shape(1, 4), {"n1": 2}, 7.0), Asked(2, Shape(1, 2), {}, 7.0)
+    held = [Holding(mover.own), Holding({"n1": 2, "n3": 4})]
+    plans = plan_hot(CLUSTER, held, [mover, new], False)
+    assert plans[1].nodes == {"n2": 4} and plans[1].keeps == {"n1": 2}
+    assert plans[2].nodes == {"n1": 2} and plans[2].wait_s == 7.0

@@ -19,7 +19,7 @@ from slurm_ones.slurm.client import (
     Unreachable,
 )
 from slurm_ones.slurm.command import CommandClient, error_of, with_retries
-from slurm_ones.slurm.model import Shape
+from slurm_ones.slurm.model import Shape, Task
 
 
 @pytest.mark.parametrize(
@@ -172,3 +172,78 @@ def test_other_errors_are_not_asked_again() -> None:
     with pytest.raises(NotPermitted):
         with_retries(refused)
     assert refused.calls == 1
+
+
+WAITS = '{"jobs":[{"job_id":7,"array_job_id":7,"array_task_string":"1-3","job_state":["PENDING"]}]}'
+
+
+def runs(task: int, throttle: int, state: str = "RUNNING") -> str:
+    return (
+        f'{{"jobs":[{{"job_id":8,"array_job_id":7,"array_task_id":{{"set":true,"number":{task}}},'
+        f'"array_max_tasks":{throttle},"job_state":["{state}"]}}]}}'
+    )
+
+
+def test_a_signal_to_a_task_is_sent_once(commands: Path) -> None:
+    """scancel would send it for minutes: it is ended as soon as it begins to."""
+    fake(commands, "squeue", f"echo '{runs(0, 0)}'")
+    said = "echo 'scancel: Job is in transitional state, retrying' >&2"
+    fake(commands, "scancel", f"echo sent >> {commands}/sent; {said}; sleep 60; echo sent >> {commands}/sent")
+    began = time.monotonic()
+    CommandClient().signal(Task(7, 0), "USR1")
+    assert time.monotonic() - began < 10
+    assert (commands / "sent").read_text() == "sent\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("echo 'scancel: error: Kill job error on job id 7_0: Access/permission denied' >&2; exit 210", NotPermitted),
+        ("exec sleep 60", Unreachable),
+        ("exit 1", Refused),
+    ],
+)
+def test_a_signal_to_a_task_fails_as_any_command(commands: Path, text: str, kind: type[SlurmError]) -> None:
+    """What scancel says beside its errors is no answer."""
+    fake(commands, "squeue", f"echo '{runs(0, 0)}'")
+    fake(commands, "scancel", f"echo 'scancel: Signal 10 to job 7_0' >&2; {text}")
+    with pytest.raises(kind):
+        CommandClient(timeout_s=1).signal(Task(7, 0), "USR1")
+
+
+def test_nothing_is_signalled_that_waits(commands: Path) -> None:
+    """scancel would try for minutes."""
+    fake(commands, "squeue", f"echo '{WAITS}'")
+    with pytest.raises(Refused, match="waits"):
+        CommandClient().signal(Task(7, 2), "USR1")
+
+
+@pytest.mark.parametrize(("shown", "fine"), [(3, True), (1, False)])
+def test_a_throttle_that_slurm_complains_of_is_read_back(commands: Path, shown: int, fine: bool) -> None:
+    """Once a task has ended it says so, whether it did as it was told or not."""
+    fake(commands, "scontrol", "echo '7_[3]: Job has already finished' >&2; exit 1")
+    fake(commands, "squeue", f"echo '{runs(0, shown)}'")
+    if fine:
+        CommandClient().throttle(7, 3)
+    else:
+        with pytest.raises(Refused, match="already finished"):
+            CommandClient().throttle(7, 3)
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "CANCELLED", "SUSPENDED", "COMPLETING"])
+def test_what_may_not_be_used_again_is_not_touched(commands: Path, state: str) -> None:
+    """The command would kill what runs, and bring back what its owner cancelled."""
+    fake(commands, "scontrol", f"touch {commands}/touched")
+    fake(commands, "squeue", f"echo '{runs(0, 0, state)}'")
+    with pytest.raises(Refused, match=state):
+        CommandClient().reuse(Task(7, 0))
+    assert not (commands / "touched").exists()
+
+
+def test_a_task_that_starts_between_look_and_hold_is_let_go(commands: Path) -> None:
+    """A hold on it would keep it from coming back after a requeue."""
+    later = runs(2, 0).replace('"job_state"', '"priority":0,"job_state"')
+    fake(commands, "squeue", f"if test -e {commands}/said; then echo '{later}'; else echo '{WAITS}'; fi")
+    fake(commands, "scontrol", f"echo $* >> {commands}/said")
+    CommandClient().hold_waiting(7)
+    assert (commands / "said").read_text() == "uhold 7_[1,2,3]\nrelease 7_2\n"

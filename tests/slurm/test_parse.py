@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ones.slurm import parse, scontrol, squeue
-from slurm_ones.slurm.model import Job, JobState, Shape
+from slurm_ones.slurm import command, parse, scontrol, squeue
+from slurm_ones.slurm.model import Job, JobState, Shape, Task
 
 DATA = Path(__file__).parent / "data"
 RELEASES = ["22.05", "26.05"]
@@ -60,6 +60,21 @@ def test_a_failed_job_as_captured(release: str) -> None:
     """22.05 writes a wait status (1792 for 7), 26.05 an object."""
     job = captured(release)["fails"]
     assert (job.state, job.ended, job.exit_code) == (JobState.FAILED, True, 7)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_an_array_as_captured(release: str) -> None:
+    """Task 0 runs, task 3 waits at a shape of its own, and the others wait in one record; the throttle is in each."""
+    data = json.loads((DATA / f"squeue-array-{release}.json").read_text())
+    tasks = {job.array_tasks: job for job in squeue.parse_jobs(data).values()}
+    assert tasks.keys() == {(0,), (1, 2, 4, 5, 6), (3,)}
+    assert {(job.array, job.throttle, job.array_id) for job in tasks.values()} == {(True, 1, 27)}
+    together, first, third = tasks[1, 2, 4, 5, 6], tasks[0,], tasks[3,]
+    assert (together.job_id, together.key, together.held, together.pending) == (27, 27, True, True)
+    assert (first.key, first.running, first.held, first.nodes) == (Task(27, 0), True, False, 1)
+    assert (third.key, third.held, third.nodes, third.gpus_per_node) == (Task(27, 3), True, 2, 2)
+    apart = command.apart(tasks.values(), 27)
+    assert sorted(str(job.key) for job in apart) == [f"27_{task}" for task in range(7)]
 
 
 @pytest.mark.parametrize("release", RELEASES)

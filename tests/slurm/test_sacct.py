@@ -29,6 +29,7 @@ from slurm_ones.slurm.sacct import (
 SEPARATOR = "|1f2e3d4c|"
 GOOD = {
     "JobIDRaw": "7",
+    "JobID": "7",
     "Cluster": "here",
     "Submit": "1000",
     "Start": "1010",
@@ -46,9 +47,9 @@ GOOD = {
 }
 
 
-def line(name: str = "train", **other: str) -> bytes:
+def line(name: str = "train", comment: str = "", **other: str) -> bytes:
     """A row as 22.05 prints it."""
-    return (SEPARATOR.join([*(GOOD | other).values(), name]) + "\n").encode("utf-8", "surrogatepass")
+    return (SEPARATOR.join([*(GOOD | other).values(), comment, name]) + "\n").encode("utf-8", "surrogatepass")
 
 
 def parsed(*lines: bytes, cluster: str = "here") -> list[AccountingRow | Rejected]:
@@ -187,6 +188,82 @@ def test_names_cannot_forge_rows() -> None:
     assert (one.name, one.user, two.job_id) == (forged, "alice", 9)
 
 
+def test_comments_cannot_forge_rows() -> None:
+    """Protects the same of comments: of several lines, of one that looks like a row, and of one without an end."""
+    row = "|".join([*(GOOD | {"JobIDRaw": "8", "User": "bob"}).values(), "", "mine"])
+    for comment in ("two\nlines", f"\n{row}\n", "\n\n", row):
+        lines = line("a\nname", comment).splitlines(keepends=True)
+        one, two = good(*lines, line(JobIDRaw="9"))
+        assert (one.comment, one.name, one.user, two.job_id) == (comment, "a\nname", "alice", 9)
+    cut = line("x", "begins\nends").splitlines(keepends=True)[0]
+    bad, fine = parsed(cut, line())
+    assert isinstance(bad, Rejected) and "no end" in bad.why and isinstance(fine, AccountingRow)
+
+
+BLOCKS = "ones: gpus=1-16 array=blocks"
+
+
+def block(raw: int, shown: str, start: int, end: int, nodes: int = 1, gpus: int = 1, **other: str) -> bytes:
+    """A block's row; one that never started has no nodes."""
+    ran = {"Start": str(start), "NodeList": f"n[1-{nodes}]", "AllocTRES": f"gres/gpu={gpus},node={nodes}"}
+    ran = ran if start else {"Start": "None", "NodeList": "None assigned", "AllocTRES": "", "State": "CANCELLED by 0"}
+    asked = f"gres/gpu={gpus},node={nodes}"
+    shape = {"JobIDRaw": str(raw), "JobID": shown, "End": str(end), "NNodes": str(nodes), "ReqTRES": asked}
+    return line(**{"comment": BLOCKS, **shape, **ran, **other})
+
+
+def test_the_tasks_of_an_array_of_blocks_are_one_job() -> None:
+    """Protects its time from being counted twice where blocks ran together, and its GPU-seconds from being lost: 100 s
+    with one GPU, 50 s of them with four more, which one block gave twice."""
+    rows = [
+        block(41, "40_0", 1000, 1100),
+        block(42, "40_3", 1020, 1050, nodes=2, gpus=4),
+        block(42, "40_3", 1070, 1090, gpus=4, Submit="1060", NodeList="n4"),
+        block(40, "40_[1-2,5]", 0, 1101, gpus=1),
+    ]
+    for order in (rows, rows[::-1]):
+        (found,) = jobs(*order)
+        assert (found.job.job_id, found.job.submit_time, found.job.end_time, found.job.state) == (
+            40,
+            1000.0,
+            1101.0,
+            "COMPLETED",
+        )
+        assert (found.job.requested_nodes, found.job.requested_gpus_per_node, found.job.restart) == (1, 1, 4)
+        assert [(r.restart, r.start_time, r.end_time, r.nodes, r.gpus_per_node) for r in found.runs] == [
+            (0, 1000.0, 1020.0, 1, 1),
+            (1, 1020.0, 1050.0, 2, 3),
+            (2, 1050.0, 1070.0, 1, 1),
+            (3, 1070.0, 1090.0, 2, 3),
+            (4, 1090.0, 1100.0, 1, 1),
+        ]
+        assert found.runs[3].node_list == ("n1", "n4")
+
+
+def test_a_sweep_stays_as_many_jobs_as_it_has_tasks() -> None:
+    """Protects arrays whose comment says nothing of blocks, or cannot be understood, unless the array is known."""
+    for comment in ("", "ones: gpus=1-4", "ones: array=blocks nonsense", "array=blocks"):
+        rows = [block(41, "40_0", 1000, 1100, comment=comment), block(42, "40_1", 1000, 1100, comment=comment)]
+        assert [found.job.job_id for found in jobs(*rows)] == [41, 42], comment
+    # The last task that starts has the array's own id.
+    (last,) = jobs(
+        block(40, "40_2", 1000, 1100, comment="", State="REQUEUED"),
+        block(40, "40_2", 1200, 1300, Submit="1100", comment=""),
+    )
+    assert (last.job.job_id, last.job.restart, [run.start_time for run in last.runs]) == (40, 1, [1000, 1200])
+    known = PastJobs(lambda array: array == 40).take(good(*rows), 1e12)
+    assert [found.job.job_id for found in known] == [40]
+
+
+def test_a_job_of_blocks_waits_for_its_requeued_block() -> None:
+    """Protects it from ending with the block that ended first."""
+    past = PastJobs()
+    rows = [block(41, "40_0", 1000, 1100, State="REQUEUED"), block(42, "40_1", 1000, 1200)]
+    assert past.take(good(*rows), until=1e12) == [] and past.open == 1
+    (found,) = past.take(good(block(41, "40_0", 1300, 1400, Submit="1100")), until=1e12)
+    assert [(r.start_time, r.end_time) for r in found.runs] == [(1000, 1100), (1100, 1200), (1300, 1400)]
+
+
 def test_odd_names() -> None:
     """Protects from bytes that are no text, control characters, and names without an end."""
     assert good(line("größe 🧪\x1b[2J\r\t"))[0].name == "größe 🧪\x1b[2J\r\t"
@@ -212,10 +289,10 @@ ODD = (
 )
 
 
-@given(st.lists(ODD, min_size=len(FIELDS) + 2, max_size=len(FIELDS) + 2), st.sets(st.integers(0, len(FIELDS) + 1)))
+@given(st.lists(ODD, min_size=len(FIELDS) + 3, max_size=len(FIELDS) + 3), st.sets(st.integers(0, len(FIELDS) + 2)))
 def test_any_fields(odd: list[str], where: set[int]) -> None:
     """Protects from any text in any field: a row that a database can store, or a reason."""
-    fields = [*GOOD.values(), "", "train"]
+    fields = [*GOOD.values(), "", "", "train"]
     for place in where:
         fields[place] = odd[place]
     try:

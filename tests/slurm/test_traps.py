@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from slurm_ones.slurm.client import Refused
-from slurm_ones.slurm.model import JobState, Shape
+from slurm_ones.slurm.model import JobState, Shape, Task
 from tests.slurm.sites import STRANGER, Site, until
 
 pytestmark = pytest.mark.cluster
 ELASTIC = ("--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1")
 
 
-def update(slurm: Site, job_id: int, *changes: str, user: str = "alice") -> str:
+def update(slurm: Site, job_id: int | str, *changes: str, user: str = "alice") -> str:
     """What Slurm says of an update: nothing when it takes it."""
     return slurm.tell("scontrol", "update", f"JobId={job_id}", *changes, user=user)
 
@@ -225,3 +225,128 @@ def test_who_may_write_comments(slurm: Site) -> None:
     assert "permission denied" in update(slurm, job_id, "AdminComment=x")
     assert update(slurm, job_id, "Comment=mine", user=STRANGER) != ""
     assert slurm.owner.job(job_id).comment == "ones: resize=off"
+
+
+ARRAY = ("--array=0-3%1", *ELASTIC)
+
+
+def test_squeue_shows_tasks_of_different_shapes_as_one_job(slurm: Site) -> None:
+    """Of the first one's shape, with all their reasons, whatever each asks for and whoever holds it; with --array
+    each is told. So the queue is read with it."""
+    array_id = slurm.held(*ARRAY)
+    assert update(slurm, f"{array_id}_2", "NumNodes=2-2", "Gres=gpu:2") == ""
+    shown = ("squeue", "--noheader", f"--jobs={array_id}", "--Format=ArrayTaskID:|,NumNodes:|,tres-per-node")
+    (together,) = slurm.tell(*shown).splitlines()
+    assert together.split("|")[:2] == ["0-3", "1"]
+    rows = sorted(line.split("|")[:2] for line in slurm.tell(*shown, "--array").splitlines())
+    assert rows == [["0", "1"], ["1", "1"], ["2", "2"], ["3", "1"]]
+
+
+def test_a_hold_of_an_array_holds_what_runs_too(slurm: Site) -> None:
+    """The running task would not come back after a requeue; a list of tasks in one command spares it."""
+    array_id = slurm.blocks(*ARRAY)
+    assert slurm.tell("scontrol", "uhold", str(array_id)) == ""
+    assert all(job.held for job in slurm.owner.tasks(array_id))
+    assert slurm.owner.job(Task(array_id, 0)).running
+
+
+def test_a_hold_of_some_tasks_is_refused_as_a_whole_though_done(slurm: Site) -> None:
+    """One task that is not there makes the command fail, and the others are held."""
+    array_id = slurm.blocks(*ARRAY)
+    said = slurm.tell("scontrol", "uhold", f"{array_id}_[2,77]")
+    assert "Invalid job id" in said and "No error" in said
+    held = {job.array_tasks[0] for job in slurm.owner.tasks(array_id) if job.held}
+    assert held == {2}
+
+
+def test_a_task_that_is_changed_gets_an_id_of_its_own(slurm: Site) -> None:
+    """Also by an update that is refused: a task is known by its number, not by an id."""
+    array_id = slurm.held(*ARRAY)
+    before = slurm.owner.job(Task(array_id, 1)).job_id
+    assert update(slurm, f"{array_id}_1", "NumNodes=2-2", user=STRANGER) != ""
+    after = slurm.owner.job(Task(array_id, 1)).job_id
+    assert (before, after == before) == (array_id, False)
+
+
+def test_a_throttle_by_task_changes_nothing(slurm: Site) -> None:
+    """26.05 refuses it, 22.05 says nothing. It is the array's, and shown by each of its tasks."""
+    array_id = slurm.held(*ARRAY)
+    said = update(slurm, f"{array_id}_1", "ArrayTaskThrottle=2")
+    assert said == "" if slurm.is_old else "not supported" in said
+    assert {job.throttle for job in slurm.owner.tasks(array_id)} == {1}
+    assert update(slurm, array_id, "ArrayTaskThrottle=2") == ""
+    assert {job.throttle for job in slurm.owner.tasks(array_id)} == {2}
+
+
+def test_who_may_change_a_throttle(slurm: Site) -> None:
+    """22.05 tells a stranger that he may not, and has done it: nobody's throttle is safe there, holds are."""
+    array_id = slurm.held(*ARRAY)
+    assert "Invalid user id" in update(slurm, array_id, "ArrayTaskThrottle=0", user=STRANGER)
+    assert {job.throttle for job in slurm.owner.tasks(array_id)} == ({0} if slurm.is_old else {1})
+
+
+def test_a_throttle_after_a_task_has_ended(slurm: Site) -> None:
+    """Exit status 1 and "already finished", and the throttle is changed all the same."""
+    array_id = slurm.blocks(*ARRAY)
+    slurm.owner.hold_waiting(array_id)
+    slurm.finish(Task(array_id, 0))
+    assert "already finished" in update(slurm, array_id, "ArrayTaskThrottle=3")
+    assert {job.throttle for job in slurm.owner.tasks(array_id) if job.pending} == {3}
+
+
+def test_a_signal_to_a_task_of_which_others_wait(slurm: Site) -> None:
+    """It arrives, and scancel takes it for refused: it sends it again after seconds, and again, for minutes. Without
+    others that wait it returns at once; SIGKILL does in any case."""
+    heard = slurm.cluster.scratch / f"heard-task-{slurm.cluster.site.name}"
+    text = f"#!/bin/bash\ntrap 'echo heard >> /scratch/{heard.name}' USR1\nwhile :; do sleep 0.1; done\n"
+    array_id = slurm.submit(*ARRAY, text=text)
+    slurm.wait(Task(array_id, 0), lambda job: job.running, "RUNNING")
+    slurm.pass_time(0.5)
+    command = ("timeout", "3", "scancel", "--verbose", "--signal=USR1", "--batch", f"{array_id}_0")
+    assert "Job is in transitional state, retrying" in slurm.tell(*command)
+    assert heard.read_text() == "heard\n"
+    began = slurm.now()
+    slurm.owner.signal(Task(array_id, 0), "USR1", batch=True)
+    assert slurm.now() - began < 3
+    until(lambda: heard.read_text() == "heard\nheard\n", "the client's signal")
+    slurm.owner.signal(array_id, "USR1", batch=True)
+    until(lambda: heard.read_text() == 3 * "heard\n", "the signal to what runs of the array")
+    slurm.owner.cancel_waiting(array_id)
+    assert "retrying" not in slurm.tell(*command)
+
+
+def test_an_array_that_ended_can_be_told_nothing(slurm: Site) -> None:
+    """scancel says that it is not there, though squeue shows it."""
+    array_id = slurm.blocks(*ARRAY)
+    slurm.cancel(array_id)
+    slurm.wait(Task(array_id, 0), lambda job: job.ended and not job.completing, "ended")
+    assert "Invalid job id" in slurm.tell("scancel", "--state=PENDING", str(array_id))
+
+
+def test_a_task_that_waits_and_is_requeued(slurm: Site) -> None:
+    """It is refused in words of its own, so that a block that is used again is looked at first."""
+    array_id = slurm.held(*ARRAY)
+    assert "Job is pending execution" in slurm.tell("scontrol", "requeuehold", f"{array_id}_1")
+    assert slurm.owner.job(Task(array_id, 1)).restart == 0
+
+
+def test_a_block_ends_and_the_next_task_starts_unless_it_is_held(slurm: Site) -> None:
+    """A throttle alone has the next task start when one has ended; held ones stay."""
+    array_id = slurm.blocks(*ARRAY)
+    slurm.finish(Task(array_id, 0))
+    slurm.wait(Task(array_id, 1), lambda job: job.running, "RUNNING")
+    slurm.owner.hold_waiting(array_id)
+    slurm.finish(Task(array_id, 1))
+    slurm.pass_time(2.5)
+    assert {job.array_tasks[0] for job in slurm.owner.tasks(array_id) if job.pending} == {2, 3}
+
+
+def test_tasks_have_no_queue_age_while_they_are_throttled_or_held(slurm: Site) -> None:
+    """Slurm counts a job's age from when it was eligible."""
+    array_id = slurm.blocks(*ARRAY)
+    assert [job.eligible_time > 0 for job in slurm.owner.tasks(array_id)] == [True, False, False, False]
+    slurm.owner.hold_waiting(array_id)
+    assert [job.eligible_time > 0 for job in slurm.owner.tasks(array_id)] == [True, False, False, False]
+    assert update(slurm, array_id, "ArrayTaskThrottle=0") == ""
+    slurm.owner.release(Task(array_id, 2), start_now=False)
+    slurm.wait(Task(array_id, 2), lambda job: job.eligible_time > 0, "eligible")

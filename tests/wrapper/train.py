@@ -29,6 +29,7 @@ parser.add_argument("--gamma", type=float, default=0.8)
 parser.add_argument("--nan-at", type=int, default=-1, help="step after which the loss is not a number")
 parser.add_argument("--memory", type=int, default=0, help="samples a pass that fit into the emulated memory")
 parser.add_argument("--exit-at", type=int, default=-1, help="step at which the last rank exits with code 7")
+parser.add_argument("--enough", type=int, default=-1, help="step from which on the script needs no further epoch")
 parser.add_argument("--full", type=int, nargs=2, default=(-1, -1), help="steps between which the disk is full")
 parser.add_argument("--out", type=Path)
 args = parser.parse_args()
@@ -73,6 +74,8 @@ for _ in job.epochs():
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     scheduler.step()
     job.epoch_end()
+    if 0 <= args.enough <= step:
+        break
 if args.out and job.rank == 0:
     parameters = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
     threads = os.environ.get("OMP_NUM_THREADS")

@@ -149,6 +149,13 @@ class TorchGroup(Group):
         self.control.allgather([all_], [mine]).wait()
         return [pickle.loads(one.numpy().tobytes()[:size]) for one, size in zip(all_, sizes.tolist(), strict=True)]
 
+    def share(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Rank 0's values of these tensors on all ranks."""
+        for tensor in tensors if self.world > 1 else ():
+            values = tensor.detach().cpu().contiguous()
+            self.control.broadcast([values], dist.BroadcastOptions()).wait()
+            tensor.detach().copy_(values)
+
     def _reduce(self, tensor: torch.Tensor, operation: Any) -> Any:
         options = dist.AllreduceOptions()
         options.reduceOp = operation

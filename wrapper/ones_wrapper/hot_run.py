@@ -12,18 +12,21 @@ from typing import Any
 
 import torch
 
+from ones_wrapper import warm_up
 from ones_wrapper.boundary import Agreement
 from ones_wrapper.checkpoint import Progress, State
 from ones_wrapper.checkpoint.state import Content, collect, restore
 from ones_wrapper.data.feed import accumulation_count
-from ones_wrapper.group import TorchGroup
+from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.job_io import OwnerRequests, ReportWriter, last_generation, log, write_spec
 from ones_wrapper.launch import find_job_directory, make_job_directory
 from ones_wrapper.launch.process_hooks import FLAGS
 from ones_wrapper.launch.restart_policy import DONT_RESTART, PEER_LOST
 from ones_wrapper.membership import connections, rescue
-from ones_wrapper.membership.blocks import Blocks, Change, NotWantedError, PeersLostError, is_peer_lost
+from ones_wrapper.membership.blocks import Blocks, Change
+from ones_wrapper.membership.board import BoardLostError
 from ones_wrapper.membership.files import Block
+from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
 from ones_wrapper.protocol import Batch, Membership, Spec
 from ones_wrapper.run import Identity, Run, Settings
 
@@ -36,11 +39,12 @@ class HotRun(Run):
     ) -> None:
         self._blocks = blocks
         self._torch = group
-        self._within_act = False
+        self._at_boundary = False
         self._leaving_now = False
+        self._shapes: warm_up.Shapes | None = None
         super().__init__(group, spec, settings, started, identity)
         blocks.may_leave = lambda: not self.saver.writing
-        blocks.listen(self._orders, lambda: FLAGS.stop, self._abandon)
+        blocks.listen(self.spec.max_local_batch, self._orders, lambda: FLAGS.stop, self._abandon)
 
     @classmethod
     def meet(cls, group: TorchGroup, spec: Spec, settings: Settings, started: float, block: Block) -> HotRun:
@@ -58,6 +62,9 @@ class HotRun(Run):
             if group.rank == 0:
                 log(f"block {block.task} ends: {why}")
             raise SystemExit(0) from None
+        except BoardLostError as why:  # on some ranks of the block, perhaps: all look again
+            log(f"block {block.task}: the leader that was found is gone ({why}); it looks again")
+            raise SystemExit(PEER_LOST) from None
         name = f"{block.task}.{block.restart}.{group.rank}"
         identity = Identity(block.array, blocks.leader.term, leads, name)
         return cls(group, spec, settings, started, identity, blocks)
@@ -97,6 +104,9 @@ class HotRun(Run):
         plan = self._blocks.lead_first(generation, hot)
         if hot:
             self._boundary.members = self._blocks
+            self._shapes = warm_up.Shapes(self.loop.exchange)
+        again = self._previous is not None and self._previous.failed
+        plan = replace(plan, why="lost" if again else "first")
         self._report_membership(Change(plan, False, False, 0, 0.0, time.time(), {}), first=True)
 
     def _end_block(self, why: str) -> None:
@@ -112,6 +122,7 @@ class HotRun(Run):
         samples = self._check_complete()
         state = self.state
         assert state is not None
+        self._warm_up()
         content = collect(state, template=True)
 
         def take_over(rest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
@@ -129,7 +140,21 @@ class HotRun(Run):
         self.spec = replace(self.spec, dataset=samples, hot=True)
         self._boundary.members = self._blocks
         self._ranks_changed(change, 0)
+        self._shapes = warm_up.Shapes(self.loop.exchange)
         self._boundary.start_agreement(0.0, False, False)
+
+    def _warm_up(self) -> None:
+        """A forward and a backward pass on nothing, so that the first step is no slower than others."""
+        exchange, text = self.loop.exchange, ""
+        with suppress(RankError):  # where the board is lost, that shows soon
+            text = self.group.on_first(self._blocks.shapes)
+        if exchange is None or not text:
+            return
+        try:
+            warm_up.run(exchange, text, self.group.device)
+        except Exception as error:  # the first step is slower, and no worse
+            if self.group.rank == 0:
+                log(f"no dummy step was taken ({type(error).__name__}: {error})"[:300])
 
     # -- the change ---------------------------------------------------------------------------------------------------
 
@@ -142,11 +167,23 @@ class HotRun(Run):
         pass
 
     def act(self) -> None:
-        self._within_act = True
+        if self._shapes is not None and self._shapes.text and self.group.rank == 0:
+            self._blocks.tell_shapes(self._shapes.text)
+        # It stays so where others turn out to be lost: this is a moment to write a checkpoint of.
+        self._at_boundary = True
+        super().act()
+        self._at_boundary = False
+
+    def end_epoch(self, loss: float | None, accuracy: float | None) -> None:
+        epoch = self.progress.epoch
         try:
-            super().act()
-        finally:
-            self._within_act = False
+            super().end_epoch(loss, accuracy)
+        except Exception:
+            if not self._at_boundary and self.progress.epoch == epoch:
+                # The others were lost in what all tell of the epoch, which is trained all the same.
+                self.progress.epoch, self.progress.cursor = epoch + 1, 0
+                self._at_boundary = True
+            raise
 
     def _carry_out(self, agreed: Agreement) -> None:
         super()._carry_out(agreed)
@@ -155,7 +192,10 @@ class HotRun(Run):
 
     def _change(self) -> None:
         self._reporter.flush()
-        before = self.group.rank
+        before, state = self.group.rank, self.state
+        assert state is not None
+        if self._blocks.moving:  # ranks may differ in these, and those of rank 0 count
+            self._torch.share(list(state.model.buffers()))
         change = self._blocks.change(self._collected)
         if change is None:
             return
@@ -194,6 +234,7 @@ class HotRun(Run):
         applied, answered = change.rest.get("orders") or (self._boundary.applied, self._boundary.answered)
         progress.resizes += int(progress.world != group.world)
         progress.world = group.world
+        largest, self.spec = self.spec.max_local_batch, replace(self.spec, max_local_batch=plan.max_local)
         if plan.batch:
             progress.batch, applied = plan.batch, plan.order or applied
         batch, self.batch = self.batch, self._in_force(progress.batch)
@@ -208,18 +249,20 @@ class HotRun(Run):
         self.generation = plan.generation
         if self.trace:
             self.trace.ranks_changed(plan.term, group.rank, group.world, plan.generation)
-        self._lead_or_follow(change)
+        self._lead_or_follow(change, largest)
         self._report_membership(change)
         if not change.rest and self.batch != batch:
             steps = accumulation_count(self.batch, group.world, self.spec.max_local_batch)
             number = plan.order if plan.batch else None
             self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
 
-    def _lead_or_follow(self, change: Change) -> None:
-        """Rank 0 keeps the job's files."""
+    def _lead_or_follow(self, change: Change, largest: int) -> None:
+        """Rank 0 keeps the job's files. `largest` is the largest pass so far."""
         plan, first = change.plan, self.group.rank == 0
         self._restart = plan.term
         if not change.moves:
+            if first and largest != plan.max_local:
+                write_spec(self.directory, self.spec)
             return
         self.spec = replace(self.spec, term=plan.term)
         self._requests = OwnerRequests(self.directory) if first else None
@@ -268,6 +311,8 @@ class HotRun(Run):
         super()._leave(reason, code)
 
     def _ended(self, code: int, note: str) -> None:
+        if code == 0 and self.group.rank == 0 and not (self._newcomer or self._leaving_now):
+            self._blocks.folder.end()  # first: who loses the board shall know why
         self._blocks.close()
         if self._leaving_now:
             FLAGS.armed = False
@@ -320,4 +365,4 @@ class HotRun(Run):
     def _whole(self) -> bool:
         """Whether model, optimizer and progress are those of one moment: in a pass before the optimizer's step, or at
         a boundary."""
-        return self._begun and (self._within_act or (self.loop.within and not self.loop.mid_step))
+        return self._begun and (self._at_boundary or (self.loop.within and not self.loop.mid_step))

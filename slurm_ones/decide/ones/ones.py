@@ -11,7 +11,7 @@ from slurm_ones.decide.evolution import best_of, check_options, uniform_crossove
 from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones import explain
 from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
-from slurm_ones.decide.ones.worth import Choices, fair_weights, repaid, worth_of_progress
+from slurm_ones.decide.ones.worth import Choices, Costs, fair_weights, less_costs, worth_of_progress
 from slurm_ones.schedule.placement import fixed_jobs, place
 from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
 from slurm_ones.schedule.tables import Tables, build_tables, predict
@@ -50,6 +50,9 @@ class Options:
     """A doubtful size counts as slower by this many standard deviations of its predicted speed."""
     leap: float = 16.0
     """A job gets at most this multiple of the most GPUs it has had, and what it asked for if it has not run."""
+    first_size: bool = True
+    """One that has not run may start with as much more than it asked for where giving up GPUs again costs next to
+    nothing, as far as its speed is more than a guess."""
     horizon_s: float = 200.0
     """Seconds that a change is expected to last, or else as long as no job has come or gone, where that is longer: what
     it gains in them must exceed what its interruption costs."""
@@ -73,6 +76,8 @@ STEADY = 0.97
 """A batch in force that reaches this share of the best goodput stays."""
 UNKNOWN = 0.95
 """Relative deviation from which on a speed is no more than a guess."""
+CHEAP = 0.01
+"""Share of the time a change lasts up to which giving up GPUs again costs so little that a first size may be tried."""
 UNKNOWN_S = 600.0
 """Seconds that a job of which nothing is known is taken to need."""
 ROUNDS = 6
@@ -129,18 +134,34 @@ class Ones:
         """The job with the sizes that it may grow to from what it has had, its smallest at least."""
         most = self._most[job.job_id]
         bound = self.options.leap * most if most else max(job.requested, 1)
+        if not most and self._tries(job):
+            bound *= self.options.leap
         counts = job.limits.gpus
         if not counts or counts[-1] <= bound:
             return job
         near = tuple(n for n in counts if n <= max(bound, counts[0]))
         return replace(job, limits=replace(job.limits, gpus=near))
 
+    def _tries(self, job: JobView) -> bool:
+        """Whether a first size that turns out too large costs next to nothing."""
+        return self.options.first_size and _shrink_s(job) <= CHEAP * self.options.horizon_s
+
     def _tables(self, cluster: ClusterView, mobile: Sequence[JobView]) -> Tables:
         views = [self._reachable(job) for job in mobile]
         if not self.options.placement:
             views = [replace(job, model=_OneNode(job.model)) for job in views]
         tables = build_tables(cluster, views, "best" if self.options.own_batch else "scaled")
-        return _steady(cluster, tables)
+        return _steady(cluster, self._sure_enough(tables))
+
+    def _sure_enough(self, tables: Tables) -> Tables:
+        """The tables without sizes beyond what a job that has not run asked for whose speed is no more than a guess."""
+        new = [j for j, job in enumerate(tables.jobs) if not self._most[job.job_id] and self._tries(job)]
+        if not new:
+            return tables
+        asked = np.array([max(tables.jobs[j].requested, 1, min(tables.jobs[j].limits.gpus, default=0)) for j in new])
+        allowed = tables.allowed.copy()
+        allowed[new] &= (tables.sizes <= asked[:, None]) | (tables.uncertainty[new] < UNKNOWN)
+        return replace(tables, allowed=allowed, goodput=np.where(allowed, tables.goodput, 0.0))
 
     def _choices(self, tables: Tables, gpus: int, now: float, rng: np.random.Generator) -> Choices:
         """What each size is worth in this decision."""
@@ -160,15 +181,25 @@ class Ones:
         )
         value = worth[:, None] * sure
         if options.resize_cost:
-            pause = np.array([within(job.resize_s, 0.0, LARGEST) for job in jobs])
-            tenure = np.array([_tenure(job) for job in jobs])
-            # Where no job came or went for long, none is expected for as long again.
-            horizon = max(options.horizon_s, now - self._last_arrival_or_end)
-            lasts = np.minimum(np.minimum(horizon, options.horizon_share * ends), options.tenure * tenure)
-            value = value * repaid(tables.current, len(tables.sizes), running, pause, lasts)
+            value = less_costs(value, tables.current, self._costs(jobs, ends, now))
         may = tables.allowed.copy()
         may[:, 0] = ~running | options.preempt
         return Choices(tables.sizes, np.where(may, value, -np.inf), tables.current, gpus)
+
+    def _costs(self, jobs: Sequence[JobView], ends: Floats, now: float) -> Costs:
+        """What changes cost, and how long they last. `ends` (J,) are seconds to each job's end."""
+        options = self.options
+        grow = np.array([within(job.resize_s, 0.0, LARGEST) for job in jobs])
+        shrink = np.array([_shrink_s(job) for job in jobs])
+        prepare = np.array([within(job.prepare_s, 0.0, LARGEST) for job in jobs])
+        # Where no job came or went for long, none is expected for as long again.
+        horizon = max(options.horizon_s, now - self._last_arrival_or_end)
+        tenure = np.array([_tenure(job) for job in jobs])
+        # Who has run for a short while may be changed again soon; where that costs next to nothing, it is no reason.
+        tries = np.array([self._tries(job) for job in jobs], dtype=np.bool_)
+        tenure = np.where(tries, np.maximum(tenure, options.horizon_s), tenure)
+        lasts = np.minimum(np.minimum(horizon, options.horizon_share * ends), options.tenure * tenure)
+        return Costs(grow, shrink, prepare, lasts)
 
     def _remaining(self, job: JobView, rng: np.random.Generator) -> float:
         """Progress still to come, in samples of the base batch."""
@@ -271,6 +302,11 @@ def _placed(
 def _tenure(job: JobView) -> float:
     """Seconds that the job has kept its sizes on average, also as the last one may end now."""
     return within(job.running_s, 0.0, LARGEST) / max(job.resizes, 1)
+
+
+def _shrink_s(job: JobView) -> float:
+    """Seconds that giving up GPUs interrupts the job."""
+    return within(job.resize_s if job.shrink_s is None else job.shrink_s, 0.0, LARGEST)
 
 
 def _gpus(job: JobView) -> int:

@@ -111,15 +111,16 @@ def order_of_samples(dataset: int, runs: Iterable[Iterable[Report]], *, blocks: 
     So only a run that ended without a checkpoint can be repeated, and one that was drained never ends so. A job of
     `blocks` goes on where its leader left it; where the leader was lost, what it had not reported yet is not repeated.
     """
-    newest, left = (0, 0), False
+    newest, durable, left = (0, 0), (0, 0), False
     for restart, reports in enumerate(runs):
         at, measured, moves = newest, newest, False
         for report in reports:
             if isinstance(report, Hello):
                 here = (report.epoch, report.cursor)
-                if here < newest if blocks and not left else here != newest:
+                if here < durable if blocks and not left else here != newest:
                     yield f"run {restart} goes on at {here}, the newest checkpoint has {newest}"
                 at = measured = newest = here
+                durable = here if report.checkpoint else durable
             elif isinstance(report, Epoch):
                 if (report.epoch, report.samples) != (at[0], dataset):
                     yield f"run {restart} ends pass {report.epoch} after {report.samples} samples, being at {at}"
@@ -131,7 +132,7 @@ def order_of_samples(dataset: int, runs: Iterable[Iterable[Report]], *, blocks: 
                     yield f"run {restart} reports {report.samples} samples from {measured} to {at}"
                 measured = at
             elif isinstance(report, Checkpoint):
-                newest = at = (report.epoch, report.cursor)
+                durable = newest = at = (report.epoch, report.cursor)
             elif isinstance(report, Bye) and report.reason == "drained" and at != newest:
                 yield f"run {restart} was drained at {at}, its checkpoint has {newest}"
             elif isinstance(report, Bye) and report.reason == "moved":

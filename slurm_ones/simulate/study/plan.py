@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from slurm_ones.decide import make_policy
 from slurm_ones.report.text import seconds
 from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.training.mechanism import Mechanism, Requeue
 from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate
 from slurm_ones.simulate.workloads.profiles import read_profiles
 from slurm_ones.simulate.workloads.workload import Workload, check_fits, read_workload
@@ -81,8 +82,8 @@ class Plan:
     nodes: int = 16
     gpus_per_node: int = 4
     interval_s: float = 60.0
-    resize_s: float | None = 30.0
-    """None for what the published studies measured for each application."""
+    mechanism: Mechanism = field(default_factory=Requeue)
+    """How jobs are resized, and what that costs."""
     idealized: bool = False
     """The published studies' assumptions in place of the companion on a simulated Slurm."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -102,7 +103,7 @@ class Plan:
             "cluster": f"{self.nodes} nodes × {self.gpus_per_node} GPUs",
             "seeds": f"{self.seeds[0]}" if one else f"{self.seeds[0]}–{self.seeds[-1]}",
             "decisions": f"every {seconds(self.interval_s)}",
-            "a resize": "as measured of each application" if self.resize_s is None else seconds(self.resize_s),
+            "a resize": _cost(self.mechanism),
             "engine": "the published studies' assumptions" if self.idealized else "the companion on a simulated Slurm",
         }
         if self.settings:
@@ -137,3 +138,13 @@ class Plan:
             except ValidationError as error:
                 wrong = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors()]
                 raise BadInput(f"--set: {'; '.join(wrong)}") from None
+
+
+def _cost(mechanism: Mechanism) -> str:
+    if isinstance(mechanism, Requeue):
+        return "as measured of each application" if mechanism.seconds is None else seconds(mechanism.seconds)
+    hot = mechanism
+    return (
+        f"{hot.pause_s:g} s and its state at {hot.bytes_per_s / 1e6:g} MB/s where it grows, {hot.shrink_pause_s:g} s "
+        f"where it shrinks (hot); a new block prepares for {seconds(hot.launch_s)}"
+    )

@@ -13,6 +13,7 @@ from slurm_ones.report.page import StudyText
 from slurm_ones.simulate.study.figures import METRICS, Estimate, completion_times
 from slurm_ones.simulate.study.plan import Plan
 from slurm_ones.simulate.study.runs import PolicySummary, Run
+from slurm_ones.simulate.training.mechanism import Mechanism, Requeue
 from slurm_ones.simulate.workloads.generate import MIXES
 
 VARIANT = re.compile(r"-[a-h]$")
@@ -95,7 +96,7 @@ def as_json(plan: Plan, summaries: Sequence[PolicySummary], runs: Sequence[Run])
             "cluster": f"{plan.nodes}x{plan.gpus_per_node}",
             "seeds": list(plan.seeds),
             "interval_s": plan.interval_s,
-            "resize_cost_s": "measured" if plan.resize_s is None else plan.resize_s,
+            **_mechanism(plan.mechanism),
             "engine": "idealized" if plan.idealized else "companion",
             "settings": dict(plan.settings),
             "policies": {c.label: {"policy": c.name, "options": dict(c.options)} for c in plan.policies},
@@ -108,6 +109,13 @@ def as_json(plan: Plan, summaries: Sequence[PolicySummary], runs: Sequence[Run])
         "policies": policies,
         "jobs": [job for run in runs for job in _jobs(run)],
     }
+
+
+def _mechanism(mechanism: Mechanism) -> dict[str, Any]:
+    """How jobs were resized. `resize_cost_s` is there for a requeue, `hot` for the other."""
+    if isinstance(mechanism, Requeue):
+        return {"resize": "requeue", "resize_cost_s": "measured" if mechanism.seconds is None else mechanism.seconds}
+    return {"resize": "hot", "hot": asdict(mechanism)}
 
 
 def _jobs(run: Run) -> list[dict[str, Any]]:

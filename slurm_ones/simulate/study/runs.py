@@ -19,6 +19,7 @@ from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealiz
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.study.figures import Comparison, Estimate, compare, completion_times, estimate, figures
 from slurm_ones.simulate.study.plan import Plan, PolicySpec
+from slurm_ones.simulate.training.mechanism import Requeue
 from slurm_ones.simulate.workloads.generate import undisturbed_s
 from slurm_ones.simulate.workloads.workload import Workload
 
@@ -90,21 +91,30 @@ def simulate(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress)
             workload,
             idealized_cluster(plan.nodes, plan.gpus_per_node),
             interval_s=plan.interval_s,
-            resize_s=plan.resize_s,
+            mechanism=plan.mechanism,
             seed=seed,
             on_time=on_time,
         )
     # The companion and its database are needed for this one alone.
     from slurm_ones.simulate.engines.companion_engine import run
     from slurm_ones.simulate.engines.world import ClusterSpec
+    from slurm_ones.simulate.slurm.timeline import ClusterSettings
 
+    how = plan.mechanism
+    if isinstance(how, Requeue):
+        resize, resize_s, costs = "requeue", how.seconds, ClusterSettings()
+    else:
+        resize, resize_s = "hot", how.launch_s
+        costs = ClusterSettings(hot_grow_s=how.pause_s, hot_shrink_s=how.shrink_pause_s, hot_rate=how.bytes_per_s)
     return run(
         policy.name,
         policy.options,
         workload,
         ClusterSpec(plan.nodes, plan.gpus_per_node),
         interval_s=plan.interval_s,
-        resize_s=plan.resize_s,
+        resize_s=resize_s,
+        resize=resize,
+        cluster_settings=costs,
         seed=seed,
         settings=plan.settings,
         on_time=on_time,

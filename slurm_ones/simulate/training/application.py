@@ -63,6 +63,8 @@ class Application:
     """Smallest global batch it takes; 0 for the base batch."""
     resize_s: float = 30.0
     """What the published studies take a resize of this application to cost; `--resize-cost` overrides it."""
+    parameters: float = 25e6
+    """Of its model: what is sent to new ranks grows with them."""
     target: float = math.nan
     """Metric at which its user is content; NaN where every job that trained its epochs is."""
     patience: int = 0

@@ -16,6 +16,8 @@ from slurm_ones.simulate.training.blocks import PATIENCE_S, Block, BlockProgram,
 from slurm_ones.simulate.training.job_reports import JobFiles
 from slurm_ones.simulate.training.training import TERMINATED, Phase, Training
 
+PEER_LOST = 103
+"""Exit code of ranks whose peers are lost."""
 LOOK_S = 0.5
 """From a block's start until it has seen that it is not wanted."""
 
@@ -41,6 +43,8 @@ class BlockTraining(Training):
         """Called with task and exit code when a block ends by itself."""
         self.over: Callable[[], None] = lambda: None
         """Called at the end of the job: its tasks that wait are to be cancelled."""
+        self.on_switch: Callable[[float], None] = lambda pause_s: None
+        """Called when training begins to stand still for another membership, with the seconds that it will."""
         self.generation = 0
         self.members: tuple[int, ...] = ()
         """Tasks of the blocks that train together, in rank order; the first leads."""
@@ -67,6 +71,16 @@ class BlockTraining(Training):
     def program(self, task: int) -> BlockProgram:
         """What Slurm runs as that task."""
         return BlockProgram(self, task)
+
+    @property
+    def switching(self) -> bool:
+        """Whether training stands still for another membership."""
+        return self.phase is Phase.SWITCHING
+
+    @property
+    def _launch_s(self) -> float:
+        """Seconds until a block is ready: of a job of blocks, that is what a resize means."""
+        return self._resize_s
 
     # -- what Slurm does with its blocks -------------------------------------------------------------------------
 
@@ -155,14 +169,13 @@ class BlockTraining(Training):
 
     def _prepare(self, block: Block) -> None:
         """A block looks whether it is wanted; one that is launches, and says when it is ready."""
-        order = self._believed()
-        if self.phase is not Phase.LAUNCHING and not self._wants(block.task, order):
+        if self.phase is not Phase.LAUNCHING and not self._wants(block.task):
             self._leave_soon(block)
             return
 
         def ready() -> None:
             block.launched, block.ready_at, block.event = True, self._timeline.now, None
-            if self.phase is not Phase.LAUNCHING and not self._wants(block.task, self._believed()):
+            if self.phase is not Phase.LAUNCHING and self._turned_away(block.task):
                 self._leave_soon(block)
                 return
             self._timeline.after(PATIENCE_S, self._look_soon)
@@ -170,8 +183,15 @@ class BlockTraining(Training):
 
         block.event = self._timeline.after(self._launch_s, ready)
 
-    def _wants(self, task: int, order: Order | None) -> bool:
+    def _wants(self, task: int) -> bool:
+        """Whether a block that starts while others train has something to do: an order names it."""
+        order = self._believed()
         return order is not None and order.blocks is not None and task in order.blocks
+
+    def _turned_away(self, task: int) -> bool:
+        """Whether a block that is ready is told to end: the order in force names others."""
+        order = self._believed()
+        return order is not None and order.blocks is not None and task not in order.blocks
 
     def _leave_soon(self, block: Block) -> None:
         """It ends by itself: it is not wanted, or the job is over."""
@@ -204,13 +224,12 @@ class BlockTraining(Training):
     def _plan(self) -> tuple[int, ...] | None:
         """Who is to train next, None where all stays as it is."""
         order = self._believed()
-        if order is None or order.blocks is None:
-            return None
-        return next_members(order.blocks, self.members, self._blocks, self._timeline.now)
+        wanted = order.blocks if order is not None else None
+        return next_members(wanted, self.members, self._blocks, self._timeline.now)
 
     def _obey(self) -> bool:
         for block in [b for b in self._blocks.values() if b.launched and b.task not in self.members]:
-            if not self._wants(block.task, self._believed()):
+            if self._turned_away(block.task):
                 self._leave_soon(block)
         plan = self._plan()
         if plan is not None:
@@ -233,6 +252,7 @@ class BlockTraining(Training):
             self._timeline.now + pause_s,
             lambda: self._switched(why, pause_s, sent * len(new), transfer_s if new else 0.0),
         )
+        self.on_switch(pause_s)
 
     def _switched(self, why: str, pause_s: float, sent: int, transfer_s: float) -> None:
         """All have committed."""
@@ -331,7 +351,8 @@ class BlockTraining(Training):
             self._found(waiting[0].task)
 
     def _recover(self) -> None:
-        """A checkpoint from memory, where the disk takes it, and a new term some seconds later."""
+        """A checkpoint from memory, where the disk takes it; some seconds later one founds a new term, and the others
+        join it."""
         if self.phase is not Phase.RECOVERING:
             with suppress(OSError):
                 name = self.files.checkpoint(self._position.step)
@@ -339,15 +360,21 @@ class BlockTraining(Training):
                 if self._leader in self.members:
                     self._reporter.throughput(self._position, self.batch)
                     self._reporter.checkpoint(self._position, name, 0.0, None)
+                    self._reporter.bye(self._position, "error", PEER_LOST)
         self.phase, self._joining = Phase.RECOVERING, ()
         self._then(self._timeline.now + self._settings.hot_recover_s, self._recovered)
 
     def _recovered(self) -> None:
         self.lost_samples += self.curve.used(self._position) - self.curve.used(self.durable)
         self._position = self.durable
+        now, (first, *others) = self._timeline.now, self.members
+        for task in others:
+            self._blocks[task].launched, self._blocks[task].ready_at = True, now
+        self.members = (first,)
         self._set_placement()
         self._begin_term(0.0, 0.0, restored=True)
-        self._report_membership("lost", self._settings.hot_recover_s)
+        self._report_membership("first", self._settings.hot_recover_s)
+        self._timeline.after(PATIENCE_S, self._look_soon)
         self._look_soon()
 
     # -- orders and the end --------------------------------------------------------------------------------------

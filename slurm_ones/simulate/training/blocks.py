@@ -63,12 +63,15 @@ class BlockProgram:
 
 
 def next_members(
-    wanted: Sequence[int], members: Sequence[int], blocks: Mapping[int, Block], now: float
+    wanted: Sequence[int] | None, members: Sequence[int], blocks: Mapping[int, Block], now: float
 ) -> tuple[int, ...] | None:
     """Who is to train next, in rank order: those that stay before those that join. None where all stays as it is.
 
-    All wanted blocks that can come are waited for, or some seconds after the first; nobody leaves before.
+    All `wanted` blocks that can come are waited for, or some seconds after the first; nobody leaves before. Where
+    nobody says who is wanted, all that are ready join.
     """
+    if wanted is None:
+        wanted = sorted({*blocks, *members})
     ready = [
         blocks[task]
         for task in wanted

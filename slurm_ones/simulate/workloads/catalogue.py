@@ -96,6 +96,8 @@ class Kind:
     gap: float = 0.02
     """… by this share of the metric for each doubling."""
     resize_s: float = 30.0
+    parameters: float = 25e6
+    """Of its model, as published of models of its kind."""
     gpus: int = 0
     """GPUs that its user asks for; 0 where that follows from how it scales."""
     max_gpus: int = 64
@@ -130,6 +132,7 @@ def build(
         var=scale[:, None] / kind.base_batch * wide,
         metric=metric,
         resize_s=kind.resize_s,
+        parameters=kind.parameters,
         target=kind.top * (1.0 - kind.tolerance) if math.isnan(kind.target) else kind.target,
         patience=kind.patience,
         least_gain=float(gain),
@@ -164,77 +167,78 @@ KINDS: dict[str, Kind] = {
         # A neural collaborative filter on some 20 million interactions: tiny compute, large batches, minutes.
         Kind(
             "recommender", "small", 20_000_000, 8, 1024, 32768, 32768,
-            speed(5, 1.6e6, (4, 0.3), (18, 0.4)), (40e3, 4e6), 0.69, max_gpus=16, resize_s=15,
+            speed(5, 1.6e6, (4, 0.3), (18, 0.4)), (40e3, 4e6), 0.69, max_gpus=16, resize_s=15, parameters=32e6,
         ),
         # ResNet-18 on CIFAR-10 in half precision.
         Kind(
             "resnet18-cifar10", "small", 50_000, 60, 128, 16384, 1024,
-            speed(14, 2400, (4, 0.5), (22, 0.6)), (250, 6000), 0.945, drops=(0.5, 0.75), resize_s=40,
+            speed(14, 2400, (4, 0.5), (22, 0.6)), (250, 6000), 0.945, drops=(0.5, 0.75), resize_s=40, parameters=11e6,
         ),
         # A wide residual network on CIFAR-100.
         Kind(
             "wideresnet-cifar100", "small", 50_000, 60, 128, 8192, 256,
-            speed(25, 750, (12, 1), (60, 1)), (400, 3000), 0.80, drops=(0.5, 0.75), resize_s=45,
+            speed(25, 750, (12, 1), (60, 1)), (400, 3000), 0.80, drops=(0.5, 0.75), resize_s=45, parameters=37e6,
         ),
         # A recurrent language model on WikiText-2, sequences of 35 tokens: the exchange of its embeddings dominates.
         Kind(
             "lstm-wikitext2", "small", 60_000, 40, 20, 640, 160,
-            speed(18, 900, (16, 2), (85, 2)), (60, 1500), 0.62, drops=(0.7,), resize_s=20,
+            speed(18, 900, (16, 2), (85, 2)), (60, 1500), 0.62, drops=(0.7,), resize_s=20, parameters=33e6,
         ),
         # Fine-tuning a BERT base model on a sentence task, sequences of 128 tokens.
         Kind(
             "bert-glue", "small", 60_000, 3, 16, 512, 32,
-            speed(35, 105, (9, 0.5), (95, 1)), (60, 200), 0.88, pace=0.3, resize_s=90,
+            speed(35, 105, (9, 0.5), (95, 1)), (60, 200), 0.88, pace=0.3, resize_s=90, parameters=110e6,
         ),
         # Segmentation of microscope images by a U-Net, few images and a small batch.
         Kind(
             "unet-cells", "small", 1_600, 60, 4, 128, 8,
-            speed(30, 24, (10, 1), (70, 1)), (10, 50), 0.91, resize_s=25,
+            speed(30, 24, (10, 1), (70, 1)), (10, 50), 0.91, resize_s=25, parameters=31e6,
         ),
         # Fine-tuning BERT on questions and answers, sequences of 384 tokens, three epochs.
         Kind(
             "bert-squad", "medium", 88_000, 3, 12, 384, 12,
-            speed(40, 24, (60, 5), (330, 4)), (200, 1500), 0.885, pace=0.3, resize_s=110,
+            speed(40, 24, (60, 5), (330, 4)), (200, 1500), 0.885, pace=0.3, resize_s=110, parameters=110e6,
         ),
         # Recurrent speech recognition on a hundred hours of speech.
         Kind(
             "speech-rnn", "medium", 28_000, 60, 16, 512, 64,
-            speed(50, 52, (50, 10), (280, 6)), (40, 20e3), 0.78, drops=(0.6,), resize_s=30,
+            speed(50, 52, (50, 10), (280, 6)), (40, 20e3), 0.78, drops=(0.6,), resize_s=30, parameters=38e6,
         ),
         # A translation model on a few hundred thousand pairs of sentences.
         Kind(
             "transformer-iwslt", "medium", 160_000, 40, 64, 2048, 128,
-            speed(40, 520, (14, 1), (90, 1.5)), (300, 6000), 0.65, resize_s=35,
+            speed(40, 520, (14, 1), (90, 1.5)), (300, 6000), 0.65, resize_s=35, parameters=37e6,
         ),
         # ResNet-50 on 100,000 images of 64 × 64 pixels.
         Kind(
             "resnet50-tiny", "medium", 100_000, 60, 128, 16384, 256,
-            speed(30, 620, (10, 0.6), (55, 0.8)), (500, 6000), 0.66, drops=(0.33, 0.67), resize_s=50,
+            speed(30, 620, (10, 0.6), (55, 0.8)), (500, 6000), 0.66, drops=(0.33, 0.67), resize_s=50, parameters=24e6,
         ),
         # A one-stage detector on Pascal VOC: eight images fill a GPU, and the exchange is large.
         Kind(
             "detector-voc", "large", 16_500, 60, 8, 512, 8,
-            speed(70, 18, (40, 10), (420, 5)), (30, 1800), 0.80, drops=(0.7,), resize_s=80,
+            speed(70, 18, (40, 10), (420, 5)), (30, 1800), 0.80, drops=(0.7,), resize_s=80, parameters=62e6,
         ),
         # Fine-tuning GPT-2 small on 100 million tokens, sequences of 1,024.
         Kind(
             "gpt2-finetune", "large", 100_000, 3, 16, 512, 4,
-            speed(60, 3.6, (25, 1), (260, 2)), (120, 900), 0.55, pace=0.35, resize_s=120,
+            speed(60, 3.6, (25, 1), (260, 2)), (120, 900), 0.55, pace=0.35, resize_s=120, parameters=124e6,
         ),
         # A detector on COCO.
         Kind(
             "detector-coco", "large", 118_000, 24, 32, 2048, 32,
-            speed(60, 31, (18, 1), (130, 2)), (90, 900), 0.52, drops=(0.67, 0.9), resize_s=100,
+            speed(60, 31, (18, 1), (130, 2)), (90, 900), 0.52, drops=(0.67, 0.9), resize_s=100, parameters=38e6,
         ),
         # ResNet-50 on ImageNet, 90 epochs.
         Kind(
             "resnet50-imagenet", "extra-large", 1_281_000, 90, 256, 16384, 256,
             speed(25, 235, (15, 1), (70, 0.8)), (1500, 30e3), 0.76, drops=(0.33, 0.67, 0.89), resize_s=240,
+            parameters=26e6,
         ),
         # A small vision transformer on ImageNet, 100 epochs.
         Kind(
             "vit-imagenet", "extra-large", 1_281_000, 100, 512, 16384, 128,
-            speed(35, 270, (18, 1), (90, 1)), (4000, 40e3), 0.78, resize_s=220,
+            speed(35, 270, (18, 1), (90, 1)), (4000, 40e3), 0.78, resize_s=220, parameters=22e6,
         ),
     )
 }  # fmt: skip

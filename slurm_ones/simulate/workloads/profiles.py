@@ -32,6 +32,8 @@ PASSES_ALONE = 2
 """One GPU accumulates at least once beyond the base batch, since its authors measure the gradient's noise so."""
 RESIZE_S = {"ncf": 15.0, "deepspeech2": 25.0, "cifar10": 50.0, "yolov3": 80.0, "bert": 120.0, "imagenet": 250.0}
 """What a resize of each took on real machines (Sia, SOSP 2023)."""
+PARAMETERS = {"ncf": 32e6, "deepspeech2": 38e6, "cifar10": 11e6, "yolov3": 62e6, "bert": 110e6, "imagenet": 26e6}
+"""Of the model of each, as published."""
 FALLING = {"deepspeech2"}
 """Applications whose metric falls as they learn."""
 MAX_NODES = 16
@@ -198,6 +200,7 @@ def read_profile(folder: Path) -> Application:
         var=var,
         metric=-metric if folder.name in FALLING else metric,
         resize_s=RESIZE_S.get(folder.name, 30.0),
+        parameters=PARAMETERS.get(folder.name, 25e6),
     )
 
 

@@ -32,6 +32,7 @@ class _Row:
     epochs: int
     noise: tuple[float, float]
     speed: ParametricSpeed
+    parameters: float
     resize_s: float = 8.0
 
     def kinds(self) -> list[Kind]:
@@ -52,6 +53,7 @@ class _Row:
                 patience=self.patience,
                 gap=0.04,
                 resize_s=self.resize_s,
+                parameters=self.parameters,
                 gpus=self.gpus,
             )
             for i, samples in enumerate(self.samples)
@@ -62,25 +64,25 @@ _BERT = speed(22, 220, (5, 0.4), (65, 0.8))
 """110 million parameters in mixed precision, sequences of 128 tokens."""
 _ROWS = (
     _Row("bert", "cola", (5000, 8000), 5, 16, 4, 0.80, 2, 18, (100, 500),
-         _BERT, 12),
+         _BERT, 110e6, 12),
     _Row("bert", "mrpc", (3600, 3600), 5, 16, 4, 0.80, 2, 22, (100, 500),
-         _BERT, 12),
+         _BERT, 110e6, 12),
     _Row("bert", "sst2-", (10_000, 20_000), 5, 32, 8, 0.90, 8, 17, (150, 800),
-         _BERT, 12),
+         _BERT, 110e6, 12),
     _Row("resnet18", "cifar", (20_000, 40_000), 10, 256, 16, 0.70, 4, 60, (400, 4000),
-         speed(9, 3200, (1, 0.2), (7, 0.2))),
+         speed(9, 3200, (1, 0.2), (7, 0.2)), 11e6),
     _Row("googlenet", "cifar", (20_000, 40_000), 10, 256, 16, 0.70, 4, 50, (400, 4000),
-         speed(22, 1600, (1, 0.2), (6, 0.2))),
+         speed(22, 1600, (1, 0.2), (6, 0.2)), 7e6),
     _Row("vgg16", "cifar", (20_000, 40_000), 10, 128, 16, 0.70, 4, 62, (250, 2500),
-         speed(6, 3200, (1.2, 0.2), (9, 0.2))),
+         speed(6, 3200, (1.2, 0.2), (9, 0.2)), 15e6),
     _Row("alexnet", "imagenet", (10_000, 20_000), 20, 64, 16, 0.25, 16, 115, (250, 2500),
-         speed(9, 1200, (3, 0.2), (35, 0.4))),
+         speed(9, 1200, (3, 0.2), (35, 0.4)), 61e6),
     _Row("resnet50", "imagenet", (10_000, 20_000), 10, 32, 16, 0.55, 16, 75, (250, 2500),
-         speed(15, 680, (1.5, 0.2), (16, 0.3))),
+         speed(15, 680, (1.5, 0.2), (16, 0.3)), 26e6),
     _Row("vgg16", "imagenet", (10_000, 20_000), 10, 32, 16, 0.55, 16, 60, (250, 2500),
-         speed(11, 430, (6, 0.4), (75, 0.7))),
+         speed(11, 430, (6, 0.4), (75, 0.7)), 138e6),
     _Row("inception3", "imagenet", (10_000, 20_000), 10, 32, 16, 0.55, 16, 75, (250, 2500),
-         speed(22, 480, (1.5, 0.2), (16, 0.3))),
+         speed(22, 480, (1.5, 0.2), (16, 0.3)), 24e6),
 )  # fmt: skip
 
 SC21_KINDS: tuple[Kind, ...] = tuple(kind for row in _ROWS for kind in row.kinds())

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ from ones_wrapper.launch.restart_policy import (
     fork_delay_s,
 )
 from ones_wrapper.membership.files import Block, HotFolder, Leader, own_block
-from ones_wrapper.protocol import Checkpoint, Membership, Order, encode, encode_report
+from ones_wrapper.protocol import Bye, Checkpoint, Membership, Order, encode, encode_report
 from tests.wrapper.runs import Run, write_order
 
 ARRAY = 7
@@ -312,6 +313,20 @@ def test_the_leader_cancels_what_waits(seen: Path, tmp_path: Path) -> None:
     assert asked(tmp_path) == CANCELLED
 
 
+@pytest.mark.parametrize(
+    ("reason", "ends"), [("finished", True), ("stopped", True), ("moved", False), ("error", False)]
+)
+def test_a_script_that_leaves_by_itself(seen: Path, tmp_path: Path, reason: str, ends: bool) -> None:
+    """Protects from training anew what the script itself has ended, early say; a leader that moved is not the end."""
+    leads(seen, 3)
+    members(seen, 3)
+    with (seen / "reports-0.jsonl").open("ab") as file:
+        file.write(encode_report(2, 1.0, Bye(reason, 5)))
+    others(seen, 3).ended(0, False)
+    assert asked(tmp_path) == CANCELLED * ends
+    assert HotFolder(seen, ARRAY).over() is ends
+
+
 def test_a_leader_that_left_cancels_nothing(seen: Path, tmp_path: Path) -> None:
     """Protects a job that trains on: its leader left, or was told to stop."""
     leads(seen, 3)
@@ -384,7 +399,7 @@ def block_of(folder: Path, text: str, task: int = 0, *, ranks: int = 1, **env: s
     """A block whose ranks run that text."""
     script = folder / f"script{task}.py"
     script.write_text(LISTENS + text)
-    place: dict[str, Any] = dict(slurm(folder, task, **env))
+    place: dict[str, Any] = slurm(folder, task) | env
     return Run(folder / "job", script=script, ranks=ranks, **place)
 
 
@@ -409,13 +424,58 @@ def test_ranks_that_lost_the_others_start_at_once(tmp_path: Path) -> None:
     assert asked(tmp_path) == []
 
 
-def test_a_rescue_may_take_its_time(tmp_path: Path) -> None:
-    """Protects the checkpoint that one rank writes of what only this block still has, while the other has ended."""
-    text = (
-        "if fork == 0 and rank == 0:\n    time.sleep(6)\n    Path('rescued').touch()\n"
-        f"sys.exit({PEER_LOST} if fork == 0 else int(not Path('rescued').exists()))\n"
+SRUN = """#!/bin/bash
+# As srun on two nodes: options first; ends all where one fails.
+while [ "${1#-}" != "$1" ]; do shift; done
+export SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0
+SLURM_PROCID=0 "$@" & first=$!
+SLURM_PROCID=1 "$@" & second=$!
+trap 'kill -USR2 $first $second' USR2
+wait -n; code=$?
+[ $code -ne 0 ] && kill -9 $first $second 2>/dev/null
+while wait -n; now=$?; [ $now -ne 127 ]; do code=$((code ? code : now)); done
+exit $code
+"""
+
+
+@pytest.mark.slow
+def test_nodes_of_a_block_start_again_alike(tmp_path: Path) -> None:
+    """Protects blocks of several nodes: their launchers start the ranks again each by itself, and the ranks find each
+    other; where one node's rank was killed instead, the whole block starts again by `ones-run`."""
+    env: dict[str, Any] = slurm(
+        tmp_path, 3, SLURM_JOB_NUM_NODES="2", SLURM_JOB_NODELIST="localhost,localhost", ONES_LAUNCHER="srun"
     )
-    run = block_of(tmp_path, f"os.chdir({str(tmp_path)!r})\n{text}", ranks=2)
+    (tmp_path / "bin/srun").write_text(SRUN)
+    (tmp_path / "bin/srun").chmod(0o755)
+    text = (
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.ones(1)\ndist.all_reduce(total)\n"
+        'os.write(1, f\'{env["RANK"]} of {int(total)} in {env["ONES_ATTEMPT"]}.{fork}\\n\'.encode())\n'
+        "if rank == 1 and fork == 1 and env['ONES_ATTEMPT'] == '0':\n    os.kill(os.getpid(), 9)\n"
+        f"dist.barrier()\nsys.exit({PEER_LOST} if fork == 0 else 0)\n"
+    )
+    text = f"try:\n{indent(text, '    ')}except RuntimeError:\n    sys.exit({PEER_LOST})\n"
+    run = block_of(tmp_path, text, task=3, **env)
+    assert run.end() == 0, run.errors
+    lines = [line for line in run.output.splitlines() if " of " in line]
+    assert sorted(lines) == sorted(f"{r} of 2 in {start}" for r in (0, 1) for start in ("0.0", "0.1", "1.0", "1.1"))
+    assert "killed by signal 9; starting the ranks again" in run.errors
+    assert read_tries(tmp_path / "job", 9, 3).restarts == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_rescue_may_take_its_time(tmp_path: Path, killed: bool) -> None:
+    """Protects the checkpoint that one rank writes from its memory, while the other has ended or was killed."""
+    first = "os.kill(os.getpid(), 9)" if killed else f"sys.exit({PEER_LOST})"
+    text = (
+        f"os.chdir({str(tmp_path)!r})\n"
+        "if Path('rescued').exists():\n    sys.exit(0)\n"
+        f"if rank == 1:\n    {first}\n"
+        f"time.sleep(6)\nPath('rescued').touch()\nsys.exit({PEER_LOST})\n"
+    )
+    run = block_of(tmp_path, text, ranks=2)
     assert run.end() == 0, run.errors
 
 

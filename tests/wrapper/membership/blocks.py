@@ -24,13 +24,15 @@ R = TypeVar("R", bound=Report)
 class Job:
     """One job of blocks in a directory; its script is `train.py`."""
 
-    def __init__(self, directory: Path, *arguments: str, epochs: int = 40, **env: str) -> None:
+    def __init__(self, directory: Path, *arguments: str, epochs: int = 40, script: Path = TRAIN, **env: str) -> None:
         """Steps take some time until `hurry`."""
+        self._script = script
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._hurry = directory / "hurry"
         self.epochs = epochs
-        self._arguments = ("--epochs", str(epochs), "--hurry", str(self._hurry), "--step-ms", "20", *arguments)
+        out = ("--out", str(directory / "out.json"))
+        self.arguments = ("--epochs", str(epochs), "--hurry", str(self._hurry), "--step-ms", "20", *arguments, *out)
         self._env = env
         self._number = 0
         self.blocks: list[ForkedBlock] = []
@@ -47,7 +49,7 @@ class Job:
             "SLURM_ARRAY_TASK_ID": str(task), "SLURM_RESTART_COUNT": str(restart), **self._env,
         }  # fmt: skip
         log = self.directory / f"log-{len(self.blocks)}"
-        block = ForkedBlock(TRAIN, [*self._arguments, "--out", str(self.directory / "out.json")], ranks, env, log)
+        block = ForkedBlock(self._script, self.arguments, ranks, env, log)
         self.blocks.append(block)
         return block
 

@@ -43,6 +43,11 @@ class Exchange(ABC):
         Raises ValueError where the model or the options cannot be used, with what to do.
         """
 
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """What `wrap` returned; None before."""
+        return self._model
+
     @abstractmethod
     def during(self, part: AccumulationStep) -> AbstractContextManager[None]:
         """Around one forward and backward pass. After the step's last one the gradients are whole."""

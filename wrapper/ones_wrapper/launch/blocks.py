@@ -93,8 +93,9 @@ class Blocks:
         """
         leader = self._hot.newest()
         led = leader is not None and self._own(leader)
-        if led and code == DONT_RESTART:
-            self._hot.end()
+        left = code == 0 and summarize_reports(self._job_dir, self.term()).ended
+        if led and (left or code == DONT_RESTART):
+            self._hot.end()  # the ranks may not have come to it
         if led and self._hot.over():
             self._cancel_waiting()
         elif script_failed(code) and not stopped and self.alone() and not self.others_train():

@@ -86,11 +86,13 @@ class RunSummary:
     """Whether it left because the companion had ordered a drain: the companion requeues it."""
     tasks: tuple[int, ...] = ()
     """Of a job of blocks: the tasks that train together, as far as it says."""
+    ended: bool = False
+    """Whether the script came to its end, or left by itself."""
 
 
 def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
     """Read a run's reports; lines that are none are passed over."""
-    names, drained = set(), False
+    names, drained, ended = set(), False, False
     tasks: tuple[int, ...] = ()
     try:
         lines = (job_dir / reports_name(restart)).read_bytes().splitlines()
@@ -101,12 +103,12 @@ def summarize_reports(job_dir: Path, restart: int) -> RunSummary:
             report = decode_report(line)[2]
             if isinstance(report, (Hello, Checkpoint)):
                 names.add(report.checkpoint if isinstance(report, Hello) else report.name)
-                drained = False
+                drained = ended = False
             elif isinstance(report, Bye):
-                drained = report.reason == "drained"
+                drained, ended = report.reason == "drained", report.reason in ("finished", "stopped")
             elif isinstance(report, Membership):
                 tasks = report.blocks
-    return RunSummary(frozenset(names - {""}), drained, tasks)
+    return RunSummary(frozenset(names - {""}), drained, tasks, ended)
 
 
 def _start(restart: int, task: int | None) -> str:

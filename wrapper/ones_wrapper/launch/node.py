@@ -44,8 +44,9 @@ from ones_wrapper.membership.files import own_block
 GRACE_S = 5.0
 """How long the other ranks of a node may go on after one failed, to write their last reports."""
 
-RESCUE_S = 60.0
-"""The same where a block lost the others: one of its ranks may be writing a checkpoint of what only it still has."""
+RESCUE_S = 30.0
+"""The same in a block: a rank that lost others may be writing a checkpoint from its memory, for which
+those wait that train on (`membership.rescue`)."""
 
 _POLL_S = 0.02
 _DUMP_S = 1.0
@@ -55,8 +56,9 @@ _DUMP_S = 1.0
 class Ranks:
     """The parent of a node's ranks."""
 
-    def __init__(self, count: int, hang_s: float) -> None:
+    def __init__(self, count: int, hang_s: float, grace_s: float = GRACE_S) -> None:
         self._count = count
+        self._grace_s = grace_s
         self._hang_s = hang_s
         self._board = hang_detector.Heartbeats(count)
         self._living: dict[int, int] = {}
@@ -101,9 +103,7 @@ class Ranks:
         return None
 
     def wait(self) -> int:
-        """Wait for all ranks. After one failed the others get `GRACE_S`; the code is the one that explains the
-        rest.
-        """
+        """Wait for all ranks. After one failed the others get some time; the code is the one that explains the rest."""
         while self._living:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -119,7 +119,7 @@ class Ranks:
         if not code or (code in CRASHED and time.monotonic() > self._kill_at):  # the latter was us
             return
         self._codes.append(code)
-        self._kill_at = min(self._kill_at, time.monotonic() + (RESCUE_S if code == PEER_LOST else GRACE_S))
+        self._kill_at = min(self._kill_at, time.monotonic() + self._grace_s)
         if not self.stopped:
             log(f"local rank {local_rank} ended with exit code {code}", "ones-run")
 
@@ -193,7 +193,7 @@ def main(argv: Sequence[str]) -> int:
     block = own_block(env)
     task = block.task if block else None
     count = int(env["ONES_GPUS_PER_NODE"])
-    ranks = Ranks(count, hang_detector.limit_s(env))
+    ranks = Ranks(count, hang_detector.limit_s(env), RESCUE_S if block else GRACE_S)
     for number in STOP + CHECKPOINT + LOOK:
         signal.signal(number, ranks.handle)
     try:

@@ -4,13 +4,12 @@ over.
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +19,19 @@ import torch.distributed as dist
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.job_io import OrderReader, log
 from ones_wrapper.membership import connections
-from ones_wrapper.membership.board import Board, BoardLostError
+from ones_wrapper.membership.board import Board, BoardLostError, in_time
 from ones_wrapper.membership.connections import Former
 from ones_wrapper.membership.coordinator import Coordinator
-from ones_wrapper.membership.files import Block, HotFolder, Leader, living
+from ones_wrapper.membership.files import Block, HotFolder, Leader
+from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, find_or_found, own_address
 from ones_wrapper.membership.plan import Member, Plan, decode_plan, encode
 from ones_wrapper.membership.transfer import Receiver, send, senders
 from ones_wrapper.membership.watch import Watch
 
-DYING_S = 15.0
-"""How long a leader that said that its membership is lost may take to end."""
 VERDICT_S = 30.0
 """How long a new rank waits for the verdict on a change."""
 THROUGH_S = 10.0
 """How long a leader that leaves keeps its board for the others."""
-
-_PEER = re.compile(
-    r"gloo|nccl|process ?group|connection|peer|socket|broken pipe|tcpstore|store|timed out|timeout|remote|closed",
-    re.IGNORECASE,
-)
-
-
-class PeersLostError(RuntimeError):
-    """The membership cannot go on: ranks of other blocks are lost, or the leader. This block joins anew."""
-
-
-class NotWantedError(Exception):
-    """This block has nothing to do; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +71,7 @@ class Blocks:
         """The membership; None before this block has joined."""
         self._coming: Plan | None = None
         self._former: Former | None = None
+        self._told = ""
         self._coordinator: Coordinator | None = None
         self._watch: Watch | None = None
         self.may_leave: Callable[[], bool] = lambda: True
@@ -107,7 +93,7 @@ class Blocks:
 
         def look() -> tuple[Leader | None, bool, str]:
             folder.prepare()
-            leader, board = _find_or_found(folder, block, address, ready)
+            leader, board = find_or_found(folder, block, address, ready)
             hosted.append(board) if board else None
             return leader, board is not None, f"{block.task}.{block.restart}.{secrets.token_hex(4)}"
 
@@ -133,11 +119,17 @@ class Blocks:
         return self._watch.lost if self._watch is not None else ""
 
     def listen(
-        self, orders: Callable[[int], OrderReader], leaving: Callable[[], bool], abandon: Callable[[str], None]
+        self,
+        max_local: int,
+        orders: Callable[[int], OrderReader],
+        leaving: Callable[[], bool],
+        abandon: Callable[[str], None],
     ) -> None:
-        """Give signs of life from now on. `orders` makes the reader of a term's orders, `leaving` says whether this
-        block was told to end, and `abandon` ends a process whose membership is lost.
+        """Give signs of life from now on. `max_local` is the largest pass that this block's devices hold. `orders`
+        makes the reader of a term's orders, `leaving` says whether this block was told to end, and `abandon` ends a
+        process whose membership is lost.
         """
+        self._me = replace(self._me, max_local=max_local)
         self._orders, self._leaving, self._abandon = orders, leaving, abandon
         self._watch = Watch(self._board.again(), f"{self._me.uid}-{self._local}", leaving, self._why_lost, abandon)
         self._watch.start()
@@ -166,7 +158,7 @@ class Blocks:
         if self._watch is not None:
             self._watch.stop()
         with suppress(BoardLostError):
-            self._board.put("lost", why)
+            in_time(lambda: self._board.put("lost", why), 1.0)
 
     # -- what the boundary asks -------------------------------------------------------------------------------------
 
@@ -199,6 +191,22 @@ class Blocks:
         if newest and (self._coming is None or self._coming.generation != newest):
             self._prepare(newest)
         return change > 0 and self._coming is not None and self._coming.generation == change
+
+    @property
+    def moving(self) -> bool:
+        """Whether another block leads after the plan that is prepared for."""
+        return self._coming is not None and self._coming.moves
+
+    def shapes(self) -> str:
+        """What those who train said of their forward pass's input; empty for nothing. Raises `BoardLostError`."""
+        return self._board.read("shapes") or ""
+
+    def tell_shapes(self, text: str) -> None:
+        """Say so to newcomers, once a term. Not collective: rank 0 does."""
+        if self._told != self._board.token:
+            self._told = self._board.token
+            with suppress(BoardLostError):
+                self._board.put("shapes", text)
 
     # -- the change ---------------------------------------------------------------------------------------------------
 
@@ -388,7 +396,7 @@ class Blocks:
 
     def _become(self, former: Former) -> None:
         """Change over to what was formed. Not collective: nothing here waits for others."""
-        formed, group, before = former.formed, self._group, self.present
+        formed, group = former.formed, self._group
         assert formed is not None
         plan = formed.plan
         connections.keep(group.control)
@@ -399,8 +407,6 @@ class Blocks:
             self._move(formed.board, formed.rank, plan)
         elif self._coordinator is not None:
             self._coordinator.committed(plan)
-        elif before is None and self._watch is not None:
-            pass
 
     def _move(self, board: Board, rank: int, plan: Plan) -> None:
         """Another block leads from now on: its board counts."""
@@ -434,47 +440,6 @@ class Blocks:
         return self._coordinator.lost if self._coordinator is not None else ""
 
 
-def own_address(env: Mapping[str, str]) -> str:
-    """By which name other nodes find this one."""
-    if env.get("SLURM_JOB_ID") and env.get("SLURMD_NODENAME"):
-        return env["SLURMD_NODENAME"]
-    return env.get("MASTER_ADDR") or "127.0.0.1"
-
-
-def is_peer_lost(error: BaseException) -> bool:
-    """Whether an error tells that ranks of other blocks are gone, rather than something of the script's own."""
-    if isinstance(error, (PeersLostError, BoardLostError)):
-        return True
-    return isinstance(error, RuntimeError) and _PEER.search(str(error)) is not None
-
-
 def _leavers(present: Plan, coming: Plan) -> bool:
     """Whether a member of one is none of the other."""
     return not {member.uid for member in present.members} <= {member.uid for member in coming.members}
-
-
-def _find_or_found(
-    folder: HotFolder, block: Block, address: str, ready: Callable[[int], None]
-) -> tuple[Leader | None, Board | None]:
-    """(the leader, the board where this process is the one); (None, None) where the job is over."""
-    until = time.monotonic() + DYING_S
-    while not folder.over():
-        leader = folder.newest()
-        if leader is not None and living(leader):
-            try:
-                board = Board.connect(leader.host, leader.port, leader.token)
-                if board.read("lost") is None:
-                    return leader, None
-                if time.monotonic() < until:
-                    time.sleep(0.1)
-                    continue
-            except BoardLostError:
-                pass
-        term = folder.next_term()
-        ready(term - 1)
-        board = Board.host(address, connections.new_token())
-        leader = Leader(term, address, board.port, board.token, block.task, block.restart)
-        if folder.claim(leader):
-            return leader, board
-        time.sleep(0.05)
-    return None, None

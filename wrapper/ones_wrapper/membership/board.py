@@ -4,13 +4,17 @@ store. Every look answers at once or within `ANSWER_S`; nothing that is read fro
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 ANSWER_S = 5.0
 """A store that does not answer within this time is lost."""
+
+T = TypeVar("T")
 
 
 class BoardLostError(ConnectionError):
@@ -36,7 +40,11 @@ class Board:
 
     @classmethod
     def connect(cls, address: str, port: int, token: str, timeout_s: float = ANSWER_S) -> Board:
-        """Raises `BoardLostError` where there is none of this token."""
+        """Raises `BoardLostError` where there is none of this token, or it does not answer."""
+        return in_time(lambda: cls._connect(address, port, token, timeout_s), timeout_s)
+
+    @classmethod
+    def _connect(cls, address: str, port: int, token: str, timeout_s: float) -> Board:
         try:
             store = TCPStore(
                 address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s)
@@ -91,3 +99,26 @@ class Board:
     def store(self, name: str) -> Store:
         """A part of the store in which ranks form a group."""
         return PrefixStore(f"ones-{self.token}-{name}", self._store)
+
+
+def in_time(function: Callable[[], T], timeout_s: float) -> T:
+    """The result of a function that may wait for ever for a process that hangs. Raises `BoardLostError` for one that
+    takes too long; its thread is left to itself.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="ones-ask", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise BoardLostError(f"no answer within {timeout_s:g} s")
+    return results[0]

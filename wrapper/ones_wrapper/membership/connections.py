@@ -30,9 +30,9 @@ COLLECTIVE_S = 1800.0
 by heartbeats."""
 
 _BACKENDS = {"gloo": ("ones_gloo", "cpu"), "nccl": ("ones_nccl", "cuda")}
-_kept: deque[Any] = deque(maxlen=4)
-"""Groups that were left, for two more changes: the destructor of one that was just left can wait for ever for a thread
-that wants the interpreter's lock (torch 2.13; pytorch#56297)."""
+_kept: deque[Any] = deque(maxlen=8)
+"""Groups that were left, for two more changes, each of which leaves up to four: the destructor of one that was just
+left can wait for ever for a thread that wants the interpreter's lock (torch 2.13; pytorch#56297)."""
 _formed: dict[str, Any] = {}
 _lock = threading.Lock()
 
@@ -145,8 +145,9 @@ def enter(formed: Formed, backend: str) -> None:
 
 
 def keep(group: Any) -> None:
-    """A group that was left is held for two more changes."""
-    _kept.append(group)
+    """A group that was left is held for two more changes. None is no group."""
+    if group is not None:
+        _kept.append(group)
 
 
 def _register(backend: str) -> str:

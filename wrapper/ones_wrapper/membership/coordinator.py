@@ -18,6 +18,8 @@ TURN_S = 0.1
 """Time between two looks at everything."""
 DEAD_S = 5.0
 """A rank that has given no sign for so long is lost."""
+UNWANTED_S = 3.0
+"""How long a newcomer that no order names waits for one: a file system may show a new order late."""
 DEADLINE_S = FORM_S + 5.0
 """A published plan that not all could form by then is dropped."""
 
@@ -59,6 +61,8 @@ class Coordinator:
         self._last = present.generation
         self._heard = 0
         self._registered: dict[str, Member] = {}
+        self._since: dict[str, float] = {}
+        """When each newcomer was first heard of."""
         self._ready: dict[str, float] = {}
         """When each newcomer was ready, in the order in which they were."""
         self._signs: dict[str, _Signs] = {}
@@ -161,6 +165,8 @@ class Coordinator:
                 log(f"a block that wanted to join is ignored: {error}")
                 continue
             self._registered[member.uid] = member
+            self._since[member.uid] = time.monotonic()
+            self._orders.skip_wait()
         for uid in self._registered:
             if uid not in self._ready and self._board.read(f"ready-{uid}") is not None:
                 self._ready[uid] = time.monotonic()
@@ -186,6 +192,7 @@ class Coordinator:
             if self._plan is not None and self._plan.first_rank(uid) is not None:
                 self._drop(silent[uid])
         known = {member.uid for member in (*self._present.members, *self._registered.values())}
+        self._since = {uid: at for uid, at in self._since.items() if uid in self._registered}
         self._signs = {key: signs for key, signs in self._signs.items() if key.rpartition("-")[0] in known}
 
     def _leaving(self) -> set[str]:
@@ -236,9 +243,10 @@ class Coordinator:
 
     def _turn_away(self, wanted: tuple[int, ...] | None) -> None:
         """Tell newcomers that no order wants them."""
+        now = time.monotonic()
         for uid, member in list(self._registered.items()):
-            if wanted is not None and member.task not in wanted:
-                self._board.put(f"leave-{uid}", "it is not wanted (any more)")
+            if wanted is not None and member.task not in wanted and now - self._since[uid] > UNWANTED_S:
+                self._board.put(f"leave-{uid}", "no order wants it")
                 del self._registered[uid]
                 self._ready.pop(uid, None)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import socket
 import stat
 import time
@@ -140,7 +139,7 @@ class HotFolder:
         if self._later(leader.term - 1):
             return False
         path = self._file(leader.term)
-        new = self.path / f".{path.name}-{secrets.token_hex(8)}"
+        new = self.path / f".{path.name}-{os.urandom(8).hex()}"
         try:
             _write(new, text)
             try:
@@ -172,7 +171,7 @@ class HotFolder:
 
     def end(self) -> None:
         """The job has ended; a failure is logged."""
-        new = self.path / f".{OVER}-{secrets.token_hex(8)}"
+        new = self.path / f".{OVER}-{os.urandom(8).hex()}"
         try:
             _write(new, f"{self._array}\n".encode())
             new.replace(self.path / OVER)

@@ -23,6 +23,8 @@ class Member:
     ranks: int
     nodes: int
     ranks_per_node: int
+    max_local: int = 0
+    """Most samples of a pass that its devices hold."""
 
     @property
     def name(self) -> str:
@@ -63,6 +65,11 @@ class Plan:
         """0 where nodes have unequally many."""
         each = {member.ranks_per_node for member in self.members}
         return each.pop() if len(each) == 1 else 0
+
+    @property
+    def max_local(self) -> int:
+        """Most samples of a pass that the devices of all members hold."""
+        return min(member.max_local for member in self.members)
 
     @property
     def tasks(self) -> tuple[int, ...]:

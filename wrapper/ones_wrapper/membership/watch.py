@@ -1,4 +1,4 @@
-"""A rank's sign of life, and its look for the others': by a thread, so that it works while the rank waits in a
+"""A rank's sign of life, and its look for the others': by threads, so that it works while the rank waits in a
 collective that never ends.
 """
 
@@ -12,6 +12,8 @@ from ones_wrapper.membership.board import Board, BoardLostError
 
 SIGN_S = 1.0
 """Time between two signs."""
+SILENCE_S = 6.0
+"""A leader that has not answered for so long is lost."""
 MAIN_S = 1.0
 """How long the rank's own thread may take to notice that others are lost, before this one leaves for it."""
 
@@ -34,17 +36,21 @@ class Watch:
         self._count = 0
         self.lost = ""
         """Why the others count as lost; empty while they don't."""
-        self._thread = threading.Thread(target=self._run, name="ones-watch", daemon=True)
+        self._found, self._heard = "", time.monotonic()
+        self._threads = [
+            threading.Thread(target=target, name="ones-watch", daemon=True) for target in (self._talk, self._run)
+        ]
         self._sign()
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def follow(self, board: Board) -> None:
         """Another board counts from now on."""
         with self._lock:
-            self._board = board
+            self._board, self._found, self._heard = board, "", time.monotonic()
             self.lost = ""
         self._sign()
 
@@ -55,21 +61,30 @@ class Watch:
     def _sign(self) -> None:
         with self._lock:
             self._count += 1
-            self._board.put(f"sign-{self._name}", f"{self._count}{'!' if self._leaving() else ''}")
+            board, text = self._board, f"{self._count}{'!' if self._leaving() else ''}"
+        board.put(f"sign-{self._name}", text)
 
-    def _run(self) -> None:
-        failing_since = 0.0
-        while not self._stop.wait(0.25 if self._leaving() and not failing_since else SIGN_S):
+    def _talk(self) -> None:
+        """Give signs, and hear of others. A store whose process hangs never answers, which the other thread sees."""
+        while not self._stop.wait(0.25 if self._leaving() else SIGN_S):
             with self._lock:
                 board = self._board
             try:
                 self._sign()
                 found = self._failed() or board.read("lost") or ""
-                failing_since = 0.0
             except BoardLostError as error:
-                failing_since = failing_since or time.monotonic()
                 found = f"the leader does not answer ({error})"[:300]
-            if self._board is not board or not found:
+            with self._lock:
+                if self._board is board:
+                    self._found, self._heard = found, time.monotonic()
+
+    def _run(self) -> None:
+        while not self._stop.wait(SIGN_S / 4):
+            with self._lock:
+                board, found = self._board, self._found
+                if time.monotonic() - self._heard > SILENCE_S:
+                    found = f"the leader has not answered for {SILENCE_S:g} s"
+            if not found:
                 continue
             self.lost = found
             if not self._stop.wait(MAIN_S) and self._board is board:

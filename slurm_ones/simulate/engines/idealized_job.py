@@ -1,0 +1,263 @@
+"""One job as it trains under the assumptions of the published studies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from slurm_ones.reasons import reason
+from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Limits, Progress
+from slurm_ones.schedule.shapes import nodes_of, valid_counts
+from slurm_ones.simulate.engines.idealized_placement import Plan
+from slurm_ones.simulate.training.application import Application, Submission
+from slurm_ones.simulate.training.mechanism import Hot, Mechanism
+from slurm_ones.simulate.training.training_progress import EarlyStopping
+from slurm_ones.slurm.model import Shape
+
+EPSILON = 1e-9
+SETTLED_S = 120.0
+"""A hot job moves to fewer nodes so long after it was last given any."""
+
+
+@dataclass(frozen=True)
+class TrueModel:
+    """What a job truly does from here on, as both of a policy's models."""
+
+    application: Application
+    done: float
+    """Progress in samples of the base batch."""
+
+    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        """See `schedule.policy.ThroughputModel`."""
+        return self.application.throughput(nodes, gpus, batches)
+
+    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        """None."""
+        return np.zeros(np.shape(gpus))
+
+    def efficiency(self, batches: Ints) -> Floats:
+        """See `schedule.policy.EfficiencyModel`."""
+        return self.application.efficiency(self.done, batches)
+
+
+@dataclass
+class Change:
+    """GPUs that a job is to get, or to move to."""
+
+    shape: Shape
+    nodes: dict[str, int]
+    """GPUs of the job on each node once they have joined."""
+    batch: int
+    begins_s: float = 0.0
+    """Until others have left the last of them."""
+    left_s: float = 0.0
+    """From then on until they are ready."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Seconds in which a job held the same GPUs."""
+
+    start: float
+    end: float
+    nodes: Mapping[str, int]
+    batch: int
+
+
+@dataclass
+class IdealizedJob:
+    """One job as it trains."""
+
+    job_id: int
+    submission: Submission
+    application: Application
+    cluster: ClusterView
+    mechanism: Mechanism
+    done: float = 0.0
+    nodes: dict[str, int] = field(default_factory=dict)
+    shape: Shape | None = None
+    batch: int = 0
+    change: Change | None = None
+    """Of a hot job that is to start or to grow."""
+    starting: bool = False
+    """It has not trained since it started."""
+    paused: float = 0.0
+    """Seconds that it still stands still."""
+    started: float | None = None
+    ended: float | None = None
+    running_s: float = 0.0
+    gpu_s: float = 0.0
+    lost_gpu_s: float = 0.0
+    resizes: int = 0
+    changed_epoch: int = 0
+    placed: float = 0.0
+    """When it was last given nodes."""
+
+    def __post_init__(self) -> None:
+        app, asked = self.application, self.submission
+        self._early_stopping = EarlyStopping(app)
+        self.requested_batch = min(max(asked.batch, app.min_batch or app.base_batch), app.max_batch)
+        self.requested_nodes = nodes_of(self.cluster, asked.gpus)
+        most = min(app.max_gpus, self.cluster.gpus)
+        counts = valid_counts(self.cluster, 1, most) if asked.elastic else ()
+        self.limits = Limits(
+            tuple(sorted({*counts, min(asked.gpus, self.cluster.gpus)})),
+            app.min_batch or app.base_batch,
+            app.max_batch,
+            app.max_batch,
+        )
+
+    @property
+    def total(self) -> float:
+        """Progress at which it is done."""
+        return self.application.total * self.submission.epochs
+
+    @property
+    def goodput(self) -> float:
+        """Progress/s at its size, placement and batch."""
+        return self._speed * float(self.application.efficiencies(self.batch)[self.application.epoch(self.done)])
+
+    @property
+    def _speed(self) -> float:
+        return self.application.placed_speed(tuple(self.nodes.values()), float(self.batch))
+
+    def start(self, now: float, shape: Shape, nodes: dict[str, int], batch: int) -> None:
+        """Hold these GPUs from now on."""
+        if self.started is None:
+            self.started = now
+        else:
+            self.resizes += 1
+        self.starting = True
+        self._hold(shape, nodes, batch, self.mechanism.start_s(self.application))
+
+    def scattered(self, now: float) -> bool:
+        """Whether it has for a while been on more nodes than it needs."""
+        needed = nodes_of(self.cluster, sum(self.nodes.values()))
+        return len(self.nodes) > needed and now - self.placed >= SETTLED_S
+
+    def go(self, now: float, shape: Shape, plan: Plan, batch: int) -> None:
+        """Come to the shape as planned: at once where that takes no GPU that it has not."""
+        app, self.placed = self.application, now
+        if self.shape is None and not plan.wait_s:
+            self.start(now, shape, plan.nodes, batch)
+            return
+        if self.shape is not None and plan.keeps != self.nodes:
+            self._hold(Shape(1, sum(plan.keeps.values())), plan.keeps, self.batch, self.mechanism.shrink_s(app))
+        if plan.wait_s or any(gpus > self.nodes.get(name, 0) for name, gpus in plan.nodes.items()):
+            self.change = Change(shape, plan.nodes, batch, plan.wait_s, self.mechanism.prepare_s(app))
+        else:
+            self.resizes += 1
+            self._hold(shape, plan.nodes, batch, self.mechanism.shrink_s(app))
+
+    def _hold(self, shape: Shape, nodes: dict[str, int], batch: int, pause_s: float) -> None:
+        self.shape, self.nodes, self.batch, self.paused = shape, nodes, batch, pause_s
+        self.changed_epoch = int(self.done / self.application.dataset)
+
+    @property
+    def held(self) -> dict[str, int]:
+        """GPUs that it holds on each node, those that prepare included."""
+        if self.change is None or self.change.begins_s > EPSILON:
+            return dict(self.nodes)
+        return united(self.nodes, self.change.nodes)
+
+    def stop(self) -> None:
+        """Hold no GPUs any more."""
+        self.shape, self.nodes, self.change = None, {}, None
+
+    def run(self, now: float, seconds: float) -> list[Stretch]:
+        """Train for `seconds` from `now` on, or to the end; what it held meanwhile."""
+        found, end = [], now + seconds
+        change = self.change
+        if change is not None:
+            waits = min(change.begins_s, end - now)
+            found.append(self._train(now, waits))
+            now, change.begins_s = now + waits, change.begins_s - waits
+            if change.begins_s <= EPSILON and self.ended is None:
+                if self.shape is None:
+                    self.change = None
+                    self.start(now, change.shape, change.nodes, change.batch)
+                else:
+                    prepares = min(change.left_s, end - now)
+                    found.append(self._train(now, prepares))
+                    now, change.left_s = now + prepares, change.left_s - prepares
+                    if change.left_s <= EPSILON and self.ended is None:
+                        self.change = None
+                        self.resizes += 1
+                        pause = self.mechanism.grow_s(self.application)
+                        self._hold(change.shape, change.nodes, change.batch, pause)
+        if self.ended is None:
+            found.append(self._train(now, end - now))
+        return [stretch for stretch in found if stretch is not None]
+
+    def _train(self, now: float, seconds: float) -> Stretch | None:
+        """Train with the GPUs that are in, while it holds what it holds; None where it holds none, or for no time."""
+        if not self.nodes or seconds <= EPSILON:
+            return None
+        held = self.held
+        count, joined = sum(held.values()), sum(self.nodes.values())
+        wait = min(self.paused, seconds)
+        self.paused -= wait
+        left = seconds - wait
+        self.starting &= left <= EPSILON
+        speed, worth, ends = self._speed, self.application.efficiencies(self.batch), self.application.ends
+        while left > EPSILON and self.ended is None:
+            row = self.application.epoch(self.done)
+            end = min(float(ends[row]), self.total)
+            rate = speed * float(worth[row])
+            needed = max(end - self.done, 0.0) / rate
+            step = min(needed, self._early_stopping.room / speed, left)
+            left -= step
+            self.done = end * (1 + 1e-12) if step == needed else self.done + rate * step
+            gives_up = self._early_stopping.use(step * speed, self.done)
+            if gives_up or (step == needed and end >= self.total * (1 - 1e-12)):
+                self.ended = now + seconds - left
+        self.running_s += seconds - left
+        self.gpu_s += (seconds - left) * count
+        self.lost_gpu_s += wait * count + (seconds - left - wait) * (count - joined)
+        return Stretch(now, self.ended or now + seconds, held, self.batch)
+
+    def view(self) -> JobView:
+        """What a policy is shown of it."""
+        app, asked = self.application, self.submission
+        epochs = self.done / app.dataset
+        true_model = TrueModel(app, self.done)
+        hot = isinstance(self.mechanism, Hot)
+        # Whatever is under way is shown as done.
+        at = self.change or self
+        fixed = None
+        if hot and (self.change is not None or self.starting):
+            fixed = reason("resize_under_way" if self.change is not None else "nothing_reported")
+        return JobView(
+            job_id=self.job_id,
+            submitted=asked.time,
+            requested=asked.gpus,
+            requested_batch=self.requested_batch,
+            shape=at.shape,
+            nodes=dict(at.nodes),
+            batch=at.batch or self.requested_batch,
+            base_batch=app.base_batch,
+            limits=self.limits,
+            model=true_model,
+            efficiency=true_model,
+            progress=Progress(max(epochs, 0.5), max(self.total - self.done, 1.0) / app.dataset),
+            samples=self.done,
+            dataset=app.dataset,
+            epochs=int(epochs),
+            epochs_since_change=int(epochs) - self.changed_epoch,
+            running_s=self.running_s,
+            resizes=self.resizes,
+            resize_s=self.mechanism.grow_s(app),
+            shrink_s=self.mechanism.shrink_s(app) if hot else None,
+            prepare_s=self.mechanism.prepare_s(app),
+            fixed=fixed,
+            true_remaining_s=app.seconds(
+                self.requested_nodes, min(asked.gpus, app.max_gpus), float(self.requested_batch), self.done, self.total
+            ),
+        )
+
+
+def united(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    """The most GPUs of each node in either."""
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in [*one, *(n for n in other if n not in one)]}

@@ -1,0 +1,267 @@
+"""A resize by blocks on the simulated cluster: the real machine, store and reports, and ways to interrupt it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from unittest import mock
+
+import slurm_ones.act.orders as orders_module
+from ones_db import JobRecord, ResizeRecord, Store
+from ones_wrapper.protocol import ORDERS, Order, decode_order, encode
+from slurm_ones.act.deferrals import Deferrals
+from slurm_ones.act.held_tasks import HeldTasks
+from slurm_ones.act.leftovers import Leftovers, waiting_arrays
+from slurm_ones.act.orders import OrderWriter, write_order
+from slurm_ones.act.resize import ResizeMachine
+from slurm_ones.act.transitions import State
+from slurm_ones.config import Settings
+from slurm_ones.observe.observer import DrainReports, Observer
+from slurm_ones.rules.blocks import BLOCKS, task_of
+from slurm_ones.simulate.engines.world import HOT, ClusterSpec
+from slurm_ones.simulate.engines.world import World as Simulated
+from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.simulate.training.application import Submission
+from slurm_ones.simulate.training.block_training import BlockTraining
+from slurm_ones.simulate.workloads.catalogue import KINDS, build
+from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.slurm.client import Unreachable
+from slurm_ones.slurm.model import Job, Shape, Task
+from tests.act.world import Crash
+
+WORK = Workload("one", (Submission("job", 0.0, "nlp", 1, 16, elastic=True),), {"nlp": build(KINDS["bert-glue"])})
+QUIET = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)
+RESIZE = {"blocks_wait_s": 40, "start_timeout_s": 60, "drain_timeout_s": 60, "dwell_s": 0}
+CHANGES = {"hold", "hold_waiting", "throttle", "reuse", "reshape", "release", "cancel_waiting", "signal", "defer"}
+LOOKS = {"job", "tasks"}
+
+_databases = itertools.count(1)
+
+
+class BlockWorld:
+    """One job of blocks, one change of it, one companion that may crash and be started again."""
+
+    def __init__(
+        self, open_store: Callable[[Path], Store], folder: Path, before: Mapping[int, Shape] | None = None
+    ) -> None:
+        """`before` are the blocks that train besides task 0 (1 GPU) when the change begins."""
+        self.folder = folder / f"world-{next(_databases)}"
+        self.folder.mkdir()
+        self.simulated = Simulated(WORK, ClusterSpec(4, 4), self.folder, QUIET, resize=HOT)
+        (self.job_id,) = self.simulated.job_ids.values()
+        training = self.simulated.trainings[self.job_id]
+        assert isinstance(training, BlockTraining)
+        self.training = training
+        self.cluster, self.clock = self.simulated.cluster, self.simulated.timeline
+        self.events: list[str] = []
+        self.interrupt: Callable[[int, str], None] = lambda number, event: None
+        """Called with the number (from 0) and name of each event; may raise."""
+        self.client = _Client(self)
+        self.store = open_store(self.folder)
+        self.stop_file = self.folder / "stop"
+        self.settings = Settings.model_validate({"stop_file": str(self.stop_file), "resize": RESIZE})
+        self.resize: ResizeRecord
+        self.machine = self.companion()
+        self.prepared = bool(before)
+        self.simulated.pass_time(30)
+        self.store.record_jobs([JobRecord(self.job_id, "job", "me", self.clock(), 1, 1, elastic=True)])
+        if before:
+            self._train_with(before)
+
+    def __enter__(self) -> BlockWorld:
+        self._patch = mock.patch.object(orders_module, "write_order", self._order)
+        self._patch.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._patch.stop()
+        self.store.close()
+
+    def companion(self) -> ResizeMachine:
+        """A companion that has just started."""
+        observer = Observer(self.client, self.store, self.settings)
+        orders = OrderWriter(self.client, None, self.clock)
+        held = HeldTasks(self.store)
+        self.leftovers = Leftovers(self.client, self.store, held, orders, self.clock)
+        self.observer = observer
+        return ResizeMachine(
+            client=self.client,
+            store=_ResizeStore(self),
+            reports=DrainReports(observer, self.store, self.clock),
+            settings=self.settings.resize,
+            orders=orders,
+            clock=self.clock,
+            wanted=observer.may_resize,
+            deferrals=Deferrals(self.client, self.store, 900.0, self.clock),
+        )
+
+    def _train_with(self, blocks: Mapping[int, Shape]) -> None:
+        client = self.simulated.client
+        client.hold_waiting(self.job_id)
+        client.throttle(self.job_id, 0)
+        text = encode(Order(1, 0, blocks=tuple(sorted({0, *blocks}))))
+        path = self.training.files.directory / ORDERS
+        path.write_bytes(text)
+        for task, shape in blocks.items():
+            client.reshape(Task(self.job_id, task), shape)
+            client.release(Task(self.job_id, task))
+        self.simulated.pass_time(40)
+        assert {*self.training.members} == {0, *blocks}
+
+    def begin(self, added: Mapping[int, Shape], dropped: tuple[int, ...] = ()) -> ResizeRecord:
+        """Write the change down, as the actor does."""
+        # Those that train already were prepared by a change before this one, as it were.
+        tasks = self.simulated.client.tasks(self.job_id)
+        waiting = [task_of(job) for job in tasks if job.pending and (self.prepared or not job.held)]
+        self.before = {*self.training.members}
+        self.wanted = (self.before | {*added}) - {*dropped}
+        self.resize = self.store.begin_resize(
+            ResizeRecord(
+                job_id=self.job_id,
+                restart=self.training.term,
+                old_nodes=1,
+                old_gpus_per_node=1,
+                old_batch=16,
+                new_nodes=1,
+                new_gpus_per_node=2,
+                new_batch=32,
+                state=State.PREPARING.value,
+                started=self.clock(),
+                order_number=round(self.clock() * 1000),
+                deadline=self.clock() + self.settings.resize.drain_timeout_s,
+                mechanism=BLOCKS,
+                added=tuple((task, shape.nodes, shape.gpus_per_node) for task, shape in added.items()),
+                dropped=dropped,
+                held=tuple(waiting),
+            )
+        )
+        return self.resize
+
+    @property
+    def states(self) -> list[str]:
+        return [step.state for step in self.store.resize_steps(self.resize.id)]
+
+    @property
+    def tasks(self) -> dict[int, Job]:
+        return {task_of(job): job for job in self.simulated.client.tasks(self.job_id)}
+
+    @property
+    def order(self) -> Order:
+        return decode_order((self.training.files.directory / ORDERS).read_bytes())
+
+    def advance(self) -> None:
+        """What the companion does once a second; one that is killed is started again."""
+        for resize in self.store.open_resizes():
+            try:
+                self.machine.advance(resize)
+            except Unreachable:
+                pass
+            except Crash:
+                self.machine = self.companion()
+
+    def tick(self, seconds: float = 1.0) -> None:
+        self.simulated.pass_time(seconds)
+        self.advance()
+
+    def until(self, state: State) -> None:
+        """Go on until the resize is in that state."""
+        for _ in range(400):
+            if self.resize.state == state:
+                return
+            assert self.resize.ended is None, f"{self.states}: {self.resize.outcome.text}"
+            self.tick()
+        raise AssertionError(f"stuck in {self.resize.state}")
+
+    def finish(self) -> ResizeRecord:
+        """Go on until the resize is closed, then a little further."""
+        for _ in range(400):
+            if self.resize.ended is not None:
+                self.tick(20)
+                return self.resize
+            self.tick()
+        raise AssertionError(f"stuck in {self.resize.state}")
+
+    def tidy(self) -> None:
+        """What the companion does of jobs of blocks at a tick."""
+        seen = self.observer.observe()
+        self.leftovers.cancel_waiting(waiting_arrays(seen))
+        known = self.store.histories(list(seen.elastic))
+        self.leftovers.end_those_apart([(one, known[id_].membership) for id_, one in seen.elastic.items()])
+
+    def machine_held(self) -> frozenset[int]:
+        """Tasks that count as held by us, to a companion that starts now."""
+        return HeldTasks(self.store).of(self.job_id)
+
+    def check(self) -> None:
+        """What must hold of every change that was closed, however it went."""
+        assert self.store.open_resizes() == []
+        for task, job in self.tasks.items():
+            if job.running:
+                assert task in self.training.members, f"{task} runs apart after {self.states}"
+            elif job.pending:
+                assert job.held, f"{task} waits and may start after {self.states}"
+        if self.resize.state == State.DONE:
+            assert {*self.training.members} == self.wanted, self.states
+        elif self.resize.state == State.ROLLED_BACK:
+            assert {*self.training.members} == self.before, self.states
+        released = [number for number, event in enumerate(self.events) if event == "before release"]
+        ordered = [number for number, event in enumerate(self.events) if event == "after order"]
+        assert not released or (ordered and ordered[0] < released[0]), "released before it was ordered"
+
+    def _event(self, event: str) -> None:
+        number = len(self.events)
+        self.events.append(event)
+        self.interrupt(number, event)
+
+    def _order(self, job: Job, order: Order, spool: Path | None) -> None:
+        assert order.blocks, "an order to a job of blocks names its blocks"
+        self._event("before order")
+        write_order(job, order, spool)
+        self._event("after order")
+
+
+class _Client:
+    """The simulated client, between two events a change."""
+
+    def __init__(self, world: BlockWorld) -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._world.simulated.client, name)
+        if name not in CHANGES:
+            return call
+
+        def changing(*args: Any, **named: Any) -> Any:
+            self._world._event(f"before {name}")
+            answer = call(*args, **named)
+            self._world._event(f"after {name}")
+            return answer
+
+        return changing
+
+
+class _ResizeStore:
+    """The store, between two events a write."""
+
+    def __init__(self, world: BlockWorld) -> None:
+        self._world = world
+
+    def step_resize(self, resize_id: int, state: str, **other: Any) -> ResizeRecord:
+        self._world._event(f"before journal {state}")
+        self._world.resize = self._world.store.step_resize(resize_id, state, **other)
+        self._world._event(f"after journal {state}")
+        return self._world.resize
+
+    def end_resize(self, resize_id: int, state: str, *other: Any) -> ResizeRecord:
+        self._world._event(f"before journal {state}")
+        self._world.resize = self._world.store.end_resize(resize_id, state, *other)
+        self._world._event(f"after journal {state}")
+        return self._world.resize
+
+    def resize_steps(self, resize_id: int) -> Any:
+        return self._world.store.resize_steps(resize_id)

@@ -1,0 +1,320 @@
+"""Each way that a change of blocks can go, on the simulated cluster."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ones_db import Store
+from ones_wrapper.protocol import Membership, encode_report
+from slurm_ones.act.transitions import State
+from slurm_ones.slurm.client import NotResizable
+from slurm_ones.slurm.model import JobState, Shape, Task
+from tests.act.block_world import BlockWorld
+
+Make = Callable[..., BlockWorld]
+ONE, TWO, FOUR = Shape(1, 1), Shape(1, 2), Shape(1, 4)
+THERE = ["preparing", "opening", "joining", "leaving", "done"]
+
+
+def opener(empty: Path) -> Callable[[Path], Store]:
+    """Opens a database of its own for each world."""
+
+    def open_store(folder: Path) -> Store:
+        return Store.open(f"sqlite:///{shutil.copy(empty, folder / 'ones.sqlite')}", "fake")
+
+    return open_store
+
+
+@pytest.fixture
+def make(empty: Path) -> Iterator[Make]:
+    with ExitStack() as stack:
+
+        def made(before: Mapping[int, Shape] | None = None) -> BlockWorld:
+            return stack.enter_context(BlockWorld(opener(empty), empty.parent, before))
+
+        yield made
+
+
+def test_blocks_join_and_the_others_are_held_first(make: Make) -> None:
+    """Never is the throttle lifted before all that wait are held, and the order comes before the release."""
+    world = make()
+    world.begin({1: TWO, 2: ONE})
+    resize = world.finish()
+    world.check()
+    assert world.states == THERE
+    calls = [event.split()[1] for event in world.events if event.startswith("before") and "journal" not in event]
+    assert calls == ["hold_waiting", "throttle", "reshape", "reshape", "order", "signal", "release", "release"]
+    assert resize.pause_s is not None and 0 < resize.pause_s < 2
+    assert world.order.blocks == (0, 1, 2) and world.order.batch == 32
+    assert world.training.gpus == 4
+
+
+def test_blocks_leave_and_can_be_used_again(make: Make) -> None:
+    world = make({1: TWO, 2: ONE})
+    world.begin({}, (1,))
+    world.finish()
+    world.check()
+    assert world.states == THERE
+    assert world.tasks[1].held and world.tasks[1].pending
+    world.begin({1: FOUR})
+    world.finish()
+    world.check()
+    assert world.resize.state == State.DONE and world.training.gpus == 6
+
+
+def test_a_job_outlives_its_first_block(make: Make) -> None:
+    """Another one takes its place, and leads the next term."""
+    world = make()
+    world.begin({1: FOUR}, (0,))
+    world.finish()
+    world.check()
+    assert world.states == THERE and world.training.members == (1,) and world.training.term == 1
+    assert world.tasks[0].held
+
+
+def test_a_shape_that_is_refused_costs_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No order was given for it."""
+
+    def refuse(task: Task, shape: Shape) -> None:
+        raise NotResizable(f"{task} does not take {shape}")
+
+    world = make()
+    monkeypatch.setattr(world.simulated.client, "reshape", refuse)
+    world.begin({1: FOUR})
+    resize = world.finish()
+    world.check()
+    assert world.states == ["preparing", "withdrawing", "rolled_back"] and resize.outcome.code == "shape_refused"
+    assert "after order" not in world.events
+
+
+def test_a_shape_at_which_slurm_never_starts_a_block(make: Make) -> None:
+    """It took it, and says so once it has looked."""
+    world = make()
+    world.cluster.forbid_shape(world.job_id, FOUR)
+    world.begin({1: FOUR})
+    resize = world.finish()
+    world.check()
+    assert resize.state == State.ROLLED_BACK and resize.outcome.code == "never_starts"
+
+
+def test_a_block_that_waits_too_long_is_taken_back(make: Make) -> None:
+    """Somebody else took the GPUs: the order is called off, and the block is held again."""
+    world = make()
+    for name in list(world.cluster.nodes.names()):
+        world.cluster.drain(name)
+    world.begin({1: ONE})
+    resize = world.finish()
+    world.check()
+    assert world.states == ["preparing", "opening", "joining", "withdrawing", "rolled_back"]
+    assert resize.outcome.code == "queued_too_long" and world.order.blocks == (0,) and world.order.batch == 16
+
+
+def test_a_block_that_dies_before_it_joined(make: Make) -> None:
+    world = make()
+    world.begin({1: ONE})
+    world.until(State.JOINING)
+    world.simulated.pass_time(3)
+    world.cluster.kill(Task(world.job_id, 1), 1)
+    resize = world.finish()
+    world.check()
+    assert resize.state == State.ROLLED_BACK and resize.outcome.code == "block_ended"
+
+
+@pytest.mark.parametrize("state", [State.PREPARING, State.OPENING, State.JOINING, State.LEAVING, State.WITHDRAWING])
+def test_a_job_that_is_cancelled(make: Make, state: State) -> None:
+    """By its owner, in every state: obeyed at once, and nothing is left behind."""
+    world = make({1: ONE})
+    _reach(world, state)
+    world.cluster.cancel(world.job_id)
+    for _ in range(60):
+        world.tick()
+    world.tidy()
+    assert world.resize.ended is not None
+    assert not any(job.pending or job.running for job in world.tasks.values())
+
+
+@pytest.mark.parametrize("state", [State.PREPARING, State.OPENING, State.JOINING, State.WITHDRAWING])
+@pytest.mark.parametrize("how", ["comment", "stop file"])
+def test_a_job_that_opts_out(make: Make, state: State, how: str) -> None:
+    """It stays as it was, and what was begun is taken back."""
+    world = make({1: ONE})
+    _reach(world, state)
+    if how == "comment":
+        world.cluster.set_comment(world.job_id, "ones: gpus=1-16 resize=off array=blocks")
+    else:
+        world.stop_file.touch()
+    world.finish()
+    assert world.resize.state == State.ROLLED_BACK
+    assert {*world.training.members} == {0, 1}
+
+
+def test_a_block_that_its_owner_holds_stays_held(make: Make) -> None:
+    """Released once, and never against their will; nor is it used again."""
+    world = make()
+    for name in list(world.cluster.nodes.names()):
+        world.cluster.drain(name)
+    world.begin({1: ONE})
+    world.until(State.JOINING)
+    world.cluster.hold(Task(world.job_id, 1))
+    resize = world.finish()
+    world.check()
+    assert resize.outcome.code == "block_held" and world.tasks[1].held
+    assert 1 not in world.machine_held() and 2 in world.machine_held()
+
+
+def test_a_block_that_its_owner_holds_before_we_do(make: Make) -> None:
+    """After it was chosen, and before it was looked at again."""
+    world = make()
+    world.begin({1: ONE})
+    world.machine.new.add(world.resize.id)
+    world.cluster.hold(Task(world.job_id, 1))
+    resize = world.finish()
+    assert resize.outcome.code == "block_held" and "before release" not in world.events
+    world.begin({2: ONE})
+    world.finish()
+    for task in (0, 2):
+        world.cluster.cancel(Task(world.job_id, task))
+    world.simulated.pass_time(60)
+    world.tidy()
+    assert world.tasks[1].held, "its owner keeps it, and the job did not say that it is over"
+
+
+def test_a_block_that_its_owner_cancels(make: Make) -> None:
+    """While it joins: the job trains on. One that trained: the job trains on without it."""
+    world = make({1: ONE})
+    world.begin({2: ONE})
+    world.until(State.JOINING)
+    world.cluster.cancel(Task(world.job_id, 2))
+    world.finish()
+    world.check()
+    assert world.resize.state == State.ROLLED_BACK
+    world.begin({3: ONE})
+    world.until(State.JOINING)
+    world.cluster.cancel(Task(world.job_id, 1))
+    world.finish()
+    assert {*world.training.members} == {0, 3} and world.resize.state == State.DONE
+
+
+def test_a_claim_of_a_block_that_slurm_has_not_started_is_not_believed(make: Make) -> None:
+    """Hostile reports: the change goes on by what Slurm knows."""
+    world = make()
+    for name in list(world.cluster.nodes.names()):
+        world.cluster.drain(name)
+    world.begin({1: ONE})
+    world.until(State.JOINING)
+    lie = Membership(9, (0, 1), (0, 0), 1, 2, 2, 5, 32, 0.1, order=world.resize.order_number)
+    with (world.training.files.directory / "reports-0.jsonl").open("ab") as file:
+        file.write(encode_report(50, world.clock(), lie))
+    world.tick()
+    assert world.resize.state == State.JOINING
+    world.finish()
+    assert world.resize.state == State.ROLLED_BACK
+
+
+def test_a_job_that_ended_leaves_no_held_tasks(make: Make) -> None:
+    """Also where nobody in the job could cancel them, and the companion was started later."""
+    world = make()
+    world.begin({1: ONE})
+    world.finish()
+    for task in (0, 1):
+        world.cluster.cancel(Task(world.job_id, task))
+    world.simulated.pass_time(60)
+    assert any(job.pending and job.held for job in world.tasks.values())
+    world.machine = world.companion()
+    world.tidy()
+    assert not any(job.pending for job in world.tasks.values())
+
+
+def test_a_job_whose_blocks_all_left_without_a_word_goes_on(make: Make) -> None:
+    """Nobody's job is lost: one of the tasks that wait takes it up, once."""
+    world = make()
+    world.begin({1: ONE})
+    world.finish()
+    for task in (0, 1):
+        world.cluster.kill(Task(world.job_id, task), 0)
+    world.simulated.pass_time(20)
+    for task in (0, 1):
+        world.cluster.get(Task(world.job_id, task)).state = JobState.COMPLETED
+    assert not any(job.running for job in world.tasks.values())
+    world.tidy()
+    world.simulated.pass_time(60)
+    assert world.training.members == (2,) and world.training.term > 0
+
+
+def test_a_job_that_opted_out_and_ended_leaves_no_held_tasks(make: Make) -> None:
+    """What we held once is not forgotten with the opt-in."""
+    world = make()
+    world.begin({1: ONE})
+    world.finish()
+    world.cluster.set_comment(world.job_id, "nothing for a companion")
+    for task in (0, 1):
+        world.cluster.cancel(Task(world.job_id, task))
+    world.simulated.pass_time(60)
+    world.tidy()
+    assert not any(job.pending for job in world.tasks.values())
+
+
+def test_a_block_that_runs_apart_is_told_to_end(make: Make) -> None:
+    """One that hangs, say: it is in no membership, and would keep its GPUs for ever."""
+    world = make({1: ONE})
+    world.begin({2: ONE})
+    world.finish()
+    number = world.order.number
+    lost = Membership(9, (0, 1), (0, 0), 1, 2, 2, 50, 32, 0.1, why="lost")
+    with (world.training.files.directory / "reports-0.jsonl").open("ab") as file:
+        file.write(encode_report(60, world.clock(), lost))
+    world.tidy()
+    assert world.order.number == number, "not at once: it may be about to join again"
+    world.simulated.pass_time(310)
+    world.tidy()
+    assert world.order.blocks == (0, 1) and world.order.number > number
+    number = world.order.number
+    world.tidy()
+    assert world.order.number == number, "once is enough"
+
+
+def test_a_job_whose_owner_keeps_it_from_running_is_not_cancelled(make: Make) -> None:
+    """Its blocks were requeued into a hold by hand."""
+    world = make()
+    world.begin({1: ONE})
+    world.finish()
+    world.cluster.cancel(Task(world.job_id, 1))
+    world.simulated.client.requeue_hold(Task(world.job_id, 0))
+    world.simulated.pass_time(60)
+    world.tidy()
+    assert world.tasks[0].pending and world.tasks[2].pending
+    assert world.tasks[2].state is JobState.PENDING
+
+
+def _reach(world: BlockWorld, state: State) -> None:
+    """A change of blocks 0 and 1 in that state, which is not done with."""
+    world.begin({2: TWO} if state is not State.LEAVING else {}, () if state is not State.LEAVING else (1,))
+    if state is State.WITHDRAWING:
+        world.until(State.JOINING)
+        world.simulated.pass_time(3)
+        world.cluster.kill(Task(world.job_id, 2), 1)
+
+    def stop(number: int, event: str) -> None:
+        if event == f"after journal {state.value}":
+            raise _Stop
+
+    if state is State.PREPARING:
+        return
+    world.interrupt = stop
+    for _ in range(100):
+        try:
+            world.tick()
+        except _Stop:
+            world.interrupt = lambda number, event: None
+            assert world.resize.state == state
+            return
+    raise AssertionError(f"not reached: {world.states}")
+
+
+class _Stop(Exception):
+    pass

@@ -1,0 +1,41 @@
+"""The whole companion over simulated jobs of blocks: what the engine's invariants say of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+import slurm_ones.simulate.engines.companion_engine as engine
+from ones_db import ResizeRecord, Store
+from slurm_ones.rules.blocks import BLOCKS
+from slurm_ones.simulate.engines.world import HOT
+from slurm_ones.simulate.engines.world import World as Simulated
+from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from tests.simulate.test_engine import with_changing_policy, workload
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ClusterSettings(),
+        ClusterSettings(unreachable=0.1, refused=0.05, partial=0.05),
+        ClusterSettings(node_mtbf_s=2000.0),
+    ],
+    ids=["quiet", "odd Slurm", "failing nodes"],
+)
+def test_jobs_of_blocks_change_at_every_tick(monkeypatch: pytest.MonkeyPatch, settings: ClusterSettings) -> None:
+    """None is lost, left held or at odds with the database, and none that runs is ever requeued for it; beside a job
+    that cannot be resized."""
+    found: list[ResizeRecord] = []
+    before = engine.violations
+
+    def violations(world: Simulated, store: Store) -> list[str]:
+        found.extend(store.resizes())
+        return before(world, store)
+
+    monkeypatch.setattr(engine, "violations", violations)
+    with_changing_policy(workload(4, rigid=(2,)), settings, resize=HOT, interval_s=15.0)
+    states = Counter(resize.state for resize in found if resize.mechanism == BLOCKS)
+    assert states["done"] >= 5 and states["done"] > states["rolled_back"]
+    assert all(resize.restart == -1 for resize in found if resize.mechanism != BLOCKS)

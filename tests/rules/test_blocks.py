@@ -1,0 +1,328 @@
+"""Jobs of blocks under the rules: they change without a requeue, within the limits that hold for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ones_db import JobHistory, JobRecord, MembershipRecord, ReasonRecord, ResizeRecord
+from ones_wrapper.protocol import Membership, Spec
+from slurm_ones.act.advice import commands
+from slurm_ones.act.transitions import State
+from slurm_ones.config import LimitSettings, ResizeSettings, Settings
+from slurm_ones.learn.knowledge import Learner
+from slurm_ones.observe.eligibility import Elastic, Observation
+from slurm_ones.reasons import reason
+from slurm_ones.rules.blocks import BLOCKS, held_by_us, spare
+from slurm_ones.rules.caps import Cap
+from slurm_ones.rules.dwell import switch_dwell_s, switch_near_end_s
+from slurm_ones.rules.gate import PartitionRules, Round
+from slurm_ones.rules.moves import Moves
+from slurm_ones.rules.plan import Plan, plan
+from slurm_ones.rules.reclaim import annotate, make_room
+from slurm_ones.rules.views import bounds_of, cluster_view, job_views
+from slurm_ones.schedule.policy import Allocation, Schedule
+from slurm_ones.slurm.model import PARKED, Job, JobState, Node, Partition, Shape, Snapshot
+from tests.act.make import FULL, NOW, elastic, history
+
+HOT = Spec(32, 512, 64, 1000, 10, hot=True)
+
+
+def task(number: int, shape: Shape, *nodes: str, array: int = 1, **changes: Any) -> Job:
+    """A block that runs on these nodes, or waits in a hold where there are none."""
+    one = elastic(array * 100 + number, shape, *nodes).job
+    held = {} if nodes else {"held": True, "reason": "JobHeldUser"}
+    return replace(one, array=True, array_id=array, array_tasks=(number,), **{**held, **changes})
+
+
+def job_of_blocks(*tasks: Job, array: int = 1) -> Elastic:
+    running = [one for one in tasks if one.running]
+    nodes = tuple(dict.fromkeys(name for one in running for name in one.node_list))
+    whole = replace(
+        running[0] if running else tasks[0],
+        job_id=array,
+        array_tasks=tuple(one.array_tasks[0] for one in tasks),
+        node_list=nodes,
+        nodes=len(nodes) or tasks[0].nodes,
+    )
+    return replace(elastic(array, Shape(1, 1), "n1"), job=whole, blocks=tasks)
+
+
+def told(job_id: int = 1, *members: int, **changes: Any) -> JobHistory:
+    report = Membership(1, members or (0,), (0,) * max(len(members), 1), 1, 1, 1, 0, 32, 0.2, why="first")
+    known = {"spec": HOT, "membership": MembershipRecord(job_id, 0, 1, 1.0, report)}
+    return history(job_id, **(known | changes))
+
+
+def rules_for(
+    jobs: Sequence[Elastic],
+    free: dict[str, int],
+    histories: dict[int, JobHistory] | None = None,
+    *,
+    resizes: Sequence[ResizeRecord] = (),
+    others: Sequence[Job] = (),
+    drained: Sequence[str] = (),
+    site: dict[str, Any] | None = None,
+    caps: Sequence[Cap] = (),
+    ours: Sequence[int] = tuple(range(1, 8)),
+    split_nodes: bool = True,
+    **settings: Any,
+) -> tuple[Round, PartitionRules]:
+    by_id = {one.job.job_id: one for one in jobs}
+    used = {name: sum(one.holdings.get(name, 0) for one in jobs) for name in free}
+    nodes = {
+        name: Node(
+            name,
+            "IDLE+DRAIN" if name in drained else "",
+            name not in drained,
+            FULL,
+            FULL - gpus,
+            ("gpu",),
+            gpus == FULL,
+        )
+        for name, gpus in free.items()
+    }
+    assert all(used[name] + free[name] <= FULL for name in free)
+    queue = {id_: one.job for id_, one in by_id.items()} | {job.job_id: job for job in others}
+    seen = Observation(Snapshot(NOW, queue, nodes, {"gpu": Partition("gpu", True, tuple(free), 0.0, 0, False)}), by_id)
+    whole = Settings.model_validate({"resize": settings, "limits": site or {}})
+    known = histories or {id_: told(id_) for id_ in by_id}
+    held = {id_: frozenset(ours) for id_ in by_id}
+    round_ = Round.build(seen, known, whole, resizes, NOW, held=held, split_nodes=split_nodes)
+    rules = round_.partition("gpu")
+    return round_, replace(rules, caps=(*rules.caps, *caps))
+
+
+def planned(wanted: dict[int, Shape], jobs: Sequence[Elastic], free: dict[str, int], *a: Any, **other: Any) -> Plan:
+    parked = frozenset(id_ for id_, shape in wanted.items() if shape == PARKED)
+    given = {id_: Allocation(shape, 32) for id_, shape in wanted.items() if id_ not in parked}
+    return plan(Schedule(given, parked=parked), rules_for(jobs, free, *a, **other)[1])
+
+
+def waiting(count: int = 3) -> list[Job]:
+    return [task(number, Shape(1, 1)) for number in range(1, 1 + count)]
+
+
+SMALL = job_of_blocks(task(0, Shape(1, 1), "n1"), *waiting())
+TWO = job_of_blocks(task(0, Shape(1, 1), "n1"), task(1, Shape(1, 2), "n1"), task(2, Shape(1, 1)))
+
+
+def test_growth_needs_the_difference_alone() -> None:
+    """Its own GPUs stay where they are, and those of the new blocks have to be free."""
+    (change,) = planned({1: Shape(1, 4)}, [SMALL], {"n1": 3}).begin
+    assert change.moves == Moves(((1, Shape(1, 2)), (2, Shape(1, 1)))) and change.blocks == (0, 1, 2)
+    none = planned({1: Shape(1, 4)}, [SMALL], {"n1": 2})
+    assert none.begin == () and none.outcomes[1].code == "no_moves"
+
+
+def test_free_gpus_are_given_to_one_job_only() -> None:
+    """Blocks that are about to join take what is free."""
+    other = job_of_blocks(
+        task(0, Shape(1, 1), "n1", array=2), *(task(n, Shape(1, 1), array=2) for n in (1, 2)), array=2
+    )
+    made = planned({1: Shape(1, 2), 2: Shape(1, 2)}, [SMALL, other], {"n1": 1, "n2": 0})
+    assert [change.job_id for change in made.begin] == [1] and made.outcomes[2].code == "no_moves"
+    under_way = ResizeRecord(
+        2, 0, 1, 1, 32, 1, 2, 32, "joining", NOW, mechanism=BLOCKS, added=((1, 1, 1),), order_number=1
+    )
+    made = planned({1: Shape(1, 2)}, [SMALL, other], {"n1": 1}, resizes=[under_way])
+    assert made.begin == ()
+
+
+def test_equal_gpus_are_no_change_of_size() -> None:
+    """However they are spread."""
+    spread = job_of_blocks(task(0, Shape(1, 2), "n1"), task(1, Shape(1, 2), "n2"))
+    made = planned({1: Shape(1, 4)}, [spread], {"n1": 2, "n2": 2, "n3": 4})
+    assert made.begin == () and made.outcomes == {}
+    batch = plan(Schedule({1: Allocation(Shape(1, 4), 64)}), rules_for([spread], {"n1": 2, "n2": 2})[1])
+    (change,) = batch.begin
+    assert not change.resizes and change.blocks == (0,)
+
+
+def test_a_shrink_drops_blocks_at_once() -> None:
+    (change,) = planned({1: Shape(1, 1)}, [TWO], {"n1": 1}).begin
+    assert change.moves == Moves((), (1,)) and change.blocks == (0,) and change.new == Shape(1, 1)
+
+
+def test_it_is_never_stopped() -> None:
+    """Another of its tasks would take it up; a requeue of a running one is never asked for."""
+    made = planned({1: PARKED}, [TWO], {"n1": 1})
+    assert made.begin == () and made.outcomes[1].code == "blocks_not_parked"
+
+
+def test_one_that_waits_changes_as_a_waiting_job() -> None:
+    first = task(0, Shape(1, 1), held=False, reason="Resources", state=JobState.PENDING)
+    waits = replace(job_of_blocks(first, task(1, Shape(1, 1))), job=replace(first, job_id=1))
+    (change,) = planned({1: Shape(1, 2)}, [waits], {"n1": 4}).begin
+    assert change.moves is None and change.resizes and str(change.elastic.job.key) == "1_0"
+
+
+def test_training_that_cannot_take_blocks_in_is_left_alone() -> None:
+    made = planned({1: Shape(1, 2)}, [SMALL], {"n1": 3}, {1: told(spec=replace(HOT, hot=False))})
+    assert made.begin == () and made.outcomes[1].code == "not_hot"
+
+
+def test_dwell_follows_from_what_a_change_costs() -> None:
+    """A few seconds where it is nearly free, and never more than for a requeue."""
+    settings = ResizeSettings()
+    assert switch_dwell_s(told(switch_s=0.1), settings) == settings.blocks_dwell_s
+    assert switch_dwell_s(told(switch_s=1.5), settings) == 30.0
+    assert switch_dwell_s(told(switch_s=100.0), settings) == settings.dwell_s
+    assert switch_dwell_s(None, settings) == 10.0
+    assert switch_near_end_s(told(join_s=0.2, switch_s=0.1), settings, LimitSettings()) == 9.0
+    rested = told(last_resize_end=NOW - 11)
+    assert planned({1: Shape(1, 2)}, [SMALL], {"n1": 3}, {1: rested}).begin
+    again = planned({1: Shape(1, 2)}, [SMALL], {"n1": 3}, {1: replace(rested, last_resize_end=NOW - 1)})
+    assert again.outcomes[1].code == "dwell_time"
+
+
+def test_changes_of_blocks_do_not_wait_for_requeues() -> None:
+    """Each kind is counted by itself."""
+    requeue = ResizeRecord(9, 0, 1, 1, 32, 1, 2, 32, "draining", NOW)
+    jobs = [SMALL]
+    assert planned({1: Shape(1, 2)}, jobs, {"n1": 3}, resizes=[requeue], max_open=1).begin
+    change = ResizeRecord(9, 0, 1, 1, 32, 1, 2, 32, "joining", NOW, mechanism=BLOCKS)
+    full = planned({1: Shape(1, 2)}, jobs, {"n1": 3}, resizes=[change], max_open_blocks=1)
+    assert full.outcomes[1].code == "max_open"
+
+
+def test_caps_count_blocks_that_are_about_to_run() -> None:
+    """Those that join count beside those whose place they take."""
+    cap = Cap(4, frozenset({1}), reason("user_cap", user="alice", gpus=4, setting="limits.gpus_per_user"))
+    whole = job_of_blocks(task(0, Shape(1, 3), "n1"), *waiting())
+    free = {"n1": 0, "n2": 4}
+    assert planned({1: Shape(1, 4)}, [whole], {"n1": 1}, caps=[cap]).begin
+    replaced = planned({1: Shape(1, 4)}, [whole], free, caps=[cap], split_nodes=False)
+    assert replaced.begin and replaced.begin[0].moves == Moves(((1, Shape(1, 1)),))
+    joining = ResizeRecord(1, 0, 1, 3, 32, 1, 4, 32, "joining", NOW, mechanism=BLOCKS, added=((1, 1, 2),))
+    _, rules = rules_for([whole], {"n1": 1, "n2": 4}, resizes=[joining])
+    assert rules.jobs[1].gpus == 5
+
+
+def test_blocks_on_a_drained_node_are_replaced() -> None:
+    """The job outlives its node, at the same size."""
+    job = job_of_blocks(task(0, Shape(1, 4), "n1"), *waiting())
+    made = planned({1: Shape(1, 4)}, [job], {"n1": 0, "n2": 4}, drained=["n1"])
+    (change,) = made.begin
+    assert change.moves == Moves(((1, Shape(1, 4)),), (0,)) and made.outcomes[1].code == "blocks_replaced"
+    assert planned({1: Shape(1, 4)}, [job], {"n1": 0, "n2": 3}, drained=["n1"]).begin == ()
+
+
+def test_blocks_near_their_time_limit_are_replaced() -> None:
+    """And the limit of one block does not keep the others from changing."""
+    late = task(0, Shape(1, 4), "n1", time_limit_s=NOW + 100)
+    job = job_of_blocks(late, task(1, Shape(1, 4), "n2"), *[task(2, Shape(1, 1)), task(3, Shape(1, 1))])
+    (change,) = planned({1: Shape(2, 4)}, [job], {"n1": 0, "n2": 0, "n3": 4}).begin
+    assert change.moves == Moves(((2, Shape(1, 4)),), (0,))
+    (smaller,) = planned({1: Shape(1, 4)}, [job], {"n1": 0, "n2": 0}).begin
+    assert smaller.moves == Moves((), (0,))
+
+
+def test_tasks_that_others_hold_are_not_used() -> None:
+    """Only those that stand in a hold of ours by our own record, and those that completed a short while ago."""
+    tasks = [
+        task(1, Shape(1, 1)),
+        task(2, Shape(1, 1)),
+        task(3, Shape(1, 1), admin_held=True),
+        task(4, Shape(1, 1), "n1", state=JobState.COMPLETED, end_time=NOW - 10),
+        task(5, Shape(1, 1), "n1", state=JobState.COMPLETED, end_time=NOW - 1000),
+        task(6, Shape(1, 1), "n1", state=JobState.CANCELLED, end_time=NOW - 10),
+        task(7, Shape(1, 1), held=False, reason="Resources"),
+        task(8, Shape(1, 1), held=False, reason="JobArrayTaskLimit"),
+    ]
+    job = job_of_blocks(task(0, Shape(1, 1), "n1"), *tasks)
+    assert spare(job, {2, 3}, (0, 7), NOW) == (2, 8, 4)
+
+
+def test_what_is_held_by_us() -> None:
+    """By our resizes; not what its owner was seen to hold since."""
+    first = ResizeRecord(1, 0, 1, 1, 32, 1, 2, 32, "done", 1.0, mechanism=BLOCKS, held=(1, 2, 3), dropped=(0,))
+    held = ReasonRecord.of(reason("block_held", task=2))
+    second = replace(first, held=(), dropped=(), added=((2, 1, 1),), outcome=held)
+    other = replace(first, mechanism="requeue", held=(7,))
+    assert held_by_us([first, second, other]) == {0, 1, 3}
+
+
+def test_a_rigid_job_gets_what_blocks_give_up() -> None:
+    """By a hot shrink, of the blocks that are in the way, and nobody is asked twice."""
+    job = job_of_blocks(task(0, Shape(1, 4), "n1"), task(1, Shape(1, 4), "n2"), task(2, Shape(1, 1)))
+    rigid = replace(elastic(50, Shape(1, 4)).job, reason="Resources", submit_time=1.0, comment="")
+    round_, rules = rules_for([job], {"n1": 0, "n2": 0}, others=[rigid])
+    cluster = cluster_view(round_, rules)
+    bounds = bounds_of(round_, rules)
+    assert [one.job_id for one in bounds.demand.pending] == [50]
+    dropping = ResizeRecord(1, 0, 2, 4, 32, 1, 4, 32, "joining", NOW, mechanism=BLOCKS, dropped=(1,))
+    round_, rules = rules_for([job], {"n1": 0, "n2": 0}, others=[rigid], resizes=[dropping])
+    assert bounds_of(round_, rules).demand.free["n2"] == 4
+    assert cluster.gpus == 8
+
+
+def test_a_waiting_block_is_no_rigid_job() -> None:
+    """A block that was released waits for GPUs, as part of an elastic job."""
+    waits = task(1, Shape(1, 4), held=False, reason="Resources")
+    job = job_of_blocks(task(0, Shape(1, 4), "n1"), waits)
+    round_, rules = rules_for([job], {"n1": 0, "n2": 0}, others=[waits])
+    assert bounds_of(round_, rules).demand.pending == ()
+
+
+def test_a_policy_is_shown_what_a_job_keeps() -> None:
+    """At each size that blocks that leave make."""
+    round_, rules = rules_for([TWO], {"n1": 1})
+    (view,) = job_views(round_, rules, cluster_view(round_, rules), Learner(seed=0))
+    assert view.smaller == {1: {"n1": 1}, 2: {"n1": 2}} and view.shape == Shape(1, 3)
+
+
+@pytest.mark.parametrize("state", [state for state in State if not state.final])
+def test_what_a_change_under_way_heads_for(state: State) -> None:
+    """One that is taken back heads for what the job had, and gives nothing up."""
+    change = ResizeRecord(1, 0, 1, 1, 32, 1, 3, 32, state.value, NOW, mechanism=BLOCKS, dropped=(1,))
+    round_, _ = rules_for([TWO], {"n1": 1}, resizes=[change])
+    back = state is State.WITHDRAWING or state.value.endswith("_back")
+    assert round_.targets[1] == (Shape(1, 1) if back else Shape(1, 3))
+    assert round_.moves[1].dropped == (() if state is State.WITHDRAWING else (1,))
+
+
+def test_the_commands_of_a_change_by_hand() -> None:
+    """In the order in which a companion would give them: holds, throttle, shapes, order, releases."""
+    first = job_of_blocks(
+        task(0, Shape(1, 1), "n1", throttle=1),
+        task(1, Shape(1, 1), held=False, throttle=1, reason="JobArrayTaskLimit"),
+    )
+    (change,) = planned({1: Shape(1, 2)}, [first], {"n1": 3}, ours=()).begin
+    lines = commands(change, 7, None, 900.0)
+    assert lines[:3] == [
+        "scontrol uhold 1_1",
+        "scontrol update JobId=1 ArrayTaskThrottle=0",
+        "scontrol update JobId=1_1 NumNodes=1-1 NumCPUs=1 Gres=gpu:1",
+    ]
+    assert '"blocks": [0, 1]' in lines[3] and lines[4] == "scontrol release 1_1"
+    (shrink,) = planned({1: Shape(1, 1)}, [TWO], {"n1": 1}).begin
+    lines = commands(shrink, 8, None, 900.0)
+    assert '"blocks": [0]' in lines[0] and lines[-1] == "scontrol requeuehold 1_1"
+
+
+def test_blocks_give_up_what_a_rigid_job_needs() -> None:
+    """The size that leaves the node in question free; one that no blocks make is not asked for."""
+    blocks = [task(0, Shape(1, 4), "n1"), task(1, Shape(1, 4), "n2"), task(2, Shape(1, 1))]
+    rigid = replace(elastic(50, Shape(1, 4)).job, reason="Resources", submit_time=1.0, comment="")
+    asked = told(job=JobRecord(1, "job", "alice", 1.0, 1, 4))
+    for need, kept in ((4, {"n1": 4}), (2, {"n1": 4})):
+        waits = replace(rigid, gpus_per_node=need)
+        round_, rules = rules_for([job_of_blocks(*blocks)], {"n1": 0, "n2": 0}, {1: asked}, others=[waits])
+        cluster = cluster_view(round_, rules)
+        views = job_views(round_, rules, cluster, Learner(seed=0))
+        made = make_room(cluster, views, bounds_of(round_, rules).demand)
+        (view,) = made.jobs
+        assert made.served == (50,) and view.nodes == kept and view.shape == Shape(1, 4)
+        schedule = annotate(Schedule({1: Allocation(Shape(2, 4), 32)}), made)
+        (change,) = plan(schedule, rules).begin
+        assert change.moves == Moves((), (1,))
+    one = job_of_blocks(task(0, Shape(1, 4), "n1"), task(1, Shape(1, 1)))
+    small = told(job=JobRecord(1, "job", "alice", 1.0, 1, 1))
+    round_, rules = rules_for([one], {"n1": 0}, {1: small}, others=[replace(rigid, gpus_per_node=2)])
+    cluster = cluster_view(round_, rules)
+    made = make_room(cluster, job_views(round_, rules, cluster, Learner(seed=0)), bounds_of(round_, rules).demand)
+    assert made.served == () and not made.reasons

@@ -1,0 +1,60 @@
+"""The unchanged companion and simulated jobs of blocks: whole workloads. The engine raises where an invariant does not
+hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slurm_ones.simulate.engines.companion_engine import run
+from slurm_ones.simulate.engines.outcome import Outcome
+from slurm_ones.simulate.engines.world import HOT, REQUEUE, ClusterSpec
+from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from tests.simulate.changing_policy import ChangingPolicy
+from tests.simulate.test_engine import SMALL, workload
+
+START_S = {HOT: 7.0, REQUEUE: 30.0}
+"""What a start of a block, or a resize by requeue, was seen to take."""
+
+
+def changing(resize: str, *, spec: ClusterSpec = SMALL, jobs: int = 3, **settings: Any) -> Outcome:
+    """Every job resized at every tick."""
+    return run(
+        "fifo",
+        {},
+        workload(jobs),
+        spec,
+        interval_s=60.0,
+        resize=resize,
+        resize_s=START_S[resize],
+        cluster_settings=ClusterSettings(**settings),
+        make=ChangingPolicy,
+    )
+
+
+@pytest.mark.parametrize("whole_nodes", [False, True])
+def test_jobs_of_blocks_change_while_they_train(whole_nodes: bool) -> None:
+    """All of them end, having been resized many times, and hardly a GPU stands still for it."""
+    spec = ClusterSpec(4, 4, whole_nodes)
+    hot, requeued = (changing(resize, spec=spec) for resize in (HOT, REQUEUE))
+    assert all(job.ended is not None for job in (*hot.jobs, *requeued.jobs))
+    assert sum(job.resizes for job in hot.jobs) > 4
+    assert hot.notes == ()
+
+    def idle(outcome: Outcome) -> float:
+        """Share of the GPUs held that did not train."""
+        return sum(job.lost_gpu_s for job in outcome.jobs) / sum(job.gpu_s for job in outcome.jobs)
+
+    assert idle(hot) < 0.6 * idle(requeued)
+
+
+def test_nodes_that_fail_and_calls_that_get_no_answer() -> None:
+    """Jobs of blocks come to their end on a cluster where much goes wrong."""
+    outcome = changing(HOT, jobs=4, unreachable=0.05, refused=0.1, node_mtbf_s=3000.0, node_repair_s=200.0)
+    assert all(job.ended is not None for job in outcome.jobs)
+
+
+def test_blocks_that_slurm_requeues() -> None:
+    outcome = changing(HOT, jobs=4, preempt_mtbf_s=1500.0)
+    assert all(job.ended is not None for job in outcome.jobs)

@@ -1,0 +1,146 @@
+"""Random histories of one job of blocks: orders, deaths and signals in any mixture, each ending as an undisturbed run.
+
+`python -m tests.wrapper.membership.histories --seeds 0-199` runs many, and prints what failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from ones_wrapper.protocol import First, Membership
+from tests.wrapper.membership.blocks import Job
+
+TASKS = 4
+SETTLE_S = 40.0
+
+
+class History:
+    """One job, and what happens to it."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self._random = random.Random(seed)
+        passes = self._random.choice([(), ("--max-local-batch", "7", "--max-passes", "8")])
+        workers = self._random.choice([(), (), ("--workers", "1")])
+        self.job = Job(directory, *passes, *workers, "--step-ms", "15", epochs=80)
+        self.said: list[str] = []
+        self._running: dict[int, int] = {}
+        """Which block each task runs as."""
+        self._restarts: dict[int, int] = {}
+
+    def run(self, actions: int) -> None:
+        """Live through so many events, and end. Raises AssertionError."""
+        job = self.job
+        try:
+            self._start(0)
+            job.wait(First)
+            for _ in range(actions):
+                choices = [self._order, self._order, self._order, self._kill_block, self._kill_rank, self._tell_to_end]
+                self._random.choice(choices)()
+                self._revive()
+            job.hurry()
+            for block in job.blocks:
+                block.end(SETTLE_S)
+            job.assert_as_undisturbed()
+        finally:
+            job.kill()
+
+    def _living(self) -> list[int]:
+        self._running = {task: i for task, i in self._running.items() if not self.job.blocks[i].ended()}
+        return sorted(self._running)
+
+    def _start(self, task: int) -> None:
+        restart = self._restarts.get(task, -1) + 1
+        self._restarts[task] = restart
+        self.job.start(task, ranks=self._random.choice([1, 1, 2]), restart=restart)
+        self._running[task] = len(self.job.blocks) - 1
+
+    def _order(self) -> None:
+        wanted = sorted(self._random.sample(range(TASKS), self._random.randint(1, 3)))
+        batch = self._random.choice([16, 24, 32])
+        self.said.append(f"order {wanted} at {batch}")
+        self.job.order(*wanted, batch=batch)
+        before = {m.generation for m in self.job.of(Membership)}
+        for task in set(wanted) - set(self._living()):
+            self._start(task)
+        if self._random.random() < 0.3:  # the next event comes in the middle of it
+            time.sleep(self._random.random())
+            return
+        self._wait_for(wanted, max(before, default=-1))
+
+    def _wait_for(self, wanted: list[int], after: int) -> None:
+        until = time.monotonic() + SETTLE_S
+        while time.monotonic() < until:
+            found = self.job.of(Membership)
+            if found and sorted(found[-1].blocks) == wanted:
+                return
+            time.sleep(0.02)
+        stacks = [block.stacks() for block in self.job.blocks if not block.ended()]
+        raise AssertionError(f"never {wanted} after {after}: {found}\n{stacks}\n{self.job.errors()}")
+
+    def _victim(self) -> int | None:
+        living = self._living()
+        return self._random.choice(living) if living else None
+
+    def _kill_block(self) -> None:
+        task = self._victim()
+        if task is not None:
+            self.said.append(f"kill block {task}")
+            self.job.blocks[self._running[task]].kill()
+
+    def _kill_rank(self) -> None:
+        task = self._victim()
+        if task is not None and (ranks := self.job.blocks[self._running[task]].ranks()):
+            self.said.append(f"kill a rank of block {task}")
+            os.kill(self._random.choice(ranks), signal.SIGKILL)
+
+    def _tell_to_end(self) -> None:
+        task = self._victim()
+        if task is not None:
+            self.said.append(f"tell block {task} to end")
+            self.job.blocks[self._running[task]].signal(signal.SIGTERM)
+
+    def _revive(self) -> None:
+        """Something always trains."""
+        time.sleep(self._random.random())
+        until = time.monotonic() + 0.5
+        while self._living() and time.monotonic() < until:
+            time.sleep(0.1)
+        if not self._living():
+            task = self._random.randrange(TASKS)
+            self.said.append(f"start block {task}")
+            self._start(task)
+
+
+def main() -> int:
+    """Run the histories of the seeds that are asked for."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", default="0-9", help="first-last")
+    parser.add_argument("--actions", type=int, default=6)
+    args = parser.parse_args()
+    first, _, last = args.seeds.partition("-")
+    failed = []
+    for seed in range(int(first), int(last or first) + 1):
+        with tempfile.TemporaryDirectory() as directory:
+            history, began = History(Path(directory) / "job", seed), time.monotonic()
+            try:
+                history.run(args.actions)
+                print(f"{seed}: ok in {time.monotonic() - began:.0f} s: {'; '.join(history.said)}", flush=True)
+            except Exception:
+                failed.append(seed)
+                print(f"{seed}: FAILED: {'; '.join(history.said)}", flush=True)
+                traceback.print_exc(limit=4)
+                print(history.job.errors()[-6000:], flush=True)
+    print(f"failed: {failed}")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""How a block finds those who train, or leads; and by what a rank knows that they are gone."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+
+import torch.distributed as dist
+
+from ones_wrapper.membership.board import Board, BoardLostError
+from ones_wrapper.membership.connections import new_token
+from ones_wrapper.membership.files import Block, HotFolder, Leader, living
+
+DYING_S = 15.0
+"""How long a leader that said that its membership is lost may take to end."""
+
+_PEER = re.compile(r"gloo|nccl|process ?group|connection|broken pipe|\bpeer\b", re.IGNORECASE)
+
+
+class PeersLostError(RuntimeError):
+    """The membership cannot go on: ranks of other blocks are lost, or the leader. This block joins anew."""
+
+
+class NotWantedError(Exception):
+    """This block has nothing to do; the message says why."""
+
+
+def is_peer_lost(error: BaseException) -> bool:
+    """Whether an error tells that ranks of other blocks are gone, rather than something of the script's own."""
+    if isinstance(error, (PeersLostError, BoardLostError, dist.DistError)):
+        return True
+    return isinstance(error, RuntimeError) and _PEER.search(str(error)) is not None
+
+
+def own_address(env: Mapping[str, str]) -> str:
+    """By which name other nodes find this one."""
+    if env.get("SLURM_JOB_ID") and env.get("SLURMD_NODENAME"):
+        return env["SLURMD_NODENAME"]
+    return env.get("MASTER_ADDR") or "127.0.0.1"
+
+
+def find_or_found(
+    folder: HotFolder, block: Block, address: str, ready: Callable[[int], None]
+) -> tuple[Leader | None, Board | None]:
+    """(the leader, the board where this process is the one); (None, None) where the job is over."""
+    until = time.monotonic() + DYING_S
+    while not folder.over():
+        leader = folder.newest()
+        if leader is not None and living(leader):
+            try:
+                board = Board.connect(leader.host, leader.port, leader.token)
+                if board.read("lost") is None:
+                    return leader, None
+                if time.monotonic() < until:
+                    time.sleep(0.1)
+                    continue
+            except BoardLostError:
+                pass
+        term = folder.next_term()
+        ready(term - 1)
+        board = Board.host(address, new_token())
+        leader = Leader(term, address, board.port, board.token, block.task, block.restart)
+        if folder.claim(leader):
+            return leader, board
+        time.sleep(0.05)
+    return None, None
