@@ -72,7 +72,7 @@ def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -
     """How the database's job and its runs differ from the cluster's job and the GPUs that it held."""
     training, records = world.trainings[job_id], world.cluster.records.of(job_id)
     if isinstance(training, BlockTraining):
-        yield from blocks_differ(training, record, job_id)
+        yield from blocks_differ(training, record, store)
         return
     (job,) = records
     if (record.state, record.restart) != (job.state.value, job.restart):
@@ -86,12 +86,17 @@ def record_differs(world: World, job_id: int, record: JobRecord, store: Store) -
             yield f"job {job_id}: a run on {known[held.start]} nodes and GPUs in the database, {shape} in Slurm"
 
 
-def blocks_differ(training: BlockTraining, record: JobRecord, job_id: int) -> Iterator[str]:
-    """The same of a job of blocks: its terms are its runs."""
+def blocks_differ(training: BlockTraining, record: JobRecord, store: Store) -> Iterator[str]:
+    """The same of a job of blocks: its terms are its runs, and it has one membership at a time."""
+    job_id = record.job_id
     if training.finished and record.state != JobState.COMPLETED.value:
         yield f"job {job_id} is {record.state} in the database, and has trained to its end"
     if training.term >= 0 and record.restart != training.term:
         yield f"job {job_id} is in term {record.restart} in the database, not {training.term}"
+    known = store.membership(job_id)
+    if training.generation and (known is None or known.report.generation != training.generation):
+        generation = known.report.generation if known is not None else "none"
+        yield f"job {job_id}: the newest membership in the database is {generation}, not {training.generation}"
 
 
 def _skipped(world: World) -> Iterator[str]:
