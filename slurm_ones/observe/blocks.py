@@ -189,7 +189,8 @@ def _representative(blocks: Sequence[Job], known: JobRecord | None, term: int) -
     # One that was requeued into a hold has not ended.
     stopped = [job for job in live if job.restart or job.completing]
     if ended and not stopped:
-        return max(ended, key=lambda job: (bool(job.start_time), job.end_time, job.array_tasks))
+        # Of a task that was cancelled while it waited Slurm has a start too, but no nodes.
+        return max(ended, key=lambda job: (bool(job.node_list), bool(job.start_time), job.end_time, job.array_tasks))
     return (stopped or live)[0]
 
 

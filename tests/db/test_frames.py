@@ -18,7 +18,7 @@ from ones_db import Database, Store, StoreError
 from ones_db.query import QueryError
 from ones_db.views import VIEWS
 from tests.db.make import hello, report, run, throughput
-from tests.db.test_views import fill
+from tests.db.test_views import fill, fill_blocks
 
 EXAMPLE = Path(__file__).parents[2] / "db" / "ones_db" / "examples" / "throughput.ipynb"
 

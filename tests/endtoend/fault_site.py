@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from ones_db import Store
 from ones_wrapper.protocol import directory_name
-from slurm_ones.observe.blocks import arrays, block_job
+from slurm_ones.observe.blocks import block_job
 from slurm_ones.slurm.model import Job, JobState
 from slurm_ones.slurm.squeue import parse_jobs
 from tests.cluster import Cluster, linux, paths
@@ -52,6 +52,8 @@ start_timeout_s = {start_s}
 advance_s = 0.1
 max_open = 6
 park_lease_s = 20
+blocks_wait_s = 5
+blocks_dwell_s = 0.1
 leave_s = 10
 [limits]
 near_end_s = 0
@@ -312,10 +314,12 @@ class FaultSite:
         """All jobs as Slurm has them; a job of blocks as one, in its newest term."""
         command = ["squeue", "--json", "--states=all"]
         found = parse_jobs(json.loads(self.cluster.run(command, user="root", timeout=30).stdout))
+        # Whatever their comment says by now.
+        in_blocks = {job_id for job_id, expected in self.expected.items() if expected.blocks}
+        records = [job for job in found.values() if job.array_id in in_blocks and job.array_tasks]
         folded = {
-            array: block_job(array, records, term=self.terms(array) - 1).job
-            for array, records in arrays(found.values()).items()
-            if array in self.expected
+            array: block_job(array, [job for job in records if job.array_id == array], term=self.terms(array) - 1).job
+            for array in {job.array_id for job in records}
         }
         return {id_: job for id_, job in found.items() if job.array_id not in folded} | folded
 

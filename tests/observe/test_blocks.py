@@ -288,3 +288,10 @@ def test_any_mix_of_tasks(seed: int) -> None:
                 assert elastic.shape.gpus == held
             startable = any(job.pending and not job.held for job in one.blocks)
             assert not (one.job.ended and (running or startable))
+
+
+def test_tasks_that_were_cancelled_while_they_waited_say_nothing_of_the_end() -> None:
+    """The job's end cancels them, and Slurm gives them a start and an end that come later."""
+    trained = ended(0, node_list=("n1",))
+    waited = [ended(number, JobState.CANCELLED, start_time=3010.0, end_time=3010.0) for number in (1, 2)]
+    assert seen(trained, *waited).job.state is JobState.COMPLETED
