@@ -70,7 +70,7 @@ SENTENCES: dict[str, str] = {
     "least_total_time": "the sum of all jobs' completion times is expected to be least so",
     "trains_faster": "there it is expected to train {factor:.2g} times as fast",
     "gives_up_gpus": "at {factor:.2g} times its speed the sum of all jobs' completion times is expected to be least",
-    "no_change_repays": "no change of its GPUs would repay an interruption of {seconds:.0f} s",
+    "no_change_repays": "no change of its GPUs would repay an interruption of {seconds:.1f} s",
     "better_batch": "it is expected to train faster with batch {batch} than with {before}",
     "smallest_size": "a job starts on the smallest size that it takes",
     "least_remaining": "all jobs then need the fewest GPU-seconds; {speed:.3g} samples/s are predicted for it",
