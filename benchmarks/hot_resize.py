@@ -115,8 +115,8 @@ class Queue:
     """Which tasks of a job Slurm had running, and until when."""
 
     cluster: Cluster
-    gone: dict[tuple[int, int], float] = field(default_factory=dict)
-    """When a task of an array was first seen not to have GPUs any more, by (job, task)."""
+    gone: list[tuple[tuple[int, int], float]] = field(default_factory=list)
+    """Each time at which a task, as (job, task), was seen not to have GPUs any more, ascending."""
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def watch(self) -> None:
@@ -127,8 +127,12 @@ class Queue:
             rows = (line.split() for line in text.splitlines())
             now = {(int(array), int(task)) for array, task in rows if task.isdecimal()}
             for gone in before - now:
-                self.gone[gone] = time.time()
+                self.gone.append((gone, time.time()))
             before = now
+
+    def back(self, job_id: int, task: int, since: float) -> float | None:
+        """When the GPUs of that task were free again."""
+        return next((at for gone, at in self.gone if gone == (job_id, task) and at > since), None)
 
     def stop(self) -> None:
         self._stop.set()
@@ -167,7 +171,7 @@ def change_of(resize: ResizeRecord, steps: Sequence[Step], told: Sequence[Member
     usual = statistics.median([b.ended - a.ended for a, b in pairwise(steps[at : at + 12])] or [0.0])
     around = steps[max(at - 3, 0) : at + 3]
     gap = max(b.ended - a.ended for a, b in pairwise(around))
-    back = [queue.gone.get((resize.job_id, task)) for task in resize.dropped]
+    back = [queue.back(resize.job_id, task, resize.started) for task in resize.dropped]
     reports = [m for m in told if m.order == resize.order_number and resize.order_number]
     change = Change(kind, max(gap - usual, 0.0), first.ended - resize.started, gap)
     if back and all(time_ is not None for time_ in back):

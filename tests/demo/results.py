@@ -17,7 +17,7 @@ from tests.demo.scenario import Outcome, Size
 CAPACITY = 16
 EMULATED = (
     "Emulated: there are no GPUs here, so each rank sleeps in proportion to its local batch. Real are Slurm, the "
-    "processes, gradients, checkpoints and requeues."
+    "processes, gradients, checkpoints and resizes."
 )
 
 
