@@ -66,7 +66,7 @@ class BlockWorld:
         self.resize: ResizeRecord
         self.machine = self.companion()
         self.prepared = bool(before)
-        self.simulated.pass_time(30)
+        self.simulated.pass_time(60)  # until it trains
         self.store.record_jobs([JobRecord(self.job_id, "job", "me", self.clock(), 1, 1, elastic=True)])
         if before:
             self._train_with(before)
