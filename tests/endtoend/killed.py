@@ -228,7 +228,7 @@ def main(path: str, job: str, first: str, stride: str, shape: str) -> None:
     settings = load(Path(path))
     migrate.upgrade(settings.database_url)
     fatal, to = int(first), Shape.parse(shape)
-    play = one_round if to.nodes else round_of_blocks
+    play = round_of_blocks if to.nodes == 0 < to.gpus_per_node else one_round
     if fatal < 0:
         # So that what follows meets the resizes of the other direction.
         fatal = -fatal - 1
