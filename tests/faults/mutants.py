@@ -95,14 +95,14 @@ def impatient_memory() -> Iterator[None]:
 
 @contextmanager
 def released_unordered() -> Iterator[None]:
-    """Blocks are released, and the job is ordered to train with them only afterwards."""
+    """Blocks are released, and the job is ordered to train with them only the next time that somebody looks."""
     opening = blocks.BLOCK_HANDLERS[State.OPENING]
 
     def hasty(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
-        for task, _, _ in resize.added:
-            if array.tasks[task].pending:
-                machine.client.release(array.key(task), start_now=False)
-        return opening(machine, resize, array)
+        held = [task for task, _, _ in resize.added if array.tasks[task].pending and array.tasks[task].held]
+        for task in held:
+            machine.client.release(array.key(task), start_now=False)
+        return resize if held else opening(machine, resize, array)
 
     with mock.patch.dict(HANDLERS, {State.OPENING: hasty}):  # type: ignore[dict-item]
         yield

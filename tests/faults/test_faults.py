@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from slurm_ones.simulate.engines.world import ClusterSpec
 from tests.faults.kinds import BY_OTHERS, FaultKind
 from tests.faults.mutants import MUTANTS
 from tests.faults.plan import INTERVAL_S, FaultPlan
@@ -78,6 +79,8 @@ def _hard(seed: int, kind: FaultKind, companions: int, *, blocks: bool) -> Fault
     plan = FaultPlan.with_blocks(seed) if blocks else FaultPlan.of(seed)
     plan = replace(plan, policy="random", companions=companions, ticks=16, events=(), interference=0.0)
     plan = replace(plan, interval_s=INTERVAL_S)
+    if blocks:  # which need room beside them, and to have trained before they change
+        return replace(plan, spec=ClusterSpec(4, 4), ticks=60, interval_s=10.0, rates={FaultKind.CRASH: 0.02})
     if kind in BY_OTHERS:
         return replace(plan, others=(kind,), interference=0.05, rates={})
     return replace(plan, rates={FaultKind.CRASH: 0.02, kind: 0.2})

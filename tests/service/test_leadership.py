@@ -18,7 +18,7 @@ from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.service.daemon import PING_S, Daemon
 from slurm_ones.slurm.client import LeaderOnlyClient, SlurmClient
-from slurm_ones.slurm.model import JobState, Shape
+from slurm_ones.slurm.model import JobState, Shape, Task
 from tests.act.fake import Clock, FakeJob, FakeSlurm, Passing
 
 
@@ -167,8 +167,12 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "release": (1,),
     "defer": (1, 5.0),
     "signal": (1, "USR1"),
+    "hold_waiting": (1,),
+    "reuse": (Task(1, 2),),
+    "throttle": (1, 0),
+    "cancel_waiting": (1,),
 }
-READS = {"version", "config", "snapshot", "job", "details", "name"}
+READS = {"version", "config", "snapshot", "job", "tasks", "details", "name"}
 
 
 class Recorder:
