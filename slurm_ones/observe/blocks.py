@@ -99,8 +99,10 @@ def _tasks(records: Sequence[Job]) -> tuple[Job, ...]:
     return tuple(found[task] for task in sorted(found))
 
 
-def _newness(job: Job) -> tuple[bool, int, float, int]:
-    return not job.ended, job.restart, job.start_time, job.job_id
+def _newness(job: Job) -> tuple[bool, int, bool, float, int]:
+    # Tasks that were cancelled while they waited together leave a record that may pass for the first task's, with a
+    # later start: what had nodes ran.
+    return not job.ended, job.restart, bool(job.node_list), job.start_time, job.job_id
 
 
 def _of_one_kind(tasks: Sequence[Job]) -> tuple[tuple[Job, ...], str]:

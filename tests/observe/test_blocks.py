@@ -295,3 +295,10 @@ def test_tasks_that_were_cancelled_while_they_waited_say_nothing_of_the_end() ->
     trained = ended(0, node_list=("n1",))
     waited = [ended(number, JobState.CANCELLED, start_time=3010.0, end_time=3010.0) for number in (1, 2)]
     assert seen(trained, *waited).job.state is JobState.COMPLETED
+
+
+def test_the_record_of_cancelled_tasks_does_not_pass_for_the_first_one() -> None:
+    """Slurm shows what waited behind the throttle as one cancelled record, which may bear the number 0."""
+    trained = ended(0, job_id=101, node_list=("n1",))
+    waited = ended(0, JobState.CANCELLED, start_time=3010.0, end_time=3010.0)
+    assert seen(trained, waited).job.state is JobState.COMPLETED
