@@ -91,7 +91,7 @@ def _gpus(shape: str) -> int:
 
 def _bars(outcomes: list[Outcome], begin: float) -> list[Bar]:
     return [
-        Bar(outcome.job.name, size.began - begin, size.ended - size.began, size.gpus)
+        Bar(outcome.job.name, size.began - begin, size.ended - begin, size.gpus)
         for outcome in outcomes
         for size in outcome.sizes
     ]
