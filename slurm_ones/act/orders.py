@@ -64,16 +64,25 @@ def _check_spool(directory: int) -> None:
         raise NotBelieved("others may write there; take that from them (chmod 755)")
 
 
+def by_spool(job: Job) -> bool:
+    """Whether orders to this job go through the spool, where there is one: this process may not write into the job's
+    own directory."""
+    return job.uid != os.geteuid() and os.geteuid() != 0
+
+
 def order_path(job: Job, spool: Path | None) -> Path:
-    """Where an order to this job belongs."""
-    if spool is not None and job.uid != os.geteuid() and os.geteuid() != 0:
+    """Where an order to this job belongs. Raises `NotBelieved`."""
+    if spool is not None and by_spool(job):
         return spool / spool_order_name(job.job_id)
     return job_directory(job) / ORDERS
 
 
 def write_order(job: Job, order: Order, spool: Path | None) -> None:
     """Replace the order in force; durable when it returns. Raises `OrderError`."""
-    path = order_path(job, spool)
+    try:
+        path = order_path(job, spool)
+    except NotBelieved as error:
+        raise OrderError(str(error)) from None
     owner, whose = (job.uid, "the job's user") if path.name == ORDERS else (os.geteuid(), "this companion")
     try:
         with directory_of(path.parent, owner, whose) as directory:
@@ -96,9 +105,10 @@ def write_order(job: Job, order: Order, spool: Path | None) -> None:
 def last_number(job: Job, spool: Path | None) -> int:
     """Of the order in force, 0 where there is none to be read. A job's user who wrote a number there of their own
     misleads their job alone."""
-    path, last = order_path(job, spool), 0
+    last = 0
     for owner in {os.geteuid(), job.uid}:
         try:
+            path = order_path(job, spool)
             with directory_of(path.parent, job.uid if path.name == ORDERS else os.geteuid()) as directory:
                 last = max(last, decode_order(read_from(directory, path.name, owner, 0, MAX_LINE + 1)[0]).number)
         except (OSError, NotBelieved, ProtocolError):

@@ -251,8 +251,8 @@ class Observer:
         """
         if not name or name.startswith(".") or "/" in name:
             return False
-        path = job_directory(job) / protocol.CHECKPOINTS / name
         try:
+            path = job_directory(job) / protocol.CHECKPOINTS / name
             with directory_of(path, job.uid) as directory:
                 text, size = read_from(directory, protocol.MANIFEST, job.uid, 0, 1)
                 return bool(text) and size > 0
