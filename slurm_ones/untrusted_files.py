@@ -38,6 +38,11 @@ def job_directory(job: Job) -> Path:
         raise NotBelieved(f"{pointer}: {error}") from None
 
 
+def foreign(job: Job) -> bool:
+    """Whether this process may not write into the job's directory, and has the spool for its orders alone."""
+    return job.uid != os.geteuid() and os.geteuid() != 0
+
+
 @contextmanager
 def directory_of(path: Path, uid: int, whose: str = "the job's user") -> Iterator[int]:
     """A descriptor of the directory at `path`, which must belong to `uid` (in words: `whose`) and be no link.

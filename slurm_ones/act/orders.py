@@ -26,7 +26,7 @@ from ones_wrapper.protocol import (
 )
 from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.model import Job
-from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
+from slurm_ones.untrusted_files import NotBelieved, directory_of, foreign, job_directory, read_from
 
 log = logging.getLogger(__name__)
 
@@ -64,15 +64,9 @@ def _check_spool(directory: int) -> None:
         raise NotBelieved("others may write there; take that from them (chmod 755)")
 
 
-def by_spool(job: Job) -> bool:
-    """Whether orders to this job go through the spool, where there is one: this process may not write into the job's
-    own directory."""
-    return job.uid != os.geteuid() and os.geteuid() != 0
-
-
 def order_path(job: Job, spool: Path | None) -> Path:
     """Where an order to this job belongs. Raises `NotBelieved`."""
-    if spool is not None and by_spool(job):
+    if spool is not None and foreign(job):
         return spool / spool_order_name(job.job_id)
     return job_directory(job) / ORDERS
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ones_wrapper.launch import LaunchOptions, find_job_directory, main
-from ones_wrapper.launch.places import make_job_directory
 from ones_wrapper.launch import plan as plan_for
+from ones_wrapper.launch.places import make_job_directory
 from ones_wrapper.launch.rank_placement import PORTS, STALE, LaunchError, master_port
 from ones_wrapper.launch.supervise import Launch
 

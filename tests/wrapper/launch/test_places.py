@@ -85,7 +85,7 @@ def test_outside_slurm_there_is_nothing_to_point_to(home: Path, tmp_path: Path) 
 
 def test_a_root_that_cannot_be_made(home: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(LaunchError, match="ONES_JOB_ROOT=.*file/ones: cannot be made"):
+    with pytest.raises(LaunchError, match=r"ONES_JOB_ROOT=.*file/ones: cannot be made"):
         prepare(home, ONES_JOB_ROOT=str(tmp_path / "file/ones"))
 
 

@@ -131,10 +131,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="ones-run",
         description="Start SCRIPT on every GPU of this Slurm job, one rank a GPU, at the job's present size. "
         "Outside Slurm it runs the ranks on this machine.",
-        epilog="The job's directory is ONES_JOB_DIR, or ones-<job id> in ONES_JOB_ROOT, or else in the working directory "
-        "(of blocks ones-<array's job id>). Exit codes: the script's; 128+n after signal n (143: stopped, training is not "
-        "finished); 100: not to be started again; 101: out of memory; 102: the ranks hung; 103: other blocks were lost "
-        "again and again; 2: nothing could be started. A block that left ends with 0.",
+        epilog="The job's directory is ONES_JOB_DIR, or ones-<job id> in ONES_JOB_ROOT, or else in the working "
+        "directory (of blocks ones-<array's job id>). Exit codes: the script's; 128+n after signal n (143: stopped, "
+        "training is not finished); 100: not to be started again; 101: out of memory; 102: the ranks hung; 103: other "
+        "blocks were lost again and again; 2: nothing could be started. A block that left ends with 0.",
     )
     parser.add_argument(
         "--gpus-per-node",
