@@ -20,6 +20,7 @@ from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import STOP, OrderReader, OwnerRequests, ReportWriter, log, previous, write_spec
 from ones_wrapper.launch import find_job_directory, hang_detector, prepare_job_directory
+from ones_wrapper.launch.ending import flush_files
 from ones_wrapper.launch.places import find_spool
 from ones_wrapper.launch.process_hooks import FLAGS, on_error, on_exit, requeue_conflict
 from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
@@ -315,6 +316,8 @@ class Run:
     def save(self, why: str, order: int | None = None) -> bool:
         """Write a checkpoint that is durable on return, and report it; False where that failed, which is logged."""
         self._reporter.flush()
+        # First: once the checkpoint is reported, the companion may requeue, and the ranks are hardly left a moment.
+        flush_files()
         hang_detector.beat()
         saved = self.saver.save(self.state, self.progress, why, order)
         hang_detector.beat()
