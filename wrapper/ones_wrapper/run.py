@@ -20,12 +20,14 @@ from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import STOP, OrderReader, OwnerRequests, ReportWriter, log, previous, write_spec
 from ones_wrapper.launch import find_job_directory, hang_detector, make_job_directory
+from ones_wrapper.launch.ending import flush_files
 from ones_wrapper.launch.process_hooks import FLAGS, on_error, on_exit, requeue_conflict
 from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
 from ones_wrapper.learning_rate import LrRule, Rate
 from ones_wrapper.protocol import Batch, Epoch, First, Spec
 from ones_wrapper.reporter import Meter, Reporter, StartReport, Trace
 from ones_wrapper.saver import Saver
+from ones_wrapper.schedule import Schedules, counted
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Loop:
         self.exchange: Exchange | None = None
         self.accumulation: Accumulation | None = None
         self.rate: Rate | None = None
+        self.schedules = Schedules(1)
         self.part = AccumulationStep(Share(0, 1, 1), 0, 1, 0, 1, 1)
         """The pass that the script is in, or was in last."""
         self.within = False
@@ -210,6 +213,7 @@ class Run:
         """A step of `total` samples was completed. Not collective."""
         progress = self.progress
         self._trace_committed()
+        progress.padding += counted(progress, total, self.batch, self.spec.base_batch) - total
         progress.cursor += total
         progress.samples += total
         progress.useful += total * efficiency(self.batch, self.spec.base_batch, progress.noise or None)
@@ -311,6 +315,8 @@ class Run:
     def save(self, why: str, order: int | None = None) -> bool:
         """Write a checkpoint that is durable on return, and report it; False where that failed, which is logged."""
         self._reporter.flush()
+        # First: once the checkpoint is reported, the companion may requeue, and the ranks are hardly left a moment.
+        flush_files()
         hang_detector.beat()
         saved = self.saver.save(self.state, self.progress, why, order)
         hang_detector.beat()

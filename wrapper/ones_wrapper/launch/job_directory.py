@@ -147,6 +147,13 @@ def remove_exit_codes(job_dir: Path, task: int | None = None) -> None:
         path.unlink(missing_ok=True)
 
 
+def error_file(job_dir: Path, env: Mapping[str, str]) -> Path:
+    """What the rank whose script failed first in this start leaves, so that the others need not show it again."""
+    block = own_block(env)
+    start = _start(number(env, "SLURM_RESTART_COUNT") or 0, block.task if block else None)
+    return job_dir / f".exit-{start}-error-{env.get('ONES_ATTEMPT') or 0}-{env.get('ONES_FORK') or 0}"
+
+
 def _tries_name(task: int | None) -> str:
     return TRIES if task is None else f"tries-{task}.json"
 
