@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ones_wrapper.launch.rank_placement import number
 from ones_wrapper.launch.restart_policy import Tries, explaining_code
+from ones_wrapper.membership.files import own_block
 from ones_wrapper.protocol import (
     CHECKPOINTS,
     MANIFEST,
