@@ -88,11 +88,12 @@ class Accelerator(accelerate.Accelerator):
         inner = self.prepare_model(model, evaluation_mode=True)
         wrapped = job.ddp(inner, **(self.ddp_handler.to_kwargs() if self.ddp_handler else {}))
         others = {f"scheduler{number}": one for number, one in enumerate(schedulers)}
-        if self.scaler is not None:
-            others["scaler"] = self.scaler
+        scaler: Any = self.scaler
+        if scaler is not None:
+            others["scaler"] = scaler
         carried = job.register(model=wrapped, optimizer=optimizer, **others)
         carried = carried if isinstance(carried, tuple) else (carried,)
-        if self.scaler is not None:
+        if scaler is not None:
             self.scaler = carried[-1]
         stepped = self.prepare_optimizer(carried[0], device_placement=False)
         found = {id(model): wrapped, id(optimizer): stepped, id(loader): Batches(data, loader.dataset, self.device)}

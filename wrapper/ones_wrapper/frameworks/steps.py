@@ -27,7 +27,7 @@ BLOCKS = (
     "submit without --array, without `array=blocks` in the comment, and start it by `ones-run` without --blocks"
 )
 SAMPLER = (
-    "the training data comes through a {sampler}: which samples a step uses is decided by slurm-ones, so that none is "
+    "the training data comes through {sampler}: which samples a step uses is decided by slurm-ones, so that none is "
     "lost or repeated at a resize. Use shuffle=True, or the dataset's own order"
 )
 

@@ -25,7 +25,7 @@ from transformers.trainer_callback import ExportableState
 
 from ones_wrapper.api import Job
 from ones_wrapper.data.feed import AccumulationStep
-from ones_wrapper.frameworks.steps import Pass, Steps, join, options_of, shuffles
+from ones_wrapper.frameworks.steps import SAMPLER, Pass, Steps, join, options_of, shuffles
 from ones_wrapper.job_io import log
 from ones_wrapper.launch import hang_detector
 from ones_wrapper.launch.process_hooks import FLAGS
@@ -59,6 +59,9 @@ class Trainer(transformers.Trainer):
         for name, instead in _REFUSED.items():
             if getattr(self.args, name, None):
                 raise ValueError(f"TrainingArguments({name}=...): an elastic job cannot do that; {instead}")
+        strategy = getattr(self.args, "train_sampling_strategy", "random")
+        if strategy not in ("random", "sequential"):
+            raise ValueError(SAMPLER.format(sampler=f"train_sampling_strategy={strategy!r}"))
         self._elastic = elastic
         self._job: Job | None = None
         self._steps: Steps | None = None
@@ -113,7 +116,8 @@ class Trainer(transformers.Trainer):
         self.model_wrapped = job.ddp(model, **(handler.to_kwargs() if handler else {}))
         self.create_optimizer()
         self._steps, self._loader = Steps(job, loader), loader
-        max_steps = super().set_initial_training_values(args, _Batches(self))[-1]
+        batches: Any = _Batches(self)
+        max_steps = super().set_initial_training_values(args, batches)[-1]
         self.create_scheduler(num_training_steps=max_steps, optimizer=self.optimizer)
         self._register(max_steps)
 
@@ -133,9 +137,10 @@ class Trainer(transformers.Trainer):
         follows = not isinstance(self.lr_scheduler, ReduceLROnPlateau)  # that one is stepped by evaluations
         if not follows:
             others["plateau"] = _Plain(self.lr_scheduler)
+        optimizer: Any = self.optimizer
         found = self.job.register(
             model=self.model_wrapped,
-            optimizer=self.optimizer,
+            optimizer=optimizer,
             scheduler=self.lr_scheduler if follows else None,
             **others,
         )
