@@ -264,6 +264,9 @@ def _explain(error: Any) -> str:
         near = difflib.get_close_matches(str(location[-1]), accepted, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         return f"unknown key {key}{hint}; accepted here: {', '.join(accepted)}"
+    if not location:
+        # All that the file says would be shown, and it may hold a password.
+        return str(error["msg"])
     return f"{key}: {error['msg']}, not {error['input']!r:.80}"
 
 

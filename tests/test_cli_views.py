@@ -18,7 +18,7 @@ from ones_db.leader_lock import LeaderLock
 from slurm_ones.cli import app
 from slurm_ones.cli.doctor import _database, _permission, _views
 from slurm_ones.cli.unknown import unknown_job
-from slurm_ones.config import ConfigError, Settings, load
+from slurm_ones.config import ConfigError, Settings, load, parse
 from slurm_ones.service.publisher import Publisher
 from slurm_ones.slurm.client import Refused
 from slurm_ones.slurm.model import Job, Shape
@@ -184,8 +184,9 @@ class TestSecrets:
 
     def test_two_databases_are_refused(self) -> None:
         """Nobody could say which one is meant."""
-        with pytest.raises(ValueError, match="both name a database"):
-            Settings(database="sqlite:////a", database_url_file=Path("/b"))
+        with pytest.raises(ConfigError, match="both name a database") as caught:
+            parse('database = "postgresql://me:s3same@host/a"\ndatabase_url_file = "/b"')
+        assert "s3same" not in str(caught.value)
 
     def test_a_settings_file_that_is_closed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is said who opens it, and how."""
