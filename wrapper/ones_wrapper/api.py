@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from ones_wrapper.plugins import load
 from ones_wrapper.protocol import Spec
 from ones_wrapper.registered import check_exchanged, mapped, state_of
 from ones_wrapper.run import Run, Settings
+from ones_wrapper.schedule import Schedules
 
 
 def init(
@@ -151,6 +153,14 @@ class Job:
         return self._run.progress
 
     @property
+    def base_steps(self) -> int:
+        """Steps of the base batch that the samples used so far make: the iteration that a formula of the script's own
+        for the learning rate is to be given (`lr = cosine(job.base_steps)`). At a fixed base batch, the steps.
+        """
+        progress = self._run.progress
+        return (progress.samples + progress.padding) // self._run.spec.base_batch
+
+    @property
     def updates(self) -> bool:
         """Whether the optimizer steps now: in a step of several accumulation steps, in the last one alone.
 
@@ -227,9 +237,11 @@ class Job:
 
             optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
 
-        The optimizer alone, or all that was given beside the model, in the order (optimizer, scheduler, others). Where
-        a step may take several accumulation steps, these are wrappers that act in the last one (`accumulation.py`);
-        the ones that were given would not, and raise an error where they are used instead. `others` are further objects
+        The optimizer alone, or all that was given beside the model, in the order (optimizer, scheduler, others).
+        Schedulers come back in a wrapper (`schedule.py`): its `step()` inside the loop over batches advances by as many
+        steps of the base batch as the samples are worth. Where a step may take several accumulation steps, optimizer
+        and gradient scaler come in wrappers that act in the last one (`accumulation.py`). What was given would not, and
+        raises an error where it is used instead. `others` are further objects
         with `state_dict` and `load_state_dict`, such as a gradient scaler; their state is plain data: numbers, texts,
         tensors, and lists and dicts of them. Synchronises all ranks, and reads each checkpoint twice: once to verify
         it, once to load it.
@@ -241,15 +253,18 @@ class Job:
         run = self._run
         if run.state is not None:
             raise RuntimeError("register: call it once, with everything that training carries")
-        extras = others if scheduler is None else {"scheduler": scheduler, **others}
-        state = state_of(model, optimizer, extras)
         check_exchanged(model, run.loop.exchanges, run.group.world == 1 and run.spec.max_passes == 1)
         accumulation = Accumulation() if run.spec.max_passes > 1 else None
+        schedules = Schedules(run.spec.base_batch, accumulation.due if accumulation else lambda: True)
+        extras = {name: mapped(thing, schedules.wrap) for name, thing in others.items()}
+        if scheduler is not None:
+            extras = {"scheduler": mapped(scheduler, partial(schedules.wrap, known=True)), **extras}
+        state = state_of(model, optimizer, extras)
         carried: list[Any] = [optimizer, *extras.values()]
         if accumulation is not None:
             carried = [mapped(thing, accumulation.wrap) for thing in carried]
         run.load(state)
-        run.loop.accumulation = accumulation
+        run.loop.accumulation, run.loop.schedules = accumulation, schedules
         return carried[0] if len(carried) == 1 else tuple(carried)
 
     def loader(

@@ -34,11 +34,7 @@ def mapped(given: Any, change: Callable[[Any], Any]) -> Any:
 
 def state_of(model: Any, optimizer: Any, others: Mapping[str, Any]) -> State:
     """What is carried. Raises ValueError or TypeError, with what to write, for what cannot be."""
-    models, optimizers = named("model", model), named("optimizer", optimizer)
-    for kind, what, wanted in (("model", models, torch.nn.Module), ("optimizer", optimizers, torch.optim.Optimizer)):
-        for name, thing in what.items():
-            if not isinstance(thing, wanted):
-                raise TypeError(f"register: {_called(kind, name)} is a {type(thing).__name__}, not a {wanted.__name__}")
+    models, optimizers = _models(model), _all("optimizer", optimizer, torch.optim.Optimizer)
     whole = models[""] if "" in models else torch.nn.ModuleDict(models)
     known = {id(parameter) for parameter in whole.parameters()}
     for name, one in optimizers.items():
@@ -56,7 +52,7 @@ def state_of(model: Any, optimizer: Any, others: Mapping[str, Any]) -> State:
 def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:
     """Raises ValueError for a model that is trained and whose gradients nobody exchanges, unless the job is `alone`,
     and for one whose gradients are exchanged and that is not registered."""
-    models = named("model", model)
+    models = _models(model)
     for name, one in models.items():
         trained = any(parameter.requires_grad for parameter in one.parameters())
         if trained and not alone and not exchanges.owns(one):
@@ -69,6 +65,19 @@ def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:
             "register: a model was given to job.ddp, job.fsdp or job.exchange and is not registered, so no checkpoint "
             "would hold it; register all: model={'g': G, 'd': D}"
         )
+
+
+def _all(kind: str, given: Any, wanted: type[Any]) -> dict[str, Any]:
+    """By name. Raises TypeError for one that is something else."""
+    found = named(kind, given)
+    for name, thing in found.items():
+        if not isinstance(thing, wanted):
+            raise TypeError(f"register: {_called(kind, name)} is a {type(thing).__name__}, not a {wanted.__name__}")
+    return found
+
+
+def _models(given: Any) -> dict[str, torch.nn.Module]:
+    return _all("model", given, torch.nn.Module)
 
 
 def _called(kind: str, name: str) -> str:
