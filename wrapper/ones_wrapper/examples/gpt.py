@@ -1,5 +1,5 @@
-"""A small GPT on the characters of Python's own library: AdamW, warm-up and cosine by step, bfloat16, clipped gradients,
-loader workers, a validation loss, a CSV file that stays open. An ordinary training script, made elastic by `ones`.
+"""A small GPT on the characters of Python's own library: AdamW, warm-up and cosine by step, bfloat16, clipping, loader
+workers, a validation loss, a CSV file that stays open. An ordinary training script, made elastic by `ones`.
 """
 
 from __future__ import annotations
@@ -134,9 +134,8 @@ def main() -> None:
             if job.rank == 0:
                 log.writerow([job.progress.step, epoch, job.batch, job.world, lr, loss.item()])
             time.sleep(args.pace / 1000)
-        validation = evaluate(model.module, test, job.device) if job.rank == 0 else None
         if job.rank == 0:
-            lr = scheduler.get_last_lr()[0]
+            validation, lr = evaluate(model.module, test, job.device), scheduler.get_last_lr()[0]
             print(f"epoch {epoch}: validation loss {validation:.4f}, learning rate {lr:.6g}", flush=True)
         job.epoch_end()
 
