@@ -2,8 +2,9 @@
 
 Where a batch does not fit, a step takes several accumulation steps: forward and backward passes whose gradients add up.
 The script's loop calls backward, `optimizer.step()` and `optimizer.zero_grad()` in each of them, in either order, and
-the wrappers let that do what it should: optimizer, schedulers and gradient scaler act in the last accumulation step
-alone, and zeroing acts before the first or after the step. (Accelerate's wrappers do the same.)
+the wrappers let that do what it should: optimizer and gradient scaler act in the last accumulation step alone, and
+zeroing acts before the first or after the step. (Accelerate's wrappers do the same.) Schedulers have wrappers of their
+own (`schedule.py`), which ask here whether they are due.
 
 What changes gradients between backward and step, such as clipping, the script leaves to the last accumulation step by
 `if job.updates:`. That, and calls that go past the wrappers, raise an error that says what to write.
@@ -17,7 +18,6 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LRScheduler
 
 CHANGED = (
     "gradients were changed in accumulation step {index} of {count}, before all of them were added up. Zero them "
@@ -28,6 +28,11 @@ CHANGED = (
 UNWRAPPED = (
     "optimizer.step: this is the optimizer that was given to job.register. Where a step may take several accumulation "
     "steps, use the one that it returned: `optimizer = job.register(model=model, optimizer=optimizer)`"
+)
+ALTERNATES = (
+    "a backward pass came after an optimizer's step, in one of several accumulation steps: models that are trained in "
+    "turns (a GAN) cannot accumulate, since the second's gradients belong to the first's new parameters. Leave out "
+    "max_accumulation_steps, or call all backwards before all steps"
 )
 UNREGISTERED_SCALER = (
     "the gradient scaler was not registered, so it would unscale the gradients again in each accumulation step: "
@@ -41,7 +46,7 @@ class Accumulation:
     def __init__(self) -> None:
         self._index, self._count = 0, 1
         self._within = self._stepping = self._asked = self._backward = False
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizers: list[torch.optim.Optimizer] = []
         self._marks: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
         """The gradients of two parameters as they should be: the tensor and its version."""
         self._arrived: set[torch.Tensor] = set()
@@ -70,20 +75,19 @@ class Accumulation:
 
     def drop(self) -> None:
         """Drop the gradients of a step that the script left before its end."""
-        if not self.updates and self._optimizer is not None:
-            self._optimizer.zero_grad()
+        if not self.updates:
+            for optimizer in self._optimizers:
+                optimizer.zero_grad()
         self._index, self._count = 0, 1
 
     def wrap(self, thing: Any) -> Any:
-        """The thing to use instead: optimizers, schedulers and gradient scalers get a wrapper, others stay.
+        """The thing to use instead: optimizers and gradient scalers get a wrapper, others stay.
 
         Raises ValueError for an optimizer that cannot do without a closure.
         """
         if isinstance(thing, torch.optim.Optimizer):
             self._watch(thing)
             return AccumulatedOptimizer(thing, self)
-        if isinstance(thing, LRScheduler):
-            return AccumulatedScheduler(thing, self)
         return AccumulatedScaler(thing, self) if isinstance(thing, torch.amp.GradScaler) else thing
 
     def due(self, asks: bool = False) -> bool:
@@ -118,7 +122,7 @@ class Accumulation:
                 "register: LBFGS evaluates the model several times a step through a closure, which cannot be averaged "
                 "over ranks and accumulation steps here; use an optimizer that steps from .grad"
             )
-        self._optimizer = optimizer
+        self._optimizers.append(optimizer)
         optimizer.register_step_pre_hook(self._before_step)
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
         # Two parameters show each backward: cheap, and either may be unused in a model.
@@ -142,6 +146,8 @@ class Accumulation:
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
+        if self._count > 1 and self._within and self._asked:
+            raise RuntimeError(ALTERNATES)
         if self._count == 1 or gradient is None:  # the latter with MPI, which keeps the sum elsewhere
             return
         mark = self._marks.get(parameter)
@@ -216,24 +222,6 @@ class AccumulatedOptimizer(torch.optim.Optimizer):
     @grad_scale.setter
     def grad_scale(self, value: object) -> None:
         raise RuntimeError(UNREGISTERED_SCALER)
-
-
-class AccumulatedScheduler:
-    """A learning rate scheduler that steps in the last accumulation step, and outside the loop always."""
-
-    def __init__(self, scheduler: LRScheduler, accumulation: Accumulation) -> None:
-        self.scheduler = scheduler
-        self._accumulation = accumulation
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "scheduler":
-            raise AttributeError(name)
-        return getattr(self.scheduler, name)
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        """The scheduler's step."""
-        if self._accumulation.due():
-            self.scheduler.step(*args, **kwargs)
 
 
 class AccumulatedScaler:
