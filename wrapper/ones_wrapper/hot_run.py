@@ -19,7 +19,8 @@ from ones_wrapper.checkpoint.state import Content, collect, restore
 from ones_wrapper.data.feed import accumulation_count
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.job_io import OwnerRequests, ReportWriter, last_generation, log, write_spec
-from ones_wrapper.launch import find_job_directory, make_job_directory
+from ones_wrapper.launch import find_job_directory, prepare_job_directory
+from ones_wrapper.launch.ending import leave
 from ones_wrapper.launch.process_hooks import FLAGS
 from ones_wrapper.launch.restart_policy import DONT_RESTART, PEER_LOST
 from ones_wrapper.membership import connections, rescue
@@ -51,7 +52,7 @@ class HotRun(Run):
         """Find those who train, or lead. Collective over the block. Leaves the process where the job is over."""
         directory = find_job_directory(os.environ, Path.cwd())
         if group.rank == 0:
-            make_job_directory(directory)
+            prepare_job_directory(directory, os.environ, Path.cwd())
 
         def ready(term: int) -> None:
             rescue.wait(directory / "hot", term)
@@ -112,7 +113,7 @@ class HotRun(Run):
     def _end_block(self, why: str) -> None:
         if self._blocks.local_rank == 0:
             log(f"block {self._blocks.block.task} ends: {why}")
-        self._leaving_now = True
+        self._leaving_now = FLAGS.leaving = True
         self._blocks.close()
         raise SystemExit(0)
 
@@ -219,7 +220,7 @@ class HotRun(Run):
 
     def _leave_membership(self) -> None:
         """The others train on without this block."""
-        self._leaving_now = True
+        self._leaving_now = FLAGS.leaving = True
         self.saver.let_go()
         self._blocks.leave()
         if self._blocks.local_rank == 0:
@@ -337,7 +338,7 @@ class HotRun(Run):
         with suppress(Exception):
             self._rescue()
             self._reporter.bye("error", self.progress.step, PEER_LOST, why)
-        os._exit(PEER_LOST)
+        leave(PEER_LOST)
 
     def _rescue(self) -> None:
         """Write a checkpoint where this rank's model is whole and nobody else does."""

@@ -17,12 +17,12 @@ from types import FrameType
 
 from ones_wrapper.job_io import log
 from ones_wrapper.launch import container, hang_detector
+from ones_wrapper.launch.ending import leave
 from ones_wrapper.launch.job_directory import newest_checkpoint, write_exit_code
 from ones_wrapper.launch.process_hooks import CHECKPOINT, LOOK, STOP
 from ones_wrapper.launch.rank import (
     DUMP,
     end_with_parent,
-    leave,
     prefetch_checkpoint,
     preload,
     run_script,
@@ -231,8 +231,7 @@ def main(argv: Sequence[str]) -> int:
     env.update(again)
     env.update(placement_on(node, int(env["ONES_NODES"]), count, local_rank).env())
     code = run_script(script, arguments)
-    leave(code)
-    return code
+    return leave(code, main=vars(sys.modules["__main__"]))
 
 
 if __name__ == "__main__":
