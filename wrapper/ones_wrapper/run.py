@@ -15,12 +15,13 @@ from ones_wrapper.checkpoint import Checkpoints, Progress, State
 from ones_wrapper.data.feed import AccumulationStep, Feed, Share, accumulation_count, clamp_batch
 from ones_wrapper.data.streams import StreamFeed
 from ones_wrapper.gradients.accumulation import Accumulation
-from ones_wrapper.gradients.exchange import Exchange
+from ones_wrapper.gradients.exchanges import Exchanges
 from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import STOP, OrderReader, OwnerRequests, ReportWriter, log, previous, write_spec
-from ones_wrapper.launch import find_job_directory, hang_detector, make_job_directory
+from ones_wrapper.launch import find_job_directory, hang_detector, prepare_job_directory
 from ones_wrapper.launch.ending import flush_files
+from ones_wrapper.launch.places import find_spool
 from ones_wrapper.launch.process_hooks import FLAGS, on_error, on_exit, requeue_conflict
 from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
 from ones_wrapper.learning_rate import LrRule, Rate
@@ -64,7 +65,7 @@ class Loop:
     def __init__(self) -> None:
         self.feed: Feed | StreamFeed | None = None
         self.seed = 0
-        self.exchange: Exchange | None = None
+        self.exchanges = Exchanges()
         self.accumulation: Accumulation | None = None
         self.rate: Rate | None = None
         self.schedules = Schedules(1)
@@ -104,8 +105,9 @@ class Run:
         self._measured_at = time.monotonic()
         self._job_id, self._restart = identity.job_id, identity.restart
         self.directory = find_job_directory(env, Path.cwd())
+        self._spool = find_spool(env)
         if first:
-            make_job_directory(self.directory)
+            prepare_job_directory(self.directory, env, Path.cwd())
         self._declared = spec.max_local_batch
         found = memory.find(self.directory, spec.max_local_batch, memory.device_name(group.device))
         self.spec = replace(spec, max_local_batch=-group.maximum([-found])[0])
@@ -116,7 +118,7 @@ class Run:
         self._boundary = Boundary(group, orders, self._requests, self._restart, FLAGS)
         checkpoints = Checkpoints(self.directory, group, self._job_id, self._restart, holds=identity.leads)
         self.saver = Saver(group, checkpoints, settings.checkpoint_every_s, settings.write_behind, self._reporter.send)
-        self._start_report = StartReport(started, self._previous)
+        self._start_report = StartReport(started, self._previous, self.directory, self._spool)
         self._loaded = self._note = ""
         self._first = False
         self.trace = Trace.of(env, self._restart, group.rank, group.world, identity.name)
@@ -141,8 +143,7 @@ class Run:
 
     def _orders(self, restart: int) -> OrderReader:
         """Reads the orders of a run."""
-        spool = os.environ.get("ONES_SPOOL")
-        return OrderReader(self.directory, restart, Path(spool) if spool else None, self._job_id)
+        return OrderReader(self.directory, restart, self._spool, self._job_id)
 
     @property
     def lr_factor(self) -> float:
@@ -169,10 +170,10 @@ class Run:
     def _carry(self, state: State) -> None:
         """Take over what training carries, as it is. Not collective."""
         self.state = state
-        self.loop.rate = Rate(self.settings.rule, self.settings.lr_ramp, state.optimizer)
-        if self.loop.exchange is not None:
-            exchange = self.loop.exchange
-            state.optimizer.register_step_pre_hook(lambda *_: exchange.finish())
+        optimizers = state.optimizers.values()
+        self.loop.rate = Rate(self.settings.rule, self.settings.lr_ramp, *optimizers)
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(lambda optimizer, *_: self.loop.exchanges.finish(optimizer))
 
     def begin(self) -> None:
         """Before the first step: everything is known, so say hello. Later calls do nothing."""
