@@ -98,6 +98,11 @@ def write_exit_code(job_dir: Path, restart: int, who: int, code: int, task: int 
         new.rename(job_dir / f".exit-{start}-{who}")
 
 
+def has_exit_code(job_dir: Path, restart: int, who: int, task: int | None = None) -> bool:
+    """Whether `write_exit_code` was called so."""
+    return (job_dir / f".exit-{_start(restart, task)}-{who}").is_file()
+
+
 def exit_code(job_dir: Path, restart: int, code: int, task: int | None = None) -> int:
     """The code that explains how the ranks ended, of those that were left, or else `code`, the launcher's."""
     left = []
