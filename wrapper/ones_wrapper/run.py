@@ -183,7 +183,7 @@ class Run:
         if progress.dataset not in (0, samples):
             raise ValueError(
                 f"checkpoint {self._loaded} was taken with {progress.dataset} samples an epoch, the dataset now "
-                f"has {samples}; use the same dataset, or another job directory (ONES_JOB_DIR)"
+                f"has {samples}; use the same dataset, or another job directory (ONES_JOB_DIR) without --resume-from"
             )
         progress.dataset = samples
         self.spec = replace(self.spec, dataset=samples)
