@@ -8,18 +8,17 @@ and counts in the traces how often each sample of each epoch was used.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import ones_wrapper
+from tests.wrapper.runs import samples_used
 
 EXAMPLES = Path(ones_wrapper.__file__).parent / "examples"
 INTERRUPTED = Path(__file__).parent / "interrupted.py"
@@ -125,38 +124,23 @@ class Resized:
 
     def samples(self) -> dict[str, int]:
         """How many samples were lost, and how many repeated, over all epochs."""
-        used: Counter[tuple[int, int]] = Counter()
-        for line in lines_that_count(self.job):
-            used.update((line["epoch"], sample) for sample in line["samples"])
+        used = samples_used(self.job)
         wanted = {(epoch, sample) for epoch in range(self.case.epochs) for sample in range(self.case.samples)}
-        return {"samples_lost": len(wanted - set(used)), "samples_repeated": used.total() - len(set(used) & wanted)}
-
-
-def lines_that_count(job: Path) -> list[dict[str, Any]]:
-    """The traced steps that led to the final parameters: of a start what came before the step at which a later one went
-    on.
-    """
-    lines = [json.loads(text) for path in sorted(job.glob("trace-*.jsonl")) for text in path.read_text().splitlines()]
-    begins = {(line["restart"], line["attempt"]): line["begin"] for line in lines if "begin" in line}
-
-    def until(line: dict[str, Any]) -> int:
-        own = (line["restart"], line["attempt"])
-        return min((begin for other, begin in begins.items() if other > own), default=line["step"] + 1)
-
-    return [line for line in lines if "samples" in line and line["step"] < until(line)]
+        found = {(epoch, sample) for epoch, samples in used.items() for sample in samples}
+        times = sum(samples.total() for samples in used.values())
+        return {"samples_lost": len(wanted - found), "samples_repeated": times - len(found & wanted)}
 
 
 RESIZES = (Start(1, ("5:TERM",)), Start(2, ("9:USR1", "11:KILL", "16:TERM")), Start(1))
 """One rank, two, one; of the two one is killed after a checkpoint, and the ranks start again."""
 
 
-def frameworks(folder: Path, names: Iterable[str] = tuple(CASES)) -> dict[str, dict[str, int]]:
-    """Of each framework that is installed: lines changed, and samples lost and repeated through `RESIZES`."""
-    found = {}
-    for case in (CASES[name] for name in names):
-        if case.missing:
-            continue
-        resized = Resized(case, folder / case.name)
-        resized.run(RESIZES)
-        found[case.name] = {"lines_changed": lines_changed(case), **resized.samples()}
-    return found
+def measured(case: Case, folder: Path) -> dict[str, int]:
+    """Lines changed, and samples lost and repeated through `RESIZES`, in a new folder."""
+    resized = Resized(case, folder)
+    resized.run(RESIZES)
+    return {"lines_changed": lines_changed(case), **resized.samples()}
+
+
+FRAMEWORKS = {name: partial(measured, case) for name, case in CASES.items() if not case.missing}
+"""Of those that are installed."""

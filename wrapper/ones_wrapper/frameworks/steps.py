@@ -140,6 +140,7 @@ class Steps:
         run = self._run
         feed, pending = run.loop.feed, self._pending
         assert feed is not None
+        run.loop.exchanges.check()
         run.meter.start()
         cursor = run.progress.cursor + (pending.share.total if pending else 0)
         return feed.batches(
