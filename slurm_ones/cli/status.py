@@ -12,6 +12,7 @@ import typer
 
 from ones_db import HealthRecord, LeaderRecord, ResizeRecord, SchemaError, Store, StoreError, migrate
 from ones_db.engine import backend_of
+from ones_wrapper.protocol import SPOOL_FILE
 from slurm_ones.cli.common import ConfigOption, JsonOption, command, console, print_json, reading_store, settings_of
 from slurm_ones.config import Settings
 from slurm_ones.report.blocks import planned
@@ -23,6 +24,8 @@ LATE = 3.0
 """Ticks that may be missing before the last one is too old; one that asks Slurm in vain waits longer each time."""
 RECENT_S = 3600.0
 """How long an error is worth telling."""
+SEVERAL = 2
+"""So many jobs with the same fault make it one of the site."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,21 @@ def _of(store: Store, now: float, place: str, schema: str | None, slurm: str, pr
         Resizing(r.job_id, ", ".join(filter(None, (_change(r), planned(r)))), r.state, r.started) for r in open_resizes
     )
     problems += _of_companion(now, leader, last)
+    problems += _of_site(store)
     return Status(not problems, tuple(problems), now, store.cluster, place, schema, slurm, leader, last, resizes)
+
+
+def _of_site(store: Store) -> list[str]:
+    """What jobs are refused for that is not one job's fault."""
+    alive = store.jobs(sorted(store.live_jobs())).values()
+    refusals = [job.refusal for job in alive if job.refusal.code == "spool_not_read"]
+    if len(refusals) < SEVERAL:
+        return []
+    spool = dict(refusals[0].arguments)["spool"]
+    return [
+        f"{len(refusals)} jobs do not read the spool, so that no order reaches them: write {spool} to {SPOOL_FILE} on "
+        "the compute nodes"
+    ]
 
 
 def _change(resize: ResizeRecord) -> str:
