@@ -41,7 +41,7 @@ POLL_S = 0.5
 
 def log(text: str, source: str = "ones") -> None:
     """A line for people, in the job's log; `source` is the program that writes it."""
-    print(f"{source}: {text}", file=sys.stderr, flush=True)
+    print(f"{source}: {' '.join(text.splitlines())}", file=sys.stderr, flush=True)
 
 
 def not_ours(path: Path) -> str:
