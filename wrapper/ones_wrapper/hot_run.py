@@ -19,7 +19,7 @@ from ones_wrapper.checkpoint.state import Content, collect, restore
 from ones_wrapper.data.feed import accumulation_count
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.job_io import OwnerRequests, ReportWriter, last_generation, log, write_spec
-from ones_wrapper.launch import find_job_directory, make_job_directory
+from ones_wrapper.launch import find_job_directory, prepare_job_directory
 from ones_wrapper.launch.ending import leave
 from ones_wrapper.launch.process_hooks import FLAGS
 from ones_wrapper.launch.restart_policy import DONT_RESTART, PEER_LOST
@@ -52,7 +52,7 @@ class HotRun(Run):
         """Find those who train, or lead. Collective over the block. Leaves the process where the job is over."""
         directory = find_job_directory(os.environ, Path.cwd())
         if group.rank == 0:
-            make_job_directory(directory)
+            prepare_job_directory(directory, os.environ, Path.cwd())
 
         def ready(term: int) -> None:
             rescue.wait(directory / "hot", term)

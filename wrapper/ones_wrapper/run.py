@@ -19,8 +19,9 @@ from ones_wrapper.gradients.exchange import Exchange
 from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import STOP, OrderReader, OwnerRequests, ReportWriter, log, previous, write_spec
-from ones_wrapper.launch import find_job_directory, hang_detector, make_job_directory
+from ones_wrapper.launch import find_job_directory, hang_detector, prepare_job_directory
 from ones_wrapper.launch.ending import flush_files
+from ones_wrapper.launch.places import find_spool
 from ones_wrapper.launch.process_hooks import FLAGS, on_error, on_exit, requeue_conflict
 from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
 from ones_wrapper.learning_rate import LrRule, Rate
@@ -104,8 +105,9 @@ class Run:
         self._measured_at = time.monotonic()
         self._job_id, self._restart = identity.job_id, identity.restart
         self.directory = find_job_directory(env, Path.cwd())
+        self._spool = find_spool(env)
         if first:
-            make_job_directory(self.directory)
+            prepare_job_directory(self.directory, env, Path.cwd())
         self._declared = spec.max_local_batch
         found = memory.find(self.directory, spec.max_local_batch, memory.device_name(group.device))
         self.spec = replace(spec, max_local_batch=-group.maximum([-found])[0])
@@ -116,7 +118,7 @@ class Run:
         self._boundary = Boundary(group, orders, self._requests, self._restart, FLAGS)
         checkpoints = Checkpoints(self.directory, group, self._job_id, self._restart, holds=identity.leads)
         self.saver = Saver(group, checkpoints, settings.checkpoint_every_s, settings.write_behind, self._reporter.send)
-        self._start_report = StartReport(started, self._previous)
+        self._start_report = StartReport(started, self._previous, self.directory, self._spool)
         self._loaded = self._note = ""
         self._first = False
         self.trace = Trace.of(env, self._restart, group.rank, group.world, identity.name)
@@ -141,8 +143,7 @@ class Run:
 
     def _orders(self, restart: int) -> OrderReader:
         """Reads the orders of a run."""
-        spool = os.environ.get("ONES_SPOOL")
-        return OrderReader(self.directory, restart, Path(spool) if spool else None, self._job_id)
+        return OrderReader(self.directory, restart, self._spool, self._job_id)
 
     @property
     def lr_factor(self) -> float:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from ones_wrapper.job_io import log
 from ones_wrapper.launch.blocks import FIRST_WAIT_S, Blocks
-from ones_wrapper.launch.job_directory import find_job_directory, make_job_directory
 from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
+from ones_wrapper.launch.places import find_job_directory, find_spool, prepare_job_directory
 from ones_wrapper.launch.rank_placement import (
     LaunchError,
     allocation,
@@ -32,7 +32,7 @@ from ones_wrapper.launch.restart_policy import USAGE_ERROR, Limits
 from ones_wrapper.launch.supervise import Launch, Supervisor
 from ones_wrapper.membership.files import Block, own_block
 
-__all__ = ["LaunchError", "Wish", "find_job_directory", "main", "make_job_directory", "plan"]
+__all__ = ["LaunchError", "Wish", "find_job_directory", "main", "plan", "prepare_job_directory"]
 
 BACKENDS = ("nccl", "gloo", "mpi")
 
@@ -134,10 +134,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="ones-run",
         description="Start SCRIPT on every GPU of this Slurm job, one rank a GPU, at the job's present size. "
         "Outside Slurm it runs the ranks on this machine.",
-        epilog="The job's directory is ONES_JOB_DIR, or ones-<job id> in the working directory (of blocks "
-        "ones-<array's job id>). Exit codes: the script's; 128+n after signal n (143: stopped, training is not "
-        "finished); 100: not to be started again; 101: out of memory; 102: the ranks hung; 103: other blocks were lost "
-        "again and again; 2: nothing could be started. A block that left ends with 0.",
+        epilog="The job's directory is ONES_JOB_DIR, or ones-<job id> in ONES_JOB_ROOT, or else in the working "
+        "directory (of blocks ones-<array's job id>). Exit codes: the script's; 128+n after signal n (143: stopped, "
+        "training is not finished); 100: not to be started again; 101: out of memory; 102: the ranks hung; 103: other "
+        "blocks were lost again and again; 2: nothing could be started. A block that left ends with 0.",
     )
     parser.add_argument(
         "--gpus-per-node",
@@ -217,6 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     now = time.time()
     args = _parser().parse_args(argv)
     env = dict(os.environ)
+    env.pop("ONES_LAUNCHED", None)  # of a job that submitted this one
     try:
         if args.ranks_per_node is not None and args.ranks_per_node < 1:
             raise LaunchError(f"--gpus-per-node {args.ranks_per_node}: must be 1 or more")
@@ -230,6 +231,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise LaunchError(f"script {args.script}: there is no such file (looked from {Path.cwd()})")
         block = wanted_block(env, args.blocks, options)
         job_dir = find_job_directory(env, Path.cwd())
+        if spool := find_spool(env):
+            env["ONES_SPOOL"] = str(spool)
 
         def start(attempt: int) -> Launch:
             return plan(
@@ -249,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(*[f"{k}={v}" for k, v in added.items()], *launch.command)
             return 0
         require_torch()
-        make_job_directory(job_dir)
+        prepare_job_directory(job_dir, env, Path.cwd())
         blocks = Blocks(block, job_dir, env) if block else None
         if blocks and (why := blocks.not_wanted(FIRST_WAIT_S)):
             log(why, "ones-run")

@@ -1,4 +1,4 @@
-"""The job's directory, as the side that starts the ranks sees it: made, looked at, and a few small files in it."""
+"""The job's directory, as the side that starts the ranks sees it: checkpoints, reports, and a few small files in it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ones_wrapper.job_io import not_ours
-from ones_wrapper.launch.rank_placement import LaunchError, number
+from ones_wrapper.launch.rank_placement import number
 from ones_wrapper.launch.restart_policy import Tries, explaining_code
 from ones_wrapper.membership.files import own_block
 from ones_wrapper.protocol import (
@@ -23,44 +22,11 @@ from ones_wrapper.protocol import (
     Membership,
     ProtocolError,
     decode_report,
-    directory_name,
     reports_name,
 )
 
 TRIES = "tries.json"
 _NAME = re.compile(r"step-\d{9,}")
-
-
-def find_job_directory(env: Mapping[str, str], cwd: Path) -> Path:
-    """Where the job's directory is: ONES_JOB_DIR, or `ones-<job id>` in the working directory, of a job of blocks by
-    the id of its array.
-    """
-    named, block = env.get("ONES_JOB_DIR"), own_block(env)
-    if named:
-        return cwd / named
-    return cwd / directory_name(block.array if block else number(env, "SLURM_JOB_ID") or 0)
-
-
-def make_job_directory(path: Path) -> None:
-    """Make the job's directory (mode 0755), or check the one that is there.
-
-    Raises `LaunchError` where it is a link, not a directory, another user's, not writable, or its parent is
-    missing.
-    """
-    try:
-        path.mkdir()
-        path.chmod(0o755)  # the companion may be another user, whatever our umask
-        return
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        raise LaunchError(f"job directory {path}: its parent does not exist; make it first") from None
-    except OSError as error:
-        raise LaunchError(
-            f"job directory {path}: cannot be made ({error.strerror}); set ONES_JOB_DIR to a place you can write to"
-        ) from None
-    if why := not_ours(path):
-        raise LaunchError(f"job directory {path}: {why}")
 
 
 def newest_checkpoint(job_dir: Path) -> Path | None:
