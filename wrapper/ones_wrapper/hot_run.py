@@ -15,7 +15,7 @@ import torch
 from ones_wrapper import warm_up
 from ones_wrapper.boundary import Agreement
 from ones_wrapper.checkpoint import Progress, State
-from ones_wrapper.checkpoint.state import Content, collect, restore
+from ones_wrapper.checkpoint.state import Content, PlainValues, collect, restore
 from ones_wrapper.data.feed import accumulation_count
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.job_io import OwnerRequests, ReportWriter, last_generation, log, write_spec
@@ -95,7 +95,7 @@ class HotRun(Run):
     def begin(self) -> None:
         if self._begun:
             return
-        hot = self.loop.exchange is not None and self.loop.exchange.hot
+        hot = self.loop.exchanges.hot
         if self._newcomer:
             if not hot:
                 self._end_block("the model's gradient exchange cannot take up ranks while it trains")
@@ -107,7 +107,7 @@ class HotRun(Run):
         plan = self._blocks.lead_first(generation, hot)
         if hot:
             self._boundary.members = self._blocks
-            self._shapes = warm_up.Shapes(self.loop.exchange)
+            self._shapes = warm_up.Shapes(self.loop.exchanges)
         again = self._previous is not None and self._previous.failed
         plan = replace(plan, why="lost" if again else "first")
         self._report_membership(Change(plan, False, False, 0, 0.0, time.time(), {}), first=True)
@@ -143,18 +143,18 @@ class HotRun(Run):
         self.spec = replace(self.spec, dataset=samples, hot=True)
         self._boundary.members = self._blocks
         self._ranks_changed(change, 0)
-        self._shapes = warm_up.Shapes(self.loop.exchange)
+        self._shapes = warm_up.Shapes(self.loop.exchanges)
         self._boundary.start_agreement(0.0, False, False)
 
     def _warm_up(self) -> None:
         """A forward and a backward pass on nothing, so that the first step is no slower than others."""
-        exchange, text = self.loop.exchange, ""
+        exchanges, text = self.loop.exchanges, ""
         with suppress(RankError):  # where the board is lost, that shows soon
             text = self.group.on_first(self._blocks.shapes)
-        if exchange is None or not text:
+        if not text:
             return
         try:
-            warm_up.run(exchange, text, self.group.device)
+            warm_up.run(exchanges, text, self.group.device)
         except Exception as error:  # the first step is slower, and no worse
             if self.group.rank == 0:
                 log(f"no dummy step was taken ({type(error).__name__}: {error})"[:300])
@@ -199,6 +199,9 @@ class HotRun(Run):
         assert state is not None
         if self._blocks.moving:  # ranks may differ in these, and those of rank 0 count
             self._torch.share(list(state.model.buffers()))
+            for extra in state.extras.values():
+                if isinstance(extra, PlainValues):
+                    extra.load_state_dict(self.group.on_first(extra.state_dict))
         change = self._blocks.change(self._collected)
         if change is None:
             return
@@ -232,8 +235,8 @@ class HotRun(Run):
     def _ranks_changed(self, change: Change, before: int) -> None:
         """Everything that depends on the ranks goes on with the new ones. Not collective."""
         plan, progress, group = change.plan, self.progress, self.group
-        exchange, rate = self.loop.exchange, self.loop.rate
-        assert exchange is not None and rate is not None
+        rate = self.loop.rate
+        assert rate is not None
         applied, answered = change.rest.get("orders") or (self._boundary.applied, self._boundary.answered)
         progress.resizes += int(progress.world != group.world)
         progress.world = group.world
@@ -243,7 +246,7 @@ class HotRun(Run):
         batch, self.batch = self.batch, self._in_force(progress.batch)
         rate.resume(progress, self.batch)
         rate.remember(progress)
-        exchange.ranks_changed()
+        self.loop.exchanges.ranks_changed()
         if self.noise is not None:
             self.noise.ranks_changed(progress.noise)
         connections.keep(self.saver.ranks_changed(plan.term))

@@ -15,7 +15,7 @@ from ones_wrapper.checkpoint import Checkpoints, Progress, State
 from ones_wrapper.data.feed import AccumulationStep, Feed, Share, accumulation_count, clamp_batch
 from ones_wrapper.data.streams import StreamFeed
 from ones_wrapper.gradients.accumulation import Accumulation
-from ones_wrapper.gradients.exchange import Exchange
+from ones_wrapper.gradients.exchanges import Exchanges
 from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import STOP, OrderReader, OwnerRequests, ReportWriter, log, previous, write_spec
@@ -65,7 +65,7 @@ class Loop:
     def __init__(self) -> None:
         self.feed: Feed | StreamFeed | None = None
         self.seed = 0
-        self.exchange: Exchange | None = None
+        self.exchanges = Exchanges()
         self.accumulation: Accumulation | None = None
         self.rate: Rate | None = None
         self.schedules = Schedules(1)
@@ -172,10 +172,10 @@ class Run:
     def _carry(self, state: State) -> None:
         """Take over what training carries, as it is. Not collective."""
         self.state = state
-        self.loop.rate = Rate(self.settings.rule, self.settings.lr_ramp, state.optimizer)
-        if self.loop.exchange is not None:
-            exchange = self.loop.exchange
-            state.optimizer.register_step_pre_hook(lambda *_: exchange.finish())
+        optimizers = state.optimizers.values()
+        self.loop.rate = Rate(self.settings.rule, self.settings.lr_ramp, *optimizers)
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(lambda optimizer, *_: self.loop.exchanges.finish(optimizer))
 
     def begin(self) -> None:
         """Before the first step: everything is known, so say hello. Later calls do nothing."""
@@ -185,7 +185,7 @@ class Run:
         if progress.dataset not in (0, samples):
             raise ValueError(
                 f"checkpoint {self._loaded} was taken with {progress.dataset} samples an epoch, the dataset now "
-                f"has {samples}; use the same dataset, or another job directory (ONES_JOB_DIR)"
+                f"has {samples}; use the same dataset, or another job directory (ONES_JOB_DIR) without --resume-from"
             )
         progress.dataset = samples
         self.spec = replace(self.spec, dataset=samples)

@@ -29,17 +29,19 @@ TRIES = "tries.json"
 _NAME = re.compile(r"step-\d{9,}")
 
 
-def newest_checkpoint(job_dir: Path) -> Path | None:
-    """The newest complete checkpoint."""
+def checkpoints(job_dir: Path) -> list[Path]:
+    """The complete checkpoints, newest first."""
     try:
         names = [e.name for e in (job_dir / CHECKPOINTS).iterdir() if _NAME.fullmatch(e.name)]
     except OSError:
-        return None
-    for name in sorted(names, key=lambda name: int(name[5:]), reverse=True):
-        path = job_dir / CHECKPOINTS / name
-        if (path / MANIFEST).is_file():
-            return path
-    return None
+        return []
+    paths = (job_dir / CHECKPOINTS / name for name in sorted(names, key=lambda name: int(name[5:]), reverse=True))
+    return [path for path in paths if (path / MANIFEST).is_file()]
+
+
+def newest_checkpoint(job_dir: Path) -> Path | None:
+    """The newest complete checkpoint."""
+    return next(iter(checkpoints(job_dir)), None)
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,11 @@ def write_exit_code(job_dir: Path, restart: int, who: int, code: int, task: int 
     except OSError:
         return False
     return True
+
+
+def has_exit_code(job_dir: Path, restart: int, who: int, task: int | None = None) -> bool:
+    """Whether `write_exit_code` was called so."""
+    return (job_dir / f".exit-{_start(restart, task)}-{who}").is_file()
 
 
 def exit_code(job_dir: Path, restart: int, code: int, task: int | None = None) -> int:

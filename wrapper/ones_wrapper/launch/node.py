@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from ones_wrapper.job_io import log
-from ones_wrapper.launch import hang_detector
+from ones_wrapper.launch import container, hang_detector
 from ones_wrapper.launch.ending import leave
 from ones_wrapper.launch.job_directory import newest_checkpoint, write_exit_code
 from ones_wrapper.launch.process_hooks import CHECKPOINT, LOOK, STOP
@@ -190,6 +190,11 @@ def main(argv: Sequence[str]) -> int:
     """Run `SCRIPT ARGS` in every rank of this node."""
     script, *arguments = argv
     env = os.environ
+    try:
+        container.arrive(env)
+    except LaunchError as error:
+        log(str(error), "ones-run")
+        return USAGE_ERROR
     sys.path[0] = str(Path(script).resolve().parent)
     env.setdefault("OMP_NUM_THREADS", "1")
     if env.get("ONES_LAUNCHER", "local") == "local":  # elsewhere the starter's daemon looks after us

@@ -35,20 +35,15 @@ def find_job_directory(env: Mapping[str, str], cwd: Path) -> Path:
     return path.resolve() if ".." in path.parts else path
 
 
-def prepare_job_directory(path: Path, env: Mapping[str, str], cwd: Path) -> None:
-    """Make the job's directory, or check the one that is there, and leave a pointer to it where one is needed.
-
-    Raises `LaunchError`.
-    """
+def make_root(env: Mapping[str, str], cwd: Path) -> None:
+    """Make ONES_JOB_ROOT, where it is what counts. Raises `LaunchError`."""
     root = env.get("ONES_JOB_ROOT")
-    if root and not env.get("ONES_JOB_DIR"):
-        try:
-            (cwd / root).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LaunchError(f"ONES_JOB_ROOT={root}: cannot be made ({error.strerror}); name another") from None
-    make_job_directory(path)
-    if "ONES_LAUNCHED" not in env:  # else ones-run has
-        leave_pointer(path, env, cwd)
+    if not root or env.get("ONES_JOB_DIR"):
+        return
+    try:
+        (cwd / root).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"ONES_JOB_ROOT={root}: cannot be made ({error.strerror}); name another") from None
 
 
 def make_job_directory(path: Path) -> None:
