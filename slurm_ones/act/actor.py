@@ -165,8 +165,7 @@ class Actor:
     def _begin(self, change: Change, decision: int | None, view: JobView | None) -> None:
         job = change.elastic.job
         if not self.acting:
-            batch = f", batch {change.new_batch}" if change.new_batch is not None else ""
-            lines = [f"# job {job.job_id} ({job.user}): {change}{batch}"]
+            lines = [f"# job {job.job_id} ({job.user}): {change}"]
             lines += commands(change, self._orders.next_number(job), self._settings.spool, self._settings.deferral_s)
             self._advise(job.job_id, hash(change), lines)
             return
