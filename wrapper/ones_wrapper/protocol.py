@@ -141,6 +141,8 @@ class Order:
     blocks: tuple[int, ...] | None = None
     """Of a job of blocks: the tasks that shall train together, ascending; None leaves that to the job. `batch` then
     holds from the moment at which they do."""
+    gain: float | None = None
+    """Useful samples per second that the companion expects after the resize, over those before; for the job's log."""
 
 
 @dataclass(frozen=True)
