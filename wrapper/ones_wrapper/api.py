@@ -281,7 +281,8 @@ class Job:
         0. Synchronises all ranks at the first and, for the last checkpoint, after the last.
         """
         run = self._run
-        run.begin()
+        if not run.finished_before:
+            run.begin()
         while run.spec.epochs == 0 or run.progress.epoch < run.spec.epochs:
             epoch = run.progress.epoch
             yield epoch

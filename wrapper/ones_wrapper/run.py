@@ -12,6 +12,7 @@ from pathlib import Path
 from ones_wrapper import memory
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
+from ones_wrapper.claim import Claim, ClaimedError, Holder, take_claim
 from ones_wrapper.data.feed import AccumulationStep, Feed, Share, accumulation_count, clamp_batch
 from ones_wrapper.data.streams import StreamFeed
 from ones_wrapper.gradients.accumulation import Accumulation
@@ -21,7 +22,8 @@ from ones_wrapper.group import Group
 from ones_wrapper.job_io import STOP, OrderReader, OwnerRequests, ReportWriter, log, previous, write_spec
 from ones_wrapper.launch import find_job_directory, hang_detector, make_job_directory
 from ones_wrapper.launch.process_hooks import FLAGS, on_error, on_exit, requeue_conflict
-from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
+from ones_wrapper.launch.rank_placement import idle_gpus
+from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE, USAGE_ERROR
 from ones_wrapper.learning_rate import LrRule, Rate
 from ones_wrapper.protocol import Batch, Epoch, First, Spec
 from ones_wrapper.reporter import Meter, Reporter, StartReport, Trace
@@ -101,8 +103,7 @@ class Run:
         self._measured_at = time.monotonic()
         self._job_id, self._restart = identity.job_id, identity.restart
         self.directory = find_job_directory(env, Path.cwd())
-        if first:
-            make_job_directory(self.directory)
+        self._claim = self._take_directory(env, first)
         self._declared = spec.max_local_batch
         found = memory.find(self.directory, spec.max_local_batch, memory.device_name(group.device))
         self.spec = replace(spec, max_local_batch=-group.maximum([-found])[0])
@@ -114,6 +115,9 @@ class Run:
         checkpoints = Checkpoints(self.directory, group, self._job_id, self._restart, holds=identity.leads)
         self.saver = Saver(group, checkpoints, settings.checkpoint_every_s, settings.write_behind, self._reporter.send)
         self._start_report = StartReport(started, self._previous)
+        self._idle = idle_gpus(env, group.world) if first else ""
+        if self._idle:
+            log(self._idle)
         self._loaded = self._note = ""
         self._first = False
         self.trace = Trace.of(env, self._restart, group.rank, group.world, identity.name)
@@ -125,6 +129,21 @@ class Run:
         FLAGS.armed = True
         on_exit(self._ended)
         on_error(self._failed)
+
+    def _take_directory(self, env: Mapping[str, str], first: bool) -> Claim | None:
+        """Make the job's directory, and claim it where no `ones-run` has: a launcher of others started the ranks. Ends
+        all ranks with exit code 2 where another training holds it."""
+        claim, why = None, ""
+        if first:
+            make_job_directory(self.directory)
+            try:
+                claim = None if "ONES_LAUNCHED" in env else take_claim(self.directory, Holder.here(env))
+            except ClaimedError as error:
+                why = str(error)
+                log(why)
+        if self.group.maximum([int(bool(why))])[0]:
+            raise SystemExit(USAGE_ERROR)
+        return claim
 
     @property
     def rank(self) -> int:
@@ -193,7 +212,8 @@ class Run:
             self.trace.begin(progress.step)
         if self.group.rank == 0:
             write_spec(self.directory, self.spec)
-        start = (self.batch, self.lr_factor, self.saver.load_s, self._loaded, self._note)
+        note = "; ".join(filter(None, (self._note, self._idle)))
+        start = (self.batch, self.lr_factor, self.saver.load_s, self._loaded, note)
         self._reporter.send(self._start_report.hello(self.group, self.spec, progress, *start))
 
     def _check_complete(self) -> int:
@@ -284,10 +304,24 @@ class Run:
         self.loop.within = False
         self.act()
 
+    @property
+    def finished_before(self) -> bool:
+        """Whether the checkpoint that was loaded is of a training that had come to its end. Not collective."""
+        epochs = self.spec.epochs
+        return not self._begun and bool(self._loaded) and 0 < epochs <= self.progress.epoch
+
     def finish(self) -> None:
         """All epochs are trained: the last checkpoint. From here on a signal ends the script at once."""
-        self._boundary.finish_agreement()  # what it says comes too late
-        self.save("at the end")
+        if self.finished_before:
+            done = f"{self.progress.epoch} of {self.spec.epochs} epochs"
+            text = f"this run is finished ({done}): raise epochs to train on, or set ONES_JOB_DIR to start anew"
+            if self.group.rank == 0:
+                log(text)
+            # No hello: nothing begins.
+            self._reporter.bye("finished", self.progress.step, 0, text)
+        else:
+            self._boundary.finish_agreement()  # what it says comes too late
+            self.save("at the end")
         self.saver.close()
         self.reason = "finished"
         FLAGS.armed = False
@@ -364,4 +398,6 @@ class Run:
         elif code:
             reason = "signal" if code == STOP_CODE and FLAGS.stop else "error"
         self._reporter.bye(reason, self.progress.step, code, note)
+        if self._claim is not None:
+            self._claim.release()
         self.group.close(code)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ones_wrapper.claim import CLAIM, ClaimedError, Holder, take_claim
 from ones_wrapper.job_io import log
 from ones_wrapper.launch.blocks import FIRST_WAIT_S, Blocks
 from ones_wrapper.launch.job_directory import find_job_directory, make_job_directory
@@ -238,6 +239,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         require_torch()
         make_job_directory(job_dir)
+        # Before anything is written there. The blocks of a job share its directory, each of them once.
+        claim = take_claim(job_dir, Holder.here(env), f"{CLAIM}-{block.task}" if block else CLAIM)
+    except (LaunchError, ClaimedError) as error:
+        log(str(error), "ones-run")
+        return USAGE_ERROR
+    try:
         blocks = Blocks(block, job_dir, env) if block else None
         if blocks and (why := blocks.not_wanted(FIRST_WAIT_S)):
             log(why, "ones-run")
@@ -247,6 +254,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         log(str(error), "ones-run")
         return USAGE_ERROR
+    finally:
+        claim.release()
 
 
 if __name__ == "__main__":
