@@ -16,6 +16,7 @@ from slurm_ones.act.leftovers import Leftovers, waiting_arrays
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.stale_holds import release_stale_holds
+from slurm_ones.act.transitions import State
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.decide import make_policy
 from slurm_ones.learn.knowledge import Learner
@@ -172,10 +173,10 @@ class Companion:
             self._policies[partition] = self._make()
         return self._policies[partition]
 
-    def advance(self, *, held_only: bool = False) -> int:
-        """Take resizes under way further, with `held_only` those alone whose jobs may stand in a hold of ours; returns
-        how many are left. Raises `Unreachable`."""
-        return self._actor.advance(held_only=held_only)
+    def advance(self, *, only: Collection[State] = tuple(State)) -> int:
+        """Take resizes under way further that are in one of these states; returns how many are left. Raises
+        `Unreachable`."""
+        return self._actor.advance(only=only)
 
     def leave(self) -> None:
         """End all deferrals. Raises `Unreachable`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 
 from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, NotLeader, ReasonRecord, ResizeRecord, Store
@@ -14,7 +14,7 @@ from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.act.resize import ResizeMachine
-from slurm_ones.act.transitions import HOLDS_JOB, State, first_state
+from slurm_ones.act.transitions import State, first_state
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Observation
 from slurm_ones.reasons import reason
@@ -69,21 +69,21 @@ class Actor:
     def acting(self) -> bool:
         return self._settings.mode == "act"
 
-    def advance(self, *, held_only: bool = False) -> int:
-        """Take all resizes under way further; returns how many are left. Raises `Unreachable` and `NotLeader`.
+    def advance(self, *, only: Collection[State] = tuple(State)) -> int:
+        """Take resizes under way further; returns how many are left. Raises `Unreachable` and `NotLeader`.
 
-        In advise mode too: what an acting companion left half done must not stay so. With `held_only` those alone
-        whose jobs may stand in a hold of ours.
+        In advise mode too: what an acting companion left half done must not stay so. `only` are the states whose
+        resizes are looked at and counted: all.
         """
         left = 0
         for resize in self._store.open_resizes():
-            if held_only and State(resize.state) not in HOLDS_JOB:
+            if State(resize.state) not in only:
                 continue
             try:
                 resize = self._machine.advance(resize)
                 self._held.note(resize)
                 state = State(resize.state)
-                left += state in HOLDS_JOB if held_only else not state.final
+                left += state in only and not state.final
             except (Unreachable, NotLeader):
                 raise
             except Exception:

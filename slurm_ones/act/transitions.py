@@ -73,6 +73,10 @@ HOLDS_JOB = frozenset(
 )
 """States in which the job may stand in a hold of ours; none of them is ever given up before a release."""
 
+NEEDS_COMPANION = HOLDS_JOB | {State.DRAINING, State.PREPARING, State.OPENING, State.LEAVING, State.WITHDRAWING}
+"""States in which a job, or GPUs, would stand idle without a companion. In the others the job waits in the queue,
+starts or trains, whether or not somebody looks."""
+
 _NEXT: dict[State, set[State]] = {
     State.DRAINING: {State.REQUEUING, State.ABANDONED},
     State.REQUEUING: {State.PARKING, State.RESHAPING, State.ABANDONED},

@@ -157,7 +157,12 @@ def run(
         typer.Option("--act/--advise", help="Resize jobs, or only print the commands (default: the settings)."),
     ] = None,
     own: Annotated[bool, typer.Option("--own", help="User mode: your own jobs only.")] = False,
-    ticks: Annotated[int, typer.Option(help="Stop after this many ticks; 0: run until stopped.")] = 0,
+    ticks: Annotated[
+        int,
+        typer.Option(
+            min=0, help="For cron: end after this many ticks, once no job waits for it; 0: run until stopped."
+        ),
+    ] = 0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each step of each resize.")] = False,
 ) -> None:
     """Run the companion: observe, learn, decide and (with --act) resize, until SIGINT or SIGTERM.
@@ -205,21 +210,16 @@ def run(
         soft_wrap=True,
     )
     _record(store, f"run --{settings.mode}", f"policy {settings.policy}, scope {settings.scope}, through {client.name}")
-    left = ticks
 
     def on_tick(tick: Tick) -> None:
-        nonlocal left
         # systemd shows the last one; the journal needs only those that did something.
         if verbose or tick.begun or not service.notifier.listens:
             console.print(summary(tick), markup=False, soft_wrap=True)
         service.health.ticked(tick)
-        left -= 1
-        if ticks and left == 0:
-            service.stop.set()
 
     with lock:
         daemon = Daemon(make, lead=lead, watchdog_ping=lambda: service.watchdog_ping(store, daemon), jitter=jitter)
-        daemon.run(service.stop, on_tick)
+        daemon.run(service.stop, on_tick, ticks=ticks)
     _record(store, "run ends")
     leader, open_resizes = store.leader(), store.open_resizes()
     if open_resizes and not (leader and leader.holder):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ones_db import NotLeader, StoreError
+from slurm_ones.act.transitions import HOLDS_JOB, NEEDS_COMPANION
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError
 from slurm_ones.service.leadership import Election, NoElection
@@ -66,8 +67,12 @@ class Daemon:
         `ConfigError`, the old one stays. May be called by a signal's handler."""
         self._reload = True
 
-    def run(self, stop: Stop, on_tick: Callable[[Tick], None] = lambda tick: None) -> None:
+    def run(self, stop: Stop, on_tick: Callable[[Tick], None] = lambda tick: None, *, ticks: int = 0) -> None:
         """Tick until `stop` is set; between ticks, take resizes under way further.
+
+        With `ticks` it ends after so many, whether or not they failed: another run follows some minutes later. First it
+        takes resizes to where a job waits for nobody, for as long as a drain and a release may take. Where another
+        companion leads it ends at once.
 
         An unreachable controller or database costs the tick: the next one comes after a wait that doubles up to ten
         intervals, or after one while resizes are under way. A companion that does not lead asks for the lead each
@@ -76,16 +81,22 @@ class Daemon:
         those start that it keeps from starting. Raises the `ConfigError` of a `make` that has no older companion to
         fall back on.
         """
+        left = ticks
         try:
             while True:
                 self._ping()
                 companion = self._leading(stop)
                 # Only now, so that one whose lead was taken meanwhile does not leave in another's place.
-                if stop.is_set():
+                if stop.is_set() or (ticks and companion is None):
                     break
                 if companion is not None:
-                    self._tick(companion, stop, on_tick)
+                    left -= 1
+                    self._tick(companion, stop, on_tick, last=left == 0)
+                    if left == 0:
+                        break
             if self._companion is not None:
+                if ticks:
+                    self._finish(self._companion, stop)
                 self._leave(self._companion)
         finally:
             self._drop()
@@ -128,24 +139,28 @@ class Daemon:
             self._companion.close()
         self._companion = None
 
-    def _tick(self, companion: Companion, stop: Stop, on_tick: Callable[[Tick], None]) -> None:
-        """One tick, and the wait after it."""
+    def _tick(self, companion: Companion, stop: Stop, on_tick: Callable[[Tick], None], *, last: bool) -> None:
+        """One tick, and the wait after it, which the last one does not need."""
         try:
             on_tick(companion.tick())
             self._wait = companion.settings.interval_s
-            self._between(companion, stop, self._wait * self._jitter())
+            if not last:
+                self._between(companion, stop, self._wait * self._jitter())
         except NotLeader as error:
             # The next round finds that another one leads.
             log.warning("%s", error)
         except (Unreachable, StoreError) as error:
-            self._wait = self._back_off(companion, self._wait)
-            log.error("%s; trying again in %.0f s", error, self._wait)
-            self._pause(stop, self._wait * self._jitter())
+            log.error("%s%s", error, self._next_try(companion, last))
+            self._pause(stop, 0.0 if last else self._wait * self._jitter())
         except Exception:
             # One odd job must not leave everybody else's resizes unfinished.
-            self._wait = self._back_off(companion, self._wait)
-            log.exception("this tick failed; the next one comes in %.0f s", self._wait)
-            self._pause(stop, self._wait * self._jitter())
+            log.exception("this tick failed%s", self._next_try(companion, last))
+            self._pause(stop, 0.0 if last else self._wait * self._jitter())
+
+    def _next_try(self, companion: Companion, last: bool) -> str:
+        """In words, when the tick after one that failed comes: in `_wait` seconds."""
+        self._wait = self._back_off(companion, self._wait)
+        return "" if last else f"; trying again in {self._wait:.0f} s"
 
     def _back_off(self, companion: Companion, wait: float) -> float:
         """The wait after a tick failed, the last one having been `wait` seconds; short while a job may stand in a hold
@@ -157,12 +172,27 @@ class Daemon:
             most = 1
         return min(wait * 2, most * companion.settings.interval_s)
 
+    def _finish(self, companion: Companion, stop: Stop) -> None:
+        """Take those resizes further that need a companion, until there are none."""
+        settings = companion.settings.resize
+        until = self._clock() + settings.drain_timeout_s + settings.leave_s
+        try:
+            while (left := companion.advance(only=NEEDS_COMPANION)) and not stop.is_set():
+                if self._clock() >= until:
+                    log.warning("%d resizes under way are left to the next run", left)
+                    return
+                self._pause(stop, settings.advance_s)
+        except NotLeader:
+            return  # `_leave` says so
+        except (Unreachable, StoreError) as error:
+            log.error("%s; the next run finishes what is under way", error)
+
     def _leave(self, companion: Companion) -> None:
         """Take the resizes whose jobs stand in a hold of ours past their release, and end all deferrals."""
         settings = companion.settings.resize
         until = self._clock() + settings.leave_s
         try:
-            while companion.advance(held_only=True) and self._clock() < until:
+            while companion.advance(only=HOLDS_JOB) and self._clock() < until:
                 self._ping()
                 self._sleep(min(settings.advance_s, 1.0))
             companion.leave()

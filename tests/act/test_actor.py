@@ -11,7 +11,7 @@ import pytest
 from ones_db import JobRecord, ReportLine, ResizeRecord, RunReports, Store
 from ones_wrapper.protocol import ORDERS, Bye, Order, decode_order, directory_name, encode, spool_order_name
 from slurm_ones.act.orders import OrderError, order_path, write_order
-from slurm_ones.act.transitions import State
+from slurm_ones.act.transitions import HOLDS_JOB, State
 from slurm_ones.schedule.policy import Allocation
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState, Shape
@@ -115,7 +115,7 @@ def test_a_companion_that_stops_takes_care_of_held_jobs_alone(own_store: Store, 
     bench = Bench(own_store, tmp_path)
     for job_id, state in enumerate((State.RESHAPING, State.WAITING, State.DRAINING)):
         begun(own_store, job_id, state)
-    assert bench.actor.advance(held_only=True) == 1
+    assert bench.actor.advance(only=HOLDS_JOB) == 1
     assert bench.machine.asked == [0]
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from ones_db import JobRecord, ResizeRecord, Store, migrate
+from slurm_ones.act.transitions import NEEDS_COMPANION, State
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.decide.ordered import Fifo
 from slurm_ones.schedule.policy import Policy
 from slurm_ones.service.daemon import Daemon
+from slurm_ones.service.leadership import NoElection
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState, Shape, Snapshot
 from tests.act.fake import Clock, FakeJob, FakeSlurm, Passing
@@ -107,6 +109,61 @@ def test_resizes_under_way_are_looked_at_between_ticks(store: Store, tmp_path: P
     # Nobody reports here, so the drain is called off at its deadline.
     assert resize.outcome.text == "no checkpoint in time"
     assert stop.waits == [2.5] * 9 + [37.5, 60.0, 60.0]
+
+
+def draining(slurm: FakeSlurm, store: Store, tmp_path: Path, **job: float) -> Companion:
+    """A companion over a job that runs and is to be drained: nobody reports, so the drain is called off in 20 s."""
+    slurm.add(FakeJob(1, tmp_path, Shape(1, 1)))
+    seen, now = slurm.job(1), slurm.clock()
+    store.record_jobs([JobRecord(1, "train", "me", seen.submit_time, 1, 1, elastic=True)])
+    store.begin_resize(
+        ResizeRecord(1, 0, 1, 1, 32, 1, 2, 64, "draining", now, order_number=round(now * 1000), deadline=now + 20)
+    )
+    settings = Settings(tick_s=60, mode="act", stop_file=tmp_path / "stop", resize={"advance_s": 2.5})
+    return Companion(settings, slurm, store, clock=slurm.clock)
+
+
+def test_some_ticks_leave_no_job_that_waits_for_a_companion(store: Store, tmp_path: Path) -> None:
+    """Under cron: a job that was drained waits a minute for its requeue, and the next run comes in five."""
+    slurm = cluster(tmp_path)
+    companion = draining(slurm, store, tmp_path)
+    stop, ticks = Passing(slurm, 1000.0), []
+    Daemon(lambda: companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop, ticks.append, ticks=1)
+    (resize,) = store.resizes(1)
+    assert len(ticks) == 1 and resize.outcome.text == "no checkpoint in time"
+    assert sum(stop.waits) == pytest.approx(20, abs=3)
+
+
+def test_some_ticks_leave_a_job_to_the_queue(store: Store, tmp_path: Path) -> None:
+    """One that waits for GPUs or trains needs nobody: the next run looks at it."""
+    slurm = cluster(tmp_path)
+    for state in (State.WAITING, State.STARTING, State.JOINING, State.WAITING_BACK, State.STARTING_BACK):
+        assert state not in NEEDS_COMPANION
+    companion = draining(slurm, store, tmp_path)
+    (resize,) = store.open_resizes()
+    for state in ("requeuing", "reshaping", "releasing", "waiting"):
+        store.step_resize(resize.id, state, time=slurm.clock(), deadline=slurm.clock() + 300)
+    slurm.jobs[1].state, slurm.jobs[1].restart = JobState.PENDING, 1
+    slurm.jobs[1].begin_time = slurm.clock() + 5000
+    stop = Passing(slurm, 1000.0)
+    Daemon(lambda: companion, clock=slurm.clock, sleep=slurm.pass_time).run(stop, ticks=1)
+    assert stop.waits == []
+
+
+def test_some_ticks_end_though_each_fails_or_another_leads(store: Store) -> None:
+    """Runs of cron must not pile up."""
+
+    class Other(NoElection):
+        def take(self) -> bool:
+            return False
+
+    client = Moody(Unreachable("no answer"), ValueError("odd"), Unreachable("no answer"))
+    companion = Companion(Settings(tick_s=0.01), client, store)  # type: ignore[arg-type]
+    ticks: list[Tick] = []
+    Daemon(lambda: companion).run(threading.Event(), ticks.append, ticks=2)
+    assert ticks == [] and len(client.moods) == 1
+    Daemon(lambda: companion, lead=Other()).run(threading.Event(), ticks.append, ticks=2)
+    assert ticks == [] and len(client.moods) == 1
 
 
 def test_a_policy_of_the_callers_own(store: Store, tmp_path: Path) -> None:

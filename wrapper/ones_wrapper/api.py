@@ -34,6 +34,7 @@ from ones_wrapper.membership.files import own_block
 from ones_wrapper.plugins import load
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run import Run, Settings
+from ones_wrapper.schedule import Schedules
 
 
 def init(
@@ -150,6 +151,14 @@ class Job:
         return self._run.progress
 
     @property
+    def base_steps(self) -> int:
+        """Steps of the base batch that the samples used so far make: the iteration that a formula of the script's own
+        for the learning rate is to be given (`lr = cosine(job.base_steps)`). At a fixed base batch, the steps.
+        """
+        progress = self._run.progress
+        return (progress.samples + progress.padding) // self._run.spec.base_batch
+
+    @property
     def updates(self) -> bool:
         """Whether the optimizer steps now: in a step of several accumulation steps, in the last one alone.
 
@@ -214,9 +223,11 @@ class Job:
 
             optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
 
-        The optimizer alone, or all that was given beside the model, in the order (optimizer, scheduler, others). Where
-        a step may take several accumulation steps, these are wrappers that act in the last one (`accumulation.py`);
-        the ones that were given would not, and raise an error where they are used instead. `others` are further objects
+        The optimizer alone, or all that was given beside the model, in the order (optimizer, scheduler, others).
+        Schedulers come back in a wrapper (`schedule.py`): its `step()` inside the loop over batches advances by as many
+        steps of the base batch as the samples are worth. Where a step may take several accumulation steps, optimizer
+        and gradient scaler come in wrappers that act in the last one (`accumulation.py`). What was given would not, and
+        raises an error where it is used instead. `others` are further objects
         with `state_dict` and `load_state_dict`, such as a gradient scaler; their state is plain data: numbers, texts,
         tensors, and lists and dicts of them. Synchronises all ranks, and reads each checkpoint twice: once to verify
         it, once to load it.
@@ -230,15 +241,15 @@ class Job:
                 "register: model is not the one that job.ddp, job.fsdp or job.exchange returned; its gradients would "
                 "not be averaged"
             )
-        extras = dict(others)
-        if scheduler is not None:
-            extras["scheduler"] = scheduler
         accumulation = Accumulation() if run.spec.max_passes > 1 else None
-        carried: list[Any] = [optimizer, *([] if scheduler is None else [scheduler]), *others.values()]
+        schedules = Schedules(run.spec.base_batch, accumulation.due if accumulation else lambda: True)
+        extras = {"scheduler": schedules.wrap(scheduler, known=True)} if scheduler is not None else {}
+        extras |= {name: schedules.wrap(thing) for name, thing in others.items()}
+        carried: list[Any] = [optimizer, *extras.values()]
         if accumulation is not None:
             carried = [accumulation.wrap(thing) for thing in carried]
         run.load(State(model, optimizer, extras))
-        run.loop.accumulation = accumulation
+        run.loop.accumulation, run.loop.schedules = accumulation, schedules
         return carried[0] if len(carried) == 1 else tuple(carried)
 
     def loader(

@@ -9,15 +9,28 @@ from typing import Any
 from ones_wrapper.data.feed import AccumulationStep
 from ones_wrapper.data.randomness import seed_step
 from ones_wrapper.run import Run
+from ones_wrapper.schedule import base_steps, counted
 
 
 class Loader:
     """The batches of the present epoch; made by `Job.loader`. Asking it for the next batch is the step
-    boundary.
+    boundary. Its length is that of an epoch in steps of the base batch, at whatever batch is in force: what a schedule
+    is to be written in.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
+
+    def __len__(self) -> int:
+        """Steps of an epoch at the base batch. Raises TypeError for a stream that gives no length."""
+        run = self._run
+        assert run.loop.feed is not None
+        if not run.loop.feed.samples:
+            raise TypeError(
+                "len(loader): the dataset has no length, so nobody knows how many steps an epoch takes; give the "
+                "dataset a __len__, or write the schedule for a number of steps of your own"
+            )
+        return base_steps(run.loop.feed.samples, run.spec.base_batch)
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's local batches from the cursor to the end of the present epoch; all ranks take as many."""
@@ -45,6 +58,7 @@ class Loader:
                     self._leave(early=True)
                     raise
                 if part.last:
+                    loop.schedules.check()
                     run.commit(part.share.total)
                     run.act()
                     run.meter.start()
@@ -61,6 +75,7 @@ class Loader:
             if loop.rate:
                 loop.rate.expect()
             seed_step(loop.seed, run.progress.step, run.group.rank)
+            loop.schedules.enter(counted(run.progress, part.share.total, run.batch, run.spec.base_batch))
         if run.trace and loop.feed:
             loop.used += loop.feed.indices(run.progress.epoch, part)
             run.uses(part.last)
@@ -69,5 +84,6 @@ class Loader:
         """The epoch's samples are used, or the script left the loop `early`: perhaps by an error."""
         loop = self._run.loop
         loop.within = early
+        loop.schedules.leave()
         if loop.accumulation is not None:
             loop.accumulation.drop()

@@ -28,6 +28,7 @@ from ones_wrapper.learning_rate import LrRule, Rate
 from ones_wrapper.protocol import Batch, Epoch, First, Spec
 from ones_wrapper.reporter import Meter, Reporter, StartReport, Trace
 from ones_wrapper.saver import Saver
+from ones_wrapper.schedule import Schedules, counted
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Loop:
         self.exchange: Exchange | None = None
         self.accumulation: Accumulation | None = None
         self.rate: Rate | None = None
+        self.schedules = Schedules(1)
         self.part = AccumulationStep(Share(0, 1, 1), 0, 1, 0, 1, 1)
         """The pass that the script is in, or was in last."""
         self.within = False
@@ -230,6 +232,7 @@ class Run:
         """A step of `total` samples was completed. Not collective."""
         progress = self.progress
         self._trace_committed()
+        progress.padding += counted(progress, total, self.batch, self.spec.base_batch) - total
         progress.cursor += total
         progress.samples += total
         progress.useful += total * efficiency(self.batch, self.spec.base_batch, progress.noise or None)

@@ -17,6 +17,7 @@ from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchange import DdpExchange, Exchange
 from ones_wrapper.gradients.fsdp import FsdpExchange
 from ones_wrapper.group import Group
+from ones_wrapper.schedule import Schedules
 from tests.wrapper.forked import Team
 
 STEPS = st.lists(st.integers(1, 4), min_size=1, max_size=5)
@@ -49,16 +50,18 @@ def test_unchanged_loop_ends_as_without_accumulation(
 
     def train(split: bool) -> tuple[list[torch.Tensor], float, dict[str, Any]]:
         net, accumulation = model(), Accumulation()
+        schedules = Schedules(1, accumulation.due)
         own = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
         scaler = accumulation.wrap(torch.amp.GradScaler("cpu", growth_interval=2))
         if scheduler_first:
-            scheduler = accumulation.wrap(torch.optim.lr_scheduler.StepLR(own, 2, 0.5))
+            scheduler = schedules.wrap(torch.optim.lr_scheduler.StepLR(own, 2, 0.5))
             optimizer = accumulation.wrap(own)
         else:
             optimizer = accumulation.wrap(own)
             scheduler = torch.optim.lr_scheduler.StepLR(own if scaled else optimizer, 2, 0.5)
         for step, count in enumerate(counts):
             parts = batch(step, count) if split else [torch.cat(batch(step, count))]
+            schedules.enter(1)
             for index, x in enumerate(parts):
                 with accumulation.during(index, len(parts)):
                     if zero in ("before", "both"):
@@ -78,6 +81,7 @@ def test_unchanged_loop_ends_as_without_accumulation(
                     if schedule == "step" and (scheduler_first or accumulation.updates):
                         scheduler.step()
         accumulation.drop()
+        schedules.leave()
         if schedule == "epoch":
             scheduler.step()
         return [p.detach() for p in net.parameters()], own.param_groups[0]["lr"], scaler.state_dict()
@@ -265,7 +269,7 @@ def test_nothing_is_patched() -> None:
     things = [own, scheduler, scaler, net]
     before = [(type(thing), set(vars(thing)), thing.state_dict()) for thing in things[:3]]
     wrapped = [accumulation.wrap(thing) for thing in things]
-    assert wrapped[3] is net and "zero_grad" not in vars(net)
+    assert wrapped[1] is scheduler and wrapped[3] is net and "zero_grad" not in vars(net)
     for thing, wrapper, (kind, names, state) in zip(things, wrapped, before, strict=False):
         assert (type(thing), set(vars(thing)), thing.state_dict()) == (kind, names, state)
         wrapper.load_state_dict(wrapper.state_dict())
@@ -282,12 +286,14 @@ def train_on_rank(
 ) -> list[float]:
     """An unchanged loop on one rank; the parameters that it ends with."""
     exchange, accumulation = EXCHANGES[kind](group, None), Accumulation()
+    schedules = Schedules(1, accumulation.due)
     net = exchange.wrap(model(), **options)
     own = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    scheduler = accumulation.wrap(torch.optim.lr_scheduler.ExponentialLR(own, 0.9))
+    scheduler = schedules.wrap(torch.optim.lr_scheduler.ExponentialLR(own, 0.9))
     optimizer = accumulation.wrap(own)
     for step, total in enumerate(totals):
         x = torch.randn(total, 3, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        schedules.enter(1)
         for part in accumulation_steps(split(0, total, group.world, group.rank), group.world, max_local):
             with exchange.during(part), accumulation.during(part.index, part.count):
                 if order == "before":

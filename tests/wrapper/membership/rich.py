@@ -74,7 +74,7 @@ model = job.ddp(plain, static_graph=args.static, gradient_as_bucket_view=args.vi
 calls = []
 model.register_forward_hook(lambda *_: calls.append(1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 500)
+scheduler = own = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 500)
 average, scaler = Average(plain), torch.amp.GradScaler("cpu", enabled=True)
 optimizer, scheduler, average, scaler = job.register(
     model=model, optimizer=optimizer, scheduler=scheduler, average=average, scaler=scaler
@@ -95,6 +95,7 @@ for _ in job.epochs():
         job.loss(loss)
         if not args.hurry.exists():
             time.sleep(args.step_ms / 1000)
+assert scheduler.scheduler is own and own.last_epoch == job.base_steps == args.epochs * len(loader)
 rank = torch.distributed.get_rank()
 state = {
     "parameters": list(plain.parameters()), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),

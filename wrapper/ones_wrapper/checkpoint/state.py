@@ -46,6 +46,8 @@ class Progress:
     """Samples of the epoch already used."""
     step: int = 0
     samples: int = 0
+    padding: int = 0
+    """Samples by which the last base batches of epochs were not full; with `samples` these are whole steps."""
     batch: int = 0
     """Global batch last ordered, before it is cut to what the GPUs hold; 0 for the script's own."""
     dataset: int = 0

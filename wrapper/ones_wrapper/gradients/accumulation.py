@@ -2,8 +2,9 @@
 
 Where a batch does not fit, a step takes several accumulation steps: forward and backward passes whose gradients add up.
 The script's loop calls backward, `optimizer.step()` and `optimizer.zero_grad()` in each of them, in either order, and
-the wrappers let that do what it should: optimizer, schedulers and gradient scaler act in the last accumulation step
-alone, and zeroing acts before the first or after the step. (Accelerate's wrappers do the same.)
+the wrappers let that do what it should: optimizer and gradient scaler act in the last accumulation step alone, and
+zeroing acts before the first or after the step. (Accelerate's wrappers do the same.) Schedulers have wrappers of their
+own (`schedule.py`), which ask here whether they are due.
 
 What changes gradients between backward and step, such as clipping, the script leaves to the last accumulation step by
 `if job.updates:`. That, and calls that go past the wrappers, raise an error that says what to write.
@@ -17,7 +18,6 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LRScheduler
 
 CHANGED = (
     "gradients were changed in accumulation step {index} of {count}, before all of them were added up. Zero them "
@@ -75,15 +75,13 @@ class Accumulation:
         self._index, self._count = 0, 1
 
     def wrap(self, thing: Any) -> Any:
-        """The thing to use instead: optimizers, schedulers and gradient scalers get a wrapper, others stay.
+        """The thing to use instead: optimizers and gradient scalers get a wrapper, others stay.
 
         Raises ValueError for an optimizer that cannot do without a closure.
         """
         if isinstance(thing, torch.optim.Optimizer):
             self._watch(thing)
             return AccumulatedOptimizer(thing, self)
-        if isinstance(thing, LRScheduler):
-            return AccumulatedScheduler(thing, self)
         return AccumulatedScaler(thing, self) if isinstance(thing, torch.amp.GradScaler) else thing
 
     def due(self, asks: bool = False) -> bool:
@@ -216,24 +214,6 @@ class AccumulatedOptimizer(torch.optim.Optimizer):
     @grad_scale.setter
     def grad_scale(self, value: object) -> None:
         raise RuntimeError(UNREGISTERED_SCALER)
-
-
-class AccumulatedScheduler:
-    """A learning rate scheduler that steps in the last accumulation step, and outside the loop always."""
-
-    def __init__(self, scheduler: LRScheduler, accumulation: Accumulation) -> None:
-        self.scheduler = scheduler
-        self._accumulation = accumulation
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "scheduler":
-            raise AttributeError(name)
-        return getattr(self.scheduler, name)
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        """The scheduler's step."""
-        if self._accumulation.due():
-            self.scheduler.step(*args, **kwargs)
 
 
 class AccumulatedScaler:

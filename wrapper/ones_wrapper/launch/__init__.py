@@ -23,6 +23,7 @@ from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layou
 from ones_wrapper.launch.rank_placement import (
     LaunchError,
     allocation,
+    contract,
     master_port,
     number,
     require_torch,
@@ -83,11 +84,12 @@ def plan(
     ask: Ask = ask,
     now: float = 0.0,
     attempt: int = 0,
+    retries: int = 3,
 ) -> Launch:
     """The command and environment that start SCRIPT on the allocation that `env` describes.
 
     `find` gives the path of a program and `ask` what one prints; `now` is when `ones-run` began, in Unix time,
-    and `attempt` how often it started the ranks before. Raises `LaunchError`.
+    `attempt` how often it started the ranks before and `retries` how often it may. Raises `LaunchError`.
     """
     has = allocation(env, options.ranks_per_node)
     mpi, direct = options.mpi or "none", options.talks_mpi
@@ -107,6 +109,7 @@ def plan(
         "ONES_LAUNCHED": f"{now:.3f}",
         "ONES_LAUNCHER": name,
         "ONES_ATTEMPT": str(attempt),
+        **contract(has, attempt, retries),
     }
     if backend := options.backend or ("mpi" if direct else ""):
         own["ONES_BACKEND"] = backend
@@ -230,7 +233,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         job_dir = find_job_directory(env, Path.cwd())
 
         def start(attempt: int) -> Launch:
-            return plan(env, args.script, args.arguments, job_dir=job_dir, options=options, now=now, attempt=attempt)
+            return plan(
+                env,
+                args.script,
+                args.arguments,
+                job_dir=job_dir,
+                options=options,
+                now=now,
+                attempt=attempt,
+                retries=limits.retries,
+            )
 
         if args.dry_run:
             launch = start(0)

@@ -174,6 +174,7 @@ class Forks:
             return {}
         return {
             "ONES_FORK": str(self.count),
+            "TORCHELASTIC_RESTART_COUNT": str(int(env.get("ONES_ATTEMPT", "0")) + self.count),
             # The nodes of a block start again each by itself, and must come to the same port.
             "MASTER_PORT": str(later_port(int(env["MASTER_PORT"]), self.count)),
             "ONES_LAUNCHED": f"{time.time():.3f}",

@@ -205,14 +205,35 @@ class Placement:
     nodes: int
 
     def env(self) -> dict[str, str]:
-        """The variables as torch's `env://` and other launchers name them."""
+        """The variables that torchrun gives each rank (torch.distributed.run, "Environment Variables"): all ranks have
+        one role. Those that are the same for all ranks are `contract`'s.
+        """
         return {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
             "WORLD_SIZE": str(self.world),
             "LOCAL_WORLD_SIZE": str(self.local_world),
             "GROUP_RANK": str(self.node),
+            "GROUP_WORLD_SIZE": str(self.nodes),
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(self.rank),
+            "ROLE_WORLD_SIZE": str(self.world),
         }
+
+
+def contract(has: Allocation, attempt: int, retries: int) -> dict[str, str]:
+    """What torchrun tells all ranks of a run alike, beside `MASTER_ADDR` and `MASTER_PORT`.
+
+    `attempt` is how often the ranks were started before in this allocation, and `retries` how often they may be. So
+    scripts and frameworks take these ranks for torchrun's, and none asks Slurm for the ranks or requeues the job. No
+    agent holds a store: rank 0 opens one at each start, at a port of that start's own.
+    """
+    return {
+        "TORCHELASTIC_RUN_ID": str(has.job_id),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(max(attempt, retries)),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
 
 
 def _count(env: Mapping[str, str], name: str) -> int | None:

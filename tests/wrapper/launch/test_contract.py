@@ -1,0 +1,65 @@
+"""`ones-run` gives its ranks what torchrun gives them, so that frameworks' scripts start as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import json, os, sys
+names = {k: v for k, v in os.environ.items() if k not in json.loads(sys.argv[1])}
+found = {"env": names}
+if "meet" in sys.argv:
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo", init_method="env://")
+    total = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(total)
+    found |= {"total": total.item(), "elastic": dist.is_torchelastic_launched()}
+    if names["RANK"] == "1" and names["ONES_ATTEMPT"] == "0":
+        os.kill(os.getpid(), 9)
+    dist.barrier()
+    dist.destroy_process_group()
+open(f"rank-{os.environ['RANK']}.json", "w").write(json.dumps(found))
+"""
+NOT_GIVEN = {
+    "TORCHELASTIC_ERROR_FILE",  # the agent's own file, which `record` writes into
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # torch's default ends a rank on an NCCL error too
+    "TORCHELASTIC_SIGNALS_TO_HANDLE",  # the agent's own
+}
+VARIES = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}
+"""Without an agent there is no agent's store."""
+
+
+def ranks(folder: Path, command: list[str], *words: str) -> list[dict[str, dict[str, str]]]:
+    """What two ranks found that the environment of `command` did not have."""
+    (folder / "script.py").write_text(SCRIPT)
+    ours = ("SLURM_", "ONES_", "PMI", "TORCH", "MASTER_")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(ours)} | {"OMP_NUM_THREADS": "1"}
+    known = json.dumps([*clean, "PWD", "OLDPWD", "_"])
+    command = [sys.executable, "-m", *command, "script.py", known, *words]
+    done = subprocess.run(command, env=clean, cwd=folder, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_ranks_find_the_contract_of_torchrun(tmp_path: Path) -> None:
+    """Protects scripts of Accelerate, Lightning and torchtitan: each variable that torchrun sets is there with its
+    meaning, `env://` works at each start, and the ranks count as torchrun's.
+    """
+    for name in ("torchrun", "ones"):
+        (tmp_path / name).mkdir()
+    theirs = ranks(tmp_path / "torchrun", ["torch.distributed.run", "--nproc-per-node=2", "--master-port=29683"])
+    ours = ranks(tmp_path / "ones", ["ones_wrapper.launch", "--ranks-per-node=2"], "meet")
+    for rank, (their, our) in enumerate(zip(theirs, ours, strict=True)):
+        names = set(their["env"]) - NOT_GIVEN
+        assert {"RANK", "ROLE_RANK", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID"} <= names
+        assert names <= set(our["env"]), f"rank {rank} lacks {names - set(our['env'])}"
+        same = {name for name in names - VARIES if not name.startswith("TORCHELASTIC_")}
+        assert {name: our["env"][name] for name in same} == {name: their["env"][name] for name in same}
+        assert our["env"]["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+        assert (our["total"], our["elastic"]) == (3.0, True)
+        # Rank 1 was killed once: the ranks met again, and know that it was the second time.
+        assert (our["env"]["TORCHELASTIC_RESTART_COUNT"], our["env"]["TORCHELASTIC_MAX_RESTARTS"]) == ("1", "3")
