@@ -36,6 +36,9 @@ from ones_wrapper.protocol import Spec
 from ones_wrapper.run import Run, Settings
 from ones_wrapper.schedule import Schedules
 
+_run: Run | None = None
+"""The run of this process."""
+
 
 def init(
     *,
@@ -72,6 +75,9 @@ def init(
     Synchronises all ranks. Call it once, before anything that needs the device. Raises ValueError for numbers that
     contradict each other, and RuntimeError for a job that something else already requeues.
     """
+    global _run
+    if _run is not None and not _run.ended:
+        raise RuntimeError("init: call it once")
     started = time.time()
     max_accumulation_steps = max_accumulation_steps if max_passes is None else max_passes
     max_batch = batch if max_batch is None else max_batch
@@ -98,6 +104,7 @@ def init(
         run = Run(group, spec, settings, started)
     if noise_scale:
         run.noise = NoiseScale(group)
+    _run = run
     return Job(run)
 
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ones_wrapper import memory
+from ones_wrapper import memory, mistakes
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
-from ones_wrapper.claim import Claim, ClaimedError, Holder, take_claim
 from ones_wrapper.data.feed import AccumulationStep, Feed, Share, accumulation_count, clamp_batch
 from ones_wrapper.data.streams import StreamFeed
 from ones_wrapper.gradients.accumulation import Accumulation
@@ -21,9 +20,10 @@ from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import STOP, OrderReader, OwnerRequests, ReportWriter, log, previous, write_spec
 from ones_wrapper.launch import find_job_directory, hang_detector, make_job_directory
+from ones_wrapper.launch.claim import claim_for_ranks
 from ones_wrapper.launch.process_hooks import FLAGS, on_error, on_exit, requeue_conflict
 from ones_wrapper.launch.rank_placement import idle_gpus
-from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE, USAGE_ERROR
+from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
 from ones_wrapper.learning_rate import LrRule, Rate
 from ones_wrapper.protocol import Batch, Epoch, First, Spec
 from ones_wrapper.reporter import Meter, Reporter, StartReport, Trace
@@ -105,7 +105,9 @@ class Run:
         self._measured_at = time.monotonic()
         self._job_id, self._restart = identity.job_id, identity.restart
         self.directory = find_job_directory(env, Path.cwd())
-        self._claim = self._take_directory(env, first)
+        if first:
+            make_job_directory(self.directory)
+        self._claim = claim_for_ranks(group, self.directory, env, first)
         self._declared = spec.max_local_batch
         found = memory.find(self.directory, spec.max_local_batch, memory.device_name(group.device))
         self.spec = replace(spec, max_local_batch=-group.maximum([-found])[0])
@@ -117,11 +119,13 @@ class Run:
         checkpoints = Checkpoints(self.directory, group, self._job_id, self._restart, holds=identity.leads)
         self.saver = Saver(group, checkpoints, settings.checkpoint_every_s, settings.write_behind, self._reporter.send)
         self._start_report = StartReport(started, self._previous)
-        self._idle = idle_gpus(env, group.world) if first else ""
-        if self._idle:
-            log(self._idle)
-        self._loaded = self._note = ""
+        if idle := idle_gpus(env, group.world) if first else "":
+            log(idle)
+        self._idle, self._loaded, self._note = idle, "", ""
         self._first = False
+        self._still = 0  # steps in a row that the optimizer has not made
+        self.ended = False
+        """Whether the script has ended."""
         self.trace = Trace.of(env, self._restart, group.rank, group.world, identity.name)
         self._begun = False
         self.reason = "stopped"
@@ -131,21 +135,6 @@ class Run:
         FLAGS.armed = True
         on_exit(self._ended)
         on_error(self._failed)
-
-    def _take_directory(self, env: Mapping[str, str], first: bool) -> Claim | None:
-        """Make the job's directory, and claim it where no `ones-run` has: a launcher of others started the ranks. Ends
-        all ranks with exit code 2 where another training holds it."""
-        claim, why = None, ""
-        if first:
-            make_job_directory(self.directory)
-            try:
-                claim = None if "ONES_LAUNCHED" in env else take_claim(self.directory, Holder.here(env))
-            except ClaimedError as error:
-                why = str(error)
-                log(why)
-        if self.group.maximum([int(bool(why))])[0]:
-            raise SystemExit(USAGE_ERROR)
-        return claim
 
     @property
     def rank(self) -> int:
@@ -217,6 +206,8 @@ class Run:
         note = "; ".join(filter(None, (self._note, self._idle)))
         start = (self.batch, self.lr_factor, self.saver.load_s, self._loaded, note)
         self._reporter.send(self._start_report.hello(self.group, self.spec, progress, *start))
+        if self.group.rank == 0:
+            mistakes.look_at(self.spec)
 
     def _check_complete(self) -> int:
         """The samples of an epoch. Raises RuntimeError where the script left something out. Not collective."""
@@ -238,9 +229,12 @@ class Run:
         progress.useful += total * efficiency(self.batch, self.spec.base_batch, progress.noise or None)
         if self.noise is not None:
             self.noise.step(total)
-        if self.loop.rate:
-            self.loop.rate.remember(progress)
-            self.loop.rate.expect()
+        if rate := self.loop.rate:
+            self._still = 0 if rate.stepped else self._still + 1
+            if self._still == mistakes.NO_STEPS and self.group.rank == 0:
+                log(mistakes.no_steps(progress.step + 1))
+            rate.remember(progress)
+            rate.expect()
         progress.step += 1
         interval = self.meter.stop(progress, total, self.batch, self.lr_factor)
         progress.trained_s += self.meter.last_s
@@ -316,8 +310,7 @@ class Run:
     def finish(self) -> None:
         """All epochs are trained: the last checkpoint. From here on a signal ends the script at once."""
         if self.finished_before:
-            done = f"{self.progress.epoch} of {self.spec.epochs} epochs"
-            text = f"this run is finished ({done}): raise epochs to train on, or set ONES_JOB_DIR to start anew"
+            text = mistakes.finished(self.progress.epoch, self.spec.epochs)
             if self.group.rank == 0:
                 log(text)
             # No hello: nothing begins.
@@ -383,6 +376,8 @@ class Run:
 
     def _failed(self, error: BaseException) -> tuple[int, str] | None:
         """What an error of the script means for the job. Not collective."""
+        if self.group.rank == 0 and (hint := mistakes.no_cuda(error, self.group.device.type)):
+            log(hint)
         if not self.loop.within:
             return None  # an evaluation that needs too much memory says nothing of the batch
         device = memory.device_name(self.group.device)
@@ -393,7 +388,7 @@ class Run:
 
     def _ended(self, code: int, note: str) -> None:
         """The script ended. Not collective: other ranks may be gone."""
-        FLAGS.armed = False
+        FLAGS.armed, self.ended = False, True
         hang_detector.pause()
         reason = self.reason
         if code == DONT_RESTART:
@@ -401,6 +396,5 @@ class Run:
         elif code:
             reason = "signal" if code == STOP_CODE and FLAGS.stop else "error"
         self._reporter.bye(reason, self.progress.step, code, note)
-        if self._claim is not None:
-            self._claim.release()
+        self._claim.release()
         self.group.close(code)

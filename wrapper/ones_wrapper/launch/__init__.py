@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ones_wrapper.claim import CLAIM, ClaimedError, Holder, take_claim
 from ones_wrapper.job_io import log
 from ones_wrapper.launch.blocks import FIRST_WAIT_S, Blocks
+from ones_wrapper.launch.claim import CLAIM, ClaimedError, Holder, take_claim
 from ones_wrapper.launch.job_directory import find_job_directory, make_job_directory
 from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
 from ones_wrapper.launch.rank_placement import (

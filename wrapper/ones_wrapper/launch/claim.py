@@ -12,11 +12,15 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
+from typing import Protocol
+
+from ones_wrapper.job_io import log
+from ones_wrapper.launch.restart_policy import USAGE_ERROR
 
 CLAIM = ".claim"
 BEAT_S = 2.0
@@ -46,9 +50,9 @@ class Holder:
     @classmethod
     def here(cls, env: Mapping[str, str]) -> Holder:
         """This process."""
-        counts = (int(env.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"))
+        job_id, restart = (int(env.get(name) or 0) for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"))
         step = env.get("SLURM_STEP_ID", "")
-        return cls(*counts, step if step.isdigit() else "", socket.gethostname(), os.getpid())
+        return cls(job_id, restart, step if step.isdigit() else "", socket.gethostname(), os.getpid())
 
     def earlier_than(self, other: Holder) -> bool:
         """Whether this is an earlier run of the same job, which Slurm has ended."""
@@ -136,6 +140,30 @@ def take_claim(directory: Path, holder: Holder, name: str = CLAIM, wait_s: float
             os.close(handle)
             raise ClaimedError(_refusal(path, other, holder))
     return Claim(handle, holder)
+
+
+class Ranks(Protocol):
+    """What the ranks of one training agree by."""
+
+    def maximum(self, values: Sequence[int]) -> list[int]: ...
+
+
+def claim_for_ranks(ranks: Ranks, directory: Path, env: Mapping[str, str], first: bool) -> Claim:
+    """Claim the directory for ranks that no `ones-run` has started; the `first` holds it. Collective.
+
+    Ends all ranks where another training holds it.
+    """
+    holder, refused = Holder.here(env), 0
+    claim = Claim(None, holder)
+    if first and "ONES_LAUNCHED" not in env:
+        try:
+            claim = take_claim(directory, holder)
+        except ClaimedError as error:
+            refused = 1
+            log(str(error))
+    if ranks.maximum([refused])[0]:
+        raise SystemExit(USAGE_ERROR)
+    return claim
 
 
 def _holder_in(handle: int) -> Holder | None:
