@@ -50,7 +50,7 @@ def training(mebibytes: int) -> tuple[State, Callable[[], None]]:
         model(batch).square().mean().backward()
         optimizer.step()
 
-    return State(model, optimizer, {"scheduler": scheduler}), step
+    return State(model, {"": optimizer}, {"scheduler": scheduler}), step
 
 
 def timed(group: Group, action: Callable[[], Any]) -> tuple[float, Any]:
@@ -85,7 +85,7 @@ def like(group: Group, state: State, folder: Path) -> tuple[list[memoryview], li
         header = 8 + int.from_bytes(file.read(8), "little")
         left = os.fstat(file.fileno()).st_size - header
     small = [file.stat().st_size for file in folder.iterdir() if not file.name.startswith("tensors-")]
-    tensors = [value for entry in state.optimizer.state.values() for value in entry.values()]
+    tensors = [value for entry in state.optimizers[""].state.values() for value in entry.values()]
     tensors += [parameter.detach() for parameter in state.model.parameters()]
     pieces = [memoryview(bytes(header))]
     for tensor in tensors:

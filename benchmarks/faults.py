@@ -54,13 +54,14 @@ def many(first: int, seeds: int, processes: int, *, plain: bool) -> dict[str, An
     began = shown = time.monotonic()
     kinds: Counter[str] = Counter()
     violations: list[dict[str, Any]] = []
-    resizes = 0
+    resizes = changes = 0
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for done, result in enumerate(
             pool.imap_unordered(one_requeued if plain else one, range(first, first + seeds), chunksize=4), 1
         ):
             kinds.update({kind.value: count for kind, count in result.kinds.items()})
             resizes += result.resizes
+            changes += result.changes_of_blocks
             violations += [{"seed": result.seed, "invariant": what} for what in result.violations]
             for what in result.violations:
                 print(f"seed {result.seed}: {what}", flush=True)
@@ -74,6 +75,7 @@ def many(first: int, seeds: int, processes: int, *, plain: bool) -> dict[str, An
         "faults": sum(kinds.values()),
         "kinds": dict(kinds.most_common()),
         "resizes": resizes,
+        "changes_of_blocks": changes,
         "violations": violations,
         "seconds": round(time.monotonic() - began, 1),
     }
@@ -99,7 +101,8 @@ def main() -> None:
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     kinds = len(results["kinds"])
-    print(f"{results['runs']} runs, {results['faults']} faults of {kinds} kinds, {results['resizes']} resizes")
+    resizes = f"{results['resizes']} resizes, {results['changes_of_blocks']} of them changes of blocks"
+    print(f"{results['runs']} runs, {results['faults']} faults of {kinds} kinds, {resizes}")
     sys.exit(1 if results["violations"] else 0)
 
 

@@ -33,6 +33,11 @@ SENTENCES: dict[str, str] = {
     "whole_node_gpus.{partition} of the companion's settings",
     "gpus_per_job": "it asks for GPUs per job, not per node: submit with --nodes and --gres=gpu:N",
     "resize_off": "resize=off: it is measured, not resized",
+    "no_files": "nothing of it can be read ({problem}): start it by ones-run in the directory that it was submitted "
+    "from, or name another by ONES_JOB_ROOT; the companion must be able to read it",
+    "spool_not_read": "orders would not reach it, since it does not read the spool {spool}: export "
+    "ONES_SPOOL={spool} and submit it again, or have an administrator write that path to /etc/slurm-ones/spool on the "
+    "compute nodes",
     "bad_comment": "its comment is not understood: {problem}",
     "opted_out": "its comment no longer opts in",
     "accounting_only": "known from Slurm's accounting alone",
@@ -43,6 +48,8 @@ SENTENCES: dict[str, str] = {
     "completing": "it is completing",
     "not_running": "it is {state}",
     "dwell_time": "it may be resized in {seconds:.0f} s (dwell time {dwell_s:.0f} s)",
+    "dwell_failures": "it may be resized in {seconds:.0f} s: {times:resize|resizes} in a row did not take effect, and "
+    "each doubles the wait",
     "nothing_reported": "it has not reported what it can do: is it started by ones-run?",
     "gpus_idle": "this run uses {ranks} of its {gpus:GPU|GPUs}: start it with ones-run (on whole nodes with "
     "--gpus-per-node), or torchrun --nproc_per_node=gpu on all its nodes",
@@ -164,6 +171,7 @@ CAUSES = {
     "resizes_per_job": "resized as often as allowed",
     "resizes_per_hour": "resized as often as allowed in an hour",
     "dwell_time": "within the dwell time",
+    "dwell_failures": "waiting longer after resizes without effect",
     "max_open": "waiting for other resizes",
     "gpus_not_free": "waiting for GPUs",
     "no_moves": "waiting for GPUs beside their blocks",
@@ -191,6 +199,8 @@ CAUSES = {
     "gpus_unknown": "in a partition without known GPUs",
     "gpus_per_job": "asking for GPUs per job",
     "resize_off": "measured only (resize=off)",
+    "no_files": "without files that can be read",
+    "spool_not_read": "that do not read the spool",
     "bad_comment": "with a comment that is not understood",
     "opted_out": "no longer opted in",
 }

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ones_wrapper.protocol import directory_name
+from ones_wrapper.protocol import MAX_POINTER, ProtocolError, decode_pointer, directory_name, pointer_name
 from slurm_ones.slurm.model import Job
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -23,8 +23,24 @@ class NotBelieved(Exception):
 
 
 def job_directory(job: Job) -> Path:
-    """Where the job's wrapper keeps its files."""
-    return Path(job.work_dir) / directory_name(job.job_id)
+    """Where the job's wrapper keeps its files: where its pointer says, or else below the job's working directory.
+
+    Whether that directory is the user's shows when it is opened. Raises `NotBelieved` for a pointer that is not theirs,
+    or says nothing that can be.
+    """
+    pointer = Path(job.work_dir) / pointer_name(job.job_id)
+    try:
+        text, _ = read_from(None, str(pointer), job.uid, 0, MAX_POINTER + 1)
+        return Path(decode_pointer(text))
+    except FileNotFoundError:
+        return Path(job.work_dir) / directory_name(job.job_id)
+    except ProtocolError as error:
+        raise NotBelieved(f"{pointer}: {error}") from None
+
+
+def foreign(job: Job) -> bool:
+    """Whether this process may not write into the job's directory, and has the spool for its orders alone."""
+    return job.uid != os.geteuid() and os.geteuid() != 0
 
 
 @contextmanager
@@ -54,8 +70,9 @@ def directory_of(path: Path, uid: int, whose: str = "the job's user") -> Iterato
         os.close(fd)
 
 
-def read_from(directory: int, name: str, uid: int, offset: int, limit: int) -> tuple[bytes, int]:
-    """At most `limit` bytes of a regular file of `uid` from `offset`, and the file's size.
+def read_from(directory: int | None, name: str, uid: int, offset: int, limit: int) -> tuple[bytes, int]:
+    """At most `limit` bytes of a regular file of `uid` from `offset`, and the file's size. Without a `directory`,
+    `name` is its whole path.
 
     Raises FileNotFoundError where there is none, `NotBelieved` where it is a link, a device, or another's file.
     """
@@ -74,6 +91,8 @@ def read_from(directory: int, name: str, uid: int, offset: int, limit: int) -> t
         raise
     except OSError as error:
         raise NotBelieved(f"{name}: {error.strerror}") from None
+    except ValueError:  # a NUL in it
+        raise NotBelieved(f"{name!r:.200}: not the name of a file") from None
 
 
 def _check(name: str, info: os.stat_result, uid: int) -> None:

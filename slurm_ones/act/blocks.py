@@ -141,6 +141,12 @@ def _unheld(resize: ResizeRecord, array: Array) -> list[int]:
     return sorted(task for task in tasks if array.tasks[task].pending and not array.tasks[task].held)
 
 
+def _let_go(array: Array) -> bool:
+    """Whether a task that never ran waits in nobody's hold: its owner let it go since this was planned, and it would
+    start without us."""
+    return any(task and job.pending and not job.held and not job.restart for task, job in array.tasks.items())
+
+
 def _prepare(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
     """Hold what waits, lift the throttle, have blocks that completed wait again, and give those that are to join their
     shapes; why that cannot be, or None, also where more of it is to come."""
@@ -158,7 +164,8 @@ def _prepare(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | N
         return reason("hold_refused", answer=str(error))
     # Never before the holds: all tasks would start.
     if any(job.throttle for job in array.tasks.values()):
-        if _unheld(resize, look_at(client, resize.job_id)):
+        now = look_at(client, resize.job_id)
+        if _unheld(resize, now) or _let_go(now):
             return None
         try:
             client.throttle(resize.job_id, 0)
@@ -372,7 +379,9 @@ def _order(
     if leader is not None and leader.running:
         # It is the one to be woken.
         job = replace(leader, job_id=job.job_id, restart=job.restart)
-    machine.orders.write(job, Order(number, resize.restart, batch, blocks=tuple(sorted(blocks)) or None), wake=True)
+    gain = machine.gains.get(resize.id) if number == resize.order_number else None
+    order = Order(number, resize.restart, batch, blocks=tuple(sorted(blocks)) or None, gain=gain)
+    machine.orders.write(job, order, wake=True)
 
 
 BLOCK_HANDLERS: dict[State, Callable[[Machine, ResizeRecord, Array], ResizeRecord]] = {

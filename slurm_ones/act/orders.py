@@ -26,7 +26,7 @@ from ones_wrapper.protocol import (
 )
 from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.model import Job
-from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
+from slurm_ones.untrusted_files import NotBelieved, directory_of, foreign, job_directory, read_from
 
 log = logging.getLogger(__name__)
 
@@ -65,15 +65,18 @@ def _check_spool(directory: int) -> None:
 
 
 def order_path(job: Job, spool: Path | None) -> Path:
-    """Where an order to this job belongs."""
-    if spool is not None and job.uid != os.geteuid() and os.geteuid() != 0:
+    """Where an order to this job belongs. Raises `NotBelieved`."""
+    if spool is not None and foreign(job):
         return spool / spool_order_name(job.job_id)
     return job_directory(job) / ORDERS
 
 
 def write_order(job: Job, order: Order, spool: Path | None) -> None:
     """Replace the order in force; durable when it returns. Raises `OrderError`."""
-    path = order_path(job, spool)
+    try:
+        path = order_path(job, spool)
+    except NotBelieved as error:
+        raise OrderError(str(error)) from None
     owner, whose = (job.uid, "the job's user") if path.name == ORDERS else (os.geteuid(), "this companion")
     try:
         with directory_of(path.parent, owner, whose) as directory:
@@ -96,9 +99,10 @@ def write_order(job: Job, order: Order, spool: Path | None) -> None:
 def last_number(job: Job, spool: Path | None) -> int:
     """Of the order in force, 0 where there is none to be read. A job's user who wrote a number there of their own
     misleads their job alone."""
-    path, last = order_path(job, spool), 0
+    last = 0
     for owner in {os.geteuid(), job.uid}:
         try:
+            path = order_path(job, spool)
             with directory_of(path.parent, job.uid if path.name == ORDERS else os.geteuid()) as directory:
                 last = max(last, decode_order(read_from(directory, path.name, owner, 0, MAX_LINE + 1)[0]).number)
         except (OSError, NotBelieved, ProtocolError):

@@ -28,7 +28,7 @@ _DIRECTIVE = re.compile(r"#SBATCH(?:\s+(.*))?")
 _NEARLY = re.compile(r"#\s+SBATCH\b|#SBATCH-|#sbatch\b", re.ASCII)
 _NEAR_COMMENT = re.compile(r"\bones\b\s*[:=]?|\b(?:gpus|nodes|batch)=\d", re.IGNORECASE)
 _GPUS = re.compile(r"(?:gres[/:])?gpu(?::[A-Za-z]\w*)?:(\d{1,6})")
-_JOB_DIR = re.compile(r"(?:^|\s)(?:export\s+)?ONES_JOB_DIR=(\S+)")
+_JOB_DIR = re.compile(r"^(?:[^#]*\s)?ONES_JOB_(DIR|ROOT)=(\S+)")
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]")
 
 
@@ -254,8 +254,7 @@ def _range(script: Script, optin: OptIn, shape: tuple[int, int]) -> list[Finding
 
 
 def _directory(script: Script, optin: OptIn | None) -> str:
-    for _, line in script.body:
-        if match := _JOB_DIR.search(line):
-            return match[1].strip("\"'")
+    given = {match[1]: match[2].strip("\"'") for _, line in script.body if (match := _JOB_DIR.search(line))}
     job = "ARRAY-ID" if optin is not None and optin.blocks else "JOB-ID"
-    return f"{script.value('--chdir') or 'where you call sbatch'}/ones-{job}"
+    root = given.get("ROOT") or script.value("--chdir") or "where you call sbatch"
+    return given.get("DIR") or f"{root}/ones-{job}"

@@ -26,6 +26,7 @@ from slurm_ones.config import Settings
 from slurm_ones.observe.blocks import BlockJob, block_job, fold, is_whole, with_throttles
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.optin import BadComment, parse_comment
+from slurm_ones.observe.places import Places
 from slurm_ones.observe.records import job_record, node_record, run_record
 from slurm_ones.observe.report_reader import lines_per_job, read_reports
 from slurm_ones.observe.terms import POSITIONS, Terms
@@ -59,6 +60,7 @@ class Observer:
         self._specs: dict[tuple[int, int], Spec] = {}
         """The spec of each run as it was stored last."""
         self._terms = Terms(store, self._own_uid)
+        self._places = Places(settings.spool)
         self._asked: dict[int, Sequence[Job]] | None = None
         """Tasks of arrays that Slurm was asked for in this look; None where it is not asked."""
         self._block_jobs: Mapping[int, BlockJob] = {}
@@ -80,7 +82,8 @@ class Observer:
                 elastic_jobs[job.job_id] = elastic
             if elastic is not None and job.ended and any(b.pending for b in elastic.blocks):
                 left[job.job_id] = elastic
-        seen = self._with_details(elastic_jobs, snapshot)
+        read = {job_id for job_id, _ in self._specs}
+        seen = self._places.judged(self._with_details(elastic_jobs, snapshot), read, self._own_uid)
         self._store_jobs(seen)
         self._terms.store_blocks(seen, tasks)
         self._store_nodes(snapshot)
@@ -251,8 +254,8 @@ class Observer:
         """
         if not name or name.startswith(".") or "/" in name:
             return False
-        path = job_directory(job) / protocol.CHECKPOINTS / name
         try:
+            path = job_directory(job) / protocol.CHECKPOINTS / name
             with directory_of(path, job.uid) as directory:
                 text, size = read_from(directory, protocol.MANIFEST, job.uid, 0, 1)
                 return bool(text) and size > 0

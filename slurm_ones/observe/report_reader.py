@@ -148,12 +148,11 @@ def _check_membership(report: Membership, job: Job) -> None:
 
 
 def _read(job: Job, restart: int, offset: int, after: int, now: float, most: int, others: int) -> NewReports:
-    path = job_directory(job)
     name = reports_name(restart)
     spec: Spec | None = None
     problems: list[str] = []
     try:
-        with directory_of(path, job.uid) as directory:
+        with directory_of(job_directory(job), job.uid) as directory:
             spec, problem = _spec(directory, job.uid)
             problems += [problem] if problem else []
             data, size = read_from(directory, name, job.uid, offset, MAX_BYTES)

@@ -249,6 +249,8 @@ class Round:
             dwell_s = switch_dwell_s(history, self.settings.resize)
         rested = rested_at(job, history, dwell_s)
         if self.now < rested:
+            if history is not None and history.failures and rested > job.start_time + dwell_s:
+                return reason("dwell_failures", seconds=rested - self.now, times=history.failures)
             return reason("dwell_time", seconds=rested - self.now, dwell_s=dwell_s)
         if job.running and (history is None or history.spec is None):
             return reason("nothing_reported")

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,33 +19,48 @@ import torch
 from ones_wrapper.protocol import Bye, Hello, Membership, Report
 from slurm_ones.act.transitions import State
 from tests.cluster import Cluster
-from tests.endtoend.harness import BLOCKS, TRAIN, Harness
-from tests.endtoend.test_exactly_once import scripted
+from tests.endtoend.block_site import Site
+from tests.endtoend.harness import BLOCKS, TRAIN, WHOLE_NODE_BLOCKS, Harness
 from tests.wrapper.reference import batches_by_step, train
 from tests.wrapper.runs import assert_exactly_once
 
 pytestmark = pytest.mark.cluster
 SAMPLES, GAMMA = 203, 0.99
-OPTIONS = ("--comment=ones: gpus=1-8 batch=16-64 array=blocks", "--time=30", "--cpus-per-gpu=1")
+OPTIONS = ("--comment=ones: gpus=1-8 batch=16-64 array=blocks", "--time=30")
+EVERY_SITE = "ONES_EVERY_SITE"
+"""In the environment: 1 has the long tests run at every kind of site, which takes a quarter of an hour."""
+SITES = [
+    f"{name} {who}{whole}" for name in ("gres", "old") for who in ("owner", "operator") for whole in ("", " whole")
+]
+
+
+@pytest.fixture(params=SITES if os.environ.get(EVERY_SITE) else SITES[:1])
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    site = Site.of(request, request.param, gpus=1)
+    yield site
+    site.harness.clear()
 
 
 class Training:
     """One job of blocks that trains with PyTorch, and what it left."""
 
-    def __init__(self, harness: Harness, epochs: int, step_ms: int = 100, **env: str) -> None:
-        self.harness, self.epochs = harness, epochs
+    def __init__(self, site: Site, epochs: int, step_ms: int = 100, **env: str) -> None:
+        self.site, self.epochs = site, epochs
+        self.harness = harness = site.harness
         self.folder = harness.folder("traces")
         inside = f"/scratch/{self.folder.name}"
         arguments = ["--epochs", epochs, "--samples", SAMPLES, "--batch", 16, "--step-ms", step_ms, "--gamma", GAMMA]
         arguments += ["--hurry", f"{inside}/hurry", "--out", f"{inside}/out.json"]
         env |= {"ONES_TRACE": f"{inside}/trace-{{restart}}-{{rank}}.jsonl"}
-        self.job_id = harness.submit(str(TRAIN), *map(str, arguments), options=OPTIONS, template=BLOCKS, **env)
-        self.settings = harness.settings(scope='"own"', resize="max_wait_s = 60\ndwell_s = 0")
+        options, env = site.asked((*OPTIONS, *(() if site.whole else ("--cpus-per-gpu=1",))), env)
+        template = WHOLE_NODE_BLOCKS if site.whole else BLOCKS
+        self.job_id = harness.submit(str(TRAIN), *map(str, arguments), options=options, template=template, **env)
+        self.settings = site.settings("max_wait_s = 60\ndwell_s = 0")
         harness.membership(self.job_id, lambda m: m.why == "first", "first membership")
 
     def sizes(self, *gpus: int, batch: int = 32, timeout_s: float = 240.0) -> Membership:
         """Have a companion bring the job to these sizes."""
-        scripted(self.harness, self.settings, {self.job_id: [[0, size, batch] for size in gpus]}, timeout_s=timeout_s)
+        self.site.resize(self.settings, {self.job_id: [[0, size, batch] for size in gpus]}, timeout_s)
         return self.member(lambda m: m.world == gpus[-1], f"membership of {gpus[-1]} GPUs")
 
     def member(self, holds: object, what: str, timeout_s: float = 60.0) -> Membership:
@@ -101,24 +116,24 @@ class Training:
         return runs
 
 
-def test_blocks_join_and_leave_while_it_trains(harness: Harness) -> None:
+def test_blocks_join_and_leave_while_it_trains(site: Site) -> None:
     """1 → 2 → 4 → 1 GPUs, and a batch that changes with them."""
-    training = Training(harness, 60)
+    training = Training(site, 200)
     training.sizes(2, 4, batch=32)
     training.sizes(1, batch=16)
     training.end()
-    told = harness.memberships(training.job_id)
+    told = site.harness.memberships(training.job_id)
     assert [m.world for m in told] == [1, 2, 4, 1], told
     assert all(m.pause_s < 5 for m in told)
-    with harness.store(training.settings) as store:
+    with site.harness.store(training.settings) as store:
         assert [r.state for r in store.resizes(training.job_id)] == [State.DONE] * 3
 
 
-def test_a_training_that_loses_blocks_ends_where_one_that_does_not(harness: Harness) -> None:
+def test_a_training_that_loses_blocks_ends_where_one_that_does_not(site: Site) -> None:
     """Protects what blocks may break: grown, its leader cancelled by the owner, a member's rank killed, the leader's
     rank killed, a member cancelled, a node drained, shrunk to one."""
-    training = Training(harness, 260)
-    job_id = training.job_id
+    training = Training(site, 400)
+    harness, job_id = site.harness, training.job_id
     at = training.sizes(2, 4, batch=32)
 
     # The owner cancels the leader: it hands over, and the others train on.
@@ -142,9 +157,10 @@ def test_a_training_that_loses_blocks_ends_where_one_that_does_not(harness: Harn
     training.end()
 
 
-def test_a_job_outlives_the_drain_of_its_node(harness: Harness) -> None:
+def test_a_job_outlives_the_drain_of_its_node(site: Site) -> None:
     """A block elsewhere takes over, and the drained node is free."""
-    training = Training(harness, 120)
+    training = Training(site, 200)
+    harness = site.harness
     node = harness.tasks(training.job_id)[0].node_list
     try:
         harness.cluster.run(["scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test"], user="root")
@@ -159,7 +175,7 @@ def test_without_a_companion_it_is_a_plain_job(old: Cluster) -> None:
     """Task 0 trains; the others wait behind it, and are cancelled at its end. On 22.05."""
     harness = Harness(old)
     try:
-        training = Training(harness, 6, step_ms=20)
+        training = Training(Site(harness, owner=True), 6, step_ms=20)
         assert {task: t.state for task, t in harness.tasks(training.job_id).items() if t.state == "RUNNING"} == {
             0: "RUNNING"
         }

@@ -3,79 +3,27 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from ones_wrapper.protocol import Bye
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import JobState
-from tests.cluster import Cluster, paths
-from tests.cluster.sites import OPERATOR
+from tests.cluster import Cluster
+from tests.endtoend.block_site import Site
 from tests.endtoend.harness import Harness
 
 pytestmark = pytest.mark.cluster
-QUICK = "max_wait_s = 30\nadvance_s = 0.1"
-
-
-@dataclass
-class Site:
-    """Where a companion works, and for whom."""
-
-    harness: Harness
-    owner: bool
-    whole: bool = False
-
-    def __post_init__(self) -> None:
-        cluster = self.harness.cluster
-        self.user = "alice" if self.owner else OPERATOR if cluster.accounting else "slurm"
-        self.spool = self.harness.folder("spool")
-        cluster.run(["chown", self.user, f"/scratch/{self.spool.name}"], user="root")
-        self.spool.chmod(0o755)
-        self.inside = f"/scratch/{self.spool.name}"
-
-    def submit(self, *options: str, **env: str) -> int:
-        """A job of blocks that trains."""
-        env |= {} if self.owner else {"ONES_SPOOL": self.inside}
-        if self.whole:
-            whole = ("--partition=whole", "--gres=none", "--comment=ones: nodes=1-4 batch=16-64 array=blocks")
-            options, env = (*whole, *options), {"ONES_GPUS_PER_NODE": "4", **env}
-        job_id = self.harness.blocks(*options, **env)
-        self.harness.membership(job_id, lambda m: m.why == "first", "first membership")
-        return job_id
-
-    def settings(self) -> str:
-        scope = {"scope": '"own"'} if self.owner else {"scope": '"all"', "spool": f'"{self.inside}"'}
-        whole = {"whole_node_gpus": "{whole = 4}"} if self.whole else {}
-        return self.harness.settings(self.user, resize=QUICK, **scope, **whole)
-
-    def start(self, settings: str, steps: dict[int, Any]) -> subprocess.Popen[str]:
-        """A companion whose policy wants these sizes."""
-        command = [self.harness.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(steps)]
-        return self.harness.start(command, settings, user=self.user, cwd=paths.REPOSITORY)
-
-    def resize(self, settings: str, steps: dict[int, Any], timeout_s: float = 60.0) -> None:
-        """Have the companion reach these sizes, and end."""
-        process = self.start(settings, steps)
-        try:
-            assert process.wait(timeout_s) == 0, self.harness.companion_log(settings)[-6000:]
-        except subprocess.TimeoutExpired:
-            tasks = [self.harness.tasks(job_id) for job_id in steps]
-            log = self.harness.companion_log(settings)[-6000:]
-            raise AssertionError(f"not within {timeout_s:.0f} s: {steps}, {tasks}\n{log}") from None
 
 
 TWO = pytest.mark.parametrize("site", ["gres owner", "old operator"], indirect=True)
 
 
 @pytest.fixture(params=["gres owner", "gres operator", "gres owner whole", "old owner", "old operator"])
-def site(request: pytest.FixtureRequest) -> Any:
-    name, who, *whole = request.param.split()
-    cluster: Cluster = request.getfixturevalue(name)
-    site = Site(Harness(cluster), who == "owner", bool(whole))
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    site = Site.of(request, request.param, gpus=4)
     yield site
     site.harness.clear()
 
@@ -101,7 +49,7 @@ def test_a_job_grows_and_shrinks_while_it_trains(site: Site) -> None:
     """1 → 2 → 4 → 1, nodes where whole nodes are handed out: no run ends, nothing is left behind, and it is one job
     to Slurm's users, the database and `slurm-ones jobs`."""
     job_id = site.submit()
-    unit = 4 if site.whole else 1
+    unit = site.unit
     settings = site.settings()
     sizes = [2 * unit, 4 * unit, unit]
     site.resize(settings, {job_id: [[0, gpus, 32] for gpus in sizes]})
@@ -130,7 +78,7 @@ def test_one_job_uses_its_blocks_again(site: Site) -> None:
     """More growths than the array has tasks: what has completed waits again, and is used again."""
     job_id = site.submit("--array=0-2%1")
     settings = site.settings()
-    unit = 4 if site.whole else 1
+    unit = site.unit
     site.resize(settings, {job_id: [[0, gpus * unit, 32] for gpus in (2, 1, 3, 1, 2)]}, timeout_s=120)
     told = site.harness.memberships(job_id)
     assert [m.world // unit for m in told] == [1, 2, 1, 3, 1, 2]
@@ -141,7 +89,7 @@ def test_one_job_uses_its_blocks_again(site: Site) -> None:
 def test_the_end_of_a_job_cancels_what_waits(site: Site) -> None:
     """And it ends well, with two blocks that trained."""
     job_id = site.submit(LIGHT_STEPS="300", LIGHT_STEP_S="0.05")
-    unit = 4 if site.whole else 1
+    unit = site.unit
     settings = site.settings()
     site.resize(settings, {job_id: [[0, 2 * unit, 32]]})
     deadline = time.monotonic() + 60
@@ -193,7 +141,7 @@ def test_a_block_that_its_owner_cancels_stays_cancelled(gres: Cluster, victim: s
 def test_cancelling_the_job_leaves_nothing(site: Site) -> None:
     """`scancel JOB` in the middle of a growth: no task runs or waits, and nothing comes back."""
     job_id = site.submit(LIGHT_READY_S="3")
-    unit = 4 if site.whole else 1
+    unit = site.unit
     settings = site.settings()
     companion = site.start(settings, {job_id: [[0, 3 * unit, 32]]})
     deadline = time.monotonic() + 30

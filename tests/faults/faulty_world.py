@@ -227,8 +227,9 @@ class FaultyWorld(World):
             case FaultKind.RELEASED:
                 if not job.held_by:
                     return False
+                # Who held all of it lets all of it go.
+                cluster.release(job_id if job_id in self.held else key)
                 self.held.discard(job_id)
-                cluster.release(key)
             case FaultKind.HELD | FaultKind.ADMIN_HOLD:
                 self.held.add(job_id)
                 cluster.hold(job_id, "admin" if kind is FaultKind.ADMIN_HOLD else "user")

@@ -88,7 +88,10 @@ class FaultPlan:
         plan = cls.of(seed)
         # Drawn apart: what else the seed stands for stays what it is.
         rng = random.Random(f"blocks {seed}")
-        end = plan.ticks * INTERVAL_S
+        # Most have room beside the jobs, and time: a change needs both before anything can strike it.
+        room = rng.random() < 0.8
+        spec = replace(plan.spec, nodes=rng.randint(3, 6), gpus_per_node=4) if room else plan.spec
+        end = plan.ticks * INTERVAL_S * (rng.choice((1.5, 2.0)) if room else 1.0)
         chosen = [job for job in plan.jobs if job.opt_in in ("elastic", "off") and rng.random() < 0.7]
         jobs = tuple(_of_blocks(rng, job) if job in chosen else job for job in plan.jobs)
         kinds = TO_BLOCKS if rng.random() < 0.3 else tuple(rng.sample(TO_BLOCKS, 3))
@@ -98,6 +101,8 @@ class FaultPlan:
         interval_s = rng.choice((10.0, 15.0, 60.0))
         return replace(
             plan,
+            spec=spec,
+            policy="modest" if room and plan.policy == "random" else plan.policy,
             jobs=jobs,
             rates={**plan.rates, **rates},
             others=(*plan.others, *kinds),

@@ -16,11 +16,16 @@ class RandomPolicy:
 
     name = "random"
 
+    def __init__(self, *, modest: bool = False) -> None:
+        """`modest`: no job gets more than an equal share, and none is parked, so that there is room for changes."""
+        self._modest = modest
+
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
         stays = fixed_jobs(cluster, jobs)
         order = [jobs[i] for i in rng.permutation(len(jobs))]
-        wanted = {job.job_id: self._size(job, job.job_id in stays, rng) for job in order}
+        most = max(cluster.gpus // max(len(jobs), 1), 1) if self._modest else cluster.gpus
+        wanted = {job.job_id: self._size(job, job.job_id in stays, most, rng) for job in order}
         found = place(cluster, order, wanted)
         allocations, parked = {}, set()
         for job in jobs:
@@ -36,12 +41,12 @@ class RandomPolicy:
                 parked.add(job.job_id)
         return Schedule(allocations, parked=frozenset(parked))
 
-    @staticmethod
-    def _size(job: JobView, stays: bool, rng: np.random.Generator) -> int:
+    def _size(self, job: JobView, stays: bool, most: int, rng: np.random.Generator) -> int:
         """GPUs that it shall have: what it has where it stays, 0 to be parked."""
         if stays or (job.shape is not None and rng.random() < 0.3):
             return job.shape.gpus if job.shape is not None else 0
-        return int(rng.choice(job.limits.gpus)) if job.limits.gpus and rng.random() < 0.9 else 0
+        sizes = [gpus for gpus in job.limits.gpus if gpus <= most] or job.limits.gpus[:1]
+        return int(rng.choice(sizes)) if sizes and (self._modest or rng.random() < 0.9) else 0
 
 
 class QuietPolicy:

@@ -58,6 +58,8 @@ class Result:
     """How often each kind of fault really happened."""
     violations: tuple[str, ...]
     resizes: int = 0
+    changes_of_blocks: int = 0
+    """Of these, changes of the blocks of jobs that trained, however they ended."""
     seconds: float = 0.0
     """Real seconds that it took."""
 
@@ -77,6 +79,7 @@ def run(plan: FaultPlan, trace: Callable[[str], None] | None = None) -> Result:
             dict(fault_run.injector.injected),
             tuple(fault_run.checker.violations),
             fault_run.resizes,
+            fault_run.changes_of_blocks,
             time.perf_counter() - began,
         )
 
@@ -106,7 +109,7 @@ class FaultRun:
             plan.spec, directory, plan.settings, tick_s=plan.interval_s, policy="fifo", seed=plan.seed
         )
         self.quiet = False
-        self.resizes = 0
+        self.resizes = self.changes_of_blocks = 0
         self._quiet_ticks = 0
         self._forward_s = 0.0
         self._database = directory / "ones.sqlite"
@@ -184,7 +187,8 @@ class FaultRun:
         return f"{self._acting.name} acts, and {leader} leads"
 
     def _policy(self) -> Policy:
-        policy = RandomPolicy() if self.plan.policy == "random" else make_policy(self.plan.policy)
+        name = self.plan.policy
+        policy = RandomPolicy(modest=name == "modest") if name in ("random", "modest") else make_policy(name)
         return QuietPolicy(policy, lambda: self.quiet)
 
     def _ticked(self, tick: Tick) -> None:
@@ -302,7 +306,9 @@ class FaultRun:
                 *(invariants.batches(world, store) if self._clocks_trusted() else ()),
             ):
                 report(what)
-            self.resizes = len(store.resizes())
+            resizes = store.resizes()
+            self.resizes = len(resizes)
+            self.changes_of_blocks = sum(resize.mechanism == "blocks" for resize in resizes)
         end = world.timeline.now + END_S
         while not world.done and world.timeline.now < end:
             world.pass_time(3600.0)

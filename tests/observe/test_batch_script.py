@@ -89,6 +89,10 @@ def test_directives_after_the_first_command_and_nearly_directives() -> None:
 def test_where_the_reports_will_lie() -> None:
     assert examine(GOOD).directory == "where you call sbatch/ones-JOB-ID"
     assert examine(GOOD.replace("exec", 'export ONES_JOB_DIR="$SCRATCH/a"\nexec')).directory == "$SCRATCH/a"
+    assert (
+        examine(GOOD.replace("exec", 'export ONES_JOB_ROOT="$SCRATCH/a"\nexec')).directory == "$SCRATCH/a/ones-JOB-ID"
+    )
+    assert examine(GOOD.replace("exec", "# ONES_JOB_ROOT=/a\nexec")).directory == "where you call sbatch/ones-JOB-ID"
     assert examine(GOOD.replace("--requeue", "--requeue --chdir=/x")).directory == "/x/ones-JOB-ID"
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from slurm_ones.untrusted_files import NotBelieved, directory_of, read_from
+from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
+from tests.slurm.make import job_of
 
 ME = os.geteuid()
 SOMEBODY = 12345
@@ -96,3 +99,67 @@ def test_descriptors_are_closed(tmp_path: Path) -> None:
         with pytest.raises(NotBelieved):
             read(tmp_path, "link")
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """Submitted from a directory of its own."""
+    (tmp_path / "home").mkdir()
+    return replace(job_of(Shape(1, 1)), uid=ME, work_dir=str(tmp_path / "home"))
+
+
+def pointer(job: Job) -> Path:
+    return Path(job.work_dir) / f"ones-{job.job_id}.where"
+
+
+def test_a_directory_elsewhere_is_found(job: Job, tmp_path: Path) -> None:
+    """Where the job's wrapper says; without that, where it was submitted."""
+    assert job_directory(job) == Path(job.work_dir) / f"ones-{job.job_id}"
+    pointer(job).write_text(f"{tmp_path}/scratch\n")
+    assert job_directory(job) == tmp_path / "scratch"
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"ones-7\n", b"/a\n/b\n", b"/a/../root\n", b"/a\0\n", b"\x7fELF\xff", b"/" * 4097]
+)
+def test_a_pointer_that_says_nothing(job: Job, text: bytes) -> None:
+    """Hostile, cut short or binary: it leads nowhere, and is named."""
+    pointer(job).write_bytes(text)
+    with pytest.raises(NotBelieved, match=pointer(job).name):
+        job_directory(job)
+
+
+def test_a_pointer_that_is_no_file(job: Job, tmp_path: Path) -> None:
+    """A link, a FIFO, a directory, and a file without end: nothing is followed, blocks, or is read whole."""
+    path = pointer(job)
+    (tmp_path / "other").write_text(f"{tmp_path}\n")
+    path.symlink_to(tmp_path / "other")
+    with pytest.raises(NotBelieved, match="link"):
+        job_directory(job)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(NotBelieved, match="regular"):
+        job_directory(job)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(NotBelieved, match="regular"):
+        job_directory(job)
+    path.rmdir()
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(NotBelieved, match="longer"):
+        job_directory(job)
+
+
+@root_only
+def test_a_pointer_of_somebody_elses(job: Job, tmp_path: Path) -> None:
+    """Who may write where the job was submitted cannot lay its reports; nor can its user name another's directory."""
+    pointer(job).write_text(f"{tmp_path}/scratch\n")
+    os.chown(pointer(job), SOMEBODY, SOMEBODY)
+    with pytest.raises(NotBelieved, match="belongs to uid"):
+        job_directory(job)
+    theirs = replace(job, uid=SOMEBODY)
+    pointer(job).write_text("/root\n")
+    os.chown(pointer(job), SOMEBODY, SOMEBODY)
+    with pytest.raises(NotBelieved, match="belongs to uid 0"), directory_of(job_directory(theirs), SOMEBODY):
+        pass

@@ -84,8 +84,8 @@ def test_for_people_and_for_monitoring(url: str, tmp_path: Path) -> None:
     assert done.exit_code == shown.exit_code == 1
     told = json.loads(done.stdout)
     assert told["healthy"] is False and told["last"]["gpus"] == 12 and told["leader"]["term"] == 1
-    assert told["resizes"][0]["change"] == "1x1 → 2x4"
-    assert "job 7 1x1 → 2x4, draining" in shown.stdout and "\x1b[31m" not in shown.stdout
+    assert told["resizes"][0]["change"] == "1x1 → 2x4, batch 32 → 64"
+    assert "job 7 1x1 → 2x4, batch 32 → 64, draining" in shown.stdout and "\x1b[31m" not in shown.stdout
 
 
 def test_settings_are_read_again_or_refused_as_a_whole(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def make(layout: str, group: Group, seed: int, width: int = 7) -> State:
         fully_shard(model.a, mesh=mesh)  # type: ignore[arg-type]
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
-    return State(model, optimizer, {"scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])})
+    return State(model, {"": optimizer}, {"scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4])})
 
 
 def train(state: State, steps: int, first: int = 0) -> None:
@@ -110,9 +110,9 @@ def train(state: State, steps: int, first: int = 0) -> None:
     for step in range(first, first + steps):
         generator = torch.Generator().manual_seed(step)
         x = torch.randn(6, 5, generator=generator)
-        state.optimizer.zero_grad()
+        state.optimizers[""].zero_grad()
         state.model(x).square().mean().backward()
-        state.optimizer.step()
+        state.optimizers[""].step()
         state.extras["scheduler"].step()  # type: ignore[attr-defined]
 
 
@@ -127,8 +127,8 @@ def whole(state: State) -> dict[str, Any]:
     named = {name.removeprefix("module."): p for name, p in state.model.named_parameters()}
     found = {name.removeprefix("module."): full(value) for name, value in state.model.state_dict().items()}
     for name, parameter in named.items():
-        for key, value in state.optimizer.state.get(parameter, {}).items():
+        for key, value in state.optimizers[""].state.get(parameter, {}).items():
             found[f"{name}/{key}"] = full(value)
-    found["lr"] = state.optimizer.param_groups[0]["lr"]
+    found["lr"] = state.optimizers[""].param_groups[0]["lr"]
     found["scheduler"] = state.extras["scheduler"].state_dict()
     return found

@@ -32,14 +32,19 @@ def test_the_guide_shows_the_edits() -> None:
     [
         ("elastic.py", ("--epochs", "2")),
         ("lm_fsdp.py", ("--epochs", "1", "--text-kb", "24")),
+        ("gpt.py", ("--epochs", "1", "--text-kb", "24", "--warm-up", "5")),
     ],
 )
-def test_an_example_on_two_ranks(tmp_path: Path, name: str, arguments: tuple[str, ...]) -> None:
+def test_an_example_on_two_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, arguments: tuple[str, ...]
+) -> None:
     """Protects the examples, and what they stand for: DDP and FSDP2."""
+    monkeypatch.chdir(tmp_path)  # where one writes its log
     run = Run(tmp_path, *arguments, ranks=2, script=EXAMPLES / name)
     assert run.end() == 0, run.errors
     assert run.of(Hello)[0].world == 2
-    assert run.of(Epoch)[-1].accuracy is not None
+    last = run.of(Epoch)[-1]
+    assert last.accuracy is not None or last.loss is not None
     assert run.of(Bye)[-1].reason == "finished"
 
 

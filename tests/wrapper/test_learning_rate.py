@@ -101,6 +101,7 @@ def test_ramp_is_a_straight_line_whatever_interrupts_it(start: float, target: fl
         part = min(1.0, step / steps) if steps else 1.0
         assert scale.factor == pytest.approx(start + (target - start) * part)
         optimizer.step()
+        scale.advance()
     assert scale.factor == pytest.approx(target)
     assert scale.left == 0
 
@@ -111,4 +112,22 @@ def test_ramp_counts_no_steps_at_rate_zero() -> None:
     scale = LrScale(optimizer)
     scale.aim(2.0, 10)
     optimizer.step()
+    scale.advance()
     assert (scale.factor, scale.left) == (1.0, 10)
+
+
+def test_ramp_moves_once_a_step_of_the_loop() -> None:
+    """Protects several optimizers: all get the same factor within a step, and one that steps more often, or not at all,
+    does not shorten the ramp."""
+    (one, first), (other, second) = one_weight(), one_weight()
+    scale = LrScale(first, second)
+    scale.aim(4.0, 3)
+    for step in range(3):
+        scale.expect()
+        for _ in range(5):
+            first.step()
+        if step:
+            second.step()
+        scale.advance()
+    assert (scale.factor, scale.left) == (4.0, 0)
+    assert (one.item(), other.item()) == (-0.5 * 5 * (1 + 2 + 3), -0.5 * (2 + 3))

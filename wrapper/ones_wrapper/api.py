@@ -15,12 +15,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
-from ones_wrapper.checkpoint import Progress, State, Stateful
+from ones_wrapper.checkpoint import Progress
 from ones_wrapper.data.streams import make_feed
 from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchange import DdpExchange, Exchange
@@ -33,7 +34,9 @@ from ones_wrapper.loop import Loader
 from ones_wrapper.membership.files import own_block
 from ones_wrapper.plugins import load
 from ones_wrapper.protocol import Spec
-from ones_wrapper.run import Run, Settings
+from ones_wrapper.registered import check_exchanged, mapped, state_of
+from ones_wrapper.run import Run
+from ones_wrapper.run_settings import Settings
 from ones_wrapper.schedule import Schedules
 
 _run: Run | None = None
@@ -179,15 +182,18 @@ class Job:
         So the script's loss stays the mean over its local batch though local batches may differ in size.
         `options` are those of torch's DistributedDataParallel; over MPI, `bucket_mb`. Synchronises all ranks: the
         parameters of rank 0 reach all. In training each step exchanges every gradient once, while backward goes on.
+
+        Call it once for each model; the gradient noise scale is measured on the first. What shall be trained at any
+        time must require gradients now, and can be frozen afterwards.
         """
         run = self._run
         if isinstance(run.group, TorchGroup):
-            return self._wrap(DdpExchange(run.group, run.noise), model, options)
+            return self._wrap(DdpExchange(run.group, self._noise), model, options)
         from ones_wrapper.gradients.mpi_exchange import MpiExchange
         from ones_wrapper.mpi_group import MpiGroup
 
         assert isinstance(run.group, MpiGroup)
-        return self._wrap(MpiExchange(run.group, run.noise), model, options)
+        return self._wrap(MpiExchange(run.group, self._noise), model, options)
 
     def fsdp(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """The model sharded over the ranks by FSDP2 (`fully_shard`), its gradients averaged over samples.
@@ -198,7 +204,7 @@ class Job:
         """
         from ones_wrapper.gradients.fsdp import FsdpExchange
 
-        return self._wrap(FsdpExchange(self._run.group, self._run.noise), model, options)
+        return self._wrap(FsdpExchange(self._run.group, self._noise), model, options)
 
     def exchange(self, model: torch.nn.Module, name: str, **options: Any) -> torch.nn.Module:
         """The model with a gradient exchange of another's: one that an installed package registers in the entry points
@@ -206,25 +212,34 @@ class Job:
 
         Raises ValueError where there is none of that name. `options` are those of its `wrap`.
         """
-        made = load("ones_wrapper.exchanges", name, ())(self._run.group, self._run.noise)
+        made = load("ones_wrapper.exchanges", name, ())(self._run.group, self._noise)
         if not isinstance(made, Exchange):
             raise ValueError(f"exchange: {name} is no subclass of ones_wrapper.gradients.exchange.Exchange")
         return self._wrap(made, model, options)
 
-    def _wrap(self, exchange: Any, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
-        if self._run.loop.exchange is not None:
-            raise RuntimeError("ddp, fsdp, exchange: a job trains one model; put several into one Module")
-        wrapped: torch.nn.Module = exchange.wrap(model, **options)
-        self._run.loop.exchange = exchange
-        return wrapped
+    @property
+    def _noise(self) -> NoiseScale | None:
+        """For the next exchange."""
+        return None if len(self._run.loop.exchanges) else self._run.noise
+
+    def _wrap(self, exchange: Exchange, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
+        if self._run.state is not None:
+            raise RuntimeError("ddp, fsdp, exchange: call it before job.register, which loads the model's checkpoint")
+        return self._run.loop.exchanges.add(exchange, model, options)
+
+    def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model that was given to `ddp`, `fsdp` or `exchange`: to save, export or evaluate it. A model that none
+        of them returned is returned as it is. A sharded model is the same object, and its parameters stay sharded.
+        """
+        return self._run.loop.exchanges.inside(model)
 
     def register(
         self,
         *,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Stateful | None = None,
-        **others: Stateful,
+        model: torch.nn.Module | dict[str, torch.nn.Module],
+        optimizer: torch.optim.Optimizer | dict[str, torch.optim.Optimizer],
+        scheduler: Any = None,
+        **others: Any,
     ) -> Any:
         """Say once what training carries, load the newest good checkpoint into it, and return what to train with:
 
@@ -238,24 +253,25 @@ class Job:
         with `state_dict` and `load_state_dict`, such as a gradient scaler; their state is plain data: numbers, texts,
         tensors, and lists and dicts of them. Synchronises all ranks, and reads each checkpoint twice: once to verify
         it, once to load it.
+
+        Models, optimizers, schedulers and others may be dicts of several (`model={"g": G, "d": D}`), and come back as
+        such. A dict of plain values among the others (`counters={"best": 0.0}`) is carried, too, and loaded in place;
+        the values of rank 0 count.
         """
         run = self._run
         if run.state is not None:
             raise RuntimeError("register: call it once, with everything that training carries")
-        alone = run.group.world == 1 and run.spec.max_passes == 1
-        if not alone and (run.loop.exchange is None or not run.loop.exchange.owns(model)):
-            raise ValueError(
-                "register: model is not the one that job.ddp, job.fsdp or job.exchange returned; its gradients would "
-                "not be averaged"
-            )
+        check_exchanged(model, run.loop.exchanges, run.group.world == 1 and run.spec.max_passes == 1)
         accumulation = Accumulation() if run.spec.max_passes > 1 else None
         schedules = Schedules(run.spec.base_batch, accumulation.due if accumulation else lambda: True)
-        extras = {"scheduler": schedules.wrap(scheduler, known=True)} if scheduler is not None else {}
-        extras |= {name: schedules.wrap(thing) for name, thing in others.items()}
+        extras = {name: mapped(thing, schedules.wrap) for name, thing in others.items()}
+        if scheduler is not None:
+            extras = {"scheduler": mapped(scheduler, partial(schedules.wrap, known=True)), **extras}
+        state = state_of(model, optimizer, extras)
         carried: list[Any] = [optimizer, *extras.values()]
         if accumulation is not None:
-            carried = [accumulation.wrap(thing) for thing in carried]
-        run.load(State(model, optimizer, extras))
+            carried = [mapped(thing, accumulation.wrap) for thing in carried]
+        run.load(state)
         run.loop.accumulation, run.loop.schedules = accumulation, schedules
         return carried[0] if len(carried) == 1 else tuple(carried)
 

@@ -15,11 +15,12 @@ import torch
 from ones_wrapper import warm_up
 from ones_wrapper.boundary import Agreement
 from ones_wrapper.checkpoint import Progress, State
-from ones_wrapper.checkpoint.state import Content, collect, restore
+from ones_wrapper.checkpoint.state import Content, PlainValues, collect, restore
 from ones_wrapper.data.feed import accumulation_count
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.job_io import OwnerRequests, ReportWriter, last_generation, log, write_spec
-from ones_wrapper.launch import find_job_directory, make_job_directory
+from ones_wrapper.launch import find_job_directory, prepare_job_directory
+from ones_wrapper.launch.ending import leave
 from ones_wrapper.launch.process_hooks import FLAGS
 from ones_wrapper.launch.restart_policy import DONT_RESTART, PEER_LOST
 from ones_wrapper.membership import connections, rescue
@@ -28,7 +29,9 @@ from ones_wrapper.membership.board import BoardLostError
 from ones_wrapper.membership.files import Block
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
 from ones_wrapper.protocol import Batch, Membership, Spec
-from ones_wrapper.run import Identity, Run, Settings
+from ones_wrapper.resize_log import shape_name
+from ones_wrapper.run import Run
+from ones_wrapper.run_settings import Identity, Settings
 
 
 class HotRun(Run):
@@ -41,6 +44,7 @@ class HotRun(Run):
         self._torch = group
         self._at_boundary = False
         self._leaving_now = False
+        self._shape = ""
         self._shapes: warm_up.Shapes | None = None
         super().__init__(group, spec, settings, started, identity)
         blocks.may_leave = lambda: not self.saver.writing
@@ -51,7 +55,7 @@ class HotRun(Run):
         """Find those who train, or lead. Collective over the block. Leaves the process where the job is over."""
         directory = find_job_directory(os.environ, Path.cwd())
         if group.rank == 0:
-            make_job_directory(directory)
+            prepare_job_directory(directory, os.environ, Path.cwd())
 
         def ready(term: int) -> None:
             rescue.wait(directory / "hot", term)
@@ -92,7 +96,7 @@ class HotRun(Run):
     def begin(self) -> None:
         if self._begun:
             return
-        hot = self.loop.exchange is not None and self.loop.exchange.hot
+        hot = self.loop.exchanges.hot
         if self._newcomer:
             if not hot:
                 self._end_block("the model's gradient exchange cannot take up ranks while it trains")
@@ -104,7 +108,7 @@ class HotRun(Run):
         plan = self._blocks.lead_first(generation, hot)
         if hot:
             self._boundary.members = self._blocks
-            self._shapes = warm_up.Shapes(self.loop.exchange)
+            self._shapes = warm_up.Shapes(self.loop.exchanges)
         again = self._previous is not None and self._previous.failed
         plan = replace(plan, why="lost" if again else "first")
         self._report_membership(Change(plan, False, False, 0, 0.0, time.time(), {}), first=True)
@@ -112,7 +116,7 @@ class HotRun(Run):
     def _end_block(self, why: str) -> None:
         if self._blocks.local_rank == 0:
             log(f"block {self._blocks.block.task} ends: {why}")
-        self._leaving_now = True
+        self._leaving_now = FLAGS.leaving = True
         self._blocks.close()
         raise SystemExit(0)
 
@@ -140,18 +144,18 @@ class HotRun(Run):
         self.spec = replace(self.spec, dataset=samples, hot=True)
         self._boundary.members = self._blocks
         self._ranks_changed(change, 0)
-        self._shapes = warm_up.Shapes(self.loop.exchange)
+        self._shapes = warm_up.Shapes(self.loop.exchanges)
         self._boundary.start_agreement(0.0, False, False)
 
     def _warm_up(self) -> None:
         """A forward and a backward pass on nothing, so that the first step is no slower than others."""
-        exchange, text = self.loop.exchange, ""
+        exchanges, text = self.loop.exchanges, ""
         with suppress(RankError):  # where the board is lost, that shows soon
             text = self.group.on_first(self._blocks.shapes)
-        if exchange is None or not text:
+        if not text:
             return
         try:
-            warm_up.run(exchange, text, self.group.device)
+            warm_up.run(exchanges, text, self.group.device)
         except Exception as error:  # the first step is slower, and no worse
             if self.group.rank == 0:
                 log(f"no dummy step was taken ({type(error).__name__}: {error})"[:300])
@@ -196,6 +200,9 @@ class HotRun(Run):
         assert state is not None
         if self._blocks.moving:  # ranks may differ in these, and those of rank 0 count
             self._torch.share(list(state.model.buffers()))
+            for extra in state.extras.values():
+                if isinstance(extra, PlainValues):
+                    extra.load_state_dict(self.group.on_first(extra.state_dict))
         change = self._blocks.change(self._collected)
         if change is None:
             return
@@ -219,7 +226,7 @@ class HotRun(Run):
 
     def _leave_membership(self) -> None:
         """The others train on without this block."""
-        self._leaving_now = True
+        self._leaving_now = FLAGS.leaving = True
         self.saver.let_go()
         self._blocks.leave()
         if self._blocks.local_rank == 0:
@@ -229,8 +236,8 @@ class HotRun(Run):
     def _ranks_changed(self, change: Change, before: int) -> None:
         """Everything that depends on the ranks goes on with the new ones. Not collective."""
         plan, progress, group = change.plan, self.progress, self.group
-        exchange, rate = self.loop.exchange, self.loop.rate
-        assert exchange is not None and rate is not None
+        rate = self.loop.rate
+        assert rate is not None
         applied, answered = change.rest.get("orders") or (self._boundary.applied, self._boundary.answered)
         progress.resizes += int(progress.world != group.world)
         progress.world = group.world
@@ -240,7 +247,7 @@ class HotRun(Run):
         batch, self.batch = self.batch, self._in_force(progress.batch)
         rate.resume(progress, self.batch)
         rate.remember(progress)
-        exchange.ranks_changed()
+        self.loop.exchanges.ranks_changed()
         if self.noise is not None:
             self.noise.ranks_changed(progress.noise)
         connections.keep(self.saver.ranks_changed(plan.term))
@@ -252,6 +259,7 @@ class HotRun(Run):
         self._lead_or_follow(change, largest)
         self._report_membership(change)
         if not change.rest and self.batch != batch:
+            self._log_batch(batch)
             steps = accumulation_count(self.batch, group.world, self.spec.max_local_batch)
             number = plan.order if plan.batch else None
             self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
@@ -276,7 +284,13 @@ class HotRun(Run):
         self._first = False
 
     def _report_membership(self, change: Change, first: bool = False) -> None:
-        plan = change.plan
+        plan, step = change.plan, self.progress.step
+        pause_s = 0.0 if first else max(0.0, time.time() - change.began)
+        old, self._shape = self._shape, shape_name(plan.nodes, plan.ranks_per_node, plan.world)
+        if not first and old not in ("", self._shape):
+            order = self._boundary.order
+            gain = order.gain if order is not None and order.number == plan.order else None
+            self.resizes.switched(old, self._shape, step, pause_s, gain, speaks=self.group.rank == 0)
         self._reporter.send(
             Membership(
                 plan.generation,
@@ -285,9 +299,9 @@ class HotRun(Run):
                 plan.nodes,
                 plan.ranks_per_node,
                 plan.world,
-                self.progress.step,
+                step,
                 self.batch,
-                0.0 if first else max(0.0, time.time() - change.began),
+                pause_s,
                 change.bytes,
                 change.transfer_s,
                 plan.ready_s,
@@ -337,7 +351,7 @@ class HotRun(Run):
         with suppress(Exception):
             self._rescue()
             self._reporter.bye("error", self.progress.step, PEER_LOST, why)
-        os._exit(PEER_LOST)
+        leave(PEER_LOST)
 
     def _rescue(self) -> None:
         """Write a checkpoint where this rank's model is whole and nobody else does."""

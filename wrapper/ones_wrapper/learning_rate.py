@@ -69,53 +69,67 @@ def _gain(ratio: float, base_batch: int, noise: float | None) -> float:
 
 
 class LrScale:
-    """Multiplies an optimizer's learning rate during its step alone.
+    """Multiplies the learning rate of optimizers during their steps alone.
 
     Schedulers, checkpoints and logs so always see the learning rate that the script set.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
         self.factor = 1.0
         """In force for the next step."""
         self.target = 1.0
         self.left = 0
-        """Optimizer steps until the target is in force. With `factor` all that a later run needs: it sets `factor`
+        """Steps until the target is in force. With `factor` all that a later run needs: it sets `factor`
         and calls `aim(target, left)`."""
         self.stepped = False
-        """Whether the optimizer has stepped since this was last set to False."""
-        self._base: list[Any] = []
-        optimizer.register_step_pre_hook(self._before)
-        optimizer.register_step_post_hook(self._after)
+        """Whether an optimizer has stepped since `expect`."""
+        self._moves = False
+        """Whether what stepped since then counts for the ramp."""
+        self._base: dict[torch.optim.Optimizer, list[Any]] = {}
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(self._before)
+            optimizer.register_step_post_hook(self._after)
 
     def aim(self, target: float, steps: int = 0) -> None:
-        """Go to `target` in equal parts over `steps` optimizer steps (Goyal et al. 2017, §2.2); at once for 0."""
+        """Go to `target` in equal parts over `steps` steps (Goyal et al. 2017, §2.2); at once for 0."""
         self.target, self.left = target, max(0, steps)
         if not self.left:
             self.factor = target
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._base = [group["lr"] for group in optimizer.param_groups]
+        self._base[optimizer] = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * self.factor
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for group, lr in zip(optimizer.param_groups, self._base, strict=True):
+        rates = self._base.pop(optimizer)
+        for group, lr in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = lr
         self.stepped = True
         # To learn an optimizer's state, torch.distributed.checkpoint steps at rate 0: that is no step of the ramp.
-        if self.left and any(float(lr) for lr in self._base):
+        if self.left and any(float(lr) for lr in rates):
+            self._moves = True
+
+    def expect(self) -> None:
+        """A step of the loop is about to be made."""
+        self.stepped = self._moves = False
+
+    def advance(self) -> None:
+        """A step of the loop was made: the ramp moves once, however often which optimizers stepped in it."""
+        if self._moves and self.left:
             self.factor += (self.target - self.factor) / self.left
             self.left -= 1
+        self._moves = False
 
 
 class Rate:
-    """What multiplies the learning rate of one optimizer, as the rule and the batch want it."""
+    """What multiplies the learning rates of a job's optimizers, as the rule and the batch want it: all alike."""
 
-    def __init__(self, rule: LrRule, ramp: int, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, rule: LrRule, ramp: int, *optimizers: torch.optim.Optimizer) -> None:
         """`ramp` is the number of steps over which a new factor is reached."""
         self._rule = rule
         self._ramp = ramp
-        self._scale = LrScale(optimizer)
+        self._scale = LrScale(*optimizers)
 
     @property
     def factor(self) -> float:
@@ -129,12 +143,12 @@ class Rate:
 
     @property
     def stepped(self) -> bool:
-        """Whether the optimizer has stepped since `expect`."""
+        """Whether an optimizer has stepped since `expect`."""
         return self._scale.stepped
 
     def expect(self) -> None:
         """A step is about to be made."""
-        self._scale.stepped = False
+        self._scale.expect()
 
     def resume(self, progress: Progress, batch: int) -> None:
         """Go on where the last run was, on its way to where the batch wants it."""
@@ -152,8 +166,9 @@ class Rate:
             self._scale.aim(self._wanted(progress, batch), self._scale.left)
 
     def remember(self, progress: Progress) -> None:
-        """Write down what a later run needs."""
+        """A step was made, or the rate set anew: write down what a later run needs."""
         scale = self._scale
+        scale.advance()
         progress.lr_factor, progress.lr_target, progress.lr_ramp = scale.factor, scale.target, scale.left
 
     def _wanted(self, progress: Progress, batch: int) -> float:

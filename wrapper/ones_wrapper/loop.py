@@ -39,6 +39,7 @@ class Loader:
         loop, progress, group = run.loop, run.progress, run.group
         feed, rate = loop.feed, loop.rate
         assert feed is not None and rate is not None
+        loop.exchanges.check()
         epoch, changed = progress.epoch, True
         while changed:
             batch, generation, changed = run.batch, run.generation, False
@@ -48,7 +49,7 @@ class Loader:
                 self._enter(part)
                 try:
                     with (
-                        loop.exchange.during(part) if loop.exchange else nullcontext(),
+                        loop.exchanges.during(part),
                         loop.accumulation.during(part.index, part.count) if loop.accumulation else nullcontext(),
                     ):
                         yield local

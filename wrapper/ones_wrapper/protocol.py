@@ -8,6 +8,9 @@ The directory lies on the shared file system and belongs to the job's user::
     checkpoints/step-<n>/    complete checkpoints; a name that starts with a dot is not complete
     hot/                     of a job of blocks: who leads it (`ones_wrapper.membership`); the job's own business
 
+It is `ones-<job id>` in the directory that the job was submitted from. Where it is elsewhere, a file
+`ones-<job id>.where` there says where.
+
 A job of blocks is a job array. A block is one start of one of its tasks; the blocks that train together are a
 membership, numbered by generations. The block with rank 0 leads, for a term. A term is what a restart is of another
 job: one run in reports and orders.
@@ -53,6 +56,32 @@ class ProtocolError(ValueError):
 def directory_name(job_id: int) -> str:
     """Name of the job's directory inside the job's working directory."""
     return f"ones-{job_id}"
+
+
+def pointer_name(job_id: int) -> str:
+    """Name of a file beside which the job's directory is not: it says where that is."""
+    return f"ones-{job_id}.where"
+
+
+MAX_POINTER = 4_096
+"""Most bytes of such a file: one absolute path, and a newline."""
+
+
+def encode_pointer(path: str) -> bytes:
+    """The text of a pointer to the directory `path`. Raises `ProtocolError`."""
+    text = path.encode("utf-8", "surrogateescape") + b"\n"
+    decode_pointer(text)
+    return text
+
+
+def decode_pointer(text: bytes) -> str:
+    """The directory that a pointer names; raises `ProtocolError`. Whose directory it is shows only there."""
+    if len(text) > MAX_POINTER:
+        raise ProtocolError(f"longer than {MAX_POINTER} bytes")
+    path = text.removesuffix(b"\n").decode("utf-8", "surrogateescape")
+    if not path.startswith("/") or not path.isprintable() or ".." in path.split("/"):
+        raise ProtocolError(f"{path!r:.100} is not an absolute path without control characters and ..")
+    return path
 
 
 def reports_name(restart: int) -> str:
@@ -107,6 +136,8 @@ class Order:
     blocks: tuple[int, ...] | None = None
     """Of a job of blocks: the tasks that shall train together, ascending; None leaves that to the job. `batch` then
     holds from the moment at which they do."""
+    gain: float | None = None
+    """Useful samples per second that the companion expects after the resize, over those before; for the job's log."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +185,10 @@ class Hello:
     """Runs of this job so far that began at another world size than the run before ended with."""
     attempt: int = 0
     """How often the ranks were started within this run before, after one of them died or hung."""
+    directory: str = ""
+    """The job's directory; empty where the wrapper is too old to say."""
+    spool: str = ""
+    """The spool that it reads orders from beside its directory; empty where there is none, or `directory` is empty."""
 
 
 @dataclass(frozen=True)

@@ -170,9 +170,12 @@ class Meter:
 class StartReport:
     """The times of a run's beginning, and its hello."""
 
-    def __init__(self, started: float, before: Previous | None) -> None:
-        """`started` is the Unix time of the script's first call; now, the process group is built."""
+    def __init__(self, started: float, before: Previous | None, directory: Path, spool: Path | None) -> None:
+        """`started` is the Unix time of the script's first call; now, the process group is built. `directory` is the
+        job's, `spool` the one that it reads.
+        """
         env = os.environ
+        self._places = str(directory)[:MAX_TEXT], str(spool or "")[:MAX_TEXT]
         launched = float(env.get("ONES_LAUNCHED") or started)
         self._queue_s = max(0.0, launched - before.time) if before else 0.0
         self._launch_s = max(0.0, started - launched)
@@ -220,6 +223,8 @@ class StartReport:
             progress=progress.useful,
             resizes=progress.resizes,
             attempt=self._attempt,
+            directory=self._places[0],
+            spool=self._places[1],
         )
 
     def since_hello_s(self) -> float:

@@ -4,59 +4,33 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ones_wrapper import memory, mistakes
+from ones_wrapper import memory, mistakes, resize_log
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
 from ones_wrapper.data.feed import AccumulationStep, Feed, Share, accumulation_count, clamp_batch
 from ones_wrapper.data.streams import StreamFeed
 from ones_wrapper.gradients.accumulation import Accumulation
-from ones_wrapper.gradients.exchange import Exchange
+from ones_wrapper.gradients.exchanges import Exchanges
 from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import STOP, OrderReader, OwnerRequests, ReportWriter, log, previous, write_spec
-from ones_wrapper.launch import find_job_directory, hang_detector, make_job_directory
+from ones_wrapper.launch import find_job_directory, hang_detector, prepare_job_directory
 from ones_wrapper.launch.claim import claim_for_ranks
+from ones_wrapper.launch.ending import flush_files
+from ones_wrapper.launch.places import find_spool
 from ones_wrapper.launch.process_hooks import FLAGS, on_error, on_exit, requeue_conflict
 from ones_wrapper.launch.rank_placement import idle_gpus
 from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
-from ones_wrapper.learning_rate import LrRule, Rate
+from ones_wrapper.learning_rate import Rate
 from ones_wrapper.protocol import Batch, Epoch, First, Spec
 from ones_wrapper.reporter import Meter, Reporter, StartReport, Trace
+from ones_wrapper.run_settings import Identity, Settings
 from ones_wrapper.saver import Saver
 from ones_wrapper.schedule import Schedules, counted
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the script asked `init` for, beside the spec."""
-
-    rule: LrRule
-    lr_ramp: int
-    checkpoint_every_s: float | None
-    write_behind: bool
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Which run this is."""
-
-    job_id: int
-    restart: int
-    """Of a job of blocks: the term."""
-    leads: bool = True
-    """Whether these ranks keep the job's files; new blocks of a job that trains do not."""
-    name: str = ""
-    """Tells this process from others whose ranks may be the same at other times; empty where ranks stay."""
-
-    @classmethod
-    def of(cls, env: Mapping[str, str]) -> Identity:
-        """That of a plain job."""
-        return cls(int(env.get("SLURM_JOB_ID") or 0), int(env.get("SLURM_RESTART_COUNT") or 0))
 
 
 class Loop:
@@ -65,7 +39,7 @@ class Loop:
     def __init__(self) -> None:
         self.feed: Feed | StreamFeed | None = None
         self.seed = 0
-        self.exchange: Exchange | None = None
+        self.exchanges = Exchanges()
         self.accumulation: Accumulation | None = None
         self.rate: Rate | None = None
         self.schedules = Schedules(1)
@@ -105,12 +79,14 @@ class Run:
         self._measured_at = time.monotonic()
         self._job_id, self._restart = identity.job_id, identity.restart
         self.directory = find_job_directory(env, Path.cwd())
-        if first:
-            make_job_directory(self.directory)
-        self._claim = claim_for_ranks(group, self.directory, env, first)
+        self._spool = find_spool(env)
+        prepare = partial(prepare_job_directory, self.directory, env, Path.cwd())
+        self._claim = claim_for_ranks(group, prepare if first else lambda: None)
         self._declared = spec.max_local_batch
         found = memory.find(self.directory, spec.max_local_batch, memory.device_name(group.device))
         self.spec = replace(spec, max_local_batch=-group.maximum([-found])[0])
+        self._before = resize_log.before(self.directory, self._restart) if first else None
+        self.resizes = resize_log.ResizeLog()
         self._previous = previous(self.directory, self._restart) if first else None
         self._reporter = Reporter(ReportWriter(self.directory, self._restart) if first else None, self.meter)
         orders = self._orders(self._restart) if first else None
@@ -118,14 +94,13 @@ class Run:
         self._boundary = Boundary(group, orders, self._requests, self._restart, FLAGS)
         checkpoints = Checkpoints(self.directory, group, self._job_id, self._restart, holds=identity.leads)
         self.saver = Saver(group, checkpoints, settings.checkpoint_every_s, settings.write_behind, self._reporter.send)
-        self._start_report = StartReport(started, self._previous)
+        self._start_report = StartReport(started, self._previous, self.directory, self._spool)
         if idle := idle_gpus(env, group.world) if first else "":
             log(idle)
         self._idle, self._loaded, self._note = idle, "", ""
         self._first = False
         self._still = 0  # steps in a row that the optimizer has not made
-        self.ended = False
-        """Whether the script has ended."""
+        self.ended = False  # the script has
         self.trace = Trace.of(env, self._restart, group.rank, group.world, identity.name)
         self._begun = False
         self.reason = "stopped"
@@ -148,8 +123,7 @@ class Run:
 
     def _orders(self, restart: int) -> OrderReader:
         """Reads the orders of a run."""
-        spool = os.environ.get("ONES_SPOOL")
-        return OrderReader(self.directory, restart, Path(spool) if spool else None, self._job_id)
+        return OrderReader(self.directory, restart, self._spool, self._job_id)
 
     @property
     def lr_factor(self) -> float:
@@ -176,10 +150,10 @@ class Run:
     def _carry(self, state: State) -> None:
         """Take over what training carries, as it is. Not collective."""
         self.state = state
-        self.loop.rate = Rate(self.settings.rule, self.settings.lr_ramp, state.optimizer)
-        if self.loop.exchange is not None:
-            exchange = self.loop.exchange
-            state.optimizer.register_step_pre_hook(lambda *_: exchange.finish())
+        optimizers = state.optimizers.values()
+        self.loop.rate = Rate(self.settings.rule, self.settings.lr_ramp, *optimizers)
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(lambda optimizer, *_: self.loop.exchanges.finish(optimizer))
 
     def begin(self) -> None:
         """Before the first step: everything is known, so say hello. Later calls do nothing."""
@@ -189,7 +163,7 @@ class Run:
         if progress.dataset not in (0, samples):
             raise ValueError(
                 f"checkpoint {self._loaded} was taken with {progress.dataset} samples an epoch, the dataset now "
-                f"has {samples}; use the same dataset, or another job directory (ONES_JOB_DIR)"
+                f"has {samples}; use the same dataset, or another job directory (ONES_JOB_DIR) without --resume-from"
             )
         progress.dataset = samples
         self.spec = replace(self.spec, dataset=samples)
@@ -206,8 +180,19 @@ class Run:
         note = "; ".join(filter(None, (self._note, self._idle)))
         start = (self.batch, self.lr_factor, self.saver.load_s, self._loaded, note)
         self._reporter.send(self._start_report.hello(self.group, self.spec, progress, *start))
+        self._log_start()
         if self.group.rank == 0:
             mistakes.look_at(self.spec)
+
+    def _log_start(self) -> None:
+        """What changed since the start before. Not collective."""
+        earlier, order, group = self._before, self._boundary.order, self.group
+        if earlier is None or group.rank != 0:
+            return
+        ordered = order is not None and order.drain and order.restart == self._restart - 1
+        shape = resize_log.shape_name(group.nodes, group.gpus_per_node, group.world)
+        self.resizes.started(earlier, shape, order.gain if order is not None and ordered else None)
+        self._log_batch(earlier.batch)
 
     def _check_complete(self) -> int:
         """The samples of an epoch. Raises RuntimeError where the script left something out. Not collective."""
@@ -226,7 +211,8 @@ class Run:
         progress.padding += counted(progress, total, self.batch, self.spec.base_batch) - total
         progress.cursor += total
         progress.samples += total
-        progress.useful += total * efficiency(self.batch, self.spec.base_batch, progress.noise or None)
+        useful = total * efficiency(self.batch, self.spec.base_batch, progress.noise or None)
+        progress.useful += useful
         if self.noise is not None:
             self.noise.step(total)
         if rate := self.loop.rate:
@@ -238,6 +224,7 @@ class Run:
         progress.step += 1
         interval = self.meter.stop(progress, total, self.batch, self.lr_factor)
         progress.trained_s += self.meter.last_s
+        self.resizes.stepped(progress.step, useful, self.meter.last_s)
         if not self._first:
             self._first = True
             self._reporter.send(First(progress.step, self._start_report.since_hello_s()))
@@ -333,14 +320,25 @@ class Run:
         progress, spec, rate = self.progress, self.spec, self.loop.rate
         assert rate is not None
         progress.batch = wanted
-        self.batch = self._in_force(wanted)
+        old, self.batch = self.batch, self._in_force(wanted)
         rate.change(progress, self.batch)
+        self._log_batch(old)
         steps = accumulation_count(self.batch, self.group.world, spec.max_local_batch)
         self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
+
+    def _log_batch(self, old: int) -> None:
+        """The batch in force was `old` until now. Not collective."""
+        if self.batch == old or self.loop.rate is None:
+            return
+        self.resizes.batch_changed()
+        if self.group.rank == 0:
+            resize_log.log_batch(old, self.batch, self.progress.step, self.loop.rate.target, self.settings.lr_ramp)
 
     def save(self, why: str, order: int | None = None) -> bool:
         """Write a checkpoint that is durable on return, and report it; False where that failed, which is logged."""
         self._reporter.flush()
+        # First: once the checkpoint is reported, the companion may requeue, and the ranks are hardly left a moment.
+        flush_files()
         hang_detector.beat()
         saved = self.saver.save(self.state, self.progress, why, order)
         hang_detector.beat()
@@ -396,5 +394,6 @@ class Run:
         elif code:
             reason = "signal" if code == STOP_CODE and FLAGS.stop else "error"
         self._reporter.bye(reason, self.progress.step, code, note)
-        self._claim.release()
+        if self._claim is not None:
+            self._claim.release()
         self.group.close(code)

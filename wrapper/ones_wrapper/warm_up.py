@@ -7,42 +7,53 @@ Its input are zeros in the shapes that the script gave the model elsewhere, told
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 
 from ones_wrapper.data.feed import AccumulationStep, Share
 from ones_wrapper.gradients.exchange import Exchange
+from ones_wrapper.gradients.exchanges import Exchanges
 
 _PLAIN = (int, float, bool, str, type(None))
 MOST_TEXT = 100_000
 
 
 class Shapes:
-    """Looks at the input of the model's next forward pass in training, once."""
+    """Looks at the input of each model's next forward pass in training, once."""
 
-    def __init__(self, exchange: Exchange | None) -> None:
+    def __init__(self, exchanges: Exchanges) -> None:
         self.text = ""
-        """What was seen, as JSON; empty before, and where it cannot be told."""
-        if exchange is not None and exchange.model is not None:
-            self._handle = exchange.model.register_forward_pre_hook(self._look, with_kwargs=True)
+        """What was seen of all models, as JSON; empty before, and where it cannot be told."""
+        self._seen: dict[int, Any] = {}
+        self._handles: dict[int, Any] = {}
+        for number, exchange in enumerate(exchanges):
+            if exchange.model is not None:
+                look = partial(self._look, number)
+                self._handles[number] = exchange.model.register_forward_pre_hook(look, with_kwargs=True)
 
-    def _look(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
+    def _look(self, number: int, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if not model.training:
             return
-        self._handle.remove()
-        try:
-            text = json.dumps([_describe(list(args)), _describe(dict(kwargs))])
-        except (TypeError, ValueError):  # of types of the script's own
-            return
-        self.text = text if len(text) <= MOST_TEXT else ""
+        self._handles[number].remove()
+        with suppress(TypeError, ValueError):  # of types of the script's own
+            self._seen[number] = [_describe(list(args)), _describe(dict(kwargs))]
+        if len(self._seen) == len(self._handles):
+            text = json.dumps([self._seen[number] for number in sorted(self._seen)])
+            self.text = text if len(text) <= MOST_TEXT else ""
 
 
-def run(exchange: Exchange, text: str, device: torch.device) -> None:
-    """A forward and backward pass on zeros. Collective. The model's gradients are gone afterwards."""
+def run(exchanges: Exchanges, text: str, device: torch.device) -> None:
+    """A forward and backward pass of each model on zeros. Collective. The models' gradients are gone afterwards."""
+    for exchange, (args, kwargs) in zip(exchanges, json.loads(text), strict=True):
+        _pass(exchange, _zeros(args, device), _zeros(kwargs, device))
+
+
+def _pass(exchange: Exchange, args: Any, kwargs: Any) -> None:
     model = exchange.model
     assert model is not None
-    args, kwargs = (_zeros(value, device) for value in json.loads(text))
     part = AccumulationStep(Share(0, 1, 1), 0, 1, 0, 1, 1)
     with exchange.during(part):
         outputs = [value.float().sum() for value in _tensors(model(*args, **kwargs)) if value.requires_grad]

@@ -32,13 +32,13 @@ def state(value: float = 0.0, width: int = 3, adam: bool = True) -> State:
     if not adam:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2])
-    return State(model, optimizer, {"scheduler": scheduler})
+    return State(model, {"": optimizer}, {"scheduler": scheduler})
 
 
 def step(at: State) -> None:
-    at.optimizer.zero_grad()
+    at.optimizers[""].zero_grad()
     at.model(torch.ones(1, at.model.in_features)).sum().backward()  # type: ignore[operator]
-    at.optimizer.step()
+    at.optimizers[""].step()
     at.extras["scheduler"].step()  # type: ignore[attr-defined]
 
 
@@ -57,7 +57,7 @@ def test_state_comes_back(tmp_path: Path, group: Group, adam: bool) -> None:
     for one in (saved, loaded):
         step(one)
     assert torch.equal(saved.model.weight, loaded.model.weight)  # type: ignore[arg-type]
-    assert saved.optimizer.state_dict().keys() == loaded.optimizer.state_dict().keys()
+    assert saved.optimizers[""].state_dict().keys() == loaded.optimizers[""].state_dict().keys()
     assert saved.extras["scheduler"].state_dict() == loaded.extras["scheduler"].state_dict()
 
 

@@ -17,9 +17,10 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint import load as dcp_load
 
 from ones_wrapper.checkpoint import Checkpoints, Progress, Reader, State
-from ones_wrapper.checkpoint.files import checksum, write_tensors
+from ones_wrapper.checkpoint.files import write_tensors
 from ones_wrapper.checkpoint.safetensors import DTYPES, Part, decode, encode, whole
 from ones_wrapper.group import Group, RankError
+from ones_wrapper.sums import checksum
 from tests.wrapper.checkpoint.test_checkpoints import group, state, step
 from tests.wrapper.checkpoint_ranks import Net, make, on_ranks, train
 from tests.wrapper.checkpoint_ranks import whole as gathered
@@ -37,7 +38,7 @@ def test_the_library_opens_whole_tensors(tmp_path: Path, group: Group) -> None:
     folder = tmp_path / "checkpoints" / Checkpoints(tmp_path, group, 7, 0).save(saved, Progress(step=1)).name
     found = safetensors.torch.load_file(folder / ONE)
     expected = {f"model.{name}": value for name, value in saved.model.state_dict().items()}
-    for (name, _), entry in zip(saved.model.named_parameters(), saved.optimizer.state.values(), strict=True):
+    for (name, _), entry in zip(saved.model.named_parameters(), saved.optimizers[""].state.values(), strict=True):
         expected |= {f"optimizer.state.{name}.{quantity}": value for quantity, value in entry.items()}
     assert found.keys() == expected.keys()
     for key, value in expected.items():
@@ -252,7 +253,7 @@ def test_what_the_files_cannot_hold_is_refused_at_the_start(tmp_path: Path, grou
     """Protects hours of training: said when it is registered, and not at the first checkpoint."""
     model = Wide()
     with pytest.raises(RankError, match=r"model\.w is of torch\.complex128, which safetensors files cannot hold"):
-        Checkpoints(tmp_path, group, 7, 0).load(State(model, torch.optim.SGD(model.parameters()), {}))
+        Checkpoints(tmp_path, group, 7, 0).load(State(model, {"": torch.optim.SGD(model.parameters())}, {}))
 
 
 def test_two_blocks_of_a_tensor_in_a_file_are_refused() -> None:

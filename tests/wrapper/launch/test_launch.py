@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from ones_wrapper.launch import LaunchOptions, find_job_directory, main, make_job_directory
+from ones_wrapper.launch import LaunchOptions, find_job_directory, main
 from ones_wrapper.launch import plan as plan_for
+from ones_wrapper.launch.places import make_job_directory
 from ones_wrapper.launch.rank_placement import PORTS, STALE, LaunchError, master_port
 from ones_wrapper.launch.supervise import Launch
 
@@ -159,7 +160,10 @@ def test_the_environment_is_obeyed_and_checked(tmp_path: Path, monkeypatch: pyte
 def test_job_directory(tmp_path: Path) -> None:
     """Protects the contract on where the job's directory is and who can read it."""
     assert find_job_directory({"SLURM_JOB_ID": "7"}, tmp_path) == tmp_path / "ones-7"
-    assert find_job_directory({"ONES_JOB_DIR": "/a"}, tmp_path) == Path("/a")
+    assert find_job_directory({"ONES_JOB_DIR": "/a", "ONES_JOB_ROOT": "/b"}, tmp_path) == Path("/a")
+    assert find_job_directory({"ONES_JOB_DIR": "a"}, tmp_path) == tmp_path / "a"
+    assert find_job_directory({"ONES_JOB_DIR": "../a"}, tmp_path / "b") == tmp_path / "a"
+    assert find_job_directory({"ONES_JOB_ROOT": "/b", "SLURM_JOB_ID": "7"}, tmp_path) == Path("/b/ones-7")
     old = os.umask(0o077)
     try:
         make_job_directory(tmp_path / "ones-7")

@@ -72,12 +72,28 @@ class Progress:
     """Steps that are left on the way there."""
 
 
+class PlainValues:
+    """A script's dict of plain values (`best`, `step`): loaded in place, so that the script's dict stays the same."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.values)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keys that the checkpoint lacks keep the script's value: they are new in the script."""
+        self.values.update(state)
+
+
 @dataclass(frozen=True)
 class State:
     """What is saved beside the progress: registered once by the script."""
 
     model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
+    """Several are one `ModuleDict`."""
+    optimizers: dict[str, torch.optim.Optimizer]
+    """By name; the name of a single one is empty."""
     extras: dict[str, Stateful]
 
 
@@ -158,8 +174,8 @@ def pack(value: Any, path: str, take: Take = lambda path, tensor: False) -> Any:
         name = "ndarray" if kind is np.ndarray else "number"
         return _marked(name, dtype=value.dtype.str, shape=tuple(value.shape), data=_bytes(value.tobytes()))
     raise CannotSaveError(
-        f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold; let its state_dict return "
-        "numbers, strings, tensors, NumPy arrays, and dictionaries, lists, tuples or sets of these"
+        f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold; keep numbers, strings, "
+        "tensors, NumPy arrays, and dictionaries, lists, tuples or sets of these there"
     )
 
 
@@ -226,7 +242,7 @@ class Content:
     tensors: dict[str, torch.Tensor]
     """Those of model and optimizer, and sharded ones of extras, by path."""
     rest: dict[str, Any]
-    """`model`, `optimizer` and `extras` as `plain.pack` makes them, the tensors above taken out."""
+    """`model`, each optimizer under its path, and `extras`, as `pack` makes them, the tensors above taken out."""
     first: frozenset[str]
     """Paths of the model's buffers: ranks may differ in these, and rank 0's count, as in DDP."""
 
@@ -250,16 +266,16 @@ def collect(state: State, *, template: bool = False) -> Content:
         return isinstance(tensor, DTensor) and every(path, tensor)
 
     model = get_model_state_dict(state.model)
-    with _as_it_is(state.optimizer, not template):
-        optimizer = get_optimizer_state_dict(state.model, state.optimizer)
-    rest = {
-        "model": {key: pack(value, f"model.{key}", every) for key, value in model.items()},
-        "optimizer": {
-            "state": pack(optimizer["state"], "optimizer.state", every),
-            "param_groups": pack(optimizer["param_groups"], "optimizer.param_groups", sharded),
-        },
-        "extras": {key: pack(extra.state_dict(), key, sharded) for key, extra in state.extras.items()},
-    }
+    rest = {"model": {key: pack(value, f"model.{key}", every) for key, value in model.items()}}
+    for name, optimizer in state.optimizers.items():
+        path = _path_of(name)
+        with _as_it_is(optimizer, not template):
+            found = get_optimizer_state_dict(state.model, optimizer)
+        rest[path] = {
+            "state": pack(found["state"], f"{path}.state", every),
+            "param_groups": pack(found["param_groups"], f"{path}.param_groups", sharded),
+        }
+    rest["extras"] = {key: pack(extra.state_dict(), key, sharded) for key, extra in state.extras.items()}
     places = {buffer.data_ptr() for buffer in state.model.buffers() if not isinstance(buffer, DTensor)} - {0}
     first = frozenset(
         f"model.{key}"
@@ -267,6 +283,11 @@ def collect(state: State, *, template: bool = False) -> Content:
         if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.data_ptr() in places
     )
     return Content(tensors, rest, first)
+
+
+def _path_of(optimizer: str) -> str:
+    """Where the state of an optimizer of this name is kept."""
+    return f"optimizer.{optimizer}" if optimizer else "optimizer"
 
 
 @contextmanager
@@ -303,10 +324,22 @@ def differences(now: Content, rest: dict[str, Any], metadata: Metadata) -> list[
         if key not in rest["extras"]:
             names = ", ".join(sorted(rest["extras"])) or "nothing"
             found.append(f"the checkpoint holds no {key!r} (beside model and optimizer it has {names})")
-    groups, here = len(rest["optimizer"]["param_groups"]), len(now.rest["optimizer"]["param_groups"])
-    if groups != here:
-        found.append(f"the optimizer has {groups} parameter groups in the checkpoint and {here} here")
+    for path in _optimizers(now.rest):
+        if path not in rest:
+            found.append(f"the checkpoint holds no {path}")
+            continue
+        groups, here = len(rest[path]["param_groups"]), len(now.rest[path]["param_groups"])
+        if groups != here:
+            found.append(
+                f"{path} has {groups} parameter groups in the checkpoint and {here} here: add all of them before "
+                "job.register, those for later with parameters that do not require gradients yet"
+            )
     return found[:SHOWN] + ([f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else [])
+
+
+def _optimizers(rest: dict[str, Any]) -> dict[str, Any]:
+    """Of all that is no tensor, the optimizers', by their paths."""
+    return {key: value for key, value in rest.items() if key not in ("model", "extras")}
 
 
 def _shape(size: torch.Size) -> str:
@@ -315,19 +348,24 @@ def _shape(size: torch.Size) -> str:
 
 def _without_state(now: Content, rest: dict[str, Any]) -> set[str]:
     """Paths of optimizer state of parameters that had none yet when the checkpoint was taken."""
-    had = rest["optimizer"]["state"]
-    prefixes = tuple(f"optimizer.state.{name}." for name in now.rest["optimizer"]["state"] if name not in had)
+    prefixes = tuple(
+        f"{path}.state.{name}."
+        for path, optimizer in _optimizers(now.rest).items()
+        for name in optimizer["state"]
+        if name not in rest.get(path, {"state": ()})["state"]
+    )
     return {path for path in now.tensors if path.startswith(prefixes)} if prefixes else set()
 
 
 def restore(state: State, rest: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
     """Give the objects of `state` what was read; `tensors` are those of a template, filled."""
     set_model_state_dict(state.model, unpack(rest["model"], tensors))
-    optimizer = unpack(rest["optimizer"], tensors)
     # Parameters that never had a gradient have no state, which strictness would refuse.
     options = StateDictOptions(strict=False)
-    set_optimizer_state_dict(state.model, state.optimizer, optimizer, options=options)
-    if not optimizer["state"]:
-        state.optimizer.state.clear()
+    for name, optimizer in state.optimizers.items():
+        saved = unpack(rest[_path_of(name)], tensors)
+        set_optimizer_state_dict(state.model, optimizer, saved, options=options)
+        if not saved["state"]:
+            optimizer.state.clear()
     for key, extra in state.extras.items():
         extra.load_state_dict(unpack(rest["extras"][key], tensors))

@@ -29,6 +29,11 @@ UNWRAPPED = (
     "optimizer.step: this is the optimizer that was given to job.register. Where a step may take several accumulation "
     "steps, use the one that it returned: `optimizer = job.register(model=model, optimizer=optimizer)`"
 )
+ALTERNATES = (
+    "a backward pass came after an optimizer's step, in one of several accumulation steps: models that are trained in "
+    "turns (a GAN) cannot accumulate, since the second's gradients belong to the first's new parameters. Leave out "
+    "max_accumulation_steps, or call all backwards before all steps"
+)
 UNREGISTERED_SCALER = (
     "the gradient scaler was not registered, so it would unscale the gradients again in each accumulation step: "
     "`optimizer, scaler = job.register(..., scaler=scaler)`"
@@ -41,7 +46,7 @@ class Accumulation:
     def __init__(self) -> None:
         self._index, self._count = 0, 1
         self._within = self._stepping = self._asked = self._backward = False
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizers: list[torch.optim.Optimizer] = []
         self._marks: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}
         """The gradients of two parameters as they should be: the tensor and its version."""
         self._arrived: set[torch.Tensor] = set()
@@ -70,8 +75,9 @@ class Accumulation:
 
     def drop(self) -> None:
         """Drop the gradients of a step that the script left before its end."""
-        if not self.updates and self._optimizer is not None:
-            self._optimizer.zero_grad()
+        if not self.updates:
+            for optimizer in self._optimizers:
+                optimizer.zero_grad()
         self._index, self._count = 0, 1
 
     def wrap(self, thing: Any) -> Any:
@@ -116,7 +122,7 @@ class Accumulation:
                 "register: LBFGS evaluates the model several times a step through a closure, which cannot be averaged "
                 "over ranks and accumulation steps here; use an optimizer that steps from .grad"
             )
-        self._optimizer = optimizer
+        self._optimizers.append(optimizer)
         optimizer.register_step_pre_hook(self._before_step)
         trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
         # Two parameters show each backward: cheap, and either may be unused in a model.
@@ -140,6 +146,8 @@ class Accumulation:
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
+        if self._count > 1 and self._within and self._asked:
+            raise RuntimeError(ALTERNATES)
         if self._count == 1 or gradient is None:  # the latter with MPI, which keeps the sum elsewhere
             return
         mark = self._marks.get(parameter)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ones_wrapper.gradients.noise import NoiseScale
@@ -35,6 +36,8 @@ class Exchange(ABC):
         self._part: AccumulationStep | None = None
         self._arrived = False
         """Whether gradients were exchanged since the present pass began."""
+        self._stepped = False
+        """Whether an optimizer has taken them: what comes then in this pass is another model's doing."""
 
     @abstractmethod
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
@@ -64,27 +67,44 @@ class Exchange(ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot change its ranks")
 
     def finish(self) -> None:
-        """Before the optimizer's step: all gradients have arrived. Not for a step with a closure, whose backward pass
-        is still to come.
+        """Before the step of an optimizer that has parameters of this model: all gradients have arrived. Not for a step
+        with a closure, whose backward pass is still to come.
 
         Raises RuntimeError where the last pass exchanged nothing, since the ranks would train models of their own.
         """
-        if self._group.world > 1 and self._part is not None and self._part.last and not self._arrived:
+        part = self._part
+        if part is None or not part.last:
+            return
+        self._stepped = True
+        if self._group.world > 1 and not self._arrived:
             raise RuntimeError(
                 "the step's gradients were not exchanged between the ranks: the forward pass must call the model that "
                 "job.ddp or job.fsdp returned, not the one inside it, and run within the loader's loop"
             )
 
+    @property
+    def idle(self) -> bool:
+        """Whether the model took no part in the present pass: no gradient was exchanged, and there is none."""
+        if self._arrived or self._model is None:
+            return False
+        gradients = (p.grad for p in self._model.parameters() if p.grad is not None)
+        return not any(bool((g.to_local() if isinstance(g, DTensor) else g).any()) for g in gradients)
+
+    @property
+    def _measured(self) -> NoiseScale | None:
+        """What shall see the gradients that arrive now."""
+        return None if self._stepped else self._noise
+
     def _first(self, model: torch.nn.Module) -> None:
         """Check that it is the only model."""
         if self._model is not None:
-            raise ValueError("a job exchanges the gradients of one model; put several into one torch.nn.Module")
+            raise ValueError("an exchange is for one model; make one for each")
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient")
 
     @contextmanager
     def _within(self, part: AccumulationStep) -> Iterator[None]:
-        self._part, self._arrived = part, False
+        self._part, self._arrived, self._stepped = part, False, False
         try:
             yield
         finally:
@@ -168,7 +188,7 @@ class DdpExchange(Exchange):
 
     def _reduce(self, bucket: int, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """The communication hook: the bucket becomes the mean over all samples, in place."""
-        part, noise = self._now(), self._noise
+        part, noise = self._now(), self._measured
         samples, total = part.share.samples, part.share.total
         if not part.last:
             return _known(gradient)

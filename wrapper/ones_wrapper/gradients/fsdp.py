@@ -93,13 +93,13 @@ class FsdpExchange(Exchange):
     def _local(self, module: int, gradient: torch.Tensor) -> None:
         """A module's gradient on this rank, before the reduce-scatter: the mean over the pass's samples."""
         part = self._now()
-        if self._noise is not None:
-            self._noise.local(module, gradient, part.samples, part.share.total, part.count)
+        if (noise := self._measured) is not None:
+            noise.local(module, gradient, part.samples, part.share.total, part.count)
         _weigh(gradient, part)
 
     def _shard(self, module: int, gradient: torch.Tensor) -> None:
         """This rank's shard of the same, summed over the ranks."""
-        part, noise = self._now(), self._noise
+        part, noise = self._now(), self._measured
         total, alone = part.share.total, self._group.world == 1
         if gradient.is_cuda:
             # It came from another stream, on which its memory may be used again before this one has read it.

@@ -172,7 +172,8 @@ class MpiExchange(Exchange):
         if self._over or len(self._requests) > number or (part.last and bucket.arrived[slot]):
             raise RuntimeError(
                 "ddp: a parameter got a gradient twice in one step: call backward once for each batch, on the sum of "
-                "the losses, and use_reentrant=False for activation checkpoints"
+                "the losses, use_reentrant=False for activation checkpoints, and of several models freeze those that "
+                "a loss does not train (requires_grad_(False)) while it goes backward"
             )
         bucket.arrived[slot] = True
         if part.samples:

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ones_wrapper.job_io import log
+from ones_wrapper.launch import container
 from ones_wrapper.launch.blocks import FIRST_WAIT_S, Blocks
-from ones_wrapper.launch.claim import CLAIM, ClaimedError, Holder, take_claim
-from ones_wrapper.launch.job_directory import find_job_directory, make_job_directory
+from ones_wrapper.launch.claim import ClaimedError
 from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
+from ones_wrapper.launch.places import find_job_directory, find_spool
 from ones_wrapper.launch.rank_placement import (
     LaunchError,
     allocation,
@@ -30,10 +31,11 @@ from ones_wrapper.launch.rank_placement import (
     without_stale,
 )
 from ones_wrapper.launch.restart_policy import USAGE_ERROR, Limits
+from ones_wrapper.launch.resume import prepare_job_directory
 from ones_wrapper.launch.supervise import Launch, Supervisor
 from ones_wrapper.membership.files import Block, own_block
 
-__all__ = ["LaunchError", "Wish", "find_job_directory", "main", "make_job_directory", "plan"]
+__all__ = ["LaunchError", "Wish", "find_job_directory", "main", "plan", "prepare_job_directory"]
 
 BACKENDS = ("nccl", "gloo", "mpi")
 
@@ -49,6 +51,8 @@ class LaunchOptions:
     mpi: str | None = None
     backend: str | None = None
     ranks_per_node: int | None = None
+    container: tuple[str, ...] = ()
+    """The words before a command that is to run in a container."""
 
     @property
     def talks_mpi(self) -> bool:
@@ -63,6 +67,7 @@ class LaunchOptions:
             args.mpi or _choice(env, "ONES_MPI", MPI_TYPES),
             args.backend or _choice(env, "ONES_BACKEND", BACKENDS),
             args.ranks_per_node or number(env, "ONES_GPUS_PER_NODE"),
+            tuple(container.words_of(args.container or env.get(container.CONTAINER))),
         )
 
 
@@ -100,6 +105,8 @@ def plan(
         raise LaunchError(f"--mpi {mpi} is for srun; with {name} say --backend mpi")
     # Outside Slurm several may run on one machine at a time, so the port follows from the process there.
     port = master_port(has.job_id if has.slurm else os.getpid(), has.restart + attempt)
+    if options.container and direct:
+        raise LaunchError("--container: ranks that talk MPI are not started in containers; use gloo or nccl")
     own = {
         "MASTER_ADDR": has.address,
         "MASTER_PORT": str(port),
@@ -113,11 +120,15 @@ def plan(
     }
     if backend := options.backend or ("mpi" if direct else ""):
         own["ONES_BACKEND"] = backend
+    if options.container:
+        own |= container.outside(options.container)
     clean = without_stale(env) | own
     prefixes = ("ONES_", "SLURM_RESTART", "SLURM_ARRAY_")
     exported = sorted(k for k in clean if k in _EXPORTED or k in own or k.startswith(prefixes))
     module = "ones_wrapper.launch.rank" if direct else "ones_wrapper.launch.node"
     command = [sys.executable, "-m", module, script, *arguments]
+    if options.container:
+        command = container.command(options.container, [module, script, *arguments])
     started = launcher_named(name)(Layout(has, command, direct, mpi, exported), find, ask)
     return Launch(started.command, clean | started.env, has.nodes, has.ranks_per_node, name, started.stop)
 
@@ -135,10 +146,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="ones-run",
         description="Start SCRIPT on every GPU of this Slurm job, one rank a GPU, at the job's present size. "
         "Outside Slurm it runs the ranks on this machine.",
-        epilog="The job's directory is ONES_JOB_DIR, or ones-<job id> in the working directory (of blocks "
-        "ones-<array's job id>). Exit codes: the script's; 128+n after signal n (143: stopped, training is not "
-        "finished); 100: not to be started again; 101: out of memory; 102: the ranks hung; 103: other blocks were lost "
-        "again and again; 2: nothing could be started. A block that left ends with 0.",
+        epilog="The job's directory is ONES_JOB_DIR, or ones-<job id> in ONES_JOB_ROOT, or else in the working "
+        "directory (of blocks ones-<array's job id>). Exit codes: the script's; 128+n after signal n (143: stopped, "
+        "training is not finished); 100: not to be started again; 101: out of memory; 102: the ranks hung; 103: other "
+        "blocks were lost again and again; 2: nothing could be started. A block that left ends with 0.",
     )
     parser.add_argument(
         "--gpus-per-node",
@@ -155,6 +166,12 @@ def _parser() -> argparse.ArgumentParser:
         "package.module:function (srun; outside Slurm local)",
     )
     parser.add_argument("--mpi", choices=MPI_TYPES, help="start MPI ranks with srun, by this plugin of Slurm (none)")
+    parser.add_argument(
+        "--container",
+        metavar="WORDS",
+        help="start the ranks in a container on each node: the words that stand before a command, such as "
+        "'apptainer exec --nv image.sif' (also ONES_CONTAINER)",
+    )
     parser.add_argument("--backend", choices=BACKENDS, help="what ranks exchange gradients by; mpi starts MPI ranks")
     parser.add_argument(
         "--retries",
@@ -171,6 +188,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="this is a task of a job array (sbatch --array=0-7%%1) whose tasks are blocks of one job: they can join "
         "and leave it while it trains (also ONES_BLOCKS=1)",
+    )
+    parser.add_argument(
+        "--resume-from",
+        metavar="JOB",
+        default="",
+        help="begin with the newest good checkpoint of an earlier job, by its id or its directory, which stays as it "
+        "is (also ONES_RESUME_FROM)",
     )
     parser.add_argument(
         "--preload",
@@ -218,6 +242,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     now = time.time()
     args = _parser().parse_args(argv)
     env = dict(os.environ)
+    env.pop("ONES_LAUNCHED", None)  # of a job that submitted this one
+    resume_from = env.pop("ONES_RESUME_FROM", "")  # not for jobs that this one submits
     try:
         if args.ranks_per_node is not None and args.ranks_per_node < 1:
             raise LaunchError(f"--gpus-per-node {args.ranks_per_node}: must be 1 or more")
@@ -227,10 +253,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = LaunchOptions.of(env, args)
         if options.launcher:
             launcher_named(options.launcher)
-        if not Path(args.script).is_file():
+        if not options.container and not Path(args.script).is_file():
             raise LaunchError(f"script {args.script}: there is no such file (looked from {Path.cwd()})")
         block = wanted_block(env, args.blocks, options)
         job_dir = find_job_directory(env, Path.cwd())
+        if spool := find_spool(env):
+            env["ONES_SPOOL"] = str(spool)
 
         def start(attempt: int) -> Launch:
             return plan(
@@ -249,10 +277,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             added = {k: v for k, v in launch.env.items() if "TASKS_PER_NODE" in k and k.startswith(("TACC", "IBRUN"))}
             print(*[f"{k}={v}" for k, v in added.items()], *launch.command)
             return 0
-        require_torch()
-        make_job_directory(job_dir)
-        # Before anything is written there. The blocks of a job share its directory, each of them once.
-        claim = take_claim(job_dir, Holder.here(env), f"{CLAIM}-{block.task}" if block else CLAIM)
+        if not options.container:  # its image has torch and the script
+            require_torch()
+        claim = prepare_job_directory(job_dir, env, Path.cwd(), args.resume_from or resume_from, block)
     except (LaunchError, ClaimedError) as error:
         log(str(error), "ones-run")
         return USAGE_ERROR
@@ -267,7 +294,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         log(str(error), "ones-run")
         return USAGE_ERROR
     finally:
-        claim.release()
+        if claim is not None:
+            claim.release()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,19 +148,14 @@ class Ranks(Protocol):
     def maximum(self, values: Sequence[int]) -> list[int]: ...
 
 
-def claim_for_ranks(ranks: Ranks, directory: Path, env: Mapping[str, str], first: bool) -> Claim:
-    """Claim the directory for ranks that no `ones-run` has started; the `first` holds it. Collective.
-
-    Ends all ranks where another training holds it.
-    """
-    holder, refused = Holder.here(env), 0
-    claim = Claim(None, holder)
-    if first and "ONES_LAUNCHED" not in env:
-        try:
-            claim = take_claim(directory, holder)
-        except ClaimedError as error:
-            refused = 1
-            log(str(error))
+def claim_for_ranks(ranks: Ranks, take: Callable[[], Claim | None]) -> Claim | None:
+    """What `take` claims on a rank, if anything. Collective: ends all ranks where another training holds it."""
+    claim, refused = None, 0
+    try:
+        claim = take()
+    except ClaimedError as error:
+        refused = 1
+        log(str(error))
     if ranks.maximum([refused])[0]:
         raise SystemExit(USAGE_ERROR)
     return claim

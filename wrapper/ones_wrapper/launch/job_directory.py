@@ -1,4 +1,4 @@
-"""The job's directory, as the side that starts the ranks sees it: made, looked at, and a few small files in it."""
+"""The job's directory, as the side that starts the ranks sees it: checkpoints, reports, and a few small files in it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ones_wrapper.job_io import not_ours
-from ones_wrapper.launch.rank_placement import LaunchError, number
+from ones_wrapper.launch.rank_placement import number
 from ones_wrapper.launch.restart_policy import Tries, explaining_code
 from ones_wrapper.membership.files import own_block
 from ones_wrapper.protocol import (
@@ -23,7 +22,6 @@ from ones_wrapper.protocol import (
     Membership,
     ProtocolError,
     decode_report,
-    directory_name,
     reports_name,
 )
 
@@ -31,49 +29,19 @@ TRIES = "tries.json"
 _NAME = re.compile(r"step-\d{9,}")
 
 
-def find_job_directory(env: Mapping[str, str], cwd: Path) -> Path:
-    """Where the job's directory is: ONES_JOB_DIR, or `ones-<job id>` in the working directory, of a job of blocks by
-    the id of its array.
-    """
-    named, block = env.get("ONES_JOB_DIR"), own_block(env)
-    if named:
-        return cwd / named
-    return cwd / directory_name(block.array if block else number(env, "SLURM_JOB_ID") or 0)
-
-
-def make_job_directory(path: Path) -> None:
-    """Make the job's directory (mode 0755), or check the one that is there.
-
-    Raises `LaunchError` where it is a link, not a directory, another user's, not writable, or its parent is
-    missing.
-    """
+def checkpoints(job_dir: Path) -> list[Path]:
+    """The complete checkpoints, newest first."""
     try:
-        path.mkdir()
-        path.chmod(0o755)  # the companion may be another user, whatever our umask
-        return
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        raise LaunchError(f"job directory {path}: its parent does not exist; make it first") from None
-    except OSError as error:
-        raise LaunchError(
-            f"job directory {path}: cannot be made ({error.strerror}); set ONES_JOB_DIR to a place you can write to"
-        ) from None
-    if why := not_ours(path):
-        raise LaunchError(f"job directory {path}: {why}")
+        names = [e.name for e in (job_dir / CHECKPOINTS).iterdir() if _NAME.fullmatch(e.name)]
+    except OSError:
+        return []
+    paths = (job_dir / CHECKPOINTS / name for name in sorted(names, key=lambda name: int(name[5:]), reverse=True))
+    return [path for path in paths if (path / MANIFEST).is_file()]
 
 
 def newest_checkpoint(job_dir: Path) -> Path | None:
     """The newest complete checkpoint."""
-    try:
-        names = [e.name for e in (job_dir / CHECKPOINTS).iterdir() if _NAME.fullmatch(e.name)]
-    except OSError:
-        return None
-    for name in sorted(names, key=lambda name: int(name[5:]), reverse=True):
-        path = job_dir / CHECKPOINTS / name
-        if (path / MANIFEST).is_file():
-            return path
-    return None
+    return next(iter(checkpoints(job_dir)), None)
 
 
 @dataclass(frozen=True)
@@ -116,18 +84,26 @@ def _start(restart: int, task: int | None) -> str:
     return str(restart) if task is None else f"block{task}-{restart}"
 
 
-def write_exit_code(job_dir: Path, restart: int, who: int, code: int, task: int | None = None) -> None:
+def write_exit_code(job_dir: Path, restart: int, who: int, code: int, task: int | None = None) -> bool:
     """A node launcher (or, with MPI, a rank) leaves its exit code for `ones-run`.
 
     `srun` returns the highest code of all tasks, and the tasks that it kills because one failed count as 137;
     other launchers have rules of their own: so the script's own code would be lost. `task` is the block's, where it is
-    one.
+    one. False where it could not be written: the launcher's own code then has to do.
     """
     start = _start(restart, task)
-    with suppress(OSError):  # the launcher's own code then has to do
+    try:
         new = job_dir / f".new-exit-{start}-{who}"
         new.write_text(f"{time.time():.6f} {code}")
         new.rename(job_dir / f".exit-{start}-{who}")
+    except OSError:
+        return False
+    return True
+
+
+def has_exit_code(job_dir: Path, restart: int, who: int, task: int | None = None) -> bool:
+    """Whether `write_exit_code` was called so."""
+    return (job_dir / f".exit-{_start(restart, task)}-{who}").is_file()
 
 
 def exit_code(job_dir: Path, restart: int, code: int, task: int | None = None) -> int:
@@ -145,6 +121,13 @@ def remove_exit_codes(job_dir: Path, task: int | None = None) -> None:
     own = "*" if task is None else f"block{task}-*"
     for path in [*job_dir.glob(f".exit-{own}"), *job_dir.glob(f".new-exit-{own}")]:
         path.unlink(missing_ok=True)
+
+
+def error_file(job_dir: Path, env: Mapping[str, str]) -> Path:
+    """What the rank whose script failed first in this start leaves, so that the others need not show it again."""
+    block = own_block(env)
+    start = _start(number(env, "SLURM_RESTART_COUNT") or 0, block.task if block else None)
+    return job_dir / f".exit-{start}-error-{env.get('ONES_ATTEMPT') or 0}-{env.get('ONES_FORK') or 0}"
 
 
 def _tries_name(task: int | None) -> str:

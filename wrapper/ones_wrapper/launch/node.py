@@ -16,13 +16,13 @@ from pathlib import Path
 from types import FrameType
 
 from ones_wrapper.job_io import log
-from ones_wrapper.launch import hang_detector
+from ones_wrapper.launch import container, hang_detector
+from ones_wrapper.launch.ending import leave
 from ones_wrapper.launch.job_directory import newest_checkpoint, write_exit_code
 from ones_wrapper.launch.process_hooks import CHECKPOINT, LOOK, STOP
 from ones_wrapper.launch.rank import (
     DUMP,
     end_with_parent,
-    leave,
     prefetch_checkpoint,
     preload,
     run_script,
@@ -32,6 +32,7 @@ from ones_wrapper.launch.rank_placement import LaunchError, later_port, own_node
 from ones_wrapper.launch.restart_policy import (
     CRASHED,
     HUNG,
+    OUT_OF_MEMORY,
     PEER_LOST,
     STOP_CODE,
     USAGE_ERROR,
@@ -48,6 +49,7 @@ RESCUE_S = 30.0
 """The same in a block: a rank that lost others may be writing a checkpoint from its memory, for which
 those wait that train on (`membership.rescue`)."""
 
+_END = (*STOP, signal.SIGINT)
 _POLL_S = 0.02
 _DUMP_S = 1.0
 """How long hung ranks get to print where they are."""
@@ -70,12 +72,12 @@ class Ranks:
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Pass a signal on to the ranks; before there are any, remember it."""
         self.received.add(number)
-        self._send(signal.SIGTERM if number in STOP else number)
+        self._send(signal.SIGTERM if number in _END else number)
 
     @property
     def stopped(self) -> bool:
         """Whether the ranks were told to stop."""
-        return bool(self.received & set(STOP))
+        return bool(self.received & set(_END))
 
     def _send(self, number: int) -> None:
         for pid in list(self._living):
@@ -87,7 +89,7 @@ class Ranks:
         sys.stdout.flush()
         sys.stderr.flush()
         if self._codes:  # started again: what was asked for by signals was answered, but for a stop
-            self.received.intersection_update(STOP)
+            self.received.intersection_update(_END)
         self._codes.clear()
         self._kill_at = float("inf")
         for local_rank in range(self._count):
@@ -99,7 +101,7 @@ class Ranks:
                 return local_rank
             self._living[pid] = local_rank
         for number in self.received:  # came while forking
-            self._send(signal.SIGTERM if number in STOP else number)
+            self._send(signal.SIGTERM if number in _END else number)
         return None
 
     def wait(self) -> int:
@@ -118,9 +120,11 @@ class Ranks:
         code = 128 - code if code < 0 else code
         if not code or (code in CRASHED and time.monotonic() > self._kill_at):  # the latter was us
             return
+        first = not self._codes
         self._codes.append(code)
         self._kill_at = min(self._kill_at, time.monotonic() + self._grace_s)
-        if not self.stopped:
+        # Those that follow are mere consequences; what starts again was said already.
+        if not self.stopped and code not in (PEER_LOST, OUT_OF_MEMORY) and (first or code in CRASHED):
             log(f"local rank {local_rank} ended with exit code {code}", "ones-run")
 
     def _check(self) -> None:
@@ -186,6 +190,11 @@ def main(argv: Sequence[str]) -> int:
     """Run `SCRIPT ARGS` in every rank of this node."""
     script, *arguments = argv
     env = os.environ
+    try:
+        container.arrive(env)
+    except LaunchError as error:
+        log(str(error), "ones-run")
+        return USAGE_ERROR
     sys.path[0] = str(Path(script).resolve().parent)
     env.setdefault("OMP_NUM_THREADS", "1")
     if env.get("ONES_LAUNCHER", "local") == "local":  # elsewhere the starter's daemon looks after us
@@ -195,7 +204,7 @@ def main(argv: Sequence[str]) -> int:
     task = block.task if block else None
     count = int(env["ONES_GPUS_PER_NODE"])
     ranks = Ranks(count, hang_detector.limit_s(env), RESCUE_S if block else GRACE_S)
-    for number in STOP + CHECKPOINT + LOOK:
+    for number in _END + CHECKPOINT + LOOK:
         signal.signal(number, ranks.handle)
     try:
         node = own_node(env)
@@ -206,7 +215,7 @@ def main(argv: Sequence[str]) -> int:
         return USAGE_ERROR
     prefetch_checkpoint(job_dir)
     env["ONES_IMPORT_S"] = f"{preload(env):.3f}"
-    if ranks.received & set(STOP):
+    if ranks.received & set(_END):
         return STOP_CODE
     forks = Forks(job_dir)
     while True:
@@ -220,14 +229,14 @@ def main(argv: Sequence[str]) -> int:
                 log("other blocks were lost; starting the ranks again", "ones-run")
                 continue
             code = STOP_CODE if ranks.stopped else code
-        if code:
-            write_exit_code(job_dir, restart, node, code, task)
-        return code
+        written = bool(code) and write_exit_code(job_dir, restart, node, code, task)
+        # A stop that was asked for: srun would call it an error, and end ranks of other nodes that are not done yet.
+        asked = written and code == STOP_CODE and env.get("ONES_LAUNCHER") == "srun"
+        return 0 if asked else code
     env.update(again)
     env.update(placement_on(node, int(env["ONES_NODES"]), count, local_rank).env())
     code = run_script(script, arguments)
-    leave(code)
-    return code
+    return leave(code, main=vars(sys.modules["__main__"]))
 
 
 if __name__ == "__main__":

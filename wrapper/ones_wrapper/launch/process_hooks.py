@@ -41,6 +41,8 @@ class Flags:
         """Whether a step boundary will come that looks at the flags; where none will, a stop ends the
         script.
         """
+        self.leaving = False
+        """Whether others wait for the end of this process although it ends with 0."""
         self._quiet_until = 0.0
 
     def handle(self, number: int, frame: FrameType | None) -> None:
@@ -106,7 +108,7 @@ def exit_code_of(error: BaseException) -> tuple[int, str]:
     for classifier in _classifiers:
         if verdict := classifier(error):
             return verdict
-    return 1, describe_error(error)
+    return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1, describe_error(error)
 
 
 def run_exit_hooks(code: int, note: str) -> None:

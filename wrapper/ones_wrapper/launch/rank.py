@@ -6,28 +6,30 @@ started itself.
 
 from __future__ import annotations
 
-import atexit
+import builtins
 import ctypes
 import faulthandler
 import gc
 import importlib
+import io
 import os
-import runpy
 import signal
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 from ones_wrapper.job_io import log
 from ones_wrapper.launch import hang_detector
+from ones_wrapper.launch.ending import flush_files, leave
+from ones_wrapper.launch.errors import show
 from ones_wrapper.launch.job_directory import newest_checkpoint, write_exit_code
 from ones_wrapper.launch.process_hooks import FLAGS, exit_code_of, run_exit_hooks
 from ones_wrapper.launch.rank_placement import LaunchError, own_placement, require_torch
 from ones_wrapper.launch.restart_policy import HUNG, USAGE_ERROR
+from ones_wrapper.launch.workers import shield_workers
 
 DUMP = signal.SIGQUIT
 """Has a rank print where each of its threads is, and go on."""
@@ -52,41 +54,42 @@ def preload(env: Mapping[str, str]) -> float:
 
 
 def take_signals() -> None:
-    """Keep signals as flags from now on, and answer `DUMP`."""
+    """Keep signals as flags from now on, and answer `DUMP`; workers that fetch data take none."""
     FLAGS.install()
+    signal.signal(signal.SIGINT, FLAGS.handle)  # nobody types at a rank: it comes from `srun` or `scancel`
+    shield_workers()
     faulthandler.register(DUMP, all_threads=True)
 
 
 def run_script(script: str, arguments: Sequence[str]) -> int:
-    """Run the script as `python SCRIPT ARGS` would; the exit code, after the exit hooks ran."""
+    """Run the script as `python SCRIPT ARGS` would, in the main module; the exit code, after the exit hooks ran."""
     sys.argv = [script, *arguments]
+    main = ModuleType("__main__")
+    # It stays: exit handlers may need it, and what it holds is finalised when the rank leaves.
+    sys.modules["__main__"] = main
+    vars(main).update(__file__=script, __builtins__=builtins, __cached__=None)
     code, note = 0, ""
     try:
-        runpy.run_path(script, run_name="__main__")
+        with io.open_code(str(Path(script).resolve())) as file:
+            text = file.read()
+        exec(compile(text, script, "exec", dont_inherit=True), vars(main))
     except SystemExit as leaving:
-        if isinstance(leaving.code, int):
-            code = leaving.code
-        elif leaving.code is not None:
-            print(leaving.code, file=sys.stderr)
-            code, note = 1, str(leaving.code)[:300]
+        code, note = _exit_code(leaving.code)
     except BaseException as error:
-        traceback.print_exc()
         code, note = exit_code_of(error)
+        show(error, code)
     run_exit_hooks(code, note)
     return code
 
 
-def leave(code: int) -> None:
-    """End this rank as the interpreter would, but for taking itself apart.
-
-    While it does that, a thread of gloo that still holds a Python callback aborts the process now and then
-    (torch 2.13), and a finished job would count as failed.
-    """
-    threading._shutdown()  # type: ignore[attr-defined]  # joins threads, ends idle pools
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+def _exit_code(asked: object) -> tuple[int, str]:
+    """What Python makes of the argument of `sys.exit`, and what it says."""
+    if asked is None:
+        return 0, ""
+    if isinstance(asked, int):
+        return (asked if abs(asked) < 2**31 else -1) & 0xFF, ""
+    print(asked, file=sys.stderr)
+    return 1, str(asked)[:300]
 
 
 PREFETCH_SHARE = 0.25
@@ -166,6 +169,7 @@ def main(argv: Sequence[str]) -> int:
         log(f"rank {place.rank} was at no step boundary for too long (ONES_HANG_S)", "ones-run")
         faulthandler.dump_traceback()
         write_exit_code(job_dir, restart, place.rank, HUNG)
+        flush_files()
         os._exit(HUNG)
 
     hang_detector.watch_this_process(hang_detector.limit_s(env), hung)
@@ -175,8 +179,7 @@ def main(argv: Sequence[str]) -> int:
     code = run_script(script, arguments)
     if code:
         write_exit_code(job_dir, restart, place.rank, code)
-    leave(code)
-    return code
+    return leave(code, main=vars(sys.modules["__main__"]))
 
 
 if __name__ == "__main__":

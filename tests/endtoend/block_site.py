@@ -1,0 +1,82 @@
+"""Where a companion of jobs of blocks works, and for whom."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster, paths
+from tests.cluster.sites import OPERATOR
+from tests.endtoend.harness import Harness
+
+QUICK = "max_wait_s = 30\nadvance_s = 0.1"
+
+
+@dataclass
+class Site:
+    """Where a companion works, and for whom."""
+
+    harness: Harness
+    owner: bool
+    whole: int = 0
+    """GPUs of a node, where nodes are handed out whole; else 0."""
+
+    def __post_init__(self) -> None:
+        cluster = self.harness.cluster
+        self.user = "alice" if self.owner else OPERATOR if cluster.accounting else "slurm"
+        self.spool = self.harness.folder("spool")
+        cluster.run(["chown", self.user, f"/scratch/{self.spool.name}"], user="root")
+        self.spool.chmod(0o755)
+        self.inside = f"/scratch/{self.spool.name}"
+
+    @classmethod
+    def of(cls, request: pytest.FixtureRequest, words: str, gpus: int) -> Site:
+        """The site of words such as "old operator" or "gres owner whole"; whole nodes have so many GPUs."""
+        name, who, *whole = words.split()
+        cluster: Cluster = request.getfixturevalue(name)
+        return cls(Harness(cluster), who == "owner", gpus if whole else 0)
+
+    @property
+    def unit(self) -> int:
+        """The fewest GPUs of a job."""
+        return self.whole or 1
+
+    def submit(self, *options: str, **env: str) -> int:
+        """A job of blocks that trains nothing."""
+        # Its batch script asks for GPUs of nodes that Slurm knows them of.
+        options, env = self.asked((*options, "--gres=none") if self.whole else options, env)
+        job_id = self.harness.blocks(*options, **env)
+        self.harness.membership(job_id, lambda m: m.why == "first", "first membership")
+        return job_id
+
+    def asked(self, options: tuple[str, ...], env: dict[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Options and environment with which a job is submitted here."""
+        env = env if self.owner else {"ONES_SPOOL": self.inside, **env}
+        if not self.whole:
+            return options, env
+        whole = ("--partition=whole", "--comment=ones: nodes=1-4 batch=16-64 array=blocks")
+        return (*options, *whole), {"ONES_GPUS_PER_NODE": str(self.whole), **env}
+
+    def settings(self, resize: str = QUICK) -> str:
+        scope = {"scope": '"own"'} if self.owner else {"scope": '"all"', "spool": f'"{self.inside}"'}
+        whole = {"whole_node_gpus": f"{{whole = {self.whole}}}"} if self.whole else {}
+        return self.harness.settings(self.user, resize=resize, **scope, **whole)
+
+    def start(self, settings: str, steps: dict[int, Any]) -> subprocess.Popen[str]:
+        """A companion whose policy wants these sizes."""
+        command = [self.harness.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(steps)]
+        return self.harness.start(command, settings, user=self.user, cwd=paths.REPOSITORY)
+
+    def resize(self, settings: str, steps: dict[int, Any], timeout_s: float = 60.0) -> None:
+        """Have the companion reach these sizes, and end."""
+        process = self.start(settings, steps)
+        try:
+            assert process.wait(timeout_s) == 0, self.harness.companion_log(settings)[-6000:]
+        except subprocess.TimeoutExpired:
+            tasks = [self.harness.tasks(job_id) for job_id in steps]
+            log = self.harness.companion_log(settings)[-6000:]
+            raise AssertionError(f"not within {timeout_s:.0f} s: {steps}, {tasks}\n{log}") from None

@@ -1,0 +1,134 @@
+"""What a script wrote is there when its ranks end, however they end."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ones_wrapper.protocol import Bye, Checkpoint, First, Order
+from tests.wrapper.runs import Run, write_order
+
+SCRIPT = Path(__file__).parents[1] / "writes.py"
+ORDER = ["thread", "atexit second", "atexit first"]
+"""As the interpreter does it: threads, then exit handlers, the last one first."""
+
+
+def written(folder: Path, steps: int) -> None:
+    """Check all that `writes.py` left after so many steps."""
+    for rank in (0, 1):
+        rows = (folder / f"rows-{rank}.csv").read_text().splitlines()
+        assert len(rows) == steps and len(set(rows)) == steps
+        held = (folder / f"with-{rank}.txt").read_text().splitlines()
+        assert held == [*rows, "closed"]
+        assert (folder / f"log-{rank}.txt").read_text().splitlines() == rows
+        with gzip.open(folder / f"rows-{rank}.gz", "rt") as file:
+            assert file.read().splitlines() == rows
+        assert (folder / f"order-{rank}.txt").read_text().splitlines() == ORDER
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "reason"),
+    [("end", 0, "finished"), ("exit", 3, "error"), ("raise", 1, "error"), ("signal", 143, "signal")],
+)
+def test_all_that_was_written_is_there(tmp_path: Path, how: str, code: int, reason: str) -> None:
+    """Protects what the script wrote, at every kind of end: files without a flush, files in a `with`, log handlers that
+    hold lines back, archives that end with a trailer; its exit handlers, once and in order; and its exit code."""
+    run = Run(tmp_path / "job", str(tmp_path), how, ranks=2, script=SCRIPT)
+    if how == "signal":
+        run.wait_for(First)
+        time.sleep(0.3)
+        run.signal(signal.SIGTERM)
+    assert run.end() == code, run.errors
+    bye = run.of(Bye)[-1]
+    assert (bye.reason, bye.exit_code) == (reason, code)
+    written(tmp_path, bye.step)
+
+
+def test_a_drained_job_has_written_all_before_it_says_so(tmp_path: Path) -> None:
+    """Protects lines of a job that is requeued: the companion may requeue as soon as the checkpoint is reported, and
+    then srun leaves the ranks hardly a moment."""
+    run = Run(tmp_path / "job", str(tmp_path), "signal", ranks=2, script=SCRIPT)
+    run.wait_for(First)
+    write_order(tmp_path / "job", Order(1, 0, drain=True))
+    step = run.wait_for(Checkpoint, lambda report: report.order == 1).step
+    children = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
+    for pid in children:
+        os.kill(int(pid), signal.SIGKILL)
+    run.process.kill()
+    run.end()
+    for rank in (0, 1):
+        assert len((tmp_path / f"rows-{rank}.csv").read_text().splitlines()) == step
+        assert len((tmp_path / f"log-{rank}.txt").read_text().splitlines()) == step
+
+
+def leave(code: str, exit_code: str = "0") -> subprocess.CompletedProcess[str]:
+    """A process that runs `code` and leaves."""
+    text = (
+        "from ones_wrapper.launch import ending\n"
+        "from ones_wrapper.launch.process_hooks import FLAGS\n"
+        "import sys, threading, time, atexit\n"
+        f"ending.LONGEST_S = 0.3\n{code}\nending.leave({exit_code}, main=globals())"
+    )
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_stop_waits_for_no_thread_for_ever() -> None:
+    """Protects resizes from threads that never end: what comes after them in the order is still done."""
+    stuck = "import os, tempfile\nfile = tempfile.NamedTemporaryFile('w', delete=False)\nprint(file.name, flush=True)\n"
+    stuck += (
+        "file.write('kept')\n"
+        "atexit.register(print, 'handled')\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+    )
+    started = time.monotonic()
+    done = leave(stuck, "143")
+    assert time.monotonic() - started < 20
+    name, *rest = done.stdout.splitlines()
+    assert (done.returncode, rest, Path(name).read_text()) == (143, ["handled"], "kept")
+    assert "took more than 0.3 s" in done.stderr
+    Path(name).unlink()
+
+
+def test_a_script_at_its_end_may_take_its_time() -> None:
+    """Protects long exit handlers, such as those that upload results, of a script that is done."""
+    done = leave("threading.Thread(target=lambda: (time.sleep(1), print('done'))).start()")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_an_exit_handler_that_fails_costs_nobody_else() -> None:
+    """Protects the handlers and files after one that fails, and the exit code."""
+    done = leave("atexit.register(print, 'last')\natexit.register(lambda: 1 / 0)", "3")
+    assert (done.returncode, done.stdout) == (3, "last\n")
+    assert "ZeroDivisionError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "says"),
+    [
+        ("sys.exit(259)", 3, ""),
+        ("sys.exit(-1)", 255, ""),
+        ("sys.exit('no data')", 1, "no data"),
+        ("raise KeyError('x')", 1, "KeyError: 'x'"),
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+        ("os._exit(9)", 9, ""),
+        ("sys.excepthook = lambda *_: print('mine', file=sys.stderr)\n1 / 0", 1, "mine"),
+    ],
+)
+def test_exit_codes_are_those_of_python(tmp_path: Path, how: str, code: int, says: str) -> None:
+    """Protects what Slurm, dependencies and the user's own excepthook see of a script's end."""
+    script = tmp_path / "script.py"
+    script.write_text(f"import os, sys\n{how}\n")
+    code_of = "import sys\nfrom ones_wrapper.launch import rank\nrank.leave(rank.run_script(sys.argv[1], []))"
+    here, plain = (
+        subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, check=False)
+        for command in (["-c", code_of, str(script)], [str(script)])
+    )
+    assert here.stderr == plain.stderr and says in here.stderr
+    assert [128 - one if one < 0 else one for one in (here.returncode, plain.returncode)] == [code, code]

@@ -1,0 +1,99 @@
+"""The gradient exchanges of a job's models, one each, as the loop and the optimizers see them: as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ones_wrapper.gradients.exchange import Exchange
+
+if TYPE_CHECKING:
+    from ones_wrapper.data.feed import AccumulationStep
+
+
+class Exchanges:
+    """Those of one job, in the order in which its script made them. Empty at first."""
+
+    def __init__(self) -> None:
+        self._all: list[Exchange] = []
+        self._inside: list[torch.nn.Module] = []
+        """The models as the script gave them."""
+        self._trained: list[frozenset[torch.nn.Parameter]] = []
+        """The parameters whose gradients each exchanges."""
+        self._of: dict[torch.optim.Optimizer, tuple[int, list[Exchange]]] = {}
+        """By optimizer: how many groups it had, and the exchanges of its parameters."""
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Exchange]:
+        return iter(self._all)
+
+    def add(self, exchange: Exchange, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
+        """The model whose gradients `exchange` exchanges from now on. Collective. Raises ValueError where it shares
+        parameters with another one."""
+        mine = frozenset(p for p in model.parameters() if p.requires_grad)
+        if any(mine & other for other in self._trained):
+            raise ValueError(
+                "ddp, fsdp, exchange: two models share parameters, whose gradients would be exchanged twice; put these "
+                "models into one torch.nn.Module"
+            )
+        wrapped: torch.nn.Module = exchange.wrap(model, **options)
+        self._all.append(exchange)
+        self._inside.append(model)
+        self._trained.append(frozenset(p for p in wrapped.parameters() if p.requires_grad))
+        return wrapped
+
+    def owns(self, model: torch.nn.Module) -> bool:
+        """Whether it is a model that `add` returned."""
+        return any(exchange.owns(model) for exchange in self._all)
+
+    def inside(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model that the script gave for `model`; that itself where `add` did not return it."""
+        found = zip(self._all, self._inside, strict=True)
+        return next((inside for exchange, inside in found if exchange.owns(model)), model)
+
+    def check(self) -> None:
+        """Raises ValueError where parameters are trained by now whose gradients nobody exchanges."""
+        for exchange, trained in zip(self._all, self._trained, strict=True):
+            named = exchange.model.named_parameters() if exchange.model is not None else ()
+            for name, parameter in named:
+                if parameter.requires_grad and parameter not in trained:
+                    raise ValueError(
+                        f"{name} did not require a gradient when its model was given to job.ddp, so its gradient would "
+                        "not be averaged over the ranks: call requires_grad_(False) after job.ddp, or leave it trained"
+                    )
+
+    @contextmanager
+    def during(self, part: AccumulationStep) -> Iterator[None]:
+        """Around one forward and backward pass of the loop."""
+        with ExitStack() as stack:
+            for exchange in self._all:
+                stack.enter_context(exchange.during(part))
+            yield
+
+    def finish(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before an optimizer's step: the gradients of its parameters have arrived. See `Exchange.finish`."""
+        groups, its = self._of.get(optimizer, (-1, []))
+        if groups != len(optimizer.param_groups):
+            held = {p for group in optimizer.param_groups for p in group["params"]}
+            pairs = zip(self._all, self._trained, strict=True)
+            its = [exchange for exchange, trained in pairs if trained & held]
+            self._of[optimizer] = len(optimizer.param_groups), its
+        for exchange in its:
+            # Of an optimizer's several models, some may sit a step out.
+            if len(its) == 1 or not exchange.idle:
+                exchange.finish()
+
+    @property
+    def hot(self) -> bool:
+        """Whether the ranks may change while the job trains."""
+        return bool(self._all) and all(exchange.hot for exchange in self._all)
+
+    def ranks_changed(self) -> None:
+        """The group has other ranks. Not collective; between two steps."""
+        for exchange in self._all:
+            exchange.ranks_changed()

@@ -1,0 +1,76 @@
+"""What `ones-run` and the launcher in a container agree on: the command between them, and what must come along."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ones_wrapper.job_io import log
+from ones_wrapper.launch.rank_placement import LaunchError
+
+PYTHON = "python3"
+"""The image's, by its own PATH: ours outside need not be there."""
+
+CONTAINER, CWD, VERSION = "ONES_CONTAINER", "ONES_CWD", "ONES_OUTSIDE_VERSION"
+"""What the launcher inside is told of outside: the container's command, the working directory, our version."""
+
+
+# -- for ones-run ------------------------------------------------------------------------------------------------------
+
+
+def words_of(text: str | None) -> list[str]:
+    """A container's command as it is given, in words. Raises `LaunchError`."""
+    try:
+        words = shlex.split(text or "")
+    except ValueError as error:
+        raise LaunchError(f"--container {text!r}: {error}") from None
+    if text is not None and not words:
+        raise LaunchError("--container: give the words that stand before a command, such as 'apptainer exec IMAGE'")
+    return words
+
+
+def command(words: Sequence[str], launcher: Sequence[str]) -> list[str]:
+    """What to start on a node, so that `launcher`, a module and its arguments, runs in the container."""
+    return [sys.executable, "-m", "ones_wrapper.launch.outside", *words, PYTHON, "-m", *launcher]
+
+
+def outside(words: Sequence[str]) -> dict[str, str]:
+    """What the launcher inside is told."""
+    return {CONTAINER: shlex.join(words), CWD: str(Path.cwd()), VERSION: own_version()}
+
+
+def own_version() -> str:
+    """Of this package; empty where it is not installed but found by PYTHONPATH."""
+    from importlib.metadata import PackageNotFoundError, version  # not at the top: it takes longer than all else here
+
+    try:
+        return version("ones-wrapper")
+    except PackageNotFoundError:
+        return ""
+
+
+# -- inside ------------------------------------------------------------------------------------------------------------
+
+
+def arrive(env: Mapping[str, str]) -> None:
+    """Called first by a node's launcher: in a container, look whether what it needs came along.
+
+    Changes to the directory that `ones-run` was started in. Raises `LaunchError` with what to do.
+    """
+    if "ONES_JOB_DIR" not in env:
+        raise LaunchError(
+            "ONES_JOB_DIR is not set: in a container, let the environment of the job pass (Apptainer: no --cleanenv or "
+            "--containall; podman: --env-host)"
+        )
+    if not env.get(CONTAINER):
+        return
+    for path in (env["ONES_JOB_DIR"], env.get(CWD) or "."):
+        if not Path(path).is_dir():
+            raise LaunchError(f"{path} is not there in the container: bind it (Apptainer: --bind {path})")
+    os.chdir(env.get(CWD) or ".")
+    outside, inside = env.get(VERSION, ""), own_version()
+    if outside and inside and outside != inside:
+        log(f"ones-wrapper is {inside} in the container and {outside} outside: install the same in both", "ones-run")

@@ -1,0 +1,86 @@
+"""An error of the script is shown once and whole, by the rank where it came first; the others say a line.
+
+Which rank is the first they decide by a small file in the job's directory: whoever makes it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from ones_wrapper.job_io import log
+from ones_wrapper.launch.job_directory import error_file
+from ones_wrapper.launch.process_hooks import describe_error
+from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY, PEER_LOST
+
+_CONSEQUENCE = re.compile(
+    r"gloo|nccl|process ?group|connection (closed|reset|refused)|broken pipe|\bpeer\b|socket", re.IGNORECASE
+)
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Whether an error tells that other ranks are gone, rather than something of the script's own."""
+    if type(error).__module__.partition(".")[0] not in ("builtins", "torch", "ones_wrapper"):
+        return False
+    return isinstance(error, (RuntimeError, OSError)) and _CONSEQUENCE.search(str(error)) is not None
+
+
+def show(error: BaseException, code: int, env: Mapping[str, str] = os.environ) -> None:
+    """Show an uncaught error of the script on this rank, which ends with `code`."""
+    if code in (OUT_OF_MEMORY, PEER_LOST):  # said already, and the ranks start again
+        return
+    trace = _of_script(error.__traceback__)
+    rank, alone = env.get("RANK", "0"), env.get("WORLD_SIZE", "1") == "1"
+    if not alone and is_consequence(error):
+        log(f"rank {rank} lost the others{_place(trace)}: {describe_error(error)}")
+        return
+    first = None if alone else _first(error_file(Path(env["ONES_JOB_DIR"]), env), describe_error(error))
+    if first is None:
+        if not alone:
+            log(f"rank {rank} failed first:")
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.stderr.flush()
+    elif first != describe_error(error):
+        log(f"rank {rank} failed too{_place(trace)}: {describe_error(error)}")
+
+
+def _first(path: Path, text: str) -> str | None:
+    """The error of the rank that failed first; None where this is the one, or nobody can tell."""
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        for _ in range(20):
+            with suppress(OSError):
+                if text := path.read_text(errors="replace"):
+                    return text
+            time.sleep(0.01)  # it is just being written
+        return ""
+    except OSError:
+        return None
+    with os.fdopen(file, "w", errors="replace") as out:
+        out.write(text)
+    return None
+
+
+def _of_script(trace: TracebackType | None) -> TracebackType | None:
+    """Without our own lines above the script's."""
+    inner = trace
+    while inner is not None and inner.tb_frame.f_globals.get("__name__") != "__main__":
+        inner = inner.tb_next
+    while inner is not None and inner.tb_frame.f_code.co_name == "run_script":
+        inner = inner.tb_next
+    return inner if inner is not None else trace.tb_next if trace is not None else None
+
+
+def _place(trace: TracebackType | None) -> str:
+    """The script's own line that the error came from, or nothing."""
+    lines = traceback.extract_tb(trace)
+    own = [line for line in lines if f"{os.sep}site-packages{os.sep}" not in line.filename] or lines
+    return f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""

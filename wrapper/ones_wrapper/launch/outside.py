@@ -1,0 +1,163 @@
+"""Stands outside a container for the node's launcher inside: hands on signals, and leaves nothing behind.
+
+Container runtimes differ. Apptainer hands on all signals but SIGURG, bubblewrap and `unshare` none; and one that is
+killed may leave what it started. So the process that Slurm starts on a node is this one, outside: it runs the
+container, finds the launcher among its descendants, signals that itself, and ends what is left when the runtime has
+ended. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from ones_wrapper.job_io import log
+from ones_wrapper.launch.container import PYTHON
+from ones_wrapper.launch.job_directory import has_exit_code, write_exit_code
+from ones_wrapper.launch.rank import end_with_parent
+from ones_wrapper.launch.rank_placement import find_task
+from ones_wrapper.launch.restart_policy import USAGE_ERROR
+from ones_wrapper.membership.files import own_block
+
+_LAUNCHER = [b"-m", b"ones_wrapper.launch.node"]
+PASSED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG)
+
+TIDY_S = 2.0
+"""How long a runtime's helpers may tidy up after its end."""
+_POLL_S = 0.1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _children(pid: int) -> list[int]:
+    """Also those that other threads of the process started."""
+    found: list[int] = []
+    try:
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            found += map(int, path.read_text().split())
+    except OSError:
+        pass
+    return found
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Those processes that a process started, and those that they started; parents first."""
+    level = [pid]
+    while level:
+        level = [child for parent in level for child in _children(parent)]
+        yield from level
+
+
+def _is_launcher(pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return words[1:3] == _LAUNCHER
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for a signal: one that is just starting would die of it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+class Outside:
+    """The runtime of one container, and what runs below it."""
+
+    def __init__(self) -> None:
+        self._pending: list[int] = []
+        for number in PASSED:
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._pending.append(number)
+
+    def run(self, argv: Sequence[str]) -> int:
+        """Run the container to its end; its exit code, 128+n after signal n."""
+        # What a runtime that is killed leaves behind becomes ours.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        parent = os.getpid()
+        runtime = os.fork()
+        if runtime == 0:
+            # Slurm may signal all processes of a step: a runtime that died of it would take the ranks along.
+            for number in PASSED:
+                signal.signal(number, signal.SIG_IGN)
+            end_with_parent(parent)
+            os.execvp(argv[0], list(argv))
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == runtime:
+                break
+            if pid == 0:
+                self._deliver()
+                time.sleep(_POLL_S)
+        self._end_the_rest()
+        code = os.waitstatus_to_exitcode(status)
+        return 128 - code if code < 0 else code
+
+    def _deliver(self) -> None:
+        """Signal the launcher, once it is there and listens."""
+        if not self._pending:
+            return
+        launcher = next(filter(_is_launcher, descendants(os.getpid())), None)
+        if launcher is None or not _catches(launcher, self._pending[0]):
+            return
+        while self._pending:
+            os.kill(launcher, self._pending.pop(0))
+
+    @staticmethod
+    def _end_the_rest() -> None:
+        until, end = time.monotonic() + TIDY_S, time.monotonic() + 3 * TIDY_S
+        while (left := list(descendants(os.getpid()))) and time.monotonic() < end:
+            for pid in left:
+                # A helper of the runtime may take its time; what trains is not to go on.
+                if time.monotonic() > until or _is_launcher(pid):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                return
+            time.sleep(_POLL_S)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the container command `argv`, which ends in the launcher's."""
+    env = os.environ
+    job_dir, restart = Path(env["ONES_JOB_DIR"]), int(env.get("SLURM_RESTART_COUNT") or 0)
+    if env.get("ONES_LAUNCHER", "local") == "local":  # elsewhere the starter's daemon looks after us
+        end_with_parent(os.getppid())
+    if shutil.which(argv[0]) is None:
+        log(f"--container: there is no {argv[0]} on this node; load its module in the batch script", "ones-run")
+        code = USAGE_ERROR
+    else:
+        code = Outside().run(argv)
+    node = find_task(env, env.get("ONES_LAUNCHER", "local")).rank
+    block = own_block(env)
+    task = block.task if block else None
+    if not code or has_exit_code(job_dir, restart, node, task):
+        return code
+    # The launcher inside was killed, or never began: else the other nodes' ranks, which fail for that, explain it.
+    write_exit_code(job_dir, restart, node, code, task)
+    if code < 128 and code != USAGE_ERROR:
+        log(
+            f"the container ended with code {code} and its launcher said nothing: is {argv[0]}'s image there, and "
+            f"ones_wrapper installed for its {PYTHON}?",
+            "ones-run",
+        )
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

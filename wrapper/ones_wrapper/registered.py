@@ -1,0 +1,117 @@
+"""What a script registers, by names, and what it gets back: one of a kind or a dict of several, as it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ones_wrapper.checkpoint import State, Stateful
+from ones_wrapper.checkpoint.state import CannotSaveError, PlainValues, pack
+from ones_wrapper.gradients.exchanges import Exchanges
+
+
+def named(what: str, given: Any) -> dict[str, Any]:
+    """What was given by name: a dict as it is, one alone under the empty name. Raises ValueError for names that a
+    checkpoint cannot hold."""
+    if not isinstance(given, dict):
+        return {"": given}
+    if not given:
+        raise ValueError(f"register: {what} is an empty dict")
+    for name in given:
+        if not isinstance(name, str) or not name or "." in name:
+            raise ValueError(f"register: {what} has the name {name!r}; name each by a text without dots")
+    return given
+
+
+def mapped(given: Any, change: Callable[[Any], Any]) -> Any:
+    """The same, each changed: of a dict of things a dict, of one thing that. A dict of plain values stays the same."""
+    if isinstance(given, dict):
+        return {name: change(thing) for name, thing in given.items()} if _of_things(given) else given
+    return change(given)
+
+
+def state_of(model: Any, optimizer: Any, others: Mapping[str, Any]) -> State:
+    """What is carried. Raises ValueError or TypeError, with what to write, for what cannot be."""
+    models, optimizers = _models(model), _all("optimizer", optimizer, torch.optim.Optimizer)
+    whole = models[""] if "" in models else torch.nn.ModuleDict(models)
+    known = {id(parameter) for parameter in whole.parameters()}
+    for name, one in optimizers.items():
+        if any(id(parameter) not in known for group in one.param_groups for parameter in group["params"]):
+            raise ValueError(
+                f"register: {_called('optimizer', name)} has parameters that are in no registered model; register all "
+                "models that are trained: model={'g': G, 'd': D}"
+            )
+    extras: dict[str, Stateful] = {}
+    for name, other in others.items():
+        extras |= _stateful(name, other)
+    return State(whole, optimizers, extras)
+
+
+def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:
+    """Raises ValueError for a model that is trained and whose gradients nobody exchanges, unless the job is `alone`,
+    and for one whose gradients are exchanged and that is not registered."""
+    models = _models(model)
+    for name, one in models.items():
+        trained = any(parameter.requires_grad for parameter in one.parameters())
+        if trained and not alone and not exchanges.owns(one):
+            raise ValueError(
+                f"register: {_called('model', name)} is not the one that job.ddp, job.fsdp or job.exchange returned; "
+                "its gradients would not be averaged"
+            )
+    if any(all(exchange.model is not one for one in models.values()) for exchange in exchanges):
+        raise ValueError(
+            "register: a model was given to job.ddp, job.fsdp or job.exchange and is not registered, so no checkpoint "
+            "would hold it; register all: model={'g': G, 'd': D}"
+        )
+
+
+def _all(kind: str, given: Any, wanted: type[Any]) -> dict[str, Any]:
+    """By name. Raises TypeError for one that is something else."""
+    found = named(kind, given)
+    for name, thing in found.items():
+        if not isinstance(thing, wanted):
+            raise TypeError(f"register: {_called(kind, name)} is a {type(thing).__name__}, not a {wanted.__name__}")
+    return found
+
+
+def _models(given: Any) -> dict[str, torch.nn.Module]:
+    return _all("model", given, torch.nn.Module)
+
+
+def _called(kind: str, name: str) -> str:
+    return f"{kind}[{name!r}]" if name else kind
+
+
+def _of_things(given: Mapping[Any, Any]) -> bool:
+    """Whether a dict holds things with a state of their own, rather than plain values."""
+    return any(hasattr(value, "state_dict") for value in given.values())
+
+
+def _stateful(name: str, other: Any) -> dict[str, Stateful]:
+    """An object with a state, a dict of several, or a dict of plain values."""
+    if not isinstance(other, dict):
+        if not (hasattr(other, "state_dict") and hasattr(other, "load_state_dict")):
+            raise TypeError(
+                f"register: {name} is a {type(other).__name__}; give an object with state_dict and load_state_dict, or "
+                f"a dict of plain values: {name}={{'best': 0.0}}"
+            )
+        return {name: other}
+    if _of_things(other):
+        return {f"{name}.{key}": one for key, thing in named(name, other).items() for one in _only(name, key, thing)}
+    for key, value in other.items():
+        try:
+            pack({key: value}, name)
+        except CannotSaveError:
+            raise TypeError(
+                f"register: {name}[{key!r}] is a {type(value).__module__}.{type(value).__qualname__}; a dict that is "
+                "carried holds plain values: numbers, strings, tensors, NumPy arrays, and lists and dicts of these"
+            ) from None
+    return {name: PlainValues(other)}
+
+
+def _only(name: str, key: str, thing: Any) -> list[Stateful]:
+    if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
+        return [thing]
+    raise TypeError(f"register: {name}[{key!r}] is a {type(thing).__name__} beside objects with state_dict")
