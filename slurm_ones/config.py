@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import getpass
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +23,17 @@ else:
     import tomli as tomllib
 
 
-FIXED_KEYS = ("cluster", "database", "client", "takeover_s", "metrics_port")
+FIXED_KEYS = ("cluster", "database", "database_url_file", "client", "takeover_s", "metrics_port")
 """Settings that a companion keeps until it ends: the leader's lock, the store and open connections depend on them."""
+
+
+SITE_VIEW = "site.sqlite"
+"""In the folder of views: how the companion is, for everybody."""
+
+
+def view_name(uid: int) -> str:
+    """In the folder of views: the file of one user's jobs."""
+    return f"{uid}.sqlite"
 
 
 class ConfigError(Exception):
@@ -133,8 +143,13 @@ class Settings(_Section):
     database: str = Field(
         "",
         description="sqlite:///PATH or postgresql://USER@HOST/DATABASE; empty takes "
-        "~/.local/share/slurm-ones/ones.sqlite. Put a password in ~/.pgpass, PGPASSWORD or a service file; here only "
-        "if nobody else may read this file",
+        "~/.local/share/slurm-ones/ones.sqlite. Put a password in ~/.pgpass, PGPASSWORD, a service file or "
+        "database_url_file; here only if nobody else may read this file",
+    )
+    database_url_file: Path | None = Field(
+        None,
+        description="file with the URL, in place of `database`: for one that holds a password. Nobody but the "
+        "companion's account may read it (mode 600)",
     )
     mode: Literal["advise", "act"] = Field("advise", description="advise prints the commands and changes nothing")
     scope: Literal["all", "own"] = Field("all", description="operator mode (all users' jobs) or user mode (own jobs)")
@@ -166,6 +181,12 @@ class Settings(_Section):
     spool: Path | None = Field(
         None, description="shared directory for orders, for a companion that may not write into jobs' directories"
     )
+    views: Path | None = Field(
+        None,
+        description="folder in which users find what concerns their own jobs, made by the companion; must be visible "
+        "where users log in, on a file system with POSIX ACLs. Without a value `views` in the spool, and none without "
+        "a spool; operator mode only",
+    )
     whole_node_gpus: dict[str, int] = Field(
         default_factory=dict, description="GPUs per node of partitions where Slurm has no GRES"
     )
@@ -180,6 +201,8 @@ class Settings(_Section):
         for partition, gpus in self.whole_node_gpus.items():
             if gpus < 1:
                 raise ValueError(f"whole_node_gpus.{partition}: {gpus} is not a number of GPUs")
+        if self.database and self.database_url_file is not None:
+            raise ValueError("database and database_url_file both name a database; leave one of them out")
         return self
 
     @property
@@ -193,11 +216,36 @@ class Settings(_Section):
         return max(self.resize.park_lease_s, 3 * self.interval_s)
 
     @property
+    def views_folder(self) -> Path | None:
+        """Where a companion for all users publishes what each may see; None where nothing is published."""
+        if self.scope != "all":
+            return None
+        return self.views or (self.spool / "views" if self.spool is not None else None)
+
+    @property
     def database_url(self) -> str:
-        """URL of the job database."""
+        """URL of the job database. Raises `ConfigError` where the file that holds it is not as it has to be."""
         if self.database:
             return self.database
+        if self.database_url_file is not None:
+            return _secret(self.database_url_file)
         return f"sqlite:///{Path.home() / '.local/share/slurm-ones/ones.sqlite'}"
+
+
+def _secret(path: Path) -> str:
+    """The line in a file that nobody else may read."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            lines = file.read(10_000).split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path} (database_url_file): cannot be read: {why}") from None
+    if mode & 0o077:
+        raise ConfigError(f"{path} (database_url_file): others may read it; chmod 600 {path}")
+    if not lines[0].strip() or any(line.strip() for line in lines[1:]):
+        raise ConfigError(f"{path} (database_url_file): write one line into it, postgresql://USER:PASSWORD@HOST/NAME")
+    return lines[0].strip()
 
 
 def _accepted(location: tuple[int | str, ...]) -> list[str]:
@@ -216,6 +264,9 @@ def _explain(error: Any) -> str:
         near = difflib.get_close_matches(str(location[-1]), accepted, n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         return f"unknown key {key}{hint}; accepted here: {', '.join(accepted)}"
+    if not location:
+        # All that the file says would be shown, and it may hold a password.
+        return str(error["msg"])
     return f"{key}: {error['msg']}, not {error['input']!r:.80}"
 
 
@@ -247,11 +298,19 @@ def load(path: Path | None = None) -> Settings:
             return Settings(scope="all" if getpass.getuser() in ("root", "slurm") else "own")
     try:
         text = path.read_text(encoding="utf-8")
+    except PermissionError:
+        raise ConfigError(
+            f"{path}: closed to you. It holds no secret: its administrator opens it with chmod 644 {path}; or name "
+            "settings of your own with --config"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     settings = parse(text, str(path))
     if names_password(settings.database) and path.stat().st_mode & 0o077:
-        raise ConfigError(f"{path}: others may read it, and database names a password; chmod 600 {path}")
+        raise ConfigError(
+            f"{path}: others may read it, and database names a password; put that URL into a file of its own "
+            f"(database_url_file), or chmod 600 {path}"
+        )
     return settings
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +52,23 @@ def filled(url: str) -> str:
 def call(*arguments: str, home: Path | None = None) -> Result:
     environment = {"COLUMNS": "200", "HOME": str(home) if home else "/nonexistent"}
     return CliRunner().invoke(app, list(arguments), env=environment)
+
+
+def at_terminal(width: int, *arguments: str) -> str:
+    """What the command prints on a terminal of that width."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-m", "slurm_ones.cli", *arguments]
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        process = subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment | {"TERM": "xterm"})
+        os.close(theirs)
+        said = b""
+        with suppress(OSError):  # EIO at its end
+            while part := screen.read(4096):
+                said += part
+        assert process.wait(60) == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", said.decode().replace("\r\n", "\n"))
 
 
 def printed(*arguments: str) -> Any:
@@ -90,6 +113,35 @@ class TestJobs:
         assert done.exit_code == 0
         assert "1x4" in done.stdout
         assert "job 8: it was submitted with task counts" in done.stdout
+
+    @pytest.mark.parametrize("width", [200, 80, 60, 40])
+    def test_the_jobs_number_is_there_at_any_width(self, filled: str, width: int) -> None:
+        """Protects the one thing by which all commands name a job: on a terminal other columns give way, whole."""
+        with Store.open(filled, "gres") as store:
+            resized_job(store, 123456789, "a-user-of-long-name")
+        done = at_terminal(width, "jobs", "--database", filled)
+        rows = done.split("per GPU" if width > 80 else "\n", 1)[1]
+        assert all(re.search(rf"^{number}\b", rows, re.MULTILINE) for number in (7, 8, 9, 123456789)), done
+        assert all(len(line) <= width for line in done.splitlines()[:5]), done
+        assert ("too narrow here for" in done) == (width < 200)
+
+    def test_piped_all_columns_are_there(self, filled: str) -> None:
+        """Protects scripts, which have no width."""
+        with Store.open(filled, "gres") as store:
+            store.record_jobs([job(123456789, user="u" * 16, name="n" * 24, state="COMPLETING")])
+        header, *rows = call("jobs", "--database", filled).stdout.splitlines()
+        assert header.split()[0] == "job" and header.split()[-1] == "JCT"
+        assert any(row.split()[:4] == ["123456789", "n" * 24, "u" * 16, "COMPLETING"] for row in rows)
+
+    def test_a_job_that_nobody_knows(self, filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is said, with what is known of it, and the exit code is 1; those that are known are shown."""
+        monkeypatch.setenv("PATH", "/nonexistent")
+        done = call("jobs", "7", "99999", "--database", filled)
+        assert done.exit_code == 1 and done.stdout.splitlines()[1].startswith("7 ")
+        assert "job 99999 is not in the database" in done.stderr and "Slurm cannot be asked" in done.stderr
+        done = call("jobs", "99999", "--json", "--database", filled)
+        assert (done.exit_code, json.loads(done.stdout)) == (1, [])
+        assert "No job has opted in" not in call("jobs", "99999", "--database", filled).stdout
 
     def test_causes(self, filled: str) -> None:
         """Why jobs do not get another size is counted: by the newest outcome, or by the refusal."""

@@ -40,7 +40,11 @@ class SQLite:
             raise StoreError(f"{self.path.parent}: cannot be created: {error.strerror}") from None
 
     def exists(self) -> bool:
-        return self.path.exists() and (not self.path.is_file() or self.path.stat().st_size > 0)
+        """Raises `StoreError` where that is not for this user to know."""
+        try:
+            return self.path.exists() and (not self.path.is_file() or self.path.stat().st_size > 0)
+        except PermissionError:
+            raise StoreError(f"{self.path}: closed to you; check the owner and mode of its directory") from None
 
     def engine(self, mode: Mode) -> Engine:
         """Writers use a write-ahead log, so that they never wait for readers nor readers for them, and flush it at

@@ -18,8 +18,8 @@ import typer
 from rich.console import Console
 
 from ones_db import ActionRecord, SchemaError, Store, StoreError
-from ones_db.engine import names_password
-from slurm_ones.config import ConfigError, Settings, load
+from ones_db.engine import backend_of, names_password
+from slurm_ones.config import SITE_VIEW, ConfigError, Settings, load, view_name
 from slurm_ones.report.text import plain
 from slurm_ones.simulate import BadInput
 from slurm_ones.slurm.client import SlurmError
@@ -44,16 +44,17 @@ DatabaseOption = Annotated[str, typer.Option("--database", help="Database URL, i
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:
-    """Errors that people can act on end in a line on stderr and exit code 2, all others in a traceback."""
+    """Errors that people can act on end in a line on stderr and exit code 2 (1 where nothing is wrong but that nothing
+    was seen yet), all others in a traceback."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
-        except (BadInput, ConfigError, SlurmError, StoreError, SchemaError) as error:
+        except (BadInput, ConfigError, NotSeenYet, SlurmError, StoreError, SchemaError) as error:
             for line in str(error).splitlines():
                 errors.print(f"slurm-ones: {plain(line, 2000)}", markup=False, soft_wrap=True)
-            raise typer.Exit(2) from None
+            raise typer.Exit(1 if isinstance(error, NotSeenYet) else 2) from None
 
     return wrapped
 
@@ -69,7 +70,9 @@ def job_number(text: str) -> int:
 def settings_of(config: Path | None, database: str = "") -> Settings:
     """The settings file's settings, with what the command line overrides."""
     settings = load(config)
-    return settings.model_copy(update={"database": without_password(database)}) if database else settings
+    if not database:
+        return settings
+    return settings.model_copy(update={"database": without_password(database), "database_url_file": None})
 
 
 def without_password(url: str) -> str:
@@ -86,6 +89,60 @@ def without_password(url: str) -> str:
 def reading_store(settings: Settings) -> Store:
     """The job database, for reading. A settings file that names no cluster means the only one there is."""
     return Store.open(settings.database_url, settings.cluster, read_only=True)
+
+
+class NotSeenYet(Exception):
+    """Nothing was published yet for the user of this process; the message says when that comes."""
+
+
+def published_for(settings: Settings) -> Path | None:
+    """The folder in which a user of an operator's site finds their own jobs; None for whoever may read the database,
+    and where nothing is published."""
+    folder, uid = settings.views_folder, os.geteuid()
+    if folder is None or uid == 0:
+        return None
+    try:
+        if folder.stat().st_uid == uid:
+            return None
+    except OSError:
+        return None
+    if settings.database:
+        place = backend_of(settings.database).place
+        if settings.database.startswith("sqlite") and os.access(place, os.R_OK):
+            return None
+    return folder
+
+
+def store_of_reader(settings: Settings, *, named: bool = False) -> Store:
+    """The job database, for reading; of a user who may not read it, what the companion published of their own jobs.
+    `named`: the database was named on the command line, so that nothing else is meant.
+
+    Raises `NotSeenYet` where neither is there for the user.
+    """
+    folder = None if named else published_for(settings)
+    if folder is None:
+        return reading_store(settings)
+    path = folder / view_name(os.geteuid())
+    if path.exists():
+        return Store.open(f"sqlite:///{path}", settings.cluster, read_only=True)
+    try:
+        return reading_store(settings)
+    except (ConfigError, StoreError, SchemaError):
+        pass
+    if not (folder / SITE_VIEW).exists():
+        raise NotSeenYet(
+            f"this site's companion has published nothing in {folder} yet: is it running? Ask its operators"
+        )
+    raise NotSeenYet(
+        f"your jobs have not been seen yet: the companion looks every {settings.interval_s:.0f} s, at jobs whose "
+        "comment begins with `ones:`"
+    )
+
+
+def is_view(settings: Settings, store: Store) -> bool:
+    """Whether the store is what was published for this user alone."""
+    folder = settings.views_folder
+    return folder is not None and Path(store.place).parent == folder
 
 
 def print_json(value: Any) -> None:

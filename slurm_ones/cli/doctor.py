@@ -18,9 +18,11 @@ from rich.table import Table
 
 from ones_db import SchemaError, StoreError, migrate
 from ones_db.engine import backend_of
-from slurm_ones.cli.common import ConfigOption, JsonOption, command, console, print_json, settings_of
-from slurm_ones.config import Settings
+from ones_wrapper.protocol import SPOOL_FILE
+from slurm_ones.cli.common import ConfigOption, JsonOption, command, console, print_json, published_for, settings_of
+from slurm_ones.config import ConfigError, Settings, default_path, view_name
 from slurm_ones.report.text import safe
+from slurm_ones.service.acl import let_read
 from slurm_ones.slurm.client import SlurmClient, SlurmError
 from slurm_ones.slurm.configured import allows_arrays, hides_gpus
 from slurm_ones.slurm.connect import connect, why_not_pyslurm
@@ -59,6 +61,9 @@ def _version(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
 
 def _permission(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
     user = getpass.getuser()
+    if published_for(settings) is not None:
+        yield Finding("permission", "ok", f"this site's companion looks after {user}'s jobs; {user} needs none")
+        return
     slurm_user = client.config().get("SlurmUser", "").split("(")[0]
     if settings.scope == "own":
         yield Finding("permission", "ok", f"user mode: {user} may resize {user}'s own jobs")
@@ -148,27 +153,86 @@ def _directories(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
         yield Finding("job directory", "ok", f"jobs submitted from {here} keep their files in ones-<job id> there")
     else:
         yield Finding("job directory", "bad", f"{here} is not writable", "submit from a shared directory that is")
-    if settings.spool is not None:
+    if settings.spool is not None and published_for(settings) is not None:
+        yield Finding("spool", "ok", f"{settings.spool}: jobs need ONES_SPOOL={settings.spool}")
+    elif settings.spool is not None:
         try:
             with tempfile.NamedTemporaryFile(dir=settings.spool):
-                yield Finding("spool", "ok", f"{settings.spool}: jobs need ONES_SPOOL={settings.spool}")
+                yield Finding("spool", "ok", f"{settings.spool}")
         except OSError as error:
             yield Finding(
                 "spool", "bad", f"{settings.spool}: {error.strerror}", "create it, owned by this user, mode 755"
             )
+        yield _published(settings.spool)
     elif settings.scope == "all" and os.geteuid() != 0:
         yield Finding(
             "spool",
             "bad",
             "none: orders cannot be written into other users' directories",
-            "set spool to a shared directory of this user's, and ONES_SPOOL in the jobs' environment",
+            f"set spool to a shared directory of this user's, and write its path to {SPOOL_FILE} on the compute nodes "
+            "(or have jobs export ONES_SPOOL)",
         )
 
 
+def _published(spool: Path, file: Path = Path(SPOOL_FILE)) -> Finding:
+    """Whether jobs find the spool by themselves, as far as this host tells."""
+    what = "spool for jobs"
+    try:
+        path = Path(file.read_text().strip())
+        states = [one.lstat() for one in (file, file.parent)]
+    except (OSError, ValueError):
+        advice = f"write {spool} to {file} on every compute node, as root; or have jobs export ONES_SPOOL={spool}"
+        return Finding(what, "note", f"{file} is not here, and was not looked for on compute nodes", advice)
+    if path != spool:
+        return Finding(what, "bad", f"{file} names {path}, not {spool}", "write the spool of the settings there")
+    if any(state.st_uid != 0 or state.st_mode & 0o022 for state in states):
+        return Finding(what, "bad", f"{file}, or its folder, is not root's alone to write", "jobs do not believe it so")
+    return Finding(what, "ok", f"{file} names it here; have the same file on every compute node")
+
+
+def _settings_file(path: Path, settings: Settings) -> Iterator[Finding]:
+    if settings.scope == "own" or not path.exists():
+        return
+    if path.stat().st_mode & 0o004:
+        yield Finding("settings", "ok", str(path))
+    else:
+        advice = f"put a password into a file of its own (database_url_file), then chmod 644 {path}"
+        yield Finding("settings", "note", f"{path}: closed to users, who find their jobs by it", advice)
+
+
+def _views(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+    """What users see; `_database` is for those who may open it."""
+    folder = settings.views_folder
+    if published_for(settings) is not None:
+        assert folder is not None
+        own = folder / view_name(os.geteuid())
+        if own.exists():
+            yield Finding("your jobs", "ok", f"{own} shows them, and nobody else's")
+        else:
+            advice = f"the companion looks every {settings.interval_s:.0f} s at jobs whose comment begins with `ones:`"
+            yield Finding("your jobs", "note", "none of them has been seen yet", advice)
+        return
+    if settings.scope == "own":
+        return
+    if folder is None:
+        yield Finding("views", "note", "none: users cannot see their jobs", "set views, or a spool, in the settings")
+        return
+    where = folder if folder.exists() else folder.parent
+    try:
+        with tempfile.NamedTemporaryFile(dir=where) as file:
+            let_read(file.fileno(), os.geteuid())
+        yield Finding("views", "ok", f"{folder}: each user finds their own jobs there")
+    except OSError as error:
+        advice = "set views to a folder of this user's, on a file system with POSIX ACLs, visible where users log in"
+        yield Finding("views", "bad", f"{folder}: users cannot see their jobs: {error.strerror}", advice)
+
+
 def _database(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+    if published_for(settings) is not None:
+        return
     try:
         place, current = backend_of(settings.database_url).place, migrate.current(settings.database_url)
-    except (StoreError, SchemaError) as error:
+    except (ConfigError, StoreError, SchemaError) as error:
         yield Finding("database", "bad", str(error), "give a path that this user can write, or a server that answers")
         return
     if current is None:
@@ -186,6 +250,7 @@ _CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[Finding]], ...] = (
     _requeue,
     _blocks,
     _directories,
+    _views,
     _database,
 )
 
@@ -211,7 +276,7 @@ def doctor(
     settings = settings_of(config)
     if own:
         settings = settings.model_copy(update={"scope": "own"})
-    found = examine(connect(settings), settings)
+    found = [*_settings_file(config or default_path(), settings), *examine(connect(settings), settings)]
     if json:
         print_json(found)
     else:

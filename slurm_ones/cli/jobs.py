@@ -8,20 +8,26 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.table import Table
+from rich.text import Text
 
 from ones_db import JobSummary, Store
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
     JsonOption,
+    NotSeenYet,
     command,
     console,
+    errors,
+    is_view,
     job_number,
     print_json,
-    reading_store,
     settings_of,
+    store_of_reader,
 )
+from slurm_ones.cli.unknown import unknown_job
 from slurm_ones.reasons import CAUSES
 from slurm_ones.report.text import per_gpu, safe, seconds, troubles
 
@@ -65,29 +71,66 @@ def progress(job: JobSummary) -> str:
     return f"{job.epoch}/{job.epochs}{part}" if job.epochs else f"{job.epoch}{part}"
 
 
-def table(jobs: list[JobSummary]) -> Table:
-    """The table that people read."""
+_LEFT = ("job", "name", "user", "state", "shape")
+"""Columns that begin at the left."""
+_LEFT_OUT = (
+    "paused",
+    "resizes",
+    "accuracy",
+    "JCT",
+    "per GPU",
+    "user",
+    "name",
+    "samples/s",
+    "epochs",
+    "batch",
+    "shape",
+    "state",
+)
+"""Columns in the order in which they are left out where a terminal is too narrow for all; the job's number never is."""
+
+
+def _cells(job: JobSummary) -> dict[str, str]:
+    return {
+        "job": str(job.job_id),
+        "name": safe(job.name, 24),
+        "user": safe(job.user, 16),
+        "state": job.state + (f" ({job.resizing})" if job.resizing else ""),
+        "shape": shape(job) or "–",
+        "batch": str(job.batch or "–"),
+        "per GPU": per_gpu(job),
+        "samples/s": f"{job.samples_per_s:.1f}" if job.samples_per_s else "–",
+        "epochs": progress(job),
+        "accuracy": f"{job.accuracy:.3f}" if job.accuracy is not None else "–",
+        "resizes": str(job.resizes),
+        "paused": seconds(job.pause_s) if job.resizes else "–",
+        "JCT": seconds(job.jct_s),
+    }
+
+
+def table(jobs: list[JobSummary], width: int | None = None) -> tuple[Table, int, list[str]]:
+    """The table that people read, its width in characters, and the columns that are left out so that it fits `width`;
+    None leaves none out."""
+    rows = [_cells(job) for job in jobs]
+    widths = {name: max(cell_len(Text.from_markup(row[name]).plain) for row in rows) for name in rows[0]}
+    widths = {name: max(most, len(name)) for name, most in widths.items()}
+    left_out = []
+    for name in _LEFT_OUT:
+        if width is None or _width(widths) <= width:
+            break
+        del widths[name]
+        left_out.append(name)
     shown = Table(box=None, header_style="bold", pad_edge=False)
-    left = ("job", "name", "user", "state", "shape")
-    for column in (*left, "batch", "per GPU", "samples/s", "epochs", "accuracy", "resizes", "paused", "JCT"):
-        shown.add_column(column, justify="left" if column in left else "right", no_wrap=True)
-    for job in jobs:
-        shown.add_row(
-            str(job.job_id),
-            safe(job.name, 24),
-            safe(job.user, 16),
-            job.state + (f" ({job.resizing})" if job.resizing else ""),
-            shape(job) or "–",
-            str(job.batch or "–"),
-            per_gpu(job),
-            f"{job.samples_per_s:.1f}" if job.samples_per_s else "–",
-            progress(job),
-            f"{job.accuracy:.3f}" if job.accuracy is not None else "–",
-            str(job.resizes),
-            seconds(job.pause_s) if job.resizes else "–",
-            seconds(job.jct_s),
-        )
-    return shown
+    for name in widths:
+        shown.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+    for row in rows:
+        shown.add_row(*(row[name] for name in widths))
+    return shown, _width(widths), left_out
+
+
+def _width(widths: dict[str, int]) -> int:
+    """Of a table with such columns, two characters between each."""
+    return sum(widths.values()) + 2 * (len(widths) - 1)
 
 
 def notes(jobs: list[JobSummary]) -> list[str]:
@@ -107,16 +150,35 @@ def jobs(
     json: JsonOption = False,
 ) -> None:
     """Show state, shape, batch, throughput, progress and resizes of the jobs that opted in."""
-    store = reading_store(settings_of(config, database))
+    settings = settings_of(config, database)
+    try:
+        store = store_of_reader(settings, named=bool(database))
+    except NotSeenYet:
+        if json:
+            print_json([])
+        raise
     found = store.job_summaries(ids or None)
     why = causes(store, found)
+    _show(found, why, json=json, asked=bool(ids))
+    unknown = sorted({*(ids or ())} - {job.job_id for job in found})
+    for job_id in unknown:
+        said = unknown_job(settings, job_id, store.place, own_only=is_view(settings, store))
+        errors.print(f"slurm-ones: {said}", markup=False, soft_wrap=True)
+    if unknown:
+        raise typer.Exit(1)
+
+
+def _show(found: list[JobSummary], why: dict[int, str], *, json: bool, asked: bool) -> None:
     if json:
         print_json([{**as_json(job), "cause": why.get(job.job_id)} for job in found])
     elif found:
-        console.print(table(found))
+        shown, width, left_out = table(found, console.width if console.is_terminal else None)
+        console.print(shown, width=width, crop=False)
+        if left_out:
+            console.print(f"[dim]too narrow here for {', '.join(left_out)}; --json has all[/]", soft_wrap=True)
         if why:
             console.print(counted(why.values()), soft_wrap=True)
         for note in notes(found):
             console.print(note, soft_wrap=True)
-    else:
+    elif not asked:
         console.print("No job has opted in yet: `slurm-ones template` lists batch scripts that do.")

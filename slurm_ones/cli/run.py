@@ -23,6 +23,7 @@ from slurm_ones.service import logs
 from slurm_ones.service.daemon import Daemon
 from slurm_ones.service.health import Health, serve, summary
 from slurm_ones.service.leadership import Leadership
+from slurm_ones.service.publisher import Publisher
 from slurm_ones.service.systemd import Notifier
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.connect import connect
@@ -53,8 +54,9 @@ def _read_settings(config: Path | None, database: str, act: bool | None, own: bo
     if own:
         changes["scope"] = "own"
     settings = settings.model_copy(update=changes)
-    # A standby, or a reload, must not find a bad policy only when it is needed.
+    # A standby, or a reload, must not find a bad policy, or a secret that others may read, only when it is needed.
     policy_of(settings)
+    _ = settings.database_url
     return settings
 
 
@@ -78,7 +80,21 @@ class _Service:
         port = self.current.settings.metrics_port
         self.health = Health(self.notifier, last, metrics=serve(port) if port is not None else None)
         self.stop = threading.Event()
+        self.publisher: Publisher | None = None
         self._reload_asked = threading.Event()
+
+    def publish(self, cluster: str, settings: Settings) -> None:
+        """Publish from now on what users may see, where the settings name a folder for that."""
+        self.publish_no_more()
+        if settings.views_folder is not None:
+            self.publisher = Publisher(settings.database_url, cluster, settings.views_folder)
+            self.publisher.start()
+
+    def publish_no_more(self) -> None:
+        """End that, with what has changed since the last tick."""
+        if self.publisher is not None:
+            self.publisher.close()
+        self.publisher = None
 
     def handle_signals(self) -> None:
         """Handle SIGINT, SIGTERM and SIGHUP from now on."""
@@ -200,6 +216,7 @@ def run(
         now = service.current.settings
         mine = Store.open(now.database_url, cluster, term=lead.term)
         service.health.leads(mine, now)
+        service.publish(cluster, now)
         # One tick may wait for many answers of a slow controller: each feeds the watchdog.
         return Companion(now, connect(now, notifier.alive), mine, say=_say, check=lead.check)
 
@@ -216,10 +233,13 @@ def run(
         if verbose or tick.begun or not service.notifier.listens:
             console.print(summary(tick), markup=False, soft_wrap=True)
         service.health.ticked(tick)
+        if service.publisher is not None:
+            service.publisher.ticked()
 
     with lock:
         daemon = Daemon(make, lead=lead, watchdog_ping=lambda: service.watchdog_ping(store, daemon), jitter=jitter)
         daemon.run(service.stop, on_tick, ticks=ticks)
+    service.publish_no_more()
     _record(store, "run ends")
     leader, open_resizes = store.leader(), store.open_resizes()
     if open_resizes and not (leader and leader.holder):

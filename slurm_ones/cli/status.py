@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import datetime
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ones_db import HealthRecord, LeaderRecord, ResizeRecord, SchemaError, Store, StoreError, migrate
 from ones_db.engine import backend_of
-from slurm_ones.cli.common import ConfigOption, JsonOption, command, console, print_json, reading_store, settings_of
-from slurm_ones.config import Settings
+from ones_wrapper.protocol import SPOOL_FILE
+from slurm_ones.cli.common import (
+    ConfigOption,
+    JsonOption,
+    command,
+    console,
+    print_json,
+    published_for,
+    reading_store,
+    settings_of,
+)
+from slurm_ones.config import SITE_VIEW, ConfigError, Settings, view_name
 from slurm_ones.report.blocks import planned
-from slurm_ones.report.text import plain, resized, seconds
+from slurm_ones.report.text import changed, plain, seconds
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.connect import connect
 
@@ -23,6 +35,8 @@ LATE = 3.0
 """Ticks that may be missing before the last one is too old; one that asks Slurm in vain waits longer each time."""
 RECENT_S = 3600.0
 """How long an error is worth telling."""
+SEVERAL = 2
+"""So many jobs with the same fault make it one of the site."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +73,35 @@ def examine(settings: Settings, *, ask_slurm: bool = True, clock: Callable[[], f
     problems: list[str] = []
     slurm = _slurm(settings, problems) if ask_slurm else ""
     now = clock()
+    folder = published_for(settings)
+    if folder is not None:
+        return _published(settings, folder, now, slurm, problems)
     place, schema = "", None
     try:
         place = backend_of(settings.database_url).place
         schema = migrate.current(settings.database_url)
         with reading_store(settings) as store:
-            return _of(store, now, place, schema, slurm, problems)
-    except (StoreError, SchemaError) as error:
+            return _of(store, now, place, schema, slurm, problems, store.open_resizes())
+    except (ConfigError, StoreError, SchemaError) as error:
         problems.append(f"database: {error}")
     return Status(False, tuple(problems), now, settings.cluster, place, schema, slurm)
+
+
+def _published(settings: Settings, folder: Path, now: float, slurm: str, problems: list[str]) -> Status:
+    """By what the companion published: how it is, for everybody, and this user's own resizes."""
+    site, own = folder / SITE_VIEW, folder / view_name(os.geteuid())
+    try:
+        if not site.exists():
+            raise StoreError(f"{site}: the companion has published nothing yet: is it running?")
+        resizes: list[ResizeRecord] = []
+        if own.exists():
+            with Store.open(f"sqlite:///{own}", settings.cluster, read_only=True) as mine:
+                resizes = mine.open_resizes()
+        with Store.open(f"sqlite:///{site}", settings.cluster, read_only=True) as store:
+            return _of(store, now, str(site), migrate.current(f"sqlite:///{site}"), slurm, problems, resizes)
+    except (StoreError, SchemaError) as error:
+        problems.append(str(error))
+    return Status(False, tuple(problems), now, settings.cluster, str(site), None, slurm)
 
 
 def _slurm(settings: Settings, problems: list[str]) -> str:
@@ -80,17 +114,35 @@ def _slurm(settings: Settings, problems: list[str]) -> str:
         return ""
 
 
-def _of(store: Store, now: float, place: str, schema: str | None, slurm: str, problems: list[str]) -> Status:
-    leader, last, open_resizes = store.leader(), store.health(), store.open_resizes()
+def _of(
+    store: Store,
+    now: float,
+    place: str,
+    schema: str | None,
+    slurm: str,
+    problems: list[str],
+    open_resizes: Sequence[ResizeRecord],
+) -> Status:
+    leader, last = store.leader(), store.health()
     resizes = tuple(
-        Resizing(r.job_id, ", ".join(filter(None, (_change(r), planned(r)))), r.state, r.started) for r in open_resizes
+        Resizing(r.job_id, ", ".join(filter(None, (changed(r), planned(r)))), r.state, r.started) for r in open_resizes
     )
     problems += _of_companion(now, leader, last)
+    problems += _of_site(store)
     return Status(not problems, tuple(problems), now, store.cluster, place, schema, slurm, leader, last, resizes)
 
 
-def _change(resize: ResizeRecord) -> str:
-    return resized(resize.old_nodes, resize.old_gpus_per_node, resize.new_nodes, resize.new_gpus_per_node)
+def _of_site(store: Store) -> list[str]:
+    """What jobs are refused for that is not one job's fault."""
+    alive = store.jobs(sorted(store.live_jobs())).values()
+    refusals = [job.refusal for job in alive if job.refusal.code == "spool_not_read"]
+    if len(refusals) < SEVERAL:
+        return []
+    spool = dict(refusals[0].arguments)["spool"]
+    return [
+        f"{len(refusals)} jobs do not read the spool, so that no order reaches them: write {spool} to {SPOOL_FILE} on "
+        "the compute nodes"
+    ]
 
 
 def _of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | None) -> list[str]:

@@ -10,38 +10,35 @@ from typing import Annotated, Any
 
 import typer
 
-from ones_db import ReasonRecord, Store, StoreError
+from ones_db import JobSummary, ReasonRecord, Store, StoreError
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
     JsonOption,
     command,
     console,
+    is_view,
     job_number,
     print_json,
-    reading_store,
     settings_of,
+    store_of_reader,
 )
 from slurm_ones.cli.jobs import as_json, progress, shape
+from slurm_ones.cli.unknown import unknown_job
 from slurm_ones.report.blocks import change, pause, ran, trains_on
 from slurm_ones.report.blocks import planned as planned_blocks
 from slurm_ones.report.text import per_gpu, resized, safe, seconds, starts, troubles
 
 MEMBERSHIPS = 5
 """Newest memberships of a job of blocks that are shown."""
-_SHAPES = ("old_nodes", "old_gpus_per_node", "new_nodes", "new_gpus_per_node")
+_CHANGE = ("old_nodes", "old_gpus_per_node", "new_nodes", "new_gpus_per_node", "old_batch", "new_batch")
 
 
-def explain(store: Store, job_id: int, decisions: int) -> dict[str, Any]:
-    """All that the database knows of why a job has the shape it has. Raises `StoreError` for an unknown job."""
-    summaries = store.job_summaries([job_id])
-    if not summaries:
-        raise StoreError(
-            f'job {job_id} is not in the database: it has not opted in (#SBATCH --comment="ones: gpus=1-16"), or '
-            "the companion has not seen it"
-        )
+def explain(store: Store, summary: JobSummary, decisions: int) -> dict[str, Any]:
+    """All that the database knows of why a job has the shape it has."""
+    job_id = summary.job_id
     return {
-        "job": as_json(summaries[0]),
+        "job": as_json(summary),
         "runs": [asdict(run) for run in store.runs(job_id)],
         "blocks": [asdict(block) for block in store.blocks(job_id)],
         "memberships": [asdict(member) for member in store.memberships(job_id, MEMBERSHIPS)],
@@ -120,12 +117,16 @@ def why(
     json: JsonOption = False,
 ) -> None:
     """Show what was decided for a job and why, and how its resizes went."""
-    store = reading_store(settings_of(config, database))
-    found = explain(store, job, last)
+    settings = settings_of(config, database)
+    store = store_of_reader(settings, named=bool(database))
+    summaries = store.job_summaries([job])
+    if not summaries:
+        raise StoreError(unknown_job(settings, job, store.place, own_only=is_view(settings, store)))
+    (summary,) = summaries
+    found = explain(store, summary, last)
     if json:
         print_json(found)
         return
-    summary = store.job_summaries([job])[0]
     console.print(
         f"[bold]job {job}[/] {safe(summary.name)} of {safe(summary.user)}: {summary.state}, "
         f"shape {shape(summary) or 'none'}, batch {summary.batch or 'unknown'} ({per_gpu(summary)} per GPU), "
@@ -161,7 +162,7 @@ def why(
     for r in found["resizes"]:
         blocks = f" ({planned[r['id']]})" if planned.get(r["id"]) else ""
         console.print(
-            f"  {_clock(r['started'])} resize {resized(*(r[name] for name in _SHAPES))}{blocks}: {r['state']}"
+            f"  {_clock(r['started'])} resize {resized(*(r[name] for name in _CHANGE))}{blocks}: {r['state']}"
             + (f", {safe(r['outcome'], 300)}" if r["outcome"] else "")
             + (f", training stood still for {_pause(r)}" if r["pause_s"] is not None else ""),
             soft_wrap=True,

@@ -27,9 +27,35 @@ def safe(text: str, width: int = 200) -> str:
     return shown + "\\" * ((len(shown) - len(shown.rstrip("\\"))) % 2)
 
 
-def resized(old_nodes: int, old_gpus: int, new_nodes: int, new_gpus: int) -> str:
-    """A resize by its nodes and GPUs per node: `1x2 → 2x4`, or `1x2 → parked` where the job was taken to zero GPUs."""
-    return f"{old_nodes}x{old_gpus} → {f'{new_nodes}x{new_gpus}' if new_nodes else 'parked'}"
+def resized(
+    old_nodes: int,
+    old_gpus: int,
+    new_nodes: int,
+    new_gpus: int,
+    old_batch: int | None = None,
+    new_batch: int | None = None,
+) -> str:
+    """A resize by its nodes and GPUs per node: `1x2 → 2x4`, `1x2 → 2x4, batch 64 → 256`, `1x1, batch 32 → 128` where
+    only the batch changes, or `1x2 → parked` where the job was taken to zero GPUs."""
+    if not new_nodes:
+        return f"{old_nodes}x{old_gpus} → parked"
+    old, new = f"{old_nodes}x{old_gpus}", f"{new_nodes}x{new_gpus}"
+    if new_batch is None or old_batch == new_batch:
+        return f"{old} → {new}"
+    batch = f"batch {old_batch or '?'} → {new_batch}"
+    return f"{old}, {batch}" if old == new else f"{old} → {new}, {batch}"
+
+
+def changed(resize: ResizeRecord) -> str:
+    """What a resize changes, as `resized` says it."""
+    return resized(
+        resize.old_nodes,
+        resize.old_gpus_per_node,
+        resize.new_nodes,
+        resize.new_gpus_per_node,
+        resize.old_batch,
+        resize.new_batch,
+    )
 
 
 def seconds(value: float | None) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.reasons import SITE_LIMITS, Reason, reason
+from slurm_ones.report.text import resized
 from slurm_ones.rules.blocks import hot, members_of
 from slurm_ones.rules.caps import hindering
 from slurm_ones.rules.gate import JobRules, PartitionRules
@@ -55,7 +56,8 @@ class Change:
         return self.new == PARKED
 
     def __str__(self) -> str:
-        return f"{self.old} → {'parked' if self.parks else self.new}"
+        old, new = self.old, self.new
+        return resized(old.nodes, old.gpus_per_node, new.nodes, new.gpus_per_node, self.old_batch, self.new_batch)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def test_advice_is_given_once_and_changes_nothing(own_store: Store, tmp_path: Pa
     bench.add(job_id, Shape(1, 1), "n1")
     for _ in range(2):
         bench.act({job_id: Allocation(Shape(1, 2), 64)})
-    assert bench.said[0] == f"# job {job_id} (alice): 1x1 → 1x2, batch 64"
+    assert bench.said[0] == f"# job {job_id} (alice): 1x1 → 1x2, batch 32 → 64"
     assert f"scontrol requeuehold Incomplete {job_id}" in bench.said
     assert sum(line.startswith("# job") for line in bench.said) == 1
     bench.act({job_id: Allocation(Shape(1, 3), 64)})

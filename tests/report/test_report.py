@@ -43,6 +43,14 @@ def test_a_parked_job_is_called_so() -> None:
     assert (resized(1, 2, 2, 4), resized(1, 2, 0, 0)) == ("1x2 → 2x4", "1x2 → parked")
 
 
+def test_a_change_of_the_batch_is_seen() -> None:
+    """Also where the shape stays, which would read as no change at all."""
+    assert resized(1, 1, 1, 1, 32, 128) == "1x1, batch 32 → 128"
+    assert resized(1, 1, 2, 4, 32, 128) == "1x1 → 2x4, batch 32 → 128"
+    assert (resized(1, 1, 1, 2, 32, 32), resized(1, 1, 1, 2, 32, None)) == ("1x1 → 1x2", "1x1 → 1x2")
+    assert resized(1, 1, 1, 2, None, 64) == "1x1 → 1x2, batch ? → 64"
+
+
 def test_jobs_hold_what_their_runs_held() -> None:
     """At each moment a job's height is the sum of its runs' GPUs, none before and after."""
     bars = [Bar("a", 0, 10, 1), Bar("a", 12, 20, 4), Bar("b", 5, 15, 2)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ones_wrapper import memory
+from ones_wrapper import memory, resize_log
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
 from ones_wrapper.data.feed import AccumulationStep, Feed, Share, accumulation_count, clamp_batch
@@ -113,6 +113,8 @@ class Run:
         self._declared = spec.max_local_batch
         found = memory.find(self.directory, spec.max_local_batch, memory.device_name(group.device))
         self.spec = replace(spec, max_local_batch=-group.maximum([-found])[0])
+        self._before = resize_log.before(self.directory, self._restart) if first else None
+        self.resizes = resize_log.ResizeLog()
         self._previous = previous(self.directory, self._restart) if first else None
         self._reporter = Reporter(ReportWriter(self.directory, self._restart) if first else None, self.meter)
         orders = self._orders(self._restart) if first else None
@@ -192,7 +194,7 @@ class Run:
         if progress.dataset not in (0, samples):
             raise ValueError(
                 f"checkpoint {self._loaded} was taken with {progress.dataset} samples an epoch, the dataset now "
-                f"has {samples}; use the same dataset, or another job directory (ONES_JOB_DIR)"
+                f"has {samples}; use the same dataset, or another job directory (ONES_JOB_DIR) without --resume-from"
             )
         progress.dataset = samples
         self.spec = replace(self.spec, dataset=samples)
@@ -208,6 +210,17 @@ class Run:
             write_spec(self.directory, self.spec)
         start = (self.batch, self.lr_factor, self.saver.load_s, self._loaded, self._note)
         self._reporter.send(self._start_report.hello(self.group, self.spec, progress, *start))
+        self._log_start()
+
+    def _log_start(self) -> None:
+        """What changed since the start before. Not collective."""
+        earlier, order, group = self._before, self._boundary.order, self.group
+        if earlier is None or group.rank != 0:
+            return
+        ordered = order is not None and order.drain and order.restart == self._restart - 1
+        shape = resize_log.shape_name(group.nodes, group.gpus_per_node, group.world)
+        self.resizes.started(earlier, shape, order.gain if order is not None and ordered else None)
+        self._log_batch(earlier.batch)
 
     def _check_complete(self) -> int:
         """The samples of an epoch. Raises RuntimeError where the script left something out. Not collective."""
@@ -226,7 +239,8 @@ class Run:
         progress.padding += counted(progress, total, self.batch, self.spec.base_batch) - total
         progress.cursor += total
         progress.samples += total
-        progress.useful += total * efficiency(self.batch, self.spec.base_batch, progress.noise or None)
+        useful = total * efficiency(self.batch, self.spec.base_batch, progress.noise or None)
+        progress.useful += useful
         if self.noise is not None:
             self.noise.step(total)
         if self.loop.rate:
@@ -235,6 +249,7 @@ class Run:
         progress.step += 1
         interval = self.meter.stop(progress, total, self.batch, self.lr_factor)
         progress.trained_s += self.meter.last_s
+        self.resizes.stepped(progress.step, useful, self.meter.last_s)
         if not self._first:
             self._first = True
             self._reporter.send(First(progress.step, self._start_report.since_hello_s()))
@@ -321,10 +336,19 @@ class Run:
         progress, spec, rate = self.progress, self.spec, self.loop.rate
         assert rate is not None
         progress.batch = wanted
-        self.batch = self._in_force(wanted)
+        old, self.batch = self.batch, self._in_force(wanted)
         rate.change(progress, self.batch)
+        self._log_batch(old)
         steps = accumulation_count(self.batch, self.group.world, spec.max_local_batch)
         self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
+
+    def _log_batch(self, old: int) -> None:
+        """The batch in force was `old` until now. Not collective."""
+        if self.batch == old or self.loop.rate is None:
+            return
+        self.resizes.batch_changed()
+        if self.group.rank == 0:
+            resize_log.log_batch(old, self.batch, self.progress.step, self.loop.rate.target, self.settings.lr_ramp)
 
     def save(self, why: str, order: int | None = None) -> bool:
         """Write a checkpoint that is durable on return, and report it; False where that failed, which is logged."""

@@ -20,12 +20,13 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
 from torch.distributed.checkpoint.utils import find_state_dict_object
 
-from ones_wrapper.checkpoint.files import Sum, tensor_file, write_tensors
+from ones_wrapper.checkpoint.files import tensor_file, write_tensors
 from ones_wrapper.checkpoint.folder import REST, Folder, checkpoint_name
 from ones_wrapper.checkpoint.safetensors import Part, Reader, encode
 from ones_wrapper.checkpoint.state import Content, Failed, Loaded, Progress, Saved, State, collect, differences, restore
 from ones_wrapper.group import Group, RankError, ThreadsError
 from ones_wrapper.job_io import log
+from ones_wrapper.sums import Sum
 
 T = TypeVar("T")
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future as Hashing
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from ones_wrapper.sums import Sum
 
 BLOCK = 2 << 20
 """Bytes written, and hashed, at a time."""
@@ -21,42 +21,13 @@ PIECES = 512
 """Most pieces of memory that one system call writes; Linux takes 1024."""
 
 
-@dataclass(frozen=True)
-class Sum:
-    """A file's size in bytes and CRC-32."""
-
-    size: int
-    crc: int
-
-
 def tensor_file(rank: int) -> str:
     """Name of the file that holds a rank's part."""
     return f"tensors-{rank:05d}.safetensors"
 
 
-def sync(path: Path) -> None:
-    """fsync a file or a directory."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-
-
-def checksum(path: Path) -> Sum:
-    """Of a regular file of ours; raises OSError for anything else."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as file:
-        state = os.fstat(file.fileno())
-        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
-            raise OSError(f"{path.name} is not a regular file of this user")
-        crc, block = 0, memoryview(bytearray(1 << 20))
-        while read := file.readinto(block):
-            crc = zlib.crc32(block[:read], crc)
-    return Sum(state.st_size, crc)
 
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:

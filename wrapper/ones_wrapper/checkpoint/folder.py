@@ -5,22 +5,21 @@ One job at a time holds the directory: two would clear away and replace each oth
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import shutil
-import socket
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from ones_wrapper.checkpoint.files import Sum, checksum, sync, write_json, write_plain
+from ones_wrapper.checkpoint.files import write_json, write_plain
 from ones_wrapper.checkpoint.state import Progress
+from ones_wrapper.job_lock import lock_directory
 from ones_wrapper.protocol import CHECKPOINTS, MANIFEST, directory_name
+from ones_wrapper.sums import RESUMED_FROM, Sum, damage, sync
 
 FORMAT = 3
 REST = "rest.pt"
@@ -39,6 +38,7 @@ class Manifest:
     """What a checkpoint's manifest says of it."""
 
     job_id: int
+    """The job that wrote it; of one that this job took over at its start, the job that it was taken from."""
     progress: Progress
 
 
@@ -150,19 +150,7 @@ class Folder:
 
     def damage(self, name: str, part: int = 0, parts: int = 1) -> str:
         """What is wrong with a checkpoint, or empty; looks at one `part` of its files of `parts`."""
-        try:
-            files = json.loads((self.path(name) / MANIFEST).read_text())["files"]
-            for file in sorted(files)[part::parts]:
-                if file != Path(file).name:
-                    return f"{MANIFEST} names {file!r}"
-                now, then = checksum(self.path(name) / file), Sum(*files[file])
-                if now != then:
-                    return f"{file}: {now.size} bytes, not the {then.size} that were written, or changed"
-        except FileNotFoundError as error:
-            return f"{Path(error.filename).name} is missing"
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            return f"{type(error).__name__}: {error}"[:200]
-        return ""
+        return damage(self.path(name), part, parts)
 
     def set_aside(self, name: str) -> None:
         """Keep one damaged checkpoint for people to look at."""
@@ -194,62 +182,10 @@ class Folder:
                 "its own and name it in ONES_JOB_DIR"
             )
         progress, kinds = LATER | manifest["progress"], {"int": int, "float": float, "str": str}
+        job_id = int(manifest.get(RESUMED_FROM, job_id))
         return Manifest(job_id, Progress(**{f.name: kinds[str(f.type)](progress[f.name]) for f in fields(Progress)}))
 
 
 def _sweep(paths: list[Path]) -> None:
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
-
-
-LOCK = ".lock"
-WAIT_S = 5.0
-"""How long a run that is just ending may still hold the directory."""
-
-
-class InUseError(Exception):
-    """Another job runs in this directory; the message says which, and what to do."""
-
-
-def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | None:
-    """Hold the directory until this process ends, or until the handle returned is closed; None where it cannot be.
-    Who holds it gets `wait_s` to end.
-
-    Raises `InUseError` where another job holds it. A lock is refused to nobody without need: where the file system
-    has none, and where it is this very job's (an earlier run on a node that died, say), this run goes on without.
-    It is one of POSIX, which network file systems know, too, and which forked processes do not keep.
-    """
-    try:
-        handle = os.open(job_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    except OSError:
-        return None
-    try:
-        if _lock(handle, wait_s):
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"{job_id} {socket.gethostname()} {os.getpid()}\n".encode(), 0)
-            return handle
-        holder_line = os.pread(handle, 200, 0).decode(errors="replace").split()
-    except OSError:
-        os.close(handle)  # which gives the lock back, if it was there
-        return None
-    os.close(handle)
-    holder, host, process = holder_line if len(holder_line) == 3 else ("?", "?", "?")
-    if job_id and holder == str(job_id):
-        return None
-    raise InUseError(
-        f"job {holder} is running in {job_dir} (process {process} on {host}), and two jobs cannot share it: end that "
-        f"one, or set ONES_JOB_DIR to another directory. If it has ended, remove {job_dir / LOCK}"
-    )
-
-
-def _lock(handle: int, wait_s: float) -> bool:
-    """Whether it is ours now; OSError where there are no locks."""
-    until = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except (BlockingIOError, PermissionError):  # POSIX allows either
-            if time.monotonic() >= until:
-                return False
-        time.sleep(0.1)

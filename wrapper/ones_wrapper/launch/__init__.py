@@ -20,7 +20,7 @@ from ones_wrapper.launch import container
 from ones_wrapper.launch.blocks import FIRST_WAIT_S, Blocks
 from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
 from ones_wrapper.launch.main_module import MODULE
-from ones_wrapper.launch.places import find_job_directory, find_spool, prepare_job_directory
+from ones_wrapper.launch.places import find_job_directory, find_spool
 from ones_wrapper.launch.rank_placement import (
     LaunchError,
     allocation,
@@ -31,6 +31,7 @@ from ones_wrapper.launch.rank_placement import (
     without_stale,
 )
 from ones_wrapper.launch.restart_policy import USAGE_ERROR, Limits
+from ones_wrapper.launch.resume import prepare_job_directory
 from ones_wrapper.launch.supervise import Launch, Supervisor
 from ones_wrapper.membership.files import Block, own_block
 
@@ -189,6 +190,13 @@ def _parser() -> argparse.ArgumentParser:
         "and leave it while it trains (also ONES_BLOCKS=1)",
     )
     parser.add_argument(
+        "--resume-from",
+        metavar="JOB",
+        default="",
+        help="begin with the newest good checkpoint of an earlier job, by its id or its directory, which stays as it "
+        "is (also ONES_RESUME_FROM)",
+    )
+    parser.add_argument(
         "--preload",
         metavar="MODULES",
         help="modules that the script imports (torchvision,sklearn.datasets), to be imported once a node instead of "
@@ -238,6 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     env = dict(os.environ)
     env.pop("ONES_LAUNCHED", None)  # of a job that submitted this one
+    resume_from = env.pop("ONES_RESUME_FROM", "")  # not for jobs that this one submits
     try:
         if args.ranks_per_node is not None and args.ranks_per_node < 1:
             raise LaunchError(f"--gpus-per-node {args.ranks_per_node}: must be 1 or more")
@@ -274,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if not options.container:  # its image has torch and the script
             require_torch()
-        prepare_job_directory(job_dir, env, Path.cwd())
+        prepare_job_directory(job_dir, env, Path.cwd(), args.resume_from or resume_from)
         blocks = Blocks(block, job_dir, env) if block else None
         if blocks and (why := blocks.not_wanted(FIRST_WAIT_S)):
             log(why, "ones-run")

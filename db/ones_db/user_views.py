@@ -1,0 +1,277 @@
+"""What users may read without the database: a small file for each, of the same tables with that user's rows alone; and
+one for everybody, which says how the companion is.
+
+A file holds what `slurm-ones jobs`, `why` and `status` show: of what grows for ever, such as samples and decisions, the
+newest. Another user's name, job or account is in none of its rows. `export` copies all rows of a user instead.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, Table, bindparam, exists, func, or_, select
+
+from ones_db import migrate
+from ones_db.engine import backend_of, check_revision, transaction
+from ones_db.errors import StoreError
+from ones_db.jobs import observed
+from ones_db.tables import (
+    ALTERNATIVES,
+    BATCHES,
+    BLOCKS,
+    CLUSTERS,
+    DECISION_JOBS,
+    DECISIONS,
+    EPOCHS,
+    HEALTH,
+    JOBS,
+    LEADERS,
+    MEMBERSHIPS,
+    RESIZES,
+    RUNS,
+    STEPS,
+    THROUGHPUT,
+)
+
+KEEP_S = 7 * 86_400.0
+"""How long a job is shown after its end."""
+MOST_JOBS = 500
+"""Of a user, those submitted last."""
+MOST_RUNS, MOST_RESIZES, MOST_BLOCKS = 100, 50, 200
+"""Of a job, the newest."""
+MOST_DECISIONS = 20
+MOST_MEMBERSHIPS = 6
+"""Of a run, the newest."""
+
+Rows = tuple[Table, Sequence[Sequence[Any]]]
+
+
+class ViewSource:
+    """Reads a database for what users may see of it. Not for two threads at a time."""
+
+    def __init__(self, url: str, cluster: str) -> None:
+        """Nothing is opened before the first call. Each raises `StoreError` and its kinds."""
+        self._engine = backend_of(url).engine("read")
+        self._cluster = cluster
+        self._known_key: int | None = None
+        self._decisions: dict[int, int] = {}
+        """Newest decision on each job, by jobs.id, as far as seen by `users`."""
+        self._last: int | None = None
+        """The newest decision that was looked at; None before the first look."""
+
+    def close(self) -> None:
+        """End its connections."""
+        self._engine.dispose()
+
+    def users(self, now: float) -> dict[str, Hashable]:
+        """The users who have jobs to be shown, each with a value that changes when their view does."""
+        with transaction(self._engine) as connection:
+            shown = {"cluster": self._key(connection), "since": now - KEEP_S}
+            jobs = connection.execute(_JOBS, shown).all()
+            keys = {"keys": [job.id for job in jobs]}
+            self._note_decisions(connection, {*keys["keys"]})
+            of_job: dict[int, list[Any]] = {}
+            for query in _FIGURES:
+                for key, *figures in connection.execute(query, keys):
+                    of_job.setdefault(key, []).extend(figures)
+        found: dict[str, list[Hashable]] = {}
+        for job in jobs:
+            known = (tuple(job), *of_job.get(job.id, ()), self._decisions.get(job.id))
+            found.setdefault(job.user_name, []).append(hash(known))
+        return {user: tuple(known) for user, known in found.items()}
+
+    def views(self, users: Iterable[str], now: float) -> Generator[tuple[str, bytes], None, None]:
+        """The database file of each of these users, as of one moment; those that are not taken cost nothing."""
+        with transaction(self._engine) as connection:
+            key = self._key(connection)
+            for user in users:
+                yield user, _file(_rows_of(connection, key, user, now - KEEP_S))
+
+    def site(self) -> bytes:
+        """The database file for everybody: who leads and how the companion is, without its last complaint, which may
+        name jobs."""
+        with transaction(self._engine) as connection:
+            key = self._key(connection)
+            health = connection.execute(select(HEALTH).where(HEALTH.c.cluster_id == key)).mappings().all()
+            leaders = connection.execute(select(LEADERS).where(LEADERS.c.cluster_id == key)).all()
+            said = [tuple({**row, "error": "", "error_time": None}.values()) for row in health]
+            return _file([(CLUSTERS, [(key, self._cluster)]), (HEALTH, said), (LEADERS, _plain(leaders))])
+
+    def _key(self, connection: Connection) -> int:
+        """The cluster's clusters.id."""
+        if self._known_key is None:
+            check_revision(connection)
+            self._known_key = connection.scalar(select(CLUSTERS.c.id).where(CLUSTERS.c.name == self._cluster))
+        if self._known_key is None:
+            raise StoreError(f"nothing is known of cluster {self._cluster!r}")
+        return self._known_key
+
+    def _note_decisions(self, connection: Connection, keys: set[int]) -> None:
+        """Look at the decisions that are new. Which older one came last matters to nobody: each view is written once
+        anyway."""
+        if self._last is None:
+            self._last = connection.scalar(select(func.max(DECISIONS.c.id))) or 0
+        for key, decision in connection.execute(_NEW_DECISIONS, {"last": self._last}):
+            self._decisions[key] = decision
+            self._last = max(self._last, decision)
+        self._decisions = {key: last for key, last in self._decisions.items() if key in keys}
+
+
+def _rows_of(connection: Connection, cluster: int, user: str, since: float) -> Iterator[Rows]:
+    """What is shown of a user's jobs, parents first."""
+
+    def rows(query: Select[Any], **given: Any) -> list[tuple[Any, ...]]:
+        return _plain(connection.execute(query, given))
+
+    jobs = rows(_JOBS_OF_USER, cluster=cluster, since=since, user=user)
+    keys = [job[0] for job in jobs]
+    yield CLUSTERS, rows(select(CLUSTERS).where(CLUSTERS.c.id == cluster))
+    yield JOBS, jobs
+    runs = rows(_RUNS, keys=keys)
+    yield RUNS, runs
+    of_runs: dict[Table, set[tuple[Any, ...]]] = {}
+    for table, query in _OF_RUNS:
+        of_runs.setdefault(table, set()).update(rows(query, keys=[run[0] for run in runs]))
+    yield from ((table, [*found]) for table, found in of_runs.items())
+    yield BLOCKS, rows(_BLOCKS, keys=keys)
+    resizes = rows(_RESIZES, keys=keys)
+    decided = rows(_DECIDED, keys=keys)
+    place = [*RESIZES.columns].index(RESIZES.c.decision_id)
+    decisions = {row[0] for row in decided}
+    yield DECISIONS, rows(_DECISIONS, keys=[*(decisions | {row[place] for row in resizes} - {None})])
+    yield DECISION_JOBS, decided
+    pairs = {row[:2] for row in decided}
+    yield ALTERNATIVES, [row for row in rows(_WEIGHED, keys=keys, decisions=[*decisions]) if row[:2] in pairs]
+    yield RESIZES, resizes
+    yield STEPS, rows(_STEPS, keys=[row[0] for row in resizes])
+
+
+def _plain(rows: Iterable[Any]) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in rows]
+
+
+# The statements, made once: to make them costs more than to run them.
+
+
+def _among(column: ColumnElement[Any], name: str = "keys") -> ColumnElement[bool]:
+    # Written out, since databases limit the parameters of a statement.
+    return column.in_(bindparam(name, expanding=True, literal_execute=True))
+
+
+def _newest(table: Table, of: Any, by: Any, most: int) -> Select[Any]:
+    """Of each of these parents the newest rows."""
+    place = func.row_number().over(partition_by=of, order_by=by.desc())
+    ranked = select(table, place.label("place")).where(_among(of)).subquery()
+    return select(*(ranked.c[column.name] for column in table.columns)).where(ranked.c.place <= most)
+
+
+def _last(table: Table, *holds: str) -> Select[Any]:
+    """Of each of these runs the newest row in which these columns have a value, by its key alone however many there
+    are."""
+    inner = table.alias()
+    last = select(inner.c.number).where(inner.c.run_id == RUNS.c.id, *(inner.c[name].is_not(None) for name in holds))
+    if table is THROUGHPUT:
+        last = last.where(inner.c.seconds > 0)
+    last = last.order_by(inner.c.number.desc()).limit(1).correlate(RUNS)
+    matched = (table.c.run_id == RUNS.c.id) & (table.c.number == last.scalar_subquery())
+    return select(table).select_from(RUNS).join(table, matched).where(_among(RUNS.c.id))
+
+
+def _decided() -> Select[Any]:
+    """What the newest decisions gave each of these jobs."""
+    inner = DECISION_JOBS.alias()
+    first = select(inner.c.decision_id).where(inner.c.job_id == JOBS.c.id).order_by(inner.c.decision_id.desc())
+    first = first.limit(1).offset(MOST_DECISIONS - 1).correlate(JOBS)
+    new = DECISION_JOBS.c.decision_id >= func.coalesce(first.scalar_subquery(), 0)
+    mine = (DECISION_JOBS.c.job_id == JOBS.c.id) & new
+    return select(DECISION_JOBS).select_from(JOBS).join(DECISION_JOBS, mine).where(_among(JOBS.c.id))
+
+
+_LATER = JOBS.alias("later")
+_JOBS = select(JOBS).where(
+    JOBS.c.cluster_id == bindparam("cluster"),
+    or_(JOBS.c.end_time.is_(None), JOBS.c.end_time > bindparam("since")),
+    observed(),
+    ~exists().where(
+        _LATER.c.cluster_id == JOBS.c.cluster_id,
+        _LATER.c.job_id == JOBS.c.job_id,
+        _LATER.c.submit_time > JOBS.c.submit_time,
+    ),
+)
+_JOBS_OF_USER = _JOBS.where(JOBS.c.user_name == bindparam("user")).order_by(JOBS.c.submit_time.desc()).limit(MOST_JOBS)
+_FIGURES = (
+    select(RUNS.c.job_id, func.count(), func.sum(RUNS.c.report_number), func.count(RUNS.c.end_time))
+    .where(_among(RUNS.c.job_id))
+    .group_by(RUNS.c.job_id),
+    select(RESIZES.c.job_id, func.count(), func.sum(RESIZES.c.pause_s))
+    .outerjoin(STEPS, STEPS.c.resize_id == RESIZES.c.id)
+    .where(_among(RESIZES.c.job_id))
+    .group_by(RESIZES.c.job_id),
+    select(BLOCKS.c.job_id, func.count(), func.count(BLOCKS.c.end_time))
+    .where(_among(BLOCKS.c.job_id))
+    .group_by(BLOCKS.c.job_id),
+)
+"""By which it is seen that something of a job has changed."""
+_NEW_DECISIONS = (
+    select(DECISION_JOBS.c.job_id, func.max(DECISION_JOBS.c.decision_id))
+    .where(DECISION_JOBS.c.decision_id > bindparam("last"))
+    .group_by(DECISION_JOBS.c.job_id)
+)
+_RUNS = _newest(RUNS, RUNS.c.job_id, RUNS.c.restart, MOST_RUNS)
+_OF_RUNS = (
+    (THROUGHPUT, _last(THROUGHPUT)),
+    (EPOCHS, _last(EPOCHS, "loss")),
+    (EPOCHS, _last(EPOCHS, "accuracy")),
+    (BATCHES, _last(BATCHES)),
+    (MEMBERSHIPS, _newest(MEMBERSHIPS, MEMBERSHIPS.c.run_id, MEMBERSHIPS.c.number, MOST_MEMBERSHIPS)),
+)
+_BLOCKS = _newest(BLOCKS, BLOCKS.c.job_id, BLOCKS.c.start_time, MOST_BLOCKS)
+_RESIZES = _newest(RESIZES, RESIZES.c.job_id, RESIZES.c.started, MOST_RESIZES)
+_STEPS = select(STEPS).where(_among(STEPS.c.resize_id))
+_DECIDED = _decided()
+_DECISIONS = select(DECISIONS).where(_among(DECISIONS.c.id))
+_WEIGHED = select(ALTERNATIVES).where(_among(ALTERNATIVES.c.decision_id, "decisions"), _among(ALTERNATIVES.c.job_id))
+
+
+def _file(tables: Iterable[Rows]) -> bytes:
+    """A database file with these rows. Made in a folder that only this user reads."""
+    with tempfile.TemporaryDirectory(prefix="slurm-ones-") as folder:
+        path = Path(folder) / "view.sqlite"
+        path.write_bytes(_empty())
+        file = sqlite3.connect(path, isolation_level=None)
+        try:
+            # Nobody else has this file, and what a crash leaves of it nobody reads.
+            file.execute("PRAGMA journal_mode = OFF")
+            file.execute("PRAGMA synchronous = OFF")
+            file.execute("BEGIN")
+            for table, rows in tables:
+                marks = ", ".join("?" * len(table.columns))
+                file.executemany(f"INSERT INTO {table.name} VALUES ({marks})", rows)
+            file.execute("COMMIT")
+        finally:
+            file.close()
+        return path.read_bytes()
+
+
+@cache
+def _empty() -> bytes:
+    """A database without rows, as small as one can be: without what only finds rows sooner."""
+    with tempfile.TemporaryDirectory(prefix="slurm-ones-") as folder:
+        path = Path(folder) / "empty.sqlite"
+        migrate.upgrade(f"sqlite:///{path}")
+        file = sqlite3.connect(path, isolation_level=None)
+        try:
+            file.execute("PRAGMA journal_mode = DELETE")
+            named = "SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
+            for (name,) in file.execute(named).fetchall():
+                file.execute(f'DROP INDEX "{name}"')
+            file.execute("PRAGMA page_size = 512")
+            file.execute("VACUUM")
+        finally:
+            file.close()
+        return path.read_bytes()

@@ -1,0 +1,204 @@
+"""Publishes what each user may see of their own jobs, as a file that they alone can read.
+
+At an operator's site users can open neither the job database nor a server. The files lie in a folder of the
+companion's, `Settings.views_folder`: `view_name` for each user with jobs, and SITE_VIEW for everybody. A thread writes
+them beside the ticks, one user after the other, and only those whose jobs changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import pwd
+import re
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ones_db import StoreError
+from ones_db.user_views import ViewSource
+from slurm_ones.config import SITE_VIEW, view_name
+from slurm_ones.service.acl import let_read
+from slurm_ones.untrusted_files import NotBelieved, directory_of
+
+log = logging.getLogger(__name__)
+
+FOLDER_MODE = 0o711
+"""Everybody opens what they know the name of; nobody lists the folder."""
+ROUND_S = 10.0
+"""Longest time that one round writes; the next one goes on with those who were left."""
+REST = 20
+"""After a round, so many times as long nothing is written but SITE_VIEW: a twentieth of one core at most."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What one round did."""
+
+    written: int = 0
+    left: int = 0
+    """Users whose turn comes in a later round."""
+    removed: int = 0
+    unknown: tuple[str, ...] = ()
+    """Users whom this machine does not know."""
+
+
+class Publisher:
+    """Writes the files of one cluster into one folder. `publish` is one round; `start` has a thread do one after each
+    `ticked`. `clock` gives the time."""
+
+    def __init__(
+        self, url: str, cluster: str, folder: Path, *, clock: Callable[[], float] = time.time, round_s: float = ROUND_S
+    ) -> None:
+        self._source = ViewSource(url, cluster)
+        self._folder = folder
+        self._clock = clock
+        self._round_s = round_s
+        self._written: dict[str, Hashable] = {}
+        """What each user's file shows, in the order in which they were written."""
+        self._rest_until = 0.0
+        self._said: set[str] = set()
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Publish from a thread from now on."""
+        self._thread = threading.Thread(target=self._run, name="views", daemon=True)
+        self._thread.start()
+
+    def ticked(self) -> None:
+        """A tick has ended: there may be something new."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Finish the round that was asked for, and end."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(2 * self._round_s)
+        self._source.close()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            closing = self._closing
+            self._wake.clear()
+            try:
+                self.publish()
+            except (StoreError, OSError, NotBelieved) as error:
+                self._say_once(f"users cannot see their jobs: {error}")
+            except Exception:
+                # Its end would be noticed by nobody.
+                log.exception("users cannot see their jobs")
+            if closing or self._closing:
+                return
+
+    def publish(self) -> Published:
+        """Write SITE_VIEW, and the files of users whose jobs changed, those first whose files are oldest; remove the
+        files of users whose jobs ended long ago. Raises `StoreError`, and OSError or `NotBelieved` where nothing can
+        be written."""
+        made = self._make_folder()
+        with directory_of(self._folder, os.geteuid(), "this companion") as folder:
+            if made:
+                # Whatever the umask took away.
+                os.fchmod(folder, FOLDER_MODE)
+            if os.fstat(folder).st_mode & 0o022:
+                raise NotBelieved(f"{self._folder}: others may write there; take that from them (chmod 711)")
+            _write(folder, SITE_VIEW, self._source.site(), None)
+            began = time.monotonic()
+            if began < self._rest_until and not self._closing:
+                return Published()
+            done = self._publish_users(folder, began)
+            self._rest_until = time.monotonic() + REST * (time.monotonic() - began)
+        return done
+
+    def _make_folder(self) -> bool:
+        """Whether it was not there."""
+        try:
+            self._folder.mkdir(mode=FOLDER_MODE)
+        except FileExistsError:
+            return False
+        return True
+
+    def _publish_users(self, folder: int, began: float) -> Published:
+        now = self._clock()
+        users = self._source.users(now)
+        uids = {user: uid for user in users if (uid := _uid(user)) is not None}
+        self._written = {user: seen for user, seen in self._written.items() if user in uids}
+        due = [user for user in uids if user not in self._written]
+        due += [user for user, seen in self._written.items() if users[user] != seen]
+        written = 0
+        with closing(self._source.views(due, now)) as views:
+            for user, file in views:
+                self._write(folder, uids[user], file)
+                self._written.pop(user, None)
+                self._written[user] = users[user]
+                written += 1
+                if time.monotonic() - began > self._round_s:
+                    break
+        unknown = tuple(sorted(users.keys() - uids.keys()))
+        for user in unknown:
+            self._say_once(f"user {user!r} is not known on this machine, and cannot be shown their jobs")
+        return Published(written, len(due) - written, _tidy(folder, uids), unknown)
+
+    def _write(self, folder: int, uid: int, file: bytes) -> None:
+        try:
+            _write(folder, view_name(uid), file, uid)
+        except OSError as error:
+            if error.errno != errno.ENOTSUP:
+                raise
+            raise NotBelieved(
+                f"{self._folder}: its file system has no POSIX ACLs, by which each user could read a file of their "
+                "own; set `views` in the settings to a folder on one that has"
+            ) from None
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said and len(self._said) < 1000:
+            self._said.add(text)
+            log.error("%s", text)
+
+
+def _uid(user: str) -> int | None:
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except (KeyError, ValueError):
+        return None
+
+
+def _write(folder: int, name: str, content: bytes, uid: int | None) -> None:
+    """Put the file into place as a whole: for this user alone, or for everybody."""
+    temporary = f".{name}"
+    with suppress(FileNotFoundError):
+        os.unlink(temporary, dir_fd=folder)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o600, dir_fd=folder)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            if uid is None:
+                os.fchmod(fd, 0o644)
+            else:
+                let_read(fd, uid)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+def _tidy(folder: int, uids: Mapping[str, int]) -> int:
+    """Remove the files of users without jobs to be shown; returns how many."""
+    kept, removed = {*uids.values()}, 0
+    for name in os.listdir(folder):
+        found = re.fullmatch(r"([0-9]+)\.sqlite", name)
+        if found and int(found[1]) not in kept:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+                removed += 1
+    return removed

@@ -1,0 +1,201 @@
+"""What a user of an operator's site sees: `jobs`, `why` and `status` over what the companion published for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ones_db import HealthRecord, Store
+from ones_db.leader_lock import LeaderLock
+from slurm_ones.cli import app
+from slurm_ones.cli.doctor import _database, _permission, _views
+from slurm_ones.cli.unknown import unknown_job
+from slurm_ones.config import ConfigError, Settings, load, parse
+from slurm_ones.service.publisher import Publisher
+from slurm_ones.slurm.client import Refused
+from slurm_ones.slurm.model import Job, Shape
+from tests.db.make import job, resize, resized_job
+from tests.slurm.make import job_of
+
+ALICE, BOB, EVE = 2001, 2002, 2003
+USERS = {"alice": ALICE, "bob": BOB}
+
+
+@pytest.fixture
+def site(tmp_path: Path, empty_sqlite: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The settings of a site whose companion has published jobs of alice and bob, and leads."""
+    shutil.copy(empty_sqlite, tmp_path / "ones.sqlite")
+    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
+    monkeypatch.setattr(
+        pwd, "getpwnam", lambda name: pwd.struct_passwd((name, "x", USERS[name], USERS[name], "", "/", "/bin/sh"))
+    )
+    now = time.time()
+    with Store.open(url, "gres") as store, LeaderLock(url, "gres") as lock:
+        lock.take(now)
+        resized_job(store, 7, "alice")
+        store.record_jobs([job(8, user="bob", name="bobs-secret")])
+        for number in (7, 8):
+            store.begin_resize(resize(number, new_gpus_per_node=1, started=9000.0, state="draining"))
+        store.record_health(HealthRecord(now, "act", 60.0, now, 0.5, 2, 0, 4))
+        publisher = Publisher(url, "gres", tmp_path / "views")
+        publisher.publish()
+        publisher.close()
+        # Root may read every file: what users cannot open is not there for these.
+        closed = "sqlite:////nonexistent/ones.sqlite"
+        file = tmp_path / "config.toml"
+        file.write_text(f'database = "{closed}"\nviews = "{tmp_path / "views"}"\n')
+        monkeypatch.setenv("PATH", "/nonexistent")
+        yield file
+
+
+def as_user(monkeypatch: pytest.MonkeyPatch, uid: int, *arguments: str) -> Result:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: uid)
+        return CliRunner().invoke(app, list(arguments))
+
+
+def test_users_see_their_own_jobs_alone(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects bob's jobs, and the commands' promise that they work at every site."""
+    config = ("--config", str(site))
+    done = as_user(monkeypatch, ALICE, "jobs", "--json", *config)
+    assert [job["job_id"] for job in json.loads(done.stdout)] == [7]
+    shown = as_user(monkeypatch, ALICE, "why", "7", *config)
+    assert shown.exit_code == 0 and "resize 1x1, batch 64 → 256: draining" in shown.stdout
+    other = as_user(monkeypatch, ALICE, "why", "8", *config)
+    assert other.exit_code == 2 and "job 8 is not among your jobs" in other.stderr and "secret" not in other.output
+    assert [one["job_id"] for one in json.loads(as_user(monkeypatch, BOB, "jobs", "--json", *config).stdout)] == [8]
+
+
+def test_status_is_for_everybody(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the companion is well, and of resizes one's own."""
+    told = {}
+    for uid in (ALICE, BOB, EVE):
+        done = as_user(monkeypatch, uid, "status", "--no-slurm", "--json", "--config", str(site))
+        told[uid] = json.loads(done.stdout)
+        assert done.exit_code == 0 and told[uid]["healthy"] and told[uid]["last"]["running"] == 2
+    assert {uid: [one["job_id"] for one in found["resizes"]] for uid, found in told.items()} == {
+        ALICE: [7],
+        BOB: [8],
+        EVE: [],
+    }
+
+
+def test_who_has_no_jobs_yet_is_told_when_they_will_show(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No permission error, and exit code 1; nothing published at all is said as such."""
+    for command in (("jobs",), ("why", "7"), ("jobs", "--json")):
+        done = as_user(monkeypatch, EVE, *command, "--config", str(site))
+        assert done.exit_code == 1 and "have not been seen yet: the companion looks every 60 s" in done.stderr
+    assert json.loads(as_user(monkeypatch, EVE, "jobs", "--json", "--config", str(site)).stdout) == []
+    shutil.rmtree(site.parent / "views")
+    (site.parent / "views").mkdir()
+    done = as_user(monkeypatch, EVE, "jobs", "--config", str(site))
+    assert done.exit_code == 1 and "is it running?" in done.stderr
+    done = as_user(monkeypatch, EVE, "status", "--no-slurm", "--config", str(site))
+    assert done.exit_code == 1 and "has published nothing yet" in done.stdout
+
+
+def test_doctor_asks_a_user_for_nothing_of_an_operators(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither rights over others' jobs nor the database."""
+    settings, nobody = load(site), None
+    for uid, what in ((ALICE, "shows them"), (EVE, "none of them has been seen yet")):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "geteuid", lambda uid=uid: uid)
+            found = [one for check in (_permission, _views, _database) for one in check(nobody, settings)]  # type: ignore[arg-type]
+        assert [one.what for one in found] == ["permission", "your jobs"] and what in found[1].found
+        assert "bad" not in {one.verdict for one in found}
+
+
+def test_doctor_tells_an_operator_of_a_folder_without_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first user asks why there is nothing."""
+    settings = Settings(views=tmp_path)
+    assert [one.verdict for one in _views(None, settings)] == ["ok"]  # type: ignore[arg-type]
+
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "setxattr", refuse)
+    (found,) = _views(None, settings)  # type: ignore[arg-type]
+    assert found.verdict == "bad" and "POSIX ACLs" in found.advice
+    (found,) = _views(None, Settings())  # type: ignore[arg-type]
+    assert found.verdict == "note" and "users cannot see their jobs" in found.found
+
+
+@pytest.mark.parametrize(
+    ("known", "own_only", "words"),
+    [
+        (None, False, "Slurm does not know it"),
+        (None, True, "or it is another user's"),
+        ({"comment": ""}, False, "it has not opted in: it has no comment"),
+        ({"comment": "my run"}, False, "it has not opted in: its comment is 'my run'"),
+        ({"comment": "ones: gpus=1-4"}, False, "the companion has not seen it yet, and looks every 60 s"),
+        ({"comment": "ones: gpus=1-4", "user": "bob"}, True, "it belongs to bob, and is not yours to see"),
+    ],
+)
+def test_what_is_known_of_an_unknown_job(
+    known: dict[str, str] | None, own_only: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm is asked: each cause has another remedy."""
+
+    class Client:
+        def details(self, ids: list[int]) -> dict[int, Job]:
+            return {} if known is None else {9: job_of(Shape(1, 1), **{"job_id": 9, "user": "alice", **known})}
+
+    monkeypatch.setattr("slurm_ones.cli.unknown.connect", lambda settings: Client())
+    monkeypatch.setattr("getpass.getuser", lambda: "alice")
+    assert words in unknown_job(Settings(), 9, "/db", own_only=own_only)
+
+    def broken(settings: Settings) -> None:
+        raise Refused("no")
+
+    monkeypatch.setattr("slurm_ones.cli.unknown.connect", broken)
+    assert "Slurm cannot be asked" in unknown_job(Settings(), 9, "/db", own_only=own_only)
+
+
+class TestSecrets:
+    """The settings are for everybody, and what is secret is in a file of its own."""
+
+    def test_a_url_in_a_file(self, tmp_path: Path) -> None:
+        """Read only by whoever opens the database; refused where others may read it; never shown."""
+        secret, file = tmp_path / "secret", tmp_path / "config.toml"
+        file.write_text(f'database_url_file = "{secret}"\n')
+        file.chmod(0o644)
+        settings = load(file)
+        with pytest.raises(ConfigError, match="cannot be read: No such file"):
+            _ = settings.database_url
+        secret.write_text("postgresql://me:s3same@host/ones\n")
+        secret.chmod(0o640)
+        with pytest.raises(ConfigError, match="others may read it; chmod 600") as caught:
+            _ = settings.database_url
+        assert "s3same" not in str(caught.value)
+        secret.chmod(0o600)
+        assert settings.database_url == "postgresql://me:s3same@host/ones"
+        assert "s3same" not in repr(settings)
+        secret.write_text("a\nb\n")
+        with pytest.raises(ConfigError, match="write one line"):
+            _ = settings.database_url
+
+    def test_two_databases_are_refused(self) -> None:
+        """Nobody could say which one is meant."""
+        with pytest.raises(ConfigError, match="both name a database") as caught:
+            parse('database = "postgresql://me:s3same@host/a"\ndatabase_url_file = "/b"')
+        assert "s3same" not in str(caught.value)
+
+    def test_a_settings_file_that_is_closed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is said who opens it, and how."""
+        file = tmp_path / "config.toml"
+        file.write_text("")
+
+        def refuse(*_: object, **__: object) -> str:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(Path, "read_text", refuse)
+        with pytest.raises(ConfigError, match=r"closed to you.*chmod 644"):
+            load(file)

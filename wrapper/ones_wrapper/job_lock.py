@@ -1,0 +1,93 @@
+"""One job at a time holds a job's directory: two would clear away and replace each other's files.
+
+The standard library alone: `ones-run` looks here before torch is imported.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from pathlib import Path
+
+LOCK = ".lock"
+WAIT_S = 5.0
+"""How long a run that is just ending may still hold the directory."""
+
+
+class InUseError(Exception):
+    """Another job runs in this directory; the message says which, and what to do."""
+
+
+def lock_directory(job_dir: Path, job_id: int, wait_s: float = WAIT_S) -> int | None:
+    """Hold the directory until this process ends, or until the handle returned is closed; None where it cannot be.
+    Who holds it gets `wait_s` to end.
+
+    Raises `InUseError` where another job holds it. A lock is refused to nobody without need: where the file system
+    has none, and where it is this very job's (an earlier run on a node that died, say), this run goes on without.
+    It is one of POSIX, which network file systems know, too, and which forked processes do not keep.
+    """
+    try:
+        handle = os.open(job_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except OSError:
+        return None
+    try:
+        if _lock(handle, wait_s):
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{job_id} {socket.gethostname()} {os.getpid()}\n".encode(), 0)
+            return handle
+        held_by, host, process = _held_by(handle)
+    except OSError:
+        os.close(handle)  # which gives the lock back, if it was there
+        return None
+    os.close(handle)
+    if job_id and held_by == str(job_id):
+        return None
+    raise InUseError(
+        f"job {held_by} is running in {job_dir} (process {process} on {host}), and two jobs cannot share it: end that "
+        f"one, or set ONES_JOB_DIR to another directory. If it has ended, remove {job_dir / LOCK}"
+    )
+
+
+def holder(job_dir: Path, wait_s: float = 0.0) -> str:
+    """Which job holds the directory, and where, in words; empty where none does any more after `wait_s`, as far as can
+    be seen. Changes nothing there."""
+    try:
+        handle = os.open(job_dir / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return "" if _lock(handle, wait_s) else "job {0} (process {2} on {1})".format(*_held_by(handle))
+    except OSError:
+        return ""
+    finally:
+        os.close(handle)
+
+
+def last_job(job_dir: Path) -> int:
+    """The job that held the directory last; 0 where that is not known."""
+    try:
+        word = (job_dir / LOCK).read_text(errors="replace").split()[0]
+        return int(word) if word.isascii() and word.isdigit() and len(word) < 16 else 0
+    except (OSError, IndexError):
+        return 0
+
+
+def _held_by(handle: int) -> list[str]:
+    """Job, host and process, as they are written there."""
+    line = os.pread(handle, 200, 0).decode(errors="replace").split()
+    return line if len(line) == 3 else ["?", "?", "?"]
+
+
+def _lock(handle: int, wait_s: float) -> bool:
+    """Whether it is ours now; OSError where there are no locks."""
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except (BlockingIOError, PermissionError):  # POSIX allows either
+            if time.monotonic() >= until:
+                return False
+        time.sleep(0.1)

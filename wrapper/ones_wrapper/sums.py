@@ -1,0 +1,61 @@
+"""Whether the files of a checkpoint are whole: their sizes and checksums. The standard library alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ones_wrapper.protocol import MANIFEST
+
+RESUMED_FROM = "resumed_from"
+"""In a manifest: the job that made a checkpoint which another one took over."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A file's size in bytes and CRC-32."""
+
+    size: int
+    crc: int
+
+
+def sync(path: Path) -> None:
+    """fsync a file or a directory."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def checksum(path: Path) -> Sum:
+    """Of a regular file of ours; raises OSError for anything else."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid():
+            raise OSError(f"{path.name} is not a regular file of this user")
+        crc, block = 0, memoryview(bytearray(1 << 20))
+        while read := file.readinto(block):
+            crc = zlib.crc32(block[:read], crc)
+    return Sum(state.st_size, crc)
+
+
+def damage(checkpoint: Path, part: int = 0, parts: int = 1) -> str:
+    """What is wrong with a checkpoint, or empty; looks at one `part` of its files of `parts`."""
+    try:
+        files = json.loads((checkpoint / MANIFEST).read_text())["files"]
+        for file in sorted(files)[part::parts]:
+            if file != Path(file).name:
+                return f"{MANIFEST} names {file!r}"
+            now, then = checksum(checkpoint / file), Sum(*files[file])
+            if now != then:
+                return f"{file}: {now.size} bytes, not the {then.size} that were written, or changed"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return f"{type(error).__name__}: {error}"[:200]
+    return ""
