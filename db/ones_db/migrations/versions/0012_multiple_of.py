@@ -1,6 +1,6 @@
 """Jobs say of what their global batches are multiples.
 
-Revision 0011.
+Revision 0012.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from alembic import op
 
 from ones_db.migrations.anew import make_anew
 
-revision = "0011"
-down_revision = "0010"
+revision = "0012"
+down_revision = "0011"
 
 WHOLE = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 COMMENT = "its global batches are multiples of this, samples"
