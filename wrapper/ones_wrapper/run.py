@@ -272,6 +272,7 @@ class Run:
         if agreed.stop == BY_OWNER:
             self._stop_for_good()
         elif agreed.stop:
+            flush_files()  # the checkpoint may take longer than Slurm waits
             self.save("before the stop that a signal asked for")
             self._leave("signal", STOP_CODE)
         elif agreed.drain:
@@ -350,8 +351,6 @@ class Run:
     def save(self, why: str, order: int | None = None) -> bool:
         """Write a checkpoint that is durable on return, and report it; False where that failed, which is logged."""
         self._reporter.flush()
-        # First: once the checkpoint is reported, the companion may requeue, and the ranks are hardly left a moment.
-        flush_files()
         hang_detector.beat()
         saved = self.saver.save(self.state, self.progress, why, order)
         hang_detector.beat()
@@ -359,6 +358,8 @@ class Run:
 
     def _drain(self, number: int) -> None:
         """Checkpoint, report it, wait for the requeue; carry on when it is called off or does not come."""
+        # First: once the checkpoint is reported, the companion may requeue, and the ranks are hardly left a moment.
+        flush_files()
         if not self.save(f"for order {number}", number):
             return
         goodbye = partial(self._reporter.bye, "drained", self.progress.step, STOP_CODE, "")
