@@ -164,7 +164,8 @@ class Companion:
             within = bounds_of(round_, rules)
             started = time.monotonic()
             schedule = decide_within(self._policy(partition), cluster, jobs, within, round_.now, self._rng)
-            decided.append(PartitionSchedule(partition, schedule, time.monotonic() - started))
+            views = {job.job_id: job for job in jobs}
+            decided.append(PartitionSchedule(partition, schedule, time.monotonic() - started, views))
         return decided
 
     def _policy(self, partition: str) -> Policy:

@@ -51,6 +51,10 @@ SENTENCES: dict[str, str] = {
     "dwell_failures": "it may be resized in {seconds:.0f} s: {times:resize|resizes} in a row did not take effect, and "
     "each doubles the wait",
     "nothing_reported": "it has not reported what it can do: is it started by ones-run?",
+    "gpus_idle": "this run uses {ranks} of its {gpus:GPU|GPUs}: start it with ones-run (on whole nodes with "
+    "--gpus-per-node), or torchrun --nproc_per_node=gpu on all its nodes",
+    "gpus_shared": "{ranks} ranks share its {gpus:GPU|GPUs}: start it with ones-run (on whole nodes with "
+    "--gpus-per-node), or torchrun --nproc_per_node=gpu on all its nodes",
     # Limits that a site has set (rules/)
     "near_time_limit": "it is near its time limit: within {seconds:.0f} s (limits.near_limit_s)",
     "near_end": "it is expected to end within {seconds:.0f} s (limits.near_end_s)",
@@ -187,6 +191,8 @@ CAUSES = {
     "held_by_operator": "held by an operator",
     "held_by_owner": "held by the owner",
     "nothing_reported": "without reports",
+    "gpus_idle": "with GPUs that no rank uses",
+    "gpus_shared": "with more ranks than GPUs",
     "other_user": "of other users",
     "job_array": "job arrays",
     "blocks_no_array": "array=blocks without a job array",

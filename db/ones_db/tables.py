@@ -13,7 +13,7 @@ from sqlalchemy import text as condition
 
 from ones_db.columns import column, flag, key, number, of, reason, text, whole
 
-SCHEMA_REVISION = "0010"
+SCHEMA_REVISION = "0011"
 """The newest migration. Revisions are numbers of four digits, so that older and newer are known from the
 name."""
 
@@ -119,6 +119,7 @@ RUNS = Table(
     whole("hello_number", "number of the hello of its last start of the ranks", nullable=True),
     whole("nonfinite", "steps with a loss that is not a finite number", nullable=True),
     whole("nonfinite_step", "step of the last report that had such a loss; null for none", nullable=True),
+    whole("world", "ranks, as its last hello said", nullable=True),
     Index("uq_runs_job_id_restart", "job_id", "restart", unique=True),
     comment="one start of a job each",
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass, field
 
 from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, NotLeader, ReasonRecord, ResizeRecord, Store
 from ones_wrapper.protocol import Order
@@ -22,7 +22,8 @@ from slurm_ones.rules.blocks import BLOCKS, REQUEUE
 from slurm_ones.rules.gate import JobRules, Round
 from slurm_ones.rules.moves import Moves
 from slurm_ones.rules.plan import Change, Plan, plan
-from slurm_ones.schedule.policy import Schedule
+from slurm_ones.schedule.gain import expected_gain
+from slurm_ones.schedule.policy import JobView, Schedule
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Task
 
@@ -36,6 +37,8 @@ class PartitionSchedule:
     partition: str
     schedule: Schedule
     seconds: float
+    views: Mapping[int, JobView] = field(default_factory=dict)
+    """What the policy was shown of each job."""
 
 
 class Actor:
@@ -110,7 +113,7 @@ class Actor:
             # A job in the middle of a resize is not decided about.
             decision = self._write(one, [job for job in rules.jobs.values() if job.target is None], made)
             for change in made.begin:
-                self._begin(change, decision)
+                self._begin(change, decision, one.views.get(change.job_id))
             if self.acting:
                 resized = [change for change in made.begin if change.resizes]
                 round_ = round_.begun(
@@ -159,7 +162,7 @@ class Actor:
             for line in lines:
                 self._say(line)
 
-    def _begin(self, change: Change, decision: int | None) -> None:
+    def _begin(self, change: Change, decision: int | None, view: JobView | None) -> None:
         job = change.elastic.job
         if not self.acting:
             lines = [f"# job {job.job_id} ({job.user}): {change}"]
@@ -197,6 +200,8 @@ class Actor:
         self._held.note(record)
         if change.moves is not None:
             self._machine.new.add(record.id)
+        if (gain := expected_gain(view, change.new, change.new_batch)) is not None:
+            self._machine.gains[record.id] = gain
         self._machine.advance(record)
 
     def _order_batch(self, change: Change) -> None:

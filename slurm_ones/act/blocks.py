@@ -379,7 +379,9 @@ def _order(
     if leader is not None and leader.running:
         # It is the one to be woken.
         job = replace(leader, job_id=job.job_id, restart=job.restart)
-    machine.orders.write(job, Order(number, resize.restart, batch, blocks=tuple(sorted(blocks)) or None), wake=True)
+    gain = machine.gains.get(resize.id) if number == resize.order_number else None
+    order = Order(number, resize.restart, batch, blocks=tuple(sorted(blocks)) or None, gain=gain)
+    machine.orders.write(job, order, wake=True)
 
 
 BLOCK_HANDLERS: dict[State, Callable[[Machine, ResizeRecord, Array], ResizeRecord]] = {

@@ -72,6 +72,9 @@ class Machine:
         self.times = ActionTimes(self.settings, self.clock)
         self.new: set[int] = set()
         """Resizes that this companion has begun and not looked at since: what is held of theirs, others hold."""
+        self.gains: dict[int, float] = {}
+        """What the decision expected of resizes that this companion has begun (`Order.gain`). For the job's log alone,
+        so that it need not outlive the companion."""
 
     def move(
         self,
@@ -90,4 +93,5 @@ class Machine:
             self.times.entered(resize, state)
             return self.store.step_resize(resize.id, state.value, time=self.clock(), detail=detail, deadline=deadline)
         self.times.forget(resize)
+        self.gains.pop(resize.id, None)
         return self.store.end_resize(resize.id, state.value, detail, self.clock(), pause_s)

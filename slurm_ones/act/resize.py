@@ -86,7 +86,8 @@ class ResizeMachine(Machine):
             return self._cancel_drain(resize, job, reason("held_while_running"))
         # After a restart of ours it may be there, or cancelled already.
         if self.times.due(resize, once=True) and self.orders.last_number(job) < resize.order_number:
-            order = Order(resize.order_number, resize.restart, resize.new_batch, drain=True)
+            gain = self.gains.get(resize.id)
+            order = Order(resize.order_number, resize.restart, resize.new_batch, drain=True, gain=gain)
             try:
                 self.orders.write(job, order, wake=True)
             except OrderError as error:

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from ones_db import SchemaError, StoreError, migrate
 from ones_db.engine import backend_of
+from ones_wrapper.protocol import SPOOL_FILE
 from slurm_ones.cli.common import ConfigOption, JsonOption, command, console, print_json, published_for, settings_of
 from slurm_ones.config import ConfigError, Settings, default_path, view_name
 from slurm_ones.report.text import safe
@@ -157,18 +158,36 @@ def _directories(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
     elif settings.spool is not None:
         try:
             with tempfile.NamedTemporaryFile(dir=settings.spool):
-                yield Finding("spool", "ok", f"{settings.spool}: jobs need ONES_SPOOL={settings.spool}")
+                yield Finding("spool", "ok", f"{settings.spool}")
         except OSError as error:
             yield Finding(
                 "spool", "bad", f"{settings.spool}: {error.strerror}", "create it, owned by this user, mode 755"
             )
+        yield _published(settings.spool)
     elif settings.scope == "all" and os.geteuid() != 0:
         yield Finding(
             "spool",
             "bad",
             "none: orders cannot be written into other users' directories",
-            "set spool to a shared directory of this user's, and ONES_SPOOL in the jobs' environment",
+            f"set spool to a shared directory of this user's, and write its path to {SPOOL_FILE} on the compute nodes "
+            "(or have jobs export ONES_SPOOL)",
         )
+
+
+def _published(spool: Path, file: Path = Path(SPOOL_FILE)) -> Finding:
+    """Whether jobs find the spool by themselves, as far as this host tells."""
+    what = "spool for jobs"
+    try:
+        path = Path(file.read_text().strip())
+        states = [one.lstat() for one in (file, file.parent)]
+    except (OSError, ValueError):
+        advice = f"write {spool} to {file} on every compute node, as root; or have jobs export ONES_SPOOL={spool}"
+        return Finding(what, "note", f"{file} is not here, and was not looked for on compute nodes", advice)
+    if path != spool:
+        return Finding(what, "bad", f"{file} names {path}, not {spool}", "write the spool of the settings there")
+    if any(state.st_uid != 0 or state.st_mode & 0o022 for state in states):
+        return Finding(what, "bad", f"{file}, or its folder, is not root's alone to write", "jobs do not believe it so")
+    return Finding(what, "ok", f"{file} names it here; have the same file on every compute node")
 
 
 def _settings_file(path: Path, settings: Settings) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ import typer
 
 from ones_db import HealthRecord, LeaderRecord, ResizeRecord, SchemaError, Store, StoreError, migrate
 from ones_db.engine import backend_of
+from ones_wrapper.protocol import SPOOL_FILE
 from slurm_ones.cli.common import (
     ConfigOption,
     JsonOption,
@@ -34,6 +35,8 @@ LATE = 3.0
 """Ticks that may be missing before the last one is too old; one that asks Slurm in vain waits longer each time."""
 RECENT_S = 3600.0
 """How long an error is worth telling."""
+SEVERAL = 2
+"""So many jobs with the same fault make it one of the site."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,21 @@ def _of(
         Resizing(r.job_id, ", ".join(filter(None, (changed(r), planned(r)))), r.state, r.started) for r in open_resizes
     )
     problems += _of_companion(now, leader, last)
+    problems += _of_site(store)
     return Status(not problems, tuple(problems), now, store.cluster, place, schema, slurm, leader, last, resizes)
+
+
+def _of_site(store: Store) -> list[str]:
+    """What jobs are refused for that is not one job's fault."""
+    alive = store.jobs(sorted(store.live_jobs())).values()
+    refusals = [job.refusal for job in alive if job.refusal.code == "spool_not_read"]
+    if len(refusals) < SEVERAL:
+        return []
+    spool = dict(refusals[0].arguments)["spool"]
+    return [
+        f"{len(refusals)} jobs do not read the spool, so that no order reaches them: write {spool} to {SPOOL_FILE} on "
+        "the compute nodes"
+    ]
 
 
 def _of_companion(now: float, leader: LeaderRecord | None, last: HealthRecord | None) -> list[str]:

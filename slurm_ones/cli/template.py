@@ -1,4 +1,4 @@
-"""`slurm-ones template`: batch scripts and service files to start from, as the package ships them."""
+"""`slurm-ones template`: batch scripts and service files to start from: the package's files, and scripts for sites."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from slurm_ones.cli.common import command, console
+from slurm_ones.cli.site_script import Wishes, batch_script
+from slurm_ones.cli.sites import SITES
 from slurm_ones.simulate import BadInput
 
 FOLDERS = ("sbatch_templates", "service/units")
@@ -28,14 +30,27 @@ def summary(text: str) -> str:
 
 
 @command
-def template(name: Annotated[str, typer.Argument(help="Template to print. Without a name: list them.")] = "") -> None:
-    """Print a batch script or a service file to start from."""
-    known = templates()
+def template(
+    name: Annotated[str, typer.Argument(help="Template or site to print. Without a name: list them.")] = "",
+    account: Annotated[str, typer.Option(help="Of a site's script: whom the job is charged to.")] = "",
+    partition: Annotated[str, typer.Option(help="Of a site's script: another partition than its usual one.")] = "",
+    gpus: Annotated[str, typer.Option(help="Of a site's script: GPUs that you allow (1-16).")] = "",
+    batch: Annotated[str, typer.Option(help="Of a site's script: global batches that you allow (32-1024).")] = "",
+    time: Annotated[str, typer.Option(help="Of a site's script: its time limit, as Slurm writes it.")] = "",
+) -> None:
+    """Print a batch script for a site, or a file of the package, to start from."""
+    wishes = Wishes(account, partition, gpus, batch, time)
+    known = templates() | {name: batch_script(name, site) for name, site in SITES.items()}
     if not name:
         for known_name, text in known.items():
             console.print(f"{known_name:28}{summary(text)}", markup=False, soft_wrap=True)
         return
+    if name in SITES:
+        sys.stdout.write(batch_script(name, SITES[name], wishes))
+        return
     text = known.get(name.removesuffix(".sbatch"), "")
     if not text:
         raise BadInput(f"there is no template {name!r}: choose one of {', '.join(known)}")
+    if wishes.any:
+        raise BadInput(f"{name} is printed as it is; options are for the scripts of sites: {', '.join(SITES)}")
     sys.stdout.write(text)

@@ -24,6 +24,9 @@ LONG = {
 }
 """Short options of sbatch that matter here."""
 
+PLACEHOLDER = "EDIT"
+"""What our scripts say where their user is to fill something in; Slurm refuses it."""
+
 _DIRECTIVE = re.compile(r"#SBATCH(?:\s+(.*))?")
 _NEARLY = re.compile(r"#\s+SBATCH\b|#SBATCH-|#sbatch\b", re.ASCII)
 _NEAR_COMMENT = re.compile(r"\bones\b\s*[:=]?|\b(?:gpus|nodes|batch)=\d", re.IGNORECASE)
@@ -155,12 +158,20 @@ def examine(text: str) -> Verdict:
     script = read_script(text)
     optin, found = comment_findings(script.value("--comment"), script.line("--comment"))
     findings = [*script.findings, *found]
-    for check in (_tasks, _requeue, _gpus, _array, _launch, _log):
+    for check in (_placeholders, _tasks, _requeue, _gpus, _array, _launch, _log):
         findings += check(script, optin)
     shape = _shape(script)
     if optin is not None and shape is not None:
         findings += _range(script, optin, shape)
     return Verdict(optin, shape, _directory(script, optin), tuple(sorted(findings, key=lambda one: one.line)))
+
+
+def _placeholders(script: Script, optin: OptIn | None) -> list[Finding]:
+    return [
+        Finding(Weight.ERROR, line, f"{name}={PLACEHOLDER}: fill it in")
+        for name, (line, value) in script.options.items()
+        if value == PLACEHOLDER
+    ]
 
 
 def _tasks(script: Script, optin: OptIn | None) -> list[Finding]:

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from ones_db import Store, StoreError
-from ones_wrapper.protocol import Hello, Membership, Report, decode_report, directory_name, reports_name
+from ones_wrapper.protocol import (
+    Hello,
+    Membership,
+    Report,
+    decode_pointer,
+    decode_report,
+    directory_name,
+    pointer_name,
+    reports_name,
+)
 from slurm_ones.observe.blocks import arrays, block_job
 from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.squeue import parse_jobs
@@ -141,7 +150,10 @@ class Harness:
         return job
 
     def directory(self, job_id: int, user: str = "alice") -> Path:
-        """The host's name of the job's directory."""
+        """The host's name of the job's directory, in /scratch where it is not in the user's home."""
+        pointer = self.cluster.home(user) / pointer_name(job_id)
+        if pointer.exists():
+            return self._host(decode_pointer(pointer.read_bytes()))
         return self.cluster.home(user) / directory_name(job_id)
 
     def reports(self, job_id: int, restart: int, user: str = "alice") -> list[Report]:

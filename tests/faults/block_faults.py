@@ -27,6 +27,8 @@ class BlockFaults:
         """Whether a resize of the job is under way: a hold of one of its tasks then passes for the companion's own."""
         self.held: set[Task] = set()
         """Tasks that their owner holds."""
+        self.held_in_change: set[Task] = set()
+        """The same where a resize was under way: nobody can tell whose hold it is, and the owner gives it back too."""
 
     @property
     def _cluster(self) -> SimulatedCluster:
@@ -85,19 +87,20 @@ class BlockFaults:
             return False
         task = Task(job_id, rng.choice(tasks))
         if kind is FaultKind.BLOCK_HELD:
-            if not self.busy(job_id):
-                self.held.add(task)
+            (self.held_in_change if self.busy(job_id) else self.held).add(task)
             self._cluster.hold(task)
             self._cluster.timeline.after(rng.uniform(*HELD_S), lambda: self.release(task))
         else:
             self.held.discard(task)
+            self.held_in_change.discard(task)
             self._cluster.release(task)
         return True
 
     def release(self, task: Task) -> None:
         """Its owner lets it go again; it was theirs to hold."""
-        if task in self.held:
+        if task in self.held | self.held_in_change:
             self.held.discard(task)
+            self.held_in_change.discard(task)
             if any(task.task in job.array_tasks for job in self._cluster.records.known_of(task.array)):
                 self._cluster.release(task)
 

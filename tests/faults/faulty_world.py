@@ -268,7 +268,7 @@ class FaultyWorld(World):
             self.cluster.resume(name)
         for job_id in sorted(self.held):
             self._release_again(job_id)
-        for task in sorted(self.block_faults.held):
+        for task in sorted(self.block_faults.held | self.block_faults.held_in_change):
             self.block_faults.release(task)
         self.stop_file.unlink(missing_ok=True)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ones_db import HealthRecord, ResizeRecord, Store, migrate
+from ones_db import HealthRecord, ReasonRecord, ResizeRecord, Store, migrate
 from ones_db.leader_lock import LeaderLock
 from ones_db.records import JobRecord
 from slurm_ones.cli import app
@@ -19,6 +19,7 @@ from slurm_ones.cli.status import examine, lines
 from slurm_ones.companion import Tick
 from slurm_ones.config import FIXED_KEYS, ConfigError, ReloadableSettings, Settings, parse
 from slurm_ones.observe.eligibility import Observation
+from slurm_ones.reasons import reason
 from slurm_ones.service.health import Health
 from slurm_ones.service.logs import LastErrorHandler
 from slurm_ones.service.systemd import Notifier
@@ -60,6 +61,22 @@ def test_what_is_wrong_is_told(url: str) -> None:
             assert f"{lock.holder} was last heard of 15 m 00 s ago" in problems(url, 2500.0)
             lock.leave(2600.0)
         assert "the last one stopped 1 m 00 s ago" in problems(url, 2660.0)
+
+
+def test_a_spool_that_jobs_do_not_read_is_told(url: str) -> None:
+    """One job may be its owner's mistake; several are a site that has not published its spool."""
+    deaf = ReasonRecord.of(reason("spool_not_read", spool="/shared/spool"))
+    with Store.open(url, "here") as store, LeaderLock(url, "here") as lock:
+        lock.take(1000.0)
+        store.record_health(HealthRecord(1000.0, "act", 60.0))
+        jobs = [JobRecord(i, "train", "me", 900.0, 1, 1, state="RUNNING", elastic=False, refusal=deaf) for i in (1, 2)]
+        store.record_jobs(jobs[:1])
+        assert problems(url, 1010.0) == ""
+        store.record_jobs(jobs)
+        told = (
+            "2 jobs do not read the spool, so that no order reaches them: write /shared/spool to /etc/slurm-ones/spool"
+        )
+        assert told in problems(url, 1010.0)
 
 
 def test_a_database_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -35,8 +35,12 @@ from ones_wrapper.membership.files import own_block
 from ones_wrapper.plugins import load
 from ones_wrapper.protocol import Spec
 from ones_wrapper.registered import check_exchanged, mapped, state_of
-from ones_wrapper.run import Run, Settings
+from ones_wrapper.run import Run
+from ones_wrapper.run_settings import Settings
 from ones_wrapper.schedule import Schedules
+
+_run: Run | None = None
+"""The run of this process."""
 
 
 def init(
@@ -74,6 +78,9 @@ def init(
     Synchronises all ranks. Call it once, before anything that needs the device. Raises ValueError for numbers that
     contradict each other, and RuntimeError for a job that something else already requeues.
     """
+    global _run
+    if _run is not None and not _run.ended:
+        raise RuntimeError("init: call it once")
     started = time.time()
     max_accumulation_steps = max_accumulation_steps if max_passes is None else max_passes
     max_batch = batch if max_batch is None else max_batch
@@ -100,6 +107,7 @@ def init(
         run = Run(group, spec, settings, started)
     if noise_scale:
         run.noise = NoiseScale(group)
+    _run = run
     return Job(run)
 
 
@@ -307,7 +315,8 @@ class Job:
         0. Synchronises all ranks at the first and, for the last checkpoint, after the last.
         """
         run = self._run
-        run.begin()
+        if not run.finished_before:
+            run.begin()
         while run.spec.epochs == 0 or run.progress.epoch < run.spec.epochs:
             epoch = run.progress.epoch
             yield epoch

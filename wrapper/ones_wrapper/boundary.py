@@ -88,6 +88,11 @@ class Boundary:
         self.members: Members | None = None
 
     @property
+    def order(self) -> Order | None:
+        """The order in force; None but on rank 0."""
+        return self._orders.order if self._orders is not None else None
+
+    @property
     def answered(self) -> int:
         """Number of the last order to drain that was obeyed."""
         return self._answered

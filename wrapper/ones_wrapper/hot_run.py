@@ -29,7 +29,9 @@ from ones_wrapper.membership.board import BoardLostError
 from ones_wrapper.membership.files import Block
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
 from ones_wrapper.protocol import Batch, Membership, Spec
-from ones_wrapper.run import Identity, Run, Settings
+from ones_wrapper.resize_log import shape_name
+from ones_wrapper.run import Run
+from ones_wrapper.run_settings import Identity, Settings
 
 
 class HotRun(Run):
@@ -42,6 +44,7 @@ class HotRun(Run):
         self._torch = group
         self._at_boundary = False
         self._leaving_now = False
+        self._shape = ""
         self._shapes: warm_up.Shapes | None = None
         super().__init__(group, spec, settings, started, identity)
         blocks.may_leave = lambda: not self.saver.writing
@@ -256,6 +259,7 @@ class HotRun(Run):
         self._lead_or_follow(change, largest)
         self._report_membership(change)
         if not change.rest and self.batch != batch:
+            self._log_batch(batch)
             steps = accumulation_count(self.batch, group.world, self.spec.max_local_batch)
             number = plan.order if plan.batch else None
             self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
@@ -280,7 +284,13 @@ class HotRun(Run):
         self._first = False
 
     def _report_membership(self, change: Change, first: bool = False) -> None:
-        plan = change.plan
+        plan, step = change.plan, self.progress.step
+        pause_s = 0.0 if first else max(0.0, time.time() - change.began)
+        old, self._shape = self._shape, shape_name(plan.nodes, plan.ranks_per_node, plan.world)
+        if not first and old not in ("", self._shape):
+            order = self._boundary.order
+            gain = order.gain if order is not None and order.number == plan.order else None
+            self.resizes.switched(old, self._shape, step, pause_s, gain, speaks=self.group.rank == 0)
         self._reporter.send(
             Membership(
                 plan.generation,
@@ -289,9 +299,9 @@ class HotRun(Run):
                 plan.nodes,
                 plan.ranks_per_node,
                 plan.world,
-                self.progress.step,
+                step,
                 self.batch,
-                0.0 if first else max(0.0, time.time() - change.began),
+                pause_s,
                 change.bytes,
                 change.transfer_s,
                 plan.ready_s,

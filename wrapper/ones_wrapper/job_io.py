@@ -41,7 +41,9 @@ POLL_S = 0.5
 
 def log(text: str, source: str = "ones") -> None:
     """A line for people, in the job's log; `source` is the program that writes it."""
-    print(f"{source}: {text}", file=sys.stderr, flush=True)
+    # In one piece: other ranks write to the same log.
+    sys.stderr.write(f"{source}: {' '.join(text.splitlines())}\n")
+    sys.stderr.flush()
 
 
 def not_ours(path: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from ones_wrapper.data.feed import AccumulationStep
@@ -46,27 +46,38 @@ class Loader:
             run.meter.start()
             cut = (batch, group.world, group.rank, run.spec.max_local_batch)
             for part, local in feed.batches(epoch, progress.cursor, *cut):
-                self._enter(part)
                 try:
-                    with (
-                        loop.exchanges.during(part),
-                        loop.accumulation.during(part.index, part.count) if loop.accumulation else nullcontext(),
-                    ):
+                    with self.passing(part):
                         yield local
                 except GeneratorExit:  # the script left the loop: the step counts if the optimizer made it
                     if part.last and rate.stepped:
                         run.commit(part.share.total)
-                    self._leave(early=True)
+                    self.leave(early=True)
                     raise
                 if part.last:
-                    loop.schedules.check()
-                    run.commit(part.share.total)
+                    self.complete(part)
                     run.act()
                     run.meter.start()
                     if run.batch != batch or run.generation != generation:
                         changed = True
                         break
-        self._leave(early=False)
+        self.leave(early=False)
+
+    @contextmanager
+    def passing(self, part: AccumulationStep) -> Iterator[None]:
+        """Around the forward and backward pass of one accumulation step."""
+        loop = self._run.loop
+        self._enter(part)
+        with (
+            loop.exchanges.during(part),
+            loop.accumulation.during(part.index, part.count) if loop.accumulation else nullcontext(),
+        ):
+            yield
+
+    def complete(self, part: AccumulationStep) -> None:
+        """The step that ends with this pass was made. Not collective."""
+        self._run.loop.schedules.check()
+        self._run.commit(part.share.total)
 
     def _enter(self, part: AccumulationStep) -> None:
         run, loop = self._run, self._run.loop
@@ -81,7 +92,7 @@ class Loader:
             loop.used += loop.feed.indices(run.progress.epoch, part)
             run.uses(part.last)
 
-    def _leave(self, early: bool) -> None:
+    def leave(self, early: bool) -> None:
         """The epoch's samples are used, or the script left the loop `early`: perhaps by an error."""
         loop = self._run.loop
         loop.within = early

@@ -98,6 +98,11 @@ def spool_order_name(job_id: int) -> str:
     return f"orders-{job_id}.json"
 
 
+SPOOL_FILE = "/etc/slurm-ones/spool"
+"""One line, by which an administrator says on compute nodes where the site's spool is. Believed where the file and its
+folder are root's, and nobody else may write there."""
+
+
 @dataclass(frozen=True)
 class Spec:
     """What a job can do, as its script and its wrapper know it."""
@@ -136,6 +141,8 @@ class Order:
     blocks: tuple[int, ...] | None = None
     """Of a job of blocks: the tasks that shall train together, ascending; None leaves that to the job. `batch` then
     holds from the moment at which they do."""
+    gain: float | None = None
+    """Useful samples per second that the companion expects after the resize, over those before; for the job's log."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ def start(tmp_path: Path, script: str) -> subprocess.Popen[str]:
     srun.write_text(SRUN)
     srun.chmod(0o755)
     (tmp_path / "script.py").write_text(script)
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))} | {
+    # Unbuffered output of two ranks would mix within a line.
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_", "PYTHONUNBUFFERED"))} | {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NUM_NODES": "1",

@@ -21,6 +21,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset, get_worker_info
 
+from ones_wrapper.launch.workers import leave_signals_to_rank
+
 _WORD = 2**64
 _STEPS = 0x5354455053
 """Keeps the keys of steps apart from those of samples."""
@@ -105,13 +107,14 @@ def may_draw(dataset: Dataset[Any]) -> bool:
 
 class WorkerInit:
     """First thing in a DataLoader's worker: `get_worker_info().dataset` is the script's dataset, not our cover of it;
-    then the script's own `worker_init_fn`.
+    then the script's own `worker_init_fn`. The signals of the job are the rank's.
     """
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self._then = then
 
     def __call__(self, worker: int) -> None:
+        leave_signals_to_rank()  # of a worker that was not forked it is not known yet
         info = get_worker_info()
         assert info is not None
         object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[attr-defined]  # torch guards it

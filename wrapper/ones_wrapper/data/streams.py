@@ -43,6 +43,10 @@ class StreamFeed:
     ) -> None:
         """As for `Feed`. Raises TypeError for a stream that cannot go on in mid-epoch, ValueError for more than
         one worker."""
+        if isinstance(dataset, DataLoader):
+            raise TypeError(
+                "loader: give it the dataset itself, not a DataLoader (and the DataLoader's collate_fn and num_workers)"
+            )
         if not can_skip(dataset):
             raise TypeError(f"loader: {type(dataset).__name__} cannot go on in the middle of an epoch; {SKIP_HELP}")
         if num_workers > 1:

@@ -18,6 +18,7 @@ from pathlib import Path
 from ones_wrapper.job_io import log
 from ones_wrapper.launch import container
 from ones_wrapper.launch.blocks import FIRST_WAIT_S, Blocks
+from ones_wrapper.launch.claim import ClaimedError
 from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
 from ones_wrapper.launch.places import find_job_directory, find_spool
 from ones_wrapper.launch.rank_placement import (
@@ -278,7 +279,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if not options.container:  # its image has torch and the script
             require_torch()
-        prepare_job_directory(job_dir, env, Path.cwd(), args.resume_from or resume_from)
+        claim = prepare_job_directory(job_dir, env, Path.cwd(), args.resume_from or resume_from, block)
+    except (LaunchError, ClaimedError) as error:
+        log(str(error), "ones-run")
+        return USAGE_ERROR
+    try:
         blocks = Blocks(block, job_dir, env) if block else None
         if blocks and (why := blocks.not_wanted(FIRST_WAIT_S)):
             log(why, "ones-run")
@@ -288,6 +293,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         log(str(error), "ones-run")
         return USAGE_ERROR
+    finally:
+        if claim is not None:
+            claim.release()
 
 
 if __name__ == "__main__":

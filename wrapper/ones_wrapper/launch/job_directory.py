@@ -84,18 +84,21 @@ def _start(restart: int, task: int | None) -> str:
     return str(restart) if task is None else f"block{task}-{restart}"
 
 
-def write_exit_code(job_dir: Path, restart: int, who: int, code: int, task: int | None = None) -> None:
+def write_exit_code(job_dir: Path, restart: int, who: int, code: int, task: int | None = None) -> bool:
     """A node launcher (or, with MPI, a rank) leaves its exit code for `ones-run`.
 
     `srun` returns the highest code of all tasks, and the tasks that it kills because one failed count as 137;
     other launchers have rules of their own: so the script's own code would be lost. `task` is the block's, where it is
-    one.
+    one. False where it could not be written: the launcher's own code then has to do.
     """
     start = _start(restart, task)
-    with suppress(OSError):  # the launcher's own code then has to do
+    try:
         new = job_dir / f".new-exit-{start}-{who}"
         new.write_text(f"{time.time():.6f} {code}")
         new.rename(job_dir / f".exit-{start}-{who}")
+    except OSError:
+        return False
+    return True
 
 
 def has_exit_code(job_dir: Path, restart: int, who: int, task: int | None = None) -> bool:

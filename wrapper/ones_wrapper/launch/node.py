@@ -32,6 +32,7 @@ from ones_wrapper.launch.rank_placement import LaunchError, later_port, own_node
 from ones_wrapper.launch.restart_policy import (
     CRASHED,
     HUNG,
+    OUT_OF_MEMORY,
     PEER_LOST,
     STOP_CODE,
     USAGE_ERROR,
@@ -48,6 +49,7 @@ RESCUE_S = 30.0
 """The same in a block: a rank that lost others may be writing a checkpoint from its memory, for which
 those wait that train on (`membership.rescue`)."""
 
+_END = (*STOP, signal.SIGINT)
 _POLL_S = 0.02
 _DUMP_S = 1.0
 """How long hung ranks get to print where they are."""
@@ -70,12 +72,12 @@ class Ranks:
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Pass a signal on to the ranks; before there are any, remember it."""
         self.received.add(number)
-        self._send(signal.SIGTERM if number in STOP else number)
+        self._send(signal.SIGTERM if number in _END else number)
 
     @property
     def stopped(self) -> bool:
         """Whether the ranks were told to stop."""
-        return bool(self.received & set(STOP))
+        return bool(self.received & set(_END))
 
     def _send(self, number: int) -> None:
         for pid in list(self._living):
@@ -87,7 +89,7 @@ class Ranks:
         sys.stdout.flush()
         sys.stderr.flush()
         if self._codes:  # started again: what was asked for by signals was answered, but for a stop
-            self.received.intersection_update(STOP)
+            self.received.intersection_update(_END)
         self._codes.clear()
         self._kill_at = float("inf")
         for local_rank in range(self._count):
@@ -99,7 +101,7 @@ class Ranks:
                 return local_rank
             self._living[pid] = local_rank
         for number in self.received:  # came while forking
-            self._send(signal.SIGTERM if number in STOP else number)
+            self._send(signal.SIGTERM if number in _END else number)
         return None
 
     def wait(self) -> int:
@@ -118,9 +120,11 @@ class Ranks:
         code = 128 - code if code < 0 else code
         if not code or (code in CRASHED and time.monotonic() > self._kill_at):  # the latter was us
             return
+        first = not self._codes
         self._codes.append(code)
         self._kill_at = min(self._kill_at, time.monotonic() + self._grace_s)
-        if not self.stopped:
+        # Those that follow are mere consequences; what starts again was said already.
+        if not self.stopped and code not in (PEER_LOST, OUT_OF_MEMORY) and (first or code in CRASHED):
             log(f"local rank {local_rank} ended with exit code {code}", "ones-run")
 
     def _check(self) -> None:
@@ -200,7 +204,7 @@ def main(argv: Sequence[str]) -> int:
     task = block.task if block else None
     count = int(env["ONES_GPUS_PER_NODE"])
     ranks = Ranks(count, hang_detector.limit_s(env), RESCUE_S if block else GRACE_S)
-    for number in STOP + CHECKPOINT + LOOK:
+    for number in _END + CHECKPOINT + LOOK:
         signal.signal(number, ranks.handle)
     try:
         node = own_node(env)
@@ -211,7 +215,7 @@ def main(argv: Sequence[str]) -> int:
         return USAGE_ERROR
     prefetch_checkpoint(job_dir)
     env["ONES_IMPORT_S"] = f"{preload(env):.3f}"
-    if ranks.received & set(STOP):
+    if ranks.received & set(_END):
         return STOP_CODE
     forks = Forks(job_dir)
     while True:
@@ -225,9 +229,10 @@ def main(argv: Sequence[str]) -> int:
                 log("other blocks were lost; starting the ranks again", "ones-run")
                 continue
             code = STOP_CODE if ranks.stopped else code
-        if code:
-            write_exit_code(job_dir, restart, node, code, task)
-        return code
+        written = bool(code) and write_exit_code(job_dir, restart, node, code, task)
+        # A stop that was asked for: srun would call it an error, and end ranks of other nodes that are not done yet.
+        asked = written and code == STOP_CODE and env.get("ONES_LAUNCHER") == "srun"
+        return 0 if asked else code
     env.update(again)
     env.update(placement_on(node, int(env["ONES_NODES"]), count, local_rank).env())
     code = run_script(script, arguments)

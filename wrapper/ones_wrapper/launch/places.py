@@ -15,10 +15,14 @@ from pathlib import Path
 from ones_wrapper.job_io import log, not_ours
 from ones_wrapper.launch.rank_placement import LaunchError, number
 from ones_wrapper.membership.files import own_block
-from ones_wrapper.protocol import MAX_POINTER, ProtocolError, directory_name, encode_pointer, pointer_name
-
-SPOOL_FILE = Path("/etc/slurm-ones/spool")
-"""One line, by which an administrator says on compute nodes where the site's spool is."""
+from ones_wrapper.protocol import (
+    MAX_POINTER,
+    SPOOL_FILE,
+    ProtocolError,
+    directory_name,
+    encode_pointer,
+    pointer_name,
+)
 
 
 def own_job(env: Mapping[str, str]) -> int:
@@ -111,10 +115,10 @@ def _replace(path: Path, text: bytes) -> None:
         raise
 
 
-def find_spool(env: Mapping[str, str], published: Path = SPOOL_FILE) -> Path | None:
+def find_spool(env: Mapping[str, str], published: Path = Path(SPOOL_FILE)) -> Path | None:
     """The spool that this job reads orders from: ONES_SPOOL, else what the site published; None where there is none.
 
-    The file is believed if it, and its folder, are root's and nobody else may write there.
+    What is published is believed as `protocol.SPOOL_FILE` says.
     """
     if given := env.get("ONES_SPOOL"):
         return Path(given)

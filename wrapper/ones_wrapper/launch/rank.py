@@ -29,6 +29,7 @@ from ones_wrapper.launch.job_directory import newest_checkpoint, write_exit_code
 from ones_wrapper.launch.process_hooks import FLAGS, exit_code_of, run_exit_hooks
 from ones_wrapper.launch.rank_placement import LaunchError, own_placement, require_torch
 from ones_wrapper.launch.restart_policy import HUNG, USAGE_ERROR
+from ones_wrapper.launch.workers import shield_workers
 
 DUMP = signal.SIGQUIT
 """Has a rank print where each of its threads is, and go on."""
@@ -53,8 +54,10 @@ def preload(env: Mapping[str, str]) -> float:
 
 
 def take_signals() -> None:
-    """Keep signals as flags from now on, and answer `DUMP`."""
+    """Keep signals as flags from now on, and answer `DUMP`; workers that fetch data take none."""
     FLAGS.install()
+    signal.signal(signal.SIGINT, FLAGS.handle)  # nobody types at a rank: it comes from `srun` or `scancel`
+    shield_workers()
     faulthandler.register(DUMP, all_threads=True)
 
 

@@ -169,11 +169,10 @@ class Supervisor:
                 if self._overdue():
                     return STOP_CODE
         code = 128 - code if code < 0 else code
-        if not code:
-            return 0
+        # Also where the launcher says 0: srun is not told of a stop that was asked for.
         left = exit_code(self._job_dir, self._restart, 0, self._task)
         remove_exit_codes(self._job_dir, self._task)
-        if left:
+        if left or not code:
             return left
         # A rank that was killed leaves no exit code; Hydra then returns the signal's number.
         killed = launch.launcher in ("ibrun", "mpirun") and 128 + code in CRASHED

@@ -1,0 +1,129 @@
+"""A batch script for a site, from what its record says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurm_ones.cli.sites import SiteRecord
+from slurm_ones.observe.batch_script import PLACEHOLDER
+from slurm_ones.observe.optin import BadComment, parse_comment
+from slurm_ones.simulate import BadInput
+
+BLOCKS = 8
+"""Tasks of an array of blocks."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user fills in; empty where that is left open."""
+
+    account: str = ""
+    partition: str = ""
+    gpus: str = ""
+    batch: str = ""
+    time: str = ""
+
+    @property
+    def any(self) -> bool:
+        return self != Wishes()
+
+
+def batch_script(name: str, site: SiteRecord, wishes: Wishes = Wishes()) -> str:
+    """The script. Raises `BadInput` for a word that a `#SBATCH` line or the job's comment cannot hold."""
+    for word in (wishes.account, wishes.partition, wishes.time):
+        if not all(char.isalnum() or char in "-_.:," for char in word):
+            raise BadInput(f"{word!r} is no word of Slurm's: letters, digits, and any of - _ . : ,")
+    comment = _comment(site, wishes)
+    lines = ["#!/bin/bash", *_about(name, site), "#SBATCH --job-name=elastic", *_directives(site, wishes)]
+    lines += [f'#SBATCH --comment="{comment}"', "set -euo pipefail", "", *_places(name, site), *_environment()]
+    if site.asks == "whole nodes":
+        lines += [
+            "# GPUs of one node, of which Slurm knows none here.",
+            f'export ONES_GPUS_PER_NODE="${{ONES_GPUS_PER_NODE:-{site.gpus_per_node}}}"',
+            "",
+        ]
+    if site.arrays:
+        lines.append("# Each block runs this script: nothing may stand here that must run once for the job.")
+    if site.asks == "whole nodes":
+        launch = "ones-run --blocks" if site.arrays else "ones-run"
+        lines.append(f'# Where srun is not allowed: {launch} --launcher ibrun "$@"')
+    lines.append('exec ones-run --blocks "$@"' if site.arrays else 'exec ones-run "$@"')
+    return "\n".join(lines) + "\n"
+
+
+def _comment(site: SiteRecord, wishes: Wishes) -> str:
+    gpus, batch = wishes.gpus or "1-16", wishes.batch or "32-1024"
+    try:
+        given = parse_comment(f"ones: gpus={gpus} batch={batch}")
+    except BadComment as error:
+        raise BadInput(str(error)) from None
+    assert given is not None and given.gpus is not None
+    size = f"gpus={gpus}"
+    if site.whole_nodes:
+        low = -(-given.gpus[0] // site.gpus_per_node)
+        size = f"nodes={low}-{max(low, given.gpus[1] // site.gpus_per_node)}"
+    return f"ones: {size} batch={batch}" + (" array=blocks" if site.arrays else "")
+
+
+def _about(name: str, site: SiteRecord) -> list[str]:
+    lines = [
+        f"# Elastic data-parallel training at {site.title}.",
+        "#",
+        f"#   sbatch {name}.sbatch train.py --epochs 90",
+    ]
+    if site.facts:
+        lines += ["#", "# What is known of this site, from where, and what is not: docs/sites.md. Not tried there."]
+    if site.arrays:
+        lines += [
+            "#",
+            "# One job, submitted as a job array: its tasks are blocks, which slurm-ones has join and leave while the",
+            "# job trains. Task 0 trains at once. scancel of the array ends all of it. Without slurm-ones one block",
+            "# trains at a time.",
+        ]
+    lines += ["#", "# Do not add --ntasks…: Slurm does not let you change task counts. One rank is started per GPU."]
+    return lines
+
+
+def _directives(site: SiteRecord, wishes: Wishes) -> list[str]:
+    first = site.gpus_per_node if site.whole_nodes else 1
+    asked = {"gres": [f"--gres=gpu:{first}"], "gpus-per-node": [f"--gpus-per-node={first}"], "whole nodes": []}
+    output = "%x-%A_%a.out" if site.arrays else "%x-%j.out"
+    options = []
+    if site.account or wishes.account:
+        options.append(f"--account={wishes.account or PLACEHOLDER}")
+    if partition := wishes.partition or site.partition:
+        options.append(f"--partition={partition}")
+    if site.arrays:
+        # %1 keeps Slurm from starting all of them at once.
+        options.append(f"--array=0-{BLOCKS - 1}%1")
+    options += ["--nodes=1", *asked[site.asks], *site.directives, f"--time={wishes.time or site.time}"]
+    lines = [f"#SBATCH {option}" for option in (*options, "--requeue", "--open-mode=append")]
+    return [
+        *lines,
+        "# 120 s before the time limit a checkpoint is written, and the job is requeued to go on from it.",
+        "#SBATCH --signal=B:USR2@120",
+        f"#SBATCH --output={output}",
+    ]
+
+
+def _places(name: str, site: SiteRecord) -> list[str]:
+    lines = [
+        "# Reports, orders and checkpoints lie in ones-<the job's id> where you submit, which all nodes must share."
+    ]
+    if not site.scratch:
+        return [*lines, '# To have them elsewhere: export ONES_JOB_ROOT="$SCRATCH/ones"', ""]
+    return [
+        f"# Reports, orders and checkpoints lie on $SCRATCH. {site.scratch}",
+        "# So copy the last checkpoint away when the training is over.",
+        'export ONES_JOB_ROOT="${ONES_JOB_ROOT:-${SCRATCH:-$PWD}/ones}"',
+        "",
+    ]
+
+
+def _environment() -> list[str]:
+    return [
+        "# Where sbatch does not pass on the environment that you train in, make it here:",
+        "# module load …; source …/bin/activate",
+        '# In a container: export ONES_CONTAINER="apptainer exec --nv image.sif"',
+        "",
+    ]

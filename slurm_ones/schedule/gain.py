@@ -1,0 +1,29 @@
+"""How much faster a job is expected to train after a change than before it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from slurm_ones.schedule.policy import JobView
+from slurm_ones.slurm.model import Shape
+
+
+def expected_gain(job: JobView | None, new: Shape, batch: int | None) -> float | None:
+    """Useful samples/s at the shape and global batch (None: the one in force) over those now, by what the policy was
+    shown of the job; None where it waits, or that is no finite number.
+    """
+    if job is None or job.shape is None or not new.gpus:
+        return None
+    before = _useful(job, job.shape, job.batch)
+    gain = _useful(job, new, job.batch if batch is None else batch) / before if before > 0 else math.nan
+    return gain if math.isfinite(gain) and gain >= 0 else None
+
+
+def _useful(job: JobView, shape: Shape, batch: int) -> float:
+    """Useful samples/s: throughput times statistical efficiency."""
+    # No GPU takes more than this: the job lowers such a batch by itself.
+    batches = np.array([min(batch, job.limits.max_local_batch * shape.gpus)])
+    speed = job.model.throughput(np.array([shape.nodes]), np.array([shape.gpus]), batches)
+    return float(speed[0] * job.efficiency.efficiency(batches)[0])

@@ -1,0 +1,78 @@
+"""The frameworks' examples under `ones-run`, with the real libraries, through resizes and a kill."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.frameworks import CASES, RESIZES, Resized, Start, lines_changed
+from ones_wrapper.protocol import Order, encode
+
+
+def through(name: str, folder: Path, *starts: Start) -> Resized:
+    if CASES[name].missing:
+        pytest.skip(f"{name} is not installed")
+    resized = Resized(CASES[name], folder)
+    resized.run(starts)
+    return resized
+
+
+def log_of(folder: Path) -> list[dict[str, Any]]:
+    """What the Trainer logged of its training and evaluations, without times."""
+    history = json.loads((folder / "trainer-output/trainer_state.json").read_text())["log_history"]
+    assert "train_loss" in history[-1]
+    return [
+        {k: v for k, v in entry.items() if k in ("loss", "learning_rate", "epoch", "step", "eval_loss")}
+        for entry in history[:-1]
+    ]
+
+
+def test_trainer_through_resizes(tmp_path: Path) -> None:
+    """Protects a Trainer's job: three changed lines, no sample lost or repeated, and the log of an undisturbed run,
+    which a resize would otherwise begin anew.
+    """
+    pytest.importorskip("safetensors")
+    from safetensors.torch import load_file
+
+    assert lines_changed(CASES["transformers"]) <= 3
+    still, moved = tmp_path / "still", tmp_path / "moved"
+    through("transformers", still, Start(1))
+    assert through("transformers", moved, *RESIZES).samples() == {"samples_lost": 0, "samples_repeated": 0}
+    expected, found = log_of(still), log_of(moved)
+    assert [entry["step"] for entry in found] == [5, 10, 13, 15, 20, 25, 26]
+    for one, other in zip(expected, found, strict=True):
+        assert one == pytest.approx(other, rel=0.02)  # rank 0's share stands for a step whose log a stop interrupted
+        assert one.get("learning_rate") == other.get("learning_rate")
+    weights = [load_file(folder / "trainer-model/model.safetensors") for folder in (still, moved)]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=0.01, atol=1e-3)
+
+
+def test_trainer_with_a_larger_batch(tmp_path: Path) -> None:
+    """Protects what steps mean: at four times the base batch a quarter of the optimizer's steps end where all would
+    have: at the same step, with the schedule at its end, and no line of the log left out.
+    """
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/orders.json").write_bytes(encode(Order(1, 0, batch=64)))
+    resized = through("transformers", tmp_path, Start(2))
+    assert resized.samples() == {"samples_lost": 0, "samples_repeated": 0}
+    log = log_of(resized.folder)
+    assert [entry["step"] for entry in log] == [8, 12, 13, 17, 21, 25, 26]
+    used = 3e-3 * (1 + math.cos(math.pi * (21 - 10) / (26 - 10))) / 2
+    assert log[-2]["learning_rate"] == pytest.approx(used) and log[-1]["eval_loss"] < log[2]["eval_loss"]
+
+
+def test_accelerate_through_resizes(tmp_path: Path) -> None:
+    """Protects an Accelerate job: at most five changed lines, and the model of an undisturbed run."""
+    assert lines_changed(CASES["accelerate"]) <= 5
+    still, moved = tmp_path / "still", tmp_path / "moved"
+    through("accelerate", still, Start(1))
+    assert through("accelerate", moved, *RESIZES).samples() == {"samples_lost": 0, "samples_repeated": 0}
+    weights = [torch.load(folder / "digits.pt") for folder in (still, moved)]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=0.01, atol=1e-3)

@@ -1,0 +1,141 @@
+"""Hugging Face's Accelerate, elastic: the import and the loop over epochs of a script change.
+
+    from ones_wrapper.frameworks.accelerate import Accelerator
+    ...
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    for epoch in accelerator.epochs(10):
+
+The base batch is what the script takes on one GPU: the DataLoader's `batch_size * gradient_accumulation_steps`.
+`Accelerator(elastic={...})` takes keywords of `ones.init`, such as `max_batch`. Model, optimizer and schedule are
+prepared by ours, with Accelerate's mixed precision and device; evaluation, gathering and trackers are Accelerate's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import accelerate
+import torch
+from accelerate.utils import send_to_device
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from ones_wrapper.api import Job
+from ones_wrapper.frameworks.steps import SAMPLER, join, options_of, shuffles
+from ones_wrapper.loop import Loader
+
+TOGETHER = (
+    "accelerator.prepare: an elastic job prepares its model, its optimizer and its training DataLoader in one call, "
+    "the training DataLoader first among several; this one has {models} model(s), {optimizers} optimizer(s) and "
+    "{loaders} DataLoader(s)"
+)
+RANKS = "Accelerate found {theirs} process(es) and ones-run started {ours}: on CPUs say Accelerator(cpu=True)"
+NOT_YET = "call accelerator.prepare(model, optimizer, loader) before accelerator.{name}"
+
+
+class Accelerator(accelerate.Accelerator):
+    """An Accelerator whose job may be resized while it trains."""
+
+    scaler: Any
+
+    def __init__(
+        self, *args: Any, elastic: dict[str, Any] | None = None, gradient_accumulation_steps: int = 1, **kwargs: Any
+    ) -> None:
+        """`elastic` are keywords of `ones.init`; all else is the Accelerator's."""
+        if "gradient_accumulation_plugin" in kwargs:
+            raise ValueError("Accelerator: say gradient_accumulation_steps=N; how often to accumulate depends on GPUs")
+        # Losses are divided, and gradients summed up, by the samples of each accumulation step: by ours.
+        super().__init__(*args, **kwargs)
+        self._accumulation = gradient_accumulation_steps
+        self._elastic = elastic
+        self._job: Job | None = None
+
+    @property
+    def job(self) -> Job:
+        """What `ones.init` returned. Raises RuntimeError before `prepare`."""
+        if self._job is None:
+            raise RuntimeError(NOT_YET.format(name="job"))
+        return self._job
+
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        """As Accelerate's. The call that is given an optimizer makes the job elastic, and loads its newest checkpoint;
+        what is prepared in other calls, such as a DataLoader to evaluate on, is Accelerate's alone.
+        """
+        models = [one for one in args if isinstance(one, torch.nn.Module)]
+        optimizers = [one for one in args if isinstance(one, torch.optim.Optimizer)]
+        loaders = [one for one in args if isinstance(one, DataLoader)]
+        if not optimizers:
+            return super().prepare(*args, device_placement=device_placement)
+        if self._job is not None or len(models) != 1 or len(optimizers) != 1 or not loaders:
+            found = {"models": len(models), "optimizers": len(optimizers), "loaders": len(loaders)}
+            raise ValueError(TOGETHER.format(**found))
+        schedulers = [one for one in args if isinstance(one, LRScheduler)]
+        ours = self._join(models[0], optimizers[0], loaders[0], schedulers)
+        return tuple(ours[id(one)] if id(one) in ours else super(Accelerator, self).prepare(one) for one in args)
+
+    def _join(self, model: Any, optimizer: Any, loader: DataLoader[Any], schedulers: list[Any]) -> dict[int, Any]:
+        """Become a rank of the job; what to use instead of each thing, by its id."""
+        stream = isinstance(loader.dataset, IterableDataset)
+        if not stream and type(loader.batch_sampler) is not BatchSampler:
+            raise ValueError(SAMPLER.format(sampler=type(loader.batch_sampler).__name__))
+        shuffle = not stream and shuffles(loader.sampler)
+        self._job = job = join("Accelerate", loader.batch_size or 1, self._accumulation, self._elastic)
+        if self.num_processes != job.world:
+            raise RuntimeError(RANKS.format(theirs=self.num_processes, ours=job.world))
+        data = job.loader(loader.dataset, shuffle=shuffle, **options_of(loader))
+        # Mixed precision and torch.compile, but no DDP of Accelerate's own.
+        inner = self.prepare_model(model, evaluation_mode=True)
+        wrapped = job.ddp(inner, **(self.ddp_handler.to_kwargs() if self.ddp_handler else {}))
+        others = {f"scheduler{number}": one for number, one in enumerate(schedulers)}
+        scaler: Any = self.scaler
+        if scaler is not None:
+            others["scaler"] = scaler
+        carried = job.register(model=wrapped, optimizer=optimizer, **others)
+        carried = carried if isinstance(carried, tuple) else (carried,)
+        if scaler is not None:
+            self.scaler = carried[-1]
+        stepped = self.prepare_optimizer(carried[0], device_placement=False)
+        found = {id(model): wrapped, id(optimizer): stepped, id(loader): Batches(data, loader.dataset, self.device)}
+        return found | {id(one): new for one, new in zip(schedulers, carried[1:], strict=False)}
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs still to train of `count`, in place of `range(count)`. Synchronises as `Job.epochs`."""
+        if self._job is None:
+            raise RuntimeError(NOT_YET.format(name="epochs"))
+        run = self._job._run
+        run.spec = replace(run.spec, epochs=count)
+        return self._job.epochs()
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the optimizer steps in this accumulation step."""
+        return self._job.updates if self._job is not None else bool(self.gradient_state.sync_gradients)
+
+    @sync_gradients.setter
+    def sync_gradients(self, value: bool) -> None:
+        self.gradient_state.sync_gradients = value
+
+    @contextmanager
+    def accumulate(self, *models: Any) -> Iterator[None]:
+        """Nothing is left to do: the loader says which accumulation step it is, and optimizer and schedule know."""
+        yield
+
+
+class Batches:
+    """This rank's local batches of the present epoch, on its device. Its length is in steps of the base batch."""
+
+    def __init__(self, loader: Loader, dataset: Any, device: torch.device) -> None:
+        self.dataset = dataset
+        self._loader = loader
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        with closing(iter(self._loader)) as batches:  # type: ignore[type-var]
+            for batch in batches:
+                yield send_to_device(batch, self._device)

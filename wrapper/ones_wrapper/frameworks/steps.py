@@ -1,0 +1,155 @@
+"""What a framework's own loop needs of a job: the next step's data, and where a step begins and ends.
+
+A framework asks for data, trains on it, and then logs, evaluates and saves before it asks again. So a step ends where
+the next one is asked for: what the framework noted of a step is then in the checkpoint that is taken there. The last
+step of an epoch ends with the epoch, after its evaluation.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from ones_wrapper.api import Job, init
+from ones_wrapper.data.feed import AccumulationStep
+from ones_wrapper.loop import Loader
+from ones_wrapper.membership.files import own_block
+
+Pass = tuple[AccumulationStep, Any]
+"""An accumulation step, and the samples that this rank fetched for it."""
+
+BLOCKS = (
+    "{framework} keeps the number of ranks that it started with, so its jobs are resized by checkpoint and requeue: "
+    "submit without --array, without `array=blocks` in the comment, and start it by `ones-run` without --blocks"
+)
+SAMPLER = (
+    "the training data comes through {sampler}: which samples a step uses is decided by slurm-ones, so that none is "
+    "lost or repeated at a resize. Use shuffle=True, or the dataset's own order"
+)
+
+
+def join(framework: str, per_device: int, accumulation: int, elastic: dict[str, Any] | None) -> Job:
+    """Join the run as `ones.init` does, with `elastic` as further keywords of it.
+
+    The base batch is what the script takes on one GPU, `per_device` samples in each of `accumulation` accumulation
+    steps, unless `elastic` says otherwise. Raises RuntimeError in a job of blocks.
+    """
+    if own_block(os.environ) is not None:
+        raise RuntimeError(BLOCKS.format(framework=framework))
+    given = dict(elastic or {})
+    batch = given.setdefault("batch", per_device * accumulation)
+    given.setdefault("max_local_batch", per_device)
+    given.setdefault("max_accumulation_steps", max(accumulation, -(-batch // given["max_local_batch"])))
+    return init(**given)
+
+
+def shuffles(sampler: Any) -> bool:
+    """Whether a sampler shuffles. Raises ValueError for one that is neither random nor sequential."""
+    if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler._num_samples is None:
+        return True
+    if sampler is None or isinstance(sampler, SequentialSampler):
+        return False
+    raise ValueError(SAMPLER.format(sampler=type(sampler).__name__))
+
+
+def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The options of a DataLoader that do not choose samples, for `Job.loader`."""
+    names = ["collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn"]
+    if loader.num_workers:
+        names += ["multiprocessing_context", "prefetch_factor", "persistent_workers"]
+    return {name: getattr(loader, name) for name in names}
+
+
+class Steps:
+    """The steps of a job, one after the other, for a framework that runs the loop. Methods are collective."""
+
+    def __init__(self, job: Job, loader: Loader) -> None:
+        self._run = job._run
+        self._loader = loader
+        self._data: Iterator[Pass] | None = None
+        """What is fetched of the present epoch, at the batch in force."""
+        self._pending: AccumulationStep | None = None
+        """The last pass of a step that was handed out and has not ended."""
+
+    def take(self) -> list[Pass]:
+        """The passes of the next step, after the step before has ended; none at the end of the epoch, whose last step
+        ends with `end_epoch`.
+        """
+        coming = self._fetch()
+        if not coming:
+            return []
+        if self._pending is not None:
+            before = self._run.batch, self._run.generation
+            self._commit()
+            self._run.act()
+            self._run.meter.start()
+            if (self._run.batch, self._run.generation) != before:
+                self._data = None
+                coming = self._fetch()
+        self._pending = coming[-1][0]
+        return coming
+
+    def passing(self, part: AccumulationStep) -> AbstractContextManager[None]:
+        """Around the forward and backward pass of one of them."""
+        return self._loader.passing(part)
+
+    @property
+    def base_steps(self) -> int:
+        """Steps of the base batch that were made, with the one under way. Not collective."""
+        progress, counted = self._run.progress, self._run.loop.schedules.samples if self._pending else 0
+        return (progress.samples + progress.padding + counted) // self._run.spec.base_batch
+
+    @property
+    def epochs(self) -> float:
+        """Epochs that were trained, with the step under way. Not collective."""
+        progress, total = self._run.progress, self._pending.share.total if self._pending else 0
+        return progress.epoch + (progress.cursor + total) / max(1, progress.dataset)
+
+    def end_epoch(self, accuracy: float | None = None) -> None:
+        """The epoch's last step ends, and the epoch with it."""
+        self._commit()
+        self._data = None
+        self._run.end_epoch(None, accuracy)
+
+    def finish(self) -> None:
+        """Training is over, perhaps within an epoch: the last step ends, and the last checkpoint is written."""
+        over = bool(self._pending) and not self._fetch()
+        if over:
+            self.end_epoch()
+        else:
+            self._commit()
+        self._run.finish()
+
+    def _fetch(self) -> list[Pass]:
+        run = self._run
+        run.begin()
+        if self._data is None:
+            self._data = self._open()
+        step: list[Pass] = []
+        for part, local in self._data:
+            step.append((part, local))
+            if part.last:
+                break
+        return step
+
+    def _open(self) -> Iterator[Pass]:
+        run = self._run
+        feed, pending = run.loop.feed, self._pending
+        assert feed is not None
+        run.loop.exchanges.check()
+        run.meter.start()
+        cursor = run.progress.cursor + (pending.share.total if pending else 0)
+        return feed.batches(
+            run.progress.epoch, cursor, run.batch, run.group.world, run.group.rank, run.spec.max_local_batch
+        )
+
+    def _commit(self) -> None:
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        self._loader.complete(pending)
+        self._loader.leave(early=False)

@@ -1,0 +1,388 @@
+"""Hugging Face's Trainer, elastic: one line of a script changes, its import.
+
+    from ones_wrapper.frameworks.transformers import Trainer
+
+`max_steps`, `logging_steps`, `global_step` and the schedule are in steps of the base batch, which is
+`per_device_train_batch_size * gradient_accumulation_steps`: what the script takes on one GPU. A larger batch makes
+several of them at once, so that training ends where it would have. `Trainer(elastic={...})` takes keywords of
+`ones.init`, such as `max_batch`.
+
+Data, gradient exchange and checkpoints are ours; the loop, losses, evaluation, logs and callbacks are the Trainer's.
+What is overridden are methods that the Trainer documents for that, but for two, which are named where they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import ExportableState
+
+from ones_wrapper.api import Job
+from ones_wrapper.data.feed import AccumulationStep
+from ones_wrapper.frameworks.steps import SAMPLER, Pass, Steps, join, options_of, shuffles
+from ones_wrapper.job_io import log
+from ones_wrapper.launch import hang_detector
+from ones_wrapper.launch.process_hooks import FLAGS
+
+_REFUSED = {
+    "auto_find_batch_size": "say how much a GPU holds: Trainer(elastic={'max_local_batch': N})",
+    "deepspeed": "its optimizer cannot be loaded at another number of GPUs here",
+    "fsdp": "write the loop with job.fsdp, as examples/lm_fsdp.py does",
+    "dataloader_drop_last": "every sample is used once an epoch",
+}
+"""Arguments that contradict an elastic job, and what to do."""
+RANKS = (
+    "the Trainer found {theirs} process(es) and ones-run started {ours}: on CPUs say "
+    "TrainingArguments(use_cpu=True); DataParallel and TPUs are not supported"
+)
+CONTINUE = (
+    "resume_from_checkpoint={given!r}: this job has no checkpoint of its own yet, and the Trainer's says nothing of "
+    "which samples were used. Load its weights (from_pretrained) and leave out resume_from_checkpoint, or start the "
+    "job with `ones-run --resume-from`"
+)
+
+
+class Trainer(transformers.Trainer):
+    """A Trainer whose job may be resized while it trains."""
+
+    def __init__(self, *args: Any, elastic: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """`elastic` are keywords of `ones.init`; all else is the Trainer's. Raises ValueError for arguments that
+        contradict an elastic job.
+        """
+        super().__init__(*args, **kwargs)
+        for name, instead in _REFUSED.items():
+            if getattr(self.args, name, None):
+                raise ValueError(f"TrainingArguments({name}=...): an elastic job cannot do that; {instead}")
+        strategy = getattr(self.args, "train_sampling_strategy", "random")
+        if strategy not in ("random", "sequential"):
+            raise ValueError(SAMPLER.format(sampler=f"train_sampling_strategy={strategy!r}"))
+        self._elastic = elastic
+        self._job: Job | None = None
+        self._steps: Steps | None = None
+        self._part: AccumulationStep | None = None
+        """The pass that is computed."""
+        self._schedule: Any = None
+        self._carried = _Carried(self)
+        # After the Trainer's own, which looks at the steps first, and before all others.
+        self.callback_handler.callbacks.insert(1, _Boundaries(self))
+
+    @property
+    def job(self) -> Job:
+        """What `ones.init` returned, once training has begun."""
+        assert self._job is not None
+        return self._job
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's; it goes on from the job's own checkpoint, so `resume_from_checkpoint` is not read."""
+        if self._job is not None:
+            raise RuntimeError("trainer.train: an elastic job trains once")
+        self._resume = resume_from_checkpoint
+        return super().train(None, *args, **kwargs)
+
+    # -- what the Trainer asks for before its loop ---------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> Any:
+        if not self.is_in_train:
+            return super().get_train_dataloader()
+        if self._job is None:
+            self._join()
+        return _Batches(self)
+
+    def _join(self) -> None:
+        """Become a rank of the job: its data, model, optimizer and schedule, with the newest checkpoint loaded."""
+        args = self.args
+        self._job = job = join(
+            "the Trainer",
+            args.per_device_train_batch_size,
+            args.gradient_accumulation_steps,
+            {"epochs": 0 if args.max_steps > 0 else -int(-args.num_train_epochs // 1), **(self._elastic or {})},
+        )
+        if self.accelerator.num_processes != job.world:
+            raise RuntimeError(RANKS.format(theirs=self.accelerator.num_processes, ours=job.world))
+        args.gradient_accumulation_steps = 1  # a batch of ours is a whole step
+        data, shuffle = self._training_data()
+        options = options_of(super().get_train_dataloader()) if shuffle is not None else {}
+        seed = args.seed if args.data_seed is None else args.data_seed
+        loader = job.loader(data, shuffle=bool(shuffle), seed=seed, **options)
+        # `accelerator.prepare` would wrap it in a DDP of its own; this applies mixed precision and torch.compile.
+        model = self.accelerator.prepare_model(self.model, evaluation_mode=True)
+        handler = self.accelerator.ddp_handler
+        self.model_wrapped = job.ddp(model, **(handler.to_kwargs() if handler else {}))
+        self.create_optimizer()
+        self._steps, self._loader = Steps(job, loader), loader
+        batches: Any = _Batches(self)
+        max_steps = super().set_initial_training_values(args, batches)[-1]
+        self.create_scheduler(num_training_steps=max_steps, optimizer=self.optimizer)
+        self._register(max_steps)
+
+    def _training_data(self) -> tuple[Any, bool | None]:
+        """The dataset as the collator wants it, and whether it is shuffled; None for a stream."""
+        data = self.train_dataset
+        if data is None:
+            raise ValueError("Trainer: training requires a train_dataset.")
+        if isinstance(data, torch.utils.data.IterableDataset):
+            return data, None
+        return super().get_train_dataloader().dataset, shuffles(self._get_train_sampler(data))
+
+    def _register(self, max_steps: int) -> None:
+        others: dict[str, Any] = {"trainer": self._carried}
+        if self.accelerator.scaler is not None:
+            others["scaler"] = self.accelerator.scaler
+        follows = not isinstance(self.lr_scheduler, ReduceLROnPlateau)  # that one is stepped by evaluations
+        if not follows:
+            others["plateau"] = _Plain(self.lr_scheduler)
+        optimizer: Any = self.optimizer
+        found = self.job.register(
+            model=self.model_wrapped,
+            optimizer=optimizer,
+            scheduler=self.lr_scheduler if follows else None,
+            **others,
+        )
+        self._schedule = found[1] if follows else self.lr_scheduler
+        self.job._run.begin()
+        progress = self.job.progress
+        if self._resume and not progress.step:
+            raise ValueError(CONTINUE.format(given=self._resume))
+        if self._resume and self.job.rank == 0:
+            log(f"resume_from_checkpoint is not read: the job goes on from its own checkpoint, step {progress.step}")
+        if self._carried.over or self.job.base_steps >= max_steps:
+            self._carried.over = True
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        if self._schedule is not None:  # the registered one, which follows progress
+            self.lr_scheduler = self._schedule
+            return self._schedule
+        return super().create_scheduler(num_training_steps, optimizer)
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
+        found = super().set_initial_training_values(args, dataloader)
+        if not isinstance(dataloader, _Batches):
+            return found
+        epochs, steps, examples, samples, _, length, max_steps = found
+        self._epochs = epochs
+        left = 0 if self._carried.over else max(0, epochs - self.job.progress.epoch)
+        # The most steps that an epoch may take, at a batch of one sample: where it ends our data says.
+        most = self.job._run.loop.feed.samples or steps * self.job._run.spec.base_batch  # type: ignore[union-attr]
+        return left, most, examples, samples, self.job.batch, length, max_steps
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        if not isinstance(epoch_iterator, _Batches):
+            return super().get_batch_samples(epoch_iterator, num_batches, device)
+        assert self._steps is not None
+        passes = self._steps.take()
+        if not passes:
+            self.control.should_epoch_stop = True
+            return [], None
+        counted = [local if part.samples else _nothing_of(local) for part, local in passes]
+        return [_Step(passes)], self._get_num_items_in_batch(counted, device)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """The passes of one step. Returns what this rank adds to the step's mean loss over all ranks, for each step of
+        the base batch that it makes.
+        """
+        if not isinstance(inputs, _Step):
+            found: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+            return found
+        assert self._steps is not None
+        total = torch.zeros((), device=self.args.device)
+        before = self.job.base_steps
+        for part, local in inputs.passes:
+            with self._steps.passing(part):
+                self._part = part
+                try:
+                    loss = super().training_step(model, local, num_items_in_batch)
+                finally:
+                    self._part = None
+                if part.samples:
+                    self.job.loss(loss)
+                    total += loss * (part.samples * self.job.world / part.share.total)
+        return total * (self._steps.base_steps - before)
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The Trainer's, as the mean over this pass's samples: where it is a sum over the step's tokens, the gradients
+        of all passes and ranks so become the mean over the step's tokens.
+        """
+        found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        part = self._part
+        scaled = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        if part is None or not part.samples or num_items_in_batch is None or not scaled:
+            return found
+        if self.args.average_tokens_across_devices:
+            factor = part.share.total / (part.samples * self.accelerator.num_processes)
+        else:
+            factor = part.share.samples / part.samples
+        return (found[0] * factor, *found[1:]) if return_outputs else found * factor
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        passes = [local for _, local in inputs.passes] if isinstance(inputs, _Step) else [inputs]
+        return int(sum(super(Trainer, self).floating_point_ops(local) for local in passes))
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        for local in [local for _, local in inputs.passes] if isinstance(inputs, _Step) else [inputs]:
+            super()._track_num_input_tokens(local)
+
+
+class _Step(dict[str, Any]):
+    """The inputs of a step, as those of its first pass."""
+
+    def __init__(self, passes: list[Pass]) -> None:
+        super().__init__(passes[0][1])
+        self.passes = passes
+
+
+class _Batches:
+    """Where the Trainer believes its batches to come from; `Trainer.get_batch_samples` takes them."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.dataset = trainer.train_dataset
+        self._loader = trainer._loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        raise RuntimeError("an elastic Trainer's data is taken by its own loop alone")
+
+
+class _Plain:
+    """A scheduler that keeps its own steps."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+
+    def state_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._scheduler.state_dict()
+        return found
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._scheduler.load_state_dict(state)
+
+
+class _Carried:
+    """What the Trainer counts and notes: it survives a resize with the checkpoint."""
+
+    LOST = ("is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "max_steps", "num_train_epochs")
+    """Of the Trainer's state, what each run sets anew."""
+    SUMS = ("_total_loss_scalar", "_globalstep_last_logged")
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._loaded: dict[str, Any] = {}
+        self.over = False
+        """Whether training has come to its end."""
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        state = {k: v for k, v in dataclasses.asdict(trainer.state).items() if k not in self.LOST}
+        callbacks = {
+            type(callback).__name__: callback.state()["attributes"]
+            for callback in trainer.callback_handler.callbacks
+            if isinstance(callback, ExportableState)
+        }
+        sums = {name: getattr(trainer, name, 0) for name in self.SUMS}
+        loss = float(getattr(trainer, "_tr_loss", 0.0))
+        return {"state": state, "callbacks": callbacks, "sums": sums, "loss": loss, "over": self.over}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loaded = dict(state)
+        self.over = state["over"]
+
+    def restore(self) -> None:
+        """Give the Trainer what was loaded, once it has made its state anew."""
+        trainer, loaded = self._trainer, self._loaded
+        if not loaded:
+            return
+        for name, value in loaded["state"].items():
+            setattr(trainer.state, name, value)
+        for callback in trainer.callback_handler.callbacks:
+            vars(callback).update(loaded["callbacks"].get(type(callback).__name__, {}))
+        for name, value in loaded["sums"].items():
+            setattr(trainer, name, value)
+        trainer._tr_loss += loaded["loss"]
+        trainer._initial_global_step = 0
+
+
+class _Boundaries(TrainerCallback):
+    """Where steps and epochs end, and how many steps of the base batch were made."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._within = False
+        """Whether an epoch was begun that has not ended."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        trainer = self._trainer
+        trainer._carried.restore()
+        state.global_step = trainer.job.base_steps
+        state.num_train_epochs = trainer._epochs
+
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        steps = self._trainer._steps
+        assert steps is not None
+        if self._within:
+            steps.end_epoch(_accuracy(state))
+        self._within = True
+
+    def on_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        steps = self._trainer._steps
+        assert steps is not None
+        state.global_step = steps.base_steps - 1  # the Trainer adds one
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The Trainer's own flow asks whether the number of steps can be divided; here it may have been passed."""
+        trainer, steps = self._trainer, self._trainer._steps
+        assert steps is not None
+        state.epoch = steps.epochs
+        before, now = trainer.job.base_steps, state.global_step
+
+        def passed(every: int) -> bool:
+            return every > 0 and now // every > before // every
+
+        if before == now and now < state.max_steps:  # less than a step of the base batch
+            control.should_log = control.should_evaluate = control.should_save = False
+            return
+        if (args.logging_strategy == "steps" and passed(state.logging_steps)) or (
+            args.logging_first_step and not before
+        ):
+            control.should_log = True
+        if args.eval_strategy == "steps" and passed(state.eval_steps) and args.eval_delay <= now:
+            control.should_evaluate = True
+        if args.save_strategy == "steps" and passed(state.save_steps):
+            control.should_save = True
+
+    def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        FLAGS.checkpoint = True  # where the Trainer keeps something, so do we: at the end of this step
+
+    def on_prediction_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        hang_detector.beat()
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        trainer = self._trainer
+        assert trainer._steps is not None
+        trainer._carried.over = True
+        trainer._steps.finish()
+
+
+def _accuracy(state: TrainerState) -> float | None:
+    """The one that the last evaluation logged."""
+    found = [entry["eval_accuracy"] for entry in reversed(state.log_history or []) if "eval_accuracy" in entry]
+    return float(found[0]) if found else None
+
+
+def _nothing_of(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Inputs that count no item."""
+    names = {"labels", "shift_labels"} & set(inputs)
+    return {**inputs, **{name: torch.full_like(inputs[name], -100) for name in names}}
