@@ -64,6 +64,15 @@ CASES = {
         1500,
         2,
     ),
+    "lightning": Case(
+        "lightning",
+        "lightning_plain.py",
+        "lightning_elastic.py",
+        ("--epochs", "2"),
+        "ones_wrapper.frameworks.lightning,sklearn.datasets",
+        1500,
+        2,
+    ),
 }
 
 

@@ -68,3 +68,35 @@ def test_a_trainer_is_resized_and_torchrun_alone_is_not(harness: Harness) -> Non
     assert "ones-run" in json.dumps(harness.why(settings, stranger))
     with harness.store(settings) as store:
         assert not store.resizes(stranger)
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(CASES["lightning"].missing, reason="lightning is not installed")
+def test_lightning_is_resized(harness: Harness) -> None:
+    """Lightning's example, 1 → 2 → 1 GPUs with another batch: it takes ones-run's ranks rather than Slurm's and leaves
+    requeues to us; no sample is lost or repeated, and each epoch is evaluated once.
+    """
+    folder = harness.folder("lightning")
+    inside, case = f"/scratch/{folder.name}", CASES["lightning"]
+    arguments = [INTERRUPTED, EXAMPLES / case.elastic, "--epochs", 2]
+    job_id = harness.submit(
+        *map(str, arguments),
+        options=("--comment=ones: gpus=1-4 batch=32-128", "--time=10", "--cpus-per-gpu=1", f"--chdir={inside}"),
+        ONES_TRACE=f"{inside}/trace-{{restart}}-{{rank}}.jsonl",
+        ONES_SLOW=f"0.3:{inside}/hurry",
+        ONES_PRELOAD=case.preload,
+        ONES_JOB_DIR=f"{inside}/job",
+    )
+    harness.trains(job_id)
+    settings = harness.settings(scope='"own"')
+    scripted(harness, settings, {job_id: [[1, 2, 128], [1, 1, 32]]}, 120.0)
+    (folder / "hurry").touch()
+    job = harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
+    words = "".join(path.read_text() for path in folder.glob("*.out"))
+    assert (job.state.value, job.restart) == ("COMPLETED", 2), words
+    assert_exactly_once(folder, 2, case.samples)
+    hellos = [next(r for r in harness.reports(job_id, n) if isinstance(r, Hello)) for n in range(3)]
+    assert [(hello.world, hello.batch) for hello in hellos] == [(1, 32), (2, 128), (1, 32)]
+    logs = "".join(path.read_text() for path in folder.glob("logs/lightning_logs/*/metrics.csv"))
+    assert len(list(folder.glob("logs/lightning_logs/*"))) == 3 and "val_accuracy" in logs
+    assert words.count("Trainable params") == 3  # of one rank of each start

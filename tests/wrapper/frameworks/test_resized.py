@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -78,3 +79,30 @@ def test_accelerate_through_resizes(tmp_path: Path) -> None:
     weights = [torch.load(folder / "digits.pt") for folder in (still, moved)]
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, rtol=0.01, atol=1e-3)
+
+
+def test_lightning_through_resizes(tmp_path: Path) -> None:
+    """Protects a Lightning job: at most three changed lines, no sample lost or repeated, the model of an undisturbed
+    run, its schedule at its end, and each epoch evaluated once.
+    """
+    assert lines_changed(CASES["lightning"]) <= 3
+    still, moved = tmp_path / "still", tmp_path / "moved"
+    through("lightning", still, Start(1))
+    assert through("lightning", moved, *RESIZES).samples() == {"samples_lost": 0, "samples_repeated": 0}
+    ends = [torch.load(folder / "digits.ckpt", weights_only=False) for folder in (still, moved)]
+    for name, value in ends[0]["state_dict"].items():
+        torch.testing.assert_close(ends[1]["state_dict"][name], value, rtol=0.01, atol=1e-3)
+    for end in ends:
+        assert (end["global_step"], end["lr_schedulers"][0]["last_epoch"]) == (94, 94)
+    logs = [_rows(folder) for folder in (still, moved)]
+    assert [row["step"] for row in logs[0] if row["train_loss"]] == [f"{step}9" for step in range(9)]
+    for one, other in zip(*logs, strict=True):
+        assert (one["step"], one["epoch"]) == (other["step"], other["epoch"])
+        if one["val_accuracy"]:
+            assert float(one["val_accuracy"]) == pytest.approx(float(other["val_accuracy"]), abs=0.02)
+
+
+def _rows(folder: Path) -> list[dict[str, str]]:
+    """What Lightning logged, over all starts."""
+    found = [csv.DictReader(path.open()) for path in sorted(folder.glob("logs/lightning_logs/*/metrics.csv"))]
+    return [row for reader in found for row in reader]

@@ -64,6 +64,20 @@ def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
     return {name: getattr(loader, name) for name in names}
 
 
+class Plain:
+    """A scheduler that is stepped once an epoch or by evaluations, and so keeps its own steps."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+
+    def state_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._scheduler.state_dict()
+        return found
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._scheduler.load_state_dict(state)
+
+
 class Steps:
     """The steps of a job, one after the other, for a framework that runs the loop. Methods are collective."""
 

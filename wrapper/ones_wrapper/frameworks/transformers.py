@@ -25,7 +25,7 @@ from transformers.trainer_callback import ExportableState
 
 from ones_wrapper.api import Job
 from ones_wrapper.data.feed import AccumulationStep
-from ones_wrapper.frameworks.steps import SAMPLER, Pass, Steps, join, options_of, shuffles
+from ones_wrapper.frameworks.steps import SAMPLER, Pass, Plain, Steps, join, options_of, shuffles
 from ones_wrapper.job_io import log
 from ones_wrapper.launch import hang_detector
 from ones_wrapper.launch.process_hooks import FLAGS
@@ -136,7 +136,7 @@ class Trainer(transformers.Trainer):
             others["scaler"] = self.accelerator.scaler
         follows = not isinstance(self.lr_scheduler, ReduceLROnPlateau)  # that one is stepped by evaluations
         if not follows:
-            others["plateau"] = _Plain(self.lr_scheduler)
+            others["plateau"] = Plain(self.lr_scheduler)
         optimizer: Any = self.optimizer
         found = self.job.register(
             model=self.model_wrapped,
@@ -255,20 +255,6 @@ class _Batches:
 
     def __next__(self) -> Any:
         raise RuntimeError("an elastic Trainer's data is taken by its own loop alone")
-
-
-class _Plain:
-    """A scheduler that keeps its own steps."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-
-    def state_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._scheduler.state_dict()
-        return found
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._scheduler.load_state_dict(state)
 
 
 class _Carried:

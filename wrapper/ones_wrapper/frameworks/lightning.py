@@ -1,0 +1,427 @@
+"""Lightning, elastic: two lines of a script change, an import and the Trainer's strategy.
+
+    from ones_wrapper.frameworks.lightning import ElasticStrategy
+    trainer = L.Trainer(max_epochs=10, strategy=ElasticStrategy(max_batch=256))
+
+The base batch is what the script takes on one GPU: the DataLoader's `batch_size` times `accumulate_grad_batches`.
+`max_steps`, `val_check_interval` and schedules that step with each batch are in steps of it. A batch of Lightning's is
+a whole step, with all its accumulation steps; `global_step` and `batch_idx` count those that were made.
+
+A strategy is where Lightning puts who the ranks are, how gradients are exchanged and how an optimizer steps. Data,
+gradient exchange and checkpoints are ours; the loops, evaluation, logs and callbacks are Lightning's. Beyond the
+methods of a strategy this uses attributes of its loops, and two private names, which are marked where they are used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from ones_wrapper.api import Job
+from ones_wrapper.api import join as join_group
+from ones_wrapper.data.feed import AccumulationStep
+from ones_wrapper.frameworks.steps import SAMPLER, Pass, Plain, Steps, join, options_of, shuffles
+from ones_wrapper.gradients.accumulation import AccumulatedOptimizer
+from ones_wrapper.group import Group
+from ones_wrapper.job_io import log
+from ones_wrapper.launch import hang_detector
+from ones_wrapper.launch.process_hooks import FLAGS
+from ones_wrapper.loop import Loader
+
+MANY = 1 << 40
+"""More steps than an epoch has. Where an epoch ends our data says; Lightning would end it at a length given before."""
+NEVER = 1 << 62
+REFUSED = {
+    "limit_train_batches": (1.0, "an epoch is the whole dataset: give a smaller one"),
+    "overfit_batches": (0.0, "an epoch is the whole dataset: give a smaller one"),
+    "reload_dataloaders_every_n_epochs": (0, "the dataset must stay the same"),
+}
+"""Arguments of the Trainer that contradict an elastic job: what they must be, and why."""
+MANUAL = (
+    "an elastic LightningModule optimizes automatically, with one optimizer: with several, or with manual "
+    "optimization, write the loop yourself (docs/user.md), as examples/gan.py does"
+)
+DATA = (
+    "an elastic job trains on one torch DataLoader over a dataset with a length, whose batch_size is a number; "
+    "this one is {found}"
+)
+DEVICE = "the Trainer chose {theirs} and ones-run's ranks have {ours}: leave out accelerator, devices and num_nodes"
+CONTINUE = (
+    "ckpt_path={given!r}: this job has no checkpoint of its own yet, and Lightning's says nothing of which samples "
+    "were used. Load its weights (`load_from_checkpoint`) and leave out ckpt_path, or start the job with "
+    "`ones-run --resume-from`"
+)
+
+
+class Ranks(TorchElasticEnvironment):
+    """The ranks are those that ones-run started, whatever `devices` and `num_nodes` say; nothing requeues the job."""
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Nothing to compare: a resize changes both."""
+
+
+class ElasticStrategy(ParallelStrategy):
+    """Data parallel training in a job that may be resized. The keywords are those of `ones.init`."""
+
+    barrier = DDPStrategy.barrier
+    broadcast = DDPStrategy.broadcast
+    reduce = DDPStrategy.reduce
+    determine_ddp_device_ids = DDPStrategy.determine_ddp_device_ids
+
+    def __init__(self, ddp: dict[str, Any] | None = None, **elastic: Any) -> None:
+        """`ddp` are options of torch's DistributedDataParallel."""
+        super().__init__(cluster_environment=Ranks())
+        self._elastic, self._ddp = elastic, ddp or {}
+        self._group: Group | None = None
+        self._job: Job | None = None
+        self._steps: Steps | None = None
+        self._loader: Loader | None = None
+        self._given: list[Any] = []
+        """DataLoaders that Lightning found to train on."""
+        self._asking = False
+        """Whether Lightning asks for the data to train on, or how much it is."""
+        self._passes: list[Pass] = []
+        """Of the present step."""
+        self._local: Any = None
+        """Of a pass after the first: its samples, on the device."""
+        self._checkpoint: Any = None
+        """Lightning's own that the script wants to go on from."""
+
+    @property
+    def job(self) -> Job:
+        """What `ones.init` returned, once training has begun."""
+        assert self._job is not None
+        return self._job
+
+    # -- who the ranks are ---------------------------------------------------------------------------------------------
+
+    @property
+    def world_size(self) -> int:
+        return self._group.world if self._group else 1
+
+    @property
+    def global_rank(self) -> int:
+        return self._group.rank if self._group else super().global_rank
+
+    @property
+    def root_device(self) -> torch.device:
+        return self._group.device if self._group else (self.parallel_devices or [torch.device("cpu")])[0]
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether Lightning distributes the samples of a DataLoader: those to evaluate on, never ours."""
+        return self.world_size > 1 and not self._asking
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    def set_world_ranks(self) -> None:
+        """Lightning calls it once the Trainer is made: what is for rank 0 alone, such as its log, is for that one."""
+        only: Any = rank_zero_only
+        only.rank = self.global_rank
+
+    def setup_environment(self) -> None:
+        if self._group is None:
+            self._group = join_group(self._elastic.get("backend"))
+        theirs = (self.parallel_devices or [self.root_device])[0].type
+        if theirs != self.root_device.type:
+            raise RuntimeError(DEVICE.format(theirs=theirs, ours=self.root_device.type))
+        super().setup_environment()
+
+    def model_to_device(self) -> None:
+        assert self.model is not None
+        self.model.to(self.root_device)
+
+    # -- what is set up before the loop --------------------------------------------------------------------------------
+
+    def process_dataloader(self, dataloader: object) -> object:
+        if not self._asking:
+            return dataloader
+        self._given.append(dataloader)
+        return _Batches(self)
+
+    def setup(self, trainer: Any) -> None:
+        self._fitting = trainer.state.fn == TrainerFn.FITTING
+        if not self._fitting:
+            super().setup(trainer)
+            return
+        if self._job is not None:
+            raise RuntimeError("trainer.fit: an elastic job trains once")
+        self._refuse(trainer)
+        self._join(trainer)
+        if self._layer_sync is not None and self.model is not None:
+            self.model = self._layer_sync.apply(self.model)
+        super().setup(trainer)
+        self._register(trainer)
+
+    def _setup_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        return self.job.ddp(model, **self._ddp) if self._fitting else model
+
+    def _refuse(self, trainer: Any) -> None:
+        """Raises ValueError for what contradicts an elastic job."""
+        for name, (needed, why) in REFUSED.items():
+            if (found := getattr(trainer, name)) != needed:
+                raise ValueError(f"Trainer({name}={found!r}): an elastic job cannot do that; {why}")
+        if any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks):
+            raise ValueError("GradientAccumulationScheduler: how often to accumulate depends on the GPUs; leave it out")
+        if not trainer.lightning_module.automatic_optimization:
+            raise ValueError(MANUAL)
+
+    def _join(self, trainer: Any) -> None:
+        """Become a rank of the job, with its data."""
+        self._asking = True
+        trainer.fit_loop.setup_data()
+        self._asking = False
+        given = self._given[0] if len(self._given) == 1 else None
+        if not isinstance(given, DataLoader) or isinstance(given.dataset, IterableDataset) or not given.batch_size:
+            kinds = [type(getattr(one, "dataset", one)).__name__ for one in self._given]
+            raise ValueError(DATA.format(found=", ".join(kinds) or "missing"))
+        if type(given.batch_sampler) is not BatchSampler:
+            raise ValueError(SAMPLER.format(sampler=type(given.batch_sampler).__name__))
+        shuffle = shuffles(given.sampler)
+        epochs = trainer.max_epochs if trainer.max_steps == -1 and (trainer.max_epochs or 0) > 0 else 0
+        elastic = {"epochs": epochs, **self._elastic}
+        self._job = job = join("Lightning", given.batch_size, trainer.accumulate_grad_batches, elastic)
+        trainer.accumulate_grad_batches = 1  # a batch of ours is a whole step
+        seed = int(os.environ.get("PL_GLOBAL_SEED", 0))  # what `seed_everything` was given
+        options = {"drop_last": given.drop_last, **options_of(given)}
+        self._loader = job.loader(given.dataset, shuffle=shuffle, seed=seed, **options)
+        self._steps = Steps(job, self._loader)
+        trainer.fit_loop.max_batches = len(self._loader)  # for `estimated_stepping_batches`
+
+    def _register(self, trainer: Any) -> None:
+        """Load the newest checkpoint of the job, and put Lightning's loops where it was taken."""
+        job, model = self.job, self.model
+        if len(self.optimizers) != 1:
+            raise ValueError(MANUAL)
+        carried = _Carried(trainer)
+        follow: dict[str, Any] = {}
+        others: dict[str, Any] = {"trainer": carried}
+        for number, config in enumerate(self.lr_scheduler_configs):
+            if config.reduce_on_plateau or config.interval != "step":
+                others[f"scheduler{number}"] = Plain(config.scheduler)
+            elif config.frequency != 1:
+                raise ValueError(
+                    f"lr_scheduler frequency={config.frequency}: with interval='step' an elastic job takes 1"
+                )
+            else:
+                follow[str(number)] = config.scheduler
+        precision: Any = self.precision_plugin
+        scaler = getattr(precision, "scaler", None)
+        if scaler is not None:
+            others["scaler"] = scaler
+        assert model is not None
+        found = job.register(model=model, optimizer=self.optimizers[0], scheduler=follow or None, **others)
+        self.optimizers = [found[0]]
+        for number, wrapped in (found[1] if follow else {}).items():
+            self.lr_scheduler_configs[int(number)].scheduler = wrapped
+        if scaler is not None:
+            precision.scaler = found[-1]
+        if self._checkpoint is not None:
+            if not job.progress.step and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
+                raise ValueError(CONTINUE.format(given=self._checkpoint))
+            if job.rank == 0:
+                log(f"ckpt_path is not read: the job goes on from its own checkpoint, step {job.progress.step}")
+        boundaries = _Boundaries(self, trainer, carried)
+        self._boundaries = boundaries
+        trainer.callbacks.insert(0, boundaries)
+        boundaries.restore()
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """To train, nothing of it is read: the job has checkpoints of its own."""
+        if self.lightning_module is None or self.lightning_module.trainer.state.fn != TrainerFn.FITTING:
+            return super().load_checkpoint(checkpoint_path, weights_only)
+        self._checkpoint = str(checkpoint_path)
+        return {"pytorch-lightning_version": version("lightning"), "state_dict": {}, "lr_schedulers": []}
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+        FLAGS.checkpoint = True  # where Lightning keeps something, so do we: at the end of this step
+
+    def load_model_state_dict(self, checkpoint: Any, strict: bool = True) -> None:
+        if checkpoint["state_dict"]:
+            super().load_model_state_dict(checkpoint, strict)
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return False
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def take(self) -> Any:
+        """The next step's samples on this rank, of its first pass, after the step before has ended."""
+        assert self._steps is not None
+        self._asking = False
+        self._passes = self._steps.take()
+        if not self._passes:
+            raise StopIteration
+        self._boundaries.expect(self._passes[-1][0].share.total)
+        return self._passes[0][1]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self._local is not None:
+            args = (self._local, *args[1:])
+        return super().training_step(*args, **kwargs)
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """The forward and backward passes of a step, each by Lightning's closure, and then the optimizer's step."""
+        assert self._steps is not None
+        own = optimizer.optimizer if isinstance(optimizer, AccumulatedOptimizer) else optimizer
+        *others, (last, local) = self._passes
+        for part, samples in others:
+            with self._steps.passing(part):
+                self._compute(part, samples, closure)
+        with self._steps.passing(last):
+            loss = self._compute(last, local, closure)
+            with self._stepping():
+                return super().optimizer_step(own, lambda: loss, model, **kwargs)
+
+    def _compute(self, part: AccumulationStep, local: Any, closure: Callable[[], Any]) -> Any:
+        """Forward and backward; the loss. Lightning has the first pass's samples on the device already."""
+        self._local = None if part.index == 0 else self._on_device(local)
+        loss, self._local = closure(), None
+        if part.samples and loss is not None:
+            self.job.loss(loss)
+        return loss
+
+    def _stepping(self) -> AbstractContextManager[None]:
+        accumulation = self.job._run.loop.accumulation
+        if accumulation is None:
+            return nullcontext()
+        accumulation.due(asks=True)
+        return accumulation.stepping()
+
+    def _on_device(self, local: Any) -> Any:
+        """What Lightning's loop does with the samples of the first pass."""
+        module = self.lightning_module
+        assert module is not None
+        # Private: it asks the module or the datamodule, whichever has the hook.
+        local = module._on_before_batch_transfer(self.precision_plugin.convert_input(local), dataloader_idx=0)
+        return self.batch_to_device(local, dataloader_idx=0)
+
+    def on_train_end(self) -> None:
+        assert self._steps is not None
+        self._boundaries.carried.over = True
+        self._steps.finish()
+
+
+class _Batches:
+    """Where Lightning believes its batches to come from."""
+
+    def __init__(self, strategy: ElasticStrategy) -> None:
+        self._strategy = strategy
+
+    def __len__(self) -> int:
+        """In steps of the base batch, for schedules; its loop is told another (`MANY`)."""
+        strategy = self._strategy
+        return MANY if strategy._asking or strategy._loader is None else len(strategy._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._strategy.take()
+
+
+class _Boundaries(Callback):
+    """Where epochs begin, and how far Lightning's loops are."""
+
+    def __init__(self, strategy: ElasticStrategy, trainer: Any, carried: _Carried) -> None:
+        self.carried = carried
+        self._strategy, self._trainer, self._job = strategy, trainer, strategy.job
+        assert strategy._loader is not None
+        self._per_epoch = len(strategy._loader)
+        self._base = strategy.job._run.spec.base_batch
+        self._max_steps = trainer.max_steps
+        """In steps of the base batch, or -1."""
+        self._within = False
+        """Whether an epoch was begun that has not ended."""
+
+    def restore(self) -> None:
+        """Lightning goes on in the epoch that the checkpoint stopped in, or finds that nothing is left to do."""
+        fit, run, progress = self._trainer.fit_loop, self._job._run, self._job.progress
+        over = self.carried.over or 0 < self._max_steps <= self._job.base_steps
+        if over or run.finished_before:
+            fit.max_epochs = 0
+            if not run.finished_before:
+                run.begin()
+            run.finish()
+            return
+        for tracker in (fit.epoch_progress.total, fit.epoch_progress.current):
+            tracker.ready = tracker.started = tracker.processed = tracker.completed = progress.epoch
+        steps = fit.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+        steps.ready = steps.completed = progress.step
+        fit.epoch_loop.on_load_checkpoint({"_batches_that_stepped": progress.step})
+        FLAGS.install()
+        run.begin()
+
+    def expect(self, total: int) -> None:
+        """A step of so many samples comes next: say how many follow it, whether to evaluate after it, and whether it
+        is the last of `max_steps`.
+        """
+        trainer, run, progress = self._trainer, self._job._run, self._job.progress
+        loop = trainer.fit_loop.epoch_loop
+        end = progress.cursor + total
+        left = -(-(progress.dataset - end) // run.batch)
+        trainer.fit_loop.max_batches = loop.batch_progress.current.ready + 1 + left
+        first, last = progress.cursor // self._base, end // self._base if left else self._per_epoch
+        if trainer.val_check_batch is not None:  # None where an interval of time is given
+            every = trainer.val_check_interval
+            every = every if isinstance(every, int) else max(1, int(self._per_epoch * every))
+            before = progress.epoch * self._per_epoch if trainer.check_val_every_n_epoch is None else 0
+            due = (before + last) // every > (before + first) // every
+            trainer.val_check_batch = 1 if due else NEVER
+        if self._max_steps >= 0:
+            done = progress.epoch * self._per_epoch + last >= self._max_steps
+            loop.max_steps = trainer.global_step + 1 if done else NEVER
+
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        FLAGS.install()  # Lightning's own handler of SIGTERM would end the ranks at different steps
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        FLAGS.install()
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        steps = self._strategy._steps
+        assert steps is not None
+        if self._within:
+            steps.end_epoch()
+        self._within = True
+        self._strategy._asking = True  # until the first batch
+
+    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        hang_detector.beat()
+
+
+class _Carried:
+    """What Lightning's callbacks note, such as early stopping's: it survives a resize with the checkpoint."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.over = False
+        """Whether training has come to its end."""
+
+    def _callbacks(self) -> dict[str, Callback]:
+        return {one.state_key: one for one in self._trainer.callbacks}
+
+    def state_dict(self) -> dict[str, Any]:
+        states = {name: one.state_dict() for name, one in self._callbacks().items()}
+        return {"over": self.over, "callbacks": {name: state for name, state in states.items() if state}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.over = state["over"]
+        for name, one in self._callbacks().items():
+            if name in state["callbacks"]:
+                one.load_state_dict(state["callbacks"][name])
