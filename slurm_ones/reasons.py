@@ -39,6 +39,8 @@ SENTENCES: dict[str, str] = {
     "ONES_SPOOL={spool} and submit it again, or have an administrator write that path to /etc/slurm-ones/spool on the "
     "compute nodes",
     "bad_comment": "its comment is not understood: {problem}",
+    "near_comment": "its comment does not opt in, since it does not begin with ones: — if it shall, write "
+    '--comment="{right}" (scontrol update JobId=… Comment="{right}")',
     "opted_out": "its comment no longer opts in",
     "accounting_only": "known from Slurm's accounting alone",
     # The round: who keeps what they have in it (rules/gate.py)
@@ -55,6 +57,8 @@ SENTENCES: dict[str, str] = {
     "--gpus-per-node), or torchrun --nproc_per_node=gpu on all its nodes",
     "gpus_shared": "{ranks} ranks share its {gpus:GPU|GPUs}: start it with ones-run (on whole nodes with "
     "--gpus-per-node), or torchrun --nproc_per_node=gpu on all its nodes",
+    "batch_misses": "its comment allows batches of {first} to {last}, and its script takes at most {most} (ones.init): "
+    "write batch={base}-{most} in the comment, or raise max_batch in the script",
     # Limits that a site has set (rules/)
     "near_time_limit": "it is near its time limit: within {seconds:.0f} s (limits.near_limit_s)",
     "near_end": "it is expected to end within {seconds:.0f} s (limits.near_end_s)",
@@ -184,6 +188,7 @@ CAUSES = {
     "held_by_owner": "held by the owner",
     "nothing_reported": "without reports",
     "gpus_idle": "with GPUs that no rank uses",
+    "batch_misses": "with a batch range that misses the script's",
     "gpus_shared": "with more ranks than GPUs",
     "other_user": "of other users",
     "job_array": "job arrays",
@@ -202,6 +207,7 @@ CAUSES = {
     "no_files": "without files that can be read",
     "spool_not_read": "that do not read the spool",
     "bad_comment": "with a comment that is not understood",
+    "near_comment": "with a comment that nearly opts in",
     "opted_out": "no longer opted in",
 }
 """What a job that does not get another size is counted under, where many are."""
