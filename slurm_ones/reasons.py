@@ -32,6 +32,8 @@ SENTENCES: dict[str, str] = {
     "gpus_unknown": "Slurm knows of no GPUs in partition {partition}: name the GPUs of a node in "
     "whole_node_gpus.{partition} of the companion's settings",
     "gpus_per_job": "it asks for GPUs per job, not per node: submit with --nodes and --gres=gpu:N",
+    "site_acts": "this site's companion (of {user}) acts on it, so this one yields",
+    "owner_acts": "its owner {user} has a companion that ordered something, so this one yields for {seconds:.0f} s",
     "resize_off": "resize=off: it is measured, not resized",
     "no_files": "nothing of it can be read ({problem}): start it by ones-run in the directory that it was submitted "
     "from, or name another by ONES_JOB_ROOT; the companion must be able to read it",
@@ -110,6 +112,7 @@ SENTENCES: dict[str, str] = {
     "shrinking_off": "shrinking is switched off",
     "stop_file": "{path} exists: nothing is begun",
     # What became of a resize (act/)
+    "other_companion": "another companion gave the job a newer order, which it follows",
     "job_unknown": "Slurm no longer knows the job",
     "job_ended": "the job is {state}",
     "release_forgotten": "Slurm lost the release of the job, which is reshaped and released again",
@@ -207,6 +210,8 @@ CAUSES = {
     "no_files": "without files that can be read",
     "spool_not_read": "that do not read the spool",
     "bad_comment": "with a comment that is not understood",
+    "site_acts": "left to this site's companion",
+    "owner_acts": "left to their owners' companions",
     "near_comment": "with a comment that nearly opts in",
     "opted_out": "no longer opted in",
 }

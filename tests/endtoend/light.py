@@ -83,6 +83,8 @@ class Light:
                 *(SPEC.base_batch, SPEC.max_batch, SPEC.dataset, SPEC.epochs),
                 *(epoch, cursor * SPEC.base_batch, self.step, checkpoint),
                 attempt=self.attempt,
+                directory=str(self.directory.resolve()),
+                spool=os.environ.get("ONES_SPOOL", ""),
             )
         )
         self.told, self.told_at = self.step, time.monotonic()
