@@ -135,7 +135,12 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None) -> Limi
             most = max(least, min(most, spec.max_batch))
     else:
         least = most = base
-    return Limits(counts, least, most, _most_per_gpu(spec))
+    return Limits(counts, least, most, _most_per_gpu(spec), _quantum(spec))
+
+
+def _quantum(spec: Spec | None) -> int:
+    """Of what global batches are multiples, by the job's own word: bounded, since anybody may have written it."""
+    return 1 if spec is None else max(1, min(spec.multiple_of, ANY_BATCH))
 
 
 def _most_per_gpu(spec: Spec | None) -> int:

@@ -39,6 +39,8 @@ NOT_YET = "call accelerator.prepare(model, optimizer, loader) before accelerator
 class Accelerator(accelerate.Accelerator):
     """An Accelerator whose job may be resized while it trains."""
 
+    scaler: Any
+
     def __init__(
         self, *args: Any, elastic: dict[str, Any] | None = None, gradient_accumulation_steps: int = 1, **kwargs: Any
     ) -> None:
