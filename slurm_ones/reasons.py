@@ -154,6 +154,9 @@ SENTENCES: dict[str, str] = {
 """The sentence of each code. ``{gpus:GPU|GPUs}`` is the number with the word that fits it, ``{seconds:.0f}`` as in
 `str.format`."""
 
+WRONG = frozenset({"gpus_idle", "gpus_shared", "batch_misses"})
+"""Codes of what is wrong with how a job was started: its owner is told, whatever its policy would like."""
+
 SITE_LIMITS = frozenset(
     {
         "near_time_limit",
