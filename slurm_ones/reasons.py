@@ -91,6 +91,14 @@ SENTENCES: dict[str, str] = {
     "shortens_most": "GPUs go one by one to the job whose remaining time they shorten most",
     "best_total": "of all schedules weighed, this one is best by {total}",
     "nearly_best_total": "of all schedules weighed, this one is within {percent:.2g} % of the best by {total}",
+    # The same where there is no other job (`alone`)
+    "turn_alone": "its turn has come: there is no other elastic job here",
+    "least_total_time_alone": "it is expected to end soonest so",
+    "gives_up_gpus_alone": "at {factor:.2g} times its speed it is expected to end soonest",
+    "least_remaining_alone": "it then needs the fewest GPU-seconds; {speed:.3g} samples/s are predicted for it",
+    "shortens_most_alone": "it gets GPUs one by one as long as they shorten its remaining time",
+    "best_total_alone": "of all its sizes weighed, this one is best",
+    "nearly_best_total_alone": "of all its sizes weighed, this one is within {percent:.2g} % of the best",
     "no_solution": "the integer program has no answer ({message}), so nothing changes",
     "network": "the trained network scored this highest",
     # What becomes of it (rules/plan.py)
@@ -225,6 +233,15 @@ def reason(code: str, **arguments: Argument) -> Reason:
     if wanted != arguments.keys():
         raise KeyError(f"reason {code}: takes {sorted(wanted)}, not {sorted(arguments)}")
     return Reason(code, tuple(arguments.items()))
+
+
+def alone(found: Reason) -> Reason:
+    """The reason for a job beside which there is no other: the same, in words that speak of none."""
+    code = f"{found.code}_alone"
+    if code not in SENTENCES:
+        return found
+    wanted = _arguments_of(code)
+    return Reason(code, tuple((name, value) for name, value in found.arguments if name in wanted))
 
 
 @cache
