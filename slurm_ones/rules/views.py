@@ -12,7 +12,7 @@ from ones_db import JobHistory
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.knowledge import Known, Learner
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.reasons import SITE_LIMITS, Reason
+from slurm_ones.reasons import SITE_LIMITS, Reason, alone
 from slurm_ones.rules.blocks import hot
 from slurm_ones.rules.caps import Cap, capped, narrowed
 from slurm_ones.rules.dwell import near_end, switch_near_end_s
@@ -51,6 +51,8 @@ def decide_within(
     views = narrowed(reclaimed.jobs, bounds.caps)
     schedule = annotate(policy.decide(reclaimed.cluster, views, now, rng), reclaimed)
     schedule = capped(reclaimed.cluster, views, schedule, bounds.caps)
+    if len(jobs) == 1:
+        schedule = replace(schedule, reasons={job_id: alone(why) for job_id, why in schedule.reasons.items()})
     limited = {job.job_id: job.fixed for job in jobs if job.fixed and job.fixed.code in SITE_LIMITS}
     return replace(schedule, refused={**schedule.refused, **limited}) if limited else schedule
 
