@@ -45,9 +45,9 @@ class Rivals:
 
     def refusal(self, job: Job) -> Reason | None:
         """Why this companion yields for the job; None where no other one acts on it."""
+        # An order's number is the time in milliseconds; one far ahead is not of a companion.
+        recent = abs(self._clock() - self.number(job) / 1000) < YIELD_S
         if self._own_uid is None:
-            # Its number is the time in milliseconds; one far ahead is not of a companion.
-            recent = abs(self._clock() - self.number(job) / 1000) < YIELD_S
             return reason("owner_acts", user=job.user, seconds=YIELD_S) if recent else None
         for spool in self._spools(job):
             try:
@@ -56,7 +56,8 @@ class Rivals:
                 continue
             if mark.st_uid == folder.st_uid != os.geteuid() and self._clock() - mark.st_mtime < YIELD_S:
                 return reason("site_acts", user=_name(mark.st_uid))
-        return None
+        # One of root's needs no spool.
+        return reason("site_acts", user="root") if recent and not self._spools(job) else None
 
     def number(self, job: Job) -> int:
         """Of the other companion's newest order to the job; 0 for none."""
@@ -68,6 +69,7 @@ class Rivals:
         if self._own_uid is None:
             return _read(job_directory_of(job), ORDERS, job.uid) if job.uid != os.geteuid() else None
         found = [_read(spool, spool_name(job.job_id), None) for spool in self._spools(job)]
+        found.append(_read(job_directory_of(job), ORDERS, 0, job.uid))
         return max((one for one in found if one is not None), key=lambda one: one.number, default=None)
 
     def _spools(self, job: Job) -> list[Path]:
@@ -85,15 +87,16 @@ def job_directory_of(job: Job) -> Path | None:
         return None
 
 
-def _read(folder: Path | None, name: str, uid: int | None) -> Order | None:
-    """An order in a folder of that user; of the folder's own where none is named, unless that is this one."""
+def _read(folder: Path | None, name: str, uid: int | None, folder_uid: int | None = None) -> Order | None:
+    """An order of that user in a folder of theirs, or of `folder_uid`; of the folder's own where none is named. None
+    where that is this companion's user."""
     try:
         if folder is None:
             return None
         owner = folder.stat().st_uid if uid is None else uid
         if owner == os.geteuid():
             return None
-        with directory_of(folder, owner) as directory:
+        with directory_of(folder, owner if folder_uid is None else folder_uid) as directory:
             return decode_order(read_from(directory, name, owner, 0, MAX_LINE + 1)[0])
     except (OSError, NotBelieved, ProtocolError):
         return None
