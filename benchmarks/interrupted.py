@@ -1,7 +1,8 @@
 """Runs SCRIPT ARGS as it is, and sends signals to a rank after given steps: `ONES_INTERRUPT="7:TERM 11:KILL"`.
 
 Each comes once, whatever steps are made again: its file in the job's directory says that it came. The last rank gets
-them, so that rank 0 can write what it has to say.
+them, so that rank 0 can write what it has to say. `ONES_SLOW="0.5:FILE"` makes each step half a second longer until
+there is a file of that name.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import runpy
 import signal
 import sys
+import time
 from pathlib import Path
 
 from ones_wrapper.run import Run
@@ -19,9 +21,12 @@ def main() -> None:
     """Interrupt the run of the script that the arguments name."""
     wanted = [entry.split(":") for entry in os.environ.get("ONES_INTERRUPT", "").split()]
     restart = os.environ.get("SLURM_RESTART_COUNT", "0")
+    pause, _, hurry = os.environ.get("ONES_SLOW", "0:").partition(":")
     commit = Run.commit
 
     def interrupted(run: Run, total: int) -> None:
+        if hurry and not Path(hurry).exists():
+            time.sleep(float(pause))
         commit(run, total)
         for step, name in wanted:
             mark = Path(os.environ["ONES_JOB_DIR"], f"came-{restart}-{step}")

@@ -126,6 +126,7 @@ _RUN = (
     "noise",
     "progress",
     "report_time",
+    "world",
 )
 
 
@@ -251,7 +252,14 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
         membership=members[-1] if members else None,
         switch_s=_mean([new.report.pause_s for _, new in ordered]),
         join_s=_mean([new.report.pause_s for old, new in ordered if _joined(old, new)]),
+        misfit=next((_misfit(run, cached[run.id]) for run in reversed(runs) if run.world), None),
     )
+
+
+def _misfit(run: Row, cached: CachedRun) -> tuple[int, int] | None:
+    """Ranks and GPUs of a run, where they are known and differ: ranks that something else than `ones-run` started."""
+    gpus = run.nodes * run.gpus_per_node
+    return (run.world, gpus) if run.world and gpus and run.world != gpus and not cached.members else None
 
 
 def _batch(run: Row, cached: CachedRun) -> int | None:
@@ -306,8 +314,8 @@ def _throughput(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[T
     for run in runs:
         for (size, batch), samples in cached[run.id].speeds.items():
             nodes, gpus_per_node = size or (run.nodes, run.gpus_per_node)
-            # Without a shape it teaches nothing.
-            if nodes * gpus_per_node > 0:
+            # Without a shape it teaches nothing, nor with GPUs that no rank uses.
+            if nodes * gpus_per_node > 0 and not _misfit(run, cached[run.id]):
                 kept[nodes, gpus_per_node, batch] += samples
     points = [ThroughputPoint(*kind, *sample) for kind, samples in kept.items() for sample in samples[-SPEEDS:]]
     return tuple(sorted(points, key=lambda point: point.time))

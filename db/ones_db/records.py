@@ -131,6 +131,8 @@ class RunRecord:
     """From the hello to the end of the first step."""
     resizes: int | None = None
     """The job's own count of its runs at another world size, this one included."""
+    world: int | None = None
+    """Ranks, as its last hello said."""
     attempts: int | None = None
     """How often its ranks were started again within it."""
     nonfinite: int | None = None
@@ -351,6 +353,8 @@ class JobHistory:
     """Of a job of blocks: mean pause of its last few ordered changes, where it is known."""
     join_s: float | None = None
     """The same of those alone in which blocks joined: sending them the job's state is what takes long."""
+    misfit: tuple[int, int] | None = None
+    """Ranks and GPUs of the newest run that said hello, where they differ; never of a job of blocks."""
 
     def running_s(self, now: float) -> float:
         """Seconds it has run in all."""

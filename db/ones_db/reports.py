@@ -54,6 +54,7 @@ _HELLO = (
     "group_s",
     "load_s",
     "resizes",
+    "world",
 )
 """Columns of a run that each hello says anew."""
 

@@ -262,6 +262,9 @@ class Round:
             return reason("dwell_time", seconds=rested - self.now, dwell_s=dwell_s)
         if job.running and (history is None or history.spec is None):
             return reason("nothing_reported")
+        if history is not None and history.misfit is not None and not elastic.blocks:
+            ranks, gpus = history.misfit
+            return reason("gpus_idle" if ranks < gpus else "gpus_shared", ranks=ranks, gpus=gpus)
         limits = self.settings.limits
         if hot(elastic):
             # Of its blocks each has a time limit of its own: see `rules.blocks.going`.

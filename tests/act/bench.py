@@ -17,7 +17,7 @@ from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import reason
 from slurm_ones.rules.gate import Round
-from slurm_ones.schedule.policy import Allocation, Schedule
+from slurm_ones.schedule.policy import Allocation, JobView, Schedule
 from slurm_ones.slurm.client import NotResizable, SlurmError, UnknownJob
 from slurm_ones.slurm.model import Job, Node, Partition, Shape, Snapshot
 from tests.act.make import NOW, elastic, history
@@ -31,6 +31,7 @@ class Machine:
     def __init__(self) -> None:
         self.asked: list[int] = []
         self.broken: dict[int, Exception] = {}
+        self.gains: dict[int, float] = {}
 
     def advance(self, resize: ResizeRecord) -> ResizeRecord:
         self.asked.append(resize.job_id)
@@ -72,6 +73,8 @@ class Bench:
         self.machine = Machine()
         self.slurm = Slurm(self)
         self.jobs: dict[int, Elastic] = {}
+        self.views: dict[int, JobView] = {}
+        """What the policy was shown."""
         self.folder = folder
         settings = {"mode": "act", "stop_file": folder / "stop"} | settings
         self.settings = Settings(**settings)
@@ -109,7 +112,7 @@ class Bench:
         partitions = {job.partition for job in jobs.values()}
         parts = {name: Partition(name, True, ("n1", "n2"), 0.0, 0, False) for name in partitions}
         schedule = Schedule(wanted, dict.fromkeys(wanted, reason("network")), parked=frozenset(parked))
-        decided = [PartitionSchedule(name, schedule, 0.1) for name in sorted(parts)]
+        decided = [PartitionSchedule(name, schedule, 0.1, self.views) for name in sorted(parts)]
         seen = Observation(Snapshot(NOW, jobs, nodes, parts), dict(elastic))
         histories = {id_: history(id_) for id_ in elastic}
         round_ = Round.build(seen, histories, self.settings, self.store.open_resizes(), self.clock())

@@ -12,9 +12,11 @@ from ones_db import JobRecord, ReportLine, ResizeRecord, RunReports, Store
 from ones_wrapper.protocol import ORDERS, Bye, Order, decode_order, directory_name, encode, spool_order_name
 from slurm_ones.act.orders import OrderError, order_path, write_order
 from slurm_ones.act.transitions import HOLDS_JOB, State
+from slurm_ones.schedule.gain import expected_gain
 from slurm_ones.schedule.policy import Allocation
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState, Shape
+from slurm_ones.testing.policies import job
 from tests.act.bench import Bench
 from tests.act.make import NOW, elastic
 
@@ -68,6 +70,17 @@ def test_a_batch_is_ordered_once(own_store: Store, tmp_path: Path) -> None:
     bench.act({job_id: Allocation(Shape(1, 1), 128)})
     assert bench.order(job_id).batch == 128 and bench.order(job_id).number > first.number
     assert own_store.resizes(job_id) == []
+
+
+def test_what_the_decision_expects_goes_with_the_resize(own_store: Store, tmp_path: Path) -> None:
+    """Protects the job's log: the gain is that of the resize that begins, and none where nobody knew one."""
+    bench = Bench(own_store, tmp_path)
+    bench.add(1, Shape(1, 1), "n1")
+    bench.add(2, Shape(1, 1), "n2")
+    bench.views = {1: job(1, {"n1": 1})}
+    bench.act({1: Allocation(Shape(1, 2), 64), 2: Allocation(Shape(1, 2), 64)})
+    (one,), (other,) = own_store.resizes(1), own_store.resizes(2)
+    assert bench.machine.gains == {one.id: expected_gain(bench.views[1], Shape(1, 2), 64)} and other.id != one.id
 
 
 def test_the_stop_file_stops_everything_that_would_begin(own_store: Store, tmp_path: Path) -> None:

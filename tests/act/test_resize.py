@@ -69,6 +69,20 @@ def test_a_running_job_gets_its_new_shape(make_world: Make, counts_early: bool) 
     assert world.job.restart == 1
 
 
+def test_the_job_is_told_what_is_expected(make_world: Make) -> None:
+    """Protects the line in the job's log; a companion that died knows it no more, and orders all the same."""
+    for gain in (1.75, None):
+        world = make_world()
+        resize = world.begin()
+        world.machine.gains = {resize.id: gain} if gain else {}
+        world.tick()
+        directory = world.job.directory / directory_name(world.job_id)
+        order = decode_order((directory / ORDERS).read_bytes())
+        assert (order.drain, order.gain) == (True, gain)
+        world.finish()
+        assert world.machine.gains == {}
+
+
 @pytest.mark.parametrize("error", [Refused("no such step"), Unreachable("scancel: no answer within 30 s")])
 def test_a_job_that_is_not_woken_finds_its_order(
     make_world: Make, monkeypatch: pytest.MonkeyPatch, error: Exception

@@ -81,7 +81,7 @@ def hello(number: int = 1, time: float = 2001.0, **other: Any) -> ReportLine:
     values: dict[str, Any] = {
         "nodes": 1,
         "gpus_per_node": 1,
-        "world": 1,
+        "world": 0,
         "batch": 64,
         "lr_factor": 1.0,
         "base_batch": 64,

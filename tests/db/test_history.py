@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from ones_db import EpochPoint, NoisePoint, Store, ThroughputPoint, TimelineRow
+from ones_db import EpochPoint, NoisePoint, RunReports, Store, ThroughputPoint, TimelineRow
 from tests.db.make import SPEC, epoch, hello, job, report, resize, resized_job, run, said, throughput
 
 
@@ -330,3 +330,21 @@ def test_the_pause_of_a_jobs_own_resizes(store: Store) -> None:
         opened = store.begin_resize(resize(7, started=4000.0 + number, restart=restart, new_nodes=nodes)).id
         store.end_resize(opened, state, said(""), 4000.5 + number, pause_s=pause)
     assert store.histories([7])[7].pause_s == 30.0
+
+
+def test_ranks_that_are_not_its_gpus_teach_nothing(store: Store) -> None:
+    """Protects what is learned from a script that something else than ones-run started: the speed of 2 ranks is not
+    that of the 4 GPUs that the job has, and the newest run that spoke says whether it is still so."""
+    store.record_jobs([job(1)])
+    store.record_runs([run(1, gpus=2), run(1, restart=1, gpus=4)])
+    first = [hello(world=2), throughput(2), throughput(3)]
+    store.add_reports([RunReports(1, 0, 10, 3, None, first)])
+    assert store.histories([1])[1].misfit is None
+    store.add_reports([RunReports(1, 1, 10, 3, None, first)])
+    known = store.histories([1])[1]
+    assert known.misfit == (2, 4)
+    assert {(point.nodes, point.gpus_per_node) for point in known.throughput} == {(1, 2)}
+    store.record_runs([run(1, restart=2, gpus=4)])
+    assert store.histories([1])[1].misfit == (2, 4)
+    store.add_reports([RunReports(1, 2, 10, 1, None, [hello(world=4)])])
+    assert store.histories([1])[1].misfit is None

@@ -52,7 +52,7 @@ def test_a_gpt_grows_and_shrinks(request: pytest.FixtureRequest) -> None:
             if cursor >= samples:
                 epoch, cursor = epoch + 1, 0
         assert (epoch, cursor) == (EPOCHS, 0)
-        rates = re.findall(r"learning rate (\S+)", log)
+        rates = re.findall(r"validation loss \S+, learning rate (\S+)", log)
         assert len(rates) == EPOCHS and float(rates[-1]) == pytest.approx(LR / 10, rel=0.01)
         assert "Traceback" not in log
     finally:

@@ -183,6 +183,11 @@ def join_torch(backend: str | None = None) -> TorchGroup:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     own_gpu = gpus >= local_world
     backend = backend or ("nccl" if own_gpu else "gloo")
+    if backend == "nccl" and not own_gpu:
+        raise ValueError(
+            f"backend nccl: needs a GPU for each rank, and {local_world} ranks of this node see {gpus}; leave the "
+            "backend out, and look whether the job asked for GPUs (--gres=gpu:N) and this torch is built for CUDA"
+        )
     device = torch.device("cuda", local_rank) if own_gpu else torch.device("cpu")
     if own_gpu:
         torch.cuda.set_device(device)

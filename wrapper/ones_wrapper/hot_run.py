@@ -30,7 +30,8 @@ from ones_wrapper.membership.files import Block
 from ones_wrapper.membership.meeting import NotWantedError, PeersLostError, is_peer_lost
 from ones_wrapper.protocol import Batch, Membership, Spec
 from ones_wrapper.resize_log import shape_name
-from ones_wrapper.run import Identity, Run, Settings
+from ones_wrapper.run import Run
+from ones_wrapper.run_settings import Identity, Settings
 
 
 class HotRun(Run):

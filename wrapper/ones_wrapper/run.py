@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ones_wrapper import memory, resize_log
+from ones_wrapper import memory, mistakes, resize_log
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
 from ones_wrapper.data.feed import AccumulationStep, Feed, Share, accumulation_count, clamp_batch
@@ -19,44 +18,21 @@ from ones_wrapper.gradients.exchanges import Exchanges
 from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import STOP, OrderReader, OwnerRequests, ReportWriter, log, previous, write_spec
+from ones_wrapper.kept_files import KeptFiles
 from ones_wrapper.launch import find_job_directory, hang_detector, prepare_job_directory
+from ones_wrapper.launch.claim import claim_for_ranks
 from ones_wrapper.launch.ending import flush_files
 from ones_wrapper.launch.places import find_spool
 from ones_wrapper.launch.process_hooks import FLAGS, on_error, on_exit, requeue_conflict
+from ones_wrapper.launch.rank_placement import idle_gpus
 from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
-from ones_wrapper.learning_rate import LrRule, Rate
+from ones_wrapper.learning_rate import Rate
 from ones_wrapper.protocol import Batch, Epoch, First, Spec
 from ones_wrapper.reporter import Meter, Reporter, StartReport, Trace
+from ones_wrapper.run_id import run_id
+from ones_wrapper.run_settings import Identity, Settings
 from ones_wrapper.saver import Saver
 from ones_wrapper.schedule import Schedules, counted
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the script asked `init` for, beside the spec."""
-
-    rule: LrRule
-    lr_ramp: int
-    checkpoint_every_s: float | None
-    write_behind: bool
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Which run this is."""
-
-    job_id: int
-    restart: int
-    """Of a job of blocks: the term."""
-    leads: bool = True
-    """Whether these ranks keep the job's files; new blocks of a job that trains do not."""
-    name: str = ""
-    """Tells this process from others whose ranks may be the same at other times; empty where ranks stay."""
-
-    @classmethod
-    def of(cls, env: Mapping[str, str]) -> Identity:
-        """That of a plain job."""
-        return cls(int(env.get("SLURM_JOB_ID") or 0), int(env.get("SLURM_RESTART_COUNT") or 0))
 
 
 class Loop:
@@ -106,8 +82,8 @@ class Run:
         self._job_id, self._restart = identity.job_id, identity.restart
         self.directory = find_job_directory(env, Path.cwd())
         self._spool = find_spool(env)
-        if first:
-            prepare_job_directory(self.directory, env, Path.cwd())
+        prepare = partial(prepare_job_directory, self.directory, env, Path.cwd())
+        self._claim = claim_for_ranks(group, prepare if first else lambda: None)
         self._declared = spec.max_local_batch
         found = memory.find(self.directory, spec.max_local_batch, memory.device_name(group.device))
         self.spec = replace(spec, max_local_batch=-group.maximum([-found])[0])
@@ -121,9 +97,15 @@ class Run:
         checkpoints = Checkpoints(self.directory, group, self._job_id, self._restart, holds=identity.leads)
         self.saver = Saver(group, checkpoints, settings.checkpoint_every_s, settings.write_behind, self._reporter.send)
         self._start_report = StartReport(started, self._previous, self.directory, self._spool)
-        self._loaded = self._note = ""
+        if idle := idle_gpus(env, group.world) if first else "":
+            log(idle)
+        self._idle, self._loaded, self._note = idle, "", ""
         self._first = False
+        self._still = 0  # steps in a row that the optimizer has not made
+        self.ended = False  # the script has
         self.trace = Trace.of(env, self._restart, group.rank, group.world, identity.name)
+        self.files = KeptFiles(lambda: self.rank == 0)
+        self._run_id = group.on_first(lambda: run_id(self.directory, env, self._job_id))
         self._begun = False
         self.reason = "stopped"
         """What the bye will say if the script ends now by itself."""
@@ -148,6 +130,11 @@ class Run:
         return OrderReader(self.directory, restart, self._spool, self._job_id)
 
     @property
+    def run_id(self) -> str:
+        """The job's name for loggers. Not collective."""
+        return self.progress.run_id or self._run_id
+
+    @property
     def lr_factor(self) -> float:
         """Learning rate in force over the one that the script set. Not collective."""
         return (
@@ -163,7 +150,7 @@ class Run:
         self.progress = progress = loaded.progress
         world, failed = self.group.world, self._previous is not None and self._previous.failed
         progress.resizes += int(progress.world not in (0, world))
-        progress.world = world
+        progress.world, progress.run_id = world, progress.run_id or self._run_id
         progress.failures += self.group.maximum([int(failed)])[0]
         if self.noise is not None:
             self.noise.known = progress.noise
@@ -199,9 +186,12 @@ class Run:
             self.trace.begin(progress.step)
         if self.group.rank == 0:
             write_spec(self.directory, self.spec)
-        start = (self.batch, self.lr_factor, self.saver.load_s, self._loaded, self._note)
+        note = "; ".join(filter(None, (self._note, self._idle)))
+        start = (self.batch, self.lr_factor, self.saver.load_s, self._loaded, note)
         self._reporter.send(self._start_report.hello(self.group, self.spec, progress, *start))
         self._log_start()
+        if self.group.rank == 0:
+            mistakes.look_at(self.spec)
 
     def _log_start(self) -> None:
         """What changed since the start before. Not collective."""
@@ -234,9 +224,12 @@ class Run:
         progress.useful += useful
         if self.noise is not None:
             self.noise.step(total)
-        if self.loop.rate:
-            self.loop.rate.remember(progress)
-            self.loop.rate.expect()
+        if rate := self.loop.rate:
+            self._still = 0 if rate.stepped else self._still + 1
+            if self._still == mistakes.NO_STEPS and self.group.rank == 0:
+                log(mistakes.no_steps(progress.step + 1))
+            rate.remember(progress)
+            rate.expect()
         progress.step += 1
         interval = self.meter.stop(progress, total, self.batch, self.lr_factor)
         progress.trained_s += self.meter.last_s
@@ -279,6 +272,7 @@ class Run:
         if agreed.stop == BY_OWNER:
             self._stop_for_good()
         elif agreed.stop:
+            flush_files()  # the checkpoint may take longer than Slurm waits
             self.save("before the stop that a signal asked for")
             self._leave("signal", STOP_CODE)
         elif agreed.drain:
@@ -304,10 +298,23 @@ class Run:
         self.loop.within = False
         self.act()
 
+    @property
+    def finished_before(self) -> bool:
+        """Whether the checkpoint that was loaded is of a training that had come to its end. Not collective."""
+        epochs = self.spec.epochs
+        return not self._begun and bool(self._loaded) and 0 < epochs <= self.progress.epoch
+
     def finish(self) -> None:
         """All epochs are trained: the last checkpoint. From here on a signal ends the script at once."""
-        self._boundary.finish_agreement()  # what it says comes too late
-        self.save("at the end")
+        if self.finished_before:
+            text = mistakes.finished(self.progress.epoch, self.spec.epochs)
+            if self.group.rank == 0:
+                log(text)
+            # No hello: nothing begins.
+            self._reporter.bye("finished", self.progress.step, 0, text)
+        else:
+            self._boundary.finish_agreement()  # what it says comes too late
+            self.save("at the end")
         self.saver.close()
         self.reason = "finished"
         FLAGS.armed = False
@@ -316,7 +323,11 @@ class Run:
     def _in_force(self, wanted: int) -> int:
         spec = self.spec
         wanted = wanted or spec.base_batch
-        return clamp_batch(wanted, self.group.world, spec.max_batch, spec.max_local_batch, spec.max_passes)
+        limits = (spec.max_batch, spec.max_local_batch, spec.max_passes, spec.multiple_of)
+        batch = clamp_batch(wanted, self.group.world, *limits)
+        if batch % spec.multiple_of and self.group.rank == 0:
+            log(f"{self.group.world} ranks take {batch} samples a step, which is no multiple of {spec.multiple_of}")
+        return batch
 
     def _change_batch(self, wanted: int, number: int) -> None:
         self._reporter.flush()
@@ -340,8 +351,6 @@ class Run:
     def save(self, why: str, order: int | None = None) -> bool:
         """Write a checkpoint that is durable on return, and report it; False where that failed, which is logged."""
         self._reporter.flush()
-        # First: once the checkpoint is reported, the companion may requeue, and the ranks are hardly left a moment.
-        flush_files()
         hang_detector.beat()
         saved = self.saver.save(self.state, self.progress, why, order)
         hang_detector.beat()
@@ -349,6 +358,8 @@ class Run:
 
     def _drain(self, number: int) -> None:
         """Checkpoint, report it, wait for the requeue; carry on when it is called off or does not come."""
+        # First: once the checkpoint is reported, the companion may requeue, and the ranks are hardly left a moment.
+        flush_files()
         if not self.save(f"for order {number}", number):
             return
         goodbye = partial(self._reporter.bye, "drained", self.progress.step, STOP_CODE, "")
@@ -377,6 +388,8 @@ class Run:
 
     def _failed(self, error: BaseException) -> tuple[int, str] | None:
         """What an error of the script means for the job. Not collective."""
+        if self.group.rank == 0 and (hint := mistakes.no_cuda(error, self.group.device.type)):
+            log(hint)
         if not self.loop.within:
             return None  # an evaluation that needs too much memory says nothing of the batch
         device = memory.device_name(self.group.device)
@@ -387,7 +400,7 @@ class Run:
 
     def _ended(self, code: int, note: str) -> None:
         """The script ended. Not collective: other ranks may be gone."""
-        FLAGS.armed = False
+        FLAGS.armed, self.ended = False, True
         hang_detector.pause()
         reason = self.reason
         if code == DONT_RESTART:
@@ -395,4 +408,6 @@ class Run:
         elif code:
             reason = "signal" if code == STOP_CODE and FLAGS.stop else "error"
         self._reporter.bye(reason, self.progress.step, code, note)
+        if self._claim is not None:
+            self._claim.release()
         self.group.close(code)

@@ -143,6 +143,20 @@ def allocation(env: Mapping[str, str], asked: int | None) -> Allocation:
     return Allocation(nodes, ranks, hosts[0], listed, bool(known), number(env, "SLURM_JOB_ID") or 0, restart)
 
 
+def idle_gpus(env: Mapping[str, str], world: int) -> str:
+    """What is wrong where another launcher than `ones-run` started another number of ranks than the job has GPUs, and
+    what to do; empty where nothing is, or Slurm does not count GPUs."""
+    each, nodes = _count(env, "SLURM_GPUS_ON_NODE"), _count(env, "SLURM_JOB_NUM_NODES") or 1
+    if "ONES_LAUNCHED" in env or not each or each * nodes == world:
+        return ""
+    gpus = each * nodes
+    found = f"uses {world} of its job's {gpus} GPUs" if world < gpus else f"has {world} ranks for {gpus} GPUs"
+    return (
+        f"this run {found}, and is not resized: start the script with ones-run, which starts one rank on each GPU of "
+        "each node (with torchrun: --nproc_per_node=gpu, on all nodes)"
+    )
+
+
 def without_stale(env: Mapping[str, str]) -> dict[str, str]:
     """The environment without what is stale in it."""
     return {k: v for k, v in env.items() if k not in STALE and not k.startswith(STALE_PREFIXES)}

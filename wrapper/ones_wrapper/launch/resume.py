@@ -18,9 +18,11 @@ from typing import Any
 
 from ones_wrapper.job_io import log
 from ones_wrapper.job_lock import WAIT_S, holder, last_job
+from ones_wrapper.launch.claim import CLAIM, Claim, Holder, take_claim
 from ones_wrapper.launch.job_directory import checkpoints, newest_checkpoint
 from ones_wrapper.launch.places import leave_pointer, make_job_directory, make_root, own_job
 from ones_wrapper.launch.rank_placement import LaunchError
+from ones_wrapper.membership.files import Block
 from ones_wrapper.protocol import (
     CHECKPOINTS,
     HOT,
@@ -42,20 +44,25 @@ MEMORY = ".memory.json"
 _JOB = re.compile(r"([0-9]{1,15})(?:_[0-9]{1,9})?", re.ASCII)
 
 
-def prepare_job_directory(path: Path, env: Mapping[str, str], cwd: Path, resume_from: str = "") -> None:
-    """Make the job's directory, or check the one that is there, and leave a pointer to it where one is needed.
+def prepare_job_directory(
+    path: Path, env: Mapping[str, str], cwd: Path, resume_from: str = "", block: Block | None = None
+) -> Claim | None:
+    """Make the job's directory, or check the one that is there, claim it, and leave a pointer where one is needed.
 
     With `resume_from`, a job's id or directory, it begins with the good checkpoints of that job. Ranks that `ones-run`
-    started find all this done. Raises `LaunchError`.
+    started find all this done. The blocks of a job share its directory, each of them once. Raises `LaunchError` and,
+    before anything is touched, `ClaimedError`.
     """
     make_root(env, cwd)
     make_job_directory(path)
     if "ONES_LAUNCHED" in env:
-        return
+        return None
+    claim = take_claim(path, Holder.here(env), f"{CLAIM}-{block.task}" if block else CLAIM)
     take_over(path, own_job(env))
     if resume_from:
         resume(resume_from, path, env, cwd)
     leave_pointer(path, env, cwd)
+    return claim
 
 
 def take_over(path: Path, job_id: int) -> None:

@@ -1,0 +1,70 @@
+"""Frameworks' scripts on a real Slurm: Hugging Face's Trainer is resized, and what knows nothing of us is not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.frameworks import CASES, EXAMPLES, INTERRUPTED
+from ones_wrapper.protocol import Bye, Hello
+from tests.endtoend.harness import Harness
+from tests.endtoend.test_exactly_once import scripted
+from tests.wrapper.runs import assert_exactly_once
+
+EPOCHS, SAMPLES = 6, 200
+STRANGER = """
+import sys, time, torch, torch.distributed as dist
+from pathlib import Path
+dist.init_process_group("gloo")
+while not Path(sys.argv[1]).exists():
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.1)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(CASES["transformers"].missing, reason="transformers is not installed")
+def test_a_trainer_is_resized_and_torchrun_alone_is_not(harness: Harness) -> None:
+    """The Trainer's example, 1 → 2 → 1 GPUs with another batch: no sample lost or repeated, its log whole. Beside it a
+    job that opted in and starts a plain script by torchrun: nothing says what it can do, so it keeps its size, with a
+    reason that says what to do.
+    """
+    folder = harness.folder("trainer")
+    inside = f"/scratch/{folder.name}"
+    (folder / "stranger.py").write_text(STRANGER)
+    torchrun = f"exec {harness.cluster.python} -m torch.distributed.run --nproc-per-node=1"
+    options = ["--nodes=1", "--gres=gpu:1", "--cpus-per-gpu=1", "--comment=ones: gpus=1-4", f"--chdir={inside}"]
+    wrap = f"--wrap={torchrun} --master-port=29684 stranger.py {inside}/hurry"
+    stranger = int(harness.cluster.run(["sbatch", "--parsable", *options, wrap], user="alice").stdout)
+    arguments = [INTERRUPTED, EXAMPLES / "trainer_elastic.py", "--epochs", EPOCHS, "--samples", SAMPLES]
+    job_id = harness.submit(
+        *map(str, arguments),
+        options=("--comment=ones: gpus=1-4 batch=16-64", "--time=10", "--cpus-per-gpu=1", f"--chdir={inside}"),
+        ONES_TRACE=f"{inside}/trace-{{restart}}-{{rank}}.jsonl",
+        ONES_SLOW=f"0.6:{inside}/hurry",
+        ONES_PRELOAD=CASES["transformers"].preload,
+        ONES_JOB_DIR=f"{inside}/job",
+        HF_HUB_OFFLINE="1",
+    )
+    harness.trains(job_id)
+    settings = harness.settings(scope='"own"')
+    scripted(harness, settings, {job_id: [[1, 2, 64], [1, 1, 16]]}, 180.0)
+    (folder / "hurry").touch()
+    job = harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
+    words = "".join(path.read_text() for path in folder.glob("*.out"))
+    assert (job.state.value, job.restart) == ("COMPLETED", 2), words
+    assert_exactly_once(folder, EPOCHS, SAMPLES)
+    hellos = [next(r for r in harness.reports(job_id, n) if isinstance(r, Hello)) for n in range(3)]
+    assert [(hello.world, hello.batch) for hello in hellos] == [(1, 16), (2, 64), (1, 16)]
+    assert [bye.reason for bye in harness.reports(job_id, 2) if isinstance(bye, Bye)] == ["finished"]
+    state = json.loads((folder / "trainer-output/trainer_state.json").read_text())
+    evaluated = [entry["epoch"] for entry in state["log_history"] if "eval_loss" in entry]
+    assert evaluated == [1, 2, 3, 4, 5, 6] and state["global_step"] == EPOCHS * 13
+
+    other = harness.wait(stranger, lambda job: job.ended, "ended")
+    assert (other.state.value, other.restart, other.nodes) == ("COMPLETED", 0, 1)
+    assert "ones-run" in json.dumps(harness.why(settings, stranger))
+    with harness.store(settings) as store:
+        assert not store.resizes(stranger)
