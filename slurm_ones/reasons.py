@@ -50,7 +50,8 @@ SENTENCES: dict[str, str] = {
     "dwell_time": "it may be resized in {seconds:.0f} s (dwell time {dwell_s:.0f} s)",
     "dwell_failures": "it may be resized in {seconds:.0f} s: {times:resize|resizes} in a row did not take effect, and "
     "each doubles the wait",
-    "nothing_reported": "it has not reported what it can do: is it started by ones-run?",
+    "nothing_reported": "it has not reported what it can do: is it started by ones-run, and does its script call "
+    "ones.init?",
     "gpus_idle": "this run uses {ranks} of its {gpus:GPU|GPUs}: start it with ones-run (on whole nodes with "
     "--gpus-per-node), or torchrun --nproc_per_node=gpu on all its nodes",
     "gpus_shared": "{ranks} ranks share its {gpus:GPU|GPUs}: start it with ones-run (on whole nodes with "

@@ -60,6 +60,26 @@ def test_accumulation_is_the_same_at_any_number_of_ranks(zero_first: bool) -> No
         assert put.value[1] == alone.value[1] == [0.0]
 
 
+def drops() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, data(drop_last=True))
+    rows = 0
+    for _ in accelerator.epochs(1):
+        for x, y in loader:
+            rows += len(x)
+            accelerator.backward(cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert (len(loader), rows) == (5, 20)
+
+
+def test_drop_last() -> None:
+    """Protects what the script said of its data: an epoch has whole base batches alone."""
+    testing.run(drops)
+
+
 def refuses() -> None:
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(5, 3)

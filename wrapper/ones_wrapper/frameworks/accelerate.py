@@ -85,7 +85,7 @@ class Accelerator(accelerate.Accelerator):
         self._job = job = join("Accelerate", loader.batch_size or 1, self._accumulation, self._elastic)
         if self.num_processes != job.world:
             raise RuntimeError(RANKS.format(theirs=self.num_processes, ours=job.world))
-        data = job.loader(loader.dataset, shuffle=shuffle, **options_of(loader))
+        data = job.loader(loader.dataset, shuffle=shuffle, drop_last=loader.drop_last, **options_of(loader))
         # Mixed precision and torch.compile, but no DDP of Accelerate's own.
         inner = self.prepare_model(model, evaluation_mode=True)
         wrapped = job.ddp(inner, **(self.ddp_handler.to_kwargs() if self.ddp_handler else {}))
