@@ -50,7 +50,8 @@ SENTENCES: dict[str, str] = {
     "dwell_time": "it may be resized in {seconds:.0f} s (dwell time {dwell_s:.0f} s)",
     "dwell_failures": "it may be resized in {seconds:.0f} s: {times:resize|resizes} in a row did not take effect, and "
     "each doubles the wait",
-    "nothing_reported": "it has not reported what it can do: is it started by ones-run?",
+    "nothing_reported": "it has not reported what it can do: is it started by ones-run, and does its script call "
+    "ones.init?",
     "gpus_idle": "this run uses {ranks} of its {gpus:GPU|GPUs}: start it with ones-run (on whole nodes with "
     "--gpus-per-node), or torchrun --nproc_per_node=gpu on all its nodes",
     "gpus_shared": "{ranks} ranks share its {gpus:GPU|GPUs}: start it with ones-run (on whole nodes with "
@@ -91,6 +92,14 @@ SENTENCES: dict[str, str] = {
     "shortens_most": "GPUs go one by one to the job whose remaining time they shorten most",
     "best_total": "of all schedules weighed, this one is best by {total}",
     "nearly_best_total": "of all schedules weighed, this one is within {percent:.2g} % of the best by {total}",
+    # The same where there is no other job (`alone`)
+    "turn_alone": "its turn has come: there is no other elastic job here",
+    "least_total_time_alone": "it is expected to end soonest so",
+    "gives_up_gpus_alone": "at {factor:.2g} times its speed it is expected to end soonest",
+    "least_remaining_alone": "it then needs the fewest GPU-seconds; {speed:.3g} samples/s are predicted for it",
+    "shortens_most_alone": "it gets GPUs one by one as long as they shorten its remaining time",
+    "best_total_alone": "of all its sizes weighed, this one is best",
+    "nearly_best_total_alone": "of all its sizes weighed, this one is within {percent:.2g} % of the best",
     "no_solution": "the integer program has no answer ({message}), so nothing changes",
     "network": "the trained network scored this highest",
     # What becomes of it (rules/plan.py)
@@ -225,6 +234,15 @@ def reason(code: str, **arguments: Argument) -> Reason:
     if wanted != arguments.keys():
         raise KeyError(f"reason {code}: takes {sorted(wanted)}, not {sorted(arguments)}")
     return Reason(code, tuple(arguments.items()))
+
+
+def alone(found: Reason) -> Reason:
+    """The reason for a job beside which there is no other: the same, in words that speak of none."""
+    code = f"{found.code}_alone"
+    if code not in SENTENCES:
+        return found
+    wanted = _arguments_of(code)
+    return Reason(code, tuple((name, value) for name, value in found.arguments if name in wanted))
 
 
 @cache

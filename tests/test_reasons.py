@@ -11,7 +11,7 @@ import pytest
 
 import slurm_ones
 from slurm_ones.cli.jobs import counted
-from slurm_ones.reasons import CAUSES, SENTENCES, SITE_LIMITS, Reason, reason, render
+from slurm_ones.reasons import CAUSES, SENTENCES, SITE_LIMITS, Reason, alone, reason, render
 
 
 def uses() -> dict[str, list[tuple[str, frozenset[str]]]]:
@@ -37,6 +37,10 @@ def wanted(code: str) -> frozenset[str]:
 def test_every_code_is_used_and_every_use_has_its_arguments() -> None:
     """Protects from sentences that nobody says, and from a KeyError where a reason is given."""
     found = uses()
+    for code in [code for code in SENTENCES if code.endswith("_alone")]:
+        # Given by `alone` in place of another, with those of its arguments that are named.
+        assert wanted(code) <= wanted(code.removesuffix("_alone"))
+        found[code] = [("alone", wanted(code))]
     assert found.keys() == SENTENCES.keys()
     wrong = [(code, place) for code, places in found.items() for place, named in places if named != wanted(code)]
     assert wrong == []
@@ -77,3 +81,12 @@ def test_a_code_of_a_newer_version_is_shown() -> None:
 def test_causes_are_counted() -> None:
     """Most first, and right where there is one job only."""
     assert counted(["held_by_owner", *["account_cap"] * 18]) == "18 jobs: capped by account; 1 job: held by the owner"
+
+
+def test_a_job_alone_hears_of_no_others() -> None:
+    """Protects an owner on an empty cluster from looking for jobs that are not there."""
+    assert str(alone(reason("least_total_time"))) == "it is expected to end soonest so"
+    assert str(alone(reason("best_total", total="the sum of all jobs' speed-ups"))).endswith("this one is best")
+    said = [sentence for code, sentence in SENTENCES.items() if code.endswith("_alone")]
+    assert not [text for text in said if "jobs" in text or "{first}" in text or "{total}" in text]
+    assert alone(reason("resize_under_way")) == reason("resize_under_way")

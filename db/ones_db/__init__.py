@@ -12,6 +12,11 @@ or, with pandas, `ones_db.connect("sqlite:///ones.sqlite").job_summary()`; docs/
 `ones_db.migrate` creates and upgrades databases; `ones_db.tables` defines the tables.
 """
 
+import sys
+
+if sys.version_info < (3, 10):  # noqa: UP036, since an installer sees to it, but a path set by hand does not
+    sys.exit(f"ones_db needs Python 3.10 or newer; {sys.executable} is {sys.version_info[0]}.{sys.version_info[1]}")
+
 from ones_db.accounting import AccountingJob, Imported, PastJob
 from ones_db.errors import NotLeader, ResizeConflict, SchemaError, StoreBusy, StoreError, StoreLost, UnknownRecord
 from ones_db.frames import Database, connect

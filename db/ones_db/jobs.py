@@ -158,8 +158,9 @@ def job_record(row: Mapping[Any, Any]) -> JobRecord:
 
 def spec_record(row: Mapping[Any, Any]) -> Spec | None:
     values = {name: row[name] for name in Spec.__dataclass_fields__}
-    # Of jobs that said what they can do before schema 0010.
-    values |= {name: value for name, value in (("term", 0), ("hot", False)) if values[name] is None}
+    # Of jobs that said what they can do before schemas 0010 and 0012.
+    later = (("term", 0), ("hot", False), ("multiple_of", 1))
+    values |= {name: value for name, value in later if values[name] is None}
     return None if None in values.values() else Spec(**values)
 
 

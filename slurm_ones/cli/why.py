@@ -145,7 +145,8 @@ def why(
     begun = starts(store.resizes(job), {(job, run.restart): run for run in runs})
     for run in runs:
         if run.note:
-            console.print(f"  Run {run.restart} said: {safe(run.note, 500)}", soft_wrap=True)
+            when = f" ({_clock(run.hello_time)})" if run.hello_time else ""
+            console.print(f"  Run {run.restart} said{when}: {safe(run.note, 500)}", soft_wrap=True)
         if run.attempts:
             console.print(f"  Run {run.restart} started its ranks {run.attempts + 1} times.")
     for d in found["decisions"]:

@@ -25,6 +25,7 @@ from ones_wrapper.protocol import Membership, Spec
 from slurm_ones.config import Settings
 from slurm_ones.observe.blocks import BlockJob, block_job, fold, is_whole, with_throttles
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
+from slurm_ones.observe.notes import Notes
 from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.observe.places import Places
 from slurm_ones.observe.records import job_record, node_record, run_record
@@ -51,7 +52,7 @@ class Observer:
         self._settings = settings
         self._own_uid = os.geteuid() if settings.scope == "own" else None
         self._finished: set[tuple[int, int]] = set()
-        self._notes: dict[int, str] = {}
+        self._notes = Notes()
         self._jobs: dict[int, JobRecord] = {}
         self._runs: dict[int, RunRecord] = {}
         self._nodes: dict[str, NodeRecord] = {}
@@ -84,14 +85,14 @@ class Observer:
                 left[job.job_id] = elastic
         read = {job_id for job_id, _ in self._specs}
         seen = self._places.judged(self._with_details(elastic_jobs, snapshot), read, self._own_uid)
-        self._store_jobs(seen)
+        self._store_jobs(seen, snapshot.time)
         self._terms.store_blocks(seen, tasks)
         self._store_nodes(snapshot)
         self._close_lost(snapshot, seen.keys())
         mine = [elastic.job for elastic in seen.values() if self._own_uid in (None, elastic.job.uid)]
         self.collect(mine, now=snapshot.time)
         self._specs = {key: spec for key, spec in self._specs.items() if key[0] in seen}
-        self._notes = {id_: note for id_, note in self._notes.items() if id_ in snapshot.jobs}
+        self._notes.forget(snapshot.jobs)
         ended = {(id_, e.job.restart) for id_, e in seen.items() if e.job.ended}
         self._finished = {key for key in self._finished if key[0] in snapshot.jobs} | ended
         return Observation(snapshot, {id_: e for id_, e in seen.items() if not e.job.ended}, left)
@@ -128,9 +129,9 @@ class Observer:
 
         return {id_: found for id_, elastic in seen.items() if (found := with_task_counts(elastic)) is not None}
 
-    def _store_jobs(self, seen: Mapping[int, Elastic]) -> None:
+    def _store_jobs(self, seen: Mapping[int, Elastic], now: float) -> None:
         """Store the jobs and runs that have changed since the last tick."""
-        jobs = {id_: job_record(elastic, self._notes.get(id_, "")) for id_, elastic in seen.items()}
+        jobs = {id_: job_record(elastic, self._notes.text(id_, now)) for id_, elastic in seen.items()}
         runs = {
             id_: run_record(e, self._runs.get(id_)) for id_, e in seen.items() if e.job.start_time and not e.job.pending
         }
@@ -206,10 +207,7 @@ class Observer:
         """What a run has reported since it was read last, as far as it is accepted; None where that is nothing new."""
         found = read_reports(job, restart, offset, number, now=now, most=most, others=others)
         problem = "; ".join(filter(None, (found.problem, self._terms.problems.get(job.job_id))))
-        if problem and problem != self._notes.get(job.job_id):
-            # The last complaint stays, so that the job's owner finds it.
-            self._notes[job.job_id] = problem
-            log.warning("job %d: %s", job.job_id, problem)
+        self._notes.looked(job.job_id, problem, now)
         spec = found.spec if restart == job.restart else None
         if spec is not None and self._specs.get((job.job_id, restart)) == spec:
             spec = None

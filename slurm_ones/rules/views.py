@@ -12,7 +12,7 @@ from ones_db import JobHistory
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.knowledge import Known, Learner
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.reasons import SITE_LIMITS, Reason
+from slurm_ones.reasons import SITE_LIMITS, Reason, alone
 from slurm_ones.rules.blocks import hot
 from slurm_ones.rules.caps import Cap, capped, narrowed
 from slurm_ones.rules.dwell import near_end, switch_near_end_s
@@ -51,6 +51,8 @@ def decide_within(
     views = narrowed(reclaimed.jobs, bounds.caps)
     schedule = annotate(policy.decide(reclaimed.cluster, views, now, rng), reclaimed)
     schedule = capped(reclaimed.cluster, views, schedule, bounds.caps)
+    if len(jobs) == 1:
+        schedule = replace(schedule, reasons={job_id: alone(why) for job_id, why in schedule.reasons.items()})
     limited = {job.job_id: job.fixed for job in jobs if job.fixed and job.fixed.code in SITE_LIMITS}
     return replace(schedule, refused={**schedule.refused, **limited}) if limited else schedule
 
@@ -135,7 +137,12 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None) -> Limi
             most = max(least, min(most, spec.max_batch))
     else:
         least = most = base
-    return Limits(counts, least, most, _most_per_gpu(spec))
+    return Limits(counts, least, most, _most_per_gpu(spec), _quantum(spec))
+
+
+def _quantum(spec: Spec | None) -> int:
+    """Of what global batches are multiples, by the job's own word: bounded, since anybody may have written it."""
+    return 1 if spec is None else max(1, min(spec.multiple_of, ANY_BATCH))
 
 
 def _most_per_gpu(spec: Spec | None) -> int:

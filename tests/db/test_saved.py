@@ -57,6 +57,7 @@ def test_every_released_schema_is_upgraded(saved: tuple[str, str]) -> None:
     with Store.open(url, "gres") as store:
         assert [summary.job_id for summary in store.job_summaries()] == [7, 8, 9]
         assert store.histories([7])[7].pause_s == 410.0
+        assert all(told.spec is None or told.spec.multiple_of == 1 for told in store.histories([7, 8, 9]).values())
         assert store.deferrals() == {9: 5000.0}
         store.record_jobs([job(10)])
         report(store, 10, 0, throughput=[throughput(2)], offset=1, number=2)

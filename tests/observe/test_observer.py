@@ -158,6 +158,32 @@ def test_the_last_complaint_about_reports_stays(store: Store, tmp_path: Path) ->
     assert store.runs(1)[0].batch == 32
 
 
+def test_a_complaint_goes_once_its_cause_is_gone(store: Store, tmp_path: Path) -> None:
+    """Protects owners from looking for what they have put right: it says since when it is so, then when it last was,
+    and an hour later nothing."""
+    queue = Queue()
+    queue.jobs[1] = job(work_dir=str(tmp_path))
+    write(tmp_path, 1, HELLO)
+    spec = tmp_path / "ones-1/spec.json"
+    good = spec.read_bytes() if spec.exists() else None
+    spec.write_bytes(b"{nonsense")
+    observer = Observer(queue, store, Settings())  # type: ignore[arg-type]
+
+    def note(at: float) -> str:
+        queue.now = at
+        observer.observe()
+        observer.observe()
+        return store.jobs([1])[1].report_note
+
+    began = queue.now
+    held = note(began)
+    assert "spec.json: " in held and "(since " in held
+    assert note(began + 7200.0) == held
+    spec.unlink() if good is None else spec.write_bytes(good)
+    assert "(last seen " in note(began + 7260.0)
+    assert note(began + 7200.0 + 3700.0) == ""
+
+
 def test_noise_and_progress_reach_the_database(store: Store, tmp_path: Path) -> None:
     """What a job says of its gradient is stored; progress beyond what its samples can be worth is not believed."""
     queue = Queue()

@@ -141,7 +141,11 @@ def test_whole_nodes_count_as_the_shape_that_the_job_has() -> None:
     [
         (elastic(1, Shape(1, 1), "n1", start_time=NOW - 100), history(1), "in 200 s (dwell time 300 s)"),
         (elastic(1, Shape(1, 1), "n1"), history(1, last_resize_end=NOW - 50), "in 250 s (dwell time 300 s)"),
-        (elastic(1, Shape(1, 1), "n1"), history(1, spec=None), "is it started by ones-run?"),
+        (
+            elastic(1, Shape(1, 1), "n1"),
+            history(1, spec=None),
+            "is it started by ones-run, and does its script call ones.init?",
+        ),
         (elastic(1, Shape(1, 1), "n1", time_limit_s=NOW + 100), history(1), "near its time limit"),
         (elastic(1, Shape(1, 1), "n1", refusal=reason("interactive")), history(1), "it is interactive"),
         (elastic(1, Shape(1, 1), held=True), history(1), "held by its owner"),
@@ -240,7 +244,12 @@ def test_running_jobs_are_parked_first_and_waiting_ones_deferred() -> None:
         (elastic(1, Shape(1, 1), "n1", start_time=NOW - 100), history(1), {}, "in 200 s (dwell time 300 s)"),
         (elastic(1, Shape(1, 1), "n1", refusal=reason("interactive")), history(1), {}, "it is interactive"),
         (elastic(1, Shape(1, 1), "n1", time_limit_s=NOW + 100), history(1), {}, "near its time limit"),
-        (elastic(1, Shape(1, 1), "n1"), history(1, spec=None), {}, "is it started by ones-run?"),
+        (
+            elastic(1, Shape(1, 1), "n1"),
+            history(1, spec=None),
+            {},
+            "is it started by ones-run, and does its script call ones.init?",
+        ),
         (elastic(1, Shape(1, 1), "n1"), history(1), {"preempt": False}, "it runs on: pre-empting is switched off"),
         (elastic(1, Shape(1, 1), "n1"), history(1), {"shrink": False}, "shrinking is switched off"),
         (elastic(1, Shape(1, 1), held=True), history(1), {}, "held by its owner"),

@@ -16,6 +16,7 @@ from slurm_ones.observe.eligibility import Observation, elastic_job
 from slurm_ones.rules.views import ANY_BATCH, job_views
 from slurm_ones.rules.views import limits_of as limits
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView
+from slurm_ones.schedule.shapes import least_and_most
 from slurm_ones.slurm.model import Job, JobState, Node, Partition, Shape, Snapshot
 from tests.act.make import history
 from tests.rules.make import round_of, shown
@@ -185,6 +186,14 @@ def test_a_gpu_takes_all_passes_of_a_step(local: int, passes: int, most: int) ->
     assert found.max_local_batch == most
     # The tables of all policies multiply it with GPUs.
     assert np.array([found.max_local_batch]) * np.array([16]) == most * 16
+
+
+@pytest.mark.parametrize(("multiple", "quantum"), [(1, 1), (48, 48), (0, 1), (2**53, ANY_BATCH)])
+def test_batches_are_multiples_of_what_the_script_said(multiple: int, quantum: int) -> None:
+    """Policies pick no batch that the job would round; what nobody could mean is bounded, as tables multiply it."""
+    found = limits_of("ones: gpus=1-16 batch=64-256", replace(SPEC, multiple_of=multiple))
+    assert found.quantum == quantum
+    assert least_and_most(found, 4) == {1: (64, 256), 48: (96, 240)}.get(quantum, (ANY_BATCH, 0))
 
 
 def view_of(told: JobHistory | None, job: Job) -> JobView:

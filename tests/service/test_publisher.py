@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -162,6 +163,8 @@ def test_only_what_changed_is_written_and_old_files_go(
     publisher._rest_until = 0.0
     assert publisher.publish().written == 1
     # Within the rest after a round, SITE_VIEW alone.
+    assert publisher._rest_until > 0.0
+    publisher._rest_until = time.monotonic() + 600.0
     with Store.open(url, "gres") as store:
         resized_job(store, 32)
     assert publisher.publish().written == 0

@@ -10,6 +10,11 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+if sys.version_info < (3, 10):  # noqa: UP036, since an installer sees to it, but a path set by hand does not
+    sys.exit(
+        f"ones_wrapper needs Python 3.10 or newer; {sys.executable} is {sys.version_info[0]}.{sys.version_info[1]}"
+    )
+
 if TYPE_CHECKING:
     from ones_wrapper.api import Job, init
     from ones_wrapper.launch.restart_policy import DONT_RESTART

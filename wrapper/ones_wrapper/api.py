@@ -22,12 +22,15 @@ import torch
 from torch.utils.data import Dataset
 
 from ones_wrapper.checkpoint import Progress
+from ones_wrapper.data.feed import Feed
 from ones_wrapper.data.streams import make_feed
+from ones_wrapper.evaluation import Evaluation
 from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchange import DdpExchange, Exchange
 from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group, TorchGroup, join_torch
 from ones_wrapper.hot_run import HotRun
+from ones_wrapper.kept_files import KeptFile
 from ones_wrapper.launch.process_hooks import requeue_conflict
 from ones_wrapper.learning_rate import LrRule
 from ones_wrapper.loop import Loader
@@ -50,6 +53,7 @@ def init(
     max_batch: int | None = None,
     max_local_batch: int | None = None,
     max_accumulation_steps: int = 1,
+    multiple_of: int = 1,
     lr_rule: str = "linear",
     lr_cap: float = 8.0,
     lr_ramp: int = 0,
@@ -65,6 +69,7 @@ def init(
     largest that it takes (default: `batch`, so only the GPUs change); `max_local_batch` the most samples per
     GPU per forward pass (default: `max_batch`; where the device turns out to hold fewer, half as many from then
     on). A step takes up to `max_accumulation_steps` forward passes per GPU where the batch does not fit otherwise.
+    Global batches are multiples of `multiple_of`, but an epoch's last, and where the GPUs take fewer samples than that.
     `epochs` is how many it means to train, 0 when it does not say.
 
     The learning rate follows the batch by `lr_rule` (linear, sqrt, adascale or none) up to `lr_cap` times, over
@@ -87,9 +92,16 @@ def init(
     max_local_batch = max_batch if max_local_batch is None else max_local_batch
     if not 1 <= batch <= max_batch:
         raise ValueError(f"init: batch={batch} must be from 1 to max_batch={max_batch}")
-    for name, value in (("max_local_batch", max_local_batch), ("max_accumulation_steps", max_accumulation_steps)):
+    positive = {
+        "max_local_batch": max_local_batch,
+        "max_accumulation_steps": max_accumulation_steps,
+        "multiple_of": multiple_of,
+    }
+    for name, value in positive.items():
         if value < 1:
             raise ValueError(f"init: {name}={value} must be 1 or more")
+    if batch % multiple_of:
+        raise ValueError(f"init: batch={batch} is no multiple of multiple_of={multiple_of}")
     for name, value in (("epochs", epochs), ("lr_ramp", lr_ramp)):
         if value < 0:
             raise ValueError(f"init: {name}={value} must be 0 or more")
@@ -99,7 +111,8 @@ def init(
     if why := requeue_conflict():
         raise RuntimeError(why)
     group = join(backend)
-    spec = Spec(batch, max_batch, max_local_batch, 0, epochs, max_accumulation_steps)
+    max_batch -= max_batch % multiple_of
+    spec = Spec(batch, max_batch, max_local_batch, 0, epochs, max_accumulation_steps, multiple_of=multiple_of)
     settings, block = Settings(rule, lr_ramp, checkpoint_every_s, write_behind), own_block(os.environ)
     if block is not None and isinstance(group, TorchGroup):
         run: Run = HotRun.meet(group, spec, settings, started, block)
@@ -159,6 +172,17 @@ class Job:
     def progress(self) -> Progress:
         """How far training has come."""
         return self._run.progress
+
+    @property
+    def run_id(self) -> str:
+        """A name for all runs of this job, after `register` also for those of the job that it goes on from:
+
+            wandb.init(id=job.run_id, resume="allow")
+            SummaryWriter(log_dir=f"tensorboard/{job.run_id}", purge_step=job.progress.step)
+
+        It is in `run-id` in the job's directory, and in checkpoints.
+        """
+        return self._run.run_id
 
     @property
     def base_steps(self) -> int:
@@ -267,7 +291,7 @@ class Job:
         extras = {name: mapped(thing, schedules.wrap) for name, thing in others.items()}
         if scheduler is not None:
             extras = {"scheduler": mapped(scheduler, partial(schedules.wrap, known=True)), **extras}
-        state = state_of(model, optimizer, extras)
+        state = state_of(model, optimizer, extras, run.files)
         carried: list[Any] = [optimizer, *extras.values()]
         if accumulation is not None:
             carried = [mapped(thing, accumulation.wrap) for thing in carried]
@@ -284,6 +308,7 @@ class Job:
         keyed: bool = True,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
+        drop_last: bool = False,
         **options: Any,
     ) -> Loader:
         """The training data cut into the batch in force, each sample once an epoch.
@@ -292,11 +317,12 @@ class Job:
         fixes the order of every epoch, and all random numbers: with `keyed` those that a sample draws while it is
         fetched (augmentation) depend on seed, epoch and sample alone; all others (dropout) on seed, step and rank.
         `options` are further ones of torch's DataLoader (`pin_memory`, …); not those that choose samples, since that
-        is done here. Synchronises nothing.
+        is done here. With `drop_last` an epoch has as many samples as whole batches of init's `batch` need, the first
+        of its order: the same at any size and batch, and others in each epoch. Synchronises nothing.
         """
         if self._run.loop.feed is not None:
             raise RuntimeError("loader: a job trains on one dataset; use an ordinary DataLoader to evaluate on another")
-        if taken := {"batch_size", "sampler", "batch_sampler", "drop_last", "generator"} & set(options):
+        if taken := {"batch_size", "sampler", "batch_sampler", "generator"} & set(options):
             raise ValueError(f"loader: {', '.join(sorted(taken))} cannot be given; ones.init holds the batch")
         self._run.loop.seed = seed
         self._run.loop.feed = make_feed(
@@ -307,8 +333,45 @@ class Job:
             collate_fn=collate_fn,
             num_workers=num_workers,
             options=options,
+            whole=self._run.spec.base_batch if drop_last else 1,
         )
         return Loader(self._run)
+
+    def evaluate(
+        self,
+        dataset: Dataset[Any],
+        *,
+        batch: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        **options: Any,
+    ) -> Evaluation:
+        """This rank's share of a dataset to evaluate on, in batches of at most `batch` (`max_local_batch`), without
+        padding or repeats; what the ranks find `mean` puts together. All ranks walk through it; where the model has
+        buffers, they take those of rank 0 at its beginning. The training's data and random numbers stay as they are.
+        """
+        feed = Feed(
+            dataset, shuffle=False, seed=0, collate_fn=collate_fn, num_workers=num_workers, options=dict(options)
+        )
+        return Evaluation(self._run, feed, batch or self._run.spec.max_local_batch)
+
+    def mean(self, total: torch.Tensor | float, count: torch.Tensor | float) -> float:
+        """The mean over all ranks' samples, from each rank's sum over its own and their number, in double precision.
+        A rank without samples gives 0 and 0. Synchronises all ranks. Raises ValueError where no rank had any.
+        """
+        sums = self._run.group.total([float(total), float(count)])
+        if not sums[1]:
+            raise ValueError("mean: no rank counted a sample")
+        return sums[0] / sums[1]
+
+    def open(self, path: str | os.PathLike[str]) -> KeptFile:
+        """A text file that rank 0 writes at its end, and that other ranks write to in vain. A resume cuts it back to
+        what it held at the checkpoint, so that no line is there twice; where training begins from scratch it is empty.
+        Call it after `register`. Where rank 0 moves to another node, as in a job of blocks, `path` must be shared.
+        """
+        if self._run.state is None:
+            raise RuntimeError("open: call it after job.register, which knows what the file held at the checkpoint")
+        return self._run.files.open(path)
 
     def epochs(self) -> Iterator[int]:
         """The epochs still to train, from the one that the checkpoint stopped in; without end where init's is

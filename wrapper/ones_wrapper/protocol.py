@@ -124,6 +124,8 @@ class Spec:
     """Of a job of blocks: the term of its present leader. Its reports are those of this restart."""
     hot: bool = False
     """Whether blocks can join and leave it while it trains."""
+    multiple_of: int = 1
+    """Global batches are multiples of this, where the GPUs take so many samples."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def mapped(given: Any, change: Callable[[Any], Any]) -> Any:
     return change(given)
 
 
-def state_of(model: Any, optimizer: Any, others: Mapping[str, Any]) -> State:
+def state_of(model: Any, optimizer: Any, others: Mapping[str, Any], files: Stateful | None = None) -> State:
     """What is carried. Raises ValueError or TypeError, with what to write, for what cannot be."""
     models, optimizers = _models(model), _all("optimizer", optimizer, torch.optim.Optimizer)
     whole = models[""] if "" in models else torch.nn.ModuleDict(models)
@@ -46,7 +46,7 @@ def state_of(model: Any, optimizer: Any, others: Mapping[str, Any]) -> State:
     extras: dict[str, Stateful] = {}
     for name, other in others.items():
         extras |= _stateful(name, other)
-    return State(whole, optimizers, extras)
+    return State(whole, optimizers, extras, files)
 
 
 def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:

@@ -122,6 +122,10 @@ class Meter:
         """A step begins, with fetching its data."""
         self._began = self._clock()
 
+    def leave_out(self, seconds: float) -> None:
+        """So much time since the step began was not the step's: an evaluation in its middle."""
+        self._began += seconds
+
     def stop(self, progress: Progress, samples: int, batch: int, lr_factor: float) -> Throughput | None:
         """A step of `samples` samples ended; the report of the interval when it is long enough."""
         self.last_s = seconds = self._clock() - self._began

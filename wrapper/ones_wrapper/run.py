@@ -18,6 +18,7 @@ from ones_wrapper.gradients.exchanges import Exchanges
 from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import STOP, OrderReader, OwnerRequests, ReportWriter, log, previous, write_spec
+from ones_wrapper.kept_files import KeptFiles
 from ones_wrapper.launch import find_job_directory, hang_detector, prepare_job_directory
 from ones_wrapper.launch.claim import claim_for_ranks
 from ones_wrapper.launch.ending import flush_files
@@ -28,6 +29,7 @@ from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
 from ones_wrapper.learning_rate import Rate
 from ones_wrapper.protocol import Batch, Epoch, First, Spec
 from ones_wrapper.reporter import Meter, Reporter, StartReport, Trace
+from ones_wrapper.run_id import run_id
 from ones_wrapper.run_settings import Identity, Settings
 from ones_wrapper.saver import Saver
 from ones_wrapper.schedule import Schedules, counted
@@ -102,6 +104,8 @@ class Run:
         self._still = 0  # steps in a row that the optimizer has not made
         self.ended = False  # the script has
         self.trace = Trace.of(env, self._restart, group.rank, group.world, identity.name)
+        self.files = KeptFiles(lambda: self.rank == 0)
+        self._run_id = group.on_first(lambda: run_id(self.directory, env, self._job_id))
         self._begun = False
         self.reason = "stopped"
         """What the bye will say if the script ends now by itself."""
@@ -126,6 +130,11 @@ class Run:
         return OrderReader(self.directory, restart, self._spool, self._job_id)
 
     @property
+    def run_id(self) -> str:
+        """The job's name for loggers. Not collective."""
+        return self.progress.run_id or self._run_id
+
+    @property
     def lr_factor(self) -> float:
         """Learning rate in force over the one that the script set. Not collective."""
         return (
@@ -141,7 +150,7 @@ class Run:
         self.progress = progress = loaded.progress
         world, failed = self.group.world, self._previous is not None and self._previous.failed
         progress.resizes += int(progress.world not in (0, world))
-        progress.world = world
+        progress.world, progress.run_id = world, progress.run_id or self._run_id
         progress.failures += self.group.maximum([int(failed)])[0]
         if self.noise is not None:
             self.noise.known = progress.noise
@@ -314,7 +323,11 @@ class Run:
     def _in_force(self, wanted: int) -> int:
         spec = self.spec
         wanted = wanted or spec.base_batch
-        return clamp_batch(wanted, self.group.world, spec.max_batch, spec.max_local_batch, spec.max_passes)
+        limits = (spec.max_batch, spec.max_local_batch, spec.max_passes, spec.multiple_of)
+        batch = clamp_batch(wanted, self.group.world, *limits)
+        if batch % spec.multiple_of and self.group.rank == 0:
+            log(f"{self.group.world} ranks take {batch} samples a step, which is no multiple of {spec.multiple_of}")
+        return batch
 
     def _change_batch(self, wanted: int, number: int) -> None:
         self._reporter.flush()

@@ -13,6 +13,8 @@ import torch
 from benchmarks.frameworks import CASES, RESIZES, Resized, Start, lines_changed
 from ones_wrapper.protocol import Order, encode
 
+pytestmark = pytest.mark.slow
+
 
 def through(name: str, folder: Path, *starts: Start) -> Resized:
     if CASES[name].missing:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from ones_wrapper import testing
 
 pytest.importorskip("transformers")
 
-from transformers import TrainingArguments
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
 from ones_wrapper.frameworks.transformers import Trainer
 
@@ -47,7 +50,35 @@ class Model(nn.Module):
         return {"loss": loss / (num_items_in_batch if num_items_in_batch is not None else 1)}
 
 
-def trainer(folder: str = "unused", elastic: dict[str, Any] | None = None, **options: Any) -> Trainer:
+class Stream(IterableDataset[dict[str, torch.Tensor]]):
+    """The same rows as a stream without length, which can skip."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.start = start
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return (Rows()[index] for index in range(self.start, ITEMS))
+
+    def skip(self, n: int) -> Stream:
+        return Stream(self.start + n)
+
+
+class Interrupt(TrainerCallback):
+    """Asks the first start to stop, after the first step; the second step ends it."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if os.environ["SLURM_RESTART_COUNT"] == "0" and state.global_step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def trainer(
+    folder: str = "unused",
+    *,
+    elastic: dict[str, Any] | None = None,
+    data: Any = None,
+    callbacks: Sequence[Any] = (),
+    **options: Any,
+) -> Trainer:
     common = {
         "output_dir": folder,
         "per_device_train_batch_size": 4,
@@ -62,7 +93,24 @@ def trainer(folder: str = "unused", elastic: dict[str, Any] | None = None, **opt
         "remove_unused_columns": False,
         "dataloader_pin_memory": False,
     }
-    return Trainer(Model(), TrainingArguments(**(common | options)), train_dataset=Rows(), elastic=elastic)
+    return Trainer(
+        Model(),
+        TrainingArguments(**(common | options)),
+        train_dataset=data or Rows(),
+        eval_dataset=Rows() if "eval_strategy" in options else None,
+        callbacks=[Interrupt(), *callbacks] if callbacks or data else None,
+        elastic=elastic,
+    )
+
+
+def interrupted(one: Trainer) -> int | None:
+    """Train; the first start ends in its midst, and the next has two ranks."""
+    try:
+        one.train()
+    except SystemExit as leaving:
+        assert leaving.code == 143 and one.state.global_step == 2
+        return 2
+    return None
 
 
 def trains(folder: str) -> None:
@@ -83,6 +131,49 @@ def test_gradients_are_means_over_the_step_s_items(tmp_path: Any) -> None:
         assert put.value[2] == 6 and put.value[1] == pytest.approx(losses, rel=1e-3)
         for name, value in weights.items():
             torch.testing.assert_close(put.value[0][name], value, rtol=1e-3, atol=1e-4)
+
+
+def stops_early(folder: str) -> int | None:
+    one = trainer(
+        folder,
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
+        learning_rate=0.0,
+        lr_scheduler_type="reduce_lr_on_plateau",
+        metric_for_best_model="loss",
+        load_best_model_at_end=True,
+        **{
+            f"{kind}_{what}": value
+            for kind in ("eval", "save")
+            for what, value in (("strategy", "steps"), ("steps", 1))
+        },
+    )
+    again = interrupted(one)
+    if again is None:
+        assert [entry["step"] for entry in one.state.log_history if "eval_loss" in entry] == [1, 2, 3]
+        assert one.state.best_global_step == 1 and one.state.best_model_checkpoint
+        assert one.lr_scheduler.num_bad_epochs == 2
+    return again
+
+
+def test_what_callbacks_count_survives(tmp_path: Any) -> None:
+    """Protects early stopping, the best model and a schedule that waits for a plateau: nothing improves, so training
+    stops after two evaluations more, though a resize came in between.
+    """
+    testing.run(partial(stops_early, str(tmp_path)))
+
+
+def streams(folder: str) -> int | None:
+    one = trainer(folder, data=Stream(), max_steps=5)
+    again = interrupted(one)
+    if again is None:
+        assert [entry["step"] for entry in one.state.log_history] == [1, 2, 3, 4, 5, 5]
+        assert (one.job.progress.epoch, one.job.progress.samples) == (1, ITEMS + 16)
+    return again
+
+
+def test_a_stream_without_length(tmp_path: Any) -> None:
+    """Protects who trains for a number of steps: 23 rows in steps of eight end each epoch with a smaller one."""
+    testing.run(partial(streams, str(tmp_path)))
 
 
 def refuses() -> None:

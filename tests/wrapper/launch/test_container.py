@@ -36,12 +36,12 @@ from ones_wrapper.launch.process_hooks import FLAGS
 rank, here = os.environ["RANK"], pathlib.Path("rank-" + os.environ["RANK"])
 here.write_text(f"{os.environ['HELLO']} {sys.argv[1:]} {os.getcwd()} {os.environ['PYTHONPATH']}")
 FLAGS.armed = True
-while not (FLAGS.stop or FLAGS.checkpoint):
+while not FLAGS.stop:
+    if FLAGS.checkpoint:
+        FLAGS.checkpoint_taken()
+        here.write_text("checkpoint")
     time.sleep(0.05)
-here.write_text("stop" if FLAGS.stop else "checkpoint")
-while pathlib.Path("stay").exists():
-    here.with_suffix(".alive").write_text(str(time.time()))
-    time.sleep(0.05)
+here.write_text("stop")
 sys.exit(int(rank) * 5)
 """
 
@@ -116,24 +116,13 @@ def texts(tmp_path: Path) -> list[str]:
     return [text for path in sorted(tmp_path.glob("rank-?")) if (text := path.read_text())]
 
 
-def test_environment_signals_and_exit_codes_pass(runtime: str, tmp_path: Path, start: Start) -> None:
-    """Also the signals that a runtime keeps to itself; an exit code is the script's own."""
+def test_what_passes_and_what_a_killed_container_leaves(runtime: str, tmp_path: Path, start: Start) -> None:
+    """Environment, signals that the runtime keeps to itself, the script's exit code; and of a runtime that is killed
+    nothing trains on beside the second start."""
     process = start(runtime)
     wait_for(lambda: len(texts(tmp_path)) == 2, "ranks", process)
     told = texts(tmp_path)[0]
     assert told.startswith(f"hello ['--lr', '0.1'] {tmp_path} /nowhere:"), told
-    process.send_signal(signal.SIGUSR1)
-    output = process.communicate(timeout=60)[0]
-    assert texts(tmp_path) == ["checkpoint"] * 2, output
-    assert process.returncode == 5, output
-    assert not list((tmp_path / "ones-0").glob(".exit*"))
-
-
-def test_a_killed_container_leaves_no_ranks(runtime: str, tmp_path: Path, start: Start) -> None:
-    """Two runs of one job would train over each other: what the runtime left is ended first, then they start again."""
-    (tmp_path / "stay").touch()
-    process = start(runtime)
-    wait_for(lambda: len(texts(tmp_path)) == 2, "ranks", process)
     (guard,) = outside._children(process.pid)
     (inner,) = outside._children(guard)
     ranks = list(outside.descendants(inner))
@@ -143,10 +132,12 @@ def test_a_killed_container_leaves_no_ranks(runtime: str, tmp_path: Path, start:
     wait_for(lambda: len(texts(tmp_path)) == 2, "second start", process)
     for pid in ranks:
         assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]
-    (tmp_path / "stay").unlink()
+    process.send_signal(signal.SIGUSR1)
+    wait_for(lambda: texts(tmp_path) == ["checkpoint"] * 2, "checkpoints", process)
     process.terminate()
     output = process.communicate(timeout=60)[0]
-    assert texts(tmp_path) == ["stop"] * 2, output
+    assert texts(tmp_path) == ["stop"] * 2 and process.returncode == 5, output
+    assert not list((tmp_path / "ones-0").glob(".exit*"))
 
 
 def test_what_is_missing_is_said(tmp_path: Path, start: Start) -> None:

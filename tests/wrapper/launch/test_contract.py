@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ones_wrapper.launch import plan
+
 SCRIPT = """
 import json, os, sys
 names = {k: v for k, v in os.environ.items() if k not in json.loads(sys.argv[1])}
@@ -63,3 +65,26 @@ def test_ranks_find_the_contract_of_torchrun(tmp_path: Path) -> None:
         assert (our["total"], our["elastic"]) == (3.0, True)
         # Rank 1 was killed once: the ranks met again, and know that it was the second time.
         assert (our["env"]["TORCHELASTIC_RESTART_COUNT"], our["env"]["TORCHELASTIC_MAX_RESTARTS"]) == ("1", "3")
+
+
+def test_each_block_has_a_contract_of_its_own(tmp_path: Path) -> None:
+    """Protects a script that joins torch.distributed by itself in a block: it meets the ranks of its own allocation,
+    under a name and at a port that no other block of the job has.
+    """
+    common = {"SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_NUM_NODES": "1", "SLURM_ARRAY_JOB_ID": "70", "ONES_BLOCKS": "1"}
+    blocks = [
+        plan(
+            common | {"SLURM_JOB_ID": job, "SLURM_ARRAY_TASK_ID": task, "SLURM_JOB_NODELIST": node},
+            "script.py",
+            [],
+            job_dir=tmp_path,
+            find=lambda name: f"/bin/{name}",
+            attempt=1,
+            retries=2,
+        ).env
+        for job, task, node in (("70", "0", "n1"), ("71", "1", "n2"))
+    ]
+    for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"):
+        assert blocks[0][name] != blocks[1][name]
+    assert [block["ONES_GPUS_PER_NODE"] for block in blocks] == ["2", "2"]
+    assert [blocks[0][f"TORCHELASTIC_{name}"] for name in ("RESTART_COUNT", "MAX_RESTARTS")] == ["1", "2"]

@@ -14,7 +14,7 @@ import pytest
 from ones_wrapper.launch import LaunchOptions, find_job_directory, main
 from ones_wrapper.launch import plan as plan_for
 from ones_wrapper.launch.places import make_job_directory
-from ones_wrapper.launch.rank_placement import PORTS, STALE, LaunchError, master_port
+from ones_wrapper.launch.rank_placement import PORTS, STALE, LaunchError, allocation, contract, master_port
 from ones_wrapper.launch.supervise import Launch
 
 RESIZED = {
@@ -64,7 +64,7 @@ def test_resized_job_starts_at_its_present_size() -> None:
         "1",
     ]
     assert not set(STALE) & set(launch.env)
-    assert {k: v for k, v in launch.env.items() if k not in RESIZED} == {
+    assert {k: v for k, v in launch.env.items() if k not in RESIZED and not k.startswith("TORCHELASTIC_")} == {
         "MASTER_ADDR": "n2",
         "MASTER_PORT": str(master_port(7, 2)),
         "ONES_NODES": "2",
@@ -73,6 +73,7 @@ def test_resized_job_starts_at_its_present_size() -> None:
         "ONES_LAUNCHED": "5.000",
         "ONES_LAUNCHER": "srun",
         "ONES_ATTEMPT": "0",
+        **contract(allocation(RESIZED, None), 0, 3),
     }
     assert launch.env["PATH"] == "/bin"
 

@@ -80,7 +80,8 @@ def test_where_no_pointer_can_be_left(home: Path, tmp_path: Path, capsys: pytest
 
 def test_outside_slurm_there_is_nothing_to_point_to(home: Path, tmp_path: Path) -> None:
     """No companion looks there."""
-    prepare_job_directory(tmp_path / "mine", {}, home)
+    for env in ({}, {"SLURM_JOB_ID": "7"}):
+        prepare_job_directory(tmp_path / "mine", env, home)
     assert not list(home.iterdir())
 
 

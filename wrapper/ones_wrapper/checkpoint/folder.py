@@ -23,7 +23,7 @@ from ones_wrapper.sums import RESUMED_FROM, Sum, damage, sync
 
 FORMAT = 3
 REST = "rest.pt"
-LATER = {"padding": 0}
+LATER = {"padding": 0, "run_id": ""}
 """Fields of `Progress` that checkpoints of the first versions with this format lack, and what they stand for."""
 _NAME = re.compile(r"step-\d{9,}")
 
@@ -181,7 +181,7 @@ class Folder:
                 f"{CHECKPOINTS}/{name} away to start from scratch, or, to go on from it, give the directory a name of "
                 "its own and name it in ONES_JOB_DIR"
             )
-        progress, kinds = LATER | manifest["progress"], {"int": int, "float": float}
+        progress, kinds = LATER | manifest["progress"], {"int": int, "float": float, "str": str}
         job_id = int(manifest.get(RESUMED_FROM, job_id))
         return Manifest(job_id, Progress(**{f.name: kinds[str(f.type)](progress[f.name]) for f in fields(Progress)}))
 

@@ -70,6 +70,8 @@ class Progress:
     """Where it goes, for the batch in force."""
     lr_ramp: int = 0
     """Steps that are left on the way there."""
+    run_id: str = ""
+    """The job's name for loggers; of the first job where others went on from its checkpoints."""
 
 
 class PlainValues:
@@ -95,6 +97,8 @@ class State:
     optimizers: dict[str, torch.optim.Optimizer]
     """By name; the name of a single one is empty."""
     extras: dict[str, Stateful]
+    files: Stateful | None = None
+    """The script's files: their sizes."""
 
 
 @dataclass(frozen=True)
@@ -276,6 +280,8 @@ def collect(state: State, *, template: bool = False) -> Content:
             "param_groups": pack(found["param_groups"], f"{path}.param_groups", sharded),
         }
     rest["extras"] = {key: pack(extra.state_dict(), key, sharded) for key, extra in state.extras.items()}
+    if state.files is not None:
+        rest["files"] = pack(state.files.state_dict(), "files")
     places = {buffer.data_ptr() for buffer in state.model.buffers() if not isinstance(buffer, DTensor)} - {0}
     first = frozenset(
         f"model.{key}"
@@ -339,7 +345,7 @@ def differences(now: Content, rest: dict[str, Any], metadata: Metadata) -> list[
 
 def _optimizers(rest: dict[str, Any]) -> dict[str, Any]:
     """Of all that is no tensor, the optimizers', by their paths."""
-    return {key: value for key, value in rest.items() if key not in ("model", "extras")}
+    return {key: value for key, value in rest.items() if key not in ("model", "extras", "files")}
 
 
 def _shape(size: torch.Size) -> str:
@@ -369,3 +375,5 @@ def restore(state: State, rest: dict[str, Any], tensors: dict[str, torch.Tensor]
             optimizer.state.clear()
     for key, extra in state.extras.items():
         extra.load_state_dict(unpack(rest["extras"][key], tensors))
+    if state.files is not None:
+        state.files.load_state_dict(unpack(rest.get("files", {}), {}))

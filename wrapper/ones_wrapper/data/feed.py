@@ -83,9 +83,21 @@ def shares(cursor: int, samples: int, batch: int, world: int, rank: int) -> Iter
         cursor += total
 
 
-def clamp_batch(wanted: int, world: int, max_batch: int, max_local_batch: int, max_accumulation_steps: int = 1) -> int:
-    """The global batch in force, in samples: no larger than the job takes or its GPUs hold in so many passes."""
-    return max(1, min(wanted, max_batch, max_local_batch * max_accumulation_steps * world))
+def clamp_batch(
+    wanted: int,
+    world: int,
+    max_batch: int,
+    max_local_batch: int,
+    max_accumulation_steps: int = 1,
+    multiple_of: int = 1,
+) -> int:
+    """The global batch in force, in samples: no larger than the job takes or its GPUs hold in so many passes, and a
+    multiple of `multiple_of` where one fits."""
+    most = max(1, min(max_batch, max_local_batch * max_accumulation_steps * world))
+    if most < multiple_of:
+        return most
+    found = min(max(wanted, multiple_of), most)
+    return found - found % multiple_of
 
 
 def accumulation_count(total: int, world: int, max_local: int) -> int:
@@ -131,19 +143,24 @@ class Feed:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         options: dict[str, Any] | None = None,
+        whole: int = 1,
     ) -> None:
         """`seed` fixes the order of every epoch, and with `keyed` what fetching a sample draws. `options` are
-        further ones of torch's DataLoader.
+        further ones of torch's DataLoader. An epoch has the samples of the permutation's beginning that are a
+        multiple of `whole`; the rest is left out.
 
         Raises TypeError for a dataset without length or items, ValueError for an empty one or for options
         that contradict each other.
         """
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise TypeError(f"loader: {type(dataset).__name__} has no length or no items")
-        self.samples: int = len(dataset)
+        self._held = len(dataset)
+        self.samples: int = self._held - self._held % whole
         """Samples of an epoch."""
-        if self.samples == 0:
+        if self._held == 0:
             raise ValueError("loader: the dataset is empty")
+        if self.samples == 0:
+            raise ValueError(f"loader: drop_last leaves none of {self._held} samples, fewer than a batch of {whole}")
         options = check_options(options)
         self._shuffle = shuffle
         self._seed = seed
@@ -165,7 +182,8 @@ class Feed:
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """The epoch's permutation."""
         if self._order is None or self._order[0] != epoch:
-            self._order = epoch, permutation(self.samples, self._seed, epoch, self._shuffle)
+            order = permutation(self._held, self._seed, epoch, self._shuffle)
+            self._order = epoch, order[: self.samples]
         return self._order[1]
 
     def batches(
@@ -181,6 +199,18 @@ class Feed:
         self._generator.manual_seed(key(self._seed, epoch, cursor, rank) >> 1)
         self._requests.to_come = (_Request(epoch, fetched_indices(order, part)) for part in todo())
         return zip(todo(), iter(self._loader), strict=True)
+
+    def share(self, world: int, rank: int, most: int) -> list[AccumulationStep]:
+        """A rank's part of the whole dataset, in as few passes of at most so many samples as the largest part takes."""
+        parts = accumulation_steps(split(0, self.samples, world, rank), world, most)
+        return [part for part in parts if part.samples]
+
+    def fetch(self, parts: list[AccumulationStep]) -> Iterator[Any]:
+        """The local batches of these parts of epoch 0."""
+        order = self.order(0)
+        self._generator.manual_seed(self._seed)
+        self._requests.to_come = (_Request(0, fetched_indices(order, part)) for part in parts)
+        return iter(self._loader)
 
     def indices(self, epoch: int, part: AccumulationStep) -> list[int]:
         """The dataset indices that a pass counts."""

@@ -179,10 +179,12 @@ def make_feed(
     collate_fn: Callable[[list[Any]], Any] | None = None,
     num_workers: int = 0,
     options: dict[str, Any] | None = None,
+    whole: int = 1,
 ) -> Feed | StreamFeed:
     """The feed that suits a dataset: by items where it has a length and items, else as a stream.
 
-    A stream comes in its own order: `shuffle` is for datasets with items.
+    A stream comes in its own order: `shuffle` is for datasets with items, and so is `whole` above 1, for which a stream
+    raises ValueError.
     """
     by_items = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if by_items and not isinstance(dataset, IterableDataset):
@@ -194,5 +196,8 @@ def make_feed(
             collate_fn=collate_fn,
             num_workers=num_workers,
             options=options,
+            whole=whole,
         )
+    if whole > 1:
+        raise ValueError("loader: drop_last is for datasets with length and items; where a stream ends shows too late")
     return StreamFeed(dataset, seed=seed, keyed=keyed, collate_fn=collate_fn, num_workers=num_workers, options=options)

@@ -39,6 +39,8 @@ NOT_YET = "call accelerator.prepare(model, optimizer, loader) before accelerator
 class Accelerator(accelerate.Accelerator):
     """An Accelerator whose job may be resized while it trains."""
 
+    scaler: Any
+
     def __init__(
         self, *args: Any, elastic: dict[str, Any] | None = None, gradient_accumulation_steps: int = 1, **kwargs: Any
     ) -> None:
@@ -83,7 +85,7 @@ class Accelerator(accelerate.Accelerator):
         self._job = job = join("Accelerate", loader.batch_size or 1, self._accumulation, self._elastic)
         if self.num_processes != job.world:
             raise RuntimeError(RANKS.format(theirs=self.num_processes, ours=job.world))
-        data = job.loader(loader.dataset, shuffle=shuffle, **options_of(loader))
+        data = job.loader(loader.dataset, shuffle=shuffle, drop_last=loader.drop_last, **options_of(loader))
         # Mixed precision and torch.compile, but no DDP of Accelerate's own.
         inner = self.prepare_model(model, evaluation_mode=True)
         wrapped = job.ddp(inner, **(self.ddp_handler.to_kwargs() if self.ddp_handler else {}))

@@ -34,7 +34,6 @@ _REFUSED = {
     "auto_find_batch_size": "say how much a GPU holds: Trainer(elastic={'max_local_batch': N})",
     "deepspeed": "its optimizer cannot be loaded at another number of GPUs here",
     "fsdp": "write the loop with job.fsdp, as examples/lm_fsdp.py does",
-    "dataloader_drop_last": "every sample is used once an epoch",
 }
 """Arguments that contradict an elastic job, and what to do."""
 RANKS = (
@@ -108,6 +107,7 @@ class Trainer(transformers.Trainer):
         args.gradient_accumulation_steps = 1  # a batch of ours is a whole step
         data, shuffle = self._training_data()
         options = options_of(super().get_train_dataloader()) if shuffle is not None else {}
+        options["drop_last"] = args.dataloader_drop_last
         seed = args.seed if args.data_seed is None else args.data_seed
         loader = job.loader(data, shuffle=bool(shuffle), seed=seed, **options)
         # `accelerator.prepare` would wrap it in a DDP of its own; this applies mixed precision and torch.compile.

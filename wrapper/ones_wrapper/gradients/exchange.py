@@ -66,6 +66,13 @@ class Exchange(ABC):
         """The group has other ranks. Not collective; between two steps. The script's model object stays."""
         raise NotImplementedError(f"{type(self).__name__} cannot change its ranks")
 
+    gathers = False
+    """Whether forward passes are collective: ranks must make equally many of them in an evaluation, too."""
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Around an evaluation, in which ranks may make unequally many forward passes. Collective at its beginning."""
+        return nullcontext()
+
     def finish(self) -> None:
         """Before the step of an optimizer that has parameters of this model: all gradients have arrived. Not for a step
         with a closure, whose backward pass is still to come.
@@ -185,6 +192,22 @@ class DdpExchange(Exchange):
         finally:
             for handle in silenced:
                 handle.remove()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The running statistics of rank 0 go to all ranks once, rather than in each forward pass."""
+        model = self._model
+        assert isinstance(model, DistributedDataParallel)
+        if self._group.world == 1 or not model.broadcast_buffers:
+            yield
+            return
+        for buffer in model.module.buffers():
+            dist.broadcast(buffer.detach(), 0)
+        before, model.require_forward_param_sync = model.require_forward_param_sync, False
+        try:
+            yield
+        finally:
+            model.require_forward_param_sync = before
 
     def _reduce(self, bucket: int, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """The communication hook: the bucket becomes the mean over all samples, in place."""

@@ -88,6 +88,19 @@ class Exchanges:
             if len(its) == 1 or not exchange.idle:
                 exchange.finish()
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Around an evaluation. Collective at its beginning."""
+        with ExitStack() as stack:
+            for exchange in self._all:
+                stack.enter_context(exchange.evaluating())
+            yield
+
+    @property
+    def gathers(self) -> bool:
+        """Whether forward passes are collective."""
+        return any(exchange.gathers for exchange in self._all)
+
     @property
     def hot(self) -> bool:
         """Whether the ranks may change while the job trains."""

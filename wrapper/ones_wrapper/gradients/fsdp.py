@@ -36,6 +36,8 @@ _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 class FsdpExchange(Exchange):
     """torch's fully sharded data parallelism, version 2."""
 
+    gathers = True
+
     def __init__(self, group: Group, noise: NoiseScale | None) -> None:
         super().__init__(group, noise)
         self._sums: dict[int, torch.Tensor] = {}

@@ -20,6 +20,7 @@ from ones_wrapper.launch import container
 from ones_wrapper.launch.blocks import FIRST_WAIT_S, Blocks
 from ones_wrapper.launch.claim import ClaimedError
 from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
+from ones_wrapper.launch.main_module import MODULE
 from ones_wrapper.launch.places import find_job_directory, find_spool
 from ones_wrapper.launch.rank_placement import (
     LaunchError,
@@ -204,6 +205,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and start nothing")
     parser.add_argument("--dry-run", action="store_true", help="print the command and start nothing")
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="SCRIPT is a module (package.module), run as by python -m"
+    )
     parser.add_argument("script", metavar="SCRIPT", help="the training script")
     parser.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="passed on to it")
     return parser
@@ -253,7 +257,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = LaunchOptions.of(env, args)
         if options.launcher:
             launcher_named(options.launcher)
-        if not options.container and not Path(args.script).is_file():
+        script, arguments = (MODULE, [args.script, *args.arguments]) if args.module else (args.script, args.arguments)
+        if not (options.container or args.module) and not Path(args.script).is_file():
             raise LaunchError(f"script {args.script}: there is no such file (looked from {Path.cwd()})")
         block = wanted_block(env, args.blocks, options)
         job_dir = find_job_directory(env, Path.cwd())
@@ -263,8 +268,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         def start(attempt: int) -> Launch:
             return plan(
                 env,
-                args.script,
-                args.arguments,
+                script,
+                arguments,
                 job_dir=job_dir,
                 options=options,
                 now=now,

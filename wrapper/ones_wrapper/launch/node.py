@@ -19,6 +19,7 @@ from ones_wrapper.job_io import log
 from ones_wrapper.launch import container, hang_detector
 from ones_wrapper.launch.ending import leave
 from ones_wrapper.launch.job_directory import newest_checkpoint, write_exit_code
+from ones_wrapper.launch.main_module import first_on_path
 from ones_wrapper.launch.process_hooks import CHECKPOINT, LOOK, STOP
 from ones_wrapper.launch.rank import (
     DUMP,
@@ -195,7 +196,7 @@ def main(argv: Sequence[str]) -> int:
     except LaunchError as error:
         log(str(error), "ones-run")
         return USAGE_ERROR
-    sys.path[0] = str(Path(script).resolve().parent)
+    sys.path[0] = first_on_path(script)
     env.setdefault("OMP_NUM_THREADS", "1")
     if env.get("ONES_LAUNCHER", "local") == "local":  # elsewhere the starter's daemon looks after us
         end_with_parent(os.getppid())

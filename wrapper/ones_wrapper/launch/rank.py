@@ -11,7 +11,6 @@ import ctypes
 import faulthandler
 import gc
 import importlib
-import io
 import os
 import signal
 import sys
@@ -26,6 +25,7 @@ from ones_wrapper.launch import hang_detector
 from ones_wrapper.launch.ending import flush_files, leave
 from ones_wrapper.launch.errors import show
 from ones_wrapper.launch.job_directory import newest_checkpoint, write_exit_code
+from ones_wrapper.launch.main_module import MODULE, first_on_path, module_code, script_code
 from ones_wrapper.launch.process_hooks import FLAGS, exit_code_of, run_exit_hooks
 from ones_wrapper.launch.rank_placement import LaunchError, own_placement, require_torch
 from ones_wrapper.launch.restart_policy import HUNG, USAGE_ERROR
@@ -62,7 +62,9 @@ def take_signals() -> None:
 
 
 def run_script(script: str, arguments: Sequence[str]) -> int:
-    """Run the script as `python SCRIPT ARGS` would, in the main module; the exit code, after the exit hooks ran."""
+    """Run the script as `python SCRIPT ARGS` would, or a module as `python -m`, in the main module; the exit code,
+    after the exit hooks ran.
+    """
     sys.argv = [script, *arguments]
     main = ModuleType("__main__")
     # It stays: exit handlers may need it, and what it holds is finalised when the rank leaves.
@@ -70,9 +72,7 @@ def run_script(script: str, arguments: Sequence[str]) -> int:
     vars(main).update(__file__=script, __builtins__=builtins, __cached__=None)
     code, note = 0, ""
     try:
-        with io.open_code(str(Path(script).resolve())) as file:
-            text = file.read()
-        exec(compile(text, script, "exec", dont_inherit=True), vars(main))
+        exec(module_code(arguments, main) if script == MODULE else script_code(script), vars(main))
     except SystemExit as leaving:
         code, note = _exit_code(leaving.code)
     except BaseException as error:
@@ -160,7 +160,7 @@ def main(argv: Sequence[str]) -> int:
         log(str(error), "ones-run")
         write_exit_code(job_dir, restart, 0, USAGE_ERROR)
         return USAGE_ERROR
-    sys.path[0] = str(Path(script).resolve().parent)
+    sys.path[0] = first_on_path(script)
     env.setdefault("OMP_NUM_THREADS", "1")
     env.update(place.env())
     take_signals()

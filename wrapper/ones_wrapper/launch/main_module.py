@@ -1,0 +1,46 @@
+"""The code that a rank's main module runs: a script's, or a module's as by `python -m`."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+MODULE = "-m"
+"""In place of a script: the module's name is the first argument."""
+
+
+def first_on_path(script: str) -> str:
+    """Where its imports look first: in the script's folder, of a module in the working directory."""
+    return str(Path.cwd()) if script == MODULE else str(Path(script).resolve().parent)
+
+
+def script_code(script: str) -> CodeType:
+    """The code of a script. Raises OSError, SyntaxError."""
+    with io.open_code(str(Path(script).resolve())) as file:
+        return compile(file.read(), script, "exec", dont_inherit=True)
+
+
+def module_code(arguments: Sequence[str], main: ModuleType) -> CodeType:
+    """The code of the module that `arguments` begin with, of a package that of its `__main__`. `main` and `sys.argv`
+    become what they are under `python -m`. Raises ImportError.
+    """
+    name, *rest = arguments
+    sys.argv = [MODULE, *rest]  # while packages above it are imported, as in Python
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        name = f"{name}.__main__"
+        spec = importlib.util.find_spec(name)
+    loader: Any = getattr(spec, "loader", None)
+    code: CodeType | None = loader.get_code(name) if hasattr(loader, "get_code") else None
+    if spec is None or code is None:
+        raise ImportError(f"ones-run -m {name}: there is no such module of Python code (looked from {Path.cwd()})")
+    sys.argv[0] = str(spec.origin)
+    vars(main).update(
+        __file__=spec.origin, __cached__=spec.cached, __loader__=loader, __package__=spec.parent, __spec__=spec
+    )
+    return code
