@@ -70,6 +70,12 @@ SENTENCES: dict[str, str] = {
     "GPUs, and this job asked for {requested} (limits.yield_to_rigid)",
     "makes_room_for_priority": "shrinks from {before} to {gpus:GPU|GPUs}: job {job}, which cannot be resized and has "
     "the higher priority, waits for {shape} GPUs (limits.yield_to_rigid)",
+    # What owners ask for by hand (rules/asked.py)
+    "size_asked": "its owner asks for {gpus:GPU|GPUs} by hand (size= in its comment)",
+    "size_kept": "it keeps {gpus:GPU|GPUs}, as its owner asks by hand (size= in its comment)",
+    "size_waits": "its owner asks for {gpus:GPU|GPUs} by hand, and so many are not free",
+    "size_not_possible": "its owner asks for {gpus:GPU|GPUs} by hand, which it cannot have on these nodes or by its "
+    "comment",
     # What a policy gives and why (decide/)
     "fits_nowhere": "none of the GPU counts it takes ({counts}) and their batches fit this cluster",
     "nodes_do_not_add_up": "the GPUs it holds are not all on nodes that can be used now",
@@ -211,6 +217,9 @@ CAUSES = {
     "no_files": "without files that can be read",
     "spool_not_read": "that do not read the spool",
     "bad_comment": "with a comment that is not understood",
+    "size_kept": "kept at a size that the owner asks for",
+    "size_waits": "waiting for GPUs that the owner asks for",
+    "size_not_possible": "asked for a size that it cannot have",
     "opted_out": "no longer opted in",
 }
 """What a job that does not get another size is counted under, where many are."""

@@ -2,7 +2,8 @@
 
 ``ones: gpus=1-16 batch=256-4096`` makes a job elastic; `nodes=` instead of `gpus=` counts whole nodes; `batch=N`
 keeps the global batch; `resize=off` asks for measuring alone; `array=blocks` says that the tasks of this job array are
-blocks of one job. A comment that does not start with ``ones:`` is nobody's business but its owner's.
+blocks of one job; `size=8` asks for 8 GPUs, by hand. A comment that does not start with ``ones:`` is nobody's business
+but its owner's.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class OptIn:
     resize: bool = True
     blocks: bool = False
     """The tasks of its array are blocks of one job."""
+    size: int | None = None
+    """GPUs that the job shall have, as soon as there is room and for as long as the comment says so."""
 
 
 def _range(word: str, text: str, most: int) -> tuple[int, int]:
@@ -60,7 +63,7 @@ def parse_comment(comment: str) -> OptIn | None:
         key, _, value = word.partition("=")
         if key in found or (key == "resize" and resize is not None):
             raise BadComment(f"{shown!r}: {key} is given twice")
-        if key in ("gpus", "nodes"):
+        if key in ("gpus", "nodes", "size"):
             found[key] = _range(shown, value, MAX_GPUS)
         elif key == "batch":
             found[key] = _range(shown, value, MAX_BATCH)
@@ -75,9 +78,28 @@ def parse_comment(comment: str) -> OptIn | None:
                 raise BadComment(f"{shown!r}: array is given twice")
             blocks = True
         else:
-            raise BadComment(f"{shown!r}: expected gpus=, nodes=, batch=, resize= or array=")
+            raise BadComment(f"{shown!r}: expected gpus=, nodes=, batch=, resize=, array= or size=")
     if "gpus" in found and "nodes" in found:
         raise BadComment("gpus= and nodes= contradict each other: give one of them")
     if not {"gpus", "nodes"} & found.keys() and resize is not False:
         raise BadComment("neither gpus= nor nodes=: say how far the job may grow, such as gpus=1-16")
-    return OptIn(found.get("gpus"), found.get("nodes"), found.get("batch"), resize is not False, blocks)
+    size = _size(found)
+    return OptIn(found.get("gpus"), found.get("nodes"), found.get("batch"), resize is not False, blocks, size)
+
+
+def _size(found: dict[str, tuple[int, int]]) -> int | None:
+    if "size" not in found:
+        return None
+    low, high = found["size"]
+    if low != high:
+        raise BadComment(f"'size={low}-{high}': expected one number of GPUs such as size=8")
+    least, most = found.get("gpus", (low, low))
+    if not least <= low <= most:
+        raise BadComment(f"'size={low}': not within gpus={least}-{most}")
+    return low
+
+
+def with_size(comment: str, size: int | None) -> str:
+    """The comment of a job that opted in with this size asked for, or with none."""
+    words = [word for word in comment.split() if not word.strip(",").startswith("size=")]
+    return " ".join([*words, *([] if size is None else [f"size={size}"])])

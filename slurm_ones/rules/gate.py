@@ -78,6 +78,12 @@ class JobRules:
         return self.untouchable or self.resting
 
     @property
+    def asked(self) -> int | None:
+        """GPUs that its owner asks for by hand."""
+        optin = self.elastic.optin
+        return optin.size if optin is not None else None
+
+    @property
     def requested(self) -> int:
         """GPUs that no cap takes from it: what it asked for at first, or asks for now or has, whichever is more."""
         job = self.history.job if self.history is not None else None
@@ -248,7 +254,9 @@ class Round:
         if hot(elastic):
             dwell_s = switch_dwell_s(history, self.settings.resize)
         rested = rested_at(job, history, dwell_s)
-        if self.now < rested:
+        # What its owner asks for by hand waits for no dwell time.
+        by_hand = elastic.optin is not None and elastic.optin.size not in (None, elastic.shape.gpus)
+        if self.now < rested and not by_hand:
             if history is not None and history.failures and rested > job.start_time + dwell_s:
                 return reason("dwell_failures", seconds=rested - self.now, times=history.failures)
             return reason("dwell_time", seconds=rested - self.now, dwell_s=dwell_s)

@@ -121,6 +121,8 @@ def test_the_spool_that_the_site_published(tmp_path: Path, capsys: pytest.Captur
 
     file.chmod(0o664)
     assert doubted()
+    assert find_spool({"ONES_LAUNCHED": "5.0"}, file) is None
+    assert not capsys.readouterr().err  # a rank says nothing again
     file.chmod(0o644)
     folder.chmod(0o777)
     assert doubted()

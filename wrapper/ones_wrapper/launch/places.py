@@ -122,6 +122,8 @@ def find_spool(env: Mapping[str, str], published: Path = Path(SPOOL_FILE)) -> Pa
     """
     if given := env.get("ONES_SPOOL"):
         return Path(given)
+    if "ONES_LAUNCHED" in env:  # ones-run has looked, and complained once
+        return None
     try:
         for path in (published.parent, published):
             state = path.lstat()
