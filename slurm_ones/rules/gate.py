@@ -265,6 +265,10 @@ class Round:
         if history is not None and history.misfit is not None and not elastic.blocks:
             ranks, gpus = history.misfit
             return reason("gpus_idle" if ranks < gpus else "gpus_shared", ranks=ranks, gpus=gpus)
+        batch = elastic.optin.batch if elastic.optin is not None else None
+        if batch and history is not None and history.spec is not None and batch[0] > history.spec.max_batch:
+            base, most = history.spec.base_batch, history.spec.max_batch
+            return reason("batch_misses", first=batch[0], last=batch[1], base=base, most=most)
         limits = self.settings.limits
         if hot(elastic):
             # Of its blocks each has a time limit of its own: see `rules.blocks.going`.
