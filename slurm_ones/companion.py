@@ -75,7 +75,7 @@ class Companion:
         self._client = client
         self._store = store
         self._clock = clock
-        self._observer = Observer(client, store, settings)
+        self._observer = Observer(client, store, settings, clock)
         self._stop_file = StopFile(settings.stop_file, store)
         self._learner = Learner(seed=settings.seed)
         self._policies: dict[str, Policy] = {}
@@ -93,6 +93,7 @@ class Companion:
             deferrals=deferrals,
             clock=clock,
             wanted=self._observer.may_resize,
+            rival=self._observer.rivals.number,
         )
         self._held = HeldTasks(store)
         self._leftovers = Leftovers(client, store, self._held, orders, clock)

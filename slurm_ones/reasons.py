@@ -32,6 +32,8 @@ SENTENCES: dict[str, str] = {
     "gpus_unknown": "Slurm knows of no GPUs in partition {partition}: name the GPUs of a node in "
     "whole_node_gpus.{partition} of the companion's settings",
     "gpus_per_job": "it asks for GPUs per job, not per node: submit with --nodes and --gres=gpu:N",
+    "site_acts": "this site's companion (of {user}) acts on it, so this one yields",
+    "owner_acts": "its owner {user} has a companion that ordered something, so this one yields for {seconds:.0f} s",
     "resize_off": "resize=off: it is measured, not resized",
     "no_files": "nothing of it can be read ({problem}): start it by ones-run in the directory that it was submitted "
     "from, or name another by ONES_JOB_ROOT; the companion must be able to read it",
@@ -39,6 +41,8 @@ SENTENCES: dict[str, str] = {
     "ONES_SPOOL={spool} and submit it again, or have an administrator write that path to /etc/slurm-ones/spool on the "
     "compute nodes",
     "bad_comment": "its comment is not understood: {problem}",
+    "near_comment": "its comment does not opt in, since it does not begin with ones: — if it shall, write "
+    '--comment="{right}" (scontrol update JobId=… Comment="{right}")',
     "opted_out": "its comment no longer opts in",
     "accounting_only": "known from Slurm's accounting alone",
     # The round: who keeps what they have in it (rules/gate.py)
@@ -56,6 +60,8 @@ SENTENCES: dict[str, str] = {
     "--gpus-per-node), or torchrun --nproc_per_node=gpu on all its nodes",
     "gpus_shared": "{ranks} ranks share its {gpus:GPU|GPUs}: start it with ones-run (on whole nodes with "
     "--gpus-per-node), or torchrun --nproc_per_node=gpu on all its nodes",
+    "batch_misses": "its comment allows batches of {first} to {last}, and its script takes at most {most} (ones.init): "
+    "write batch={base}-{most} in the comment, or raise max_batch in the script",
     # Limits that a site has set (rules/)
     "near_time_limit": "it is near its time limit: within {seconds:.0f} s (limits.near_limit_s)",
     "near_end": "it is expected to end within {seconds:.0f} s (limits.near_end_s)",
@@ -70,6 +76,12 @@ SENTENCES: dict[str, str] = {
     "GPUs, and this job asked for {requested} (limits.yield_to_rigid)",
     "makes_room_for_priority": "shrinks from {before} to {gpus:GPU|GPUs}: job {job}, which cannot be resized and has "
     "the higher priority, waits for {shape} GPUs (limits.yield_to_rigid)",
+    # What owners ask for by hand (rules/asked.py)
+    "size_asked": "its owner asks for {gpus:GPU|GPUs} by hand (size= in its comment)",
+    "size_kept": "it keeps {gpus:GPU|GPUs}, as its owner asks by hand (size= in its comment)",
+    "size_waits": "its owner asks for {gpus:GPU|GPUs} by hand, and so many are not free",
+    "size_not_possible": "its owner asks for {gpus:GPU|GPUs} by hand, which it cannot have on these nodes or by its "
+    "comment",
     # What a policy gives and why (decide/)
     "fits_nowhere": "none of the GPU counts it takes ({counts}) and their batches fit this cluster",
     "nodes_do_not_add_up": "the GPUs it holds are not all on nodes that can be used now",
@@ -115,6 +127,7 @@ SENTENCES: dict[str, str] = {
     "shrinking_off": "shrinking is switched off",
     "stop_file": "{path} exists: nothing is begun",
     # What became of a resize (act/)
+    "other_companion": "another companion gave the job a newer order, which it follows",
     "job_unknown": "Slurm no longer knows the job",
     "job_ended": "the job is {state}",
     "release_forgotten": "Slurm lost the release of the job, which is reshaped and released again",
@@ -156,6 +169,9 @@ SENTENCES: dict[str, str] = {
 """The sentence of each code. ``{gpus:GPU|GPUs}`` is the number with the word that fits it, ``{seconds:.0f}`` as in
 `str.format`."""
 
+WRONG = frozenset({"gpus_idle", "gpus_shared", "batch_misses"})
+"""Codes of what is wrong with how a job was started: its owner is told, whatever its policy would like."""
+
 SITE_LIMITS = frozenset(
     {
         "near_time_limit",
@@ -193,6 +209,7 @@ CAUSES = {
     "held_by_owner": "held by the owner",
     "nothing_reported": "without reports",
     "gpus_idle": "with GPUs that no rank uses",
+    "batch_misses": "with a batch range that misses the script's",
     "gpus_shared": "with more ranks than GPUs",
     "other_user": "of other users",
     "job_array": "job arrays",
@@ -211,6 +228,12 @@ CAUSES = {
     "no_files": "without files that can be read",
     "spool_not_read": "that do not read the spool",
     "bad_comment": "with a comment that is not understood",
+    "site_acts": "left to this site's companion",
+    "owner_acts": "left to their owners' companions",
+    "near_comment": "with a comment that nearly opts in",
+    "size_kept": "kept at a size that the owner asks for",
+    "size_waits": "waiting for GPUs that the owner asks for",
+    "size_not_possible": "asked for a size that it cannot have",
     "opted_out": "no longer opted in",
 }
 """What a job that does not get another size is counted under, where many are."""

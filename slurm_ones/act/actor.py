@@ -101,6 +101,8 @@ class Actor:
         Then the jobs that must wait are kept from starting, and all others released. Raises `Unreachable`.
         """
         seen = round_.seen
+        if self.acting and not self._settings.stop_file.exists():
+            self._orders.mark()
         begun: list[Change] = []
         deferred: set[int] = set()
         queued: set[int] = set()
@@ -139,6 +141,8 @@ class Actor:
     def leave(self) -> None:
         """Release the jobs that are kept from starting. Raises `Unreachable`."""
         self._deferrals.release_all()
+        if self.acting:
+            self._orders.unmark()
 
     def _reconcile(self, deferred: set[int], queued: set[int], seen: Observation) -> None:
         if not self.acting:

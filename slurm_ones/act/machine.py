@@ -67,6 +67,8 @@ class Machine:
     clock: Callable[[], float]
     wanted: Callable[[Job], bool]
     """Whether a job is still to be resized: it has not opted out, and the stop file is not there."""
+    rival: Callable[[Job], int] = lambda job: 0
+    """Number of the newest order that another companion gave the job; 0 for none."""
 
     def __post_init__(self) -> None:
         self.times = ActionTimes(self.settings, self.clock)

@@ -18,6 +18,7 @@ from ones_wrapper.protocol import (
     LOOK_SIGNAL,
     MAX_LINE,
     ORDERS,
+    SPOOL_MARK,
     Order,
     ProtocolError,
     decode_order,
@@ -150,6 +151,23 @@ class OrderWriter:
         if wake and job.running:
             with suppress(SlurmError):  # it would find the order by itself, a little later
                 self.client.signal(job.key, LOOK_SIGNAL)
+
+    def mark(self) -> None:
+        """Show owners' companions that the spool's acts: they yield for the jobs that read it."""
+        if self.spool is None or not self.spool.exists():
+            return
+        self.check()
+        try:
+            with directory_of(self.spool, os.geteuid(), "this companion") as directory:
+                _replace(directory, SPOOL_MARK, b"")
+        except (OSError, NotBelieved) as error:
+            log.warning("%s: cannot be marked as in use: %s", self.spool, error)
+
+    def unmark(self) -> None:
+        """This companion leaves: owners' may act at once."""
+        if self.spool is not None:
+            with suppress(OSError):
+                (self.spool / SPOOL_MARK).unlink(missing_ok=True)
 
     def clear(self, alive: Container[int]) -> None:
         """Remove the spool's orders to jobs that have ended."""

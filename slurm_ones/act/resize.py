@@ -79,6 +79,8 @@ class ResizeMachine(Machine):
         assert resize.order_number is not None
         if job.pending or job.restart != resize.restart:
             return self._cancel_drain(resize, job, reason("run_ended"))
+        if self.rival(job) > resize.order_number:
+            return self.move(resize, State.ABANDONED, reason("other_companion"))
         if not self.wanted(job):
             return self._cancel_drain(resize, job, reason("switched_off"))
         if job.held:
@@ -241,6 +243,8 @@ class ResizeMachine(Machine):
 
     def _cancel_drain(self, resize: ResizeRecord, job: Job, why: Reason) -> ResizeRecord:
         """Tell a job that was drained to carry on as it was, at once rather than after its minute."""
+        if self.rival(job) > (resize.order_number or 0):
+            return self.move(resize, State.ABANDONED, reason("other_companion"))  # whose order it follows
         try:
             order = Order(self.orders.next_number(job), resize.restart, resize.old_batch)
             self.orders.write(job, order, wake=True)

@@ -36,6 +36,8 @@ def release_stale_holds(jobs: Iterable[Job], client: SlurmClient, store: Store) 
         resizes = store.resizes(seen.job_id)
         if not resizes or not State(resizes[-1].state).final or resizes[-1].restart + 1 != seen.restart:
             continue
+        if not any(step.state == State.REQUEUING for step in store.resize_steps(resizes[-1].id or 0)):
+            continue  # given up before a requeue of ours: another companion holds it
         try:
             if in_our_hold(client.job(seen.job_id), resizes[-1]):
                 log.warning("job %d: stale hold: Slurm lost its release; it is released again", seen.job_id)

@@ -11,7 +11,8 @@ from typer.core import TyperGroup
 from slurm_ones import __version__
 
 _MODULES = {name: name for name in ("run", "status", "jobs", "why", "doctor", "check", "simulate", "db", "template")}
-_MODULES["import"] = "import_"
+_MODULES |= {"import": "import_", "rehearse": "rehearse", "estimate": "estimate"}
+_MODULES |= dict.fromkeys(("resize", "pin", "release"), "by_hand")
 
 
 class _Commands(TyperGroup):
@@ -28,7 +29,7 @@ class _Commands(TyperGroup):
         one: typer.Typer | None = getattr(module, "app", None)
         if one is None:
             one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            one.command()(getattr(module, name))
+            one.command()(getattr(module, cmd_name if hasattr(module, cmd_name) else name))
         command = typer.main.get_command(one)
         command.name = cmd_name
         return command

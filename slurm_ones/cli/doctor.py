@@ -21,6 +21,7 @@ from ones_db.engine import backend_of
 from ones_wrapper.protocol import SPOOL_FILE
 from slurm_ones.cli.common import ConfigOption, JsonOption, command, console, print_json, published_for, settings_of
 from slurm_ones.config import ConfigError, Settings, default_path, view_name
+from slurm_ones.observe.optin import near_miss
 from slurm_ones.report.text import safe
 from slurm_ones.service.acl import let_read
 from slurm_ones.slurm.client import SlurmClient, SlurmError
@@ -28,6 +29,10 @@ from slurm_ones.slurm.configured import allows_arrays, hides_gpus
 from slurm_ones.slurm.connect import connect, why_not_pyslurm
 
 OLDEST = (21, 8)
+
+
+MOST_NEAR = 5
+"""Jobs whose comments nearly opt in that are shown."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +248,15 @@ def _database(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
         yield Finding("database", "ok", f"{place}, schema {current}")
 
 
+def _comments(client: SlurmClient, settings: Settings) -> Iterator[Finding]:
+    """Jobs whose comments nearly opt in: of this user, or of all."""
+    jobs = client.snapshot().jobs.values()
+    mine = [job for job in jobs if not job.ended and (settings.scope != "own" or job.uid == os.geteuid())]
+    for job, right in [(job, right) for job in mine if (right := near_miss(job.comment))][:MOST_NEAR]:
+        advice = f'if it shall: scontrol update JobId={job.job_id} Comment="{right}"'
+        yield Finding("comments", "note", f"job {job.job_id} nearly opts in, and is left alone", advice)
+
+
 _CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[Finding]], ...] = (
     _version,
     _permission,
@@ -252,6 +266,7 @@ _CHECKS: tuple[Callable[[SlurmClient, Settings], Iterator[Finding]], ...] = (
     _directories,
     _views,
     _database,
+    _comments,
 )
 
 

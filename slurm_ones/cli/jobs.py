@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -28,7 +28,7 @@ from slurm_ones.cli.common import (
     store_of_reader,
 )
 from slurm_ones.cli.unknown import unknown_job
-from slurm_ones.reasons import CAUSES
+from slurm_ones.reasons import CAUSES, WRONG
 from slurm_ones.report.text import per_gpu, safe, seconds, troubles
 
 DECISIONS = 10
@@ -46,9 +46,19 @@ def causes(store: Store, jobs: Iterable[JobSummary]) -> dict[int, str]:
     outcomes: dict[int, str] = {}
     for decision in store.recent_decisions(DECISIONS):
         for job in decision.jobs:
-            outcomes.setdefault(job.job_id, job.outcome.code)
+            kept = job.reason.code if job.reason.code in WRONG else ""
+            outcomes.setdefault(job.job_id, job.outcome.code or kept)
     found = {job.job_id: job.refusal_code or outcomes.get(job.job_id, "") for job in jobs if job.end_time is None}
     return {job_id: code for job_id, code in found.items() if code in CAUSES}
+
+
+def wrong(store: Store, jobs: Iterable[JobSummary]) -> dict[int, str]:
+    """What is wrong with how jobs that have not ended were started, by the newest decision about each."""
+    newest: dict[int, str] = {}
+    for decision in store.recent_decisions(DECISIONS):
+        for job in decision.jobs:
+            newest.setdefault(job.job_id, job.reason.text if job.reason.code in WRONG else "")
+    return {job.job_id: text for job in jobs if job.end_time is None and (text := newest.get(job.job_id))}
 
 
 def counted(codes: Iterable[str]) -> str:
@@ -133,10 +143,11 @@ def _width(widths: dict[str, int]) -> int:
     return sum(widths.values()) + 2 * (len(widths) - 1)
 
 
-def notes(jobs: list[JobSummary]) -> list[str]:
-    """What people should know of single jobs, a line each: why one is left alone, what of its reports was odd, what
-    is wrong with its training."""
-    found = [(job.job_id, text) for job in jobs for text in (job.refusal, job.report_note, *troubles(job)) if text]
+def notes(jobs: list[JobSummary], wrong: Mapping[int, str]) -> list[str]:
+    """What people should know of single jobs, a line each: why one is left alone, what is `wrong` with how it was
+    started, what of its reports was odd, what is wrong with its training."""
+    texts = ((job, (job.refusal, wrong.get(job.job_id), job.report_note, *troubles(job))) for job in jobs)
+    found = [(job.job_id, text) for job, words in texts for text in words if text]
     return [f"job {job_id}: {safe(text, 300)}" for job_id, text in found]
 
 
@@ -159,7 +170,7 @@ def jobs(
         raise
     found = store.job_summaries(ids or None)
     why = causes(store, found)
-    _show(found, why, json=json, asked=bool(ids))
+    _show(found, why, wrong(store, found), json=json, asked=bool(ids))
     unknown = sorted({*(ids or ())} - {job.job_id for job in found})
     for job_id in unknown:
         said = unknown_job(settings, job_id, store.place, own_only=is_view(settings, store))
@@ -168,7 +179,7 @@ def jobs(
         raise typer.Exit(1)
 
 
-def _show(found: list[JobSummary], why: dict[int, str], *, json: bool, asked: bool) -> None:
+def _show(found: list[JobSummary], why: dict[int, str], wrong: dict[int, str], *, json: bool, asked: bool) -> None:
     if json:
         print_json([{**as_json(job), "cause": why.get(job.job_id)} for job in found])
     elif found:
@@ -178,7 +189,7 @@ def _show(found: list[JobSummary], why: dict[int, str], *, json: bool, asked: bo
             console.print(f"[dim]too narrow here for {', '.join(left_out)}; --json has all[/]", soft_wrap=True)
         if why:
             console.print(counted(why.values()), soft_wrap=True)
-        for note in notes(found):
+        for note in notes(found, wrong):
             console.print(note, soft_wrap=True)
     elif not asked:
         console.print("No job has opted in yet: `slurm-ones template` lists batch scripts that do.")

@@ -10,7 +10,7 @@ import shlex
 from dataclasses import dataclass
 from enum import Enum
 
-from slurm_ones.observe.optin import BadComment, OptIn, parse_comment
+from slurm_ones.observe.optin import BadComment, OptIn, meant, near_miss, parse_comment
 
 LONG = {
     "-N": "--nodes",
@@ -148,8 +148,8 @@ def comment_findings(comment: str | None, line: int = 0) -> tuple[OptIn | None, 
     if optin is not None:
         return optin, []
     text = "its comment does not opt in"
-    if _NEAR_COMMENT.search(comment):
-        text += ": it must begin with ones:, such as ones: gpus=1-16 batch=32-1024"
+    if near_miss(comment) or _NEAR_COMMENT.search(comment):
+        text += f": it must begin with ones:, so write {meant(comment)}"
     return None, [Finding(Weight.ERROR, line, text)]
 
 

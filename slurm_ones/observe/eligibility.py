@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slurm_ones.observe.blocks import BlockJob
-from slurm_ones.observe.optin import BadComment, OptIn, parse_comment
+from slurm_ones.observe.optin import BadComment, OptIn, near_miss, parse_comment
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.slurm.model import Job, Shape, Snapshot, partition_gpus
 
@@ -129,7 +129,8 @@ def elastic_job(
     """What the job's owner allows; None for a job that did not opt in, which is never touched. `blocks` is the job of
     blocks of which `job` is the whole."""
     try:
-        optin, misread = parse_comment(job.comment), None
+        optin, right = parse_comment(job.comment), near_miss(job.comment)
+        misread = reason("near_comment", right=right) if right else None
     except BadComment as error:
         optin, misread = None, reason("bad_comment", problem=str(error))
     if optin is None and misread is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pwd
+import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.observe.places import Places
 from slurm_ones.observe.records import job_record, node_record, run_record
 from slurm_ones.observe.report_reader import lines_per_job, read_reports
+from slurm_ones.observe.rivals import Rivals
 from slurm_ones.observe.terms import POSITIONS, Terms
 from slurm_ones.reasons import reason
 from slurm_ones.slurm.client import SlurmClient, SlurmError
@@ -46,7 +48,9 @@ class Observer:
     reads on where the last one stopped.
     """
 
-    def __init__(self, client: SlurmClient, store: Store, settings: Settings) -> None:
+    def __init__(
+        self, client: SlurmClient, store: Store, settings: Settings, clock: Callable[[], float] = time.time
+    ) -> None:
         self._client = client
         self._store = store
         self._settings = settings
@@ -62,6 +66,7 @@ class Observer:
         """The spec of each run as it was stored last."""
         self._terms = Terms(store, self._own_uid)
         self._places = Places(settings.spool)
+        self.rivals = Rivals(self._own_uid, self._places.hello, clock)
         self._asked: dict[int, Sequence[Job]] | None = None
         """Tasks of arrays that Slurm was asked for in this look; None where it is not asked."""
         self._block_jobs: Mapping[int, BlockJob] = {}
@@ -85,6 +90,7 @@ class Observer:
                 left[job.job_id] = elastic
         read = {job_id for job_id, _ in self._specs}
         seen = self._places.judged(self._with_details(elastic_jobs, snapshot), read, self._own_uid)
+        seen = self.rivals.judged(seen)
         self._store_jobs(seen, snapshot.time)
         self._terms.store_blocks(seen, tasks)
         self._store_nodes(snapshot)

@@ -2,7 +2,11 @@
 
 ``ones: gpus=1-16 batch=256-4096`` makes a job elastic; `nodes=` instead of `gpus=` counts whole nodes; `batch=N`
 keeps the global batch; `resize=off` asks for measuring alone; `array=blocks` says that the tasks of this job array are
-blocks of one job. A comment that does not start with ``ones:`` is nobody's business but its owner's.
+blocks of one job; `size=8` asks for 8 GPUs, by hand.
+
+A comment that does not start with ``ones:`` opts in to nothing, not even where those words follow other text: what a
+comment says about ones, or quotes, is not what its owner allows, and a guess would change somebody's job. One that
+nearly opts in is told to its owner, with the right line.
 """
 
 from __future__ import annotations
@@ -14,6 +18,13 @@ MAX_GPUS = 100_000
 MAX_BATCH = 2**31
 
 _PREFIX = re.compile(r"\s*ones:", re.IGNORECASE)
+_NEARLY = re.compile(
+    r"(?<![\w/.-])ones?\s*[^\w\s]?\s*(?:gpus|nodes|batch|resize|array)\s*[=:]|(?<![\w/.-])ones\s*[:;\uff1a\ufe55\ua789\u2236]\s*\Z",
+    re.IGNORECASE,
+)
+"""What nobody writes who does not mean to opt in."""
+_WORD = re.compile(r"\b(gpus|nodes|batch|resize|array)\s*[=:]\s*(\w+)(?:\s*[-–—]\s*(\d+))?", re.IGNORECASE)
+_EXAMPLE = "ones: gpus=1-16 batch=32-1024"
 _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 
 
@@ -31,6 +42,8 @@ class OptIn:
     resize: bool = True
     blocks: bool = False
     """The tasks of its array are blocks of one job."""
+    size: int | None = None
+    """GPUs that the job shall have, as soon as there is room and for as long as the comment says so."""
 
 
 def _range(word: str, text: str, most: int) -> tuple[int, int]:
@@ -44,11 +57,41 @@ def _range(word: str, text: str, most: int) -> tuple[int, int]:
     return low, high
 
 
+def meant(comment: str) -> str:
+    """The comment that its words would make if they were written right; an example where they would make none."""
+    found = {one[1].lower(): one[2] + (f"-{one[3]}" if one[3] else "") for one in _WORD.finditer(comment[:1000])}
+    line = "ones: " + " ".join(f"{key}={value}" for key, value in found.items())
+    try:
+        return line if len(line) < 80 and _parse(line) is not None else _EXAMPLE
+    except BadComment:
+        return _EXAMPLE
+
+
+def near_miss(comment: str) -> str:
+    """The line that the owner of a comment which does not opt in probably means; empty where nothing speaks for that.
+
+    To be shown, never to be acted on.
+    """
+    if _PREFIX.match(comment) or not _NEARLY.search(comment[:1000]):
+        return ""
+    return meant(comment)
+
+
 def parse_comment(comment: str) -> OptIn | None:
     """The opt-in that a comment holds, None where it holds none.
 
     Raises `BadComment` naming the word that is wrong, given twice, or contradicts another.
     """
+    try:
+        return _parse(comment)
+    except BadComment as error:
+        right = meant(comment)
+        if right == _EXAMPLE or re.search(r"\s[=-]|[=-]\s", comment[:1000]) is None:
+            raise
+        raise BadComment(f"{error}; without spaces: {right}") from None
+
+
+def _parse(comment: str) -> OptIn | None:
     match = _PREFIX.match(comment)
     if match is None:
         return None
@@ -60,7 +103,7 @@ def parse_comment(comment: str) -> OptIn | None:
         key, _, value = word.partition("=")
         if key in found or (key == "resize" and resize is not None):
             raise BadComment(f"{shown!r}: {key} is given twice")
-        if key in ("gpus", "nodes"):
+        if key in ("gpus", "nodes", "size"):
             found[key] = _range(shown, value, MAX_GPUS)
         elif key == "batch":
             found[key] = _range(shown, value, MAX_BATCH)
@@ -75,9 +118,28 @@ def parse_comment(comment: str) -> OptIn | None:
                 raise BadComment(f"{shown!r}: array is given twice")
             blocks = True
         else:
-            raise BadComment(f"{shown!r}: expected gpus=, nodes=, batch=, resize= or array=")
+            raise BadComment(f"{shown!r}: expected gpus=, nodes=, batch=, resize=, array= or size=")
     if "gpus" in found and "nodes" in found:
         raise BadComment("gpus= and nodes= contradict each other: give one of them")
     if not {"gpus", "nodes"} & found.keys() and resize is not False:
         raise BadComment("neither gpus= nor nodes=: say how far the job may grow, such as gpus=1-16")
-    return OptIn(found.get("gpus"), found.get("nodes"), found.get("batch"), resize is not False, blocks)
+    size = _size(found)
+    return OptIn(found.get("gpus"), found.get("nodes"), found.get("batch"), resize is not False, blocks, size)
+
+
+def _size(found: dict[str, tuple[int, int]]) -> int | None:
+    if "size" not in found:
+        return None
+    low, high = found["size"]
+    if low != high:
+        raise BadComment(f"'size={low}-{high}': expected one number of GPUs such as size=8")
+    least, most = found.get("gpus", (low, low))
+    if not least <= low <= most:
+        raise BadComment(f"'size={low}': not within gpus={least}-{most}")
+    return low
+
+
+def with_size(comment: str, size: int | None) -> str:
+    """The comment of a job that opted in with this size asked for, or with none."""
+    words = [word for word in comment.split() if not word.strip(",").startswith("size=")]
+    return " ".join([*words, *([] if size is None else [f"size={size}"])])

@@ -50,12 +50,13 @@ class Places:
         """A wrapper that does not say which spool it reads is believed to read the site's."""
         if self._spool is None or not foreign(job):
             return None
-        hello = self._hello(job)
+        hello = self.hello(job)
         if hello is None or not hello.directory or _same(hello.spool, self._spool):
             return None
         return reason("spool_not_read", spool=str(self._spool))
 
-    def _hello(self, job: Job) -> Hello | None:
+    def hello(self, job: Job) -> Hello | None:
+        """What the job's newest run said first, as far as it has."""
         # Of a job that was requeued, the run before tells: it had the same environment.
         for key in ((job.job_id, job.restart), (job.job_id, job.restart - 1)):
             if key not in self._hellos and key[1] >= 0 and (found := first_hello(job, key[1])) is not None:

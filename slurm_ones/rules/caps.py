@@ -162,7 +162,7 @@ def _cut(
             refused[id_] = cap.reason
             changed = True
             _keep(job, given)
-            for gpus in sorted(_sizes(cluster, job), reverse=True):
+            for gpus in sorted(sizes_of(cluster, job), reverse=True):
                 held = job.shape.gpus if job.shape is not None else 0
                 fits = gpus <= due[id_] or hindering(caps, id_, gpus, lambda other: have.get(other, 0)) is None
                 smaller = shape_of(cluster, gpus)
@@ -173,7 +173,7 @@ def _cut(
     return changed
 
 
-def _sizes(cluster: ClusterView, job: JobView) -> dict[int, int]:
+def sizes_of(cluster: ClusterView, job: JobView) -> dict[int, int]:
     """The job's sizes here, each with its batch."""
     tables = build_tables(cluster, [job])
     return {int(n): int(b) for n, b in zip(tables.sizes, tables.batch[0], strict=True) if b > 0}
@@ -213,7 +213,7 @@ def _with_refused(
         elif shape == jobs[id_].shape:
             allocations[id_] = Allocation(shape, jobs[id_].batch)
         else:
-            allocations[id_] = Allocation(shape, _sizes(cluster, jobs[id_])[shape.gpus])
+            allocations[id_] = Allocation(shape, sizes_of(cluster, jobs[id_])[shape.gpus])
     return replace(
         schedule,
         allocations=allocations,

@@ -78,6 +78,12 @@ class JobRules:
         return self.untouchable or self.resting
 
     @property
+    def asked(self) -> int | None:
+        """GPUs that its owner asks for by hand."""
+        optin = self.elastic.optin
+        return optin.size if optin is not None else None
+
+    @property
     def requested(self) -> int:
         """GPUs that no cap takes from it: what it asked for at first, or asks for now or has, whichever is more."""
         job = self.history.job if self.history is not None else None
@@ -248,7 +254,9 @@ class Round:
         if hot(elastic):
             dwell_s = switch_dwell_s(history, self.settings.resize)
         rested = rested_at(job, history, dwell_s)
-        if self.now < rested:
+        # What its owner asks for by hand waits for no dwell time.
+        by_hand = elastic.optin is not None and elastic.optin.size not in (None, elastic.shape.gpus)
+        if self.now < rested and not by_hand:
             if history is not None and history.failures and rested > job.start_time + dwell_s:
                 return reason("dwell_failures", seconds=rested - self.now, times=history.failures)
             return reason("dwell_time", seconds=rested - self.now, dwell_s=dwell_s)
@@ -257,6 +265,10 @@ class Round:
         if history is not None and history.misfit is not None and not elastic.blocks:
             ranks, gpus = history.misfit
             return reason("gpus_idle" if ranks < gpus else "gpus_shared", ranks=ranks, gpus=gpus)
+        batch = elastic.optin.batch if elastic.optin is not None else None
+        if batch and history is not None and history.spec is not None and batch[0] > history.spec.max_batch:
+            base, most = history.spec.base_batch, history.spec.max_batch
+            return reason("batch_misses", first=batch[0], last=batch[1], base=base, most=most)
         limits = self.settings.limits
         if hot(elastic):
             # Of its blocks each has a time limit of its own: see `rules.blocks.going`.

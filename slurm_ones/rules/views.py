@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from ones_wrapper.protocol import Spec
 from slurm_ones.learn.knowledge import Known, Learner
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.reasons import SITE_LIMITS, Reason, alone
+from slurm_ones.rules.asked import with_sizes
 from slurm_ones.rules.blocks import hot
 from slurm_ones.rules.caps import Cap, capped, narrowed
 from slurm_ones.rules.dwell import near_end, switch_near_end_s
@@ -33,6 +34,8 @@ class Bounds:
 
     demand: RigidDemand = field(default_factory=RigidDemand)
     caps: Sequence[Cap] = ()
+    sizes: Mapping[int, int] = field(default_factory=dict)
+    """GPUs that owners ask for by hand, by job."""
 
 
 def decide_within(
@@ -48,7 +51,7 @@ def decide_within(
     Pure like the policy. `Schedule.refused` says which jobs a limit kept from something.
     """
     reclaimed = make_room(cluster, jobs, bounds.demand)
-    views = narrowed(reclaimed.jobs, bounds.caps)
+    views = with_sizes(reclaimed.cluster, narrowed(reclaimed.jobs, bounds.caps), bounds.sizes, bounds.caps)
     schedule = annotate(policy.decide(reclaimed.cluster, views, now, rng), reclaimed)
     schedule = capped(reclaimed.cluster, views, schedule, bounds.caps)
     if len(jobs) == 1:
@@ -78,16 +81,18 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
 
 
 def bounds_of(round_: Round, rules: PartitionRules) -> Bounds:
-    """What a policy must decide within in this partition: the needs of rigid jobs, and the site's caps."""
+    """What a policy must decide within in this partition: the needs of rigid jobs, the site's caps, and what
+    owners ask for by hand."""
     part = round_.seen.snapshot.partitions.get(rules.name)
+    sizes = {id_: job.asked for id_, job in rules.jobs.items() if job.asked is not None}
     if part is None or not (round_.settings.limits.yield_to_rigid and round_.settings.resize.shrink):
-        return Bounds(caps=rules.caps)
+        return Bounds(caps=rules.caps, sizes=sizes)
     full, whole = round_.full_node(part)
     seen = round_.seen
     demand = rigid_demand(
         seen.snapshot, part, seen.elastic, round_.targets, rules.free, full, whole, moves=round_.moves
     )
-    return Bounds(demand, rules.caps)
+    return Bounds(demand, rules.caps, sizes)
 
 
 def job_views(round_: Round, rules: PartitionRules, cluster: ClusterView, learner: Learner) -> list[JobView]:
@@ -101,7 +106,9 @@ def job_views(round_: Round, rules: PartitionRules, cluster: ClusterView, learne
         view = _view(job.elastic, limits, job.history, known, job.fixed, round_.now)
         if hot(job.elastic):
             view = replace(view, smaller=_smaller(job, rules.node_gpus))
-        views.append(view if view.fixed else replace(view, fixed=near_end(view, _near_end_s(job, round_))))
+        if view.fixed is None and job.asked is None:
+            view = replace(view, fixed=near_end(view, _near_end_s(job, round_)))
+        views.append(view)
     return views
 
 

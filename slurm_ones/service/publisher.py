@@ -95,7 +95,8 @@ class Publisher:
             except Exception:
                 # Its end would be noticed by nobody.
                 log.exception("users cannot see their jobs")
-            if closing or self._closing:
+            # One that was under way when it was told to end has not seen what happened since: there is one more.
+            if closing:
                 return
 
     def publish(self) -> Published:

@@ -155,9 +155,11 @@ class CommandClient:
         directory: Path | None = None,
         environment: Mapping[str, str] | None = None,
         enough: str = "",
+        said: bool = False,
     ) -> str:
-        """Standard output of one command, with more in its environment. Raises the error that its answer means; output
-        that begins with `enough` is an answer, whatever the exit code."""
+        """Standard output of one command, with more in its environment; with `said` what it wrote to standard error.
+        Raises the error that its answer means; output that begins with `enough` is an answer, whatever the exit
+        code."""
         self._keepalive()
         try:
             done = subprocess.run(
@@ -178,7 +180,7 @@ class CommandClient:
         errors = done.stderr.decode("utf-8", "replace")
         if done.returncode and not (enough and output.startswith(enough)):
             raise error_of(" ".join(argv[:3]), errors or output)
-        return output
+        return errors if said else output
 
     def _ask(self, argv: Sequence[str]) -> str:
         """A question, which may be asked again; a command that changes something is not."""
@@ -268,6 +270,10 @@ class CommandClient:
             return int(answer.strip().splitlines()[-1].split(";")[0])
         except (ValueError, IndexError):
             raise Refused(f"sbatch: no job id in its answer: {answer[:200]!r}") from None
+
+    def test_only(self, argv: Sequence[str]) -> str:
+        """What `sbatch --test-only` says, on standard error; nothing is submitted."""
+        return self.run(argv, said=True)
 
     def requeue_hold(self, job_id: JobKey) -> None:
         self.run(requeue_command(job_id))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ones_db import JobRecord, ReportLine, ResizeRecord, RunReports, Store
-from ones_wrapper.protocol import ORDERS, Bye, Order, decode_order, directory_name, encode, spool_order_name
+from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Bye, Order, decode_order, directory_name, encode, spool_order_name
 from slurm_ones.act.orders import OrderError, order_path, write_order
 from slurm_ones.act.transitions import HOLDS_JOB, State
 from slurm_ones.schedule.gain import expected_gain
@@ -191,7 +191,7 @@ def test_nothing_is_left_of_a_job_that_ended(own_store: Store, tmp_path: Path, w
             bench.change(job_id, state=state, end_time=NOW + 1)
     bench.act_on({}, {id_: e.job for id_, e in bench.jobs.items()}, {2: bench.jobs[2]})
     assert own_store.deferrals() == {} and own_store.open_resizes() == []
-    assert {path.name for path in spool.iterdir()} == {spool_order_name(2), "orders-mine.json"}
+    assert {path.name for path in spool.iterdir()} == {SPOOL_MARK, spool_order_name(2), "orders-mine.json"}
     assert bench.actor._ordered == {2: 64} and bench.slurm.deferred == [(3, 901)]
 
 

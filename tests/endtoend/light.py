@@ -83,6 +83,9 @@ class Light:
                 *(SPEC.base_batch, SPEC.max_batch, SPEC.dataset, SPEC.epochs),
                 *(epoch, cursor * SPEC.base_batch, self.step, checkpoint),
                 attempt=self.attempt,
+                # One that reads no spool says nothing, as former wrappers did.
+                directory=str(self.directory.resolve()) if os.environ.get("ONES_SPOOL") else "",
+                spool=os.environ.get("ONES_SPOOL", ""),
             )
         )
         self.told, self.told_at = self.step, time.monotonic()

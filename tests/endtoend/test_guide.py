@@ -9,7 +9,8 @@ import pytest
 from tests.cluster import ClusterError, root
 from tests.cluster.cli import Progress
 from tests.guide.breaks import ROWS
-from tests.guide.follow import carry_out
+from tests.guide.daily import TASKS
+from tests.guide.follow import carry_out, carry_out_task
 from tests.guide.host import why_no_systemd
 from tests.guide.place import Place
 from tests.guide.reader import Reader, unknown
@@ -53,6 +54,9 @@ def test_installed_by_the_guide_and_killed(reader: Reader) -> None:
     limits = dict(line.split(":\t", 1) for line in (host.root / f"proc/{pid}/status").read_text().splitlines())
     assert limits["Uid"].split()[0] == "2100" and int(limits["CapEff"], 16) == 0 and limits["NoNewPrivs"] == "1"
     assert limits["Seccomp"] == "2"
+    # What users see is written under these limits too.
+    seen = carry_out_task(reader.service, "a user sees no jobs", TASKS["a user sees no jobs"])
+    assert seen.fine, seen
     (killed,) = (one for one in ROWS if one.row.startswith("companion killed") and not one.standby)
     outcome = carry_out(reader.service, killed)
     assert outcome.fine, outcome

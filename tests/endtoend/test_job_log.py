@@ -42,7 +42,6 @@ def test_requeued_and_cancelled(harness: Harness) -> None:
     harness.cluster.run(["scancel", str(job_id)])
     harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
     log = harness.log(job_id)
-    print(log)
     check(log, [("1x1", "1x2")])
     assert log.count("ones: batch 16 → 32 at step") == 1, log
     byes = [[r for r in harness.reports(job_id, n) if isinstance(r, Bye)] for n in (0, 1)]
@@ -51,7 +50,7 @@ def test_requeued_and_cancelled(harness: Harness) -> None:
 
 
 def test_resized_while_it_trains(harness: Harness) -> None:
-    """The same of a job of blocks, in whose logs one line tells of each resize."""
+    """The same of a job of blocks that join and leave while it trains: a line each, in one of their logs."""
     folder = harness.folder("rows")
     options = ("--comment=ones: gpus=1-4 batch=16-64 array=blocks", "--time=10", "--cpus-per-gpu=1")
     job_id = harness.submit(str(HERE / "rows.py"), f"/scratch/{folder.name}", options=options, template=BLOCKS)
@@ -61,5 +60,7 @@ def test_resized_while_it_trains(harness: Harness) -> None:
     harness.membership(job_id, lambda m: m.world == 1 and m.generation == 2, "last membership")
     harness.cluster.run(["scancel", str(job_id)])
     harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
-    log = harness.log(job_id)
-    print(log)
+    check(harness.log(job_id), [("1x1", "2x1"), ("2x1", "1x1")])
+    (bye,) = [r for r in harness.reports(job_id, 0) if isinstance(r, Bye)]
+    assert bye.reason == "signal"
+    assert (folder / "rows.csv").read_text().split() == [str(n) for n in range(bye.step)]

@@ -49,12 +49,18 @@ def test_each_user_sees_their_own_jobs(harness: Harness) -> None:
     process = unit.start()
     view = spool / "views" / view_name(USERS["alice"])
     unit.until(lambda: view.exists() and unit.count("elastic jobs run on") > 2, "alice's view")
+
+    def seen(user: str) -> list[dict[str, object]]:
+        """The jobs of this test: Slurm also knows those of others, which have ended."""
+        jobs = json.loads(call(user, "jobs", "--json").stdout)
+        assert {job["user"] for job in jobs} <= {user, *([] if user != OPERATOR else ("alice", "bob"))}
+        return [job for job in jobs if job["job_id"] >= mine]
+
     deadline = time.monotonic() + 30
-    while len(jobs := json.loads(call("alice", "jobs", "--json").stdout)) < 1 or not jobs[0]["batch"]:
+    while not (jobs := seen("alice")) or not jobs[0]["batch"]:
         assert time.monotonic() < deadline, (jobs, unit.log())
         time.sleep(0.5)
-    assert [(job["job_id"], job["user"]) for job in jobs] == [(mine, "alice")]
-    assert [job["job_id"] for job in json.loads(call("bob", "jobs", "--json").stdout)] == [bobs]
+    assert [job["job_id"] for job in jobs] == [mine] and [job["job_id"] for job in seen("bob")] == [bobs]
     assert f"job {mine} " in call("alice", "why", str(mine)).stdout
     refused = call("bob", "why", str(mine))
     assert refused.returncode == 2 and "it belongs to alice, and is not yours to see" in refused.stderr
@@ -63,13 +69,14 @@ def test_each_user_sees_their_own_jobs(harness: Harness) -> None:
     never = call("bob", "jobs", str(rigid), "99999")
     assert never.returncode == 1
     assert "it has not opted in: it has no comment" in never.stderr and "Slurm does not know it" in never.stderr
-    well = call("bob", "status", "--json")
-    assert well.returncode == 0 and json.loads(well.stdout)["last"]["running"] == 2, well.stdout
+    # With ticks as quick as a test's, one that is slow for once counts as missing.
+    unit.until(lambda: call("bob", "status", "--no-slurm").returncode == 0, "that all is well, to bob")
+    assert json.loads(call("bob", "status", "--json").stdout)["last"]["gpus"] >= 2
     doctor = {one["what"]: one["verdict"] for one in json.loads(call("alice", "doctor", "--json").stdout)}
     assert (doctor["permission"], doctor["your jobs"], doctor["spool"]) == ("ok", "ok", "ok")
     operators = json.loads(call(OPERATOR, "doctor", "--json").stdout)
     assert {one["verdict"] for one in operators if one["what"] in ("views", "settings", "database")} == {"ok"}
-    assert len(json.loads(call(OPERATOR, "jobs", "--json").stdout)) == 2
+    assert [job["job_id"] for job in seen(OPERATOR)] == [mine, bobs]
 
     # The files, with no program of ours in between.
     path = f"/scratch/{spool.name}/views/{view.name}"

@@ -245,6 +245,15 @@ def _observer() -> tuple[Any, Any]:
 COMMENTS = [b"ones: gpus=1-16 batch=32-1024 resize=off", b"ones: nodes=2-4 batch=256", b"Ones:gpus=8,resize=on"]
 
 
+def pointer(data: bytes) -> None:
+    try:
+        path = protocol.decode_pointer(data)
+    except protocol.ProtocolError as error:
+        refused(error)
+        return
+    hold(path.startswith("/") and path.isprintable() and ".." not in path.split("/"), "a path that leads elsewhere")
+
+
 def comment(data: bytes) -> None:
     from slurm_ones.observe.optin import MAX_BATCH, BadComment, parse_comment
 
@@ -557,6 +566,7 @@ def told(data: bytes) -> None:
     jobdir.exit_code(place, 3, 1)
 
 
+POINTERS = [b"/scratch/alice/ones/ones-4711\n", "/arbeit/größer/ones-7\n".encode(), b"/a b/c\n"]
 LEADER = {"term": 3, "host": "n1", "port": 23456, "token": "a-b_c", "task": 2, "restart": 1, "array": 7}
 
 
@@ -737,6 +747,7 @@ PARSERS = [
     Parser("orders.json", 6, of_json([vars(ORDER)]), order),
     Parser("job directory", 7, _directory, directory),
     Parser("reports in the database", 0.15, _directory, stored),
+    Parser("pointer", 6, of_text(POINTERS), pointer),
     Parser("comment", 10, of_text(COMMENTS), comment),
     Parser("squeue --json", 3, of_json(QUEUES), queue),
     Parser("squeue fields", 8, _queue_fields, queue_fields),

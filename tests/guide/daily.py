@@ -38,6 +38,19 @@ def _(service: ObservedService) -> str:
     return "exit codes 0, and 2 where it could not look"
 
 
+@task("a user sees no jobs")
+def _(service: ObservedService) -> str:
+    host, job_id = service.leader, min(service.elastic())
+    found = json.loads(host.sh(f"cd /var/lib/slurm-ones && {PROGRAM} doctor --json", check=False))
+    verdicts = {one["what"]: one["verdict"] for one in found}
+    if (verdicts.get("views"), verdicts.get("settings")) != ("ok", "ok"):
+        raise NotSeen(f"doctor: {found}")
+    # A view is written after a tick: by the service as it is confined.
+    user = service.harness.job(job_id).user
+    own = f"sudo -u {user} HOME=/tmp {PROGRAM.split()[-1]} why {job_id}"
+    return service.see(lambda: host.sh(own, check=False), f"job {job_id}.*shape")
+
+
 @task("why was this job (not) resized?")
 def _(service: ObservedService) -> str:
     job_id = min(service.elastic())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ones.observe.optin import MAX_BATCH, MAX_GPUS, BadComment, OptIn, parse_comment
+from slurm_ones.observe.optin import MAX_BATCH, MAX_GPUS, BadComment, OptIn, near_miss, parse_comment
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,31 @@ def test_a_wrong_word_is_named(comment: str, word: str) -> None:
     with pytest.raises(BadComment) as error:
         parse_comment(comment)
     assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("comment", "right"),
+    [
+        ("ones gpus=1-4", "ones: gpus=1-4"),
+        ("one: gpus=1-4 batch=32", "ones: gpus=1-4 batch=32"),
+        ("Ones : gpus=1-4", "ones: gpus=1-4"),
+        ("ones; gpus=1 - 4", "ones: gpus=1-4"),
+        ("ones\uff1a nodes=2", "ones: nodes=2"),
+        ("my run; ones: gpus=1-4", "ones: gpus=1-4"),
+        ("'ones: gpus=1–4'", "ones: gpus=1-4"),
+        ("ones gpus:4-1", "ones: gpus=1-16 batch=32-1024"),
+        *((text, "") for text in ("", "ones", "once: gpus=1", "http://ones:8080", "zones: gpus=1", "ones: gpus=1")),
+        ("gpus=1-16, but not for ones", ""),
+    ],
+)
+def test_what_nearly_opts_in_is_told_and_never_taken(comment: str, right: str) -> None:
+    """Protects owners who wrote it nearly right, who learn the right line, and everybody else's jobs: no near miss is
+    an opt-in, not even where the words follow other text, since such a comment may talk of ones, or quote it."""
+    assert near_miss(comment) == right
+    if right:
+        assert parse_comment(comment) is None
+    with pytest.raises(BadComment, match="without spaces: ones: gpus=1-4"):
+        parse_comment("ones: gpus = 1 - 4")
 
 
 @given(st.text())

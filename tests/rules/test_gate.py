@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ones_db import JobHistory, ResizeRecord
+from ones_wrapper.protocol import Spec
 from slurm_ones.learn.knowledge import Learner
 from slurm_ones.rules.plan import plan
 from slurm_ones.rules.views import cluster_view, job_views
@@ -34,6 +35,8 @@ GROWING = ResizeRecord(1, 0, 1, 1, None, 2, 4, None, "draining", 0.0, id=1)
         ({"start_time": NOW - 1}, {"spec": None}, [], "dwell_time"),
         ({}, {"spec": None}, [], "nothing_reported"),
         ({}, {"misfit": (2, 4)}, [], "gpus_idle"),
+        ({"comment": "ones: gpus=1-4 batch=512-1024"}, {"spec": Spec(32, 256, 64, 1000, 5)}, [], "batch_misses"),
+        ({"comment": "ones: gpus=1-4 batch=256-1024"}, {"spec": Spec(32, 256, 64, 1000, 5)}, [], None),
         ({"state": JobState.PENDING}, {"misfit": (2, 4)}, [], "gpus_idle"),
         ({}, {"misfit": (2, 1)}, [], "gpus_shared"),
         ({"time_limit_s": NOW + 1}, {"interrupted": (1.0,)}, [], "near_time_limit"),

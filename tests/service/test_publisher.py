@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -178,6 +179,24 @@ def test_a_round_ends_in_time_and_the_next_goes_on(make: Callable[..., Publisher
     assert [publisher.publish().left] == [1]
     publisher._rest_until = 0.0
     assert (publisher.publish().left, len(list(folder.iterdir()))) == (0, 3)
+
+
+def test_the_last_round_is_a_whole_one(make: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects users from a companion that seems to run: its end is published also where it comes during a round."""
+    publisher, rounds, within, go = make(), [], threading.Event(), threading.Event()
+
+    def publish() -> None:
+        rounds.append(publisher._closing)
+        within.set()
+        go.wait(30)
+
+    monkeypatch.setattr(publisher, "publish", publish)
+    publisher.start()
+    publisher.ticked()
+    assert within.wait(30)
+    threading.Timer(0.1, go.set).start()
+    publisher.close()
+    assert rounds == [False, True]
 
 
 def test_a_folder_of_others_is_not_written_to(make: Callable[..., Publisher], folder: Path, tmp_path: Path) -> None:

@@ -63,8 +63,13 @@ def parameters(models: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {f"{n}.{k}": v.detach().clone() for n, m in models.items() for k, v in m.named_parameters()}
 
 
-def elastic(epochs: int, each: Callable[[Any], object]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """With the wrapper; `each` is called in each step. The parameters, and the plain values."""
+def elastic(
+    epochs: int, each: Callable[[Any], object], log: Path | None = None
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """With the wrapper; `each` is called in each step, whose number goes to `log`. Parameters and plain values.
+
+    Each epoch ends with an evaluation over all ranks.
+    """
     import ones_wrapper as ones
 
     job = ones.init(batch=BATCH, max_batch=64, max_local_batch=32, epochs=epochs, lr_rule="none")
@@ -73,12 +78,18 @@ def elastic(epochs: int, each: Callable[[Any], object]) -> tuple[dict[str, torch
     by, counters = job.register(model=models, optimizer=optimizers(models), counters=own)
     assert counters is own and set(by) == {"g", "d"}
     loader = job.loader(data(), seed=SEED)
+    lines = job.open(log) if log else None
     for _ in job.epochs():
         for x, z in loader:
             each(job)
             turn(models, by, x, z, counters["steps"])
             counters["steps"] += 1
             counters["seen"][0] += 0.5
+            if lines is not None:
+                print(counters["steps"], file=lines)
+        parts = [x.sum(dtype=torch.float64) for x, _ in job.evaluate(data(), batch=7)]
+        found = job.mean(sum(parts, torch.tensor(0.0)), SAMPLES * 4 / job.world)
+        assert abs(found - float(data().tensors[0].mean())) < 1e-12, found
     return parameters({name: job.unwrap(model) for name, model in models.items()}), counters
 
 
@@ -94,5 +105,5 @@ if __name__ == "__main__":
         if not args.hurry.exists():
             time.sleep(args.step_ms / 1000)
 
-    found = elastic(args.epochs, wait)
+    found = elastic(args.epochs, wait, args.out.parent / "log")
     torch.save(found, args.out.parent / f"state-{torch.distributed.get_rank()}.pt")

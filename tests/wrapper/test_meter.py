@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 
 from ones_wrapper.boundary import Boundary
 from ones_wrapper.checkpoint import Progress
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.launch.process_hooks import Flags
-from ones_wrapper.reporter import WARM_UP, Meter
+from ones_wrapper.reporter import PENDING, WARM_UP, Meter
 
 
 def test_pauses_and_first_steps_are_not_measured() -> None:
@@ -88,3 +89,21 @@ def test_short_steps_agree_less_often() -> None:
         agreed.append(boundary.finish_agreement() is not None)
         boundary.start_agreement(0.02, due=False, measure=False)
     assert [i for i, a in enumerate(agreed) if a][:2] == [1, 6]
+
+
+def test_losses_that_are_kept_are_added_as_if_at_once() -> None:
+    """Protects the reported loss: kept losses of several kinds, one that is none, and a tensor that the script goes on
+    to use."""
+    meter = Meter(1e9)
+    reused = torch.tensor(3.0)
+    for number in range(PENDING + 5):
+        meter.loss(reused, 2)
+        meter.loss(torch.tensor(1.0, dtype=torch.bfloat16), 1)
+        meter.loss(torch.tensor([float("nan") if number == 7 else 5.0], dtype=torch.float64), 4)
+        reused.zero_().add_(3.0)
+    meter.loss(9.0, 1)
+    losses, count = meter.take_epoch(), PENDING + 5
+    assert int(losses.nonfinite) == 1
+    assert int(losses.samples) == count * 7 - 4 + 1
+    assert losses.mean == pytest.approx((count * (6 + 1 + 20) - 20 + 9) / (count * 7 - 3))
+    assert float(meter.take_epoch().samples) == 0

@@ -36,10 +36,9 @@ from ones_wrapper.learning_rate import LrRule
 from ones_wrapper.loop import Loader
 from ones_wrapper.membership.files import own_block
 from ones_wrapper.plugins import load
-from ones_wrapper.protocol import Spec
 from ones_wrapper.registered import check_exchanged, mapped, state_of
 from ones_wrapper.run import Run
-from ones_wrapper.run_settings import Settings
+from ones_wrapper.run_settings import Settings, checked_spec
 from ones_wrapper.schedule import Schedules
 
 _run: Run | None = None
@@ -87,32 +86,16 @@ def init(
     if _run is not None and not _run.ended:
         raise RuntimeError("init: call it once")
     started = time.time()
-    max_accumulation_steps = max_accumulation_steps if max_passes is None else max_passes
-    max_batch = batch if max_batch is None else max_batch
-    max_local_batch = max_batch if max_local_batch is None else max_local_batch
-    if not 1 <= batch <= max_batch:
-        raise ValueError(f"init: batch={batch} must be from 1 to max_batch={max_batch}")
-    positive = {
-        "max_local_batch": max_local_batch,
-        "max_accumulation_steps": max_accumulation_steps,
-        "multiple_of": multiple_of,
-    }
-    for name, value in positive.items():
-        if value < 1:
-            raise ValueError(f"init: {name}={value} must be 1 or more")
-    if batch % multiple_of:
-        raise ValueError(f"init: batch={batch} is no multiple of multiple_of={multiple_of}")
-    for name, value in (("epochs", epochs), ("lr_ramp", lr_ramp)):
-        if value < 0:
-            raise ValueError(f"init: {name}={value} must be 0 or more")
+    accumulation_steps = max_accumulation_steps if max_passes is None else max_passes
+    spec = checked_spec(batch, max_batch, max_local_batch, epochs, accumulation_steps, multiple_of)
+    if lr_ramp < 0:
+        raise ValueError(f"init: lr_ramp={lr_ramp} must be 0 or more")
     rule = LrRule(batch, lr_rule, lr_cap)
     if rule.follows_noise and not noise_scale:
         raise ValueError("init: lr_rule='adascale' needs the noise scale; leave out noise_scale=False")
     if why := requeue_conflict():
         raise RuntimeError(why)
     group = join(backend)
-    max_batch -= max_batch % multiple_of
-    spec = Spec(batch, max_batch, max_local_batch, 0, epochs, max_accumulation_steps, multiple_of=multiple_of)
     settings, block = Settings(rule, lr_ramp, checkpoint_every_s, write_behind), own_block(os.environ)
     if block is not None and isinstance(group, TorchGroup):
         run: Run = HotRun.meet(group, spec, settings, started, block)

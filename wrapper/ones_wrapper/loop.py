@@ -45,7 +45,7 @@ class Loader:
             batch, generation, changed = run.batch, run.generation, False
             run.meter.start()
             cut = (batch, group.world, group.rank, run.spec.max_local_batch)
-            for part, local in feed.batches(epoch, progress.cursor, *cut):
+            for part, local in feed.batches(epoch, progress.cursor, *cut, seeded=True):
                 try:
                     with self.passing(part):
                         yield local

@@ -98,6 +98,8 @@ def spool_order_name(job_id: int) -> str:
     return f"orders-{job_id}.json"
 
 
+SPOOL_MARK = "companion"
+"""File in a spool that says that its companion acts: renewed at each of its ticks, gone once it leaves."""
 SPOOL_FILE = "/etc/slurm-ones/spool"
 """One line, by which an administrator says on compute nodes where the site's spool is. Believed where the file and its
 folder are root's, and nobody else may write there."""

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,10 @@ WARM_UP = 2
 """Steps after a start that are not measured: memory and communicators are being set up."""
 
 
+PENDING = 64
+"""Losses that are kept before they are added up."""
+
+
 @dataclass
 class Losses:
     """A sum of losses over samples. It stays on the device until it is read."""
@@ -72,15 +76,20 @@ class Losses:
     def add(self, loss: torch.Tensor | float, samples: int) -> None:
         """A mean loss over `samples` samples."""
         if isinstance(loss, torch.Tensor):
-            value = loss.detach()
-            finite = torch.isfinite(value)
-            self.total = self.total + torch.where(finite, value * samples, 0.0)
-            self.samples = self.samples + finite * samples
-            self.nonfinite = self.nonfinite + ~finite
+            self.add_all([loss.detach()], [samples])
         elif math.isfinite(loss):
             self.total, self.samples = self.total + loss * samples, self.samples + samples
         else:
             self.nonfinite = self.nonfinite + 1
+
+    def add_all(self, losses: Sequence[torch.Tensor], samples: Sequence[int]) -> None:
+        """Several at once, all on one device."""
+        values = torch.stack([loss.reshape(()) for loss in losses])
+        weights = torch.tensor(samples).to(values.device, non_blocking=True)
+        finite = torch.isfinite(values)
+        self.total = self.total + torch.where(finite, values * weights, 0.0).sum()
+        self.samples = self.samples + (finite * weights).sum()
+        self.nonfinite = self.nonfinite + (~finite).sum()
 
     def include(self, other: Losses) -> None:
         """Add all of another sum."""
@@ -113,6 +122,8 @@ class Meter:
         self.last_s = 0.0
         """Length of the last step."""
         self._epoch, self._interval = Losses(), Losses()
+        self._pending: list[tuple[torch.Tensor, int]] = []
+        """Losses of the interval that are not yet added: together they cost one loss's additions."""
 
     def ranks_changed(self) -> None:
         """The next steps are not measured, as after a start."""
@@ -152,6 +163,7 @@ class Meter:
         """The report of the interval so far, if there is any; a new interval begins."""
         latest, self._latest = self._latest, None
         self._samples, self._seconds = 0, 0.0
+        self._settle()
         losses, self._interval = self._interval, Losses()
         self._epoch.include(losses)
         if latest is None:
@@ -160,11 +172,27 @@ class Meter:
 
     def loss(self, loss: torch.Tensor | float, samples: int) -> None:
         """Add the mean loss over `samples` samples of a pass; stays on the device."""
-        if samples:
+        if not samples:
+            return
+        if not isinstance(loss, torch.Tensor):
             self._interval.add(loss, samples)
+            return
+        # A copy: the script may go on with the tensor.
+        self._pending.append((loss.detach().clone(), samples))
+        if len(self._pending) == PENDING:
+            self._settle()
+
+    def _settle(self) -> None:
+        pending, self._pending = self._pending, []
+        # Most scripts have one kind of loss; sums of half precision would lose samples.
+        for kind in {(loss.device, loss.dtype) for loss, _ in pending}:
+            some = [(loss, samples) for loss, samples in pending if (loss.device, loss.dtype) == kind]
+            losses = [loss if loss.dtype == torch.float64 else loss.float() for loss, _ in some]
+            self._interval.add_all(losses, [samples for _, samples in some])
 
     def take_epoch(self) -> Losses:
         """The losses of this rank since the last call."""
+        self._settle()
         taken, now = self._epoch, self._interval
         taken.include(now)
         self._epoch = Losses(-now.total, -now.samples, -now.nonfinite)  # the interval adds them when it ends

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,28 @@ def test_exit_codes_are_those_of_python(tmp_path: Path, how: str, code: int, say
     )
     assert here.stderr == plain.stderr and says in here.stderr
     assert [128 - one if one < 0 else one for one in (here.returncode, plain.returncode)] == [code, code]
+
+
+def test_what_the_main_module_alone_holds_is_finalised(tmp_path: Path) -> None:
+    """Protects archives and HDF5 files, which end when the last reference to them goes, also in a circle of objects."""
+    done = leave(
+        "import zipfile\n"
+        f"archive = zipfile.ZipFile({str(tmp_path / 'a.zip')!r}, 'w')\n"
+        "archive.writestr('one', 'kept')\n"
+        "class Circle: pass\n"
+        "circle = Circle(); circle.me, circle.archive = circle, archive\n"
+        "del archive"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        assert archive.read("one") == b"kept"
+
+
+def test_a_rank_that_another_thread_ends(tmp_path: Path) -> None:
+    """Protects what a rank wrote whose own thread waits for ranks that are lost: the watch ends it."""
+    done = leave(
+        f"file = open({str(tmp_path / 'rows')!r}, 'w')\nfile.write('kept')\natexit.register(print, 'handled')\n"
+        "threading.Thread(target=ending.leave, args=(103,)).start()\ntime.sleep(60)"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (103, "handled\n", "")
+    assert (tmp_path / "rows").read_text() == "kept"

@@ -80,7 +80,8 @@ def test_where_no_pointer_can_be_left(home: Path, tmp_path: Path, capsys: pytest
 
 def test_outside_slurm_there_is_nothing_to_point_to(home: Path, tmp_path: Path) -> None:
     """No companion looks there."""
-    prepare_job_directory(tmp_path / "mine", {}, home)
+    for env in ({}, {"SLURM_JOB_ID": "7"}):
+        prepare_job_directory(tmp_path / "mine", env, home)
     assert not list(home.iterdir())
 
 
@@ -120,6 +121,8 @@ def test_the_spool_that_the_site_published(tmp_path: Path, capsys: pytest.Captur
 
     file.chmod(0o664)
     assert doubted()
+    assert find_spool({"ONES_LAUNCHED": "5.0"}, file) is None
+    assert not capsys.readouterr().err  # a rank says nothing again
     file.chmod(0o644)
     folder.chmod(0o777)
     assert doubted()

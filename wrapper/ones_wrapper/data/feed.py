@@ -9,6 +9,7 @@ completed, not when its data is fetched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -187,17 +188,22 @@ class Feed:
         return self._order[1]
 
     def batches(
-        self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int
+        self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int, *, seeded: bool = False
     ) -> Iterator[tuple[AccumulationStep, Any]]:
         """(pass, local batch) of each step from `cursor` to the end of the epoch, at one global batch.
 
         A rank without samples in a pass gets one that its gradient does not count, so that it takes part in
         the exchange. Workers fetch ahead; what they fetched is not used until a step used it.
+
+        Global generators are as they were after each fetch, which costs 0.1 ms; with `seeded`, whoever asks seeds them
+        before each step's first pass, and those before it are left as they come.
         """
         todo = partial(plan, cursor, self.samples, batch, world, rank, max_local)
         order = self.order(epoch)
         self._generator.manual_seed(key(self._seed, epoch, cursor, rank) >> 1)
-        self._requests.to_come = (_Request(epoch, fetched_indices(order, part)) for part in todo())
+        self._requests.to_come = (
+            _Request(epoch, fetched_indices(order, part), part.index > 0 or not seeded) for part in todo()
+        )
         return zip(todo(), iter(self._loader), strict=True)
 
     def share(self, world: int, rank: int, most: int) -> list[AccumulationStep]:
@@ -241,6 +247,8 @@ class _Request(NamedTuple):
 
     epoch: int
     indices: list[int]
+    keep: bool = True
+    """Whether the global generators must be as before."""
 
 
 class _Requests:
@@ -262,11 +270,11 @@ class _Collated(Dataset[Any]):
         self._collate = collate
 
     def __getitems__(self, request: _Request) -> Any:
-        epoch, indices = request
+        epoch, indices, keep = request
         if not self._keyed:
             at_once = getattr(self.dataset, "__getitems__", None)
             return self._collate(at_once(indices) if at_once else [self.dataset[index] for index in indices])
-        with keep_generators():
+        with keep_generators() if keep else nullcontext():
             samples = []
             for index, value in zip(indices, sample_keys(self._seed, epoch, indices), strict=True):
                 seed_all(value)

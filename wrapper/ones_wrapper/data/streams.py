@@ -74,7 +74,7 @@ class StreamFeed:
         )
 
     def batches(
-        self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int
+        self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int, *, seeded: bool = False
     ) -> Iterator[tuple[AccumulationStep, Any]]:
         """As `Feed.batches`. The last step is as large as what is left, and the same on all ranks."""
         return iter(self._loader(epoch, cursor, batch, world, rank, max_local))

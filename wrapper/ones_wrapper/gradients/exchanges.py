@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,9 +67,12 @@ class Exchanges:
                         "not be averaged over the ranks: call requires_grad_(False) after job.ddp, or leave it trained"
                     )
 
-    @contextmanager
-    def during(self, part: AccumulationStep) -> Iterator[None]:
+    def during(self, part: AccumulationStep) -> AbstractContextManager[None]:
         """Around one forward and backward pass of the loop."""
+        return self._all[0].during(part) if len(self._all) == 1 else self._during_all(part)
+
+    @contextmanager
+    def _during_all(self, part: AccumulationStep) -> Iterator[None]:
         with ExitStack() as stack:
             for exchange in self._all:
                 stack.enter_context(exchange.during(part))

@@ -78,10 +78,10 @@ def leave_pointer(path: Path, env: Mapping[str, str], cwd: Path) -> None:
 
     That place is SLURM_SUBMIT_DIR, or with --chdir the working directory that the batch script begins in.
     """
-    job_id = own_job(env)
-    if not job_id:
+    job_id, given = own_job(env), env.get("SLURM_SUBMIT_DIR")
+    if not job_id or not given:
         return
-    submitted = Path(env.get("SLURM_SUBMIT_DIR") or cwd)
+    submitted = Path(given)
     for place in dict.fromkeys((submitted, cwd)):
         pointer = place / pointer_name(job_id)
         try:
@@ -122,6 +122,8 @@ def find_spool(env: Mapping[str, str], published: Path = Path(SPOOL_FILE)) -> Pa
     """
     if given := env.get("ONES_SPOOL"):
         return Path(given)
+    if "ONES_LAUNCHED" in env:  # ones-run has looked, and complained once
+        return None
     try:
         for path in (published.parent, published):
             state = path.lstat()

@@ -1,0 +1,73 @@
+"""Sizes that owners ask for by hand: `size=8` in a job's comment.
+
+Such a job is taken out of the policy's hands. It gets its size as soon as GPUs that nobody has make room for it, within
+the limits of the site, and keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from slurm_ones.reasons import reason
+from slurm_ones.rules.caps import Cap, entitled, hindering, sizes_of
+from slurm_ones.schedule.ledger import free_by_node, pick_nodes
+from slurm_ones.schedule.policy import ClusterView, JobView
+from slurm_ones.schedule.shapes import shape_of
+from slurm_ones.slurm.model import Shape
+
+
+def with_sizes(
+    cluster: ClusterView, jobs: Sequence[JobView], sizes: Mapping[int, int], caps: Sequence[Cap]
+) -> Sequence[JobView]:
+    """The jobs as a policy is shown them, `sizes` being the GPUs that owners ask for.
+
+    A running one is fixed: at its size, on the nodes that it would get, or at what it has where there is no room or a
+    cap. One that waits may start at its size alone. Of several, the one submitted first comes first.
+    """
+    found = {job.job_id: job for job in jobs}
+    asking = sorted((found[id_] for id_ in sizes.keys() & found.keys()), key=lambda job: (job.submitted, job.job_id))
+    for job in asking:
+        found[job.job_id] = _with_size(cluster, job, sizes[job.job_id], found, caps)
+    return [found[job.job_id] for job in jobs]
+
+
+def _with_size(
+    cluster: ClusterView, job: JobView, gpus: int, jobs: Mapping[int, JobView], caps: Sequence[Cap]
+) -> JobView:
+    if job.fixed:
+        return job
+    shape, sizes = shape_of(cluster, gpus), sizes_of(cluster, job)
+    if shape is None or gpus not in sizes:
+        return replace(job, fixed=reason("size_not_possible", gpus=gpus))
+    if job.shape is None:
+        return replace(job, limits=replace(job.limits, gpus=(gpus,)))
+    if job.shape.gpus == gpus:
+        return replace(job, fixed=reason("size_kept", gpus=gpus))
+    if gpus > entitled(job):
+        cap = hindering(caps, job.job_id, gpus, lambda other: _has(jobs, other))
+        if cap is not None:
+            return replace(job, fixed=cap.reason)
+    others = [other for other in jobs.values() if other.job_id != job.job_id]
+    nodes = (job.smaller or {}).get(gpus) or _room(cluster, others, shape)
+    if not nodes:
+        return replace(job, fixed=reason("size_waits", gpus=gpus))
+    limits = job.limits
+    most = min(limits.max_batch, limits.max_local_batch * gpus)
+    stays = limits.min_batch <= job.batch <= most and job.batch % limits.quantum == 0
+    batch = job.batch if stays else sizes[gpus]
+    return replace(job, shape=shape, nodes=nodes, batch=batch, fixed=reason("size_asked", gpus=gpus))
+
+
+def _has(jobs: Mapping[int, JobView], job_id: int) -> int:
+    job = jobs.get(job_id)
+    return job.shape.gpus if job is not None and job.shape is not None else 0
+
+
+def _room(cluster: ClusterView, others: Sequence[JobView], shape: Shape) -> dict[str, int]:
+    """The nodes that the shape would get beside the others, with its GPUs on each; empty where there is no room."""
+    free = free_by_node(cluster, others)
+    chosen = pick_nodes(free, np.zeros_like(free), shape)
+    return {cluster.nodes[int(place)].name: shape.gpus_per_node for place in chosen}

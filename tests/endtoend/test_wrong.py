@@ -1,0 +1,152 @@
+"""What is wrong is said, on a real Slurm: GPUs that no rank uses, a second training, comments, a second companion."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Bye, Hello, Order, encode
+from slurm_ones.slurm.model import JobState
+from tests.cluster.sites import OPERATOR
+from tests.endtoend.harness import FOR_EVER, TRAIN, Harness
+from tests.endtoend.test_people import outcomes, resized, scripted
+
+pytestmark = pytest.mark.cluster
+
+SCRIPT = """#!/bin/bash
+#SBATCH --nodes=1 --gres=gpu:{gpus} --requeue --open-mode=append --output=%x-%j.out --job-name=wrong
+#SBATCH --comment="{comment}"
+{body}
+"""
+
+
+def submit(harness: Harness, body: str, gpus: int = 4, comment: str = "ones: gpus=1-8 batch=16-64") -> int:
+    """A batch script of alice's own."""
+    folder = harness.folder("wrong")
+    (folder / "job.sh").write_text(SCRIPT.format(gpus=gpus, comment=comment, body=body))
+    command = ["sbatch", "--parsable", f"/scratch/{folder.name}/job.sh"]
+    return int(harness.cluster.run(command, env={"ONES_REPORT_EVERY_S": "0.3"}).stdout)
+
+
+def test_what_is_wrong_is_a_reason(harness: Harness) -> None:
+    """Two ranks of torchrun on four GPUs, one on two, a batch range that misses the script's, and a comment that nearly
+    opts in: each is told in `why` and `jobs`, the first two in the job's log as well, and none of them is changed. Of a
+    job that trains twice in one directory the second one ends, and the first does not notice."""
+    train = f"{TRAIN} {' '.join(FOR_EVER)}"
+    python = harness.cluster.python
+    torchrun = submit(harness, f"exec {python} -m torch.distributed.run --standalone --nproc_per_node=2 {train}")
+    plain = submit(harness, f"exec {python} {train}", gpus=2)
+    misses = submit(harness, f"exec ones-run {train}", gpus=1, comment="ones: gpus=1-4 batch=512-1024")
+    near = submit(harness, "exec sleep 600", gpus=1, comment="my run; ones: gpus=1-4")
+    twice = submit(harness, f"ones-run {train} &\nsleep 4\nones-run {train}\necho second=$?\nwait", gpus=1)
+    harness.trains(torchrun, plain, misses, twice)
+    deadline = time.monotonic() + 60
+    while "second=" not in harness.log(twice):
+        assert time.monotonic() < deadline, harness.log(twice)
+        time.sleep(0.2)
+    settings = harness.settings()
+    with harness.running(settings, "--act", "--own"):
+        harness.ticks(settings, 5)
+    words = {
+        torchrun: "this run uses 2 of its 4 GPUs: start it with ones-run",
+        plain: "this run uses 1 of its 2 GPUs",
+        misses: "allows batches of 512 to 1024, and its script takes at most 64 (ones.init): write batch=16-64",
+        near: 'if it shall, write --comment="ones: gpus=1-4"',
+    }
+    for job_id, text in words.items():
+        assert text in json.dumps(harness.why(settings, job_id), ensure_ascii=False).replace('\\"', '"'), job_id
+        job = harness.job(job_id)
+        assert job.running and job.restart == 0 and not (harness.directory(job_id) / ORDERS).exists()
+    assert "uses 2 of its job's 4 GPUs, and is not resized" in harness.log(torchrun)
+    assert harness.log(plain).count("uses 1 of its job's 2 GPUs") == 1
+    listed = harness.cluster.run(["slurm-ones", "jobs", "--config", settings]).stdout
+    assert words[near] in " ".join(listed.split()) and "with GPUs that no rank uses" in listed
+    log = harness.log(twice)
+    assert f"job {twice} trains in" in log and "second=2" in log and "Traceback" not in log
+    reports = harness.reports(twice, harness.job(twice).restart)
+    assert sum(isinstance(report, Hello) for report in reports) == 1
+    assert not any(isinstance(report, Bye) for report in reports)
+
+
+def test_a_finished_run_is_not_started_for_ever(harness: Harness) -> None:
+    """A job that had trained all its epochs and is requeued by hand says so in one line, and ends well."""
+    job_id = submit(harness, f"exec ones-run {TRAIN} --epochs 1 --samples 64 --batch 16", gpus=1)
+    harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
+    harness.cluster.run(["scontrol", "requeue", str(job_id)])
+    job = harness.wait(job_id, lambda job: job.restart == 1 and job.ended and not job.completing, "ended again")
+    assert (job.state, job.exit_code) == (JobState.COMPLETED, 0)
+    assert "this run is finished (1 of 1 epochs): raise epochs" in harness.log(job_id)
+    assert not any(isinstance(report, Hello) for report in harness.reports(job_id, 1))
+
+
+def test_of_two_companions_one_yields(harness: Harness) -> None:
+    """The owner's yields for a job that reads the site's spool while the site's acts, and acts once that is gone; the
+    site's yields for a job that the owner's gave an order. Both in the same second: the job is resized once, by the one
+    whose order it follows, and is neither held nor lost."""
+    operator = OPERATOR if harness.cluster.accounting else "slurm"
+    spool = harness.folder("spool")
+    inside = f"/scratch/{spool.name}"
+    harness.cluster.run(["chown", operator, inside], user="root")
+    spool.chmod(0o755)
+    job_id = harness.light(ONES_SPOOL=inside)
+    harness.trains(job_id)
+    own = harness.settings(scope='"own"')
+    site = harness.settings(operator, spool=f'"{inside}"')
+
+    # In the same second: neither has seen the other.
+    both = [
+        scripted(harness, own, {job_id: [[1, 2, 32]]}),
+        scripted(harness, site, {job_id: [[1, 4, 64]]}, user=operator),
+    ]
+    job = harness.wait(job_id, resized(), "resized")
+    harness.trains(job_id, restart=job.restart)
+    time.sleep(3.0)
+    for process in both:
+        process.terminate()
+        process.wait(30)
+    job = harness.wait(job_id, lambda job: job.running, "running")
+    assert not job.held and (job.nodes, job.gpus_per_node) in {(1, 2), (1, 4)} and job.restart <= 2
+    told = "".join(outcomes(harness, *one) for one in ((own, job_id), (site, job_id, operator)))
+    assert "yields" in told + _refusal(harness, own, job_id) + _refusal(harness, site, job_id, operator) or (
+        "newer order" in told
+    ), told
+
+    # The site's acts: the owner's yields, and says so.
+    _old(harness.directory(job_id) / ORDERS)
+    shape = (job.nodes, job.gpus_per_node)
+    (spool / SPOOL_MARK).unlink(missing_ok=True)
+    with harness.running(site, "--act", user=operator):
+        harness.ticks(site, 2)
+        assert (spool / SPOOL_MARK).exists()
+        again = scripted(harness, own, {job_id: [[1, 1, 16]]})
+        deadline = time.monotonic() + 30
+        while f"(of {operator}) acts on it" not in _refusal(harness, own, job_id):
+            assert time.monotonic() < deadline, harness.companion_log(own)
+            time.sleep(0.3)
+        again.terminate()
+        again.wait(30)
+    assert not (spool / SPOOL_MARK).exists()
+    assert harness.job(job_id).running and shape
+
+    # The owner's gave an order a moment ago: the site's yields, and says so.
+    number = round(time.time() * 1000)
+    path = harness.directory(job_id) / ORDERS
+    path.write_bytes(encode(Order(number, harness.job(job_id).restart)))
+    harness.cluster.run(["chown", "alice", f"{Path('/home/alice') / path.parent.name / ORDERS}"], user="root")
+    harness.cluster.run(["slurm-ones", "run", "--config", site, "--act", "--ticks", "2"], user=operator)
+    assert "its owner alice has a companion" in _refusal(harness, site, job_id, operator)
+
+
+def _old(path: Path) -> None:
+    """An order that was given long ago."""
+    path.unlink(missing_ok=True)
+
+
+def _refusal(harness: Harness, settings: str, job_id: int, user: str = "alice") -> str:
+    try:
+        return str(harness.why(settings, job_id, user=user)["job"]["refusal"])
+    except Exception:  # nothing is stored yet
+        return ""

@@ -1,0 +1,58 @@
+"""Sizes that owners ask for by hand: they come before the policy's choice, and after every limit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_ones.decide import POLICIES, make_policy
+from slurm_ones.reasons import reason
+from slurm_ones.rules.asked import with_sizes
+from slurm_ones.rules.caps import Cap
+from slurm_ones.rules.views import Bounds, decide_within
+from slurm_ones.slurm.model import Shape
+from slurm_ones.testing.policies import Round, check, cluster, job, rounds, seeded
+
+VIEW = cluster(2)
+RUNS = job(1, {"n1": 2}, gpus=(1, 2, 4, 8))
+
+
+def code(gpus: int, *others: object, caps: tuple[Cap, ...] = ()) -> str:
+    """Why job 1 gets what it gets, where its owner asks for so many GPUs."""
+    found = with_sizes(VIEW, [RUNS, *others], {1: gpus}, caps)  # type: ignore[list-item]
+    assert found[0].fixed is not None
+    return found[0].fixed.code
+
+
+def test_a_size_is_given_where_there_is_room() -> None:
+    """On nodes that others leave; the batch stays within what that size takes."""
+    (found,) = with_sizes(VIEW, [RUNS], {1: 8}, ())
+    assert found.shape == Shape(2, 4) and dict(found.nodes) == {"n1": 4, "n2": 4}
+    assert code(8) == "size_asked" and code(2) == "size_kept" and code(1) == "size_asked"
+    assert code(8, job(2, {"n2": 1})) == "size_waits"
+    assert code(3) == "size_not_possible"
+
+
+def test_a_cap_comes_first() -> None:
+    assert code(8, caps=(Cap(4, frozenset({1}), reason("user_cap", user="alice", gpus=4, setting="x")),)) == "user_cap"
+
+
+def test_a_job_that_waits_starts_at_its_size_alone() -> None:
+    (found,) = with_sizes(VIEW, [job(1, gpus=(1, 2, 4, 8))], {1: 4}, ())
+    assert (found.limits.gpus, found.fixed) == ((4,), None)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@settings(max_examples=15)
+@given(rounds(uniform=True), st.data())
+def test_every_policy_decides_around_it(name: str, drawn: Round, data: st.DataObject) -> None:
+    """Whatever it is: the schedule can be had, and who asks for a size gets it or stays."""
+    view, jobs = drawn
+    sizes = {one.job_id: data.draw(st.sampled_from((1, 2, 3, 4, 8))) for one in jobs if data.draw(st.booleans())}
+    schedule = decide_within(make_policy(name), view, jobs, Bounds(sizes=sizes), 0.0, seeded())
+    check(view, jobs, schedule)
+    for one in jobs:
+        if one.job_id in sizes and one.shape is not None and one.job_id in schedule.allocations:
+            got = schedule.allocations[one.job_id].shape
+            assert got == one.shape or got.gpus == sizes[one.job_id]
