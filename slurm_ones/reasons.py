@@ -17,7 +17,13 @@ Argument = str | int | float
 SENTENCES: dict[str, str] = {
     # Slurm and the job: who is never resized (observe/)
     "other_user": "it belongs to {user}, and this companion looks after its own user's jobs alone",
-    "job_array": "job arrays and heterogeneous jobs are not resized: submit it as a job of its own",
+    "job_array": "heterogeneous jobs, and arrays whose tasks Slurm does not tell, are not resized: submit it as a job "
+    "of its own",
+    "task_waits": "its task of the job array waits in one record with others: it is looked at once it runs",
+    "task_named_as_array": "Slurm gave this task its job array's own number, by which commands would reach every task: "
+    "it keeps its size",
+    "task_throttled": "its job array starts at most {most:task|tasks} at once, and while this one stopped for a resize "
+    "another would take its place: it keeps its size until none waits, or submit without %N",
     "blocks_no_array": "array=blocks, but it is no job array: submit it with --array=0-7%1, or leave array=blocks out",
     "blocks_unthrottled": "its job array has no throttle, so that Slurm starts all blocks at once: submit it with "
     "--array=0-7%1",
@@ -212,7 +218,10 @@ CAUSES = {
     "batch_misses": "with a batch range that misses the script's",
     "gpus_shared": "with more ranks than GPUs",
     "other_user": "of other users",
-    "job_array": "job arrays",
+    "job_array": "heterogeneous jobs",
+    "task_waits": "tasks that wait in their job array",
+    "task_named_as_array": "tasks with their job array's number",
+    "task_throttled": "tasks of throttled job arrays",
     "blocks_no_array": "array=blocks without a job array",
     "blocks_unthrottled": "blocks without a throttle",
     "blocks_depend": "blocks that depend on each other",

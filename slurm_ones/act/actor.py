@@ -178,7 +178,7 @@ class Actor:
             return
         number = self._orders.next_number(job)
         moves = change.moves or Moves()
-        if change.moves is None and isinstance(job.key, Task):
+        if change.moves is None and change.elastic.blocks and isinstance(job.key, Task):
             # Of a job of blocks that waits it is one task that changes.
             moves = Moves(((job.key.task, change.new),))
         record = ResizeRecord(

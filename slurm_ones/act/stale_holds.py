@@ -31,17 +31,17 @@ def release_stale_holds(jobs: Iterable[Job], client: SlurmClient, store: Store) 
     `jobs` are as a snapshot shows them. Slurm is asked anew about those alone that may be meant.
     """
     for seen in jobs:
-        if seen.array_id or not (seen.pending and seen.requeue_held):
-            continue  # blocks stand in holds of ours until they are wanted
+        if seen.array_id == seen.job_id or not (seen.pending and seen.requeue_held):
+            continue  # blocks, whose resizes are the array's, stand in holds of ours until they are wanted
         resizes = store.resizes(seen.job_id)
         if not resizes or not State(resizes[-1].state).final or resizes[-1].restart + 1 != seen.restart:
             continue
         if not any(step.state == State.REQUEUING for step in store.resize_steps(resizes[-1].id or 0)):
             continue  # given up before a requeue of ours: another companion holds it
         try:
-            if in_our_hold(client.job(seen.job_id), resizes[-1]):
+            if in_our_hold(client.job(seen.key), resizes[-1]):
                 log.warning("job %d: stale hold: Slurm lost its release; it is released again", seen.job_id)
-                client.release(seen.job_id)
+                client.release(seen.key)
         except UnknownJob:
             continue
         except Refused as error:

@@ -93,14 +93,20 @@ class Observation:
 
 
 def _refusal(
-    job: Job, optin: OptIn, gpus_per_node: int, whole: bool, own_uid: int | None, blocks: BlockJob | None
+    job: Job,
+    optin: OptIn,
+    gpus_per_node: int,
+    whole: bool,
+    own_uid: int | None,
+    blocks: BlockJob | None,
+    snapshot: Snapshot,
 ) -> Reason | None:
     if own_uid is not None and job.uid != own_uid:
         return reason("other_user", user=job.user)
     if optin.blocks and not job.array:
         return reason("blocks_no_array")
-    if job.array and blocks is None:
-        return reason("job_array")
+    if job.array and blocks is None and (refused := _task_refusal(job, snapshot)) is not None:
+        return refused
     if blocks is not None and blocks.refusal is not None:
         return blocks.refusal
     if not job.batch:
@@ -116,6 +122,20 @@ def _refusal(
         return reason("gpus_per_job")
     if not optin.resize:
         return reason("resize_off")
+    return None
+
+
+def _task_refusal(job: Job, snapshot: Snapshot) -> Reason | None:
+    """Why a task of a job array, which is a job of its own, is left as it is; also a part of a heterogeneous job."""
+    if not job.array_id:
+        return reason("job_array")
+    if len(job.array_tasks) > 1:
+        return reason("task_waits")
+    if job.job_id == job.array_id:
+        return reason("task_named_as_array")
+    waiting = snapshot.jobs.get(job.array_id)
+    if waiting is not None and waiting.pending and waiting.throttle:
+        return reason("task_throttled", most=waiting.throttle)
     return None
 
 
@@ -143,4 +163,4 @@ def elastic_job(
     tasks = blocks.blocks if blocks is not None else ()
     if optin is None:
         return Elastic(job, None, gpus, whole, misread, tasks)
-    return Elastic(job, optin, gpus, whole, _refusal(job, optin, gpus, whole, own_uid, blocks), tasks)
+    return Elastic(job, optin, gpus, whole, _refusal(job, optin, gpus, whole, own_uid, blocks, snapshot), tasks)

@@ -206,16 +206,26 @@ def test_more_tasks_than_a_job_may_have() -> None:
     assert (one.refusal.code, len(one.blocks)) == ("blocks_many", MAX_BLOCKS)
 
 
-def test_a_sweeps_array_is_left_as_it_is() -> None:
-    """Each task of it is a job of its own, refused as ever."""
-    sweep = [replace(task(number, "n1"), comment="ones: gpus=1-4") for number in range(3)]
+def test_tasks_of_a_sweeps_array_are_jobs_of_their_own() -> None:
+    """Each is resized alone; but not the one that has the array's number, which names all of them to Slurm, none that
+    waits in one record with others, and none whose place another that waits would take.
+    """
+    sweep = [replace(task(number, "n1"), comment="ones: gpus=1-4", throttle=0) for number in (1, 2, 3)]
     assert arrays(sweep) == {}
-    snapshot = Snapshot(0.0, {job.job_id: job for job in sweep}, NODES, PARTITIONS)
-    assert fold(snapshot, {}) is snapshot
-    for job in sweep:
-        elastic = elastic_job(job, snapshot, {}, None)
-        assert elastic is not None and elastic.refusal is not None
-        assert elastic.refusal.code == "job_array"
+    last = replace(sweep[0], job_id=sweep[0].array_id, array_tasks=(0,))
+    wait = replace(last, state=JobState.PENDING, node_list=(), array_tasks=(4, 5))
+    throttled = replace(wait, throttle=2)
+    for others, codes in (
+        ([], [None, None, None]),
+        ([last], [None, None, None, "task_named_as_array"]),
+        ([wait], [None, None, None, "task_waits"]),
+        ([throttled], 3 * ["task_throttled"] + ["task_waits"]),
+    ):
+        jobs = [*sweep, *others]
+        snapshot = Snapshot(0.0, {job.job_id: job for job in jobs}, NODES, PARTITIONS)
+        assert fold(snapshot, {}) is snapshot
+        found = [elastic_job(job, snapshot, {}, None) for job in jobs]
+        assert [one and one.refusal and one.refusal.code for one in found] == codes
 
 
 def test_the_word_alone_makes_no_blocks() -> None:

@@ -62,7 +62,7 @@ def test_a_waiting_job_of_several_partitions_is_judged_by_the_first() -> None:
     ("changes", "words"),
     [
         ({"comment": "ones: gpus=many"}, ("its comment is not understood", "'gpus=many'", "such as 1-16")),
-        ({"array": True}, ("job arrays", "submit it as a job of its own")),
+        ({"array": True}, ("heterogeneous jobs", "submit it as a job of its own")),
         ({"batch": False}, ("interactive", "submit it with sbatch")),
         ({"requeue": False}, ("--requeue", "scontrol update JobId=… Requeue=1")),
         ({"task_counts": True}, ("task counts", "leave out --ntasks")),
