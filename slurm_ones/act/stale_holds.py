@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from ones_db import ResizeRecord, Store
+from ones_db import ResizeRecord, Store, UnknownRecord
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job
@@ -33,7 +33,10 @@ def release_stale_holds(jobs: Iterable[Job], client: SlurmClient, store: Store) 
     for seen in jobs:
         if seen.array_id == seen.job_id or not (seen.pending and seen.requeue_held):
             continue  # blocks, whose resizes are the array's, stand in holds of ours until they are wanted
-        resizes = store.resizes(seen.job_id)
+        try:
+            resizes = store.resizes(seen.job_id)
+        except UnknownRecord:
+            continue  # somebody's who did not opt in, or a task of a job of blocks
         if not resizes or not State(resizes[-1].state).final or resizes[-1].restart + 1 != seen.restart:
             continue
         if not any(step.state == State.REQUEUING for step in store.resize_steps(resizes[-1].id or 0)):
