@@ -251,22 +251,11 @@ class CommandClient:
         found = self._json(str(job_id))
         if not isinstance(job_id, Task):
             job = found.get(job_id)
-            if job is None and (task := self._task(job_id)) is not None:
-                return self.job(task)
         else:
             job = next((job for job in apart(found.values(), job_id.array) if job.array_tasks == (job_id.task,)), None)
         if job is None:
             raise UnknownJob(f"job {job_id}: Slurm does not know it (any more)")
         return job
-
-    def _task(self, job_id: int) -> Task | None:
-        """The task of an array that has this id of its own: squeue finds it by its array alone."""
-        try:
-            text = self._ask(["scontrol", "-o", "show", "job", str(job_id)])
-        except UnknownJob:
-            return None
-        shown = re.search(rf"\bJobId={job_id} ArrayJobId=(\d+) ArrayTaskId=(\d+) ", text)
-        return Task(int(shown[1]), int(shown[2])) if shown else None
 
     def tasks(self, array_id: int) -> tuple[Job, ...]:
         found = self._json(str(array_id))
