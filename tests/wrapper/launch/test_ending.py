@@ -158,3 +158,12 @@ def test_a_rank_that_another_thread_ends(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout, done.stderr) == (103, "handled\n", "")
     assert (tmp_path / "rows").read_text() == "kept"
+
+
+def test_a_rank_that_another_thread_ends_has_not_come_to_its_end() -> None:
+    """Protects the job: where hooks took it for the script's end, the other blocks of a job ended for that."""
+    done = leave(
+        "from ones_wrapper.launch.process_hooks import on_exit\non_exit(lambda code, note: print('ended with', code))\n"
+        "threading.Thread(target=ending.leave, args=(103,)).start()\ntime.sleep(60)"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (103, "", "")

@@ -26,7 +26,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from ones_wrapper.job_io import log
-from ones_wrapper.launch.process_hooks import CHECKPOINT, FLAGS, LOOK, STOP
+from ones_wrapper.launch.process_hooks import CHECKPOINT, FLAGS, LOOK, STOP, drop_exit_hooks
 
 LONGEST_S = 10.0
 """How long each rank may take for its end where others wait for it: a resize, a stop, an error. Slurm kills 30 s after
@@ -60,12 +60,15 @@ def leave(code: int, *, main: dict[str, Any] | None = None) -> NoReturn:
     """End this rank's process with an exit code, as the interpreter would, but for taking itself apart.
 
     `main` holds the names of the script's main module, which are dropped, so that what they alone held is finalised
-    (archives, HDF5 files). From another thread than the main one the script's threads and names are left alone.
+    (archives, HDF5 files). From another thread than the main one the script's threads and names are left alone, and its
+    exit hooks do not run: it did not come to its end.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if in_main:
         for number in (*STOP, *CHECKPOINT, *LOOK, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)  # the end is under way, and its code is known
+    else:
+        drop_exit_hooks()
     steps: deque[Callable[[], None]] = deque()
     if in_main:
         steps.append(threading._shutdown)  # type: ignore[attr-defined]  # joins threads, ends idle pools

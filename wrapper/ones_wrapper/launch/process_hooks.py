@@ -120,6 +120,12 @@ def run_exit_hooks(code: int, note: str) -> None:
         callback(code, note)
 
 
+def drop_exit_hooks() -> None:
+    """The process ends, and the script did not: no hook is to take that for its end."""
+    _callbacks.clear()
+    _classifiers.clear()
+
+
 def describe_error(error: BaseException) -> str:
     """One line on an error, short enough for a report."""
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]

@@ -17,7 +17,9 @@ later does not count."""
 
 
 def claim(folder: Path, term: int) -> bool:
-    """Whether this process writes the checkpoint."""
+    """Whether this process writes the checkpoint: nobody else does, or did."""
+    if _done(folder, term).exists():
+        return False
     try:
         os.close(os.open(_path(folder, term), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError:
