@@ -72,7 +72,10 @@ def _about(name: str, site: SiteRecord) -> list[str]:
         f"#   sbatch {name}.sbatch train.py --epochs 90",
     ]
     if site.facts:
-        lines += ["#", "# What is known of this site, from where, and what is not: docs/sites.md. Not tried there."]
+        lines += [
+            "#",
+            '# What is known of this site, from where, and what is not: the page "Your site". Not tried there.',
+        ]
     if site.arrays:
         lines += [
             "#",

@@ -80,6 +80,7 @@ def test_reports_of_a_run(store: Store) -> None:
             attempts=0,
             nonfinite=5,
             nonfinite_step=7,
+            world=0,
         )
     ]
     assert store.report_positions([1]) == {(1, 0): (900, 9)}

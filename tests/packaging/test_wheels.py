@@ -200,6 +200,7 @@ class TestVersions:
 class TestWrapper:
     """ones-wrapper in a training environment."""
 
+    EXTRAS = ("mpi4py", "transformers", "accelerate", "lightning")
     FOREIGN = ("sqlalchemy", "alembic", "pydantic", "typer", "rich", "scipy", "slurm_ones", "ones_db")
 
     def test_it_requires_numpy_alone(self, wheels: Wheels) -> None:
@@ -223,9 +224,9 @@ class TestWrapper:
         )
 
     def test_every_module_works_with_torch_alone(self, training: Environment) -> None:
-        """Nothing of the companion's is imported anywhere; mpi4py is an extra."""
+        """Nothing of the companion's is imported anywhere; mpi4py is an extra, and frameworks are their users' own."""
         assert training.lacks(*self.FOREIGN)
-        loaded = training.python(IMPORT_ALL, "ones_wrapper", "mpi4py").split()
+        loaded = training.python(IMPORT_ALL, "ones_wrapper", *self.EXTRAS).split()
         assert "torch" in loaded
 
     def test_two_processes_train(self, training: Environment) -> None:

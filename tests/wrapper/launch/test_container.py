@@ -81,6 +81,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def run(runtime: str, **env: str) -> subprocess.Popen[str]:
         (tmp_path / "script.py").write_text(SCRIPT)
         keep = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))}
+        # The launcher inside is this environment's, whichever python3 comes first here.
+        keep |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         keep |= {"USER": "root", "HELLO": "hello", "PYTHONPATH": ":".join(["/nowhere", *sys.path])} | env
         command = [sys.executable, "-m", "ones_wrapper.launch", "--container", runtime, "--gpus-per-node", "2"]
         process = subprocess.Popen(
@@ -107,7 +109,8 @@ def wait_for(holds: Callable[[], object], what: str, process: subprocess.Popen[s
     while not holds():
         if time.monotonic() > until or process.poll() is not None:
             process.kill()
-            raise AssertionError(f"no {what}: {process.communicate()[0]}")
+            assert process.stdout is not None
+            raise AssertionError(f"no {what}: {process.stdout.read()}")
         time.sleep(0.1)
 
 

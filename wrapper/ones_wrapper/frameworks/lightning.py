@@ -50,7 +50,7 @@ REFUSED = {
 """Arguments of the Trainer that contradict an elastic job: what they must be, and why."""
 MANUAL = (
     "an elastic LightningModule optimizes automatically, with one optimizer: with several, or with manual "
-    "optimization, write the loop yourself (docs/user.md), as examples/gan.py does"
+    "optimization, write the loop yourself, as ones_wrapper/examples/gan.py does"
 )
 DATA = (
     "an elastic job trains on one torch DataLoader over a dataset with a length, whose batch_size is a number; "

@@ -33,7 +33,7 @@ from ones_wrapper.launch.process_hooks import FLAGS
 _REFUSED = {
     "auto_find_batch_size": "say how much a GPU holds: Trainer(elastic={'max_local_batch': N})",
     "deepspeed": "its optimizer cannot be loaded at another number of GPUs here",
-    "fsdp": "write the loop with job.fsdp, as examples/lm_fsdp.py does",
+    "fsdp": "write the loop with job.fsdp, as ones_wrapper/examples/lm_fsdp.py does",
 }
 """Arguments that contradict an elastic job, and what to do."""
 RANKS = (
