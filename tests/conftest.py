@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,6 +65,41 @@ SLOW = (
 PostgreSQL is."""
 
 
+LONG = (
+    "tests/endtoend/test_blocks.py",
+    "tests/endtoend/test_container.py",
+    "tests/endtoend/test_cron.py",
+    "tests/endtoend/test_exactly_once.py",
+    "tests/endtoend/test_faults.py",
+    "tests/endtoend/test_frameworks.py",
+    "tests/endtoend/test_guide.py",
+    "tests/endtoend/test_job_log.py",
+    "tests/endtoend/test_kill.py",
+    "tests/endtoend/test_long.py",
+    "tests/endtoend/test_move.py",
+    "tests/endtoend/test_park.py",
+    "tests/endtoend/test_places.py",
+    "tests/endtoend/test_real_scripts.py",
+    "tests/endtoend/test_service.py",
+    "tests/endtoend/test_views.py",
+    "tests/endtoend/test_wrong.py",
+    "tests/templates/test_sites.py::test_one_of_each_kind_trains",
+    "tests/wrapper/frameworks/test_resized.py",
+    "tests/wrapper/membership/test_endurance.py",
+    "tests/wrapper/membership/test_launched.py",
+    "tests/wrapper/test_same_result.py",
+)
+"""What takes longest. Half of it runs each time, drawn by the run's seed; all of it with ONES_LONG=all."""
+LONG_TESTS = "ONES_LONG"
+MANY = 1000
+"""More tests than this are all tests."""
+
+
+def is_drawn(test: str) -> bool:
+    """Whether a long test runs this time."""
+    return os.environ.get(LONG_TESTS) == "all" or zlib.crc32(f"{os.environ[SEED]} {test}".encode()) % 2 == 0
+
+
 def pytest_configure() -> None:
     # Before the workers are started, so that all have the same.
     os.environ.setdefault(SEED, str(secrets.randbelow(10**9)))
@@ -74,6 +110,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         on_server = "server" in getattr(item, "fixturenames", ()) or "postgresql" in item.name
         if on_server or item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
+        # One that was asked for by its name runs.
+        if len(items) > MANY and item.nodeid.startswith(LONG) and not is_drawn(item.nodeid):
+            item.add_marker(pytest.mark.skip(reason=f"not drawn by this run's seed: {LONG_TESTS}=all runs all"))
     # Those that need a Slurm wait, the others compute: begun first, they leave others to fill the machine with.
     items.sort(key=lambda item: item.get_closest_marker("cluster") is None)
 

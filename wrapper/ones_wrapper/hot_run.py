@@ -43,6 +43,8 @@ class HotRun(Run):
         self._blocks = blocks
         self._torch = group
         self._at_boundary = False
+        self._epoch_ends: int | None = None
+        """The epoch that is being reported, and not counted yet."""
         self._leaving_now = False
         self._shape = ""
         self._shapes: warm_up.Shapes | None = None
@@ -179,15 +181,20 @@ class HotRun(Run):
         self._at_boundary = False
 
     def end_epoch(self, loss: float | None, accuracy: float | None) -> None:
-        epoch = self.progress.epoch
+        self._epoch_ends = self.progress.epoch
         try:
             super().end_epoch(loss, accuracy)
         except Exception:
-            if not self._at_boundary and self.progress.epoch == epoch:
-                # The others were lost in what all tell of the epoch, which is trained all the same.
-                self.progress.epoch, self.progress.cursor = epoch + 1, 0
-                self._at_boundary = True
+            self._count_epoch()
             raise
+        finally:
+            self._epoch_ends = None
+
+    def _count_epoch(self) -> None:
+        """Others were lost in what all tell of the epoch: it is trained all the same."""
+        if self._epoch_ends == self.progress.epoch and not self._at_boundary:
+            self.progress.epoch, self.progress.cursor = self.progress.epoch + 1, 0
+            self._at_boundary = True
 
     def _carry_out(self, agreed: Agreement) -> None:
         super()._carry_out(agreed)
@@ -349,6 +356,7 @@ class HotRun(Run):
         """The watch found that others are lost, and the script's thread waits for them. Does not return."""
         log(f"block {self._blocks.block.task}: {why}; it joins anew")
         with suppress(Exception):
+            self._count_epoch()
             self._rescue()
             self._reporter.bye("error", self.progress.step, PEER_LOST, why)
         leave(PEER_LOST)

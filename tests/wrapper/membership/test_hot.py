@@ -182,7 +182,7 @@ def test_a_rank_that_hangs_is_found(job: Job, leader: bool) -> None:
     job.hurry()
     assert other.end() == 0, job.errors()
     victim.kill()
-    assert job.of(Hello)[-1].step >= whole.step
+    assert job.of(Hello)[-1].step >= whole.step, job.errors()
     job.assert_as_undisturbed()
 
 
