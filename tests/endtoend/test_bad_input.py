@@ -26,7 +26,7 @@ def test_what_cannot_be_resized_says_why(harness: Harness) -> None:
         ((gpu, "--no-requeue", gpus), "without --requeue"),
         ((gpu, "--requeue", "--ntasks=2", gpus), "task counts"),
         (("--gpus=1", "--requeue", gpus), "GPUs per job"),
-        ((gpu, "--requeue", "--array=1", gpus), "arrays"),
+        ((gpu, "--requeue", "--array=1", gpus), "job array"),
         (("--partition=whole", "--requeue", "--comment=ones: nodes=1-4"), "whole_node_gpus.whole"),
     ]
     reasons = {harness.rigid(*options, user="alice"): words for options, words in cases}
