@@ -184,5 +184,5 @@ def test_it_may_be_resized(site: Site, template: Path) -> None:
 def test_what_a_user_adds_is_refused_with_words(site: Site, template: Path, option: str, words: str) -> None:
     """The template's own directives are overridden on the command line; `why` says what that costs."""
     # Held tasks hide a missing throttle: it then is as if a companion held them.
-    words = words or ("None" if blocks(template) else "arrays")
+    words = words or ("None" if blocks(template) else "job array")
     assert words in str(judged(site, submit(site, template, option)).refusal)
