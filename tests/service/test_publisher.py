@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,11 +41,11 @@ def url(tmp_path: Path, empty_sqlite: Path) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Where every user can look for a name, as on a site's shared file system."""
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(path.stat().st_mode | 0o711)
-    return tmp_path / "views"
+def folder() -> Iterator[Path]:
+    """Where every user can look for a name, as on a site's shared file system: pytest's folders are closed to them."""
+    with tempfile.TemporaryDirectory(prefix="ones-views-") as place:
+        Path(place).chmod(0o711)
+        yield Path(place) / "views"
 
 
 @pytest.fixture
