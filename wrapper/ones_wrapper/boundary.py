@@ -18,7 +18,7 @@ from ones_wrapper.job_io import SAVE, STOP, OrderReader, OwnerRequests
 from ones_wrapper.launch.process_hooks import FLAGS, Flags
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
 
-SHARE = 0.0025
+SHARE = 0.01
 """Most of a step's time that agreeing may take."""
 LONGEST_S = 1.0
 """Longest time between two agreements, where steps are shorter than that."""

@@ -183,7 +183,7 @@ def test_killed_rank_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
     """Protects the whole way: a rank dies, the others are ended, all start again within the same `ones-run` from
     the last checkpoint, and each sample has been used once in what counts.
     """
-    run = Run(tmp_path, "--step-ms", "30", "--epochs", "4", ranks=2, ONES_TRACE=str(tmp_path / "trace-{rank}.jsonl"))
+    run = Run(tmp_path, "--step-ms", "30", "--epochs", "16", ranks=2, ONES_TRACE=str(tmp_path / "trace-{rank}.jsonl"))
     run.wait_for(Hello)
     time.sleep(0.5)
     run.signal(signal.SIGUSR1)
@@ -207,7 +207,7 @@ def test_killed_rank_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
                 steps[line["step"]] = [line["epoch"] * 97 + s for s in line["samples"]]
         for step, used in steps.items():
             counted.setdefault(step, []).extend(used)
-    assert sorted(s for used in counted.values() for s in used) == list(range(4 * 97))
+    assert sorted(s for used in counted.values() for s in used) == list(range(16 * 97))
     assert samples_used(tmp_path)  # the trace is where other tests look for it
 
 
