@@ -21,7 +21,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 
 def test_fused_members_survive_resizes(tmp_path: Path) -> None:
-    """One rank, then four that are killed, then two: the members of one rank that was never disturbed, up to the order
+    """One rank, then three, then two: the members of one rank that was never disturbed, up to the order
     of sums; two are stopped on the way, and stay it."""
 
     def run(where: str, ranks: int, restart: int = 0, *more: str) -> Run:
@@ -40,7 +40,7 @@ def test_fused_members_survive_resizes(tmp_path: Path) -> None:
     first.signal(signal.SIGTERM)
     first.end()
     assert first.of(Bye)[-1].reason == "signal"
-    second = run("job", 4, 1, "--pace=2")
+    second = run("job", 3, 1, "--pace=1")
     second.wait_for(Epoch, lambda epoch: epoch.epoch >= 2)
     second.signal(signal.SIGTERM)
     second.end()

@@ -15,12 +15,14 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LRScheduler
 
 import ones_wrapper as ones
-from ones_wrapper.fusion import FusedModel, FusedOptimizer, Lamb
+from ones_wrapper.fusion import Fused, FusedModel, FusedOptimizer, Lamb
+from ones_wrapper.limits import Limits
+from ones_wrapper.protocol import Spec
 
-pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # they belong to no own step
+pytestmark = pytest.mark.filterwarnings("error")
 EXACT = 1e-11
 MEMBERS = 4
-STEPS = 30
+STEPS = 25
 
 Make = Callable[[nn.Module, int], torch.optim.Optimizer]
 
@@ -190,7 +192,7 @@ def test_a_stopped_member_stays_as_it_is_and_the_others_go_on() -> None:
 
     fused.stack.get_submodule("1").register_forward_hook(count_members)
     for count, (x, y) in enumerate(batches()):
-        if count in (10, 25):
+        if count in (8, 16):
             gone = trained.pop(0)
             fused.stop(str(gone))
         for i in trained:
@@ -377,3 +379,13 @@ def test_what_else_is_refused() -> None:
         ones.fuse({"a/b": one}, {"a/b": adam(one, 0)}, loss=cross_entropy)
     with pytest.raises(KeyError, match="no member 'x'; there are 0, 1"):
         fused_twins([mlp(), mlp()], adamw)[0].stop("x")
+
+
+def test_the_strategy_says_what_all_members_take() -> None:
+    spec = Spec(32, 256, 64, 0, 1)
+    assert Fused(4).limits(spec, 8, 4) == Limits("fused")
+    rows = Fused(4, parameter_bytes=1000, sample_bytes=10).limits(spec, 8, 4).sizes
+    assert [row.gpus for row in rows] == [row.replicas for row in rows] == list(range(1, 9))
+    assert (rows[3].fixed_bytes, rows[3].sample_bytes, rows[3].data_bytes, rows[0].data_bytes) == (16000, 40, 6000, 0)
+    with pytest.raises(ValueError, match="fused: members=0"):
+        Fused(0)

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
+from ones_wrapper.fusion import Fused
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=10)
@@ -36,7 +37,7 @@ held_out = torch.arange(len(labels)) % 5 == 0
 train, test = TensorDataset(images[~held_out], labels[~held_out]), (images[held_out], labels[held_out])
 
 names = [f"member{index}" for index in range(len(args.rates))]
-job = ones.init(batch=32, max_batch=256, max_local_batch=64, epochs=args.epochs)
+job = ones.init(batch=32, max_batch=256, max_local_batch=64, epochs=args.epochs, strategy=Fused(members=len(names)))
 models, optimizers, schedules = {}, {}, {}
 for name, rate in zip(names, args.rates, strict=True):
     torch.manual_seed(0)

@@ -29,8 +29,9 @@ from ones_wrapper.fusion.gain import Gain, NoGainError, losses_of, measure, most
 from ones_wrapper.fusion.lamb import Lamb
 from ones_wrapper.fusion.model import FusedModel, Loss
 from ones_wrapper.fusion.optimizer import FusedOptimizer
+from ones_wrapper.fusion.strategy import Fused
 
-__all__ = ["FusedModel", "FusedOptimizer", "Gain", "Lamb", "NoGainError", "fuse", "gain", "largest"]
+__all__ = ["Fused", "FusedModel", "FusedOptimizer", "Gain", "Lamb", "NoGainError", "fuse", "gain", "largest"]
 
 Models = Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module]
 Optimizers = Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]

@@ -79,7 +79,8 @@ class FusedModel(torch.nn.Module):
         if not rows:
             # A backward pass must reach every parameter, since ranks exchange their gradients.
             nothing = torch.stack([p.flatten()[0] * 0 for p in self.stack.parameters() if p.requires_grad]).sum()
-            return nothing.nan_to_num().expand(len(self))
+            none: torch.Tensor = nothing.nan_to_num().expand(len(self))
+            return none
         device = next(self.stack.parameters()).device
         partly = None if len(rows) == len(self) else torch.tensor(rows, device=device)
         losses: torch.Tensor = self._call(partly, x, *targets)
@@ -129,9 +130,9 @@ class FusedModel(torch.nn.Module):
         """Clip each member's gradient to a norm of at most `most`, as `torch.nn.utils.clip_grad_norm_` does for one
         model; that one would clip all by the norm of them together. The norms, of shape [B]."""
         gradients = [p.grad for p in self.stack.parameters() if p.grad is not None]
-        each = [g.flatten(1).norm(dim=1) if g.dim() > 1 else g.abs() for g in gradients]
-        norms = torch.stack(each).norm(dim=0)
-        factors = (most / (norms + 1e-6)).clamp(max=1.0)
+        each = [torch.linalg.vector_norm(g.flatten(1), dim=1) if g.dim() > 1 else g.abs() for g in gradients]
+        norms: torch.Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
+        factors: torch.Tensor = (most / (norms + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(factors.view(-1, *[1] * (gradient.dim() - 1)))
         return norms

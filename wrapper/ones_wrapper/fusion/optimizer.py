@@ -75,6 +75,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 found = closure()
+        for one in self.optimizers.values():
+            one._opt_called = True  # type: ignore[attr-defined]  # else a schedule warns that it is ahead
         rows = self.model.rows()
         if not rows:
             return found

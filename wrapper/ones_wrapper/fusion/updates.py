@@ -177,7 +177,8 @@ class LambUpdate(AdamUpdate):
 def _norms(tensor: torch.Tensor) -> torch.Tensor:
     """Each member's, ready to be broadcast."""
     flat = tensor.reshape(len(tensor), -1)
-    return torch.linalg.vector_norm(flat, dim=1).view(-1, *[1] * (tensor.dim() - 1))
+    norms: torch.Tensor = torch.linalg.vector_norm(flat, dim=1).view(-1, *[1] * (tensor.dim() - 1))
+    return norms
 
 
 def update_for(optimizer: torch.optim.Optimizer) -> Update:
