@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from pathlib import Path
 
 _BYTES_SENT = 200
 """Where `tcpi_bytes_sent` is in Linux's `struct tcp_info` (from Linux 4.19): payload, with what was sent again."""
@@ -12,7 +13,7 @@ _BYTES_SENT = 200
 
 def sent_bytes() -> int:
     """Over the connections that are open now. Take it before and after, with the same connections."""
-    return sum(_sent(int(name)) for name in os.listdir("/proc/self/fd"))
+    return sum(_sent(int(path.name)) for path in Path("/proc/self/fd").iterdir())
 
 
 def _sent(descriptor: int) -> int:

@@ -99,7 +99,7 @@ def test_fixed_points_over_ranks(team: Team) -> None:
 
 
 def test_bias_at_the_stated_setting() -> None:
-    """8 ranks in a ring, γ = 2e-4, β = 0.9: DmSGD's squared distance from the optimum is 95 to 100 times DecentLaM's."""
+    """8 ranks in a ring, γ = 2e-4, β = 0.9: DmSGD's squared distance from the optimum is 95 to 100 times ours."""
     hessians, slopes = regression(8, 30, 2.0)
     weights, rate, beta = topologies.mixing("ring", 8), 2e-4, 0.9
     best, steps = optimum(hessians, slopes), 11_000

@@ -17,6 +17,7 @@ ranks may differ by one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -71,12 +72,8 @@ class DecentLamExchange(ApartExchange):
                 f"DecentLam: it is a momentum SGD, and the optimizer is a {type(optimizer).__name__}; take {wanted}"
             )
         for group in optimizer.param_groups:
-            for key, value in (
-                ("momentum", self._momentum),
-                ("dampening", 0),
-                ("nesterov", False),
-                ("maximize", False),
-            ):
+            needed = {"momentum": self._momentum, "dampening": 0, "nesterov": False, "maximize": False}
+            for key, value in needed.items():
                 if group[key] != value:
                     raise ValueError(f"DecentLam: the optimizer has {key}={group[key]}; take {wanted}")
 
@@ -130,7 +127,7 @@ class DecentLamExchange(ApartExchange):
             for parameter, piece in zip(some, pieces(mixed, some), strict=True):
                 parameter.copy_(piece)
 
-    def _buckets(self) -> Iterator[tuple[dict[str, object], list[torch.nn.Parameter]]]:
+    def _buckets(self) -> Iterator[tuple[dict[str, Any], list[torch.nn.Parameter]]]:
         """The trained parameters, in the same buckets on all ranks, each of one parameter group."""
         trained = set(self._trained())
         for group in self._optimizers[0].param_groups:

@@ -76,13 +76,13 @@ class Exchange(ABC):
         """Around an evaluation, in which ranks may make unequally many forward passes. Collective at its beginning."""
         return nullcontext()
 
-    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:  # noqa: B027, as the next two
         """These are the optimizers that hold parameters of this model. Not collective.
 
         Raises ValueError where one cannot be used, with what to do.
         """
 
-    def loss(self, loss: torch.Tensor | float) -> None:
+    def loss(self, loss: torch.Tensor | float) -> None:  # noqa: B027
         """The training loss of this rank's pass, where the script reports it. Not collective, never waits."""
 
     def published(self) -> AbstractContextManager[None]:
@@ -90,7 +90,7 @@ class Exchange(ABC):
         its beginning."""
         return nullcontext()
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027
         """Go on from what the job publishes, on all ranks. Collective; between two steps."""
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:

@@ -144,6 +144,6 @@ def neighbours(weights: Matrix, rank: int) -> list[tuple[int, float]]:
 def _not_symmetric(what: str, weights: Matrix, world: int) -> str:
     bound = int(100 * largest_momentum(weights)) / 100
     return (
-        f"{what} is directed: W is not symmetric, its eigenvalues are complex, and at {world} ranks DecentLaM is stable "
-        f"only for momentum up to {bound:.2f}; take one of {', '.join(NAMES)}"
+        f"{what} is directed: W is not symmetric, its eigenvalues are complex, and at {world} ranks DecentLaM is "
+        f"stable only for momentum up to {bound:.2f}; take one of {', '.join(NAMES)}"
     )
