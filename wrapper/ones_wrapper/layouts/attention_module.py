@@ -35,7 +35,7 @@ class RingAttention(nn.Module):
         tokens of the whole sequences are no padding. Collective over the ring.
         """
         joined = nn.functional.linear(x, self.in_proj_weight, self.in_proj_bias)
-        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in joined.chunk(3, -1))
+        q, k, v = (one.view(*one.shape[:2], self.heads, -1).transpose(1, 2) for one in joined.chunk(3, -1))
         seen = self.ring.attention(q, k, v, real=real, dropout=self.rate if self.training else 0.0)
         out: torch.Tensor = self.out_proj(seen.transpose(1, 2).flatten(2))
         return out

@@ -45,12 +45,12 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `block.backward`."""
     with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        output, its_total = _attend(*leaves, place, scale)
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        output, its_total = _attend(q, k, v, place, scale)
     weight = (precise(its_total.detach()) - finite(total)).exp()
     above = weight[..., None] * gradient
     of_total = (above * precise(output.detach())).sum(-1) - weight * delta
-    found = torch.autograd.grad((output, its_total), leaves, (above.to(output.dtype), of_total.to(its_total.dtype)))
+    found = torch.autograd.grad((output, its_total), (q, k, v), (above.to(output.dtype), of_total.to(its_total.dtype)))
     dq, dk, dv = (precise(one) for one in found)
     return dq, dk, dv
 

@@ -139,7 +139,7 @@ class _Ring(torch.autograd.Function):
     """Blocks in a ring. Both passes send and receive while they compute."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -166,10 +166,10 @@ class _Ring(torch.autograd.Function):
                     both = coming()
         assert output is not None
         # Heads beside their tokens: what follows joins the heads, and so takes a view rather than another copy.
-        output = output.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2)
-        ctx.save_for_backward(q, k, v, output, total)
+        found: torch.Tensor = output.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2)
+        ctx.save_for_backward(q, k, v, found, total)
         ctx.rest = arrangement, real, dropout, scale, kernel
-        return output
+        return found
 
     @staticmethod
     @once_differentiable

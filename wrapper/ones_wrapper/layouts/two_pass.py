@@ -36,7 +36,7 @@ def two_pass_attention(
 
 class _TwoPass(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -56,7 +56,7 @@ class _TwoPass(torch.autograd.Function):
                 p.nan_to_num_(0.0)  # a query that sees no key
             dropped = _dropped(p, where)
             output = torch.zeros_like(queries)
-            blocks = dropped.split(arrangement.tokens, -1)
+            blocks = torch.split(dropped, arrangement.tokens, -1)
             for weights, values in zip(blocks, _around(arrangement, v), strict=True):
                 output += weights @ values
         ctx.save_for_backward(q, k, v, p)
@@ -77,7 +77,7 @@ class _TwoPass(torch.autograd.Function):
             ds = dp.sub_((dp * p).sum(-1, keepdim=True)).mul_(p).mul_(scale)
             dk = _owners(arrangement, ds, queries)
             dq = torch.zeros_like(queries)
-            for part, keys in zip(ds.split(arrangement.tokens, -1), _around(arrangement, k), strict=True):
+            for part, keys in zip(torch.split(ds, arrangement.tokens, -1), _around(arrangement, k), strict=True):
                 dq += part @ keys
         return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None, None, None
 
@@ -102,7 +102,7 @@ def _around(arrangement: Arrangement, mine: torch.Tensor) -> Any:
 
 def _owners(arrangement: Arrangement, weights: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
     """The sum over ranks of weightsᵀ · mine for the keys that this rank owns."""
-    circle, blocks = arrangement.circle, weights.split(arrangement.tokens, -1)
+    circle, blocks = arrangement.circle, torch.split(weights, arrangement.tokens, -1)
     return circle.sum_to_owners(lambda owner: blocks[(circle.rank - owner) % circle.size].mT @ mine)
 
 
