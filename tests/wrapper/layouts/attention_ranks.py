@@ -72,14 +72,17 @@ def errors(
     mine = arrangement.positions(circle.rank)
     real, dropout = padding() if mask else None, Dropout(rate, 12345 - (7 << 59), LENGTH) if rate else None
     leaves = [x.clone().requires_grad_() for x in inputs]
-    expected = dense(*leaves, causal, real, dropout)
-    expected.backward(above)
+    q, k, v = leaves
+    expected = dense(q, k, v, causal, real, dropout)
+    torch.autograd.backward(expected, above)
     parts = [x[:, :, mine].clone().requires_grad_() for x in inputs]
     output = FUNCTIONS[name](*parts, arrangement, real=real, dropout=dropout)
-    output.backward(above[:, :, mine])
-    wanted = [expected.detach(), *(leaf.grad for leaf in leaves)]
-    found = [output.detach(), *(part.grad for part in parts)]
-    return [float((a - b[:, :, mine]).abs().max()) for a, b in zip(found, wanted, strict=True)]  # type: ignore[index]
+    torch.autograd.backward(output, above[:, :, mine])
+    pairs = [(output.detach(), expected.detach())]
+    for part, leaf in zip(parts, leaves, strict=True):
+        assert part.grad is not None and leaf.grad is not None
+        pairs.append((part.grad, leaf.grad))
+    return [float((found - wanted[:, :, mine]).abs().max()) for found, wanted in pairs]
 
 
 def sent(group: Group, size: int, name: str, causal: bool) -> tuple[int, int]:
@@ -89,7 +92,7 @@ def sent(group: Group, size: int, name: str, causal: bool) -> tuple[int, int]:
     parts = [x[:, :, arrangement.positions(circle.rank)].float().requires_grad_() for x in whole(0)[:3]]
     output = FUNCTIONS[name](*parts, arrangement)
     before = circle.sent_bytes
-    output.sum().backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(output.sum())
     return before, circle.sent_bytes - before
 
 
