@@ -118,7 +118,7 @@ def main() -> None:
         for (pieces,) in loader:
             loss = ring.mean(losses(model, ring, pieces.to(job.device)))
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             job.loss(loss)
             time.sleep((args.pace * len(pieces) + args.pace_step) / 1000)
