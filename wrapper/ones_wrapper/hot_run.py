@@ -211,6 +211,7 @@ class HotRun(Run):
             for extra in state.extras.values():
                 if isinstance(extra, PlainValues):
                     extra.load_state_dict(self.group.on_first(extra.state_dict))
+        self.loop.exchanges.settle()
         change = self._blocks.change(self._collected)
         if change is None:
             return
@@ -254,7 +255,7 @@ class HotRun(Run):
         if plan.batch:
             progress.batch, applied = plan.batch, plan.order or applied
         batch, self.batch = self.batch, self._in_force(progress.batch)
-        rate.resume(progress, self.batch)
+        rate.resume(progress, self.rated_batch)
         rate.remember(progress)
         self.loop.exchanges.ranks_changed()
         if self.noise is not None:

@@ -74,7 +74,7 @@ class ApartExchange(Exchange):
             if parameter.requires_grad and not parameter.is_floating_point():
                 raise ValueError(f"{self.name}: parameter {name} is {parameter.dtype}; real numbers can be averaged")
 
-    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer], scaled: bool = False) -> None:
         self._optimizers = optimizers
 
     def ranks_changed(self) -> None:

@@ -31,7 +31,7 @@ from ones_wrapper.group import Group
 class DecentLamExchange(ApartExchange):
     """Gradients become g̃ as the optimizer's step begins: one message to each neighbour and back, for each bucket."""
 
-    name = "DecentLam"
+    name = "decentlam"
 
     def __init__(
         self,
@@ -57,25 +57,30 @@ class DecentLamExchange(ApartExchange):
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.dtype.itemsize < 4:
                 raise ValueError(
-                    f"DecentLam: parameter {name} is {parameter.dtype}, in which differences between neighbours are "
+                    f"decentlam: parameter {name} is {parameter.dtype}, in which differences between neighbours are "
                     "lost; keep parameters in float32, and use torch.autocast"
                 )
 
-    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer], scaled: bool = False) -> None:
         super().trained_by(optimizers)
+        if scaled:
+            raise ValueError(
+                "decentlam: a gradient scaler lets a rank alone leave out a step, in which its neighbours wait for "
+                "it; train in bfloat16 by torch.autocast, which needs none"
+            )
         wanted = f"torch.optim.SGD(model.parameters(), lr=..., momentum={self._momentum})"
         if len(optimizers) != 1:
-            raise ValueError(f"DecentLam: {len(optimizers)} optimizers train the model; give it one, {wanted}")
+            raise ValueError(f"decentlam: {len(optimizers)} optimizers train the model; give it one, {wanted}")
         (optimizer,) = optimizers
         if not isinstance(optimizer, torch.optim.SGD):
             raise ValueError(
-                f"DecentLam: it is a momentum SGD, and the optimizer is a {type(optimizer).__name__}; take {wanted}"
+                f"decentlam: it is a momentum SGD, and the optimizer is a {type(optimizer).__name__}; take {wanted}"
             )
         for group in optimizer.param_groups:
             needed = {"momentum": self._momentum, "dampening": 0, "nesterov": False, "maximize": False}
             for key, value in needed.items():
                 if group[key] != value:
-                    raise ValueError(f"DecentLam: the optimizer has {key}={group[key]}; take {wanted}")
+                    raise ValueError(f"decentlam: the optimizer has {key}={group[key]}; take {wanted}")
 
     def ranks_changed(self) -> None:
         super().ranks_changed()

@@ -76,8 +76,9 @@ class Exchange(ABC):
         """Around an evaluation, in which ranks may make unequally many forward passes. Collective at its beginning."""
         return nullcontext()
 
-    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:  # noqa: B027, as the next two
-        """These are the optimizers that hold parameters of this model. Not collective.
+    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer], scaled: bool = False) -> None:  # noqa: B027
+        """These are the optimizers that hold parameters of this model; `scaled` says that a gradient scaler decides
+        whether they step. Not collective.
 
         Raises ValueError where one cannot be used, with what to do.
         """

@@ -78,11 +78,11 @@ class Exchanges:
                 stack.enter_context(exchange.during(part))
             yield
 
-    def trained_by(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """These are all optimizers of the job. Raises ValueError where an exchange cannot be used with its own."""
+    def trained_by(self, optimizers: Iterable[torch.optim.Optimizer], scaled: bool) -> None:
+        """These are all optimizers of the job. See `Exchange.trained_by`."""
         held = {one: {p for group in one.param_groups for p in group["params"]} for one in optimizers}
         for exchange, trained in zip(self._all, self._trained, strict=True):
-            exchange.trained_by([one for one, its in held.items() if trained & its])
+            exchange.trained_by([one for one, its in held.items() if trained & its], scaled)
 
     def loss(self, loss: torch.Tensor | float) -> None:
         """The training loss of this rank's pass."""

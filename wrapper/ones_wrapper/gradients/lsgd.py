@@ -19,7 +19,7 @@ from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.group import Group
 
 NO_LOSS = (
-    "Lsgd: no rank reported a training loss in {steps} steps, and leaders are chosen by it; call job.loss(loss) after "
+    "lsgd: no rank reported a training loss in {steps} steps, and leaders are chosen by it; call job.loss(loss) after "
     "each backward"
 )
 
@@ -45,7 +45,7 @@ class Leader:
 class LsgdExchange(ApartExchange):
     """Synchronous rounds at fixed steps; each rank holds a copy of its leaders between them."""
 
-    name = "Lsgd"
+    name = "lsgd"
 
     def __init__(
         self, group: Group, noise: NoiseScale | None = None, *, period: int, local_period: int, pull: float
@@ -160,9 +160,9 @@ def options_checked(period: int, local_period: int | None, pull: float) -> dict[
     local = local_period or max(1, period // 4)
     if period < 1 or local < 1 or period % local:
         raise ValueError(
-            f"Lsgd: period={period} must be a positive multiple of local_period={local}; take local_period={period}, "
+            f"lsgd: period={period} must be a positive multiple of local_period={local}; take local_period={period}, "
             "or leave it out with a period that 4 divides"
         )
     if not 0 < pull <= 1:
-        raise ValueError(f"Lsgd: pull={pull} must be more than 0 and at most 1; 0.1 is the default")
+        raise ValueError(f"lsgd: pull={pull} must be more than 0 and at most 1; 0.1 is the default")
     return {"period": period, "local_period": local, "pull": pull}

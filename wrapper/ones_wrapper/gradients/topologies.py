@@ -25,10 +25,13 @@ def _ring(world: int) -> set[tuple[int, int]]:
 
 def _grid(world: int) -> set[tuple[int, int]]:
     """As square as the number allows; of a prime number a path."""
-    rows = max(d for d in range(1, int(world**0.5) + 1) if world % d == 0)
-    columns = world // rows
+    columns = world // _rows(world)
     across = {(i, i + 1) for i in range(world) if (i + 1) % columns}
     return across | {(i, i + columns) for i in range(world - columns)}
+
+
+def _rows(world: int) -> int:
+    return max(d for d in range(1, int(world**0.5) + 1) if world % d == 0)
 
 
 def _exponential(world: int) -> set[tuple[int, int]]:
@@ -58,6 +61,15 @@ DIRECTED = {
 """Known, and refused: each rank sends to those so many ranks further on, and gets from others."""
 TIME_VARYING = ("one-peer", "one-peer-exponential", "one-peer-hypercube", "random-matching")
 """Known, and refused: other neighbours in each step."""
+
+
+def degree(name: str, world: int) -> int:
+    """Most neighbours of a rank in a topology of this name."""
+    if name == "grid":
+        rows = _rows(world)
+        return min(2, rows - 1) + min(2, world // rows - 1)
+    steps = {"ring": [1], "exponential": _powers(world), "complete": range(world)}[name]
+    return len({shift % world for step in steps for shift in (step, -step)} - {0})
 
 
 def metropolis(world: int, edges: set[tuple[int, int]]) -> Matrix:
