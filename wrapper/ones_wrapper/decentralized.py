@@ -9,7 +9,6 @@ noise scale is not measured: it compares gradients of several ranks at one and t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -111,7 +110,7 @@ class DecentLam(Strategy):
             exact=False,
             carries=("the mean over the ranks of parameters, buffers and momentum",),
             resets=("the ranks' distance from their mean",),
-            min_steps=math.ceil(1 / (1 - self.momentum)),
+            min_steps=round(1 / (1 - self.momentum)),
         )
 
     def replicas(self, world: int) -> int:
