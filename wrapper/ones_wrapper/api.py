@@ -61,6 +61,7 @@ def init(
     noise_scale: bool = True,
     backend: str | None = None,
     max_passes: int | None = None,
+    uneven: bool = False,
 ) -> Job:
     """Join the run: build the process group, listen to signals and orders.
 
@@ -79,6 +80,9 @@ def init(
     overrides the choice between nccl (every rank has a GPU) and gloo; "mpi" exchanges through mpi4py. `max_passes` is
     the former name of `max_accumulation_steps`.
 
+    With `uneven` ranks get shares of each step in proportion to their measured speed, for GPUs of different kinds
+    (`uneven.py`); it needs `job.ddp`, and room between `batch` over the ranks and `max_local_batch`.
+
     Synchronises all ranks. Call it once, before anything that needs the device. Raises ValueError for numbers that
     contradict each other, and RuntimeError for a job that something else already requeues.
     """
@@ -96,7 +100,7 @@ def init(
     if why := requeue_conflict():
         raise RuntimeError(why)
     group = join(backend)
-    settings, block = Settings(rule, lr_ramp, checkpoint_every_s, write_behind), own_block(os.environ)
+    settings, block = Settings(rule, lr_ramp, checkpoint_every_s, write_behind, uneven), own_block(os.environ)
     if block is not None and isinstance(group, TorchGroup):
         run: Run = HotRun.meet(group, spec, settings, started, block)
     else:
@@ -232,6 +236,13 @@ class Job:
     def _wrap(self, exchange: Exchange, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
         if self._run.state is not None:
             raise RuntimeError("ddp, fsdp, exchange: call it before job.register, which loads the model's checkpoint")
+        if self._run.uneven is not None:
+            if not exchange.timed:
+                raise ValueError(
+                    f"init: uneven=True goes with job.ddp: in {type(exchange).__name__} ranks wait for each other "
+                    "throughout a pass, so no rank's own speed can be measured; leave out uneven=True"
+                )
+            exchange.watch = self._run.uneven.watch
         return self._run.loop.exchanges.add(exchange, model, options)
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:

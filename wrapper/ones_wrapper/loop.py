@@ -42,10 +42,10 @@ class Loader:
         loop.exchanges.check()
         epoch, changed = progress.epoch, True
         while changed:
-            batch, generation, changed = run.batch, run.generation, False
+            before, changed = run.cut, False
             run.meter.start()
-            cut = (batch, group.world, group.rank, run.spec.max_local_batch)
-            for part, local in feed.batches(epoch, progress.cursor, *cut, seeded=True):
+            cut = (run.batch, group.world, group.rank, run.spec.max_local_batch)
+            for part, local in feed.batches(epoch, progress.cursor, *cut, seeded=True, shares=run.shares):
                 try:
                     with self.passing(part):
                         yield local
@@ -58,7 +58,7 @@ class Loader:
                     self.complete(part)
                     run.act()
                     run.meter.start()
-                    if run.batch != batch or run.generation != generation:
+                    if run.cut != before:
                         changed = True
                         break
         self.leave(early=False)

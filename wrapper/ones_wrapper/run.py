@@ -11,6 +11,7 @@ from pathlib import Path
 from ones_wrapper import memory, mistakes, resize_log
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
+from ones_wrapper.data.shares import Shares
 from ones_wrapper.data.feed import AccumulationStep, Feed, Share, accumulation_count, clamp_batch
 from ones_wrapper.data.streams import StreamFeed
 from ones_wrapper.gradients.accumulation import Accumulation
@@ -33,6 +34,7 @@ from ones_wrapper.run_id import run_id
 from ones_wrapper.run_settings import Identity, Settings
 from ones_wrapper.saver import Saver
 from ones_wrapper.schedule import Schedules, counted
+from ones_wrapper.uneven import Uneven
 
 
 class Loop:
@@ -87,6 +89,7 @@ class Run:
         self._declared = spec.max_local_batch
         found = memory.find(self.directory, spec.max_local_batch, memory.device_name(group.device))
         self.spec = replace(spec, max_local_batch=-group.maximum([-found])[0])
+        self.uneven = Uneven(group.device, found) if settings.uneven else None
         self._before = resize_log.before(self.directory, self._restart) if first else None
         self.resizes = resize_log.ResizeLog()
         self._previous = previous(self.directory, self._restart) if first else None
@@ -94,6 +97,8 @@ class Run:
         orders = self._orders(self._restart) if first else None
         self._requests = OwnerRequests(self.directory) if first else None
         self._boundary = Boundary(group, orders, self._requests, self._restart, FLAGS)
+        if self.uneven is not None:
+            self._boundary.measured, self.meter.watch = self.uneven.proposal, self.uneven.watch
         checkpoints = Checkpoints(self.directory, group, self._job_id, self._restart, holds=identity.leads)
         self.saver = Saver(group, checkpoints, settings.checkpoint_every_s, settings.write_behind, self._reporter.send)
         self._start_report = StartReport(started, self._previous, self.directory, self._spool)
@@ -124,6 +129,16 @@ class Run:
     def world(self) -> int:
         """World size, as the script sees it. Not collective."""
         return self.group.world
+
+    @property
+    def shares(self) -> Shares | None:
+        """How steps are divided over the ranks; None for evenly. Not collective."""
+        return self.uneven.shares if self.uneven is not None else None
+
+    @property
+    def cut(self) -> tuple[object, ...]:
+        """What the data is cut by: where it changes, the epoch's rest is cut anew. Not collective."""
+        return self.batch, self.generation, self.shares
 
     def _orders(self, restart: int) -> OrderReader:
         """Reads the orders of a run."""
@@ -224,6 +239,8 @@ class Run:
         progress.useful += useful
         if self.noise is not None:
             self.noise.step(total)
+        if self.uneven is not None:
+            self.uneven.step(self.loop.part.share.samples)
         if rate := self.loop.rate:
             self._still = 0 if rate.stepped else self._still + 1
             if self._still == mistakes.NO_STEPS and self.group.rank == 0:
@@ -269,6 +286,8 @@ class Run:
         if agreed.wanted and agreed.number != self._boundary.applied:
             self._boundary.applied = agreed.number
             self._change_batch(agreed.wanted, agreed.number)
+        if self.uneven is not None and agreed.measured:
+            self._divide(self.uneven, agreed.measured)
         if agreed.stop == BY_OWNER:
             self._stop_for_good()
         elif agreed.stop:
@@ -339,6 +358,13 @@ class Run:
         self._log_batch(old)
         steps = accumulation_count(self.batch, self.group.world, spec.max_local_batch)
         self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
+
+    def _divide(self, uneven: Uneven, measured: tuple[int, ...]) -> None:
+        """Shares follow the speeds that the ranks measured. Not collective."""
+        most = self.spec.max_local_batch
+        if uneven.agreed(measured, self.batch, most) and self.group.rank == 0 and uneven.shares is not None:
+            shares = uneven.shares.samples(self.batch, accumulation_count(self.batch, self.group.world, most))
+            log(resize_log.shares_changed(shares, self.progress.step))
 
     def _log_batch(self, old: int) -> None:
         """The batch in force was `old` until now. Not collective."""

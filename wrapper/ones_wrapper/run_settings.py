@@ -17,6 +17,7 @@ class Settings:
     lr_ramp: int
     checkpoint_every_s: float | None
     write_behind: bool
+    uneven: bool = False
 
 
 def checked_spec(

@@ -2,13 +2,13 @@
 way.
 
 One cursor runs through one permutation per epoch. A step uses the next global batch of it, split over the
-ranks as evenly as possible. The cursor is all that a checkpoint needs to hold, and it moves when a step is
-completed, not when its data is fetched.
+ranks as evenly as possible, or by their speeds (shares.py). The cursor is all that a checkpoint needs to hold,
+and it moves when a step is completed, not when its data is fetched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from ones_wrapper.data.shares import Shares
 from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, may_draw, sample_keys, seed_all
 
 
@@ -69,19 +70,17 @@ def split(cursor: int, total: int, world: int, rank: int) -> Share:
     return Share(start, start + each + (rank < left), total)
 
 
+def divide(cursor: int, total: int, rank: int, counts: Sequence[int]) -> Share:
+    """Rank `rank`'s share of the `total` samples from `cursor` on, where the ranks get `counts` of them, in order."""
+    start = cursor + sum(counts[:rank])
+    return Share(start, start + counts[rank], total)
+
+
 def permutation(samples: int, seed: int, epoch: int, shuffle: bool) -> npt.NDArray[np.int64]:
     """The order of the samples in one epoch: the same on every rank and in every run."""
     if not shuffle:
         return np.arange(samples, dtype=np.int64)
     return np.random.default_rng([seed, epoch]).permutation(samples).astype(np.int64)
-
-
-def shares(cursor: int, samples: int, batch: int, world: int, rank: int) -> Iterator[Share]:
-    """The rank's shares of all steps from `cursor` to the end of the epoch."""
-    while cursor < samples:
-        total = min(batch, samples - cursor)
-        yield split(cursor, total, world, rank)
-        cursor += total
 
 
 def clamp_batch(
@@ -107,14 +106,16 @@ def accumulation_count(total: int, world: int, max_local: int) -> int:
     return -(-most // max_local)
 
 
-def accumulation_steps(share: Share, world: int, max_local: int) -> Iterator[AccumulationStep]:
-    """A rank's passes of one step: as few as keep every rank within `max_local` samples a pass, and as equal as
-    can be.
+def accumulation_steps(
+    share: Share, world: int, max_local: int, largest_share: int | None = None
+) -> Iterator[AccumulationStep]:
+    """A rank's passes of one step: as few as keep every rank within `max_local` samples a pass where shares are even,
+    and as equal as can be. `largest_share` is that of the rank with most samples; by default shares are even.
 
     A pass without samples borrows the sample before: the step's last or the rank's own last, so one that
     every rank can fetch.
     """
-    most = -(-share.total // world)
+    most = -(-share.total // world) if largest_share is None else largest_share
     count = accumulation_count(share.total, world, max_local)
     largest = -(-most // count)
     each, left = divmod(share.samples, count)
@@ -125,10 +126,30 @@ def accumulation_steps(share: Share, world: int, max_local: int) -> Iterator[Acc
         start += samples
 
 
-def plan(cursor: int, samples: int, batch: int, world: int, rank: int, max_local: int) -> Iterator[AccumulationStep]:
+def step_passes(
+    cursor: int, total: int, world: int, rank: int, max_local: int, shares: Shares | None = None
+) -> Iterator[AccumulationStep]:
+    """The rank's passes of the step of `total` samples from `cursor` on: even shares, or uneven ones."""
+    if shares is None:
+        return accumulation_steps(split(cursor, total, world, rank), world, max_local)
+    counts = shares.samples(total, accumulation_count(total, world, max_local))
+    return accumulation_steps(divide(cursor, total, rank, counts), world, max_local, max(counts))
+
+
+def plan(
+    cursor: int,
+    samples: int,
+    batch: int,
+    world: int,
+    rank: int,
+    max_local: int,
+    shares: Shares | None = None,
+) -> Iterator[AccumulationStep]:
     """The rank's passes of all steps from `cursor` to the end of the epoch."""
-    for share in shares(cursor, samples, batch, world, rank):
-        yield from accumulation_steps(share, world, max_local)
+    while cursor < samples:
+        total = min(batch, samples - cursor)
+        yield from step_passes(cursor, total, world, rank, max_local, shares)
+        cursor += total
 
 
 class Feed:
@@ -188,7 +209,16 @@ class Feed:
         return self._order[1]
 
     def batches(
-        self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int, *, seeded: bool = False
+        self,
+        epoch: int,
+        cursor: int,
+        batch: int,
+        world: int,
+        rank: int,
+        max_local: int,
+        *,
+        seeded: bool = False,
+        shares: Shares | None = None,
     ) -> Iterator[tuple[AccumulationStep, Any]]:
         """(pass, local batch) of each step from `cursor` to the end of the epoch, at one global batch.
 
@@ -198,7 +228,7 @@ class Feed:
         Global generators are as they were after each fetch, which costs 0.1 ms; with `seeded`, whoever asks seeds them
         before each step's first pass, and those before it are left as they come.
         """
-        todo = partial(plan, cursor, self.samples, batch, world, rank, max_local)
+        todo = partial(plan, cursor, self.samples, batch, world, rank, max_local, shares)
         order = self.order(epoch)
         self._generator.manual_seed(key(self._seed, epoch, cursor, rank) >> 1)
         self._requests.to_come = (

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from ones_wrapper.data.feed import AccumulationStep, Feed, accumulation_steps, check_options, identity, split
+from ones_wrapper.data.shares import Shares
+from ones_wrapper.data.feed import AccumulationStep, Feed, check_options, identity, step_passes
 from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, seed_all
 
 SKIP_HELP = (
@@ -62,11 +63,13 @@ class StreamFeed:
         self._stream = _Stream(dataset, seed, keyed, collate_fn or default_collate)
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         self._options = {"num_workers": num_workers, **options}
-        self._loader(0, 0, 1, 1, 0, 1)  # options that contradict each other raise now
+        self._loader(0, 0, 1, 1, 0, 1, None)  # options that contradict each other raise now
 
-    def _loader(self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int) -> DataLoader[Any]:
+    def _loader(
+        self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int, shares: Shares | None
+    ) -> DataLoader[Any]:
         return DataLoader(
-            _RankStream(self._stream, epoch, cursor, batch, world, rank, max_local),
+            _RankStream(self._stream, epoch, cursor, batch, world, rank, max_local, shares),
             batch_size=None,
             collate_fn=identity,
             generator=torch.Generator().manual_seed(key(self._stream.seed, epoch, cursor, rank) >> 1),
@@ -74,10 +77,19 @@ class StreamFeed:
         )
 
     def batches(
-        self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int, *, seeded: bool = False
+        self,
+        epoch: int,
+        cursor: int,
+        batch: int,
+        world: int,
+        rank: int,
+        max_local: int,
+        *,
+        seeded: bool = False,
+        shares: Shares | None = None,
     ) -> Iterator[tuple[AccumulationStep, Any]]:
         """As `Feed.batches`. The last step is as large as what is left, and the same on all ranks."""
-        return iter(self._loader(epoch, cursor, batch, world, rank, max_local))
+        return iter(self._loader(epoch, cursor, batch, world, rank, max_local, shares))
 
     def indices(self, epoch: int, part: AccumulationStep) -> list[int]:
         """The positions in the stream that a pass counts."""
@@ -98,12 +110,20 @@ class _RankStream(IterableDataset[tuple[AccumulationStep, Any]]):
     """One rank's walk from `cursor` to the end of an epoch, as the loader or its worker sees it."""
 
     def __init__(
-        self, stream: _Stream, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int
+        self,
+        stream: _Stream,
+        epoch: int,
+        cursor: int,
+        batch: int,
+        world: int,
+        rank: int,
+        max_local: int,
+        shares: Shares | None,
     ) -> None:
         self.dataset = stream.dataset
         self._stream = stream
         self._epoch, self._cursor, self._batch = epoch, cursor, batch
-        self._world, self._rank, self._max_local = world, rank, max_local
+        self._world, self._rank, self._max_local, self._shares = world, rank, max_local, shares
 
     def __iter__(self) -> Iterator[tuple[AccumulationStep, Any]]:
         stream, cursor, full = self._stream, self._cursor, True
@@ -111,9 +131,7 @@ class _RankStream(IterableDataset[tuple[AccumulationStep, Any]]):
             self._seed(cursor)
             samples = open_stream(stream.dataset, self._epoch, cursor)
         while full and (step := self._read(samples, cursor)):
-            for part in accumulation_steps(
-                split(cursor, len(step), self._world, self._rank), self._world, self._max_local
-            ):
+            for part in step_passes(cursor, len(step), self._world, self._rank, self._max_local, self._shares):
                 first = part.start - cursor
                 with self._own_numbers():
                     self._seed(part.start, max(part.samples, 1))
