@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ones_wrapper.checkpoint import Progress
+from ones_wrapper.data.coreset import Coreset
 from ones_wrapper.data.feed import Feed
 from ones_wrapper.data.streams import make_feed
 from ones_wrapper.evaluation import Evaluation
@@ -285,7 +286,7 @@ class Job:
         extras = {name: mapped(thing, schedules.wrap) for name, thing in others.items()}
         if scheduler is not None:
             extras = {"scheduler": mapped(scheduler, partial(schedules.wrap, known=True)), **extras}
-        state = state_of(model, optimizer, extras, run.files)
+        state = state_of(model, optimizer, extras, run.files, run.loop.selection)
         carried: list[Any] = [optimizer, *extras.values()]
         if accumulation is not None:
             carried = [mapped(thing, accumulation.wrap) for thing in carried]
@@ -303,6 +304,7 @@ class Job:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         drop_last: bool = False,
+        coreset: Coreset | None = None,
         **options: Any,
     ) -> Loader:
         """The training data cut into the batch in force, each sample once an epoch.
@@ -313,6 +315,10 @@ class Job:
         `options` are further ones of torch's DataLoader (`pin_memory`, …); not those that choose samples, since that
         is done here. With `drop_last` an epoch has as many samples as whole batches of init's `batch` need, the first
         of its order: the same at any size and batch, and others in each epoch. Synchronises nothing.
+
+        With a `coreset` an epoch is a chosen part of the data, and the loop gets (batch, weights): write the loss as
+        the mean of weight times the sample's loss. It synchronises all ranks where samples are chosen, at the beginning
+        of an epoch.
         """
         if self._run.loop.feed is not None:
             raise RuntimeError("loader: a job trains on one dataset; use an ordinary DataLoader to evaluate on another")
@@ -321,6 +327,7 @@ class Job:
         self._run.loop.seed = seed
         self._run.loop.feed = make_feed(
             dataset,
+            chosen=(coreset, self._run.loop.selection) if coreset is not None else None,
             shuffle=shuffle,
             seed=seed,
             keyed=keyed,

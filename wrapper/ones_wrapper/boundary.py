@@ -1,8 +1,8 @@
 """Where all ranks act together: at a step boundary they agree on what orders and signals ask for.
 
-The agreement is one maximum over ten integers (and two for each rank, where shares are uneven), begun at one boundary and obeyed at the next. When steps are
-so short that it would cost more than `SHARE` of them, the ranks agree at every n-th boundary only; rank 0 says n, as
-part of the agreement.
+The agreement is one maximum over ten integers (and two for each rank, where shares are uneven), begun at one boundary
+and obeyed at the next. When steps are so short that it would cost more than `SHARE` of them, the ranks agree at every
+n-th boundary only; rank 0 says n, as part of the agreement.
 """
 
 from __future__ import annotations

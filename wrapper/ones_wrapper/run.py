@@ -11,8 +11,9 @@ from pathlib import Path
 from ones_wrapper import memory, mistakes, resize_log
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
-from ones_wrapper.data.shares import Shares
+from ones_wrapper.data.coreset_feed import Selection
 from ones_wrapper.data.feed import AccumulationStep, Feed, Share, accumulation_count, clamp_batch
+from ones_wrapper.data.shares import Shares
 from ones_wrapper.data.streams import StreamFeed
 from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchanges import Exchanges
@@ -43,6 +44,7 @@ class Loop:
     def __init__(self) -> None:
         self.feed: Feed | StreamFeed | None = None
         self.seed = 0
+        self.selection = Selection()
         self.exchanges = Exchanges()
         self.accumulation: Accumulation | None = None
         self.rate: Rate | None = None

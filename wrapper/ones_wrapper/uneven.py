@@ -18,8 +18,8 @@ from statistics import median
 
 import torch
 
-from ones_wrapper.data.shares import Shares
 from ones_wrapper.data.feed import accumulation_count, split
+from ones_wrapper.data.shares import Shares
 
 SMOOTHING = 0.5
 """Weight of the newest measurement."""

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from ones_wrapper.data.shares import Shares
 from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, may_draw, sample_keys, seed_all
+from ones_wrapper.data.shares import Shares
 
 
 class Share(NamedTuple):
@@ -246,6 +246,12 @@ class Feed:
         order = self.order(0)
         self._generator.manual_seed(self._seed)
         self._requests.to_come = (_Request(0, fetched_indices(order, part)) for part in parts)
+        return iter(self._loader)
+
+    def fetch_samples(self, epoch: int, requests: list[list[int]]) -> Iterator[Any]:
+        """These samples of the dataset, a batch each, with the random numbers that they draw in this epoch."""
+        self._generator.manual_seed(self._seed)
+        self._requests.to_come = (_Request(epoch, indices) for indices in requests)
         return iter(self._loader)
 
     def indices(self, epoch: int, part: AccumulationStep) -> list[int]:

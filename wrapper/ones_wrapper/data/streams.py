@@ -19,9 +19,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from ones_wrapper.data.shares import Shares
+from ones_wrapper.data.coreset import Coreset
+from ones_wrapper.data.coreset_feed import CoresetFeed, Selection
 from ones_wrapper.data.feed import AccumulationStep, Feed, check_options, identity, step_passes
 from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, seed_all
+from ones_wrapper.data.shares import Shares
 
 SKIP_HELP = (
     "give it skip(n), which returns the same stream without its first n samples (as Hugging Face's streams have), "
@@ -198,24 +200,27 @@ def make_feed(
     num_workers: int = 0,
     options: dict[str, Any] | None = None,
     whole: int = 1,
+    chosen: tuple[Coreset, Selection] | None = None,
 ) -> Feed | StreamFeed:
     """The feed that suits a dataset: by items where it has a length and items, else as a stream.
 
     A stream comes in its own order: `shuffle` is for datasets with items, and so is `whole` above 1, for which a stream
-    raises ValueError.
+    raises ValueError. So is a coreset, `chosen` with the state in which its samples are kept.
     """
     by_items = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if by_items and not isinstance(dataset, IterableDataset):
-        return Feed(
-            dataset,
-            shuffle=shuffle,
-            seed=seed,
-            keyed=keyed,
-            collate_fn=collate_fn,
-            num_workers=num_workers,
-            options=options,
-            whole=whole,
-        )
+        of_items: dict[str, Any] = {
+            "shuffle": shuffle,
+            "seed": seed,
+            "keyed": keyed,
+            "collate_fn": collate_fn,
+            "num_workers": num_workers,
+            "options": options,
+            "whole": whole,
+        }
+        return CoresetFeed(dataset, *chosen, **of_items) if chosen is not None else Feed(dataset, **of_items)
+    if chosen is not None:
+        raise ValueError("loader: a coreset is chosen from a dataset with length and items, and this is a stream")
     if whole > 1:
         raise ValueError("loader: drop_last is for datasets with length and items; where a stream ends shows too late")
     return StreamFeed(dataset, seed=seed, keyed=keyed, collate_fn=collate_fn, num_workers=num_workers, options=options)
