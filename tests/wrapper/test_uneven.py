@@ -77,7 +77,7 @@ def test_passes_of_uneven_shares_use_each_sample_once(
     """Exactly once over the epoch, as many passes on each rank as with even shares, none larger than a rank holds."""
     world = len(speeds)
     shares = Shares(tuple(speeds), (least,) + (least + room,) * (world - 1))
-    ranks = [list(plan(0, samples, batch, world, rank, least, shares)) for rank in range(world)]
+    ranks = [list(plan(0, samples, batch, world, rank, least, uneven=shares)) for rank in range(world)]
     even = [list(plan(0, samples, batch, world, rank, least)) for rank in range(world)]
     assert [one.count for one in ranks[0]] == [one.count for one in even[0]]
     used: list[int] = []
@@ -106,7 +106,7 @@ def test_the_gradient_is_that_of_one_process(team: Team, speeds: list[float], to
     """In float64, whatever the shares, over steps of several passes."""
     shares = Shares(tuple(speeds), (least, least + 2, least + 5))
     steps = [
-        [[one.samples for one in step_passes(0, total, 3, rank, least, shares)] for rank in range(3)]
+        [[one.samples for one in step_passes(0, total, 3, rank, least, uneven=shares)] for rank in range(3)]
         for total in totals
     ]
     expected = in_one_process(steps)
@@ -136,11 +136,11 @@ class Ranks:
         for rank, one in enumerate(self.uneven):
             for _ in range(WARM_UP + STEPS):
                 took = (self.fixed[rank] + self.each[rank] * held[rank]) * self.random.uniform(1, 1 + self.noise)
-                one.watch.seconds = lambda took=took: took  # type: ignore[method-assign]
+                one.watch.seconds = partial(float, took)  # type: ignore[method-assign]
                 one.step(held[rank])
         told = [one.proposal(rank, world) for rank, one in enumerate(self.uneven)]
         agreed = [max(slot) for slot in zip(*told, strict=True)]
-        changed = {one.agreed(agreed, self.total, self.most) for one in self.uneven}
+        changed = {one.agreed(agreed, self.total, 1) for one in self.uneven}
         assert len(changed) == 1 and len({one.shares for one in self.uneven}) == 1, "the ranks disagree"
         self.changes += changed.pop()
         assert sum(self.samples) == self.total
@@ -185,7 +185,7 @@ def test_a_slot_is_empty_until_enough_was_measured() -> None:
     one = Uneven(torch.device("cpu"), 9)
     assert one.proposal(0, 1) == []
     assert one.proposal(1, 2) == [0, 0, 0, 9]
-    assert not one.agreed([5, 0, 9, 9], 16, 9) and one.shares is None
+    assert not one.agreed([5, 0, 9, 9], 16, 1) and one.shares is None
 
 
 def test_a_watch_leaves_waiting_out() -> None:
@@ -234,7 +234,8 @@ def trained(uneven: bool) -> int | None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     optimizer = job.register(model=model, optimizer=optimizer)
     loader = job.loader(Many(), seed=5)
-    sizes, used = [], []
+    sizes: list[int] = []
+    used: list[tuple[int, int]] = []
     here = job.progress.step
     for _ in job.epochs():
         for x, y, index in loader:

@@ -40,10 +40,12 @@ class Loader:
         return base_steps(run.loop.feed.samples, run.spec.base_batch)
 
     def __iter__(self) -> Iterator[Any]:
-        """This rank's local batches from the cursor to the end of the present epoch; all ranks take as many."""
+        """The local batches of this rank's replica from the cursor to the end of the present epoch; all ranks take as
+        many.
+        """
         run = self._run
         run.begin()
-        loop, progress, group = run.loop, run.progress, run.group
+        loop, progress = run.loop, run.progress
         feed, rate = loop.feed, loop.rate
         assert feed is not None and rate is not None
         loop.exchanges.check()
@@ -51,10 +53,10 @@ class Loader:
             self._select(feed)
         epoch, changed = progress.epoch, True
         while changed:
-            before, changed = run.cut, False
+            before, changed = run.cut_by, False
             run.meter.start()
-            cut = (run.batch, group.world, group.rank, run.spec.max_local_batch)
-            for part, local in feed.batches(epoch, progress.cursor, *cut, seeded=True, shares=run.shares):
+            cut = (run.batch, *run.division.cut, run.shares)
+            for part, local in feed.batches(epoch, progress.cursor, *cut, seeded=True):
                 try:
                     with self.passing(part):
                         yield local
@@ -67,7 +69,7 @@ class Loader:
                     self.complete(part)
                     run.act()
                     run.meter.start()
-                    if run.cut != before:
+                    if run.cut_by != before:
                         changed = True
                         break
         self.leave(early=False)
@@ -124,7 +126,8 @@ class Loader:
             seed_step(loop.seed, run.progress.step, run.group.rank)
             loop.schedules.enter(counted(run.progress, part.share.total, run.batch, run.spec.base_batch))
         if run.trace and loop.feed:
-            loop.used += loop.feed.indices(run.progress.epoch, part)
+            if run.division.first:
+                loop.used += loop.feed.indices(run.progress.epoch, part)
             run.uses(part.last)
 
     def leave(self, early: bool) -> None:

@@ -18,7 +18,7 @@ from statistics import median
 
 import torch
 
-from ones_wrapper.data.feed import accumulation_count, split
+from ones_wrapper.data.feed import split
 from ones_wrapper.data.shares import Shares
 
 SMOOTHING = 0.5
@@ -124,9 +124,9 @@ class Uneven:
             slots[rank] = max(1, round(median(self._new) / UNIT))
         return slots
 
-    def agreed(self, slots: Sequence[int], total: int, max_local: int) -> bool:
-        """What all ranks told of each other; whether the shares changed. `total` is the global batch in force, and
-        `max_local` what each rank holds in a pass at least."""
+    def agreed(self, slots: Sequence[int], total: int, passes: int) -> bool:
+        """What all ranks told of each other; whether the shares changed. `total` is the global batch in force, in as
+        many `passes`."""
         world = len(slots) // 2
         if not all(slots) or not world:
             return False
@@ -136,7 +136,6 @@ class Uneven:
             times = tuple(old + SMOOTHING * (new - old) for old, new in zip(self._times, times, strict=True))
         self._times = times
         found = Shares(_bounded(self.shares, times), tuple(slots[world:]))
-        passes = accumulation_count(total, world, max_local)
         before = counts(self.shares, total, world, passes)
         after = counts(found, total, world, passes)
         if _slowest(after, times) > (1.0 - GAIN) * _slowest(before, times):

@@ -106,9 +106,10 @@ def test_weights_count_who_is_nearest() -> None:
     random = np.random.default_rng(0)
     rows, labels = random.standard_normal((60, 4)), random.integers(0, 3, 60)
     indices, weights = chosen_of(rows, labels, 12, Alone(), 2048)
-    nearest = [
-        min(indices[labels[indices] == labels[i]], key=lambda j: np.linalg.norm(rows[i] - rows[j])) for i in range(60)
-    ]
+    nearest = []
+    for row, label in zip(rows, labels, strict=True):
+        theirs = indices[labels[indices] == label]
+        nearest.append(theirs[np.linalg.norm(rows[theirs] - row, axis=1).argmin()])
     counts = np.array([nearest.count(j) for j in indices])
     np.testing.assert_allclose(weights, counts * 12 / 60)
     assert weights.mean() == pytest.approx(1.0) and len(set(indices.tolist())) == 12
@@ -187,7 +188,7 @@ def test_labels_are_found() -> None:
     assert labels_of(Subset(whole, [3, 0]), None).tolist() == [0, 2]
 
     class Images(Dataset[int]):
-        targets = [5, 6, 7]
+        targets = (5, 6, 7)
 
         def __len__(self) -> int:
             return 3
@@ -211,22 +212,22 @@ def trained(resizes: bool) -> int | None:
     """Chosen anew every two epochs, by what the model makes of the samples."""
     job = ones.init(batch=4, epochs=EPOCHS, max_local_batch=4)
     torch.manual_seed(0)
-    # BatchNorm: its running statistics are what an evaluation sees, and dropout would show a model that is not in eval.
+
     model = job.ddp(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).double())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     optimizer = job.register(model=model, optimizer=optimizer)
 
     def features(batch: Any) -> torch.Tensor:
         assert not model.training and not torch.is_grad_enabled()
-        return torch.as_tensor(model(batch[0]) - batch[1])
+        return torch.as_tensor((model(batch[0]) - batch[1]) * batch[0])
 
     data = Numbered()
-    coreset = ones.Coreset(
-        SIZE / SAMPLES, every=2, features=features, labels=(data.tensors[1] > 0).long().flatten(), shard=16
-    )
+    labels = (data.tensors[1] > 0).long().flatten()
+    coreset = ones.Coreset(SIZE / SAMPLES, every=2, features=features, labels=labels, shard=16)
     loader = job.loader(data, seed=5, coreset=coreset)
     assert len(loader) == SIZE // 4
-    used, here = [], job.progress.step
+    used: list[tuple[int, int, float]] = []
+    here = job.progress.step
     for epoch in job.epochs():
         for (x, y, index), weights in loader:
             if resizes and job.progress.step == {1: 8, 3: 15}.get(job.world, -1) and job.progress.step > here:
@@ -260,6 +261,9 @@ def test_a_job_on_a_coreset_is_resized_and_ends_as_one_process() -> None:
 
 
 class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
     def skip(self, count: int) -> Endless:
         return self
 
