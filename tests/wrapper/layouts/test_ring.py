@@ -85,9 +85,7 @@ def test_which_ranks_share_a_node() -> None:
 
 def test_what_does_not_fit_gets_a_sentence() -> None:
     ring = Ring(64, causal=True)
-    with pytest.raises(
-        ValueError, match=r"^ring: 3 GPUs cannot be used; 1, 2, 4 would fit \(length=64 is no"
-    ):
+    with pytest.raises(ValueError, match=r"^ring: 3 GPUs cannot be used; 1, 2, 4 would fit \(length=64 is no"):
         ring.replicas(3)
     with pytest.raises(ValueError, match=r"ring: 3 GPUs cannot be used; 2, 4, 6 would fit \(rings have ranks=2\)"):
         Ring(64, ranks=2).replicas(3)
