@@ -80,6 +80,10 @@ def advance_blocks(
     return handle(resize, replace(array, job=replace(array.job, restart=resize.restart)))
 
 
+Change = Callable[[Machine, ResizeRecord, Array], Reason | None]
+"""Changes tasks of a job so that others may join; why that cannot be, or None."""
+
+
 # -- preparing ---------------------------------------------------------------------------------------------------------
 
 
@@ -97,7 +101,8 @@ def _preparing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRe
     if machine.times.late(resize):
         return _withdraw(machine, resize, reason("blocks_not_ready"))
     if not _prepared(resize, array) and machine.times.due(resize):
-        for change in (_hold, _lift_throttle, *(partial(_give_shape, task=task) for task, _, _ in resize.added)):
+        shapes: list[Change] = [partial(_give_shape, task=task) for task, _, _ in resize.added]
+        for change in (_hold, _lift_throttle, *shapes):
             why = change(machine, resize, array)
             if why is not None:
                 return _withdraw(machine, resize, why)
