@@ -1,0 +1,1 @@
+"""Optimizers whose exchange between ranks is their own."""
