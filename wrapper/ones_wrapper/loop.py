@@ -45,6 +45,7 @@ class Loader:
         epoch, changed = progress.epoch, True
         while changed:
             batch, generation, changed = run.batch, run.generation, False
+            run.use_batch()
             run.meter.start()
             for part, local in feed.batches(epoch, progress.cursor, batch, *run.division.cut, seeded=True):
                 try:

@@ -26,11 +26,11 @@ def team() -> Iterator[Team]:
     made.close()
 
 
-class Payload(TorchDispatchMode):
+class Payload(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what the process group is given to send, by the volume of each collective's usual algorithm."""
 
     def __init__(self, world: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.share = (world - 1) / world
         self.bytes = 0.0
 
@@ -119,7 +119,7 @@ def _gradients(model: torch.nn.Module, step: int, share: slice, scale: float) ->
 
 
 SHARES = (slice(0, 4), slice(4, 6), slice(6, 7), slice(7, 8))
-HYPER = {"lr": 0.02, "eps": 1e-6, "weight_decay": 0.01}
+HYPER: dict[str, Any] = {"lr": 0.02, "eps": 1e-6, "weight_decay": 0.01}
 
 
 def _train(group: Group, warm: int, steps: int) -> list[torch.Tensor]:
@@ -148,7 +148,10 @@ def _reference(warm: int, steps: int) -> list[torch.Tensor]:
     n = sum(p.numel() for p in x)
     each = 8 * -(-n // (8 * WORLD))
     padded = each * WORLD
-    e_w, e_s = [torch.zeros(padded, dtype=torch.float64) for _ in range(WORLD)], torch.zeros(padded, dtype=torch.float64)
+    e_w, e_s = (
+        [torch.zeros(padded, dtype=torch.float64) for _ in range(WORLD)],
+        torch.zeros(padded, dtype=torch.float64),
+    )
     chunks = [slice(i * each, min((i + 1) * each, n)) for i in range(WORLD)]
 
     def signs(z: torch.Tensor, used: int) -> torch.Tensor:
@@ -234,7 +237,7 @@ def test_warm_up_is_the_librarys_lamb() -> None:
     for parameter in (*ours.parameters(), *theirs.parameters()):
         parameter.data *= 3  # so that no trust ratio reaches our bounds, which the library does not have
     # Its ratio has eps in the denominator too, ours as the paper has none.
-    hyper = {"lr": 0.02, "weight_decay": 0.01, "eps": 0.0}
+    hyper: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.01, "eps": 0.0}
     first = CompressedLamb(ours.parameters(), OneBitMean(), warmup_steps=10**6, **hyper)
     second = library.Lamb(theirs.parameters(), weight_decouple=False, adam_debias=True, **hyper)
     for step in range(30):

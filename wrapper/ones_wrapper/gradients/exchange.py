@@ -8,7 +8,7 @@ of pass p of rank r, with n_rp samples of the step's N, is Σ_rp (n_rp / N) g_rp
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,20 @@ class Exchange(ABC):
     def evaluating(self) -> AbstractContextManager[None]:
         """Around an evaluation, in which ranks may make unequally many forward passes. Collective at its beginning."""
         return nullcontext()
+
+    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:  # noqa: B027
+        """These are the optimizers that hold parameters of this model. Not collective.
+
+        Raises ValueError where one cannot be used, with what to do.
+        """
+
+    def published(self) -> AbstractContextManager[None]:
+        """Around a checkpoint: model and optimizers hold what the job publishes, the same on all ranks. Collective at
+        its beginning."""
+        return nullcontext()
+
+    def settle(self) -> None:  # noqa: B027
+        """Go on from what the job publishes, on all ranks. Collective; between two steps."""
 
     def finish(self) -> None:
         """Before the step of an optimizer that has parameters of this model: all gradients have arrived. Not for a step

@@ -12,7 +12,9 @@ of the values + the same of before. So one vector holds all errors, whatever the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -49,7 +51,7 @@ class OneBitMean:
         world, wanted = dist.get_world_size(self.group), values + error
         if world == 1:
             return wanted, torch.zeros_like(wanted)
-        rank, each, used = dist.get_rank(self.group), *self._chunk(wanted.numel())
+        each, used = self._chunk(wanted.numel())
         signs, size = _split(wanted)
         bits, scales = pack(_padded(signs, each * world)), wanted.new_empty(world)
         received = torch.empty_like(bits)
@@ -66,7 +68,7 @@ class OneBitMean:
         _all_gather(all_scales, chunk_size.reshape(1), group=self.group)
         # Nothing is kept before all has arrived: where a rank is lost meanwhile, this step was not made.
         self._server = chunk - torch.where(chunk_signs, chunk_size, -chunk_size)
-        self.sent += 2 * (world - 1) * (mine.numel() + size.element_size())
+        self.sent += sent_bytes(wanted.numel(), world, wanted.element_size())
         all_scales = all_scales.unsqueeze(1)
         mean = torch.where(unpack(bits).view(world, each), all_scales, -all_scales).view(-1)[: wanted.numel()]
         return mean, wanted - torch.where(signs, size, -size)
@@ -90,6 +92,11 @@ class OneBitMean:
         """The elements of a chunk, a multiple of 8, and how many of this rank's are no padding."""
         each = 8 * -(-n // (8 * dist.get_world_size(self.group)))
         return each, min(max(n - dist.get_rank(self.group) * each, 0), each)
+
+
+def sent_bytes(n: int, world: int, element: int = 4) -> int:
+    """What a rank sends for a mean of [n], with elements and scales of so many bytes."""
+    return 2 * (world - 1) * (-(-n // (8 * world)) + element)
 
 
 def _split(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,19 +125,48 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
     return groups.view(torch.bool).view(-1)
 
 
+class Compressing(Protocol):
+    """The optimizer of a model that `OneBitExchange` exchanges for, as that sees it."""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it exchanges its momentum."""
+
+    def settle(self) -> None:
+        """What ranks keep back becomes one. Collective."""
+
+
 class OneBitExchange(DdpExchange):
     """Gradients are averaged over samples as by DistributedDataParallel, until their optimizer exchanges its momentum:
     then each rank keeps its own, scaled so that the plain mean over ranks is the mean over the step's samples.
     """
 
-    def __init__(self, group: Group, noise: NoiseScale | None, compressed: Callable[[], bool]) -> None:
-        """`compressed` says whether the optimizer exchanges."""
+    def __init__(self, group: Group, noise: NoiseScale | None, made: Callable[[], Compressing | None]) -> None:
+        """`made` gives the optimizer, once there is one."""
         super().__init__(group, noise)
-        self._compressed = compressed
+        self._made = made
+
+    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        made: object = self._made()
+        if len(optimizers) != 1 or optimizers[0] is not made:
+            kinds = " and ".join(sorted(type(one).__name__ for one in optimizers)) or "none"
+            raise ValueError(
+                f"onebit_lamb: the model's optimizer is {kinds}; make one, of all its parameters, with "
+                "OneBitLamb.optimizer(model.parameters(), lr=...)"
+            )
+
+    @contextmanager
+    def published(self) -> Iterator[None]:
+        self.settle()
+        yield
+
+    def settle(self) -> None:
+        if (made := self._made()) is not None:
+            made.settle()
 
     def _reduce(self, bucket: int, gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        world = self._group.world
-        if world == 1 or not self._compressed():
+        world, made = self._group.world, self._made()
+        if world == 1 or made is None or not made.frozen:
             return super()._reduce(bucket, gradient)
         part = self._now()
         if not part.last:

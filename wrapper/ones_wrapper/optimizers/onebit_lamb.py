@@ -52,8 +52,8 @@ class CompressedLamb(torch.optim.Optimizer):
         bits."""
         if not lr >= 0 or not all(0 <= beta < 1 for beta in betas) or not betas[0] or not eps >= 0 or weight_decay < 0:
             raise ValueError(
-                f"onebit_lamb: lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay}: none may be negative, and "
-                "betas must be below 1, the first above 0"
+                f"onebit_lamb: lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay}: none may be negative, "
+                "and betas must be below 1, the first above 0"
             )
         self._mean = mean
         self._warmup_steps = warmup_steps
@@ -95,8 +95,8 @@ class CompressedLamb(torch.optim.Optimizer):
     @grad_scale.setter
     def grad_scale(self, value: object) -> None:
         raise RuntimeError(
-            "onebit_lamb: a gradient scaler skips steps on ranks of their own, which would wait for each other for ever; "
-            "compute in bfloat16, which needs none"
+            "onebit_lamb: a gradient scaler lets single ranks skip a step that all must make together; compute in "
+            "bfloat16, which needs none"
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -109,7 +109,9 @@ class CompressedLamb(torch.optim.Optimizer):
         """One step. Collective once the warm-up is over. Raises ValueError for a closure, and where a parameter gets
         its first gradient after the warm-up."""
         if closure is not None:
-            raise ValueError("onebit_lamb: a closure is not taken; call loss.backward() yourself, then optimizer.step()")
+            raise ValueError(
+                "onebit_lamb: a closure is not taken; call loss.backward() yourself, then optimizer.step()"
+            )
         for group in self.param_groups:
             for p in group["params"]:
                 if p.requires_grad and not self.state[p]:
@@ -125,7 +127,7 @@ class CompressedLamb(torch.optim.Optimizer):
             self._freeze()
 
     def settle(self) -> None:
-        """What ranks kept back becomes one residual, the same on all: before the state is written or sent. Collective."""
+        """What ranks kept back becomes one residual, the same on all, before state is written or sent. Collective."""
         trained = list(self._trained())
         if not self.frozen or not trained:
             return
@@ -168,7 +170,9 @@ class CompressedLamb(torch.optim.Optimizer):
     def _freeze(self) -> None:
         """The warm-up is over."""
         states = [state for *_, state in self._trained()]
-        sizes = torch.stack([torch.linalg.vector_norm(s["exp_avg"]) / max(s["exp_avg"].numel(), 1) ** 0.5 for s in states])
+        sizes = torch.stack(
+            [torch.linalg.vector_norm(s["exp_avg"]) / max(s["exp_avg"].numel(), 1) ** 0.5 for s in states]
+        )
         mean = sizes.sum() / (sizes > 0).sum().clamp(min=1)
         for state, size in zip(states, sizes, strict=True):
             state["scale"] = torch.where(size > 0, mean / size, 1.0)
@@ -226,9 +230,9 @@ class CompressedLamb(torch.optim.Optimizer):
         late = [p for p in self._untrained if p.grad is not None and bool(p.grad.any())]
         if late:
             raise ValueError(
-                f"onebit_lamb: {len(late)} parameters (one of shape {tuple(late[0].shape)}) got their first gradient after "
-                f"the {self._warmup_steps} steps of warm-up, whose variance is frozen; train them from the beginning, or "
-                "raise warmup_steps"
+                f"onebit_lamb: {len(late)} parameters (one of shape {tuple(late[0].shape)}) got their first gradient "
+                f"after {self._warmup_steps} steps of warm-up, when their variance was frozen; train them from the "
+                "beginning, or raise warmup_steps"
             )
 
 
@@ -246,4 +250,5 @@ def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
 def _like(flat: torch.Tensor, trained: list[tuple[dict[str, Any], torch.Tensor, dict[str, Any]]]) -> list[torch.Tensor]:
     """The parts of a flat tensor, in the shapes of the parameters."""
     shapes = [p.shape for _, p, _ in trained]
-    return [part.view(shape) for part, shape in zip(flat.split([s.numel() for s in shapes]), shapes, strict=True)]
+    parts = torch.split(flat, [shape.numel() for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
