@@ -258,6 +258,8 @@ class HotRun(Run):
         rate.resume(progress, self.batch)
         rate.remember(progress)
         self.loop.exchanges.ranks_changed()
+        if self.uneven is not None:
+            self.uneven.ranks_changed()
         if self.noise is not None:
             self.noise.ranks_changed(progress.noise)
         connections.keep(self.saver.ranks_changed(plan.term))

@@ -39,8 +39,8 @@ class OneBitLamb(Strategy):
         self._mean = OneBitMean()
         self._group: Group | None = None
         self._made: CompressedLamb | None = None
-        self._elements, self._frozen = 0, False
-        """Parameters, 0 before they are known, and phase that the limits were made for."""
+        self._told: bool | None = None
+        """Whether the limits were made for frozen variance; None where the model was not known."""
 
     def optimizer(self, params: Any, **options: Any) -> CompressedLamb:
         """The optimizer of all that the job trains; `options` are `lr`, `betas`, `eps` and `weight_decay`, as of
@@ -64,34 +64,32 @@ class OneBitLamb(Strategy):
             self.name,
             self._sizes(most_gpus),
             exact=False,
-            batch_fixed=self._frozen,
+            batch_fixed=self.batch_fixed(),
             carries=("what ranks kept back of the momentum, as one vector",),
         )
 
     def _sizes(self, most_gpus: int) -> tuple[SizeLimits, ...]:
         """Bytes by the number of GPUs; empty, so any number, before the model is known."""
-        rows = range(1, most_gpus + 1) if self._elements and most_gpus <= MOST_GPUS else ()
+        rows = range(1, most_gpus + 1) if self._made is not None and most_gpus <= MOST_GPUS else ()
         return tuple(SizeLimits(gpus, gpus, data_bytes=self.sent_bytes(gpus)) for gpus in rows)
 
     def sent_bytes(self, world: int) -> int:
         """What a rank sends in an optimizer step of the present phase: gradients in 32 bits, or momentum in one."""
-        if self._frozen:
-            return sent_bytes(self._elements, world)
-        return 2 * (world - 1) * 4 * self._elements // world
+        elements = self._made.elements if self._made is not None else 0
+        return sent_bytes(elements, world) if self.batch_fixed() else 2 * (world - 1) * 4 * elements // world
 
     def batch_fixed(self) -> bool:
         return self._made is not None and self._made.frozen
 
     def limits_now(self, limits: Limits) -> Limits:
-        made = self._made
-        if made is None or (self._elements and made.frozen == self._frozen):
+        made, group = self._made, self._group
+        if made is None or self._told == made.frozen:
             return limits
-        self._elements, self._frozen = made.elements, made.frozen
-        group = self._group
-        if self._frozen and group is not None and group.rank == 0:
-            log(f"{self.name}: from now on one bit for each of {self._elements} parameters is exchanged at a step")
+        self._told = made.frozen
+        if made.frozen and group is not None and group.rank == 0:
+            log(f"{self.name}: from now on one bit for each of {made.elements} parameters is exchanged at a step")
         most = max(MOST_GPUS, group.world if group is not None else 1)
-        return replace(limits, sizes=self._sizes(most), batch_fixed=self._frozen)
+        return replace(limits, sizes=self._sizes(most), batch_fixed=made.frozen)
 
     def batch_in_force(self, batch: int) -> str:
         made = self._made
