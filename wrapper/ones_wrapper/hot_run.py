@@ -207,12 +207,12 @@ class HotRun(Run):
         self._reporter.flush()
         before, state = self.group.rank, self.state
         assert state is not None
+        self.loop.exchanges.settle()
         if self._blocks.moving:  # ranks may differ in these, and those of rank 0 count
             self._torch.share(list(state.model.buffers()))
             for extra in state.extras.values():
                 if isinstance(extra, PlainValues):
                     extra.load_state_dict(self.group.on_first(extra.state_dict))
-        self.loop.exchanges.settle()
         change = self._blocks.change(self._collected)
         if change is None:
             return

@@ -265,17 +265,17 @@ class DdpExchange(Exchange):
         part, noise = self._now(), self._measured
         samples, total = part.share.samples, part.share.total
         if not part.last:
-            return _known(gradient)
+            return known(gradient)
         if samples:
-            _scale(gradient, self._unit, samples)
+            scale(gradient, self._unit, samples)
         else:
             gradient.zero_()  # a borrowed sample may give NaN, and NaN times 0 is NaN
         if noise is not None:
             noise.local(bucket, gradient, samples, total)
         if samples:
-            _scale(gradient, samples, total)
+            scale(gradient, samples, total)
         if self._group.world == 1:
-            return _known(gradient)
+            return known(gradient)
         work = dist.all_reduce(gradient, async_op=True)
         assert work is not None
 
@@ -307,12 +307,12 @@ _SCRIPTS = (
 """Of a module's own dictionaries, those in which a script's doing shows."""
 
 
-def _scale(gradient: torch.Tensor, numerator: int, denominator: int) -> None:
+def scale(gradient: torch.Tensor, numerator: int, denominator: int) -> None:
     if numerator != denominator:
         gradient.mul_(numerator / denominator)
 
 
-def _known(gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+def known(gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     found: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     found.set_result(gradient)
     return found
