@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ones_db import ReportLine
 from ones_wrapper.protocol import (
-    MAX_LINE,
+    MAX_SPEC,
     SPEC,
     Epoch,
     Membership,
@@ -89,7 +89,7 @@ def read_spec(job: Job) -> tuple[Spec | None, str]:
 
 def _spec(directory: int, uid: int) -> tuple[Spec | None, str]:
     try:
-        text, _ = read_from(directory, SPEC, uid, 0, MAX_LINE + 1)
+        text, _ = read_from(directory, SPEC, uid, 0, MAX_SPEC + 1)
         return decode_spec(text), ""
     except FileNotFoundError:
         return None, ""

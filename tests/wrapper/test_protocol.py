@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ones_wrapper.limits import MAX_NOTES, Limits, SizeLimits
 from ones_wrapper.protocol import (
     MAX_BLOCKS,
     MAX_INT,
@@ -36,11 +37,33 @@ COUNTS = st.integers(0, MAX_INT)
 MEASURED = st.floats(0, MAX_INT, allow_nan=False)
 SIGNED = ("loss", "exit_code")
 TASKS = st.lists(COUNTS, max_size=20).map(tuple)
+BYTES = dict.fromkeys(("fixed_bytes", "sample_bytes", "replica_bytes", "data_bytes"), COUNTS)
+ROWS = st.builds(
+    lambda parts, each, **others: SizeLimits(parts * each, parts, **others),
+    st.integers(1, 16),
+    st.integers(1, 16),
+    quantum=st.integers(1, 64),
+    **BYTES,
+)
+NOTES = st.lists(PRINTABLE, max_size=MAX_NOTES).map(tuple)
+LIMITS = st.builds(
+    Limits,
+    PRINTABLE.filter(bool),
+    st.lists(ROWS, max_size=9, unique_by=lambda row: row.gpus).map(
+        lambda rows: tuple(sorted(rows, key=lambda r: r.gpus))
+    ),
+    memory_bytes=COUNTS,
+    carries=NOTES,
+    resets=NOTES,
+    min_steps=COUNTS,
+    batch_fixed=st.booleans(),
+)
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
     int: COUNTS,
     float: MEASURED,
     str: PRINTABLE,
     bool: st.booleans(),
+    Limits: LIMITS,
     tuple[int, ...]: TASKS,
 }
 ANY_JSON = st.recursive(

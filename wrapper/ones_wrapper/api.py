@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,9 +38,11 @@ from ones_wrapper.loop import Loader
 from ones_wrapper.membership.files import own_block
 from ones_wrapper.plugins import load
 from ones_wrapper.registered import check_exchanged, mapped, state_of
+from ones_wrapper.replicas import limits_of, noise_may_be_measured
 from ones_wrapper.run import Run
 from ones_wrapper.run_settings import Settings, checked_spec
 from ones_wrapper.schedule import Schedules
+from ones_wrapper.strategy import Strategy
 
 _run: Run | None = None
 """The run of this process."""
@@ -60,6 +63,7 @@ def init(
     write_behind: bool = True,
     noise_scale: bool = True,
     backend: str | None = None,
+    strategy: Strategy | None = None,
     max_passes: int | None = None,
 ) -> Job:
     """Join the run: build the process group, listen to signals and orders.
@@ -76,11 +80,12 @@ def init(
     measured cost and the job's failures suggest); with `write_behind` those that nobody waits for are copied and
     written while training goes on. `noise_scale` measures the gradient noise scale on the way, by which the
     companion knows what larger batches are worth; on one GPU this keeps a copy of the gradients. `backend`
-    overrides the choice between nccl (every rank has a GPU) and gloo; "mpi" exchanges through mpi4py. `max_passes` is
-    the former name of `max_accumulation_steps`.
+    overrides the choice between nccl (every rank has a GPU) and gloo; "mpi" exchanges through mpi4py. `strategy` is
+    how the job trains, where not in plain data parallel. `max_passes` is the former name of `max_accumulation_steps`.
 
     Synchronises all ranks. Call it once, before anything that needs the device. Raises ValueError for numbers that
-    contradict each other, and RuntimeError for a job that something else already requeues.
+    contradict each other, and for a number of ranks that the strategy cannot use; RuntimeError for a job that
+    something else already requeues.
     """
     global _run
     if _run is not None and not _run.ended:
@@ -96,15 +101,25 @@ def init(
     if why := requeue_conflict():
         raise RuntimeError(why)
     group = join(backend)
-    settings, block = Settings(rule, lr_ramp, checkpoint_every_s, write_behind), own_block(os.environ)
+    spec = replace(spec, limits=limits_of(strategy, spec, group))
+    may_measure = noise_may_be_measured(strategy, spec)
+    if rule.follows_noise and not may_measure:
+        raise ValueError(f"init: lr_rule='adascale' needs the noise scale, which {_name(strategy)} does not show")
+    if strategy is not None:
+        strategy.bind(group)
+    settings, block = Settings(rule, lr_ramp, checkpoint_every_s, write_behind, strategy), own_block(os.environ)
     if block is not None and isinstance(group, TorchGroup):
         run: Run = HotRun.meet(group, spec, settings, started, block)
     else:
         run = Run(group, spec, settings, started)
-    if noise_scale:
+    if noise_scale and may_measure:
         run.noise = NoiseScale(group)
     _run = run
     return Job(run)
+
+
+def _name(strategy: Strategy | None) -> str:
+    return strategy.name if strategy is not None else "plain data parallel"
 
 
 def join(backend: str | None = None) -> Group:
@@ -135,6 +150,23 @@ class Job:
     def world(self) -> int:
         """World size."""
         return self._run.world
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """How the job trains; None: plain data parallel."""
+        return self._run.settings.strategy
+
+    @property
+    def replicas(self) -> int:
+        """Over how many replicas the samples of a step are split: the world size, unless the strategy has replicas of
+        several ranks.
+        """
+        return self._run.division.replicas
+
+    @property
+    def replica(self) -> int:
+        """The number of this rank's replica; all its ranks get the same samples."""
+        return self._run.division.replica
 
     @property
     def device(self) -> torch.device:
@@ -194,6 +226,9 @@ class Job:
         time must require gradients now, and can be frozen afterwards.
         """
         run = self._run
+        strategy = run.settings.strategy
+        if strategy is not None and (its := strategy.exchange(run.group, self._noise)) is not None:
+            return self._wrap(its, model, options)
         if isinstance(run.group, TorchGroup):
             return self._wrap(DdpExchange(run.group, self._noise), model, options)
         from ones_wrapper.gradients.mpi_exchange import MpiExchange
@@ -372,9 +407,12 @@ class Job:
 
     def loss(self, loss: torch.Tensor | float) -> None:
         """Report the loss of this local batch, its mean. Costs no wait for the GPU, and synchronises
-        nothing.
+        nothing. Where a strategy has each rank compute a part of it, that part.
         """
-        self._run.meter.loss(loss, self._run.loop.part.samples)
+        run = self._run
+        if run.settings.strategy is not None and run.settings.strategy.losses_add_up:
+            loss = loss * (run.group.world // run.division.replicas)
+        run.meter.loss(loss, run.loop.part.samples)
 
     def checkpoint(self) -> bool:
         """Write a checkpoint now; durable on return. False where it could not be written, which is logged.

@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from ones_wrapper.data.feed import Feed
+from ones_wrapper.data.feed import AccumulationStep, Feed
 from ones_wrapper.launch import hang_detector
 from ones_wrapper.run import Run
 
 
 class Evaluation:
-    """One rank's share, as often as it is walked through; made by `Job.evaluate`. It moves no cursor of the training
-    and draws none of its random numbers, and its time is no step's.
+    """The share of one rank's replica, as often as it is walked through; made by `Job.evaluate`. It moves no cursor of
+    the training and draws none of its random numbers, and its time is no step's.
 
     Shares differ by one sample at most, and ranks take equally many batches, but where there are fewer samples than
     ranks, or one sample a batch.
@@ -24,22 +24,27 @@ class Evaluation:
 
     def __len__(self) -> int:
         """Batches of this rank."""
-        return len(self._feed.share(self._run.group.world, self._run.group.rank, self._batch))
+        return len(self._parts())
+
+    def _parts(self) -> list[AccumulationStep]:
+        division = self._run.division
+        most = max(division.unit, self._batch - self._batch % division.unit)
+        return self._feed.share(division.replicas, division.replica, most, division.unit)
 
     def __iter__(self) -> Iterator[Any]:
         """This rank's batches. All ranks begin together. Raises ValueError where a sharded model's ranks would make
         unequally many forward passes."""
         run, began = self._run, time.perf_counter()
-        group, exchanges = run.group, run.loop.exchanges
-        if exchanges.gathers and (self._batch == 1 or self._feed.samples < group.world):
+        exchanges, replicas = run.loop.exchanges, run.division.replicas
+        if exchanges.gathers and (self._batch == 1 or self._feed.samples < replicas):
             raise ValueError(
                 f"evaluate: a sharded model needs all ranks in each forward pass, and {self._feed.samples} samples in "
-                f"batches of {self._batch} are not as many batches for each of {group.world} ranks; take batch=2 or "
-                "more, and a dataset with a sample for each rank"
+                f"batches of {self._batch} are not as many batches for each of {replicas} ranks; take batch=2 or more, "
+                "and a dataset with a sample for each rank"
             )
         try:
             with exchanges.evaluating():
-                for local in self._feed.fetch(self._feed.share(group.world, group.rank, self._batch)):
+                for local in self._feed.fetch(self._parts()):
                     yield local
                     hang_detector.beat()
         finally:

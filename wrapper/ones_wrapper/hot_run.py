@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from ones_wrapper import warm_up
+from ones_wrapper import replicas, warm_up
 from ones_wrapper.boundary import Agreement
 from ones_wrapper.checkpoint import Progress, State
 from ones_wrapper.checkpoint.state import Content, PlainValues, collect, restore
-from ones_wrapper.data.feed import accumulation_count
 from ones_wrapper.group import RankError, TorchGroup
 from ones_wrapper.job_io import OwnerRequests, ReportWriter, last_generation, log, write_spec
 from ones_wrapper.launch import find_job_directory, prepare_job_directory
@@ -98,10 +97,12 @@ class HotRun(Run):
     def begin(self) -> None:
         if self._begun:
             return
-        hot = self.loop.exchanges.hot
+        strategy = self.settings.strategy
+        hot = self.loop.exchanges.hot and (strategy is None or strategy.hot)
         if self._newcomer:
             if not hot:
-                self._end_block("the model's gradient exchange cannot take up ranks while it trains")
+                what = "the model's gradient exchange" if strategy is None else strategy.name
+                self._end_block(f"{what} cannot take up ranks while it trains")
             self._join()
             return
         self.spec = replace(self.spec, term=self._restart, hot=hot)
@@ -249,6 +250,7 @@ class HotRun(Run):
         progress.resizes += int(progress.world != group.world)
         progress.world = group.world
         largest, self.spec = self.spec.max_local_batch, replace(self.spec, max_local_batch=plan.max_local)
+        self.division = replicas.divide(self.spec, group.world, group.rank)
         if plan.batch:
             progress.batch, applied = plan.batch, plan.order or applied
         batch, self.batch = self.batch, self._in_force(progress.batch)
@@ -267,7 +269,7 @@ class HotRun(Run):
         self._report_membership(change)
         if not change.rest and self.batch != batch:
             self._log_batch(batch)
-            steps = accumulation_count(self.batch, group.world, self.spec.max_local_batch)
+            steps = self.division.passes(self.batch)
             number = plan.order if plan.batch else None
             self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
 

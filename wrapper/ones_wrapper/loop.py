@@ -33,10 +33,12 @@ class Loader:
         return base_steps(run.loop.feed.samples, run.spec.base_batch)
 
     def __iter__(self) -> Iterator[Any]:
-        """This rank's local batches from the cursor to the end of the present epoch; all ranks take as many."""
+        """The local batches of this rank's replica from the cursor to the end of the present epoch; all ranks take as
+        many.
+        """
         run = self._run
         run.begin()
-        loop, progress, group = run.loop, run.progress, run.group
+        loop, progress = run.loop, run.progress
         feed, rate = loop.feed, loop.rate
         assert feed is not None and rate is not None
         loop.exchanges.check()
@@ -44,8 +46,7 @@ class Loader:
         while changed:
             batch, generation, changed = run.batch, run.generation, False
             run.meter.start()
-            cut = (batch, group.world, group.rank, run.spec.max_local_batch)
-            for part, local in feed.batches(epoch, progress.cursor, *cut, seeded=True):
+            for part, local in feed.batches(epoch, progress.cursor, batch, *run.division.cut, seeded=True):
                 try:
                     with self.passing(part):
                         yield local
@@ -89,7 +90,8 @@ class Loader:
             seed_step(loop.seed, run.progress.step, run.group.rank)
             loop.schedules.enter(counted(run.progress, part.share.total, run.batch, run.spec.base_batch))
         if run.trace and loop.feed:
-            loop.used += loop.feed.indices(run.progress.epoch, part)
+            if run.division.first:
+                loop.used += loop.feed.indices(run.progress.epoch, part)
             run.uses(part.last)
 
     def leave(self, early: bool) -> None:

@@ -51,6 +51,13 @@ def device_name(device: torch.device) -> str:
     return f"{properties.name}, {properties.total_memory >> 20} MiB"
 
 
+def device_bytes(device: torch.device) -> int:
+    """Memory of a device; 0 where it is not known. `ONES_MEMORY_BYTES` emulates another one, for tests."""
+    if emulated := os.environ.get("ONES_MEMORY_BYTES"):
+        return int(emulated)
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+
+
 def find(directory: Path, declared: int, device: str) -> int:
     """The largest local batch for ranks on `device`, in samples: `declared`, or less where that turned out not to fit.
 

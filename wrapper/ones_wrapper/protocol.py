@@ -15,8 +15,8 @@ A job of blocks is a job array. A block is one start of one of its tasks; the bl
 membership, numbered by generations. The block with rank 0 leads, for a term. A term is what a restart is of another
 job: one run in reports and orders.
 
-This module is all that both sides share. It needs the standard library alone, opens no file, and checks every
-value it parses: what a job wrote is another user's input, and what an order says steers a week of training.
+This module, with `limits`, is all that both sides share. It needs the standard library alone, opens no file, and checks
+every value it parses: what a job wrote is another user's input, and what an order says steers a week of training.
 """
 
 from __future__ import annotations
@@ -24,8 +24,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, TypeVar, get_args
+
+from ones_wrapper.checks import MAX_BLOCKS as MAX_BLOCKS
+from ones_wrapper.checks import MAX_INT as MAX_INT
+from ones_wrapper.checks import MAX_TEXT as MAX_TEXT
+from ones_wrapper.checks import ProtocolError as ProtocolError
+from ones_wrapper.checks import build, types_of, value_of
+from ones_wrapper.limits import Limits
 
 SPEC = "spec.json"
 ORDERS = "orders.json"
@@ -34,12 +41,9 @@ MANIFEST = "manifest.json"
 """Written last into a checkpoint: a directory without it is not complete."""
 
 MAX_LINE = 16_384
-"""Longest report line in bytes; a longer one is ignored."""
-MAX_TEXT = 1_000
-MAX_BLOCKS = 512
-"""Most blocks of a job."""
-MAX_INT = 2**53
-"""Largest integer that JSON readers agree on."""
+"""Longest report line in bytes; a longer one is ignored. Also of an order."""
+MAX_SPEC = 131_072
+"""Most bytes of a spec, which a strategy's limits make long."""
 
 LOOK_SIGNAL = "URG"
 """Sent to a job's steps after an order to drain was written, so that they look at once. Its loss costs half a
@@ -47,10 +51,6 @@ second, and programs that do not know it are not disturbed by it."""
 
 DRAIN_WAIT_S = 60.0
 """How long a drained job waits for its requeue before it carries on training."""
-
-
-class ProtocolError(ValueError):
-    """A line or file that does not say what the protocol allows; the message names the field."""
 
 
 def directory_name(job_id: int) -> str:
@@ -128,6 +128,8 @@ class Spec:
     """Whether blocks can join and leave it while it trains."""
     multiple_of: int = 1
     """Global batches are multiples of this, where the GPUs take so many samples."""
+    limits: Limits | None = None
+    """Those of the strategy that it trains by; None: plain data parallel, at any number of GPUs."""
 
 
 @dataclass(frozen=True)
@@ -334,61 +336,17 @@ REPORTS: dict[str, type[Report]] = {cls.kind: cls for cls in get_args(Report)}
 
 T = TypeVar("T", Spec, Order, Hello, First, Throughput, Epoch, Checkpoint, Batch, Membership, Bye)
 
-_TASKS = tuple[int, ...]
-_OPTIONAL = {int | None: int, float | None: float, _TASKS | None: _TASKS}
-
-
-def _value(name: str, kind: Any, value: Any) -> Any:
-    """`value` checked against the field's type: finite, not negative, of bounded length, printable."""
-    if kind is bool:
-        if isinstance(value, bool):
-            return value
-        raise ProtocolError(f"{name}: {value!r:.40} is not true or false")
-    if kind == _TASKS:
-        if not isinstance(value, (list, tuple)) or len(value) > MAX_BLOCKS:
-            raise ProtocolError(f"{name}: not a list of at most {MAX_BLOCKS} numbers")
-        return tuple(_value(name, int, item) for item in value)
-    if kind is str:
-        if not isinstance(value, str) or len(value) > MAX_TEXT:
-            raise ProtocolError(f"{name}: not a text of at most {MAX_TEXT} characters")
-        return "".join(c if c.isprintable() else "?" for c in value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ProtocolError(f"{name}: {value!r:.40} is not a number")
-    if kind is int and not isinstance(value, int):
-        raise ProtocolError(f"{name}: {value!r:.40} is not an integer")
-    if not abs(value) <= MAX_INT:
-        raise ProtocolError(f"{name}: {value!r:.40} is not finite or too large")
-    if value < 0 and name not in ("loss", "exit_code"):
-        raise ProtocolError(f"{name}: {value!r:.40} is negative")
-    return kind(value)
-
-
-def _types(cls: type[Any]) -> dict[str, tuple[Any, bool]]:
-    """The type of each field, and whether it may be None."""
-    hints = {field.name: get_type_hints(cls)[field.name] for field in fields(cls)}
-    return {name: (_OPTIONAL.get(hint, hint), hint in _OPTIONAL) for name, hint in hints.items()}
-
-
 # Looked up once: reading reports is what a busy companion does most.
-_TYPES = {cls: _types(cls) for cls in (Spec, Order, *REPORTS.values())}
+_TYPES = {cls: types_of(cls) for cls in (Spec, Order, *REPORTS.values())}
 
 
 def _build(cls: type[T], data: Mapping[str, Any]) -> T:
-    values: dict[str, Any] = {
-        name: None if optional and data[name] is None else _value(name, kind, data[name])
-        for name, (kind, optional) in _TYPES[cls].items()
-        if name in data
-    }
-    try:
-        return cls(**values)
-    except TypeError:
-        missing = sorted(f.name for f in fields(cls) if f.name not in values)
-        raise ProtocolError(f"{cls.__name__.lower()}: missing {', '.join(missing)}") from None
+    return build(cls, _TYPES[cls], data)
 
 
-def _object(text: bytes | str) -> dict[str, Any]:
-    if len(text) > MAX_LINE:
-        raise ProtocolError(f"longer than {MAX_LINE} bytes")
+def _object(text: bytes | str, most: int = MAX_LINE) -> dict[str, Any]:
+    if len(text) > most:
+        raise ProtocolError(f"longer than {most} bytes")
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -416,8 +374,8 @@ def decode_report(line: bytes) -> tuple[int, float, Report]:
     Raises `ProtocolError`, which costs the reader this line alone.
     """
     data = _object(line)
-    number = _value("n", int, data.get("n"))
-    time = _value("t", float, data.get("t"))
+    number = value_of("n", int, data.get("n"))
+    time = value_of("t", float, data.get("t"))
     kind = data.get("kind")
     if not isinstance(kind, str) or kind not in REPORTS:
         raise ProtocolError(f"kind: {kind!r:.40} is none of {', '.join(REPORTS)}")
@@ -431,7 +389,7 @@ def encode(value: Spec | Order) -> bytes:
 
 def decode_spec(text: bytes) -> Spec:
     """The spec that a job wrote; raises `ProtocolError`."""
-    return _build(Spec, _object(text))
+    return _build(Spec, _object(text, MAX_SPEC))
 
 
 def decode_order(text: bytes) -> Order:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ones_wrapper import memory, mistakes, resize_log
+from ones_wrapper import memory, mistakes, replicas, resize_log
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
-from ones_wrapper.data.feed import AccumulationStep, Feed, Share, accumulation_count, clamp_batch
+from ones_wrapper.data.feed import AccumulationStep, Feed, Share
 from ones_wrapper.data.streams import StreamFeed
 from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchanges import Exchanges
@@ -85,8 +85,12 @@ class Run:
         prepare = partial(prepare_job_directory, self.directory, env, Path.cwd())
         self._claim = claim_for_ranks(group, prepare if first else lambda: None)
         self._declared = spec.max_local_batch
-        found = memory.find(self.directory, spec.max_local_batch, memory.device_name(group.device))
+        found = memory.find(self.directory, spec.max_local_batch, self._device_name(spec))
         self.spec = replace(spec, max_local_batch=-group.maximum([-found])[0])
+        self.division = replicas.divide(self.spec, group.world, group.rank)
+        """Which samples are this rank's."""
+        if group.rank == 0 and (note := replicas.look_at(self.spec, group.world)):
+            log(note)
         self._before = resize_log.before(self.directory, self._restart) if first else None
         self.resizes = resize_log.ResizeLog()
         self._previous = previous(self.directory, self._restart) if first else None
@@ -124,6 +128,13 @@ class Run:
     def world(self) -> int:
         """World size, as the script sees it. Not collective."""
         return self.group.world
+
+    def _device_name(self, spec: Spec) -> str:
+        """Tells apart what holds different local batches: devices, and replicas of differently many of them."""
+        name, world = memory.device_name(self.group.device), self.group.world
+        if spec.limits is None:
+            return name
+        return f"{name}, {spec.limits.strategy} with {world // replicas.row_of(spec, world).replicas} a replica"
 
     def _orders(self, restart: int) -> OrderReader:
         """Reads the orders of a run."""
@@ -252,6 +263,7 @@ class Run:
     def act(self) -> None:
         """Do what orders, signals and the job's owner ask for: all ranks the same, at the same step boundary."""
         self.saver.report_finished()
+        self._batch_fixed()
         agreed = self._boundary.finish_agreement()
         if agreed is not None:
             self._carry_out(agreed)
@@ -322,23 +334,37 @@ class Run:
 
     def _in_force(self, wanted: int) -> int:
         spec = self.spec
-        wanted = wanted or spec.base_batch
-        limits = (spec.max_batch, spec.max_local_batch, spec.max_passes, spec.multiple_of)
-        batch = clamp_batch(wanted, self.group.world, *limits)
+        batch = replicas.in_force(spec, wanted or spec.base_batch, self.division)
         if batch % spec.multiple_of and self.group.rank == 0:
             log(f"{self.group.world} ranks take {batch} samples a step, which is no multiple of {spec.multiple_of}")
         return batch
 
     def _change_batch(self, wanted: int, number: int) -> None:
         self._reporter.flush()
-        progress, spec, rate = self.progress, self.spec, self.loop.rate
+        progress, rate = self.progress, self.loop.rate
         assert rate is not None
+        if self._batch_fixed() and wanted != progress.batch:
+            if self.group.rank == 0:
+                log(f"order {number}: the batch stays {self.batch}, which must not change now in this strategy")
+            return
         progress.batch = wanted
         old, self.batch = self.batch, self._in_force(wanted)
         rate.change(progress, self.batch)
         self._log_batch(old)
-        steps = accumulation_count(self.batch, self.group.world, spec.max_local_batch)
+        steps = self.division.passes(self.batch)
         self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
+
+    def _batch_fixed(self) -> bool:
+        """Whether the strategy lets the batch be now. Not collective; what changes is told to the companion."""
+        strategy, limits = self.settings.strategy, self.spec.limits
+        if strategy is None or limits is None:
+            return False
+        fixed = strategy.batch_fixed()
+        if fixed != limits.batch_fixed:
+            self.spec = replace(self.spec, limits=replace(limits, batch_fixed=fixed))
+            if self.group.rank == 0:
+                write_spec(self.directory, self.spec)
+        return fixed
 
     def _log_batch(self, old: int) -> None:
         """The batch in force was `old` until now. Not collective."""
@@ -392,7 +418,7 @@ class Run:
             log(hint)
         if not self.loop.within:
             return None  # an evaluation that needs too much memory says nothing of the batch
-        device = memory.device_name(self.group.device)
+        device = self._device_name(self.spec)
         classified = memory.classify_error(error, self.directory, self._declared, self.loop.part.samples, device)
         if classified is not None:
             log(classified[1])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ones_wrapper.learning_rate import LrRule
 from ones_wrapper.protocol import Spec
+from ones_wrapper.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Settings:
     lr_ramp: int
     checkpoint_every_s: float | None
     write_behind: bool
+    strategy: Strategy | None = None
 
 
 def checked_spec(

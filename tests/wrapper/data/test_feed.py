@@ -232,10 +232,10 @@ def test_what_cannot_be_obeyed_is_refused() -> None:
 
 def test_batch_in_force_is_what_fits() -> None:
     """Protects memory and honesty: never more than the job or its GPUs take, and back to the wish when they do."""
-    assert clamp_batch(256, world=1, max_batch=512, max_local_batch=64) == 64
-    assert clamp_batch(256, world=8, max_batch=512, max_local_batch=64) == 256
-    assert clamp_batch(1024, world=16, max_batch=512, max_local_batch=64) == 512
-    assert clamp_batch(256, world=1, max_batch=512, max_local_batch=64, max_accumulation_steps=3) == 192
+    assert clamp_batch(256, replicas=1, max_batch=512, max_local_batch=64) == 64
+    assert clamp_batch(256, replicas=8, max_batch=512, max_local_batch=64) == 256
+    assert clamp_batch(1024, replicas=16, max_batch=512, max_local_batch=64) == 512
+    assert clamp_batch(256, replicas=1, max_batch=512, max_local_batch=64, max_accumulation_steps=3) == 192
 
 
 @settings(deadline=None)

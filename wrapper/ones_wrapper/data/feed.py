@@ -2,8 +2,11 @@
 way.
 
 One cursor runs through one permutation per epoch. A step uses the next global batch of it, split over the
-ranks as evenly as possible. The cursor is all that a checkpoint needs to hold, and it moves when a step is
+replicas as evenly as possible. The cursor is all that a checkpoint needs to hold, and it moves when a step is
 completed, not when its data is fetched.
+
+Samples are split over replicas. In plain data parallel each rank is one; a strategy may have replicas of several
+ranks, which all get the same samples.
 """
 
 from __future__ import annotations
@@ -23,13 +26,13 @@ from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, may_d
 
 
 class Share(NamedTuple):
-    """What one rank does in one step. Positions count within the epoch's permutation."""
+    """What one replica does in one step. Positions count within the epoch's permutation."""
 
     start: int
     stop: int
-    """The rank's positions are start … stop - 1; none where they are equal."""
+    """The replica's positions are start … stop - 1; none where they are equal."""
     total: int
-    """Samples of the step over all ranks."""
+    """Samples of the step over all replicas."""
 
     @property
     def samples(self) -> int:
@@ -38,10 +41,10 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AccumulationStep:
-    """One accumulation step: a forward and backward pass of a step on one rank."""
+    """One accumulation step: a forward and backward pass of a step on the ranks of one replica."""
 
     share: Share
-    """The rank's part of the step."""
+    """The replica's part of the step."""
     start: int
     """Position, within the epoch, of the first sample that it fetches."""
     samples: int
@@ -59,14 +62,19 @@ class AccumulationStep:
         return self.index == self.count - 1
 
 
-def split(cursor: int, total: int, world: int, rank: int) -> Share:
-    """Rank `rank`'s share of the `total` samples from `cursor` on; shares differ by one sample at most.
+def split(cursor: int, total: int, replicas: int, replica: int, unit: int = 1) -> Share:
+    """The share of replica number `replica` of the `total` samples from `cursor` on; shares differ by one `unit` at
+    most, and are multiples of it. What an epoch's last step has beyond a multiple is the last share's.
 
-    The first ranks get the larger ones, so rank 0 always has samples.
+    The first replicas get the larger ones, so the first always has samples.
     """
-    each, left = divmod(total, world)
-    start = cursor + rank * each + min(rank, left)
-    return Share(start, start + each + (rank < left), total)
+    units, rest = divmod(total, unit)
+    each, left = divmod(units, replicas)
+    start = cursor + (replica * each + min(replica, left)) * unit
+    stop = start + (each + (replica < left)) * unit
+    if not units:
+        return Share(cursor if replica == 0 else cursor + rest, cursor + rest, total)
+    return Share(start, stop + rest if replica == replicas - 1 else stop, total)
 
 
 def permutation(samples: int, seed: int, epoch: int, shuffle: bool) -> npt.NDArray[np.int64]:
@@ -76,17 +84,17 @@ def permutation(samples: int, seed: int, epoch: int, shuffle: bool) -> npt.NDArr
     return np.random.default_rng([seed, epoch]).permutation(samples).astype(np.int64)
 
 
-def shares(cursor: int, samples: int, batch: int, world: int, rank: int) -> Iterator[Share]:
-    """The rank's shares of all steps from `cursor` to the end of the epoch."""
+def shares(cursor: int, samples: int, batch: int, replicas: int, replica: int, unit: int = 1) -> Iterator[Share]:
+    """The replica's shares of all steps from `cursor` to the end of the epoch."""
     while cursor < samples:
         total = min(batch, samples - cursor)
-        yield split(cursor, total, world, rank)
+        yield split(cursor, total, replicas, replica, unit)
         cursor += total
 
 
 def clamp_batch(
     wanted: int,
-    world: int,
+    replicas: int,
     max_batch: int,
     max_local_batch: int,
     max_accumulation_steps: int = 1,
@@ -94,45 +102,50 @@ def clamp_batch(
 ) -> int:
     """The global batch in force, in samples: no larger than the job takes or its GPUs hold in so many passes, and a
     multiple of `multiple_of` where one fits."""
-    most = max(1, min(max_batch, max_local_batch * max_accumulation_steps * world))
+    most = max(1, min(max_batch, max_local_batch * max_accumulation_steps * replicas))
     if most < multiple_of:
         return most
     found = min(max(wanted, multiple_of), most)
     return found - found % multiple_of
 
 
-def accumulation_count(total: int, world: int, max_local: int) -> int:
-    """Passes of a step of `total` samples: as few as keep every rank within `max_local` samples a pass."""
-    most = -(-total // world)
-    return -(-most // max_local)
+def accumulation_count(total: int, replicas: int, max_local: int, unit: int = 1) -> int:
+    """Passes of a step of `total` samples: as few as keep every replica within `max_local` samples a pass, which is a
+    multiple of `unit`."""
+    return -(-_largest(total, replicas, unit) // max_local)
 
 
-def accumulation_steps(share: Share, world: int, max_local: int) -> Iterator[AccumulationStep]:
-    """A rank's passes of one step: as few as keep every rank within `max_local` samples a pass, and as equal as
-    can be.
+def _largest(total: int, parts: int, unit: int) -> int:
+    """Samples of the largest part."""
+    return max(split(0, total, parts, part, unit).samples for part in {0, parts - 1})
 
-    A pass without samples borrows the sample before: the step's last or the rank's own last, so one that
+
+def accumulation_steps(share: Share, replicas: int, max_local: int, unit: int = 1) -> Iterator[AccumulationStep]:
+    """A replica's passes of one step: as few as keep every replica within `max_local` samples a pass, and as equal as
+    can be in multiples of `unit`.
+
+    A pass without samples borrows the sample before: the step's last or the replica's own last, so one that
     every rank can fetch.
     """
-    most = -(-share.total // world)
-    count = accumulation_count(share.total, world, max_local)
-    largest = -(-most // count)
-    each, left = divmod(share.samples, count)
-    start = share.start
+    count = accumulation_count(share.total, replicas, max_local, unit)
+    largest = _largest(_largest(share.total, replicas, unit), count, unit)
     for index in range(count):
-        samples = each + (index < left)
-        yield AccumulationStep(share, start if samples else start - 1, samples, index, count, largest)
-        start += samples
+        part = split(share.start, share.samples, count, index, unit)
+        yield AccumulationStep(
+            share, part.start if part.samples else part.start - 1, part.samples, index, count, largest
+        )
 
 
-def plan(cursor: int, samples: int, batch: int, world: int, rank: int, max_local: int) -> Iterator[AccumulationStep]:
-    """The rank's passes of all steps from `cursor` to the end of the epoch."""
-    for share in shares(cursor, samples, batch, world, rank):
-        yield from accumulation_steps(share, world, max_local)
+def plan(
+    cursor: int, samples: int, batch: int, replicas: int, replica: int, max_local: int, unit: int = 1
+) -> Iterator[AccumulationStep]:
+    """The replica's passes of all steps from `cursor` to the end of the epoch."""
+    for share in shares(cursor, samples, batch, replicas, replica, unit):
+        yield from accumulation_steps(share, replicas, max_local, unit)
 
 
 class Feed:
-    """Fetches one rank's local batches of one epoch from a map-style dataset."""
+    """Fetches one replica's local batches of one epoch from a map-style dataset."""
 
     def __init__(
         self,
@@ -188,27 +201,38 @@ class Feed:
         return self._order[1]
 
     def batches(
-        self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int, *, seeded: bool = False
+        self,
+        epoch: int,
+        cursor: int,
+        batch: int,
+        replicas: int,
+        replica: int,
+        max_local: int,
+        unit: int = 1,
+        *,
+        seeded: bool = False,
     ) -> Iterator[tuple[AccumulationStep, Any]]:
-        """(pass, local batch) of each step from `cursor` to the end of the epoch, at one global batch.
+        """(pass, local batch) of each step from `cursor` to the end of the epoch, at one global batch. Shares and
+        passes are multiples of `unit`, as far as an epoch's last step has so many samples.
 
-        A rank without samples in a pass gets one that its gradient does not count, so that it takes part in
+        A replica without samples in a pass gets one that its gradient does not count, so that it takes part in
         the exchange. Workers fetch ahead; what they fetched is not used until a step used it.
 
         Global generators are as they were after each fetch, which costs 0.1 ms; with `seeded`, whoever asks seeds them
         before each step's first pass, and those before it are left as they come.
         """
-        todo = partial(plan, cursor, self.samples, batch, world, rank, max_local)
+        todo = partial(plan, cursor, self.samples, batch, replicas, replica, max_local, unit)
         order = self.order(epoch)
-        self._generator.manual_seed(key(self._seed, epoch, cursor, rank) >> 1)
+        self._generator.manual_seed(key(self._seed, epoch, cursor, replica) >> 1)
         self._requests.to_come = (
             _Request(epoch, fetched_indices(order, part), part.index > 0 or not seeded) for part in todo()
         )
         return zip(todo(), iter(self._loader), strict=True)
 
-    def share(self, world: int, rank: int, most: int) -> list[AccumulationStep]:
-        """A rank's part of the whole dataset, in as few passes of at most so many samples as the largest part takes."""
-        parts = accumulation_steps(split(0, self.samples, world, rank), world, most)
+    def share(self, replicas: int, replica: int, most: int, unit: int = 1) -> list[AccumulationStep]:
+        """A replica's part of the whole dataset, in as few passes of at most so many samples as the largest part
+        takes."""
+        parts = accumulation_steps(split(0, self.samples, replicas, replica, unit), replicas, most, unit)
         return [part for part in parts if part.samples]
 
     def fetch(self, parts: list[AccumulationStep]) -> Iterator[Any]:

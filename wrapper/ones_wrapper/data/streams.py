@@ -29,7 +29,7 @@ SKIP_HELP = (
 
 
 class StreamFeed:
-    """Fetches one rank's local batches of one epoch from a stream, whose order must depend on the epoch alone."""
+    """Fetches one replica's local batches of one epoch from a stream, whose order must depend on the epoch alone."""
 
     def __init__(
         self,
@@ -62,22 +62,33 @@ class StreamFeed:
         self._stream = _Stream(dataset, seed, keyed, collate_fn or default_collate)
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         self._options = {"num_workers": num_workers, **options}
-        self._loader(0, 0, 1, 1, 0, 1)  # options that contradict each other raise now
+        self._loader(0, 0, 1, 1, 0, 1, 1)  # options that contradict each other raise now
 
-    def _loader(self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int) -> DataLoader[Any]:
+    def _loader(
+        self, epoch: int, cursor: int, batch: int, replicas: int, replica: int, max_local: int, unit: int
+    ) -> DataLoader[Any]:
         return DataLoader(
-            _RankStream(self._stream, epoch, cursor, batch, world, rank, max_local),
+            _ReplicaStream(self._stream, epoch, cursor, batch, replicas, replica, max_local, unit),
             batch_size=None,
             collate_fn=identity,
-            generator=torch.Generator().manual_seed(key(self._stream.seed, epoch, cursor, rank) >> 1),
+            generator=torch.Generator().manual_seed(key(self._stream.seed, epoch, cursor, replica) >> 1),
             **self._options,
         )
 
     def batches(
-        self, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int, *, seeded: bool = False
+        self,
+        epoch: int,
+        cursor: int,
+        batch: int,
+        replicas: int,
+        replica: int,
+        max_local: int,
+        unit: int = 1,
+        *,
+        seeded: bool = False,
     ) -> Iterator[tuple[AccumulationStep, Any]]:
         """As `Feed.batches`. The last step is as large as what is left, and the same on all ranks."""
-        return iter(self._loader(epoch, cursor, batch, world, rank, max_local))
+        return iter(self._loader(epoch, cursor, batch, replicas, replica, max_local, unit))
 
     def indices(self, epoch: int, part: AccumulationStep) -> list[int]:
         """The positions in the stream that a pass counts."""
@@ -94,16 +105,25 @@ class _Stream:
     collate: Callable[[list[Any]], Any]
 
 
-class _RankStream(IterableDataset[tuple[AccumulationStep, Any]]):
-    """One rank's walk from `cursor` to the end of an epoch, as the loader or its worker sees it."""
+class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
+    """One replica's walk from `cursor` to the end of an epoch, as the loader or its worker sees it."""
 
     def __init__(
-        self, stream: _Stream, epoch: int, cursor: int, batch: int, world: int, rank: int, max_local: int
+        self,
+        stream: _Stream,
+        epoch: int,
+        cursor: int,
+        batch: int,
+        replicas: int,
+        replica: int,
+        max_local: int,
+        unit: int,
     ) -> None:
         self.dataset = stream.dataset
         self._stream = stream
         self._epoch, self._cursor, self._batch = epoch, cursor, batch
-        self._world, self._rank, self._max_local = world, rank, max_local
+        self._replicas, self._replica = replicas, replica
+        self._max_local, self._unit = max_local, unit
 
     def __iter__(self) -> Iterator[tuple[AccumulationStep, Any]]:
         stream, cursor, full = self._stream, self._cursor, True
@@ -111,9 +131,8 @@ class _RankStream(IterableDataset[tuple[AccumulationStep, Any]]):
             self._seed(cursor)
             samples = open_stream(stream.dataset, self._epoch, cursor)
         while full and (step := self._read(samples, cursor)):
-            for part in accumulation_steps(
-                split(cursor, len(step), self._world, self._rank), self._world, self._max_local
-            ):
+            share = split(cursor, len(step), self._replicas, self._replica, self._unit)
+            for part in accumulation_steps(share, self._replicas, self._max_local, self._unit):
                 first = part.start - cursor
                 with self._own_numbers():
                     self._seed(part.start, max(part.samples, 1))

@@ -157,9 +157,7 @@ class Steps:
         run.loop.exchanges.check()
         run.meter.start()
         cursor = run.progress.cursor + (pending.share.total if pending else 0)
-        return feed.batches(
-            run.progress.epoch, cursor, run.batch, run.group.world, run.group.rank, run.spec.max_local_batch
-        )
+        return feed.batches(run.progress.epoch, cursor, run.batch, *run.division.cut)
 
     def _commit(self) -> None:
         if self._pending is None:

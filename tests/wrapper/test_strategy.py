@@ -1,0 +1,183 @@
+"""Replicas: the ranks of one get the same samples, the data is used exactly once, the result is the plain job's."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+import ones_wrapper as ones
+from ones_wrapper import testing
+from ones_wrapper.checks import MAX_ROWS, ProtocolError
+from ones_wrapper.data.feed import plan
+from ones_wrapper.limits import MAX_NOTE, MAX_NOTES, Limits, SizeLimits
+from ones_wrapper.protocol import MAX_INT, MAX_SPEC, Spec, decode_spec, encode
+from ones_wrapper.replicas import divide, in_force, look_at
+from ones_wrapper.testing import RankFailed
+from tests.wrapper.paired import Paired
+from tests.wrapper.runs import assert_exactly_once
+
+SAMPLES, EPOCHS = 22, 2
+SPEC = Spec(8, 64, 6, 0, EPOCHS, 4)
+
+
+def train(strategy: Paired | None, sizes: tuple[int, ...]) -> int | None:
+    """A linear regression in float64, resized after each two steps."""
+    job = ones.init(
+        batch=8, max_batch=64, max_local_batch=6, max_accumulation_steps=4, epochs=EPOCHS, strategy=strategy
+    )
+    part, parts = (strategy.half, strategy.halves) if strategy else (0, 1)
+    torch.manual_seed(0)
+    model = job.ddp(torch.nn.Linear(4, 1).double())
+    optimizer = job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+    x = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    data = TensorDataset(x, x.prod(1, keepdim=True))
+    loader = job.loader(data, seed=3)
+    begun, coming = job.progress.step, sizes[1 + int(os.environ["SLURM_RESTART_COUNT"]) :]
+    seen, counted = [], 0
+    for _ in job.epochs():
+        for inputs, target in loader:
+            if job.progress.step == begun + 2 and coming:
+                job.checkpoint()
+                return coming[0]
+            seen.append(inputs)
+            optimizer.zero_grad()
+            loss = ((model(inputs) - target)[part::parts] ** 2).sum() / len(inputs)
+            loss.backward()
+            job.loss(loss)
+            optimizer.step()
+        counted = sum(len(inputs) for inputs, _ in job.evaluate(data, batch=3))
+        job.epoch_end()
+    parameters = torch.cat([p.detach().flatten() for p in model.parameters()])
+    spec = decode_spec((Path(os.environ["ONES_JOB_DIR"]) / "spec.json").read_bytes())
+    testing.put((job.replicas, job.replica, torch.cat(seen), counted, parameters, spec))
+    return None
+
+
+def ran(strategy: Paired | None, sizes: tuple[int, ...], folder: Path) -> list[Any]:
+    """What the ranks of the last start put, by rank. Every sample of every epoch was used once."""
+    trace = {"ONES_TRACE": str(folder / "trace-{restart}-{rank}.jsonl")}
+    put = [one.value for one in testing.run(partial(train, strategy, sizes), ranks=sizes[0], env=trace)]
+    assert_exactly_once(folder, EPOCHS, SAMPLES)
+    return put
+
+
+def test_replicas_train_as_one_rank_does(tmp_path: Path) -> None:
+    """Through resizes 1 → 4 → 2: the plain job's parameters in float64, exactly-once data, limits in the spec."""
+    (tmp_path / "plain").mkdir()
+    plain = ran(None, (1,), tmp_path / "plain")
+    for sizes in ((4,), (1, 4, 2)):
+        folder = tmp_path / str(len(sizes))
+        folder.mkdir()
+        put = ran(Paired(), sizes, folder)
+        ranks = sizes[-1]
+        assert [one[:2] for one in put] == [(ranks // 2, rank // 2) for rank in range(ranks)]
+        for rank, (_, _, seen, counted, parameters, spec) in enumerate(put):
+            assert torch.equal(seen, put[rank - rank % 2][2])
+            assert counted == put[rank - rank % 2][3]
+            assert (parameters - plain[0][4]).abs().max() < 1e-12
+            assert spec.limits == replace(Paired().limits(SPEC, 64, ranks), memory_bytes=0)
+        assert sum(one[3] for one in put[::2]) == SAMPLES
+
+
+def test_a_number_of_ranks_that_does_not_fit() -> None:
+    """Ends at once, with what would fit."""
+    with pytest.raises(RankFailed, match="paired: 3 GPUs cannot be used; 1, 2, 4 would fit"):
+        testing.run(partial(train, Paired(), (3,)), ranks=3)
+
+
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 4), st.integers(1, 5), st.integers(1, 4))
+def test_shares_and_passes_come_in_units(samples: int, replicas: int, unit: int, units: int, steps: int) -> None:
+    """Each sample once; only an epoch's last step has less than a multiple, in one pass of one replica."""
+    batch, most = unit * steps * replicas, unit * units
+    each = [list(plan(0, samples, batch, replicas, replica, most, unit)) for replica in range(replicas)]
+    used = [n for parts in each for part in parts for n in range(part.start, part.start + part.samples)]
+    assert sorted(used) == list(range(samples))
+    assert len({len(parts) for parts in each}) == 1
+    for parts in zip(*each, strict=True):
+        assert len({(part.index, part.count, part.share.total, part.largest) for part in parts}) == 1
+        assert max(part.samples for part in parts) <= min(most, parts[0].largest)
+        odd = [part for part in parts if part.samples % unit]
+        assert len(odd) <= (parts[0].share.total % unit > 0)
+        assert all(0 <= part.start < samples for part in parts)
+
+
+def test_batches_are_multiples_of_the_quantum() -> None:
+    """Brought down to one; and where none fits, a sentence with the number."""
+    spec = replace(SPEC, limits=Paired(quantum=4).limits(SPEC, 64, 8))
+    division = divide(spec, 4, 3)
+    assert (division.replicas, division.replica, division.first, division.unit, division.max_local) == (
+        2,
+        1,
+        False,
+        4,
+        4,
+    )
+    assert [in_force(spec, wanted, division) for wanted in (1, 8, 15, 30, 64)] == [8, 8, 8, 24, 32]
+    assert in_force(replace(spec, multiple_of=6, max_batch=60), 30, division) == 24
+    assert in_force(replace(spec, multiple_of=5, max_batch=30), 30, division) == 24
+    with pytest.raises(ValueError, match="paired: global batches are multiples of 8 with 2 replicas"):
+        in_force(replace(spec, max_batch=7), 7, division)
+
+
+def test_the_memory_of_a_gpu() -> None:
+    """A formula lowers the local batch; where not one sample fits, it says which sizes hold one."""
+    limits = replace(Paired(sample_bytes=1000).limits(SPEC, 8, 8), memory_bytes=3000)
+    spec = replace(SPEC, limits=limits)
+    assert [divide(spec, world, 0).max_local for world in (1, 2, 8)] == [2, 5, 5]
+    assert look_at(spec, 1) == ""
+    spec = replace(spec, limits=replace(limits, memory_bytes=800))
+    assert "paired: with 1 GPUs one sample needs 1000 bytes" in look_at(spec, 1)
+    assert look_at(spec, 1).endswith("2, 4, 6 GPUs would hold it")
+
+
+def test_the_largest_limits_can_be_read() -> None:
+    """A spec of as many rows and texts as there may be is within the bytes that a companion reads."""
+    row = SizeLimits(1, 1, MAX_INT, 1, MAX_INT, MAX_INT, MAX_INT, MAX_INT)
+    notes = ("\U0001f600" * MAX_NOTE,) * MAX_NOTES
+    rows = tuple(replace(row, gpus=MAX_INT - MAX_ROWS + n) for n in range(MAX_ROWS))
+    spec = replace(SPEC, limits=Limits("\U0001f600" * MAX_NOTE, rows, MAX_INT, carries=notes, resets=notes))
+    assert len(encode(spec)) <= MAX_SPEC
+    assert decode_spec(encode(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gpus": 3, "replicas": 2},
+        {"gpus": 0},
+        {"together": 3},
+        {"quantum": 0},
+        {"sample_bytes": -1},
+        {"sample_bytes": MAX_INT + 1},
+    ],
+)
+def test_rows_that_contradict_themselves(wrong: dict[str, int]) -> None:
+    """Are made by no strategy, and believed of none."""
+    with pytest.raises(ProtocolError):
+        SizeLimits(**{"gpus": 4, "replicas": 2} | wrong)
+    text = encode(replace(SPEC, limits=Limits("s", (SizeLimits(4, 2),)))).decode()
+    for name, value in wrong.items():
+        text = text.replace(f'"{name}": {getattr(SizeLimits(4, 2), name)}', f'"{name}": {value}')
+    with pytest.raises(ProtocolError):
+        decode_spec(text.encode())
+
+
+def test_limits_that_contradict_themselves() -> None:
+    """The same of the whole."""
+    for wrong in (
+        {"strategy": ""},
+        {"sizes": (SizeLimits(2, 1), SizeLimits(2, 2))},
+        {"sizes": tuple(SizeLimits(n + 1, 1) for n in range(MAX_ROWS + 1))},
+        {"resets": ("x",) * (MAX_NOTES + 1)},
+    ):
+        with pytest.raises(ProtocolError):
+            Limits(**{"strategy": "s"} | wrong)  # type: ignore[arg-type]

@@ -1,0 +1,104 @@
+"""Checks of what another program wrote: a value is of its field's type, finite, not negative and of bounded length.
+
+The standard library alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+MAX_TEXT = 1_000
+"""Most characters of a text."""
+MAX_BLOCKS = 512
+"""Most blocks of a job."""
+MAX_INT = 2**53
+"""Largest integer that JSON readers agree on."""
+MAX_ROWS = 256
+"""Most items of a list of anything but numbers."""
+
+T = TypeVar("T")
+
+
+class ProtocolError(ValueError):
+    """A line or file that does not say what the protocol allows; the message names the field."""
+
+
+class Kind(NamedTuple):
+    """What a field may hold."""
+
+    type: Any
+    optional: bool
+    """Whether it may be None."""
+
+
+@cache
+def types_of(cls: Hashable) -> dict[str, Kind]:
+    """The type of each field of a dataclass."""
+    assert isinstance(cls, type)
+    hints = get_type_hints(cls)
+    return {field.name: _kind(hints[field.name]) for field in fields(cls)}
+
+
+def _kind(hint: Any) -> Kind:
+    choices = [one for one in get_args(hint) if one is not type(None)]
+    if get_origin(hint) is not tuple and type(None) in get_args(hint):
+        return Kind(choices[0], True)
+    return Kind(hint, False)
+
+
+def build(cls: type[T], types: Mapping[str, Kind], data: Mapping[str, Any]) -> T:
+    """An object of the dataclass from what was read; unknown names are ignored. Raises `ProtocolError`."""
+    values: dict[str, Any] = {
+        name: None if optional and data[name] is None else value_of(name, kind, data[name])
+        for name, (kind, optional) in types.items()
+        if name in data
+    }
+    try:
+        return cls(**values)
+    except TypeError:
+        missing = sorted(f.name for f in fields(cls) if f.name not in values)  # type: ignore[arg-type]
+        raise ProtocolError(f"{cls.__name__.lower()}: missing {', '.join(missing)}") from None
+
+
+def value_of(name: str, kind: Any, value: Any) -> Any:
+    """`value` checked against the field's type: finite, not negative, of bounded length, printable."""
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        raise ProtocolError(f"{name}: {value!r:.40} is not true or false")
+    if get_origin(kind) is tuple:
+        return _items(name, get_args(kind)[0], value)
+    if kind is str:
+        if not isinstance(value, str) or len(value) > MAX_TEXT:
+            raise ProtocolError(f"{name}: not a text of at most {MAX_TEXT} characters")
+        return "".join(c if c.isprintable() else "?" for c in value)
+    if is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise ProtocolError(f"{name}: not a JSON object")
+        assert isinstance(kind, type)
+        return build(kind, types_of(kind), value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ProtocolError(f"{name}: {value!r:.40} is not a number")
+    if kind is int and not isinstance(value, int):
+        raise ProtocolError(f"{name}: {value!r:.40} is not an integer")
+    if not abs(value) <= MAX_INT:
+        raise ProtocolError(f"{name}: {value!r:.40} is not finite or too large")
+    if value < 0 and name not in ("loss", "exit_code"):
+        raise ProtocolError(f"{name}: {value!r:.40} is negative")
+    return kind(value)
+
+
+def _items(name: str, kind: Any, values: Any) -> tuple[Any, ...]:
+    most, what = (MAX_BLOCKS, "numbers") if kind is int else (MAX_ROWS, "items")
+    if not isinstance(values, (list, tuple)) or len(values) > most:
+        raise ProtocolError(f"{name}: not a list of at most {most} {what}")
+    if not is_dataclass(kind):
+        return tuple(value_of(name, kind, value) for value in values)
+    assert isinstance(kind, type)
+    types = types_of(kind)  # once for all rows
+    if not all(isinstance(value, Mapping) for value in values):
+        raise ProtocolError(f"{name}: not a list of JSON objects")
+    return tuple(build(kind, types, value) for value in values)
