@@ -21,7 +21,7 @@ from ones_wrapper.group import Group
 from ones_wrapper.layouts.optimus import loss as on_mesh
 from ones_wrapper.layouts.optimus import modules, summa
 from ones_wrapper.layouts.optimus.exchange import MeshExchange
-from ones_wrapper.layouts.optimus.mesh import MATRIX, Mesh
+from ones_wrapper.layouts.optimus.mesh import Mesh
 from tests.wrapper.layouts import dense as reference
 from tests.wrapper.layouts.dense import texts, twins
 from tests.wrapper.steps import Sizes, passes_of

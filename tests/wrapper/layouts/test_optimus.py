@@ -141,7 +141,9 @@ def test_with_memory_the_smallest_mesh_that_holds_the_model() -> None:
     assert [tight.side(world) for world in (1, 2, 4, 9, 16)] == [None, None, 2, 3, 2]
     rows = tight.limits(Spec(64, 64, 64, 1, 0), 16, 4).sizes
     assert all(row.most_local(int(two / 0.9)) >= row.quantum // row.replicas for row in rows)  # type: ignore[operator]
-    with pytest.raises(ValueError, match=r"no number of GPUs up to 8 makes a mesh of side 1, 2, 3 that holds the model"):
+    with pytest.raises(
+        ValueError, match=r"no number of GPUs up to 8 makes a mesh of side 1, 2, 3 that holds the model"
+    ):
         Optimus2D(**SIZES, **known, memory_bytes=1000).limits(Spec(64, 64, 64, 1, 0), 8, 4)
 
 
@@ -165,5 +167,5 @@ def test_sizes_that_do_not_divide_are_refused(wrong: dict[str, Any], sentence: s
 def test_ranks_that_make_no_square_are_refused() -> None:
     with pytest.raises(ValueError, match="optimus2d: 6 GPUs cannot be used; 4, 8, 9 would fit"):
         Optimus2D(q=(2, 3), **SIZES).replicas(6)
-    with pytest.raises(RuntimeError, match="make the model after ones.init"):
+    with pytest.raises(RuntimeError, match=r"make the model after ones\.init"):
         Optimus2D(q=2, **SIZES).linear(4, 4)

@@ -45,7 +45,9 @@ class Transformer:
         copies = 4 + (replicas > 1)
         way = 4 if q > 1 else 0
         largest = max(4 * self.hidden, self.vocab) * self.hidden
-        return ceil(copies * (Fraction(self.matrices, q * q) + Fraction(self.vectors, q)) + Fraction(way * largest, q * q))
+        return ceil(
+            copies * (Fraction(self.matrices, q * q) + Fraction(self.vectors, q)) + Fraction(way * largest, q * q)
+        )
 
     def saved(self, q: int) -> Fraction:
         """Elements that a rank keeps from the forward pass of the blocks for the backward one, for a sample of its

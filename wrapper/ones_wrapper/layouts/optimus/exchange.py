@@ -40,9 +40,11 @@ class MeshExchange(Exchange):
         self._started = 0
         """Buckets whose sum is under way; all ranks start them in order."""
 
-    def wrap(self, model: torch.nn.Module, *, bucket_mb: float = BUCKET_MB) -> torch.nn.Module:
+    def wrap(self, model: torch.nn.Module, *, bucket_mb: float = BUCKET_MB, **options: Any) -> torch.nn.Module:
         """The model itself; all replicas take the first one's parameters."""
         self._first(model)
+        if options:
+            raise ValueError(f"optimus2d: {', '.join(sorted(options))} cannot be given to job.ddp; bucket_mb can")
         for name, parameter in model.named_parameters():
             if not isinstance(parameter, DTensor) or parameter.device_mesh != self._mesh.ranks:
                 raise ValueError(
@@ -137,18 +139,19 @@ class _Bucket:
     @torch.no_grad()
     def fill(self) -> None:
         """Gather the gradients; zeros where this replica has none."""
-        self.flat = torch.cat([
-            _local(p).new_zeros(_local(p).numel()) if p.grad is None else _local(p.grad).reshape(-1)
-            for p in self.parameters
-        ])
+        self.flat = torch.cat(
+            [
+                _local(p).new_zeros(_local(p).numel()) if p.grad is None else _local(p.grad).reshape(-1)
+                for p in self.parameters
+            ]
+        )
 
     @torch.no_grad()
     def hand_out(self) -> None:
         """Give the parameters the sums, and let go of the message. All replicas use the same parameters, so one that
         has no gradient here has none anywhere."""
-        for parameter, piece in zip(
-            self.parameters, self.flat.split([_local(p).numel() for p in self.parameters]), strict=True
-        ):
+        pieces = torch.split(self.flat, [_local(p).numel() for p in self.parameters])
+        for parameter, piece in zip(self.parameters, pieces, strict=True):
             if parameter.grad is not None:
                 gradient = _local(parameter.grad)
                 gradient.copy_(piece.view(gradient.shape))

@@ -40,7 +40,8 @@ class _CrossEntropy(torch.autograd.Function):
         losses = torch.where(counted, sums.log() - target, 0)
         total, tokens = mesh.sum_in_column(torch.stack([losses.sum(), counted.sum().to(losses.dtype)]))
         ctx.save_for_backward(shares, places, mine, counted, tokens)
-        return total / tokens
+        mean: torch.Tensor = total / tokens
+        return mean
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:

@@ -26,14 +26,11 @@ class Mesh:
     where that is one rank they send nothing."""
 
     def __init__(self, q: int, device: torch.device) -> None:
-        """Build the groups of all meshes. Collective over all ranks; raises ValueError where q² does not divide them.
-        """
+        """Build the groups of all meshes, of all ranks. Collective. Raises ValueError where q² does not divide them."""
         world = dist.get_world_size()
         if world % (q * q):
             raise ValueError(f"a mesh of {q} × {q} ranks does not divide {world} ranks")
-        whole = init_device_mesh(
-            device.type, (world // (q * q), q, q), mesh_dim_names=("replicas", "rows", "columns")
-        )
+        whole = init_device_mesh(device.type, (world // (q * q), q, q), mesh_dim_names=("replicas", "rows", "columns"))
         self.q, self.device = q, device
         self.replicas = world // (q * q)
         self.replica, self.row, self.column = (int(place) for place in whole.get_coordinate() or ())
@@ -42,6 +39,7 @@ class Mesh:
         # Along the dimension "columns" lie the ranks of one row.
         self.in_row, self.in_column = whole.get_group("columns"), whole.get_group("rows")
         self.ranks = whole["rows", "columns"]
+        self.ranks._flatten()  # so that DTensor sums over both in one message, as in a gradient's norm
         """The ranks of this replica, for DTensor."""
 
     def cut(self, whole: torch.Tensor, placements: tuple[Placement, ...]) -> torch.nn.Parameter:

@@ -7,8 +7,9 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+from ones_wrapper.checks import MAX_ROWS
 from ones_wrapper.layouts.optimus.costs import Transformer
-from ones_wrapper.limits import MAX_ROWS, MEMORY_SHARE, Limits, SizeLimits
+from ones_wrapper.limits import MEMORY_SHARE, Limits, SizeLimits
 from ones_wrapper.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -47,9 +48,9 @@ class Optimus2D(Strategy):
         memory_bytes: int = 0,
         element_bytes: int = 4,
     ) -> None:
-        """`q` is the side of the mesh, or all sides that may be used. Of those whose square divides the GPUs the largest
-        is taken; with `memory_bytes` of a GPU, the smallest that holds the model. `layers` and `length` (tokens of a
-        sample) are for the costs by which the scheduler plans, with numbers of `element_bytes` bytes.
+        """`q` is the side of the mesh, or all sides that may be used. Of those whose square divides the GPUs the
+        largest is taken; with `memory_bytes` of a GPU, the smallest that holds the model. `layers` and `length` (tokens
+        of a sample) are for the costs by which the scheduler plans, with numbers of `element_bytes` bytes.
 
         Raises ValueError for sizes that q does not divide.
         """
@@ -171,7 +172,7 @@ class Optimus2D(Strategy):
         return Block(self.mesh, self.costs.hidden, self.costs.heads, causal)
 
     def rows(self, batch: torch.Tensor) -> torch.Tensor:
-        """Of the replica's local batch, which `job.loader` gives to all of its ranks, the samples of this rank's row."""
+        """The samples of this rank's row, of the local batch that `job.loader` gives to all ranks of a replica."""
         return self.mesh.rows(batch)
 
     def cross_entropy(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,6 @@ import torch.distributed as dist
 
 from ones_wrapper.layouts.optimus.mesh import Mesh
 
-
 Kind = Literal["ab", "abt", "atb"]
 
 
