@@ -49,6 +49,7 @@ SLOW = (
     "tests/wrapper/launch/test_launchers.py",
     "tests/wrapper/launch/test_restart_policy.py",
     "tests/wrapper/launch/test_supervise.py",
+    "tests/wrapper/strategies/test_contract.py",
     "tests/wrapper/test_elastic.py::test_batch_order_takes_effect_without_a_restart",
     "tests/wrapper/test_elastic.py::test_full_disk_does_not_stop_training",
     "tests/wrapper/test_elastic.py::test_newer_order_calls_a_drain_off",
@@ -87,6 +88,7 @@ LONG = (
     "tests/wrapper/frameworks/test_resized.py",
     "tests/wrapper/membership/test_endurance.py",
     "tests/wrapper/membership/test_launched.py",
+    "tests/wrapper/strategies/test_contract.py::test_resizes",
     "tests/wrapper/test_same_result.py",
 )
 """What takes longest. Half of it runs each time, drawn by the run's seed; all of it with ONES_LONG=all."""

@@ -87,7 +87,9 @@ class Loader:
             loop.used = []
             if loop.rate:
                 loop.rate.expect()
-            seed_step(loop.seed, run.progress.step, run.group.rank)
+            strategy = run.settings.strategy
+            alike = strategy is not None and strategy.same_numbers
+            seed_step(loop.seed, run.progress.step, run.division.replica if alike else run.group.rank)
             loop.schedules.enter(counted(run.progress, part.share.total, run.batch, run.spec.base_batch))
         if run.trace and loop.feed:
             if run.division.first:

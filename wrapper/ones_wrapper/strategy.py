@@ -36,6 +36,9 @@ class Strategy(ABC):
     losses_add_up = False
     """Whether the local losses of a replica's ranks are parts of the replica's, rather than each the whole."""
 
+    same_numbers = False
+    """Whether the generators of a replica's ranks are seeded alike before each step."""
+
     measures_noise = True
     """Whether the gradient noise scale can be measured where each rank is a replica."""
 
