@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
@@ -9,7 +12,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 from ones_wrapper.layouts.optimus import modules
 from ones_wrapper.layouts.optimus.mesh import Mesh
 
-HIDDEN, HEADS, VOCAB, LENGTH = 24, 6, 36, 12
+HIDDEN, HEADS, VOCAB, LENGTH = 24, 6, 96, 12
 
 
 class Attention(nn.Module):
@@ -77,16 +80,22 @@ class Meshed(nn.Module):
         return found
 
 
-def twins(mesh: Mesh, seed: int = 0) -> tuple[Dense, Meshed]:
-    """Both from one seed, in double precision."""
+T = TypeVar("T")
+
+
+def in_double(make: Callable[[], T], seed: int = 0) -> T:
+    """A model in double precision, from a seed."""
     torch.set_default_dtype(torch.float64)
     try:
         torch.manual_seed(seed)
-        dense = Dense()
-        torch.manual_seed(seed)
-        return dense, Meshed(mesh)
+        return make()
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def twins(mesh: Mesh, seed: int = 0) -> tuple[Dense, Meshed]:
+    """Both from one seed, in double precision."""
+    return in_double(Dense, seed), in_double(lambda: Meshed(mesh), seed)
 
 
 def texts(samples: int, seed: int) -> torch.Tensor:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
 from ones_wrapper.group import Group
@@ -25,6 +22,7 @@ from ones_wrapper.layouts.optimus.mesh import Mesh
 from tests.wrapper.layouts import dense as reference
 from tests.wrapper.layouts.dense import texts, twins
 from tests.wrapper.steps import Sizes, passes_of
+from tests.wrapper.traffic import Traffic, saved_bytes
 
 _meshes: dict[int, Mesh] = {}
 
@@ -205,9 +203,7 @@ def loaded(group: Group, q: int, directory: Path) -> tuple[list[torch.Tensor], l
 
 def into_dense(group: Group, directory: Path) -> list[torch.Tensor]:
     """The parameters of an ordinary model that has loaded a checkpoint of a mesh's, in this one process."""
-    torch.set_default_dtype(torch.float64)
-    model = reference.Dense()
-    torch.set_default_dtype(torch.float32)
+    model = reference.in_double(reference.Dense)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     checkpoints = Checkpoints(directory, group, 1, 1)
     assert checkpoints.load(State(model, {"": optimizer}, {})).name
@@ -215,87 +211,34 @@ def into_dense(group: Group, directory: Path) -> list[torch.Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
-def saved_elements(group: Group, q: int, samples: int, length: int, hidden: int, heads: int) -> int:
-    """Elements that a block's forward pass keeps on this rank for the backward pass, but parameters."""
+def kept_bytes(group: Group, q: int, samples: int, length: int, hidden: int, heads: int) -> int:
+    """Bytes that a block's forward pass keeps on this rank for the backward pass, but parameters."""
     mesh = mesh_of(group, q)
-    torch.manual_seed(0)
     block = modules.Block(mesh, hidden, heads)
-    x = mesh.rows(torch.randn(samples, length, hidden))[..., mesh.column :: mesh.q].contiguous().requires_grad_()
-    with kept() as storages:
+    x = torch.randn(len(mesh.rows(torch.empty(samples))), length, hidden // q).requires_grad_()
+    plain = nn.ParameterList([p.detach().to_local() for p in block.parameters()])  # type: ignore[attr-defined]
+    with saved_bytes(plain) as kept:
         block(x)
-    own = {p.to_local().untyped_storage().data_ptr() for p in block.parameters() if isinstance(p, DTensor)}
-    return sum(size for place, size in storages.items() if place not in own) // 4
+    return kept[0]
 
 
-@contextmanager
-def kept() -> Iterator[dict[int, int]]:
-    """Bytes by storage of what autograd keeps meanwhile."""
-    found: dict[int, int] = {}
-    alive = []
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        found[storage.data_ptr()] = storage.nbytes()
-        alive.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield found
-
-
-class Sent(TorchDispatchMode):
-    """Elements that a rank sends in torch.distributed's collectives, as rings and chains send them; ours and those of
-    torch's own tensor parallelism alike.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(one, DTensor) for one in types):
-            return NotImplemented  # DTensor makes ordinary collectives of it, which come here again
-        space, name = func._schema.name.split("::")
-        if space in ("c10d", "_c10d_functional") and name not in ("wait_tensor", "_wrap_tensor_autograd"):
-            self._count(name, args)
-        return func(*args, **(kwargs or {}))
-
-    def _count(self, name: str, args: Any) -> None:
-        groups = [dist.ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject) and _is_group(a)]
-        names = [a for a in args if isinstance(a, str)]
-        group = groups[0] if groups else dist.distributed_c10d._resolve_process_group(names[-1])
-        others, size = group.size() - 1, sum(t.numel() for t in _tensors(args[0]))
-        ways = {"broadcast_": 1, "reduce_": 1, "allreduce_": 2, "all_reduce": 2}
-        assert name in ways, name
-        self.elements += ways[name] * others / (others + 1) * size
-
-
-def _is_group(found: Any) -> bool:
-    return "ProcessGroup" in str(found._type())
-
-
-def _tensors(found: Any) -> list[torch.Tensor]:
-    return [found] if isinstance(found, torch.Tensor) else [t for one in found for t in _tensors(one)]
-
-
-def sent_on_mesh(group: Group, q: int, samples: int, length: int, hidden: int, heads: int) -> float:
-    """Elements that this rank sends in a block's forward and backward pass."""
+def sent_on_mesh(group: Group, q: int, samples: int, length: int, hidden: int, heads: int) -> int:
+    """Bytes that this rank sends in a block's forward and backward pass."""
     mesh = mesh_of(group, q)
     block = modules.Block(mesh, hidden, heads)
-    whole = torch.randn(samples, length, hidden)
-    x = mesh.rows(whole)[..., mesh.column * hidden // q : (mesh.column + 1) * hidden // q].clone().requires_grad_()
-    with Sent() as sent:
+    x = torch.randn(len(mesh.rows(torch.empty(samples))), length, hidden // q).requires_grad_()
+    with Traffic() as sent:
         block(x).sum().backward()
-    return sent.elements
+    return sent.bytes
 
 
-def sent_by_megatron(group: Group, world: int, samples: int, length: int, hidden: int, heads: int) -> float:
+def sent_by_megatron(group: Group, world: int, samples: int, length: int, hidden: int, heads: int) -> int:
     """The same where torch's own tensor parallelism splits the block over as many ranks in one dimension."""
     line = init_device_mesh("cpu", (group.world // world, world), mesh_dim_names=("replicas", "line"))["line"]
     block = reference.Block(hidden, heads)
     out_in = {"attention.packed": ColwiseParallel(), "attention.joined": RowwiseParallel()}
     parallelize_module(block, line, {**out_in, "mlp.wide": ColwiseParallel(), "mlp.back": RowwiseParallel()})
     x = torch.randn(samples, length, hidden).requires_grad_()
-    with Sent() as sent:
+    with Traffic() as sent:
         block(x).sum().backward()
-    return sent.elements
+    return sent.bytes

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
 
 
 @dataclass(frozen=True)
@@ -39,15 +38,12 @@ class Transformer:
         """Elements of what is split over the columns alone: biases, norms, positions."""
         return self.layers * 13 * self.hidden + (2 + self.length) * self.hidden + self.vocab
 
-    def fixed(self, q: int, replicas: int) -> int:
-        """Elements that a rank holds for no sample: parameters, gradients, two moments, the messages to other
-        replicas, and the blocks of the largest matrix that are on their way in a product."""
-        copies = 4 + (replicas > 1)
-        way = 4 if q > 1 else 0
-        largest = max(4 * self.hidden, self.vocab) * self.hidden
-        return ceil(
-            copies * (Fraction(self.matrices, q * q) + Fraction(self.vectors, q)) + Fraction(way * largest, q * q)
-        )
+    def fixed(self, q: int) -> Fraction:
+        """Elements that a rank holds for no sample: parameters, gradients and two moments."""
+        return 4 * self._held(q)
+
+    def _held(self, q: int) -> Fraction:
+        return Fraction(self.matrices, q * q) + Fraction(self.vectors, q)
 
     def saved(self, q: int) -> Fraction:
         """Elements that a rank keeps from the forward pass of the blocks for the backward one, for a sample of its
@@ -56,12 +52,10 @@ class Transformer:
         return self.layers * (block + Fraction(2 * self.length, q))
 
     def sample(self, q: int) -> Fraction:
-        """Elements that a rank holds for a sample of its replica: those of the blocks; of the last norm, the output
-        layer and the loss; and the widest activation with its gradient while they are computed and on their way."""
-        ends = self.length * (2 * self.hidden + 2 * self.vocab)
-        widest = self.length * max(4 * self.hidden, self.vocab)
-        way = 2 + 2 * (q > 1)
-        return self.saved(q) + Fraction(ends + way * widest, q * q) + Fraction(self.length, q)
+        """Elements that a rank holds for a sample of its replica where it holds most, as backward begins: those of the
+        blocks; of the last norm and the output layer; the logits, or the widest activation, with their gradient."""
+        ends = self.length * (2 * self.hidden + 2 * max(4 * self.hidden, self.vocab))
+        return self.saved(q) + Fraction(ends, q * q) + Fraction(self.length, q)
 
     def sample_wire(self, q: int) -> Fraction:
         """Elements that a rank sends in its mesh in a forward and backward pass, for a sample of its replica."""
@@ -76,5 +70,4 @@ class Transformer:
 
     def data_wire(self, q: int, replicas: int) -> Fraction:
         """Elements that a rank sends to other replicas in a step: a ring's all-reduce of its blocks."""
-        held = Fraction(self.matrices, q * q) + Fraction(self.vectors, q)
-        return Fraction(2 * (replicas - 1), replicas) * held
+        return Fraction(2 * (replicas - 1), replicas) * self._held(q)

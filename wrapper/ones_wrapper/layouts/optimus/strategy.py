@@ -74,16 +74,16 @@ class Optimus2D(Strategy):
 
     def side(self, world: int) -> int | None:
         """The side of the mesh at a world size; None where it cannot be used."""
-        sides = [q for q in self.sides if world % (q * q) == 0 and self._fits(q, world // (q * q))]
+        sides = [q for q in self.sides if world % (q * q) == 0 and self._fits(q)]
         if not sides:
             return None
         return sides[0] if self._memory_bytes else sides[-1]
 
-    def _fits(self, q: int, replicas: int) -> bool:
+    def _fits(self, q: int) -> bool:
         """Whether a GPU holds its blocks and a sample of each row."""
         if not self._memory_bytes:
             return True
-        elements = self.costs.fixed(q, replicas) + q * self.costs.sample(q)
+        elements = self.costs.fixed(q) + q * self.costs.sample(q)
         return elements * self._element_bytes <= self._memory_bytes * MEMORY_SHARE
 
     def replicas(self, world: int) -> int:
@@ -113,7 +113,7 @@ class Optimus2D(Strategy):
         wire = costs.sample_wire(q) + costs.pass_wire(q) / max(1, batch // replicas)
         return replace(
             row,
-            fixed_bytes=each * costs.fixed(q, replicas),
+            fixed_bytes=ceil(each * costs.fixed(q)),
             sample_bytes=ceil(each * costs.sample(q)),
             replica_bytes=ceil(each * wire),
             data_bytes=ceil(each * costs.data_wire(q, replicas)),
