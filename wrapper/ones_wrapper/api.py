@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ones_wrapper.checkpoint import Progress
+from ones_wrapper.data.coreset import Coreset
 from ones_wrapper.data.feed import Feed
 from ones_wrapper.data.streams import make_feed
 from ones_wrapper.evaluation import Evaluation
@@ -65,6 +66,7 @@ def init(
     backend: str | None = None,
     strategy: Strategy | None = None,
     max_passes: int | None = None,
+    uneven: bool = False,
 ) -> Job:
     """Join the run: build the process group, listen to signals and orders.
 
@@ -83,6 +85,9 @@ def init(
     overrides the choice between nccl (every rank has a GPU) and gloo; "mpi" exchanges through mpi4py. `strategy` is
     how the job trains, where not in plain data parallel. `max_passes` is the former name of `max_accumulation_steps`.
 
+    With `uneven` ranks get shares of each step in proportion to their measured speed, for GPUs of different kinds
+    (`uneven.py`); it needs `job.ddp`, and room between `batch` over the ranks and `max_local_batch`.
+
     Synchronises all ranks. Call it once, before anything that needs the device. Raises ValueError for numbers that
     contradict each other, and for a number of ranks that the strategy cannot use; RuntimeError for a job that
     something else already requeues.
@@ -100,6 +105,8 @@ def init(
         raise ValueError("init: lr_rule='adascale' needs the noise scale; leave out noise_scale=False")
     if why := requeue_conflict():
         raise RuntimeError(why)
+    if uneven and strategy is not None:
+        raise ValueError(f"init: uneven=True is for plain data parallel, and {strategy.name} divides its own work")
     group = join(backend)
     spec = replace(spec, limits=limits_of(strategy, spec, group))
     may_measure = noise_may_be_measured(strategy, spec)
@@ -107,7 +114,7 @@ def init(
         raise ValueError(f"init: lr_rule='adascale' needs the noise scale, which {_name(strategy)} does not show")
     if strategy is not None:
         strategy.bind(group)
-    settings, block = Settings(rule, lr_ramp, checkpoint_every_s, write_behind, strategy), own_block(os.environ)
+    settings, block = Settings(rule, lr_ramp, checkpoint_every_s, write_behind, strategy, uneven), own_block(os.environ)
     if block is not None and isinstance(group, TorchGroup):
         run: Run = HotRun.meet(group, spec, settings, started, block)
     else:
@@ -267,6 +274,13 @@ class Job:
     def _wrap(self, exchange: Exchange, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
         if self._run.state is not None:
             raise RuntimeError("ddp, fsdp, exchange: call it before job.register, which loads the model's checkpoint")
+        if self._run.uneven is not None:
+            if not exchange.timed:
+                raise ValueError(
+                    f"init: uneven=True goes with job.ddp: in {type(exchange).__name__} ranks wait for each other "
+                    "throughout a pass, so no rank's own speed can be measured; leave out uneven=True"
+                )
+            exchange.watch = self._run.uneven.watch
         return self._run.loop.exchanges.add(exchange, model, options)
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -309,7 +323,7 @@ class Job:
         extras = {name: mapped(thing, schedules.wrap) for name, thing in others.items()}
         if scheduler is not None:
             extras = {"scheduler": mapped(scheduler, partial(schedules.wrap, known=True)), **extras}
-        state = state_of(model, optimizer, extras, run.files)
+        state = state_of(model, optimizer, extras, run.files, run.loop.selection)
         carried: list[Any] = [optimizer, *extras.values()]
         if accumulation is not None:
             carried = [mapped(thing, accumulation.wrap) for thing in carried]
@@ -327,6 +341,7 @@ class Job:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         drop_last: bool = False,
+        coreset: Coreset | None = None,
         **options: Any,
     ) -> Loader:
         """The training data cut into the batch in force, each sample once an epoch.
@@ -337,6 +352,10 @@ class Job:
         `options` are further ones of torch's DataLoader (`pin_memory`, …); not those that choose samples, since that
         is done here. With `drop_last` an epoch has as many samples as whole batches of init's `batch` need, the first
         of its order: the same at any size and batch, and others in each epoch. Synchronises nothing.
+
+        With a `coreset` an epoch is a chosen part of the data, and the loop gets (batch, weights): write the loss as
+        the mean of weight times the sample's loss. It synchronises all ranks where samples are chosen, at the beginning
+        of an epoch.
         """
         if self._run.loop.feed is not None:
             raise RuntimeError("loader: a job trains on one dataset; use an ordinary DataLoader to evaluate on another")
@@ -345,6 +364,7 @@ class Job:
         self._run.loop.seed = seed
         self._run.loop.feed = make_feed(
             dataset,
+            chosen=(coreset, self._run.loop.selection) if coreset is not None else None,
             shuffle=shuffle,
             seed=seed,
             keyed=keyed,

@@ -11,7 +11,9 @@ from pathlib import Path
 from ones_wrapper import memory, mistakes, replicas, resize_log
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
+from ones_wrapper.data.coreset_feed import Selection
 from ones_wrapper.data.feed import AccumulationStep, Feed, Share
+from ones_wrapper.data.shares import Shares
 from ones_wrapper.data.streams import StreamFeed
 from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchanges import Exchanges
@@ -33,6 +35,7 @@ from ones_wrapper.run_id import run_id
 from ones_wrapper.run_settings import Identity, Settings
 from ones_wrapper.saver import Saver
 from ones_wrapper.schedule import Schedules, counted
+from ones_wrapper.uneven import Uneven
 
 
 class Loop:
@@ -41,6 +44,7 @@ class Loop:
     def __init__(self) -> None:
         self.feed: Feed | StreamFeed | None = None
         self.seed = 0
+        self.selection = Selection()
         self.exchanges = Exchanges()
         self.accumulation: Accumulation | None = None
         self.rate: Rate | None = None
@@ -91,6 +95,7 @@ class Run:
         """Which samples are this rank's."""
         if group.rank == 0 and (note := replicas.look_at(self.spec, group.world)):
             log(note)
+        self.uneven = Uneven(group.device, found) if settings.uneven else None
         self._before = resize_log.before(self.directory, self._restart) if first else None
         self.resizes = resize_log.ResizeLog()
         self._previous = previous(self.directory, self._restart) if first else None
@@ -98,6 +103,8 @@ class Run:
         orders = self._orders(self._restart) if first else None
         self._requests = OwnerRequests(self.directory) if first else None
         self._boundary = Boundary(group, orders, self._requests, self._restart, FLAGS)
+        if self.uneven is not None:
+            self._boundary.measured, self.meter.watch = self.uneven.proposal, self.uneven.watch
         checkpoints = Checkpoints(self.directory, group, self._job_id, self._restart, holds=identity.leads)
         self.saver = Saver(group, checkpoints, settings.checkpoint_every_s, settings.write_behind, self._reporter.send)
         self._start_report = StartReport(started, self._previous, self.directory, self._spool)
@@ -128,6 +135,16 @@ class Run:
     def world(self) -> int:
         """World size, as the script sees it. Not collective."""
         return self.group.world
+
+    @property
+    def shares(self) -> Shares | None:
+        """How steps are divided over the ranks; None for evenly. Not collective."""
+        return self.uneven.shares if self.uneven is not None else None
+
+    @property
+    def cut_by(self) -> tuple[object, ...]:
+        """What the data is cut by: where it changes, the epoch's rest is cut anew. Not collective."""
+        return self.batch, self.generation, self.shares
 
     def _device_name(self, spec: Spec) -> str:
         """Tells apart what holds different local batches: devices, and replicas of differently many of them."""
@@ -235,6 +252,8 @@ class Run:
         progress.useful += useful
         if self.noise is not None:
             self.noise.step(total)
+        if self.uneven is not None:
+            self.uneven.step(self.loop.part.share.samples)
         if rate := self.loop.rate:
             self._still = 0 if rate.stepped else self._still + 1
             if self._still == mistakes.NO_STEPS and self.group.rank == 0:
@@ -281,6 +300,8 @@ class Run:
         if agreed.wanted and agreed.number != self._boundary.applied:
             self._boundary.applied = agreed.number
             self._change_batch(agreed.wanted, agreed.number)
+        if self.uneven is not None and agreed.measured:
+            self._divide(self.uneven, agreed.measured)
         if agreed.stop == BY_OWNER:
             self._stop_for_good()
         elif agreed.stop:
@@ -353,6 +374,12 @@ class Run:
         self._log_batch(old)
         steps = self.division.passes(self.batch)
         self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
+
+    def _divide(self, uneven: Uneven, measured: tuple[int, ...]) -> None:
+        """Shares follow the speeds that the ranks measured. Not collective."""
+        passes = self.division.passes(self.batch)
+        if uneven.agreed(measured, self.batch, passes) and self.group.rank == 0 and uneven.shares is not None:
+            log(resize_log.shares_changed(uneven.shares.samples(self.batch, passes), self.progress.step))
 
     def _batch_fixed(self) -> bool:
         """Whether the strategy lets the batch be now. Not collective; what changes is told to the companion."""

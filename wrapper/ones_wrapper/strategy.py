@@ -31,7 +31,8 @@ class Strategy(ABC):
     """Short, for reasons and logs."""
 
     hot = False
-    """Whether ranks may change while it trains: then `bind` is called again, with the ranks that there are then."""
+    """Whether ranks may change while it trains: then `bind` is called again, with the ranks that there are then. There
+    it must not wait for others: where one was lost, not all may come."""
 
     losses_add_up = False
     """Whether the local losses of a replica's ranks are parts of the replica's, rather than each the whole."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from ones_wrapper.data.feed import AccumulationStep
+    from ones_wrapper.uneven import Watch
 
 
 class Exchange(ABC):
@@ -38,6 +39,10 @@ class Exchange(ABC):
         """Whether gradients were exchanged since the present pass began."""
         self._stepped = False
         """Whether an optimizer has taken them: what comes then in this pass is another model's doing."""
+
+    timed = False
+    """Whether gradients arrive before this rank has waited for any other, so that `watch` tells its own time."""
+    watch: Watch | None = None
 
     @abstractmethod
     def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
@@ -88,6 +93,8 @@ class Exchange(ABC):
                 "the step's gradients were not exchanged between the ranks: the forward pass must call the model that "
                 "job.ddp or job.fsdp returned, not the one inside it, and run within the loader's loop"
             )
+        if self.watch is not None:
+            self.watch.exchanged()
 
     @property
     def idle(self) -> bool:
@@ -124,6 +131,8 @@ class Exchange(ABC):
                 "a backward pass outside the loader's loop: how many samples its gradients count is not known"
             )
         self._arrived = True
+        if self.watch is not None:
+            self.watch.arrived()
         return self._part
 
 
@@ -135,7 +144,7 @@ class DdpExchange(Exchange):
     size cost nothing. The hook turns the unit into n_rp / N, and sums over the ranks.
     """
 
-    hot = True
+    hot = timed = True
 
     def __init__(self, group: Group, noise: NoiseScale | None) -> None:
         super().__init__(group, noise)

@@ -98,6 +98,8 @@ class OutputHook:
 class MpiExchange(Exchange):
     """Gradients of a model on CPUs, summed over the ranks of an `MpiGroup`."""
 
+    timed = True
+
     def __init__(self, group: MpiGroup, noise: NoiseScale | None) -> None:
         super().__init__(group, noise)
         self._comm = group.comm.Dup()
