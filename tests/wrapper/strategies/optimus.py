@@ -79,5 +79,5 @@ ROW = Row(
     measure=measure,
     measured_at=(2, 4),
     spec=SPEC,
-    within={"sample_bytes": 0.03},
+    within={"sample_bytes": 0.04},
 )

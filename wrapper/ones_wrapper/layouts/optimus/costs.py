@@ -53,9 +53,10 @@ class Transformer:
 
     def sample(self, q: int) -> Fraction:
         """Elements that a rank holds for a sample of its replica where it holds most, as backward begins: those of the
-        blocks; of the last norm and the output layer; the logits, or the widest activation, with their gradient."""
+        blocks; of the last norm and the output layer; the logits, or the widest activation, with their gradient; and
+        about eight numbers a token, of the loss."""
         ends = self.length * (2 * self.hidden + 2 * max(4 * self.hidden, self.vocab))
-        return self.saved(q) + Fraction(ends, q * q) + Fraction(self.length, q)
+        return self.saved(q) + Fraction(ends, q * q) + Fraction(8 * self.length, q)
 
     def sample_wire(self, q: int) -> Fraction:
         """Elements that a rank sends in its mesh in a forward and backward pass, for a sample of its replica."""
