@@ -49,6 +49,7 @@ SLOW = (
     "tests/wrapper/launch/test_launchers.py",
     "tests/wrapper/launch/test_restart_policy.py",
     "tests/wrapper/launch/test_supervise.py",
+    "tests/wrapper/strategies/test_contract.py",
     "tests/wrapper/test_elastic.py::test_batch_order_takes_effect_without_a_restart",
     "tests/wrapper/test_elastic.py::test_full_disk_does_not_stop_training",
     "tests/wrapper/test_elastic.py::test_newer_order_calls_a_drain_off",
@@ -81,12 +82,14 @@ LONG = (
     "tests/endtoend/test_places.py",
     "tests/endtoend/test_real_scripts.py",
     "tests/endtoend/test_service.py",
+    "tests/endtoend/test_strategies.py",
     "tests/endtoend/test_views.py",
     "tests/endtoend/test_wrong.py",
     "tests/templates/test_sites.py::test_one_of_each_kind_trains",
     "tests/wrapper/frameworks/test_resized.py",
     "tests/wrapper/membership/test_endurance.py",
     "tests/wrapper/membership/test_launched.py",
+    "tests/wrapper/strategies/test_contract.py::test_resizes",
     "tests/wrapper/test_same_result.py",
 )
 """What takes longest. Half of it runs each time, drawn by the run's seed; all of it with ONES_LONG=all."""

@@ -227,6 +227,12 @@ class Store(SiteStore):
         with self._write() as connection:
             return resizes.end_resize(connection, self._cluster, resize_id, state, outcome, time, pause_s)
 
+    def note_held(self, resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
+        """Store which tasks of a job of blocks stand in holds of the companion's for a resize, before they are held;
+        returns how it stands."""
+        with self._write() as connection:
+            return resizes.note_held(connection, self._cluster, resize_id, tasks)
+
     def set_deferral(self, job_id: int, until: float | None) -> None:
         """Store until when the companion keeps a waiting job from starting; None where it does not (any more)."""
         with self._write() as connection:

@@ -40,6 +40,8 @@ class ResizeStore(Protocol):
         self, resize_id: int, state: str, outcome: ReasonRecord, time: float, pause_s: float | None = None
     ) -> ResizeRecord: ...
 
+    def note_held(self, resize_id: int, tasks: Sequence[int]) -> ResizeRecord: ...
+
     def resize_steps(self, resize_id: int) -> Sequence[ResizeStepRecord]: ...
 
 
@@ -111,4 +113,5 @@ class Machine:
             return self.store.step_resize(resize.id, state.value, time=self.clock(), detail=detail, deadline=deadline)
         self.times.forget(resize)
         self.gains.pop(resize.id, None)
+        self.new.discard(resize.id)
         return self.store.end_resize(resize.id, state.value, detail, self.clock(), pause_s)

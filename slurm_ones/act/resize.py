@@ -146,6 +146,11 @@ class ResizeMachine(Machine):
         return self.move(resize, State.RELEASING_BACK, reason("released_before_parking"))
 
     def _holding(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        first = resize.id in self.new
+        self.new.discard(resize.id)
+        if first and job.pending and job.held:
+            # It was not when this was decided, and nobody else had a reason to.
+            return self.move(resize, State.ABANDONED, reason("held_by_owner"))
         if not job.pending:
             # A hold that came too late must not outlive this run: it would strike at its next requeue.
             return self.move(resize, State.RELEASING_BACK, reason("started_before_reshape"))

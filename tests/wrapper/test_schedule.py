@@ -19,7 +19,7 @@ import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.checkpoint import Progress
 from ones_wrapper.checkpoint.state import pack, unpack
-from ones_wrapper.data.feed import shares
+from ones_wrapper.data.feed import split
 from ones_wrapper.protocol import Order, decode_report, encode
 from ones_wrapper.schedule import ProgressScheduler, Schedules, base_steps, counted
 
@@ -97,7 +97,7 @@ class Training:
     def step(self, batch: int, stepping: bool = True) -> float:
         """One step; the rate that it was made with."""
         progress, rate = self.progress, self.rate
-        share = next(shares(progress.cursor, progress.dataset, batch, 1, 0))
+        share = split(progress.cursor, min(batch, progress.dataset - progress.cursor), 1, 0)
         self.schedules.enter(counted(progress, share.total, batch, BASE))
         self.optimizer.step()
         if stepping:

@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ones_wrapper.checkpoint import Progress
+from ones_wrapper.data.coreset import Coreset
 from ones_wrapper.data.feed import Feed
 from ones_wrapper.data.streams import make_feed
 from ones_wrapper.evaluation import Evaluation
@@ -65,6 +66,7 @@ def init(
     backend: str | None = None,
     strategy: Strategy | None = None,
     max_passes: int | None = None,
+    uneven: bool = False,
 ) -> Job:
     """Join the run: build the process group, listen to signals and orders.
 
@@ -83,6 +85,9 @@ def init(
     overrides the choice between nccl (every rank has a GPU) and gloo; "mpi" exchanges through mpi4py. `strategy` is
     how the job trains, where not in plain data parallel. `max_passes` is the former name of `max_accumulation_steps`.
 
+    With `uneven` ranks get shares of each step in proportion to their measured speed, for GPUs of different kinds
+    (`uneven.py`); it needs `job.ddp`, and room between `batch` over the ranks and `max_local_batch`.
+
     Synchronises all ranks. Call it once, before anything that needs the device. Raises ValueError for numbers that
     contradict each other, and for a number of ranks that the strategy cannot use; RuntimeError for a job that
     something else already requeues.
@@ -100,6 +105,8 @@ def init(
         raise ValueError("init: lr_rule='adascale' needs the noise scale; leave out noise_scale=False")
     if why := requeue_conflict():
         raise RuntimeError(why)
+    if uneven and strategy is not None:
+        raise ValueError(f"init: uneven=True is for plain data parallel, and {strategy.name} divides its own work")
     group = join(backend)
     spec = replace(spec, limits=limits_of(strategy, spec, group))
     may_measure = noise_may_be_measured(strategy, spec)
@@ -107,7 +114,7 @@ def init(
         raise ValueError(f"init: lr_rule='adascale' needs the noise scale, which {_name(strategy)} does not show")
     if strategy is not None:
         strategy.bind(group)
-    settings, block = Settings(rule, lr_ramp, checkpoint_every_s, write_behind, strategy), own_block(os.environ)
+    settings, block = Settings(rule, lr_ramp, checkpoint_every_s, write_behind, strategy, uneven), own_block(os.environ)
     if block is not None and isinstance(group, TorchGroup):
         run: Run = HotRun.meet(group, spec, settings, started, block)
     else:
@@ -227,15 +234,22 @@ class Job:
         """
         run = self._run
         strategy = run.settings.strategy
-        if strategy is not None and (its := strategy.exchange(run.group, self._noise)) is not None:
-            return self._wrap(its, model, options)
+        its = strategy.exchange(run.group, self._noise) if strategy is not None else None
+        wrapped = self._wrap(its or self._averaging(), model, options)
+        if strategy is not None:
+            strategy.wrapped(wrapped)
+        return wrapped
+
+    def _averaging(self) -> Exchange:
+        """Of plain data parallel."""
+        run = self._run
         if isinstance(run.group, TorchGroup):
-            return self._wrap(DdpExchange(run.group, self._noise), model, options)
+            return DdpExchange(run.group, self._noise)
         from ones_wrapper.gradients.mpi_exchange import MpiExchange
         from ones_wrapper.mpi_group import MpiGroup
 
         assert isinstance(run.group, MpiGroup)
-        return self._wrap(MpiExchange(run.group, self._noise), model, options)
+        return MpiExchange(run.group, self._noise)
 
     def fsdp(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """The model sharded over the ranks by FSDP2 (`fully_shard`), its gradients averaged over samples.
@@ -246,6 +260,7 @@ class Job:
         """
         from ones_wrapper.gradients.fsdp import FsdpExchange
 
+        self._check_averaged("fsdp")
         return self._wrap(FsdpExchange(self._run.group, self._noise), model, options)
 
     def exchange(self, model: torch.nn.Module, name: str, **options: Any) -> torch.nn.Module:
@@ -254,10 +269,16 @@ class Job:
 
         Raises ValueError where there is none of that name. `options` are those of its `wrap`.
         """
+        self._check_averaged("exchange")
         made = load("ones_wrapper.exchanges", name, ())(self._run.group, self._noise)
         if not isinstance(made, Exchange):
             raise ValueError(f"exchange: {name} is no subclass of ones_wrapper.gradients.exchange.Exchange")
         return self._wrap(made, model, options)
+
+    def _check_averaged(self, what: str) -> None:
+        strategy = self._run.settings.strategy
+        if strategy is not None and strategy.exchange(self._run.group, None) is not None:
+            raise ValueError(f"{what}: {strategy.name} brings a gradient exchange of its own; call job.ddp(model)")
 
     @property
     def _noise(self) -> NoiseScale | None:
@@ -267,11 +288,20 @@ class Job:
     def _wrap(self, exchange: Exchange, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
         if self._run.state is not None:
             raise RuntimeError("ddp, fsdp, exchange: call it before job.register, which loads the model's checkpoint")
+        if self._run.uneven is not None:
+            if not exchange.timed:
+                raise ValueError(
+                    f"init: uneven=True goes with job.ddp: in {type(exchange).__name__} ranks wait for each other "
+                    "throughout a pass, so no rank's own speed can be measured; leave out uneven=True"
+                )
+            exchange.watch = self._run.uneven.watch
         return self._run.loop.exchanges.add(exchange, model, options)
 
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model that was given to `ddp`, `fsdp` or `exchange`: to save, export or evaluate it. A model that none
         of them returned is returned as it is. A sharded model is the same object, and its parameters stay sharded.
+        Where a strategy's ranks train models of their own, what the job saves of them: in training a copy, for which
+        all ranks call this.
         """
         return self._run.loop.exchanges.inside(model)
 
@@ -309,7 +339,9 @@ class Job:
         extras = {name: mapped(thing, schedules.wrap) for name, thing in others.items()}
         if scheduler is not None:
             extras = {"scheduler": mapped(scheduler, partial(schedules.wrap, known=True)), **extras}
-        state = state_of(model, optimizer, extras, run.files)
+        state = state_of(model, optimizer, extras, run.files, run.loop.selection)
+        scaled = any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in state.extras.values())
+        run.loop.exchanges.trained_by(state.optimizers.values(), scaled)
         carried: list[Any] = [optimizer, *extras.values()]
         if accumulation is not None:
             carried = [mapped(thing, accumulation.wrap) for thing in carried]
@@ -327,6 +359,7 @@ class Job:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         drop_last: bool = False,
+        coreset: Coreset | None = None,
         **options: Any,
     ) -> Loader:
         """The training data cut into the batch in force, each sample once an epoch.
@@ -337,6 +370,10 @@ class Job:
         `options` are further ones of torch's DataLoader (`pin_memory`, …); not those that choose samples, since that
         is done here. With `drop_last` an epoch has as many samples as whole batches of init's `batch` need, the first
         of its order: the same at any size and batch, and others in each epoch. Synchronises nothing.
+
+        With a `coreset` an epoch is a chosen part of the data, and the loop gets (batch, weights): write the loss as
+        the mean of weight times the sample's loss. It synchronises all ranks where samples are chosen, at the beginning
+        of an epoch.
         """
         if self._run.loop.feed is not None:
             raise RuntimeError("loader: a job trains on one dataset; use an ordinary DataLoader to evaluate on another")
@@ -345,6 +382,7 @@ class Job:
         self._run.loop.seed = seed
         self._run.loop.feed = make_feed(
             dataset,
+            chosen=(coreset, self._run.loop.selection) if coreset is not None else None,
             shuffle=shuffle,
             seed=seed,
             keyed=keyed,
@@ -412,6 +450,7 @@ class Job:
         run = self._run
         if run.settings.strategy is not None and run.settings.strategy.losses_add_up:
             loss = loss * (run.group.world // run.division.replicas)
+        run.loop.exchanges.loss(loss)
         run.meter.loss(loss, run.loop.part.samples)
 
     def checkpoint(self) -> bool:

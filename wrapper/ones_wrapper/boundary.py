@@ -1,8 +1,8 @@
 """Where all ranks act together: at a step boundary they agree on what orders and signals ask for.
 
-The agreement is one maximum over ten integers, begun at one boundary and obeyed at the next. When steps are
-so short that it would cost more than `SHARE` of them, the ranks agree at every n-th boundary only; rank 0 says n, as
-part of the agreement.
+The agreement is one maximum over ten integers (and two for each rank, where shares are uneven), begun at one boundary
+and obeyed at the next. When steps are so short that it would cost more than `SHARE` of them, the ranks agree at every
+n-th boundary only; rank 0 says n, as part of the agreement.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class Agreement:
     """Of a job of blocks: the generation of the newest plan, 0 for none."""
     change: int = 0
     """The generation to change to now, 0 for none."""
+    measured: tuple[int, ...] = ()
+    """What ranks of uneven shares told of their speed."""
 
 
 class Members(Protocol):
@@ -86,6 +88,8 @@ class Boundary:
         self.applied = 0
         """Number of the order whose batch is in force."""
         self.members: Members | None = None
+        self.measured: Callable[[int, int], list[int]] = lambda rank, world: []
+        """What this rank tells of its speed: `Uneven.proposal`."""
 
     @property
     def order(self) -> Order | None:
@@ -188,13 +192,15 @@ class Boundary:
             int(measure),
             int(due),
             *(members.proposal() if members is not None else (0, 0)),
+            *self.measured(self._group.rank, self._group.world),
         ]
 
     def _agreed(self, proposal: list[int]) -> Agreement:
         """What all ranks make of it."""
-        stop, asked, number, wanted, drain, interval, look, due, plan, change = proposal
+        stop, asked, number, wanted, drain, interval, look, due, plan, change, *measured = proposal
         self._skip = interval - 1
-        return Agreement(stop, bool(asked or due), number, wanted, bool(drain), bool(look), not asked, plan, change)
+        also = (plan, change, tuple(measured))
+        return Agreement(stop, bool(asked or due), number, wanted, bool(drain), bool(look), not asked, *also)
 
     def wait(self, number: int, over: bool) -> tuple[bool, bool]:
         """(stop, carry on): called again and again while drained by order `number`.

@@ -5,7 +5,7 @@ The standard library alone.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
@@ -35,9 +35,8 @@ class Kind(NamedTuple):
 
 
 @cache
-def types_of(cls: Hashable) -> dict[str, Kind]:
+def types_of(cls: Any) -> dict[str, Kind]:
     """The type of each field of a dataclass."""
-    assert isinstance(cls, type)
     hints = get_type_hints(cls)
     return {field.name: _kind(hints[field.name]) for field in fields(cls)}
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
+
+from ones_wrapper.data.coreset import Floats, Ints, select
+from ones_wrapper.data.coreset_feed import CoresetFeed
 from ones_wrapper.data.feed import AccumulationStep
-from ones_wrapper.data.randomness import seed_step
+from ones_wrapper.data.randomness import keep_generators, seed_step
+from ones_wrapper.job_io import log
+from ones_wrapper.launch import hang_detector
 from ones_wrapper.run import Run
 from ones_wrapper.schedule import base_steps, counted
 
@@ -42,11 +49,15 @@ class Loader:
         feed, rate = loop.feed, loop.rate
         assert feed is not None and rate is not None
         loop.exchanges.check()
+        if isinstance(feed, CoresetFeed) and feed.due(progress.epoch, progress.cursor):
+            self._select(feed)
         epoch, changed = progress.epoch, True
         while changed:
-            batch, generation, changed = run.batch, run.generation, False
+            before, changed = run.cut_by, False
+            run.use_batch()
             run.meter.start()
-            for part, local in feed.batches(epoch, progress.cursor, batch, *run.division.cut, seeded=True):
+            cut = (run.batch, *run.division.cut, run.shares)
+            for part, local in feed.batches(epoch, progress.cursor, *cut, seeded=True):
                 try:
                     with self.passing(part):
                         yield local
@@ -59,10 +70,36 @@ class Loader:
                     self.complete(part)
                     run.act()
                     run.meter.start()
-                    if run.batch != batch or run.generation != generation:
+                    if run.cut_by != before:
                         changed = True
                         break
         self.leave(early=False)
+
+    def _select(self, feed: CoresetFeed) -> None:
+        """Choose the samples of the epochs to come. Collective; the model is evaluated."""
+        run, began = self._run, time.perf_counter()
+        loop, epoch, most = run.loop, run.progress.epoch, run.spec.max_local_batch
+        if loop.exchanges.gathers and feed.coreset.features is not None:
+            raise ValueError(
+                "coreset: the forward passes of a sharded model need all ranks at once, and ranks look at other "
+                "samples here; leave out features, whose default is the samples' inputs, or use job.ddp"
+            )
+
+        def features_of(members: Ints) -> Floats:
+            hang_detector.beat()
+            return feed.features(epoch, members, most)
+
+        assert run.state is not None
+        training = [module for module in run.state.model.modules() if module.training]
+        with keep_generators(), torch.no_grad(), loop.exchanges.evaluating():
+            run.state.model.eval()
+            chosen = select(features_of, feed.labels, feed.size, run.group, feed.coreset.shard)
+        for module in training:
+            module.training = True
+        feed.take(epoch, chosen)
+        if run.group.rank == 0:
+            seconds = time.perf_counter() - began
+            log(f"epoch {epoch}: {feed.size} of {len(feed.labels)} samples were chosen in {seconds:.1f} s")
 
     @contextmanager
     def passing(self, part: AccumulationStep) -> Iterator[None]:
@@ -87,7 +124,9 @@ class Loader:
             loop.used = []
             if loop.rate:
                 loop.rate.expect()
-            seed_step(loop.seed, run.progress.step, run.group.rank)
+            strategy = run.settings.strategy
+            alike = strategy is not None and strategy.same_numbers
+            seed_step(loop.seed, run.progress.step, run.division.replica if alike else run.group.rank)
             loop.schedules.enter(counted(run.progress, part.share.total, run.batch, run.spec.base_batch))
         if run.trace and loop.feed:
             if run.division.first:

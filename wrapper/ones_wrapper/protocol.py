@@ -337,7 +337,8 @@ REPORTS: dict[str, type[Report]] = {cls.kind: cls for cls in get_args(Report)}
 T = TypeVar("T", Spec, Order, Hello, First, Throughput, Epoch, Checkpoint, Batch, Membership, Bye)
 
 # Looked up once: reading reports is what a busy companion does most.
-_TYPES = {cls: types_of(cls) for cls in (Spec, Order, *REPORTS.values())}
+_READ: tuple[Any, ...] = (Spec, Order, *REPORTS.values())
+_TYPES = {cls: types_of(cls) for cls in _READ}
 
 
 def _build(cls: type[T], data: Mapping[str, Any]) -> T:

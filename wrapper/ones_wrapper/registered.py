@@ -32,7 +32,13 @@ def mapped(given: Any, change: Callable[[Any], Any]) -> Any:
     return change(given)
 
 
-def state_of(model: Any, optimizer: Any, others: Mapping[str, Any], files: Stateful | None = None) -> State:
+def state_of(
+    model: Any,
+    optimizer: Any,
+    others: Mapping[str, Any],
+    files: Stateful | None = None,
+    data: Stateful | None = None,
+) -> State:
     """What is carried. Raises ValueError or TypeError, with what to write, for what cannot be."""
     models, optimizers = _models(model), _all("optimizer", optimizer, torch.optim.Optimizer)
     whole = models[""] if "" in models else torch.nn.ModuleDict(models)
@@ -46,7 +52,7 @@ def state_of(model: Any, optimizer: Any, others: Mapping[str, Any], files: State
     extras: dict[str, Stateful] = {}
     for name, other in others.items():
         extras |= _stateful(name, other)
-    return State(whole, optimizers, extras, files)
+    return State(whole, optimizers, extras, files, data)
 
 
 def check_exchanged(model: Any, exchanges: Exchanges, alone: bool) -> None:

@@ -17,6 +17,7 @@ from ones_wrapper.checkpoint import Progress
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import Previous, ReportWriter, log
 from ones_wrapper.protocol import MAX_TEXT, Bye, Hello, Report, Spec, Throughput
+from ones_wrapper.uneven import Watch
 
 
 class Reporter:
@@ -122,6 +123,8 @@ class Meter:
         self.last_s = 0.0
         """Length of the last step."""
         self._epoch, self._interval = Losses(), Losses()
+        self.watch: Watch | None = None
+        """Tells this rank's own time from its waiting for others, where shares are uneven."""
         self._pending: list[tuple[torch.Tensor, int]] = []
         """Losses of the interval that are not yet added: together they cost one loss's additions."""
 
@@ -132,10 +135,14 @@ class Meter:
     def start(self) -> None:
         """A step begins, with fetching its data."""
         self._began = self._clock()
+        if self.watch is not None:
+            self.watch.start()
 
     def leave_out(self, seconds: float) -> None:
         """So much time since the step began was not the step's: an evaluation in its middle."""
         self._began += seconds
+        if self.watch is not None:
+            self.watch.leave_out(seconds)
 
     def stop(self, progress: Progress, samples: int, batch: int, lr_factor: float) -> Throughput | None:
         """A step of `samples` samples ended; the report of the interval when it is long enough."""

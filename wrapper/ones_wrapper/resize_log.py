@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,8 @@ from ones_wrapper.protocol import (
 
 MEASURE_S = 30.0
 """How long the job trains before its log says what a resize brought."""
+_SHOWN = 16
+"""Most ranks whose shares a line names."""
 _WARM_UP = 2
 """Steps after a resize that are not measured."""
 
@@ -102,6 +104,12 @@ def log_batch(old: int, new: int, step: int, lr_factor: float, ramp: int) -> Non
     """Say that the global batch changed."""
     over = f" over {ramp} steps" if ramp else ""
     log(f"batch {old} → {new} at step {step}; learning rate {lr_factor:.3g} times the script's{over}")
+
+
+def shares_changed(shares: Sequence[int], step: int) -> str:
+    """What the log says where ranks get other shares."""
+    parts = ", ".join(str(each) for each in shares[:_SHOWN]) + (", …" if len(shares) > _SHOWN else "")
+    return f"step {step}: ranks get {parts} of {sum(shares)} samples a step, by the speed that they measured"
 
 
 class ResizeLog:

@@ -11,7 +11,9 @@ from pathlib import Path
 from ones_wrapper import memory, mistakes, replicas, resize_log
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
+from ones_wrapper.data.coreset_feed import Selection
 from ones_wrapper.data.feed import AccumulationStep, Feed, Share
+from ones_wrapper.data.shares import Shares
 from ones_wrapper.data.streams import StreamFeed
 from ones_wrapper.gradients.accumulation import Accumulation
 from ones_wrapper.gradients.exchanges import Exchanges
@@ -33,6 +35,7 @@ from ones_wrapper.run_id import run_id
 from ones_wrapper.run_settings import Identity, Settings
 from ones_wrapper.saver import Saver
 from ones_wrapper.schedule import Schedules, counted
+from ones_wrapper.uneven import Uneven
 
 
 class Loop:
@@ -41,6 +44,7 @@ class Loop:
     def __init__(self) -> None:
         self.feed: Feed | StreamFeed | None = None
         self.seed = 0
+        self.selection = Selection()
         self.exchanges = Exchanges()
         self.accumulation: Accumulation | None = None
         self.rate: Rate | None = None
@@ -91,6 +95,7 @@ class Run:
         """Which samples are this rank's."""
         if group.rank == 0 and (note := replicas.look_at(self.spec, group.world)):
             log(note)
+        self.uneven = Uneven(group.device, found) if settings.uneven else None
         self._before = resize_log.before(self.directory, self._restart) if first else None
         self.resizes = resize_log.ResizeLog()
         self._previous = previous(self.directory, self._restart) if first else None
@@ -98,6 +103,8 @@ class Run:
         orders = self._orders(self._restart) if first else None
         self._requests = OwnerRequests(self.directory) if first else None
         self._boundary = Boundary(group, orders, self._requests, self._restart, FLAGS)
+        if self.uneven is not None:
+            self._boundary.measured, self.meter.watch = self.uneven.proposal, self.uneven.watch
         checkpoints = Checkpoints(self.directory, group, self._job_id, self._restart, holds=identity.leads)
         self.saver = Saver(group, checkpoints, settings.checkpoint_every_s, settings.write_behind, self._reporter.send)
         self._start_report = StartReport(started, self._previous, self.directory, self._spool)
@@ -129,6 +136,16 @@ class Run:
         """World size, as the script sees it. Not collective."""
         return self.group.world
 
+    @property
+    def shares(self) -> Shares | None:
+        """How steps are divided over the ranks; None for evenly. Not collective."""
+        return self.uneven.shares if self.uneven is not None else None
+
+    @property
+    def cut_by(self) -> tuple[object, ...]:
+        """What the data is cut by: where it changes, the epoch's rest is cut anew. Not collective."""
+        return self.batch, self.generation, self.shares
+
     def _device_name(self, spec: Spec) -> str:
         """Tells apart what holds different local batches: devices, and replicas of differently many of them."""
         name, world = memory.device_name(self.group.device), self.group.world
@@ -151,8 +168,19 @@ class Run:
         return (
             self.loop.rate.factor
             if self.loop.rate
-            else self.settings.rule.factor(self.batch, self.progress.noise or None)
+            else self.settings.rule.factor(self.rated_batch, self.progress.noise or None)
         )
+
+    @property
+    def rated_batch(self) -> float:
+        """The batch that the learning rate follows. Not collective."""
+        return self.batch / self._rated
+
+    @property
+    def _rated(self) -> int:
+        """How many batches that the learning rate belongs to a global batch is: one, or one a replica."""
+        strategy = self.settings.strategy
+        return self.division.replicas if strategy is not None and strategy.local_rate else 1
 
     def load(self, state: State) -> None:
         """Take over what training carries, and load the newest good checkpoint into it."""
@@ -192,17 +220,27 @@ class Run:
             progress.batch, self._boundary.applied = first.wanted, first.number
         self.batch = self._in_force(progress.batch)
         assert self.loop.rate is not None
-        self.loop.rate.resume(progress, self.batch)
+        self.loop.rate.resume(progress, self.rated_batch)
         if self.trace:
             self.trace.begin(progress.step)
+        new = self.use_batch()
         if self.group.rank == 0:
             write_spec(self.directory, self.spec)
-        note = "; ".join(filter(None, (self._note, self._idle)))
+        note = "; ".join(filter(None, (self._note, self._idle, new)))
         start = (self.batch, self.lr_factor, self.saver.load_s, self._loaded, note)
         self._reporter.send(self._start_report.hello(self.group, self.spec, progress, *start))
         self._log_start()
         if self.group.rank == 0:
             mistakes.look_at(self.spec)
+
+    def use_batch(self) -> str:
+        """Steps of the batch in force begin, perhaps anew; what its strategy says of that, which is logged."""
+        strategy = self.settings.strategy
+        note = strategy.batch_in_force(self.batch) if strategy is not None else ""
+        if note and self.group.rank == 0:
+            log(note)
+        self._batch_fixed()
+        return note
 
     def _log_start(self) -> None:
         """What changed since the start before. Not collective."""
@@ -222,6 +260,7 @@ class Run:
         if why := requeue_conflict():
             raise RuntimeError(why)
         self._begun = True
+        self.spec = replace(self.spec, limits=replicas.limits_again(self.settings.strategy, self.spec, self.group))
         return self.loop.feed.samples
 
     def commit(self, total: int) -> None:
@@ -235,6 +274,8 @@ class Run:
         progress.useful += useful
         if self.noise is not None:
             self.noise.step(total)
+        if self.uneven is not None:
+            self.uneven.step(self.loop.part.share.samples)
         if rate := self.loop.rate:
             self._still = 0 if rate.stepped else self._still + 1
             if self._still == mistakes.NO_STEPS and self.group.rank == 0:
@@ -277,10 +318,12 @@ class Run:
             self.progress.noise = self.noise.samples or 0.0
             self._measured_at = time.monotonic()
             if self.loop.rate:
-                self.loop.rate.follow(self.progress, self.batch)
+                self.loop.rate.follow(self.progress, self.rated_batch)
         if agreed.wanted and agreed.number != self._boundary.applied:
             self._boundary.applied = agreed.number
             self._change_batch(agreed.wanted, agreed.number)
+        if self.uneven is not None and agreed.measured:
+            self._divide(self.uneven, agreed.measured)
         if agreed.stop == BY_OWNER:
             self._stop_for_good()
         elif agreed.stop:
@@ -291,7 +334,8 @@ class Run:
             self._drain(agreed.number)
         elif agreed.checkpoint and agreed.behind and self.state is not None:
             self._reporter.flush()
-            self.saver.begin(self.state, self.progress)
+            with self.loop.exchanges.published():
+                self.saver.begin(self.state, self.progress)
         elif agreed.checkpoint:
             self.save("in passing")
 
@@ -326,6 +370,7 @@ class Run:
             self._reporter.bye("finished", self.progress.step, 0, text)
         else:
             self._boundary.finish_agreement()  # what it says comes too late
+            self.loop.exchanges.settle()
             self.save("at the end")
         self.saver.close()
         self.reason = "finished"
@@ -334,7 +379,7 @@ class Run:
 
     def _in_force(self, wanted: int) -> int:
         spec = self.spec
-        batch = replicas.in_force(spec, wanted or spec.base_batch, self.division)
+        batch = replicas.in_force(spec, wanted or spec.base_batch * self._rated, self.division)
         if batch % spec.multiple_of and self.group.rank == 0:
             log(f"{self.group.world} ranks take {batch} samples a step, which is no multiple of {spec.multiple_of}")
         return batch
@@ -349,22 +394,28 @@ class Run:
             return
         progress.batch = wanted
         old, self.batch = self.batch, self._in_force(wanted)
-        rate.change(progress, self.batch)
+        rate.change(progress, self.rated_batch)
         self._log_batch(old)
         steps = self.division.passes(self.batch)
         self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
+
+    def _divide(self, uneven: Uneven, measured: tuple[int, ...]) -> None:
+        """Shares follow the speeds that the ranks measured. Not collective."""
+        passes = self.division.passes(self.batch)
+        if uneven.agreed(measured, self.batch, passes) and self.group.rank == 0 and uneven.shares is not None:
+            log(resize_log.shares_changed(uneven.shares.samples(self.batch, passes), self.progress.step))
 
     def _batch_fixed(self) -> bool:
         """Whether the strategy lets the batch be now. Not collective; what changes is told to the companion."""
         strategy, limits = self.settings.strategy, self.spec.limits
         if strategy is None or limits is None:
             return False
-        fixed = strategy.batch_fixed()
-        if fixed != limits.batch_fixed:
-            self.spec = replace(self.spec, limits=replace(limits, batch_fixed=fixed))
+        now = strategy.limits_now(limits)
+        if now is not limits:
+            self.spec = replace(self.spec, limits=now)
             if self.group.rank == 0:
                 write_spec(self.directory, self.spec)
-        return fixed
+        return now.batch_fixed
 
     def _log_batch(self, old: int) -> None:
         """The batch in force was `old` until now. Not collective."""
@@ -378,7 +429,8 @@ class Run:
         """Write a checkpoint that is durable on return, and report it; False where that failed, which is logged."""
         self._reporter.flush()
         hang_detector.beat()
-        saved = self.saver.save(self.state, self.progress, why, order)
+        with self.loop.exchanges.published():
+            saved = self.saver.save(self.state, self.progress, why, order)
         hang_detector.beat()
         return saved
 

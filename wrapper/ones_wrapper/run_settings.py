@@ -19,6 +19,7 @@ class Settings:
     checkpoint_every_s: float | None
     write_behind: bool
     strategy: Strategy | None = None
+    uneven: bool = False
 
 
 def checked_spec(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
-from ones_wrapper.data.feed import AccumulationStep, Feed, accumulation_steps, clamp_batch, permutation, shares, split
+from ones_wrapper.data.feed import AccumulationStep, Feed, accumulation_steps, clamp_batch, permutation, split
 
 stretches = st.lists(
     st.tuples(st.integers(1, 9), st.integers(1, 50), st.integers(1, 20), st.integers(0, 6)), min_size=0, max_size=8
@@ -205,7 +205,9 @@ def test_feed_fetches_what_the_shares_say(workers: int) -> None:
     state = torch.get_rng_state()
     got = [(part.share, part.samples, x.tolist()) for part, (x,) in feed.batches(0, 3, 4, 3, 2, 9)]
     assert torch.equal(state, torch.get_rng_state())
-    assert got == [(share, 1, [order[p]]) for share, p in zip(shares(3, 11, 4, 3, 2), (6, 10), strict=True)]
+    assert got == [
+        (share, 1, [order[p]]) for share, p in zip((split(3, 4, 3, 2), split(7, 4, 3, 2)), (6, 10), strict=True)
+    ]
     alone = [(part.samples, x.tolist()) for part, (x,) in feed.batches(0, 10, 4, 3, 2, 9)]
     assert alone == [(0, [order[10]])]  # borrowed, and not counted
 

@@ -99,6 +99,8 @@ class State:
     extras: dict[str, Stateful]
     files: Stateful | None = None
     """The script's files: their sizes."""
+    data: Stateful | None = None
+    """What is chosen of the data."""
 
 
 @dataclass(frozen=True)
@@ -282,6 +284,8 @@ def collect(state: State, *, template: bool = False) -> Content:
     rest["extras"] = {key: pack(extra.state_dict(), key, sharded) for key, extra in state.extras.items()}
     if state.files is not None:
         rest["files"] = pack(state.files.state_dict(), "files")
+    if state.data is not None:
+        rest["data"] = pack(state.data.state_dict(), "data")
     places = {buffer.data_ptr() for buffer in state.model.buffers() if not isinstance(buffer, DTensor)} - {0}
     first = frozenset(
         f"model.{key}"
@@ -345,7 +349,7 @@ def differences(now: Content, rest: dict[str, Any], metadata: Metadata) -> list[
 
 def _optimizers(rest: dict[str, Any]) -> dict[str, Any]:
     """Of all that is no tensor, the optimizers', by their paths."""
-    return {key: value for key, value in rest.items() if key not in ("model", "extras", "files")}
+    return {key: value for key, value in rest.items() if key not in ("model", "extras", "files", "data")}
 
 
 def _shape(size: torch.Size) -> str:
@@ -377,3 +381,5 @@ def restore(state: State, rest: dict[str, Any], tensors: dict[str, torch.Tensor]
         extra.load_state_dict(unpack(rest["extras"][key], tensors))
     if state.files is not None:
         state.files.load_state_dict(unpack(rest.get("files", {}), {}))
+    if state.data is not None:
+        state.data.load_state_dict(unpack(rest.get("data", {}), {}))

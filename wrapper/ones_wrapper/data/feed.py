@@ -2,8 +2,8 @@
 way.
 
 One cursor runs through one permutation per epoch. A step uses the next global batch of it, split over the
-replicas as evenly as possible. The cursor is all that a checkpoint needs to hold, and it moves when a step is
-completed, not when its data is fetched.
+replicas as evenly as possible, or by their speeds (shares.py). The cursor is all that a checkpoint needs to hold, and
+it moves when a step is completed, not when its data is fetched.
 
 Samples are split over replicas. In plain data parallel each rank is one; a strategy may have replicas of several
 ranks, which all get the same samples.
@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, may_draw, sample_keys, seed_all
+from ones_wrapper.data.shares import Shares
 
 
 class Share(NamedTuple):
@@ -84,14 +85,6 @@ def permutation(samples: int, seed: int, epoch: int, shuffle: bool) -> npt.NDArr
     return np.random.default_rng([seed, epoch]).permutation(samples).astype(np.int64)
 
 
-def shares(cursor: int, samples: int, batch: int, replicas: int, replica: int, unit: int = 1) -> Iterator[Share]:
-    """The replica's shares of all steps from `cursor` to the end of the epoch."""
-    while cursor < samples:
-        total = min(batch, samples - cursor)
-        yield split(cursor, total, replicas, replica, unit)
-        cursor += total
-
-
 def clamp_batch(
     wanted: int,
     replicas: int,
@@ -120,15 +113,18 @@ def _largest(total: int, parts: int, unit: int) -> int:
     return max(split(0, total, parts, part, unit).samples for part in {0, parts - 1})
 
 
-def accumulation_steps(share: Share, replicas: int, max_local: int, unit: int = 1) -> Iterator[AccumulationStep]:
-    """A replica's passes of one step: as few as keep every replica within `max_local` samples a pass, and as equal as
-    can be in multiples of `unit`.
+def accumulation_steps(
+    share: Share, replicas: int, max_local: int, unit: int = 1, largest_share: int | None = None
+) -> Iterator[AccumulationStep]:
+    """A replica's passes of one step: as few as keep every replica within `max_local` samples a pass where shares are
+    even, and as equal as can be in multiples of `unit`. `largest_share` is the largest share of any; by default shares
+    are even.
 
     A pass without samples borrows the sample before: the step's last or the replica's own last, so one that
     every rank can fetch.
     """
     count = accumulation_count(share.total, replicas, max_local, unit)
-    largest = _largest(_largest(share.total, replicas, unit), count, unit)
+    largest = _largest(largest_share or _largest(share.total, replicas, unit), count, unit)
     for index in range(count):
         part = split(share.start, share.samples, count, index, unit)
         yield AccumulationStep(
@@ -136,12 +132,33 @@ def accumulation_steps(share: Share, replicas: int, max_local: int, unit: int = 
         )
 
 
+def step_passes(
+    cursor: int, total: int, replicas: int, replica: int, max_local: int, unit: int = 1, uneven: Shares | None = None
+) -> Iterator[AccumulationStep]:
+    """The replica's passes of the step of `total` samples from `cursor` on, with even shares or `uneven` ones."""
+    if uneven is None:
+        return accumulation_steps(split(cursor, total, replicas, replica, unit), replicas, max_local, unit)
+    counts = uneven.samples(total, accumulation_count(total, replicas, max_local))
+    start = cursor + sum(counts[:replica])
+    share = Share(start, start + counts[replica], total)
+    return accumulation_steps(share, replicas, max_local, largest_share=max(counts))
+
+
 def plan(
-    cursor: int, samples: int, batch: int, replicas: int, replica: int, max_local: int, unit: int = 1
+    cursor: int,
+    samples: int,
+    batch: int,
+    replicas: int,
+    replica: int,
+    max_local: int,
+    unit: int = 1,
+    uneven: Shares | None = None,
 ) -> Iterator[AccumulationStep]:
     """The replica's passes of all steps from `cursor` to the end of the epoch."""
-    for share in shares(cursor, samples, batch, replicas, replica, unit):
-        yield from accumulation_steps(share, replicas, max_local, unit)
+    while cursor < samples:
+        total = min(batch, samples - cursor)
+        yield from step_passes(cursor, total, replicas, replica, max_local, unit, uneven)
+        cursor += total
 
 
 class Feed:
@@ -209,6 +226,7 @@ class Feed:
         replica: int,
         max_local: int,
         unit: int = 1,
+        uneven: Shares | None = None,
         *,
         seeded: bool = False,
     ) -> Iterator[tuple[AccumulationStep, Any]]:
@@ -221,7 +239,7 @@ class Feed:
         Global generators are as they were after each fetch, which costs 0.1 ms; with `seeded`, whoever asks seeds them
         before each step's first pass, and those before it are left as they come.
         """
-        todo = partial(plan, cursor, self.samples, batch, replicas, replica, max_local, unit)
+        todo = partial(plan, cursor, self.samples, batch, replicas, replica, max_local, unit, uneven)
         order = self.order(epoch)
         self._generator.manual_seed(key(self._seed, epoch, cursor, replica) >> 1)
         self._requests.to_come = (
@@ -240,6 +258,12 @@ class Feed:
         order = self.order(0)
         self._generator.manual_seed(self._seed)
         self._requests.to_come = (_Request(0, fetched_indices(order, part)) for part in parts)
+        return iter(self._loader)
+
+    def fetch_samples(self, epoch: int, requests: list[list[int]]) -> Iterator[Any]:
+        """These samples of the dataset, a batch each, with the random numbers that they draw in this epoch."""
+        self._generator.manual_seed(self._seed)
+        self._requests.to_come = (_Request(epoch, indices) for indices in requests)
         return iter(self._loader)
 
     def indices(self, epoch: int, part: AccumulationStep) -> list[int]:

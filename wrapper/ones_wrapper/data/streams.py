@@ -19,8 +19,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from ones_wrapper.data.feed import AccumulationStep, Feed, accumulation_steps, check_options, identity, split
+from ones_wrapper.data.coreset import Coreset
+from ones_wrapper.data.coreset_feed import CoresetFeed, Selection
+from ones_wrapper.data.feed import AccumulationStep, Feed, check_options, identity, step_passes
 from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, seed_all
+from ones_wrapper.data.shares import Shares
 
 SKIP_HELP = (
     "give it skip(n), which returns the same stream without its first n samples (as Hugging Face's streams have), "
@@ -62,13 +65,21 @@ class StreamFeed:
         self._stream = _Stream(dataset, seed, keyed, collate_fn or default_collate)
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         self._options = {"num_workers": num_workers, **options}
-        self._loader(0, 0, 1, 1, 0, 1, 1)  # options that contradict each other raise now
+        self._loader(0, 0, 1, 1, 0, 1, 1, None)  # options that contradict each other raise now
 
     def _loader(
-        self, epoch: int, cursor: int, batch: int, replicas: int, replica: int, max_local: int, unit: int
+        self,
+        epoch: int,
+        cursor: int,
+        batch: int,
+        replicas: int,
+        replica: int,
+        max_local: int,
+        unit: int,
+        uneven: Shares | None,
     ) -> DataLoader[Any]:
         return DataLoader(
-            _ReplicaStream(self._stream, epoch, cursor, batch, replicas, replica, max_local, unit),
+            _ReplicaStream(self._stream, epoch, cursor, batch, replicas, replica, max_local, unit, uneven),
             batch_size=None,
             collate_fn=identity,
             generator=torch.Generator().manual_seed(key(self._stream.seed, epoch, cursor, replica) >> 1),
@@ -84,11 +95,12 @@ class StreamFeed:
         replica: int,
         max_local: int,
         unit: int = 1,
+        uneven: Shares | None = None,
         *,
         seeded: bool = False,
     ) -> Iterator[tuple[AccumulationStep, Any]]:
         """As `Feed.batches`. The last step is as large as what is left, and the same on all ranks."""
-        return iter(self._loader(epoch, cursor, batch, replicas, replica, max_local, unit))
+        return iter(self._loader(epoch, cursor, batch, replicas, replica, max_local, unit, uneven))
 
     def indices(self, epoch: int, part: AccumulationStep) -> list[int]:
         """The positions in the stream that a pass counts."""
@@ -118,12 +130,13 @@ class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
         replica: int,
         max_local: int,
         unit: int,
+        uneven: Shares | None,
     ) -> None:
         self.dataset = stream.dataset
         self._stream = stream
         self._epoch, self._cursor, self._batch = epoch, cursor, batch
         self._replicas, self._replica = replicas, replica
-        self._max_local, self._unit = max_local, unit
+        self._max_local, self._unit, self._uneven = max_local, unit, uneven
 
     def __iter__(self) -> Iterator[tuple[AccumulationStep, Any]]:
         stream, cursor, full = self._stream, self._cursor, True
@@ -131,8 +144,8 @@ class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
             self._seed(cursor)
             samples = open_stream(stream.dataset, self._epoch, cursor)
         while full and (step := self._read(samples, cursor)):
-            share = split(cursor, len(step), self._replicas, self._replica, self._unit)
-            for part in accumulation_steps(share, self._replicas, self._max_local, self._unit):
+            cut = (self._replicas, self._replica, self._max_local, self._unit, self._uneven)
+            for part in step_passes(cursor, len(step), *cut):
                 first = part.start - cursor
                 with self._own_numbers():
                     self._seed(part.start, max(part.samples, 1))
@@ -199,24 +212,27 @@ def make_feed(
     num_workers: int = 0,
     options: dict[str, Any] | None = None,
     whole: int = 1,
+    chosen: tuple[Coreset, Selection] | None = None,
 ) -> Feed | StreamFeed:
     """The feed that suits a dataset: by items where it has a length and items, else as a stream.
 
     A stream comes in its own order: `shuffle` is for datasets with items, and so is `whole` above 1, for which a stream
-    raises ValueError.
+    raises ValueError. So is a coreset, `chosen` with the state in which its samples are kept.
     """
     by_items = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     if by_items and not isinstance(dataset, IterableDataset):
-        return Feed(
-            dataset,
-            shuffle=shuffle,
-            seed=seed,
-            keyed=keyed,
-            collate_fn=collate_fn,
-            num_workers=num_workers,
-            options=options,
-            whole=whole,
-        )
+        of_items: dict[str, Any] = {
+            "shuffle": shuffle,
+            "seed": seed,
+            "keyed": keyed,
+            "collate_fn": collate_fn,
+            "num_workers": num_workers,
+            "options": options,
+            "whole": whole,
+        }
+        return CoresetFeed(dataset, *chosen, **of_items) if chosen is not None else Feed(dataset, **of_items)
+    if chosen is not None:
+        raise ValueError("loader: a coreset is chosen from a dataset with length and items, and this is a stream")
     if whole > 1:
         raise ValueError("loader: drop_last is for datasets with length and items; where a stream ends shows too late")
     return StreamFeed(dataset, seed=seed, keyed=keyed, collate_fn=collate_fn, num_workers=num_workers, options=options)

@@ -97,11 +97,11 @@ class Steps:
         if not coming:
             return []
         if self._pending is not None:
-            before = self._run.batch, self._run.generation
+            before = self._run.cut_by
             self._commit()
             self._run.act()
             self._run.meter.start()
-            if (self._run.batch, self._run.generation) != before:
+            if self._run.cut_by != before:
                 self._data = None
                 coming = self._fetch()
         self._pending = coming[-1][0]
@@ -157,7 +157,7 @@ class Steps:
         run.loop.exchanges.check()
         run.meter.start()
         cursor = run.progress.cursor + (pending.share.total if pending else 0)
-        return feed.batches(run.progress.epoch, cursor, run.batch, *run.division.cut)
+        return feed.batches(run.progress.epoch, cursor, run.batch, *run.division.cut, run.shares)
 
     def _commit(self) -> None:
         if self._pending is None:

@@ -98,6 +98,8 @@ class OutputHook:
 class MpiExchange(Exchange):
     """Gradients of a model on CPUs, summed over the ranks of an `MpiGroup`."""
 
+    timed = True
+
     def __init__(self, group: MpiGroup, noise: NoiseScale | None) -> None:
         super().__init__(group, noise)
         self._comm = group.comm.Dup()
@@ -139,15 +141,6 @@ class MpiExchange(Exchange):
         if not hasattr(model, "module"):
             model.__dict__["module"] = model  # not a submodule: its state keeps its names
         return model
-
-    def _alike(self, model: torch.nn.Module) -> None:
-        named = chain(model.named_parameters(), model.named_buffers())
-        mine = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in named]
-        for rank, theirs in enumerate(self._group.gather(mine)):
-            if theirs != mine:
-                other = next((pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]), None)
-                difference = f"{other[0]} here, {other[1]} there" if other else f"{len(mine)} and {len(theirs)} tensors"
-                raise ValueError(f"ddp: rank {rank} has another model than rank {self._group.rank}: {difference}")
 
     @contextmanager
     def during(self, part: AccumulationStep) -> Iterator[None]:

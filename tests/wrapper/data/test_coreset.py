@@ -1,0 +1,281 @@
+"""Coresets: what CRAIG chooses and how it weighs, and what a job that trains on one promises."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+import ones_wrapper as ones
+from ones_wrapper import testing
+from ones_wrapper.data.coreset import Floats, Ints, budgets, cost, distances, lazy_greedy, select
+from ones_wrapper.data.coreset_feed import labels_of
+from ones_wrapper.group import Group, RankError
+from tests.wrapper.forked import Team
+
+ROWS = st.integers(0, 2**32 - 1).map(np.random.default_rng)
+
+
+class Alone:
+    """One rank, in the test's process."""
+
+    rank, world = 0, 1
+
+    def everywhere(self, function: Any) -> list[Any]:
+        return [function()]
+
+    def total(self, values: list[float]) -> list[float]:
+        return values
+
+
+def worth(distance: Floats, chosen: list[int]) -> float:
+    """The facility location F: what the greedy maximises."""
+    return float(distance.max() * len(distance) - cost(distance, chosen))
+
+
+@settings(deadline=None, max_examples=40)
+@given(random=ROWS, samples=st.integers(1, 30), ties=st.booleans())
+def test_the_lazy_order_is_the_greedy_one(random: np.random.Generator, samples: int, ties: bool) -> None:
+    """Each next sample is the one with the largest gain, worked out for all; of equally good ones the first."""
+    rows = random.integers(0, 3, (samples, 2)).astype(float) if ties else random.standard_normal((samples, 3))
+    distance = distances(rows, rows)
+    nearest = np.full(samples, distance.max())
+    expected: list[int] = []
+    for _ in range(samples):
+        gains = [-1.0 if j in expected else np.maximum(nearest - distance[:, j], 0).sum() for j in range(samples)]
+        expected.append(int(np.argmax(gains)))
+        nearest = np.minimum(nearest, distance[:, expected[-1]])
+    assert lazy_greedy(distance, samples) == expected
+    assert lazy_greedy(distance, samples // 2) == expected[: samples // 2]
+
+
+@settings(deadline=None, max_examples=20)
+@given(random=ROWS, samples=st.integers(2, 10), data=st.data())
+def test_the_greedy_is_as_good_as_proven(random: np.random.Generator, samples: int, data: st.DataObject) -> None:
+    """At least 1 - 1/e of the best subset of its size, found by trying all."""
+    count = data.draw(st.integers(1, samples))
+    distance = distances(*[random.standard_normal((samples, 2))] * 2)
+    best = max(worth(distance, list(one)) for one in combinations(range(samples), count))
+    assert worth(distance, lazy_greedy(distance, count)) >= (1 - np.exp(-1)) * best - 1e-9
+
+
+def chosen_of(rows: Floats, labels: Ints, count: int, group: Any, shard: int) -> tuple[Ints, Floats]:
+    found = select(lambda members: rows[members], labels, count, group, shard)
+    return found.indices, found.weights
+
+
+@settings(deadline=None, max_examples=20)
+@given(random=ROWS, samples=st.integers(6, 12), count=st.integers(1, 4), shard=st.integers(2, 5))
+def test_shards_keep_to_the_bound_of_greedi(random: np.random.Generator, samples: int, count: int, shard: int) -> None:
+    """(1 - 1/e)² / min(shards, count) of the best subset (NIPS 2013, Theorem 4.1); in fact nearly the greedy's."""
+    rows = random.standard_normal((samples, 2))
+    distance = distances(rows, rows)
+    found = chosen_of(rows, np.zeros(samples, np.int64), count, Alone(), shard)[0].tolist()
+    best = max(worth(distance, list(one)) for one in combinations(range(samples), count))
+    shards = -(-samples // shard)
+    assert worth(distance, found) >= (1 - np.exp(-1)) ** 2 / min(shards, count) * best - 1e-9
+    assert worth(distance, found) >= 0.75 * worth(distance, lazy_greedy(distance, count))
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8), data=st.data())
+def test_budgets_follow_the_classes(sizes: list[int], data: st.DataObject) -> None:
+    """They add up, no class gives more than it has, each gives one where there are enough, and none is far from its
+    share."""
+    count = data.draw(st.integers(1, sum(sizes)))
+    found = budgets(sizes, count)
+    assert sum(found) == count and all(0 <= one <= size for one, size in zip(found, sizes, strict=True))
+    if count >= len(sizes):
+        assert min(found) >= 1
+    shares = [count * size / sum(sizes) for size in sizes]
+    assert all(one - share < len(sizes) for one, share in zip(found, shares, strict=True))
+
+
+def test_weights_count_who_is_nearest() -> None:
+    """Within the class; their mean is 1, so that the learning rate keeps its meaning."""
+    random = np.random.default_rng(0)
+    rows, labels = random.standard_normal((60, 4)), random.integers(0, 3, 60)
+    indices, weights = chosen_of(rows, labels, 12, Alone(), 2048)
+    nearest = []
+    for row, label in zip(rows, labels, strict=True):
+        theirs = indices[labels[indices] == label]
+        nearest.append(theirs[np.linalg.norm(rows[theirs] - row, axis=1).argmin()])
+    counts = np.array([nearest.count(j) for j in indices])
+    np.testing.assert_allclose(weights, counts * 12 / 60)
+    assert weights.mean() == pytest.approx(1.0) and len(set(indices.tolist())) == 12
+
+
+def test_the_weighted_gradient_is_near_that_of_all_data() -> None:
+    """What a coreset is for: its error is a fraction of a random subset's, of the same size, averaged over models."""
+    random = np.random.default_rng(0)
+    centres = random.standard_normal((20, 5)) * 3
+    rows = centres[random.integers(0, 20, 400)] + 0.2 * random.standard_normal((400, 5))
+    labels = (rows @ random.standard_normal(5) > 0).astype(np.int64)
+    indices, weights = chosen_of(rows, labels, 40, Alone(), 2048)
+    other = random.permutation(400)[:40]
+    errors = []
+    for _ in range(20):
+        model = random.standard_normal(5)
+        each = (1 / (1 + np.exp(-rows @ model)) - labels)[:, None] * rows
+        whole = each.mean(0)
+        parts = (weights[:, None] * each[indices]).mean(0), each[other].mean(0)
+        errors.append([np.linalg.norm(part - whole) / np.linalg.norm(whole) for part in parts])
+    ours, theirs = np.mean(errors, axis=0)
+    assert ours < 0.25 * theirs
+
+
+@pytest.fixture(scope="module")
+def team() -> Iterator[Team]:
+    found = Team(3)
+    yield found
+    found.close()
+
+
+def on_rank(group: Group, shard: int, count: int) -> tuple[Ints, Floats]:
+    random = np.random.default_rng(1)
+    return chosen_of(random.standard_normal((90, 3)), random.integers(0, 4, 90), count, group, shard)
+
+
+@pytest.mark.parametrize("shard, count", [(2048, 20), (8, 20), (8, 3), (5, 90)])
+def test_a_selection_is_the_same_at_any_world_size(team: Team, shard: int, count: int) -> None:
+    alone = on_rank(Alone(), shard, count)  # type: ignore[arg-type]
+    for indices, weights in team.run(on_rank, shard, count):
+        np.testing.assert_array_equal(indices, alone[0])
+        np.testing.assert_array_equal(weights, alone[1])
+
+
+def broken(group: Group) -> str:
+    labels = np.zeros(12, np.int64)
+    with pytest.raises(RankError) as error:
+        select(lambda members: np.full((len(members), 1), np.nan), labels, 3, group, 4)
+    return str(error.value)
+
+
+def test_features_that_are_no_numbers_end_all_ranks(team: Team) -> None:
+    for said in team.run(broken):
+        assert "rank 0: ValueError: coreset: features are not finite numbers" in said
+
+
+def test_bad_input_gets_a_sentence() -> None:
+    """It names the number, and what would fit."""
+    with pytest.raises(ValueError, match=r"fraction=1\.5 must be above 0 and at most 1: a subset is no larger"):
+        ones.Coreset(1.5)
+    with pytest.raises(ValueError, match="every=-1 must be 0 or more"):
+        ones.Coreset(0.5, every=-1)
+    with pytest.raises(ValueError, match="13 samples of 12: a subset is no larger than the data"):
+        select(lambda members: np.zeros((len(members), 1)), np.zeros(12, np.int64), 13, Alone())  # type: ignore[arg-type]
+    plain = TensorDataset(torch.randn(6, 2), torch.randn(6))
+    with pytest.raises(ValueError, match=r"class of each sample of TensorDataset is not known.*each of the 6 samples"):
+        labels_of(plain, None)
+    with pytest.raises(ValueError, match=r"labels of shape \(5,\)"):
+        labels_of(plain, [0] * 5)
+
+
+def test_labels_are_found() -> None:
+    classes = torch.tensor([2, 0, 1, 0])
+    whole = TensorDataset(torch.randn(4, 2), classes)
+    assert labels_of(whole, None).tolist() == [2, 0, 1, 0]
+    assert labels_of(Subset(whole, [3, 0]), None).tolist() == [0, 2]
+
+    class Images(Dataset[int]):
+        targets = (5, 6, 7)
+
+        def __len__(self) -> int:
+            return 3
+
+    assert labels_of(Images(), None).tolist() == [5, 6, 7]
+    assert labels_of(whole, np.zeros(4, np.int8)).tolist() == [0, 0, 0, 0]
+
+
+EPOCHS, SAMPLES, SIZE = 5, 60, 24
+
+
+class Numbered(TensorDataset):
+    """A regression in two classes; its items have their numbers."""
+
+    def __init__(self) -> None:
+        x = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        super().__init__(x, x.prod(1, keepdim=True), torch.arange(SAMPLES))
+
+
+def trained(resizes: bool) -> int | None:
+    """Chosen anew every two epochs, by what the model makes of the samples."""
+    job = ones.init(batch=4, epochs=EPOCHS, max_local_batch=4)
+    torch.manual_seed(0)
+
+    model = job.ddp(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).double())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = job.register(model=model, optimizer=optimizer)
+
+    def features(batch: Any) -> torch.Tensor:
+        assert not model.training and not torch.is_grad_enabled()
+        return torch.as_tensor((model(batch[0]) - batch[1]) * batch[0])
+
+    data = Numbered()
+    labels = (data.tensors[1] > 0).long().flatten()
+    coreset = ones.Coreset(SIZE / SAMPLES, every=2, features=features, labels=labels, shard=16)
+    loader = job.loader(data, seed=5, coreset=coreset)
+    assert len(loader) == SIZE // 4
+    used: list[tuple[int, int, float]] = []
+    here = job.progress.step
+    for epoch in job.epochs():
+        for (x, y, index), weights in loader:
+            if resizes and job.progress.step == {1: 8, 3: 15}.get(job.world, -1) and job.progress.step > here:
+                job.checkpoint()
+                testing.put(used)
+                return {1: 3, 3: 2}[job.world]
+            assert model.training
+            optimizer.zero_grad()
+            (weights.double() * (model(x) - y).square().flatten()).mean().backward()
+            optimizer.step()
+            used += [(epoch, int(one), float(weight)) for one, weight in zip(index, weights, strict=True)]
+    spec = json.loads((Path(os.environ["ONES_JOB_DIR"]) / "spec.json").read_text())
+    testing.put((used, torch.cat([p.detach().flatten() for p in model.parameters()]).tolist(), spec["dataset"]))
+    return None
+
+
+def test_a_job_on_a_coreset_is_resized_and_ends_as_one_process() -> None:
+    """1 → 3 → 2 ranks in the middle of epochs: each epoch uses what is chosen once, with its weights, and the
+    parameters are those of an undisturbed run; progress counts the chosen samples."""
+    many = testing.run(partial(trained, True), ranks=1)
+    one = testing.run(partial(trained, False), ranks=1)
+    assert [put.world for put in many] == [1, 3, 3, 3, 2, 2]
+    used = [line for put in many for line in (put.value if len(put.value) != 3 else put.value[0])]
+    assert sorted(used) == sorted(one[0].value[0])
+    by_epoch = [sorted(line[1:] for line in used if line[0] == epoch) for epoch in range(EPOCHS)]
+    assert [len({index for index, _ in each}) for each in by_epoch] == [SIZE] * EPOCHS
+    assert by_epoch[0] == by_epoch[1] != by_epoch[2] == by_epoch[3] != by_epoch[4]
+    assert all(sum(weight for _, weight in each) == pytest.approx(SIZE) for each in by_epoch)
+    np.testing.assert_allclose(many[-1].value[1], one[0].value[1], rtol=1e-9)
+    assert many[-1].value[2] == SIZE
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+    def skip(self, count: int) -> Endless:
+        return self
+
+
+def refused() -> None:
+    """What a loader says to coresets that it cannot have."""
+    job = ones.init(batch=4)
+    with pytest.raises(ValueError, match="a coreset is chosen from a dataset with length and items"):
+        job.loader(Endless(), coreset=ones.Coreset(0.5))
+    with pytest.raises(ValueError, match="drop_last leaves none of 3 chosen samples, fewer than a batch of 4"):
+        job.loader(TensorDataset(torch.zeros(6, 1), torch.arange(6)), coreset=ones.Coreset(0.5), drop_last=True)
+
+
+def test_a_loader_refuses() -> None:
+    testing.run(refused, ranks=1)

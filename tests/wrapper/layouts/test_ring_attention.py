@@ -1,0 +1,86 @@
+"""Attention in a ring equals the dense one, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+import torch
+
+from ones_wrapper.layouts.block import uniform
+from ones_wrapper.layouts.circle import Circle
+from ones_wrapper.layouts.ring_attention import Arrangement
+from tests.wrapper.forked import Team
+from tests.wrapper.layouts import attention_ranks as ranks
+
+SIZES = (1, 2, 4, 8)
+
+
+@pytest.fixture(scope="module")
+def team() -> Iterator[Team]:
+    team = Team(8)
+    yield team
+    team.close()
+
+
+@pytest.mark.parametrize("name", ranks.FUNCTIONS)
+@pytest.mark.parametrize("size", SIZES)
+def test_it_equals_dense_attention_forward_and_backward(team: Team, name: str, size: int) -> None:
+    """Protects exactness, of the gradients above all: a division by the number of ranks, or the sums of keys and
+    values left one rank too far, would show here as errors of the size of the gradients."""
+    for causal, mask, rate in product((False, True), (False, True), (0.0, 0.3)):
+        found = team.run(ranks.errors, size, name, causal, mask, rate, torch.float64)
+        assert max(map(max, found)) < 1e-12, f"causal {causal}, mask {mask}, dropout {rate}: {found}"
+
+
+def test_in_single_precision_the_error_is_that_of_the_type(team: Team) -> None:
+    for name in ranks.FUNCTIONS:
+        found = team.run(ranks.errors, 4, name, True, True, 0.0, torch.float32)
+        assert max(map(max, found)) < 1e-4, name  # gradients reach 10; 1e-5 of that
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_bytes_on_the_wire_are_those_of_the_formula(team: Team, causal: bool) -> None:
+    """2(N-1)c there and 4(N-1)c back, for c elements of one rank's keys; the last shift of the sums included."""
+    block = 4 * ranks.BATCH * ranks.HEADS * ranks.LENGTH * ranks.WIDTH
+    for name, size in product(ranks.FUNCTIONS, SIZES):
+        found = team.run(ranks.sent, size, name, causal)
+        assert found == [(2 * (size - 1) * block // size, 4 * (size - 1) * block // size)] * 8, (name, size)
+
+
+def test_chunks_of_queries_change_nothing(team: Team) -> None:
+    found = team.run(ranks.errors_in_chunks, 2)
+    assert max(map(max, found)) < 1e-12
+
+
+def test_every_token_is_on_one_rank_and_causal_work_is_equal() -> None:
+    for size in SIZES:
+        for causal in (False, True):
+            made = [Arrangement(Circle(rank, size), 32, causal) for rank in range(size)]
+            positions = torch.cat([one.positions(rank) for rank, one in enumerate(made)])
+            assert sorted(positions.tolist()) == list(range(32))
+        work = []
+        for rank in range(size):
+            pairs = made[rank].positions(rank)[:, None] >= torch.arange(32)
+            work.append(int(pairs.sum()))
+        assert max(work) - min(work) == 0
+
+
+def test_lengths_that_do_not_split_are_refused_with_what_fits() -> None:
+    with pytest.raises(ValueError, match=r"ring: 36 tokens over 8 ranks must be a multiple of 16 .*pad to 48 tokens"):
+        Arrangement(Circle(0, 8), 36, causal=True)
+    with pytest.raises(ValueError, match=r"take 1, 2, 3, 6, 9, 18 ranks"):
+        Arrangement(Circle(0, 8), 36, causal=True)
+
+
+def test_dropout_is_uniform_and_a_function_of_place_and_key() -> None:
+    places = torch.arange(1 << 16)
+    first, second = uniform(places, 1), uniform(places, 2)
+    assert float(first.min()) >= 0 and float(first.max()) < 1
+    for one in (first, second, uniform(places + (1 << 40), 1)):
+        counts = torch.histc(one.double(), 16, 0, 1)
+        assert float(((counts - 4096) ** 2 / 4096).sum()) < 45  # chi-square of 15 degrees, 1e-4
+    assert abs(float(torch.corrcoef(torch.stack((first, second)))[0, 1])) < 0.02
+    assert abs(float(torch.corrcoef(torch.stack((first[:-1], first[1:])))[0, 1])) < 0.02
+    assert torch.equal(uniform(places[5:9], 1), first[5:9])

@@ -1,0 +1,45 @@
+"""What the scripts of the contract share: they pace themselves, and write what they ended with."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ones_wrapper.api import Job
+from ones_wrapper.data.feed import permutation
+
+HURRY, PACE_MS, OUT = "HURRY", "PACE_MS", "OUT"
+"""Names in the environment."""
+
+
+def pace() -> None:
+    """Call it in each step: it takes PACE_MS, until there is the file HURRY."""
+    if HURRY in os.environ and not Path(os.environ[HURRY]).exists():
+        time.sleep(float(os.environ.get(PACE_MS, "0")) / 1000)
+
+
+def end(job: Job, tensors: Iterable[torch.Tensor]) -> None:
+    """Rank 0 writes these numbers to OUT: the parameters, say. Whole ones, where they are sharded."""
+    if job.rank == 0 and OUT in os.environ:
+        Path(os.environ[OUT]).write_text(json.dumps(flat(tensors)))
+
+
+def flat(tensors: Iterable[torch.Tensor]) -> list[float]:
+    """All numbers of some tensors."""
+    found: list[float] = torch.cat([one.detach().double().flatten() for one in tensors]).tolist()
+    return found
+
+
+def steps(samples: int, batch: int, epochs: int, seed: int) -> Iterator[npt.NDArray[np.int64]]:
+    """The samples of each step of an undisturbed run over `job.loader(..., seed=seed)` at a fixed batch."""
+    for epoch in range(epochs):
+        order = permutation(samples, seed, epoch, True)
+        for cursor in range(0, samples, batch):
+            yield order[cursor : cursor + batch]

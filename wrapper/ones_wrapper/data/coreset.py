@@ -1,0 +1,242 @@
+"""CRAIG: a weighted subset whose gradient is close to that of all data (Mirzasoleiman et al., ICML 2020,
+arXiv:1906.01827).
+
+The subset S of a class minimises Σ_i min_{j∈S} d_ij over its samples i, with d_ij the distance of gradients (an upper
+bound on it, or that of the last layer). That is a facility location: F(S) = Σ_i (d_max − min_{j∈S} d_ij) is monotone
+and submodular, so the greedy order reaches at least 1 − 1/e of the best F of its size, and lazy evaluation finds it
+(Minoux 1978). A chosen sample weighs as many as are nearest to it (eq. 9 and Algorithm 1 there).
+
+A class of more than `shard` samples is cut into random shards, in each of which the greedy chooses, and once more among
+what they chose (GreeDi: Mirzasoleiman et al., NIPS 2013). The shards depend on the data alone and are dealt to the
+ranks, so a selection is the same at any world size; its memory is `shard`² distances a rank, and in the second round at
+most `MOST` of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ones_wrapper.group import Group
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+FeaturesOf = Callable[[Ints], Floats]
+"""The features of some samples, by their numbers in the dataset: a row each."""
+
+MOST = 2**26
+"""Most distances that GreeDi's second round holds (512 MiB); beyond, a random part of the class speaks for it."""
+
+
+@dataclass(frozen=True)
+class Coreset:
+    """What `Job.loader(dataset, coreset=...)` trains on: a part of the data, with weights of mean 1."""
+
+    fraction: float
+    """Of the samples."""
+    every: int = 0
+    """Epochs after which it is chosen anew; 0: once, before the first."""
+    features: Callable[[Any], torch.Tensor] | None = None
+    """From a batch, as the dataset's samples are collated, to a row for each sample, whose distances are those of
+    gradients, such as `last_layer_gradient`. None: the first part of the batch, which bounds them for a convex model.
+    """
+    labels: Any = None
+    """The class of each sample of the dataset, as whole numbers; None: the dataset's own (`targets`, `labels`, or the
+    last of a TensorDataset). Where there are no classes, give zeros.
+    """
+    shard: int = 2048
+    """Samples of a class that one greedy round looks at together."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ValueError(
+                f"coreset: fraction={self.fraction} must be above 0 and at most 1: a subset is no larger than the data"
+            )
+        if self.every < 0 or self.shard < 1:
+            raise ValueError(f"coreset: every={self.every} must be 0 or more, and shard={self.shard} 1 or more")
+
+    def size(self, samples: int) -> int:
+        """How many of so many samples are chosen."""
+        return max(1, round(self.fraction * samples))
+
+
+def last_layer_gradient(logits: torch.Tensor, labels: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
+    """Each sample's gradient of its cross-entropy with respect to the logits, [samples, classes]; or with the last
+    layer's inputs `hidden`, [samples, width], that with respect to its weights, [samples, classes × width] (§3.4)."""
+    gradient = torch.softmax(logits.detach().float(), 1)
+    gradient[torch.arange(len(labels)), labels] -= 1.0
+    if hidden is None:
+        return gradient
+    return torch.einsum("nc,nw->ncw", gradient, hidden.detach().float()).flatten(1)
+
+
+def distances(one: Floats, other: Floats) -> Floats:
+    """Euclidean distances of rows, [rows of one, rows of other]."""
+    squares = (one**2).sum(1)[:, None] + (other**2).sum(1)[None, :] - 2.0 * (one @ other.T)
+    found: Floats = np.sqrt(np.maximum(squares, 0.0))
+    return found
+
+
+def lazy_greedy(distance: Floats, count: int) -> list[int]:
+    """The columns that the greedy chooses one after the other; of equally good ones the first.
+
+    `distance[i, j]` is that of sample i to candidate j. A gain can only fall as others are chosen, so a candidate whose
+    newly worked out gain beats all others' old ones is the next.
+    """
+    nearest = np.full(len(distance), distance.max(initial=0.0))
+    columns = np.ascontiguousarray(distance.T)
+
+    def gain(column: int) -> float:
+        return float(np.maximum(nearest - columns[column], 0.0).sum())
+
+    waiting = [(-gain(column), column) for column in range(len(columns))]
+    heapq.heapify(waiting)
+    chosen: list[int] = []
+    while waiting and len(chosen) < count:
+        column = waiting[0][1]
+        now = (-gain(column), column)
+        heapq.heapreplace(waiting, now)
+        if waiting[0] == now:
+            heapq.heappop(waiting)
+            chosen.append(column)
+            np.minimum(nearest, columns[column], out=nearest)
+    return chosen
+
+
+def cost(distance: Floats, chosen: Sequence[int]) -> float:
+    """Σ_i min_{j∈chosen} d_ij: what CRAIG minimises."""
+    return float(distance[:, list(chosen)].min(1).sum())
+
+
+def budgets(sizes: Sequence[int], count: int) -> list[int]:
+    """How many of each class are chosen: in proportion to its size, one at least where there are enough, and none
+    more than it has. They add up to `count`."""
+    total = sum(sizes)
+    found = [count * size // total for size in sizes]
+    least = [min(1, size) for size in sizes] if count >= sum(1 for size in sizes if size) else [0] * len(sizes)
+    found = [max(one, low) for one, low in zip(found, least, strict=True)]
+
+    def missing(index: int) -> tuple[float, int]:
+        return count * sizes[index] / total - found[index], -index
+
+    while (left := count - sum(found)) != 0:
+        open_ = [i for i, size in enumerate(sizes) if (found[i] < size if left > 0 else found[i] > least[i])]
+        one = max(open_, key=missing) if left > 0 else min(open_, key=missing)
+        found[one] += 1 if left > 0 else -1
+    return found
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A selection."""
+
+    indices: Ints
+    """Numbers in the dataset, ascending."""
+    weights: Floats
+    """Of each; their mean is 1."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A shard of a class."""
+
+    kind: int
+    members: Ints
+    count: int
+    """To be chosen of the whole class."""
+
+
+def select(features_of: FeaturesOf, labels: Ints, count: int, group: Group, shard: int = 2048) -> Chosen:
+    """Choose `count` samples. Collective; all ranks get the same. Raises `RankError` where features cannot be made.
+
+    The features of each sample are asked for once, and those of a class of several shards once more, by one rank.
+    """
+    if count > len(labels):
+        raise ValueError(f"coreset: {count} samples of {len(labels)}: a subset is no larger than the data")
+    kinds, sizes = np.unique(labels, return_counts=True)
+    parts: list[_Part] = []
+    for kind, budget in zip(kinds.tolist(), budgets(sizes.tolist(), count), strict=True):
+        members = np.flatnonzero(labels == kind)
+        order = np.random.default_rng([kind % 2**63, len(members)]).permutation(members)
+        if not budget:
+            continue
+        pieces = np.array_split(order, -(-len(members) // shard))
+        parts += [_Part(kind, np.sort(piece), budget) for piece in pieces]
+    mine = parts[group.rank :: group.world]
+    rows: list[Floats] = []
+
+    def first_round() -> list[tuple[Ints, Floats]]:
+        found = []
+        for part in mine:
+            features = _checked(features_of(part.members), len(part.members))
+            rows.append(features)
+            picked = lazy_greedy(distances(features, features), part.count)
+            found.append((part.members[picked], features[picked]))
+        return found
+
+    rounds = group.everywhere(first_round)
+    by_kind: dict[int, list[tuple[Ints, Floats]]] = {}
+    for index, part in enumerate(parts):
+        by_kind.setdefault(part.kind, []).append(rounds[index % group.world][index // group.world])
+    several = [kind for kind, found in by_kind.items() if len(found) > 1]
+
+    def second_round() -> list[list[int]]:
+        of_kind = {part.kind: part for part in parts}
+        return [
+            _among(features_of, np.flatnonzero(labels == kind), by_kind[kind], of_kind[kind].count)
+            for kind in several[group.rank :: group.world]
+        ]
+
+    again = group.everywhere(second_round) if several else []
+    final: dict[int, tuple[Ints, Floats]] = {kind: found[0] for kind, found in by_kind.items()}
+    for index, kind in enumerate(several):
+        picked = again[index % group.world][index // group.world]
+        indices, features = (np.concatenate(one) for one in zip(*by_kind[kind], strict=True))
+        final[kind] = indices[picked], features[picked]
+    counts = group.total(_nearest(mine, rows, final, len(labels)).tolist())
+    indices = np.sort(np.concatenate([found[0] for found in final.values()]))
+    weights = np.asarray(counts)[indices]
+    return Chosen(indices, weights * (len(indices) / weights.sum()))
+
+
+def _among(features_of: FeaturesOf, members: Ints, shards: list[tuple[Ints, Floats]], count: int) -> list[int]:
+    """GreeDi's second round: positions among what all shards chose. The better of the greedy's choice among these, and
+    of what any shard chose alone."""
+    candidates = np.concatenate([features for _, features in shards])
+    held = max(1, MOST // len(candidates))
+    if len(members) > held:
+        members = np.sort(np.random.default_rng(len(members)).permutation(members)[:held])
+    distance = distances(_checked(features_of(members), len(members)), candidates)
+    options = [lazy_greedy(distance, count)]
+    start = 0
+    for _, features in shards:
+        if len(features) == count:
+            options.append(list(range(start, start + count)))
+        start += len(features)
+    return min(options, key=lambda chosen: cost(distance, chosen))
+
+
+def _nearest(
+    mine: list[_Part], rows: list[Floats], final: dict[int, tuple[Ints, Floats]], samples: int
+) -> npt.NDArray[np.float64]:
+    """How many of this rank's samples are nearest to each chosen one, by its number in the dataset."""
+    counts = np.zeros(samples)
+    for part, features in zip(mine, rows, strict=True):
+        indices, theirs = final[part.kind]
+        np.add.at(counts, indices[distances(features, theirs).argmin(1)], 1.0)
+    return counts
+
+
+def _checked(features: Floats, samples: int) -> Floats:
+    found = np.asarray(features, dtype=np.float64).reshape(len(features), -1)
+    if len(found) != samples:
+        raise ValueError(f"coreset: {len(found)} rows of features for {samples} samples; give a row for each")
+    if not np.isfinite(found).all():
+        raise ValueError("coreset: features are not finite numbers, so no distance can be measured")
+    return found

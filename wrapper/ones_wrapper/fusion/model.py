@@ -1,0 +1,205 @@
+"""The fused model: each parameter and buffer holds those of all members, one behind the other in a new first
+dimension, and one vectorised call (`torch.func.vmap`) makes all forward passes.
+
+The sum of the members' losses has each member's own gradient in its own row, since no member's loss depends on
+another's row. So an ordinary backward pass, exchange and optimizer train all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.func import functional_call, stack_module_state, vmap
+
+Loss = Callable[..., torch.Tensor]
+
+
+class FusedModel(torch.nn.Module):
+    """B models of one architecture. Made by `fuse`.
+
+    `fused(x, *targets)` gives the losses, of shape [B], 0 for members that are stopped. `fused(x)` gives the outputs,
+    of shape [B, …]: those of all members. All members see the same `x`; a tuple is the model's several arguments, a
+    dict its named ones.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, torch.nn.Module],
+        loss: Loss | Sequence[Loss],
+        values: Mapping[str, Sequence[float]],
+        randomness: str,
+    ) -> None:
+        super().__init__()
+        self.members = list(models)
+        self._randomness = randomness
+        self._losses = _losses(loss, self.members)
+        given = list(models.values())
+        self.stack = _stacked(given)
+        """The first model, with all members' tensors in place of its own."""
+        for name, of_each in values.items():
+            if len(of_each) != len(self.members):
+                raise ValueError(
+                    f"fuse: values[{name!r}] has {len(of_each)} numbers for {len(self.members)} members; give each one"
+                )
+        self._values = {name: torch.tensor(list(of_each), dtype=torch.float64) for name, of_each in values.items()}
+        if self._values and len(self._losses) > 1:
+            raise ValueError("fuse: values are for a loss that all members share; give a list of losses none")
+        self.active = [True] * len(self.members)
+        """Which members still train. The optimizer's state carries it; a buffer would be sent at each step."""
+        self.train(given[0].training)
+
+    def __len__(self) -> int:
+        """B."""
+        return len(self.members)
+
+    def row(self, name: str) -> int:
+        """Where a member is. Raises KeyError with the names that there are."""
+        try:
+            return self.members.index(name)
+        except ValueError:
+            raise KeyError(f"no member {name!r}; there are {', '.join(self.members)}") from None
+
+    def rows(self) -> list[int]:
+        """The members that still train, in order."""
+        return [row for row, active in enumerate(self.active) if active]
+
+    def stop(self, name: str) -> None:
+        """This member trains no further: its tensors and its optimizer's state stay as they are, and from now on the
+        others alone are computed. All ranks stop the same members at the same step. Checkpoints keep it stopped."""
+        self.active[self.row(name)] = False
+
+    def forward(self, x: Any, *targets: Any) -> torch.Tensor:
+        if not targets:
+            outputs: torch.Tensor = self._call(None, x)
+            return outputs
+        rows = self.rows()
+        if not rows:
+            # A backward pass must reach every parameter, since ranks exchange their gradients.
+            nothing = torch.stack([p.flatten()[0] * 0 for p in self.stack.parameters() if p.requires_grad]).sum()
+            none: torch.Tensor = nothing.nan_to_num().expand(len(self))
+            return none
+        device = next(self.stack.parameters()).device
+        partly = None if len(rows) == len(self) else torch.tensor(rows, device=device)
+        losses: torch.Tensor = self._call(partly, x, *targets)
+        if partly is None:
+            return losses
+        return losses.new_zeros(len(self)).index_copy(0, partly, losses)
+
+    def _call(self, rows: torch.Tensor | None, x: Any, *targets: Any) -> Any:
+        """Outputs, or with targets losses, of these members; None: all."""
+
+        def chosen(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor if rows is None else tensor.index_select(0, rows)
+
+        kept = dict(self.stack.named_buffers())
+        parameters = {name: chosen(tensor) for name, tensor in self.stack.named_parameters()}
+        # Copies, since a pass may change buffers in place that this or another graph still needs.
+        buffers = {name: chosen(tensor).clone() for name, tensor in kept.items()}
+        shared = len(self._losses) == 1
+        like = next(iter(parameters.values()))
+        values = {name: chosen(value.to(like.device)).to(like.dtype) for name, value in self._values.items()}
+
+        def one(
+            weights: dict[str, torch.Tensor], state: dict[str, torch.Tensor], own: dict[str, torch.Tensor]
+        ) -> tuple[Any, dict[str, torch.Tensor]]:
+            args, kwargs = (), {}
+            if isinstance(x, dict):
+                kwargs = x
+            else:
+                args = x if isinstance(x, tuple) else (x,)
+            output = functional_call(self.stack, (weights, state), args, kwargs)
+            return (self._losses[0](output, *targets, **own) if targets and shared else output), state
+
+        found, after = vmap(one, randomness=self._randomness)(parameters, buffers, values)
+        if self.training:
+            with torch.no_grad():
+                for name, tensor in kept.items():
+                    if rows is None:
+                        tensor.copy_(after[name])
+                    else:
+                        tensor.index_copy_(0, rows, after[name])
+        if targets and not shared:
+            its = range(len(self)) if rows is None else self.rows()
+            return torch.stack([self._losses[row](_member(found, index), *targets) for index, row in enumerate(its)])
+        return found
+
+    def clip_grad_norm_(self, most: float) -> torch.Tensor:
+        """Clip each member's gradient to a norm of at most `most`, as `torch.nn.utils.clip_grad_norm_` does for one
+        model; that one would clip all by the norm of them together. The norms, of shape [B]."""
+        gradients = [p.grad for p in self.stack.parameters() if p.grad is not None]
+        each = [torch.linalg.vector_norm(g.flatten(1), dim=1) if g.dim() > 1 else g.abs() for g in gradients]
+        norms: torch.Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
+        factors: torch.Tensor = (most / (norms + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factors.view(-1, *[1] * (gradient.dim() - 1)))
+        return norms
+
+    def member(self, name: str) -> dict[str, Any]:
+        """The state of this member, as its own model's `state_dict` would be: on the CPU, a copy."""
+        row = self.row(name)
+        return {
+            key: value[row].detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+            for key, value in self.stack.state_dict().items()
+        }
+
+    def load_member(self, name: str, state: Mapping[str, Any]) -> None:
+        """Take over what an ordinary model's `state_dict` gave. Raises ValueError where it does not fit."""
+        row, mine = self.row(name), self.stack.state_dict()
+        for key in [*mine, *state]:
+            if key not in state or key not in mine:
+                lacks = "the state" if key not in state else "the model"
+                raise ValueError(f"fuse: member {name!r} cannot be loaded: {lacks} has no {key}")
+            if isinstance(mine[key], torch.Tensor) and mine[key].shape[1:] != state[key].shape:
+                raise ValueError(
+                    f"fuse: member {name!r} cannot be loaded: {key} is {tuple(state[key].shape)} in the state and "
+                    f"{tuple(mine[key].shape[1:])} here"
+                )
+        with torch.no_grad():
+            for key, value in mine.items():
+                if isinstance(value, torch.Tensor):
+                    value[row].copy_(state[key])
+
+
+def _stacked(models: Sequence[torch.nn.Module]) -> torch.nn.Module:
+    """A copy of the first, whose parameters and buffers are those of all, one behind the other."""
+    parameters, buffers = stack_module_state(list(models))
+    frame = copy.deepcopy(models[0])
+    found: dict[int, torch.Tensor] = {}
+    for name, tensor in _tensors(frame):
+        # What layers share is stacked once, under its first name.
+        if id(tensor) not in found:
+            stack = parameters[name] if name in parameters else buffers[name]
+            if isinstance(tensor, torch.nn.Parameter):
+                stack = torch.nn.Parameter(stack.detach(), requires_grad=tensor.requires_grad)
+            found[id(tensor)] = stack
+    for module in frame.modules():
+        for own in (module._parameters, module._buffers):
+            for key, held in own.items():
+                if held is not None:
+                    own[key] = found[id(held)]  # type: ignore[assignment]
+    return frame
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _losses(loss: Loss | Sequence[Loss], members: Sequence[str]) -> list[Loss]:
+    if callable(loss):
+        return [loss]
+    if len(loss) != len(members):
+        raise ValueError(f"fuse: {len(loss)} losses for {len(members)} members; give one, or one for each")
+    return list(loss)
+
+
+def _member(output: Any, index: int) -> Any:
+    """One member's part of what `vmap` returned."""
+    if isinstance(output, torch.Tensor):
+        return output[index]
+    if isinstance(output, dict):
+        return {key: _member(value, index) for key, value in output.items()}
+    return type(output)(_member(value, index) for value in output)

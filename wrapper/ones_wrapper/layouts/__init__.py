@@ -1,0 +1,1 @@
+"""Layouts: how one replica of a model is spread over several ranks."""

@@ -1,0 +1,168 @@
+"""Attention of one block of queries with one block of keys: the piece that every arrangement in a ring is made of.
+
+A block's result is the pair (output, logsumexp), and two such pairs make one: Milakov and Gimelshein, 1805.02867;
+Liu, Zaharia and Abbeel, Ring Attention, 2310.01889, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+SCORES = 1 << 22
+"""Scores that are in memory at once, unless a single row of queries has more."""
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Which scores are dropped: a function of the key and of where they are in the whole sequences.
+
+    So a mask is the same however the sequences are split over ranks, and again in the backward pass.
+    """
+
+    rate: float
+    key: int
+    """A number of 64 bits, another one in each call."""
+    length: int
+    """Tokens of a whole sequence."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a block's queries and keys are, and what hides keys from queries."""
+
+    rows: torch.Tensor
+    """Positions of the queries in the whole sequence, (queries,)."""
+    columns: torch.Tensor
+    """Positions of the keys, (keys,)."""
+    triangular: bool = False
+    """Whether a query sees only keys at its own position and before."""
+    real: torch.Tensor | None = None
+    """Which keys are no padding, (batch, keys); None: all."""
+    dropout: Dropout | None = None
+
+    def hidden(self) -> torch.Tensor | None:
+        """Which scores do not count, to broadcast over (batch, heads, queries, keys); None: all do."""
+        hidden = self.rows[:, None] < self.columns if self.triangular else None
+        if self.real is not None:
+            padding = ~self.real[:, None, None, :]
+            hidden = padding if hidden is None else hidden | padding
+        return hidden
+
+    def factors(self, p: torch.Tensor) -> torch.Tensor | None:
+        """What dropout multiplies the probabilities `p` with, (batch, heads, queries, keys); None: nothing."""
+        if self.dropout is None:
+            return None
+        batch, heads = p.shape[:2]
+        rate, length = self.dropout.rate, self.dropout.length
+        each = torch.arange(batch * heads, device=self.rows.device).view(batch, heads, 1, 1)
+        kept = uniform((each * length + self.rows[:, None]) * length + self.columns, self.dropout.key) >= rate
+        return kept.to(p.dtype) / (1 - rate)
+
+    def slice(self, start: int, stop: int) -> Place:
+        """That of these queries."""
+        return replace(self, rows=self.rows[start:stop])
+
+
+def forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, place: Place, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output (batch, heads, queries, width) and logsumexp of the scores (batch, heads, queries), in `precise` type.
+
+    A query that sees no key of this block gets the output 0 and the logsumexp -inf.
+    """
+    outputs, sums = [], []
+    k, v = precise(k), precise(v)
+    for start, stop in _chunks(q, k):
+        part = place.slice(start, stop)
+        scores = _scores(precise(q[:, :, start:stop]), k, part, scale)
+        total = torch.logsumexp(scores, -1)
+        p = scores.sub_(finite(total)[..., None]).exp_()
+        if (factors := part.factors(p)) is not None:
+            p = p * factors
+        outputs.append(p @ v)
+        sums.append(total)
+    return torch.cat(outputs, 2), torch.cat(sums, 2)
+
+
+def backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    place: Place,
+    scale: float,
+    gradient: torch.Tensor,
+    total: torch.Tensor,
+    delta: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What the block adds to the gradients of q, k and v, in `precise` type.
+
+    `gradient` is that of the whole output, `total` the logsumexp over all blocks, and `delta` the sum of gradient
+    times output over the width: (batch, heads, queries, width), and twice (batch, heads, queries).
+    """
+    k, v = precise(k), precise(v)
+    dq, dk, dv = [], torch.zeros_like(k), torch.zeros_like(v)
+    for start, stop in _chunks(q, k):
+        part = place.slice(start, stop)
+        queries, above = precise(q[:, :, start:stop]), gradient[:, :, start:stop]
+        p = _scores(queries, k, part, scale).sub_(finite(total[:, :, start:stop])[..., None]).exp_()
+        dp = above @ v.mT
+        if (factors := part.factors(p)) is None:
+            dv += p.mT @ above
+        else:
+            dv += (p * factors).mT @ above
+            dp *= factors
+        ds = dp.sub_(delta[:, :, start:stop, None]).mul_(p).mul_(scale)
+        dq.append(ds @ k)
+        dk += ds.mT @ queries
+    return torch.cat(dq, 2), dk, dv
+
+
+def merge(output: torch.Tensor, total: torch.Tensor, more: torch.Tensor, its_total: torch.Tensor) -> None:
+    """Add another block's pair to the first one, in place."""
+    both = torch.logaddexp(total, its_total)
+    shift = finite(both)
+    output.mul_((total - shift).exp_()[..., None]).add_(more * (its_total - shift).exp_()[..., None])
+    total.copy_(both)
+
+
+def finite(total: torch.Tensor) -> torch.Tensor:
+    """The logsumexp, 0 where there is nothing to sum: so that what is hidden weighs 0 and not NaN."""
+    return total.masked_fill(total == -torch.inf, 0.0)
+
+
+def precise(x: torch.Tensor) -> torch.Tensor:
+    """In at least single precision."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+_MIX = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+_STEP = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+def uniform(places: torch.Tensor, key: int) -> torch.Tensor:
+    """Random numbers from 0 to 1 (exclusive), each a function of its place and of the key alone.
+
+    `places` are int64. The mixing is that of SplitMix64 (Steele, Lea and Flood, 2014).
+    """
+    x = places * _STEP + key  # wraps around, as is meant
+    for shift, factor in ((30, _MIX[0]), (27, _MIX[1])):
+        x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor
+    x = x ^ (x >> 31 & (1 << 33) - 1)
+    return (x >> 40 & (1 << 24) - 1).float() * 2.0**-24
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, place: Place, scale: float) -> torch.Tensor:
+    scores = (q @ k.mT).mul_(scale)
+    hidden = place.hidden()
+    return scores if hidden is None else scores.masked_fill_(hidden, -torch.inf)
+
+
+def _chunks(q: torch.Tensor, k: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """Ranges of queries whose scores fit."""
+    batch, heads, queries, _ = q.shape
+    rows = max(1, SCORES // max(1, batch * heads * k.shape[2]))
+    for start in range(0, queries, rows):
+        yield start, min(queries, start + rows)

@@ -1,0 +1,65 @@
+"""The ranks of one replica in a circle: each sends to the next and receives from the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+FORWARD, BACK = 0, 1
+"""Tags: what goes around to be read, and what goes around to be summed."""
+
+
+class Circle:
+    """This rank's place among `size` consecutive ranks, of which the first is rank `first` of the default group.
+
+    No group of its own: the default group changes in a job of blocks, and messages then go to its new ranks.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, first: int = 0) -> None:
+        self.rank, self.size, self._first = rank, size, first
+        self.sent_bytes = 0
+        """Payload that this rank has sent."""
+
+    def source(self, step: int) -> int:
+        """Whose block is here after `step` shifts."""
+        return (self.rank - step) % self.size
+
+    def shift(self, tensor: torch.Tensor, tag: int = FORWARD) -> Callable[[], torch.Tensor]:
+        """Begin to send `tensor` to the next rank; the result, when it is called, is what came from the one before.
+
+        The tensor must be contiguous and stay as it is until then. Collective over the circle.
+        """
+        arriving = torch.empty_like(tensor)
+        following = self._first + (self.rank + 1) % self.size
+        before = self._first + (self.rank - 1) % self.size
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, tensor, following, tag=tag),
+                dist.P2POp(dist.irecv, arriving, before, tag=tag),
+            ]
+        )
+        self.sent_bytes += tensor.numel() * tensor.element_size()
+        return partial(_arrived, works, arriving, tensor)
+
+    def sum_to_owners(self, part: Callable[[int], torch.Tensor]) -> torch.Tensor:
+        """The sum over all ranks of their `part(this rank)`: each rank says what it has for every owner.
+
+        The sum for an owner begins at the rank after it and ends with the owner, so `size - 1` parts are sent. What
+        `part` returns is changed. Collective over the circle.
+        """
+        total = part(self.source(1))
+        for step in range(2, self.size + 1):
+            coming = self.shift(total, BACK)
+            mine = part(self.source(step))
+            total = mine.add_(coming())
+        return total
+
+
+def _arrived(works: Sequence[dist.Work], arriving: torch.Tensor, sent: torch.Tensor) -> torch.Tensor:
+    """What came; until then this holds what is `sent`."""
+    for work in works:
+        work.wait()
+    return arriving

@@ -1,0 +1,164 @@
+"""Uneven ranks: each rank measures its own time, and all agree on shares in proportion to speed (`init(uneven=True)`).
+
+A rank's own time in a step begins with fetching its data and ends when backward has brought its last gradient. What
+comes then is waiting for slower ranks, and an optimizer's step, which does not depend on the share. The ranks tell each
+other their times per sample with the agreement at a step boundary, and each works out the same shares from them.
+
+The rule is a fixed-point iteration on samples over time: where a step also has a constant part, ranks still come to
+equal times. It is smoothed (`SMOOTHING`), bounded (a change at most halves or doubles a rank's weight), and left alone
+where a change would shorten the step by less than `GAIN`, since each change fetches data anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+
+from ones_wrapper.data.feed import split
+from ones_wrapper.data.shares import Shares
+
+SMOOTHING = 0.5
+"""Weight of the newest measurement."""
+GAIN = 0.05
+"""Least part of a step's time that a change must save."""
+BOUND = 2.0
+"""Most by which one change raises or lowers a rank's weight."""
+WARM_UP = 2
+"""Steps after each change that are not measured: data is fetched anew, and after a start memory is set up."""
+STEPS = 8
+"""Least steps that a measurement takes."""
+WINDOW = 64
+"""Most steps that it takes."""
+UNIT = 1e-12
+"""Of the times that the ranks tell each other, in seconds: they agree on integers."""
+
+
+class Watch:
+    """This rank's own time in the present step: from `start`, or the end of an exchange, to the last gradient."""
+
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._cuda = device.type == "cuda"
+        self._began = self._until = clock()
+        self._own = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def start(self) -> None:
+        """A step begins, with fetching its data."""
+        self._own, self._events = 0.0, []
+        self._resume()
+
+    def _resume(self) -> None:
+        self._began = self._until = self._clock()
+        if self._cuda:
+            self._events.append((_recorded(), _recorded()))
+
+    def leave_out(self, seconds: float) -> None:
+        """So much time since the step began was not the step's."""
+        self._began += seconds
+
+    def arrived(self) -> None:
+        """Backward has brought gradients, which are exchanged now."""
+        self._until = self._clock()
+        if self._cuda:
+            self._events[-1][1].record()
+
+    def exchanged(self) -> None:
+        """All gradients of a model were exchanged: what comes is this rank's own time again."""
+        self._own += max(0.0, self._until - self._began)
+        self._resume()
+
+    def seconds(self) -> float:
+        """Own time since `start`, on the processor or the GPU, whichever took longer; 0 where the GPU is not done."""
+        own = self._own + max(0.0, self._until - self._began)
+        if not all(end.query() for _, end in self._events):  # type: ignore[no-untyped-call]
+            return 0.0
+        device = sum(float(start.elapsed_time(end)) for start, end in self._events) / 1000.0
+        return max(own, device)
+
+
+def _recorded() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+class Uneven:
+    """The shares of one run's steps, as this rank knows them. Only what ranks tell each other decides on them."""
+
+    def __init__(self, device: torch.device, most: int) -> None:
+        """`most` is what this rank holds in a pass."""
+        self.watch = Watch(device)
+        self.shares: Shares | None = None
+        """None while shares are even."""
+        self._most = most
+        self.ranks_changed()
+
+    def ranks_changed(self) -> None:
+        """Other ranks, or others beside this one: shares are even until they are measured."""
+        self.shares = None
+        self._times: tuple[float, ...] = ()
+        """Smoothed seconds a sample of each rank, as all know them."""
+        self._new: deque[float] = deque(maxlen=WINDOW)
+        self._left = WARM_UP
+
+    def step(self, samples: int) -> None:
+        """A step is over, in which this rank had so many samples."""
+        if self._left:
+            self._left -= 1
+        elif samples and (seconds := self.watch.seconds()):
+            self._new.append(seconds / samples)
+
+    def proposal(self, rank: int, world: int) -> list[int]:
+        """What this rank tells the others: a slot for each rank's time a sample, and one for what it holds; 0 in
+        others' slots, and where it has not measured enough."""
+        if world == 1:
+            return []
+        slots = [0] * (2 * world)
+        slots[world + rank] = self._most
+        if len(self._new) >= STEPS:
+            slots[rank] = max(1, round(median(self._new) / UNIT))
+        return slots
+
+    def agreed(self, slots: Sequence[int], total: int, passes: int) -> bool:
+        """What all ranks told of each other; whether the shares changed. `total` is the global batch in force, in as
+        many `passes`."""
+        world = len(slots) // 2
+        if not all(slots) or not world:
+            return False
+        self._new.clear()
+        times = tuple(slot * UNIT for slot in slots[:world])
+        if len(self._times) == world:
+            times = tuple(old + SMOOTHING * (new - old) for old, new in zip(self._times, times, strict=True))
+        self._times = times
+        found = Shares(_bounded(self.shares, times), tuple(slots[world:]))
+        before = counts(self.shares, total, world, passes)
+        after = counts(found, total, world, passes)
+        if _slowest(after, times) > (1.0 - GAIN) * _slowest(before, times):
+            return False
+        self.shares, self._left = found, WARM_UP
+        return True
+
+
+def counts(shares: Shares | None, total: int, world: int, passes: int) -> tuple[int, ...]:
+    """The samples of each rank in a step of `total` samples."""
+    if shares is not None:
+        return shares.samples(total, passes)
+    return tuple(split(0, total, world, rank).samples for rank in range(world))
+
+
+def _bounded(shares: Shares | None, times: Sequence[float]) -> tuple[float, ...]:
+    """Weights by speed, each within `BOUND` of what it was; their mean is about 1."""
+    world, whole = len(times), sum(1.0 / each for each in times)
+    before = shares.speeds if shares is not None else (1.0,) * world
+    wanted = (world / (each * whole) for each in times)
+    return tuple(min(max(new, old / BOUND), old * BOUND) for new, old in zip(wanted, before, strict=True))
+
+
+def _slowest(samples: Sequence[int], times: Sequence[float]) -> float:
+    """Seconds until the last rank is done."""
+    return max(each * seconds for each, seconds in zip(samples, times, strict=True))
