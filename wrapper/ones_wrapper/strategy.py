@@ -8,6 +8,7 @@ The object is then the script's door to what the strategy does. This module impo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ones_wrapper.limits import Limits, refusal
@@ -31,7 +32,8 @@ class Strategy(ABC):
     """Short, for reasons and logs."""
 
     hot = False
-    """Whether ranks may change while it trains: then `bind` is called again, with the ranks that there are then."""
+    """Whether ranks may change while it trains: then `bind` is called again, with the ranks that there are then. There
+    it must not wait for others: where one was lost, not all may come."""
 
     losses_add_up = False
     """Whether the local losses of a replica's ranks are parts of the replica's, rather than each the whole."""
@@ -68,6 +70,18 @@ class Strategy(ABC):
         ranks.
         """
         return False
+
+    def limits_now(self, limits: Limits) -> Limits:
+        """`limits` as they are at this step boundary; the same object where nothing changed. Not collective."""
+        fixed = self.batch_fixed()
+        return limits if fixed == limits.batch_fixed else replace(limits, batch_fixed=fixed)
+
+    def batch_in_force(self, batch: int) -> str:
+        """Steps of this global batch begin, as before or anew; what people should know, empty for nothing. Collective.
+
+        Raises RuntimeError where the script left out something that the strategy needs.
+        """
+        return ""
 
     def exchange(self, group: Group, noise: NoiseScale | None) -> Exchange | None:
         """The gradient exchange that `job.ddp` uses for a model; None: torch's DistributedDataParallel."""
