@@ -35,6 +35,8 @@ class LocalBatch:
         found = memory.look_up(directory, self._declared, self._device)
         self.own = found.samples if found is not None else self._declared
         """What this rank's own device was found to hold, or what was declared."""
+        self.found: Found | None = None
+        """The smallest of what the ranks found."""
         self._by_size = spec.limits is not None
         """Whether another world size holds another one."""
 
@@ -45,7 +47,8 @@ class LocalBatch:
     def applied(self, spec: Spec) -> Spec:
         """The spec with what earlier runs found on such devices; of unlike ones the smallest counts."""
         found = self._group.gather(memory.look_up(self._directory, self._declared, self._device))
-        return as_found(spec, self._group.world, min(filter(None, found), default=None))
+        self.found = min(filter(None, found), default=None)
+        return as_found(spec, self._group.world, self.found)
 
     def classify_error(self, error: BaseException, samples: int) -> tuple[int, str] | None:
         """What an error in a pass of so many samples means, as `memory.classify_error`. Not collective."""
@@ -62,7 +65,7 @@ class LocalBatch:
         samples = largest(lambda size: _holds(one_pass, size, model, group), self._declared, unit)
         if not samples:
             raise MemoryError(f"probe: {unit} samples a pass do not fit into the memory of this device ({device})")
-        kept = Found(samples, self._gpus)
+        self.found = kept = Found(samples, self._gpus)
         group.on_first(lambda: memory.write(self._directory, self._declared, kept, device))
         return kept
 
