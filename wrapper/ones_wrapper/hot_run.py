@@ -207,6 +207,7 @@ class HotRun(Run):
         self._reporter.flush()
         before, state = self.group.rank, self.state
         assert state is not None
+        self.loop.exchanges.settle()
         if self._blocks.moving:  # ranks may differ in these, and those of rank 0 count
             self._torch.share(list(state.model.buffers()))
             for extra in state.extras.values():

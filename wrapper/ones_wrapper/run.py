@@ -188,6 +188,7 @@ class Run:
         """Take over what training carries, as it is. Not collective."""
         self.state = state
         optimizers = state.optimizers.values()
+        self.loop.exchanges.trained_by(optimizers)
         self.loop.rate = Rate(self.settings.rule, self.settings.lr_ramp, *optimizers)
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(lambda optimizer, *_: self.loop.exchanges.finish(optimizer))
@@ -212,14 +213,24 @@ class Run:
         self.loop.rate.resume(progress, self.batch)
         if self.trace:
             self.trace.begin(progress.step)
+        new = self.use_batch()
         if self.group.rank == 0:
             write_spec(self.directory, self.spec)
-        note = "; ".join(filter(None, (self._note, self._idle)))
+        note = "; ".join(filter(None, (self._note, self._idle, new)))
         start = (self.batch, self.lr_factor, self.saver.load_s, self._loaded, note)
         self._reporter.send(self._start_report.hello(self.group, self.spec, progress, *start))
         self._log_start()
         if self.group.rank == 0:
             mistakes.look_at(self.spec)
+
+    def use_batch(self) -> str:
+        """Steps of the batch in force begin, perhaps anew; what its strategy says of that, which is logged."""
+        strategy = self.settings.strategy
+        note = strategy.batch_in_force(self.batch) if strategy is not None else ""
+        if note and self.group.rank == 0:
+            log(note)
+        self._batch_fixed()
+        return note
 
     def _log_start(self) -> None:
         """What changed since the start before. Not collective."""
@@ -312,7 +323,8 @@ class Run:
             self._drain(agreed.number)
         elif agreed.checkpoint and agreed.behind and self.state is not None:
             self._reporter.flush()
-            self.saver.begin(self.state, self.progress)
+            with self.loop.exchanges.published():
+                self.saver.begin(self.state, self.progress)
         elif agreed.checkpoint:
             self.save("in passing")
 
@@ -386,12 +398,12 @@ class Run:
         strategy, limits = self.settings.strategy, self.spec.limits
         if strategy is None or limits is None:
             return False
-        fixed = strategy.batch_fixed()
-        if fixed != limits.batch_fixed:
-            self.spec = replace(self.spec, limits=replace(limits, batch_fixed=fixed))
+        now = strategy.limits_now(limits)
+        if now is not limits:
+            self.spec = replace(self.spec, limits=now)
             if self.group.rank == 0:
                 write_spec(self.directory, self.spec)
-        return fixed
+        return now.batch_fixed
 
     def _log_batch(self, old: int) -> None:
         """The batch in force was `old` until now. Not collective."""
@@ -405,7 +417,8 @@ class Run:
         """Write a checkpoint that is durable on return, and report it; False where that failed, which is logged."""
         self._reporter.flush()
         hang_detector.beat()
-        saved = self.saver.save(self.state, self.progress, why, order)
+        with self.loop.exchanges.published():
+            saved = self.saver.save(self.state, self.progress, why, order)
         hang_detector.beat()
         return saved
 

@@ -8,6 +8,7 @@ The object is then the script's door to what the strategy does. This module impo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ones_wrapper.limits import Limits, refusal
@@ -69,6 +70,18 @@ class Strategy(ABC):
         ranks.
         """
         return False
+
+    def limits_now(self, limits: Limits) -> Limits:
+        """`limits` as they are at this step boundary; the same object where nothing changed. Not collective."""
+        fixed = self.batch_fixed()
+        return limits if fixed == limits.batch_fixed else replace(limits, batch_fixed=fixed)
+
+    def batch_in_force(self, batch: int) -> str:
+        """Steps of this global batch begin, as before or anew; what people should know, empty for nothing. Collective.
+
+        Raises RuntimeError where the script left out something that the strategy needs.
+        """
+        return ""
 
     def exchange(self, group: Group, noise: NoiseScale | None) -> Exchange | None:
         """The gradient exchange that `job.ddp` uses for a model; None: torch's DistributedDataParallel."""

@@ -8,7 +8,7 @@ of pass p of rank r, with n_rp samples of the step's N, is Σ_rp (n_rp / N) g_rp
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,20 @@ class Exchange(ABC):
     def evaluating(self) -> AbstractContextManager[None]:
         """Around an evaluation, in which ranks may make unequally many forward passes. Collective at its beginning."""
         return nullcontext()
+
+    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:  # noqa: B027
+        """These are the optimizers that hold parameters of this model. Not collective.
+
+        Raises ValueError where one cannot be used, with what to do.
+        """
+
+    def published(self) -> AbstractContextManager[None]:
+        """Around a checkpoint: model and optimizers hold what the job publishes, the same on all ranks. Collective at
+        its beginning."""
+        return nullcontext()
+
+    def settle(self) -> None:  # noqa: B027
+        """Go on from what the job publishes, on all ranks. Collective; between two steps."""
 
     def finish(self) -> None:
         """Before the step of an optimizer that has parameters of this model: all gradients have arrived. Not for a step
@@ -223,17 +237,17 @@ class DdpExchange(Exchange):
         part, noise = self._now(), self._measured
         samples, total = part.share.samples, part.share.total
         if not part.last:
-            return _known(gradient)
+            return known(gradient)
         if samples:
-            _scale(gradient, self._unit, samples)
+            scale(gradient, self._unit, samples)
         else:
             gradient.zero_()  # a borrowed sample may give NaN, and NaN times 0 is NaN
         if noise is not None:
             noise.local(bucket, gradient, samples, total)
         if samples:
-            _scale(gradient, samples, total)
+            scale(gradient, samples, total)
         if self._group.world == 1:
-            return _known(gradient)
+            return known(gradient)
         work = dist.all_reduce(gradient, async_op=True)
         assert work is not None
 
@@ -265,12 +279,12 @@ _SCRIPTS = (
 """Of a module's own dictionaries, those in which a script's doing shows."""
 
 
-def _scale(gradient: torch.Tensor, numerator: int, denominator: int) -> None:
+def scale(gradient: torch.Tensor, numerator: int, denominator: int) -> None:
     if numerator != denominator:
         gradient.mul_(numerator / denominator)
 
 
-def _known(gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+def known(gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     found: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     found.set_result(gradient)
     return found

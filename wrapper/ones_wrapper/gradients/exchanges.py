@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,25 @@ class Exchanges:
             for exchange in self._all:
                 stack.enter_context(exchange.during(part))
             yield
+
+    def trained_by(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """These are all optimizers of the job. Raises ValueError where an exchange cannot be used with its own."""
+        held = {one: {p for group in one.param_groups for p in group["params"]} for one in optimizers}
+        for exchange, trained in zip(self._all, self._trained, strict=True):
+            exchange.trained_by([one for one, its in held.items() if trained & its])
+
+    @contextmanager
+    def published(self) -> Iterator[None]:
+        """Around a checkpoint. Collective at its beginning. See `Exchange.published`."""
+        with ExitStack() as stack:
+            for exchange in self._all:
+                stack.enter_context(exchange.published())
+            yield
+
+    def settle(self) -> None:
+        """Go on from what the job publishes. Collective."""
+        for exchange in self._all:
+            exchange.settle()
 
     def finish(self, optimizer: torch.optim.Optimizer) -> None:
         """Before an optimizer's step: the gradients of its parameters have arrived. See `Exchange.finish`."""
