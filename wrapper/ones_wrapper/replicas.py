@@ -59,6 +59,14 @@ def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> Limits | N
     return replace(limits, memory_bytes=limits.memory_bytes or memory)
 
 
+def limits_again(strategy: Strategy | None, spec: Spec, group: Group) -> Limits | None:
+    """The limits now that the strategy knows the models. Not collective."""
+    if strategy is None or spec.limits is None:
+        return spec.limits
+    limits = strategy.limits(spec, max(MOST_GPUS, group.world), group.gpus_per_node)
+    return replace(limits, memory_bytes=limits.memory_bytes or spec.limits.memory_bytes)
+
+
 def row_of(spec: Spec, world: int) -> SizeLimits:
     """What holds at a world size. Raises ValueError for one that the strategy cannot use."""
     if spec.limits is None:

@@ -168,8 +168,19 @@ class Run:
         return (
             self.loop.rate.factor
             if self.loop.rate
-            else self.settings.rule.factor(self.batch, self.progress.noise or None)
+            else self.settings.rule.factor(self.rated_batch, self.progress.noise or None)
         )
+
+    @property
+    def rated_batch(self) -> float:
+        """The batch that the learning rate follows. Not collective."""
+        return self.batch / self._rated
+
+    @property
+    def _rated(self) -> int:
+        """How many batches that the learning rate belongs to a global batch is: one, or one a replica."""
+        strategy = self.settings.strategy
+        return self.division.replicas if strategy is not None and strategy.local_rate else 1
 
     def load(self, state: State) -> None:
         """Take over what training carries, and load the newest good checkpoint into it."""
@@ -188,7 +199,6 @@ class Run:
         """Take over what training carries, as it is. Not collective."""
         self.state = state
         optimizers = state.optimizers.values()
-        self.loop.exchanges.trained_by(optimizers)
         self.loop.rate = Rate(self.settings.rule, self.settings.lr_ramp, *optimizers)
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(lambda optimizer, *_: self.loop.exchanges.finish(optimizer))
@@ -210,7 +220,7 @@ class Run:
             progress.batch, self._boundary.applied = first.wanted, first.number
         self.batch = self._in_force(progress.batch)
         assert self.loop.rate is not None
-        self.loop.rate.resume(progress, self.batch)
+        self.loop.rate.resume(progress, self.rated_batch)
         if self.trace:
             self.trace.begin(progress.step)
         new = self.use_batch()
@@ -250,6 +260,7 @@ class Run:
         if why := requeue_conflict():
             raise RuntimeError(why)
         self._begun = True
+        self.spec = replace(self.spec, limits=replicas.limits_again(self.settings.strategy, self.spec, self.group))
         return self.loop.feed.samples
 
     def commit(self, total: int) -> None:
@@ -307,7 +318,7 @@ class Run:
             self.progress.noise = self.noise.samples or 0.0
             self._measured_at = time.monotonic()
             if self.loop.rate:
-                self.loop.rate.follow(self.progress, self.batch)
+                self.loop.rate.follow(self.progress, self.rated_batch)
         if agreed.wanted and agreed.number != self._boundary.applied:
             self._boundary.applied = agreed.number
             self._change_batch(agreed.wanted, agreed.number)
@@ -359,6 +370,7 @@ class Run:
             self._reporter.bye("finished", self.progress.step, 0, text)
         else:
             self._boundary.finish_agreement()  # what it says comes too late
+            self.loop.exchanges.settle()
             self.save("at the end")
         self.saver.close()
         self.reason = "finished"
@@ -367,7 +379,7 @@ class Run:
 
     def _in_force(self, wanted: int) -> int:
         spec = self.spec
-        batch = replicas.in_force(spec, wanted or spec.base_batch, self.division)
+        batch = replicas.in_force(spec, wanted or spec.base_batch * self._rated, self.division)
         if batch % spec.multiple_of and self.group.rank == 0:
             log(f"{self.group.world} ranks take {batch} samples a step, which is no multiple of {spec.multiple_of}")
         return batch
@@ -382,7 +394,7 @@ class Run:
             return
         progress.batch = wanted
         old, self.batch = self.batch, self._in_force(wanted)
-        rate.change(progress, self.batch)
+        rate.change(progress, self.rated_batch)
         self._log_batch(old)
         steps = self.division.passes(self.batch)
         self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
