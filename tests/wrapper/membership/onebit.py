@@ -44,7 +44,8 @@ def main() -> None:
             if job.world != world:
                 world = job.world
                 parts = [state["residual"].flatten() for state in optimizer.state.values()]
-                seen.append((job.progress.step, world, torch.cat(parts).tolist() if parts else []))
+                seen.append((job.progress.step, world, torch.cat(parts) if parts else torch.zeros(0)))
+                torch.save(seen, args.out.parent / f"seen-{os.getpid()}.pt")
             optimizer.step()
             if not args.hurry.exists():
                 time.sleep(args.step_ms / 1000)
