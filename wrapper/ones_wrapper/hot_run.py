@@ -258,7 +258,7 @@ class HotRun(Run):
         if plan.batch:
             progress.batch, applied = plan.batch, plan.order or applied
         batch, self.batch = self.batch, self._in_force(progress.batch)
-        rate.resume(progress, self.batch)
+        rate.resume(progress, self.rated_batch)
         rate.remember(progress)
         self.loop.exchanges.ranks_changed()
         if self.uneven is not None:

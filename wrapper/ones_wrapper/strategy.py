@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from ones_wrapper.limits import Limits, refusal
 
 if TYPE_CHECKING:
+    import torch
+
     from ones_wrapper.gradients.exchange import Exchange
     from ones_wrapper.gradients.noise import NoiseScale
     from ones_wrapper.group import Group
@@ -44,9 +46,13 @@ class Strategy(ABC):
     measures_noise = True
     """Whether the gradient noise scale can be measured where each rank is a replica."""
 
+    local_rate = False
+    """Whether the learning rate belongs to a replica's local batch. Then `init(batch=...)` is one, too."""
+
     @abstractmethod
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
-        """What it can do with up to `most_gpus` GPUs, `ranks_per_node` a node, the same on all ranks.
+        """What it can do with up to `most_gpus` GPUs, `ranks_per_node` a node, the same on all ranks. Asked by `init`,
+        and again when training begins: then models are known (`wrapped`).
 
         `Limits.memory_bytes` may be left 0: `init` sets it to the device's. Raises ValueError, with what would fit,
         for a strategy that can do nothing.
@@ -86,3 +92,6 @@ class Strategy(ABC):
     def exchange(self, group: Group, noise: NoiseScale | None) -> Exchange | None:
         """The gradient exchange that `job.ddp` uses for a model; None: torch's DistributedDataParallel."""
         return None
+
+    def wrapped(self, model: torch.nn.Module) -> None:  # noqa: B027
+        """`job.ddp` returned this model. Not collective."""

@@ -1,8 +1,8 @@
 """The row of 1-bit LAMB.
 
 It is approximate: one bit an element over N ranks is another noise than over M, and after some hundred steps parameters
-are nowhere near each other. What must agree is what training is for, so the results are the accuracy on digits that were
-held out, and the loss there. The reference is the same job on one rank, uninterrupted, where nothing is compressed.
+are nowhere near each other. What must agree is what training is for, so the results are the accuracy on digits that
+were held out, and the loss there. The reference is the same job on one rank, uninterrupted, where nothing is compressed.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ class Exchanges:
         return any(exchange.owns(model) for exchange in self._all)
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model that the script gave for `model`; that itself where `add` did not return it."""
+        """The model that the script gave for `model`, as it is published; `model` where `add` did not return it."""
         found = zip(self._all, self._inside, strict=True)
-        return next((inside for exchange, inside in found if exchange.owns(model)), model)
+        return next((exchange.inside(inside) for exchange, inside in found if exchange.owns(model)), model)
 
     def check(self) -> None:
         """Raises ValueError where parameters are trained by now whose gradients nobody exchanges."""
@@ -78,11 +78,16 @@ class Exchanges:
                 stack.enter_context(exchange.during(part))
             yield
 
-    def trained_by(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """These are all optimizers of the job. Raises ValueError where an exchange cannot be used with its own."""
+    def trained_by(self, optimizers: Iterable[torch.optim.Optimizer], scaled: bool) -> None:
+        """These are all optimizers of the job. See `Exchange.trained_by`."""
         held = {one: {p for group in one.param_groups for p in group["params"]} for one in optimizers}
         for exchange, trained in zip(self._all, self._trained, strict=True):
-            exchange.trained_by([one for one, its in held.items() if trained & its])
+            exchange.trained_by([one for one, its in held.items() if trained & its], scaled)
+
+    def loss(self, loss: torch.Tensor | float) -> None:
+        """The training loss of this rank's pass."""
+        for exchange in self._all:
+            exchange.loss(loss)
 
     @contextmanager
     def published(self) -> Iterator[None]:

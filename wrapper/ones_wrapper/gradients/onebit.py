@@ -146,7 +146,7 @@ class OneBitExchange(DdpExchange):
         super().__init__(group, noise)
         self._made = made
 
-    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer], scaled: bool = False) -> None:
         made: object = self._made()
         if len(optimizers) != 1 or optimizers[0] is not made:
             kinds = " and ".join(sorted(type(one).__name__ for one in optimizers)) or "none"
