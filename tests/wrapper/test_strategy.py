@@ -18,6 +18,7 @@ import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.checks import MAX_ROWS, ProtocolError
 from ones_wrapper.data.feed import plan
+from ones_wrapper.frameworks import steps
 from ones_wrapper.limits import MAX_NOTE, MAX_NOTES, Limits, SizeLimits
 from ones_wrapper.protocol import MAX_INT, MAX_SPEC, Spec, decode_spec, encode
 from ones_wrapper.replicas import divide, in_force, look_at
@@ -94,10 +95,16 @@ def test_a_number_of_ranks_that_does_not_fit() -> None:
         testing.run(partial(train, Paired(), (3,)), ranks=3)
 
 
+def test_frameworks_take_no_strategy() -> None:
+    """Their loops count in ranks, so what they would train is something else."""
+    with pytest.raises(ValueError, match="Lightning trains in plain data parallel, and paired is another strategy"):
+        steps.join("Lightning", 8, 1, {"strategy": Paired()})
+
+
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 4), st.integers(1, 5), st.integers(1, 4))
-def test_shares_and_passes_come_in_units(samples: int, replicas: int, unit: int, units: int, steps: int) -> None:
+def test_shares_and_passes_come_in_units(samples: int, replicas: int, unit: int, units: int, count: int) -> None:
     """Each sample once; only an epoch's last step has less than a multiple, in one pass of one replica."""
-    batch, most = unit * steps * replicas, unit * units
+    batch, most = unit * count * replicas, unit * units
     each = [list(plan(0, samples, batch, replicas, replica, most, unit)) for replica in range(replicas)]
     used = [n for parts in each for part in parts for n in range(part.start, part.start + part.samples)]
     assert sorted(used) == list(range(samples))

@@ -1,7 +1,7 @@
 """Attention of one block of queries with one block of keys: the piece that every arrangement in a ring is made of.
 
 A block's result is the pair (output, logsumexp), and two such pairs make one: Milakov and Gimelshein, 1805.02867;
-Liu, Zaharia and Abbeel, Ring Attention, 2310.01889, section 3.
+Liu, Zaharia and Abbeel, Ring Attention, 2310.01889.
 """
 
 from __future__ import annotations
