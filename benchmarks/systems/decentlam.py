@@ -25,7 +25,7 @@ from tests.wrapper.gradients.quadratics import (
 )
 
 RANKS, SIZE, RATE, MOMENTUM = 8, 30, 2e-4, 0.9
-STEPS, AT_ONCE = 4500, 500
+STEPS, AT_ONCE = 4000, 500
 
 
 def trained(
