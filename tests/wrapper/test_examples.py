@@ -32,6 +32,8 @@ def test_the_guide_shows_the_edits() -> None:
     [
         ("elastic.py", ("--epochs", "2")),
         ("lm_fsdp.py", ("--epochs", "1", "--text-kb", "24")),
+        ("lm_2d.py", ("--epochs", "1", "--text-kb", "24", "--layers", "1")),
+        ("onebit.py", ("--epochs", "2", "--warmup-steps", "20")),
         ("fused.py", ("--epochs", "2", "--stop-after", "1")),
         ("gpt.py", ("--epochs", "1", "--text-kb", "24", "--warm-up", "5")),
     ],
