@@ -23,8 +23,8 @@ HERE = Path(__file__).parent
 class Row:
     """One strategy. Functions that take a group run on ranks of their own, and are functions of a module."""
 
-    make: Callable[[], Strategy]
-    """The strategy as the script has it."""
+    make: Callable[[], Strategy] | None
+    """The strategy as the script has it; None for what goes with any (then it is `called` something)."""
     script: Path
     """Trains; ends with `script.end`. It fixes all random numbers."""
     samples: int
@@ -49,11 +49,20 @@ class Row:
     within: Mapping[str, float] = field(default_factory=dict)
     """How far measured values may be from the limits', as a share of them, by name; 0.02 otherwise."""
     env: Mapping[str, str] = field(default_factory=dict)
+    once: Callable[[Path], None] | None = None
+    """Asserts of the job's directory that each sample of each epoch was used once, where an epoch is not all data."""
+    called: str = ""
 
     @property
     def name(self) -> str:
         """That of the strategy."""
-        return self.make().name
+        return self.made.name if self.make else self.called
+
+    @property
+    def made(self) -> Strategy:
+        """The strategy."""
+        assert self.make is not None
+        return self.make()
 
 
 def rows() -> list[Row]:
