@@ -21,6 +21,7 @@ from slurm_ones.config import ConfigError, Settings
 from slurm_ones.decide import make_policy
 from slurm_ones.learn.knowledge import Learner
 from slurm_ones.observe.eligibility import Observation
+from slurm_ones.observe.report_reader import read_spec
 from slurm_ones.observe.observer import DrainReports, Observer, StopFile
 from slurm_ones.rules.gate import Round
 from slurm_ones.rules.plan import Change
@@ -94,6 +95,7 @@ class Companion:
             clock=clock,
             wanted=self._observer.may_resize,
             rival=self._observer.rivals.number,
+            told=read_spec,
         )
         self._held = HeldTasks(store)
         self._leftovers = Leftovers(client, store, self._held, orders, clock)

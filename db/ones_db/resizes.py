@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +76,13 @@ def end_resize(
     end = {"state": state, "ended": time, "pause_s": pause_s, "deadline": None, **reason_columns("outcome", outcome)}
     connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(end))
     _next_step(connection, resize_id, state, time, outcome)
+    return _record(_row(connection, cluster, resize_id))
+
+
+def note_held(connection: Connection, cluster: int, resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
+    _row(connection, cluster, resize_id)
+    held = ",".join(map(str, tasks))
+    connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(held=held))
     return _record(_row(connection, cluster, resize_id))
 
 

@@ -227,6 +227,12 @@ class Store(SiteStore):
         with self._write() as connection:
             return resizes.end_resize(connection, self._cluster, resize_id, state, outcome, time, pause_s)
 
+    def note_held(self, resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
+        """Store which tasks of a job of blocks stand in holds of the companion's for a resize, before they are held;
+        returns how it stands."""
+        with self._write() as connection:
+            return resizes.note_held(connection, self._cluster, resize_id, tasks)
+
     def set_deferral(self, job_id: int, until: float | None) -> None:
         """Store until when the companion keeps a waiting job from starting; None where it does not (any more)."""
         with self._write() as connection:
@@ -357,6 +363,11 @@ class Store(SiteStore):
         """One line a job, in the order of their submission: those named, or all that a companion has seen."""
         with self._read() as connection:
             return summary.job_summaries(connection, self._cluster, job_ids)
+
+    def strategies(self) -> dict[str, int]:
+        """How many jobs that have not ended train by each training strategy, the most frequent first."""
+        with self._read() as connection:
+            return summary.strategies(connection, self._cluster)
 
     def timeline(self) -> list[TimelineRow]:
         """Every run that started of jobs that a companion has seen, by its start, for plots."""

@@ -202,8 +202,7 @@ class Actor:
         )
         record = self._store.begin_resize(record)
         self._held.note(record)
-        if change.moves is not None:
-            self._machine.new.add(record.id)
+        self._machine.new.add(record.id)
         if (gain := expected_gain(view, change.new, change.new_batch)) is not None:
             self._machine.gains[record.id] = gain
         self._machine.advance(record)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ones_db import ResizeRecord
 from ones_wrapper.protocol import Membership, Order
@@ -79,12 +80,16 @@ def advance_blocks(
     return handle(resize, replace(array, job=replace(array.job, restart=resize.restart)))
 
 
+Change = Callable[[Machine, ResizeRecord, Array], Reason | None]
+"""Changes tasks of a job so that others may join; why that cannot be, or None."""
+
+
 # -- preparing ---------------------------------------------------------------------------------------------------------
 
 
 def _preparing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
-    if not machine.wanted(array.job):
-        return _withdraw(machine, resize, reason("switched_off"))
+    if (why := machine.hindered(resize, array.job)) is not None:
+        return _withdraw(machine, resize, why)
     if not resize.added:
         return machine.move(resize, State.OPENING)
     why = _unfit(resize, array)
@@ -96,10 +101,16 @@ def _preparing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRe
     if machine.times.late(resize):
         return _withdraw(machine, resize, reason("blocks_not_ready"))
     if not _prepared(resize, array) and machine.times.due(resize):
-        why = _prepare(machine, resize, array)
-        if why is not None:
-            return _withdraw(machine, resize, why)
-        array = look_at(machine.client, resize.job_id)
+        shapes: list[Change] = [partial(_give_shape, task=task) for task, _, _ in resize.added]
+        for change in (_hold, _lift_throttle, *shapes):
+            why = change(machine, resize, array)
+            if why is not None:
+                return _withdraw(machine, resize, why)
+            array = look_at(machine.client, resize.job_id)
+            if not machine.wanted(array.job):
+                return _withdraw(machine, resize, reason("switched_off"))
+            if _prepared(resize, array):
+                break
     return machine.move(resize, State.OPENING) if _prepared(resize, array) else resize
 
 
@@ -147,11 +158,9 @@ def _let_go(array: Array) -> bool:
     return any(task and job.pending and not job.held and not job.restart for task, job in array.tasks.items())
 
 
-def _prepare(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
-    """Hold what waits, lift the throttle, have blocks that completed wait again, and give those that are to join their
-    shapes; why that cannot be, or None, also where more of it is to come."""
-    client = machine.client
-    unheld = _unheld(resize, array)
+def _hold(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
+    """Hold what waits; why that cannot be, or None."""
+    client, unheld = machine.client, _unheld(resize, array)
     try:
         if len(unheld) > 1 and not any(
             is_alive(job) and job.pending for t, job in array.tasks.items() if t not in unheld
@@ -162,27 +171,35 @@ def _prepare(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | N
                 client.hold(array.key(task))
     except Refused as error:
         return reason("hold_refused", answer=str(error))
-    # Never before the holds: all tasks would start.
-    if any(job.throttle for job in array.tasks.values()):
-        now = look_at(client, resize.job_id)
-        if _unheld(resize, now) or _let_go(now):
-            return None
-        try:
-            client.throttle(resize.job_id, 0)
-        except Refused as error:
-            return reason("throttle_refused", answer=str(error))
-    for task, nodes, gpus in resize.added:
-        job = array.tasks[task]
-        if job.completing:
-            return None
-        try:
-            if not job.pending:
-                client.reuse(array.key(task))
-            client.reshape(array.key(task), Shape(nodes, gpus))
-        except UnknownJob:
-            return reason("block_unknown", task=task)
-        except Refused as error:
-            return reason("shape_refused", answer=str(error))
+    return None
+
+
+def _lift_throttle(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
+    """Lift the throttle; why that cannot be, or None. Never before the holds: all tasks would start."""
+    if not any(job.throttle for job in array.tasks.values()) or _unheld(resize, array) or _let_go(array):
+        return None
+    try:
+        machine.client.throttle(resize.job_id, 0)
+    except Refused as error:
+        return reason("throttle_refused", answer=str(error))
+    return None
+
+
+def _give_shape(machine: Machine, resize: ResizeRecord, array: Array, *, task: int) -> Reason | None:
+    """Have a block that completed wait again, and give one that is to join its shape; why that cannot be, or None, also
+    where something else has to come first."""
+    job = array.tasks[task]
+    if _unheld(resize, array) or any(one.throttle for one in array.tasks.values()) or job.completing:
+        return None
+    shape = next(Shape(nodes, gpus) for one, nodes, gpus in resize.added if one == task)
+    try:
+        if not job.pending:
+            machine.client.reuse(array.key(task))
+        machine.client.reshape(array.key(task), shape)
+    except UnknownJob:
+        return reason("block_unknown", task=task)
+    except Refused as error:
+        return reason("shape_refused", answer=str(error))
     return None
 
 
@@ -190,8 +207,8 @@ def _prepare(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | N
 
 
 def _opening(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
-    if not machine.wanted(array.job):
-        return _withdraw(machine, resize, reason("switched_off"))
+    if (why := machine.hindered(resize, array.job)) is not None:
+        return _withdraw(machine, resize, why)
     # The order first: a block that starts looks whether it is wanted.
     if machine.orders.last_number(array.job) < (resize.order_number or 0):
         blocks = (_training(machine, resize, array) - {*resize.dropped}) | {task for task, _, _ in resize.added}
@@ -234,8 +251,8 @@ def _release(machine: Machine, array: Array, task: int) -> None:
 def _joining(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
     if _joined(machine, resize, array) is not None:
         return machine.move(resize, State.LEAVING, deadline=machine.clock() + machine.settings.blocks_wait_s)
-    if not machine.wanted(array.job):
-        return _withdraw(machine, resize, reason("switched_off"))
+    if (why := machine.hindered(resize, array.job)) is not None:
+        return _withdraw(machine, resize, why)
     why = _hindered(machine, resize, array)
     return _withdraw(machine, resize, why) if why is not None else resize
 
@@ -258,7 +275,8 @@ def _hindered(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | 
     if waiting and late:
         given = machine.settings.blocks_wait_s
         return reason("queued_too_long", seconds=given) if resize.added else reason("blocks_not_joined")
-    if not waiting and now > since + machine.settings.start_timeout_s:
+    # Where this host's clock is behind Slurm's, a start lies in the future: then the wait as a whole counts.
+    if not waiting and (now > since + machine.settings.start_timeout_s or (late and now < since)):
         return reason("blocks_not_joined")
     return None
 
@@ -297,8 +315,11 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: Array) -> Resize
         return machine.move(resize, State.LEAVING, reason("blocks_joined"), deadline=deadline)
     # Where some had joined already they stay, and those whose place they took are gone.
     training = _training(machine, resize, array)
-    tasks = [*(task for task, _, _ in resize.added), *resize.dropped]
-    left = _put_back(machine, array, [task for task in tasks if task not in training])
+    tasks = [task for task in (*(task for task, _, _ in resize.added), *resize.dropped) if task not in training]
+    if not {*tasks} <= {*resize.held}:
+        # That it was we who held them must be known also where the job never reports that they left.
+        resize = machine.store.note_held(resize.id, sorted({*resize.held, *tasks}))
+    left = _put_back(machine, array, tasks)
     if left and not machine.times.late(resize):
         return resize
     return machine.move(resize, State.ROLLED_BACK, _cause(machine, resize))

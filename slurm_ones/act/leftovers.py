@@ -15,6 +15,7 @@ from ones_wrapper.protocol import Order
 from slurm_ones.act.blocks import is_alive, look_at
 from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.orders import OrderError, OrderWriter
+from slurm_ones.act.transitions import State
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.rules.blocks import task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
@@ -53,6 +54,8 @@ class Leftovers:
     held: HeldTasks
     orders: OrderWriter
     clock: Callable[[], float]
+    _seen_over: dict[int, float] = field(default_factory=dict)
+    """When each job was first seen to be over."""
     _gone_on: set[int] = field(default_factory=set)
     """Jobs of which a task was released to go on."""
     _told: set[tuple[int, int, int]] = field(default_factory=set)
@@ -66,7 +69,10 @@ class Leftovers:
         one whose blocks all left without a word of its end another task is released, once, to go on from its last
         checkpoint.
         """
+        before, self._seen_over = self._seen_over, {}
         for job_id, tasks in arrays.items():
+            if job_id in before:
+                self._seen_over[job_id] = before[job_id]
             if not self._over(job_id, tasks):
                 continue
             try:
@@ -91,10 +97,25 @@ class Leftovers:
             return False
         if not waiting <= self.held.of(job_id) and self._last_word(job_id) not in ENDS:
             return False
-        last = max((job.end_time for job in tasks if not job.pending), default=0.0)
+        return waiting.isdisjoint(self._kept_by_others(job_id)) and self._long_ago(job_id, tasks)
+
+    def _kept_by_others(self, job_id: int) -> set[int]:
+        """The tasks that trained last, which we had no reason to hold since."""
         members = self.store.membership(job_id)
-        trained = {*members.report.blocks} if members is not None else {0}
-        return waiting.isdisjoint(trained) and self.clock() - last > SURE_S
+        if members is None:
+            return {0}
+        held: set[int] = set()
+        for one in self.store.resizes(job_id):
+            held |= {*one.held}
+            if one.state == State.DONE.value:
+                held -= {task for task, _, _ in one.added}
+        return {*members.report.blocks} - held
+
+    def _long_ago(self, job_id: int, tasks: Collection[Job]) -> bool:
+        """Whether its last block ended long enough ago, by Slurm's time or since it was seen: clocks differ."""
+        now = self.clock()
+        seen = self._seen_over[job_id] = min(now, self._seen_over.get(job_id, now))
+        return now - min(seen, max((job.end_time for job in tasks if not job.pending), default=0.0)) > SURE_S
 
     def _left_alone(self, job_id: int, tasks: Sequence[Job]) -> bool:
         """Whether its last blocks completed, and neither they nor anybody else ended the job."""

@@ -31,6 +31,7 @@ class Machine:
     def __init__(self) -> None:
         self.asked: list[int] = []
         self.broken: dict[int, Exception] = {}
+        self.new: set[int] = set()
         self.gains: dict[int, float] = {}
 
     def advance(self, resize: ResizeRecord) -> ResizeRecord:

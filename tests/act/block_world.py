@@ -263,5 +263,11 @@ class _ResizeStore:
         self._world._event(f"after journal {state}")
         return self._world.resize
 
+    def note_held(self, resize_id: int, tasks: Any) -> ResizeRecord:
+        self._world._event("before journal held")
+        self._world.resize = self._world.store.note_held(resize_id, tasks)
+        self._world._event("after journal held")
+        return self._world.resize
+
     def resize_steps(self, resize_id: int) -> Any:
         return self._world.store.resize_steps(resize_id)

@@ -11,6 +11,7 @@ import pytest
 
 from ones_db import Store
 from ones_wrapper.protocol import Membership, encode_report
+from slurm_ones.act import blocks
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.client import NotResizable
 from slurm_ones.slurm.model import JobState, Shape, Task
@@ -48,7 +49,7 @@ def test_blocks_join_and_the_others_are_held_first(make: Make) -> None:
     world.check()
     assert world.states == THERE
     calls = [event.split()[1] for event in world.events if event.startswith("before") and "journal" not in event]
-    assert calls == ["hold_waiting", "throttle", "reshape", "reshape", "order", "signal", "release", "release"]
+    assert calls == ["hold_waiting", "throttle", "reshape", "order", "signal", "release", "release"]
     assert resize.pause_s is not None and 0 < resize.pause_s < 2
     assert world.order.blocks == (0, 1, 2) and world.order.batch == 32
     assert world.training.gpus == 4
@@ -184,6 +185,33 @@ def test_a_block_that_its_owner_holds_before_we_do(make: Make) -> None:
     assert world.tasks[1].held, "its owner keeps it, and the job did not say that it is over"
 
 
+def test_an_owner_who_opts_out_between_two_blocks(make: Make) -> None:
+    """Each block gets its shape after a look of its own: what the owner said meanwhile counts."""
+    world = make()
+
+    def opt_out(number: int, event: str) -> None:
+        if event == "after reshape":
+            world.stop_file.touch()
+
+    world.interrupt = opt_out
+    world.begin({1: TWO, 2: TWO})
+    world.finish()
+    assert world.states == ["preparing", "withdrawing", "rolled_back"]
+    assert world.events.count("before reshape") == 1
+
+
+def test_a_clock_behind_slurms_does_not_make_a_change_last(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that started in the future, by this host's clock, is waited for no longer than one that waits."""
+    world = make()
+    slurms = world.clock
+    world.clock = lambda: slurms() - 7200.0  # type: ignore[method-assign]
+    world.machine = world.companion()
+    monkeypatch.setattr(blocks, "_joined", lambda *_: None)
+    world.begin({1: ONE})
+    world.finish()
+    assert world.resize.state == State.ROLLED_BACK and "did not train together" in world.resize.outcome.text
+
+
 def test_a_block_that_its_owner_cancels(make: Make) -> None:
     """While it joins: the job trains on. One that trained: the job trains on without it."""
     world = make({1: ONE})
@@ -289,6 +317,24 @@ def test_a_job_whose_owner_keeps_it_from_running_is_not_cancelled(make: Make) ->
     world.tidy()
     assert world.tasks[0].pending and world.tasks[2].pending
     assert world.tasks[2].state is JobState.PENDING
+
+
+def test_a_block_put_back_without_a_report_of_it_is_ours(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job never says that it trains without it, and ends: what waits is cancelled, though by the newest report it
+    trained last."""
+    world = make({1: ONE})
+    world.advance()
+    world.observer.observe()
+    stale = world.store.membership(world.job_id)
+    assert stale is not None and stale.report.blocks == (0, 1)
+    monkeypatch.setattr(Store, "membership", lambda *_, **__: stale)
+    world.begin({}, (1,))
+    world.finish()
+    assert world.resize.state == State.ROLLED_BACK and world.tasks[1].held
+    world.cluster.kill(Task(world.job_id, 0), 1)
+    world.simulated.pass_time(60)
+    world.tidy()
+    assert not any(job.pending for job in world.tasks.values())
 
 
 def _reach(world: BlockWorld, state: State) -> None:

@@ -115,6 +115,16 @@ def test_a_waiting_job_gets_its_new_shape_without_a_requeue(make_world: Make) ->
     assert world.job.begin_time == begin_time
 
 
+def test_a_hold_of_the_owners_that_came_first_is_not_lifted(make_world: Make) -> None:
+    """Held between the decision and our own hold, which looks the same: it stays, and Slurm is asked nothing."""
+    world = make_world(running=False)
+    world.slurm.gpus = 0
+    world.job.held_by = "owner"
+    world.machine.new.add(world.begin().id)
+    resize = world.finish()
+    assert world.calls == [] and resize.state == State.ABANDONED and world.job.held_by == "owner"
+
+
 def test_a_job_that_waits_for_its_earliest_start_keeps_its_shape(make_world: Make) -> None:
     """Until then Slurm does not say whether it would ever start at another one."""
     world = make_world(running=False)

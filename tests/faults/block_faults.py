@@ -30,6 +30,9 @@ class BlockFaults:
         self.held_in_change: set[Task] = set()
         """The same where a resize was under way: nobody can tell whose hold it is, and the owner gives it back too."""
 
+        self.let_go: set[Task] = set()
+        """Tasks that their owner let go, out of whoever's hold."""
+
     @property
     def _cluster(self) -> SimulatedCluster:
         return self._find()
@@ -87,10 +90,12 @@ class BlockFaults:
             return False
         task = Task(job_id, rng.choice(tasks))
         if kind is FaultKind.BLOCK_HELD:
-            (self.held_in_change if self.busy(job_id) else self.held).add(task)
+            # What was ours, was let go and is held again looks as if it were ours still.
+            (self.held_in_change if self.busy(job_id) or task in self.let_go else self.held).add(task)
             self._cluster.hold(task)
             self._cluster.timeline.after(rng.uniform(*HELD_S), lambda: self.release(task))
         else:
+            self.let_go.add(task)
             self.held.discard(task)
             self.held_in_change.discard(task)
             self._cluster.release(task)

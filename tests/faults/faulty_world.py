@@ -262,6 +262,15 @@ class FaultyWorld(World):
             self.cluster.release(job_id)
         self.held.discard(job_id)
 
+    def block_just_ended(self, seconds: float) -> bool:
+        """Whether a job's last block ended so short a time ago: what waits of it may still have to be cancelled."""
+        for job_id, training in self.trainings.items():
+            if isinstance(training, BlockTraining) and not training.blocks:
+                records = self.cluster.records.of(job_id)
+                if max(job.end_time for job in records) > self.timeline.now - seconds:
+                    return True
+        return False
+
     def recover(self) -> None:
         """Everybody gives back what they took: nodes, holds, the stop file."""
         for name in self.cluster.nodes.names():

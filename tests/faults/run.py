@@ -15,6 +15,7 @@ from pathlib import Path
 from ones_db import Store, StoreLost
 from ones_wrapper.protocol import Checkpoint
 from slurm_ones.act.actor import PartitionSchedule
+from slurm_ones.act.leftovers import SURE_S
 from slurm_ones.companion import Companion, Tick
 from slurm_ones.decide import make_policy
 from slurm_ones.observe.report_reader import FUTURE_S
@@ -195,6 +196,7 @@ class FaultRun:
         self.world.observed_elastic = set(tick.observation.elastic)
         self.world.observed_at = tick.observation.snapshot.time
         quiet = self.quiet and not tick.begun and not self._open() and not self._deferred()
+        quiet = quiet and not self.world.block_just_ended(12 * SURE_S)
         self._quiet_ticks = self._quiet_ticks + 1 if quiet else 0
         if self._quiet_ticks >= QUIET_TICKS:
             for host in self.hosts:
@@ -302,7 +304,7 @@ class FaultRun:
             slack = self.settings.deferral_s + self._forward_s
             for what in (
                 *invariants.left_behind(world, store, slack),
-                *invariants.disagreements(world, store),
+                *invariants.disagreements(world, store, self._clocks_trusted()),
                 *(invariants.batches(world, store) if self._clocks_trusted() else ()),
             ):
                 report(what)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ones_db import ThroughputPoint
 from slurm_ones.learn import step_time
+from slurm_ones.learn.layout import Layout
 from slurm_ones.learn.step_time import CAUTIOUS, fit_all, pool
 from slurm_ones.learn.throughput import MeasuredThroughput, believable, points_of
 from slurm_ones.schedule.policy import Floats
@@ -114,8 +115,8 @@ def test_other_batches_follow_the_step_time() -> None:
 def test_samples_that_do_not_fit_take_more_passes() -> None:
     """A batch of twice what the memory holds is no faster a sample than one that just fits."""
     lines = [measured(1, local / (0.1 + 0.001 * local), local=local) for local in (32, 64, 128)]
-    fit = fit_all([(points_of(lines, 64.0, 128.0), 64.0, CAUTIOUS)])[0]
-    model = MeasuredThroughput(fit, 128.0)
+    fit = fit_all([(points_of(lines, 64.0, Layout(128.0)), 64.0, CAUTIOUS)])[0]
+    model = MeasuredThroughput(fit, Layout(128.0))
     assert at(model, 1, 256) <= 1.1 * at(model, 1, 128)
 
 

@@ -32,13 +32,14 @@ def test_the_guide_shows_the_edits() -> None:
     [
         ("elastic.py", ("--epochs", "2")),
         ("lm_fsdp.py", ("--epochs", "1", "--text-kb", "24")),
+        ("fused.py", ("--epochs", "2", "--stop-after", "1")),
         ("gpt.py", ("--epochs", "1", "--text-kb", "24", "--warm-up", "5")),
     ],
 )
 def test_an_example_on_two_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, arguments: tuple[str, ...]
 ) -> None:
-    """Protects the examples, and what they stand for: DDP and FSDP2."""
+    """Protects the examples, and what they stand for: DDP, FSDP2 and fusion."""
     monkeypatch.chdir(tmp_path)  # where one writes its log
     run = Run(tmp_path, *arguments, ranks=2, script=EXAMPLES / name)
     assert run.end() == 0, run.errors

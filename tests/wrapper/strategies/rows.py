@@ -26,7 +26,7 @@ class Row:
     make: Callable[[], Strategy] | None
     """The strategy as the script has it; None for what goes with any (then it is `called` something)."""
     script: Path
-    """Trains; ends with `script.end`. It fixes all random numbers."""
+    """Trains 20 steps or more, with `script.pace` in each; ends with `script.end`. It fixes all random numbers."""
     samples: int
     """Of an epoch."""
     epochs: int
@@ -52,6 +52,15 @@ class Row:
     once: Callable[[Path], None] | None = None
     """Asserts of the job's directory that each sample of each epoch was used once, where an epoch is not all data."""
     called: str = ""
+
+    def check(self, found: list[float], wanted: list[float]) -> None:
+        """Asserts that this is a result of the strategy where `wanted` is expected."""
+        if self.agrees is not None:
+            self.agrees(found, wanted)
+            return
+        assert len(found) == len(wanted) > 0
+        worst = max(abs(one - other) for one, other in zip(found, wanted, strict=True))
+        assert worst <= self.tolerance, f"{self.name}: {worst} from its reference"
 
     @property
     def name(self) -> str:
