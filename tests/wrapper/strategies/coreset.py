@@ -53,4 +53,4 @@ def once(job: Path) -> None:
     assert decode_spec((job / "spec.json").read_bytes()).dataset == SIZE < SAMPLES
 
 
-ROW = Row(None, HERE / "coreset_script.py", SAMPLES, EPOCHS, expected, tolerance=1e-9, once=once, called="coreset")
+ROW = Row(None, HERE / "coreset_script.py", SAMPLES, EPOCHS, expected, tolerance=1e-9, once=once, label="coreset")

@@ -24,7 +24,7 @@ class Row:
     """One strategy. Functions that take a group run on ranks of their own, and are functions of a module."""
 
     make: Callable[[], Strategy] | None
-    """The strategy as the script has it; None for what goes with any (then it is `called` something)."""
+    """The strategy as the script has it; None for a way to train that is no strategy, but keeps the contract."""
     script: Path
     """Trains 20 steps or more, with `script.pace` in each; ends with `script.end`. It fixes all random numbers."""
     samples: int
@@ -49,9 +49,6 @@ class Row:
     within: Mapping[str, float] = field(default_factory=dict)
     """How far measured values may be from the limits', as a share of them, by name; 0.02 otherwise."""
     env: Mapping[str, str] = field(default_factory=dict)
-    once: Callable[[Path], None] | None = None
-    """Asserts of the job's directory that each sample of each epoch was used once, where an epoch is not all data."""
-    called: str = ""
 
     def check(self, found: list[float], wanted: list[float]) -> None:
         """Asserts that this is a result of the strategy where `wanted` is expected."""
@@ -62,16 +59,16 @@ class Row:
         worst = max(abs(one - other) for one, other in zip(found, wanted, strict=True))
         assert worst <= self.tolerance, f"{self.name}: {worst} from its reference"
 
+    once: Callable[[Path], None] | None = None
+    """Asserts of the job's directory that each sample of each epoch was used once, where that is not all there is to
+    say of it."""
+    label: str = ""
+    """The row's name, where it is not that of a strategy."""
+
     @property
     def name(self) -> str:
         """That of the strategy."""
-        return self.made.name if self.make else self.called
-
-    @property
-    def made(self) -> Strategy:
-        """The strategy."""
-        assert self.make is not None
-        return self.make()
+        return self.label if self.make is None else self.make().name
 
 
 def rows() -> list[Row]:

@@ -25,8 +25,8 @@ from tests.wrapper.strategies.rows import Row, rows
 from tests.wrapper.strategies.script import HURRY, OUT, PACE_MS
 
 ROWS = rows()
-STRATEGIES = [row for row in ROWS if row.make]
 every = pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+STRATEGIES = [row for row in ROWS if row.make is not None]
 
 
 @pytest.fixture
@@ -96,7 +96,8 @@ def test_resizes_and_a_killed_rank_change_nothing(row: Row, tmp_path: Path, team
 @pytest.mark.parametrize("row", STRATEGIES, ids=[row.name for row in STRATEGIES])
 def test_what_it_says_of_every_number_of_gpus(row: Row) -> None:
     """Its limits and the strategy agree; a number that it cannot use gets a sentence with what would fit."""
-    strategy = row.made
+    assert row.make is not None
+    strategy = row.make()
     limits = strategy.limits(row.spec, MOST_GPUS, 4)
     assert limits.strategy == row.name
     assert decode_spec(encode(replace(row.spec, limits=limits))).limits == limits
@@ -111,14 +112,15 @@ def test_what_it_says_of_every_number_of_gpus(row: Row) -> None:
                 strategy.replicas(gpus)
 
 
-MEASURED = [(row, world) for row in ROWS if row.measure for world in row.measured_at]
+MEASURED = [(row, world) for row in STRATEGIES if row.measure for world in row.measured_at]
 
 
 @pytest.mark.parametrize(("row", "world"), MEASURED, ids=[f"{row.name}-{world}" for row, world in MEASURED])
 def test_limits_are_true(row: Row, world: int, team: dict[int, Team]) -> None:
     """Memory and bytes as a rank measures them, against what the limits say."""
     team[world] = Team(world)
-    size = row.made.limits(row.spec, MOST_GPUS, world).at(world)
+    assert row.make is not None
+    size = row.make().limits(row.spec, MOST_GPUS, world).at(world)
     for measured in team[world].run(row.measure):  # type: ignore[arg-type]
         assert measured
         for name, value in measured.items():

@@ -27,4 +27,4 @@ def once(job: Path) -> None:
     assert slow < SAMPLES / 3, f"rank 1 got {slow} of {SAMPLES} samples"
 
 
-ROW = Row(None, HERE / "uneven_script.py", SAMPLES, EPOCHS, expected, tolerance=1e-12, once=once, called="uneven")
+ROW = Row(None, HERE / "uneven_script.py", SAMPLES, EPOCHS, expected, tolerance=1e-12, once=once, label="uneven")
