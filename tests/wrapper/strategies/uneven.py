@@ -19,12 +19,12 @@ def expected(group: Group) -> list[float]:
 
 
 def once(job: Path) -> None:
-    """And the slow rank of the last run's two got less than a third in the end, where a half is even."""
+    """And the slow rank of the last run's two got two fifths or less in the end, where a half is even."""
     assert_exactly_once(job, EPOCHS, SAMPLES)
     lines = [json.loads(line) for path in job.glob("trace-2-*.jsonl") for line in path.read_text().splitlines()]
     last = [line for line in lines if line.get("epoch") == EPOCHS - 1]
     slow = sum(len(line["samples"]) for line in last if line["rank"] == 1)
-    assert slow < SAMPLES / 3, f"rank 1 got {slow} of {SAMPLES} samples"
+    assert slow <= 0.4 * SAMPLES, f"rank 1 got {slow} of {SAMPLES} samples"
 
 
 ROW = Row(None, HERE / "uneven_script.py", SAMPLES, EPOCHS, expected, tolerance=1e-12, once=once, label="uneven")
