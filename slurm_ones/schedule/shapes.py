@@ -64,7 +64,9 @@ def valid_counts(cluster: ClusterView, low: int = 1, high: int | None = None) ->
     return tuple(n for n in sorted(counts) if low <= n <= most and shape_of(cluster, n))
 
 
-def strategy_counts(cluster: ClusterView, rules: Sequence[SizeRule], low: int = 1, high: int | None = None) -> list[int]:
+def strategy_counts(
+    cluster: ClusterView, rules: Sequence[SizeRule], low: int = 1, high: int | None = None
+) -> list[int]:
     """GPU counts in [low, high] that a job with a training strategy can be offered here, ascending: those that its
     strategy knows, as far as they have a shape on which the ranks that must share a node do so."""
     most = cluster.gpus if high is None else high
