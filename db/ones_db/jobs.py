@@ -17,8 +17,7 @@ from ones_db.errors import UnknownRecord
 from ones_db.limits import decode_limits, encode_limits
 from ones_db.records import JobRecord, ReasonRecord, RunRecord
 from ones_db.tables import ACCOUNTING, JOBS, RUNS
-from ones_wrapper.checks import ProtocolError
-from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol import ProtocolError, Spec
 
 # Made once: an alias copies every column.
 _LATER = JOBS.alias("later")

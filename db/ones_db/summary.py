@@ -14,8 +14,8 @@ from ones_db.jobs import among, newest, observed, run_end
 from ones_db.limits import decode_limits
 from ones_db.records import RESIZE_DONE, MembershipRecord
 from ones_db.tables import BATCHES, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
-from ones_wrapper.checks import ProtocolError
 from ones_wrapper.limits import Limits
+from ones_wrapper.protocol import ProtocolError
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 The SQL of `ones_db.views` is plain but for a few words that the databases spell differently, written as
 functions and replaced here: ``utc(x)`` (Unix seconds as text), ``whole(x)`` (rounded down, of numbers that are not
-negative), ``latest(a, b)``, ``earliest(a, b)``, ``listed(x, separator)`` (an aggregate, in the order of its input); and of text that is a JSON object, ``sizes_of(x)``
-(a table of the values of its list of sizes) and ``member(value, '$.name')`` (a whole number of one of these).
+negative), ``latest(a, b)``, ``earliest(a, b)``, ``listed(x, separator)`` (an aggregate, in the order of its input); and
+of text that is a JSON object ``sizes_of(x)`` (a table of the values of its list of sizes) and ``member(value,
+'$.name')`` (a whole number of one of these).
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ def why(
     )
     if summary.refusal:
         console.print(f"  It is left alone: {safe(summary.refusal, 500)}", soft_wrap=True)
-    for line in described(summary.limits) if summary.limits is not None else ():
-        console.print(f"  Its strategy: {safe(str(line), 500)}.", soft_wrap=True)
+    for said in described(summary.limits) if summary.limits is not None else ():
+        console.print(f"  Its strategy: {safe(str(said), 500)}.", soft_wrap=True)
     if summary.report_note:
         console.print(f"  Not believed of its reports: {safe(summary.report_note, 500)}", soft_wrap=True)
     for trouble in troubles(summary):

@@ -14,8 +14,8 @@ from ones_db import JobHistory
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.efficiency import CAUTIOUS as CAUTIOUS_NOISE
 from slurm_ones.learn.efficiency import NoiseEfficiency, noise_ratio
-from slurm_ones.learn.progress import BetaProgress, FinishedJob, Training, at_least
 from slurm_ones.learn.layout import layout_of
+from slurm_ones.learn.progress import BetaProgress, FinishedJob, Training, at_least
 from slurm_ones.learn.step_time import CAUTIOUS, SPEED, WIRED, Fit, Points, Prior, fit_all, pool
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of, reference_of
 from slurm_ones.learn.workload import script

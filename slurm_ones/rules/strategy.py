@@ -18,6 +18,8 @@ from slurm_ones.slurm.model import PARKED, Shape
 
 ANY_BATCH = 2**31
 """Largest batch of a GPU, of a job that has not said; and none that says more is believed."""
+ANY_GPUS = 2**20
+"""No job has more."""
 
 
 def size_rules(spec: Spec | None) -> tuple[SizeRule, ...]:
@@ -30,6 +32,8 @@ def size_rules(spec: Spec | None) -> tuple[SizeRule, ...]:
 def _rule(spec: Spec, limits: Limits, row: SizeLimits) -> SizeRule:
     """A pass of a replica takes what the script says, or what fits into a GPU's memory where that is less: none at all
     where not one sample fits."""
+    if row.gpus > ANY_GPUS or row.quantum > ANY_BATCH:
+        return SizeRule(row.gpus, row.replicas, 0)
     fits = row.most_local(limits.memory_bytes)
     local = spec.max_local_batch if fits is None else min(spec.max_local_batch, fits)
     most = min(row.replicas * local * max(spec.max_passes, 1), ANY_BATCH)

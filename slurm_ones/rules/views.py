@@ -23,7 +23,7 @@ from slurm_ones.rules.moves import smaller
 from slurm_ones.rules.reclaim import annotate, make_room
 from slurm_ones.rules.rigid import RigidDemand, rigid_demand, rigid_jobs
 from slurm_ones.rules.strategy import ANY_BATCH, parts, size_rules
-from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView, Policy, Schedule, SizeRule
+from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView, Policy, Schedule
 from slurm_ones.schedule.shapes import strategy_counts, takes, valid_counts
 
 

@@ -14,6 +14,8 @@ import numpy as np
 from slurm_ones.schedule.policy import ClusterView, Ints, Limits, SizeRule
 from slurm_ones.slurm.model import Shape
 
+ANY_QUANTUM = 2**62
+"""What no batch is a multiple of."""
 EVERY_COUNT = 16
 """Up to this many nodes every number of whole nodes is offered."""
 GROWTH = 1.25
@@ -119,7 +121,8 @@ def quanta(limits: Limits, gpus: Ints, *, even: bool = False) -> Ints:
     if not limits.rules:
         return np.lcm(gpus, own) if even else np.full(len(gpus), own, dtype=np.int64)
     rules = [limits.at(int(n)) for n in gpus]
-    return np.array([math.lcm(own, rule.quantum, rule.replicas if even else 1) for rule in rules], dtype=np.int64)
+    found = [math.lcm(own, rule.quantum, rule.replicas if even else 1) for rule in rules]
+    return np.array([min(quantum, ANY_QUANTUM) for quantum in found], dtype=np.int64)
 
 
 def scaled_batch(limits: Limits, base_batch: int, smallest: int, gpus: int) -> int | None:

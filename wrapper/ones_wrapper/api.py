@@ -443,6 +443,19 @@ class Job:
                 run.end_epoch(None, None)
         run.finish()
 
+    def probe(self, one_pass: Callable[[int], object]) -> int:
+        """The most samples of a pass that the devices hold, found by trying; at most init's `max_local_batch`.
+
+        `one_pass(samples)` makes a forward and a backward pass of so many samples, on the model inside
+        (`job.unwrap(model)`); a strategy's own collectives may be part of it. Call it after `register` and before the
+        first epoch. What was found is kept in the job's directory and corrects the strategy's limits for the companion:
+        so later runs on the same devices need not try again. Synchronises all ranks. On a GPU without memory left by
+        others it takes a few dozen passes.
+
+        Raises MemoryError where not one sample fits.
+        """
+        return self._run.probe(one_pass)
+
     def loss(self, loss: torch.Tensor | float) -> None:
         """Report the loss of this local batch, its mean. Costs no wait for the GPU, and synchronises
         nothing. Where a strategy has each rank compute a part of it, that part.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ones_wrapper import memory, mistakes, replicas, resize_log
+from ones_wrapper import mistakes, replicas, resize_log
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
 from ones_wrapper.data.coreset_feed import Selection
@@ -29,6 +30,7 @@ from ones_wrapper.launch.process_hooks import FLAGS, on_error, on_exit, requeue_
 from ones_wrapper.launch.rank_placement import idle_gpus
 from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
 from ones_wrapper.learning_rate import Rate
+from ones_wrapper.local_batch import LocalBatch
 from ones_wrapper.protocol import Batch, Epoch, First, Spec
 from ones_wrapper.reporter import Meter, Reporter, StartReport, Trace
 from ones_wrapper.run_id import run_id
@@ -88,14 +90,13 @@ class Run:
         self._spool = find_spool(env)
         prepare = partial(prepare_job_directory, self.directory, env, Path.cwd())
         self._claim = claim_for_ranks(group, prepare if first else lambda: None)
-        self._declared = spec.max_local_batch
-        found = memory.find(self.directory, spec.max_local_batch, self._device_name(spec))
-        self.spec = replace(spec, max_local_batch=-group.maximum([-found])[0])
+        self.local_batch = LocalBatch(self.directory, spec, group)
+        self.spec = self.local_batch.applied(spec)
         self.division = replicas.divide(self.spec, group.world, group.rank)
         """Which samples are this rank's."""
         if group.rank == 0 and (note := replicas.look_at(self.spec, group.world)):
             log(note)
-        self.uneven = Uneven(group.device, found) if settings.uneven else None
+        self.uneven = Uneven(group.device, self.local_batch.own) if settings.uneven else None
         self._before = resize_log.before(self.directory, self._restart) if first else None
         self.resizes = resize_log.ResizeLog()
         self._previous = previous(self.directory, self._restart) if first else None
@@ -145,13 +146,6 @@ class Run:
     def cut_by(self) -> tuple[object, ...]:
         """What the data is cut by: where it changes, the epoch's rest is cut anew. Not collective."""
         return self.batch, self.generation, self.shares
-
-    def _device_name(self, spec: Spec) -> str:
-        """Tells apart what holds different local batches: devices, and replicas of differently many of them."""
-        name, world = memory.device_name(self.group.device), self.group.world
-        if spec.limits is None:
-            return name
-        return f"{name}, {spec.limits.strategy} with {world // replicas.row_of(spec, world).replicas} a replica"
 
     def _orders(self, restart: int) -> OrderReader:
         """Reads the orders of a run."""
@@ -252,6 +246,16 @@ class Run:
         self.resizes.started(earlier, shape, order.gain if order is not None and ordered else None)
         self._log_batch(earlier.batch)
 
+    def probe(self, one_pass: Callable[[int], object]) -> int:
+        """The most samples of a pass, found by trying where no earlier run has; see `Job.probe`."""
+        if self.state is None or self._begun:
+            raise RuntimeError("probe: call it after job.register and before the first epoch")
+        found = self.local_batch.probe(one_pass, self.state.model, self.division.unit)
+        self.spec = replicas.as_found(self.spec, self.group.world, found)
+        self.division = replicas.divide(self.spec, self.group.world, self.group.rank)
+        self.batch = self._in_force(self.progress.batch)
+        return found.samples
+
     def _check_complete(self) -> int:
         """The samples of an epoch. Raises RuntimeError where the script left something out. Not collective."""
         if self.state is None or self.loop.feed is None:
@@ -260,7 +264,9 @@ class Run:
         if why := requeue_conflict():
             raise RuntimeError(why)
         self._begun = True
-        self.spec = replace(self.spec, limits=replicas.limits_again(self.settings.strategy, self.spec, self.group))
+        again = replace(self.spec, limits=replicas.limits_again(self.settings.strategy, self.spec, self.group))
+        self.spec = replicas.as_found(again, self.group.world, self.local_batch.found)
+        self.division = replicas.divide(self.spec, self.group.world, self.group.rank)
         return self.loop.feed.samples
 
     def commit(self, total: int) -> None:
@@ -470,8 +476,7 @@ class Run:
             log(hint)
         if not self.loop.within:
             return None  # an evaluation that needs too much memory says nothing of the batch
-        device = self._device_name(self.spec)
-        classified = memory.classify_error(error, self.directory, self._declared, self.loop.part.samples, device)
+        classified = self.local_batch.classify_error(error, self.loop.part.samples)
         if classified is not None:
             log(classified[1])
         return classified

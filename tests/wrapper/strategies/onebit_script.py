@@ -33,7 +33,8 @@ def score(model: nn.Module) -> torch.Tensor:
 
 def main() -> None:
     lamb = OneBitLamb(warmup_steps=WARMUP)
-    job = ones.init(batch=BATCH, max_local_batch=25, max_accumulation_steps=2, epochs=EPOCHS, strategy=lamb)
+    limits = {"max_batch": 2 * BATCH, "max_local_batch": 25, "max_accumulation_steps": 2}
+    job = ones.init(batch=BATCH, epochs=EPOCHS, strategy=lamb, **limits)
     torch.manual_seed(0)
     plain = classifier()
     model = job.ddp(plain)

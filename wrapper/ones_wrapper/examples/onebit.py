@@ -1,4 +1,4 @@
-"""A classifier of scikit-learn's digits by 1-bit LAMB: after a warm-up one bit a parameter is exchanged at each step."""
+"""A classifier of scikit-learn's digits by 1-bit LAMB: after a warm-up a step exchanges one bit a parameter."""
 
 from __future__ import annotations
 

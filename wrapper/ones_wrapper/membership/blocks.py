@@ -75,9 +75,9 @@ class Blocks:
         self._coordinator: Coordinator | None = None
         self._watch: Watch | None = None
         self.may_leave: Callable[[], bool] = lambda: True
+        """Whether ranks may leave at the next boundary."""
         self.fits: Callable[[int], bool] = lambda world: True
         """Whether the script's strategy can use so many ranks."""
-        """Whether ranks may leave at the next boundary."""
         self._orders: Callable[[int], OrderReader] | None = None
         self._leaving: Callable[[], bool] = bool
         self._abandon: Callable[[str], None] = lambda why: None
