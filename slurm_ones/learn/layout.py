@@ -27,8 +27,8 @@ ANY_LOCAL = 2.0**31
 class Layout:
     """Rows by number of GPUs, ascending; none of a job that is plainly data parallel."""
 
-    max_local: float | Floats = ANY_LOCAL
-    """Samples of a pass of each replica, where no row says less; of several jobs without rows (J, 1)."""
+    max_local: float = ANY_LOCAL
+    """Samples of a pass of each replica, where no row says less."""
     gpus: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     replicas: Floats = field(default_factory=lambda: np.zeros(0))
     local: Floats = field(default_factory=lambda: np.zeros(0))
