@@ -99,6 +99,7 @@ LONG = (
     "tests/wrapper/strategies/test_contract.py::test_resizes",
     "tests/wrapper/test_same_result.py",
     "tests/wrapper/membership/test_hot_onebit.py",
+    "tests/wrapper/membership/test_hot_uneven.py",
     "tests/wrapper/test_onebit_lamb.py",
 )
 """What takes longest. Half of it runs each time, drawn by the run's seed; all of it with ONES_LONG=all."""
