@@ -38,6 +38,8 @@ def test_the_guide_shows_the_edits() -> None:
         ("decentralized.py", ("--epochs", "2", "--strategy", "lsgd", "--period", "4")),
         ("decentralized.py", ("--epochs", "2", "--strategy", "decentlam")),
         ("gpt.py", ("--epochs", "1", "--text-kb", "24", "--warm-up", "5")),
+        ("uneven.py", ("--epochs", "2", "--pace", "9000,3000")),
+        ("coreset.py", ("--epochs", "3", "--every", "2")),
     ],
 )
 def test_an_example_on_two_ranks(
