@@ -143,6 +143,8 @@ class Job:
     """Its task of the array. Slurm keeps waiting tasks that nothing sets apart in one record, which has several."""
     throttle: int = 0
     """Most tasks of its array that may run at once; 0 for no limit. A snapshot need not show it."""
+    command: str = ""
+    """The batch script and its arguments, joined by spaces. `SlurmClient.details` alone shows it."""
 
     @property
     def key(self) -> JobKey:

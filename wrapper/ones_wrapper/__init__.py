@@ -19,17 +19,19 @@ if TYPE_CHECKING:
     from ones_wrapper.api import Job, init
     from ones_wrapper.data.coreset import Coreset, last_layer_gradient
     from ones_wrapper.fusion import fuse
+    from ones_wrapper.fusion.sweep import sweep
     from ones_wrapper.launch.restart_policy import DONT_RESTART
 
 __version__ = "0.2.0"
 
-__all__ = ["DONT_RESTART", "Coreset", "Job", "fuse", "init", "last_layer_gradient"]
+__all__ = ["DONT_RESTART", "Coreset", "Job", "fuse", "init", "last_layer_gradient", "sweep"]
 
 _HOMES = {
     "Coreset": "ones_wrapper.data.coreset",
     "DONT_RESTART": "ones_wrapper.launch.restart_policy",
     "Job": "ones_wrapper.api",
     "fuse": "ones_wrapper.fusion",
+    "sweep": "ones_wrapper.fusion.sweep",
     "init": "ones_wrapper.api",
     "last_layer_gradient": "ones_wrapper.data.coreset",
 }
