@@ -32,6 +32,9 @@ def test_a_sweep_is_trained_as_one_job(harness: Harness) -> None:
         ids = submitted(harness, [0.01, 0.02, 0.03, 0.04, 0.05], "--code", "0", "--epochs", "60")
         ids += submitted(harness, [0.06], "--code", "3", "--epochs", "60")
         carrier, gone = ids[0], ids[2]
+        harness.ticks(settings)
+        print(harness.companion_log(settings)[-6000:], harness.why(settings, carrier), harness.why(settings, ids[1]))
+        print(harness.cluster.run(["squeue", "--json", f"--jobs={ids[1]}"], user="root").stdout)
         harness.trains(carrier)
         told = json.loads((harness.directory(carrier) / "fusion.json").read_text())
         assert told["members"] == ids[1:], harness.log(carrier)
