@@ -26,6 +26,7 @@ import numpy as np
 from ones_db import ThroughputPoint
 from slurm_ones.decide import POLICIES, make_policy
 from slurm_ones.learn.efficiency import NoiseEfficiency
+from slurm_ones.learn.layout import Layout
 from slurm_ones.learn.step_time import CAUTIOUS, Prior, fit_all, pool
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, Policy, Progress, Schedule
@@ -112,7 +113,7 @@ def _learned(
 ) -> list[MeasuredThroughput]:
     """The models of all jobs, where what others of the same kind measured is the prior."""
     told = [
-        (points_of(points, float(app.base_batch), float(app.max_local_batch)), float(app.base_batch))
+        (points_of(points, float(app.base_batch), Layout(float(app.max_local_batch))), float(app.base_batch))
         for points, app in zip(measured, apps, strict=True)
     ]
     alone = fit_all([(*each, CAUTIOUS) for each in told])
@@ -129,7 +130,7 @@ def _learned(
         for name in {submission.application for submission in submissions}
     }
     fits = fit_all([(*each, priors[s.application]) for each, s in zip(told, submissions, strict=True)])
-    return [MeasuredThroughput(fit, float(app.max_local_batch)) for fit, app in zip(fits, apps, strict=True)]
+    return [MeasuredThroughput(fit, Layout(float(app.max_local_batch))) for fit, app in zip(fits, apps, strict=True)]
 
 
 def _view(

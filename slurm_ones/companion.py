@@ -23,6 +23,7 @@ from slurm_ones.decide import make_policy
 from slurm_ones.learn.knowledge import Learner
 from slurm_ones.observe.eligibility import Observation
 from slurm_ones.observe.observer import DrainReports, Observer, StopFile
+from slurm_ones.observe.report_reader import read_spec
 from slurm_ones.rules.gate import Round
 from slurm_ones.rules.plan import Change
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
@@ -95,6 +96,7 @@ class Companion:
             clock=clock,
             wanted=self._observer.may_resize,
             rival=self._observer.rivals.number,
+            told=read_spec,
         )
         self._fusions = Fusions(client, deferrals, orders, clock)
         self._held = HeldTasks(store)

@@ -70,6 +70,23 @@ SENTENCES: dict[str, str] = {
     "--gpus-per-node), or torchrun --nproc_per_node=gpu on all its nodes",
     "batch_misses": "its comment allows batches of {first} to {last}, and its script takes at most {most} (ones.init): "
     "write batch={base}-{most} in the comment, or raise max_batch in the script",
+    # What its training strategy lets it have (rules/strategy.py)
+    "strategy_size": "{strategy} runs on {counts} GPUs: {gpus} cannot be used",
+    "strategy_nowhere": "{strategy} runs on {counts} GPUs, and none of these is possible here within its comment: it "
+    "keeps its size",
+    "strategy_together": "{strategy} needs each {ranks:rank|ranks} in a row on one node, and {shape} would part them",
+    "strategy_memory": "{strategy} does not fit into the memory of {gpus:GPU|GPUs}",
+    "strategy_takes": "{strategy} takes batches of up to {most} in multiples of {quantum} on {gpus:GPU|GPUs}, and "
+    "{batch} is none",
+    "strategy_batch": "{strategy} keeps its batch of {batch} now",
+    "strategy_steps": "{strategy}: its next resize may come after {steps:more step|more steps}",
+    "strategy_unread": "what it can do cannot be read any more: {problem}",
+    "strategy_sizes": "{strategy} runs on {counts} GPUs",
+    "strategy_batch_fixed": "{strategy} keeps its batch now, at whatever size",
+    "strategy_every": "{strategy} takes {steps:step|steps} at least between two resizes",
+    "strategy_carries": "{strategy} carries over a resize, beside model and optimizer: {carries}; it starts anew: "
+    "{resets}",
+    "strategy_inexact": "{strategy} trains a little differently on another number of GPUs",
     # Limits that a site has set (rules/)
     "near_time_limit": "it is near its time limit: within {seconds:.0f} s (limits.near_limit_s)",
     "near_end": "it is expected to end within {seconds:.0f} s (limits.near_end_s)",
@@ -246,6 +263,13 @@ CAUSES = {
     "size_kept": "kept at a size that the owner asks for",
     "size_waits": "waiting for GPUs that the owner asks for",
     "size_not_possible": "asked for a size that it cannot have",
+    "strategy_size": "asked for a size that their strategy cannot use",
+    "strategy_nowhere": "at the only size that their strategy can use here",
+    "strategy_together": "at a size that would part ranks that share a node",
+    "strategy_memory": "without memory for a smaller size",
+    "strategy_takes": "with a batch that their strategy does not take there",
+    "strategy_batch": "with a batch that their strategy keeps",
+    "strategy_steps": "with steps to take before their next resize",
     "opted_out": "no longer opted in",
 }
 """What a job that does not get another size is counted under, where many are."""

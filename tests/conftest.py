@@ -82,6 +82,7 @@ LONG = (
     "tests/endtoend/test_places.py",
     "tests/endtoend/test_real_scripts.py",
     "tests/endtoend/test_service.py",
+    "tests/endtoend/test_strategies.py",
     "tests/endtoend/test_views.py",
     "tests/endtoend/test_wrong.py",
     "tests/templates/test_sites.py::test_one_of_each_kind_trains",

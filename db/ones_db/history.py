@@ -127,6 +127,7 @@ _RUN = (
     "progress",
     "report_time",
     "world",
+    "step",
 )
 
 
@@ -252,8 +253,31 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
         membership=members[-1] if members else None,
         switch_s=_mean([new.report.pause_s for _, new in ordered]),
         join_s=_mean([new.report.pause_s for old, new in ordered if _joined(old, new)]),
+        steps_since_change=_steps_since_change(runs, cached),
         misfit=next((_misfit(run, cached[run.id]) for run in reversed(runs) if run.world), None),
     )
+
+
+def _steps_since_change(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> int | None:
+    """Optimizer steps since the size of the job last changed, by its own count of steps; None where it never did."""
+    size: int | None = None
+    changed: int | None = None
+    step = 0
+    for run in runs:
+        for gpus, at in _sizes_of(run, cached[run.id], step):
+            if size is not None and gpus != size:
+                changed = at
+            size = gpus
+        step = run.step if run.step is not None else step
+    return None if changed is None else max(step - changed, 0)
+
+
+def _sizes_of(run: Row, cached: CachedRun, step: int) -> list[tuple[int, int]]:
+    """GPUs that a run trained on, each with the step from which on: what the run before had reached is where it began,
+    or a little later. A run that never said a step did not train."""
+    if cached.members:
+        return [(member.report.world, member.report.step) for member in cached.members]
+    return [(run.nodes * run.gpus_per_node, step)] if run.step is not None and run.nodes * run.gpus_per_node else []
 
 
 def _misfit(run: Row, cached: CachedRun) -> tuple[int, int] | None:

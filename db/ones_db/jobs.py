@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
 from functools import cache
 from typing import Any, TypeVar
 
@@ -13,9 +14,10 @@ from sqlalchemy import ColumnElement, Connection, bindparam, case, exists, func,
 from ones_db.columns import storable
 from ones_db.engine import add_or_replace
 from ones_db.errors import UnknownRecord
+from ones_db.limits import decode_limits, encode_limits
 from ones_db.records import JobRecord, ReasonRecord, RunRecord
 from ones_db.tables import ACCOUNTING, JOBS, RUNS
-from ones_wrapper.protocol import Spec
+from ones_wrapper.protocol import ProtocolError, Spec
 
 # Made once: an alias copies every column.
 _LATER = JOBS.alias("later")
@@ -157,11 +159,27 @@ def job_record(row: Mapping[Any, Any]) -> JobRecord:
 
 
 def spec_record(row: Mapping[Any, Any]) -> Spec | None:
-    values = {name: row[name] for name in Spec.__dataclass_fields__}
+    values = {name: row[name] for name in SPEC_COLUMNS if name != "strategy"}
     # Of jobs that said what they can do before schemas 0010 and 0012.
     later = (("term", 0), ("hot", False), ("multiple_of", 1))
     values |= {name: value for name, value in later if values[name] is None}
-    return None if None in values.values() else Spec(**values)
+    text = values.pop("limits")
+    try:
+        limits = decode_limits(text) if text is not None else None
+    except ProtocolError:
+        return None  # rather nothing known of the job than sizes that its strategy cannot use
+    return None if None in values.values() else Spec(**values, limits=limits)
+
+
+def spec_columns(spec: Spec) -> dict[str, Any]:
+    """The columns of `jobs` that hold a spec."""
+    limits = spec.limits
+    told = {"strategy": limits and limits.strategy, "limits": limits and encode_limits(limits)}
+    return {**{name: getattr(spec, name) for name in SPEC_COLUMNS if name not in told}, **told}
+
+
+SPEC_COLUMNS = (*(field.name for field in fields(Spec)), "strategy")
+"""Those columns."""
 
 
 def jobs(connection: Connection, cluster: int, job_ids: Collection[int] | None) -> dict[int, JobRecord]:

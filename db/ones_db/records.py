@@ -355,6 +355,8 @@ class JobHistory:
     """The same of those alone in which blocks joined: sending them the job's state is what takes long."""
     misfit: tuple[int, int] | None = None
     """Ranks and GPUs of the newest run that said hello, where they differ; never of a job of blocks."""
+    steps_since_change: int | None = None
+    """Optimizer steps since its number of GPUs last changed; None where it never did, or has not said."""
 
     def running_s(self, now: float) -> float:
         """Seconds it has run in all."""

@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, Connection, Table, bindparam, cast, func, sel
 
 from ones_db.blocks import membership_row
 from ones_db.engine import add_new, add_rows
-from ones_db.jobs import among, key_of, known, newest
+from ones_db.jobs import SPEC_COLUMNS, among, key_of, known, newest, spec_columns
 from ones_db.records import ReportLine, RunReports
 from ones_db.tables import BATCHES, CHECKPOINTS, EPOCHS, JOBS, MEMBERSHIPS, RUNS, THROUGHPUT
 from ones_wrapper.protocol import MAX_TEXT, Batch, Bye, Checkpoint, Epoch, First, Hello, Membership, Spec, Throughput
@@ -43,7 +43,6 @@ MOST = 2**53
 MAX_NOTE = 4_000
 """Characters kept of what a run says in words; the newest."""
 
-_SPEC = tuple(field.name for field in fields(Spec))
 _HELLO = (
     "batch",
     "lr_factor",
@@ -111,20 +110,21 @@ def _row(run: int, line: ReportLine, fields: Mapping[str, str]) -> dict[str, Any
 
 def _jobs(connection: Connection, cluster: int, job_ids: Collection[int]) -> dict[int, Row]:
     """The key and the spec of the newest submission with each job id; raises `UnknownRecord`."""
-    query = select(JOBS.c.job_id, JOBS.c.id, *(JOBS.c[name] for name in _SPEC))
+    query = select(JOBS.c.job_id, JOBS.c.id, *(JOBS.c[name] for name in SPEC_COLUMNS))
     query = query.where(newest(cluster), among(JOBS.c.job_id, job_ids))
     return known({row["job_id"]: row for row in connection.execute(query).mappings()}, job_ids)
 
 
 def _set_specs(connection: Connection, jobs: Mapping[int, Row], specs: Mapping[int, Spec]) -> None:
+    told = {job_id: spec_columns(spec) for job_id, spec in specs.items()}
     rows = [
-        {**vars(spec), "key": jobs[job_id]["id"]}
-        for job_id, spec in specs.items()
-        if any(jobs[job_id][name] != value for name, value in vars(spec).items())
+        {**columns, "key": jobs[job_id]["id"]}
+        for job_id, columns in told.items()
+        if any(jobs[job_id][name] != value for name, value in columns.items())
     ]
     if rows:
         update = JOBS.update().where(JOBS.c.id == bindparam("key"))
-        connection.execute(update.values({name: bindparam(name) for name in _SPEC}), rows)
+        connection.execute(update.values({name: bindparam(name) for name in SPEC_COLUMNS}), rows)
 
 
 def _runs(connection: Connection, jobs: Mapping[int, Row], looks: Sequence[RunReports]) -> dict[tuple[int, int], Row]:

@@ -364,6 +364,11 @@ class Store(SiteStore):
         with self._read() as connection:
             return summary.job_summaries(connection, self._cluster, job_ids)
 
+    def strategies(self) -> dict[str, int]:
+        """How many jobs that have not ended train by each training strategy, the most frequent first."""
+        with self._read() as connection:
+            return summary.strategies(connection, self._cluster)
+
     def timeline(self) -> list[TimelineRow]:
         """Every run that started of jobs that a companion has seen, by its start, for plots."""
         with self._read() as connection:

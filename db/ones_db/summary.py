@@ -11,8 +11,11 @@ from sqlalchemy import BigInteger, Connection, and_, case, cast, func, null, sel
 from ones_db.blocks import all_members
 from ones_db.history_cache import size_of
 from ones_db.jobs import among, newest, observed, run_end
+from ones_db.limits import decode_limits
 from ones_db.records import RESIZE_DONE, MembershipRecord
 from ones_db.tables import BATCHES, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
+from ones_wrapper.limits import Limits
+from ones_wrapper.protocol import ProtocolError
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,19 @@ class JobSummary:
     nonfinite_step: int | None = None
     """Step of the last report that had such a loss."""
     refusal_code: str = ""
+    strategy: str | None = None
+    """Name of its training strategy; None where it is plainly data parallel, or has not said."""
+    limits: Limits | None = None
+    """What that strategy can do."""
 
     @property
     def local_batch(self) -> int | None:
-        """Samples per GPU and forward pass (the most of any GPU); None where it is not known."""
+        """Samples per GPU and forward pass (the most of any GPU), of a job whose GPUs share samples per replica; None
+        where it is not known."""
         gpus = (self.nodes or 0) * (self.gpus_per_node or 0)
         if self.batch is None or not self.passes or not gpus:
             return None
-        return -(-self.batch // (gpus * self.passes))
+        return -(-self.batch // (_replicas(self.limits, gpus) * self.passes))
 
     @property
     def jct_s(self) -> float | None:
@@ -146,12 +154,25 @@ def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] |
     return [_summary(row) for row in connection.execute(query).mappings()]
 
 
+def _replicas(limits: Limits | None, gpus: int) -> int:
+    """Over how many parts of so many GPUs the samples of a step are split."""
+    row = limits.at(gpus) if limits is not None else None
+    return row.replicas if row is not None else gpus
+
+
+def _believed(text: str | None) -> Limits | None:
+    try:
+        return decode_limits(text) if text is not None else None
+    except ProtocolError:
+        return None
+
+
 def _summary(row: Mapping[Any, Any]) -> JobSummary:
-    values = {**row, "running": bool(row["running"])}
+    values = {**row, "running": bool(row["running"]), "limits": _believed(row["limits"])}
     gpus, most = (row["nodes"] or 0) * (row["gpus_per_node"] or 0), values.pop("max_local")
     if row["passes"] is None and row["batch"] is not None and gpus and most:
         # Said when it changes; until then, as many as the samples of a GPU take. Of whole numbers ⌈a / b⌉ = -(-a // b).
-        local = -(-row["batch"] // gpus)
+        local = -(-row["batch"] // _replicas(values["limits"], gpus))
         values["passes"] = max(-(-local // most), 1)
     return JobSummary(**values)
 
@@ -169,6 +190,8 @@ _JOB = (
     "submit_time",
     "end_time",
     "report_note",
+    "strategy",
+    "limits",
 )
 
 
@@ -207,6 +230,17 @@ def _newest_epoch(name: str) -> Any:
         .where(of_epoch.c.job_id == JOBS.c.id, EPOCHS.c[name].is_not(None))
     )
     return query.order_by(of_epoch.c.restart.desc(), EPOCHS.c.number.desc()).limit(1).scalar_subquery()
+
+
+def strategies(connection: Connection, cluster: int) -> dict[str, int]:
+    """How many jobs that have not ended train by each strategy."""
+    query = (
+        select(JOBS.c.strategy, func.count())
+        .where(newest(cluster), JOBS.c.end_time.is_(None), JOBS.c.strategy.is_not(None))
+        .group_by(JOBS.c.strategy)
+        .order_by(func.count().desc(), JOBS.c.strategy)
+    )
+    return {row[0]: row[1] for row in connection.execute(query)}
 
 
 def timeline(connection: Connection, cluster: int) -> list[TimelineRow]:

@@ -2,7 +2,9 @@
 
 The SQL of `ones_db.views` is plain but for a few words that the databases spell differently, written as
 functions and replaced here: ``utc(x)`` (Unix seconds as text), ``whole(x)`` (rounded down, of numbers that are not
-negative), ``latest(a, b)``, ``earliest(a, b)`` and ``listed(x, separator)`` (an aggregate, in the order of its input).
+negative), ``latest(a, b)``, ``earliest(a, b)``, ``listed(x, separator)`` (an aggregate, in the order of its input); and
+of text that is a JSON object ``sizes_of(x)`` (a table of the values of its list of sizes) and ``member(value,
+'$.name')`` (a whole number of one of these).
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ WORDS: dict[str, dict[str, str]] = {
         "latest": "max({})",
         "earliest": "min({})",
         "listed": "group_concat({})",
+        "sizes_of": "json_each({}, '$.sizes')",
+        "member": "json_extract({})",
     },
     "postgresql": {
         "utc": "to_char(to_timestamp({}) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')",
@@ -24,6 +28,8 @@ WORDS: dict[str, dict[str, str]] = {
         "latest": "greatest({})",
         "earliest": "least({})",
         "listed": "string_agg({})",
+        "sizes_of": "jsonb_array_elements(CAST({} AS jsonb) -> 'sizes')",
+        "member": "CAST(jsonb_path_query_first({}) AS BIGINT)",
     },
 }
 """How each database spells what they spell differently; the braces stand for the arguments."""

@@ -99,3 +99,14 @@ B_UNTIL = """COALESCE(b.end_time, j.end_time, latest(b.start_time,
 BLOCK_HOURS = f"""(SELECT SUM(latest(0.0, {B_UNTIL} - b.start_time) * b.nodes * b.gpus_per_node) / 3600.0
         FROM blocks b WHERE b.job_id = j.id)"""
 """GPU-hours of the blocks of a job j; null of a job without any."""
+
+OF_SIZES = {
+    "replicas": "parts into which the samples of a step are split",
+    "quantum": "global batches are multiples of this, samples",
+    "together": "so many consecutive ranks share a node",
+    "fixed_bytes": "memory of a GPU that no sample takes; 0 where it is not known",
+    "sample_bytes": "memory of a GPU for each sample of a replica's local batch; 0 where it is not known",
+    "replica_bytes": "sent by a rank in an optimizer step within its replica, for each sample of the local batch",
+    "data_bytes": "sent by a rank in an optimizer step between replicas",
+}
+"""What a strategy says of each number of GPUs, as it is called in the column `limits` of a job."""

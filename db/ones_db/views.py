@@ -29,6 +29,7 @@ from ones_db.view_parts import (
     JOB,
     JOBS,
     MEASURED,
+    OF_SIZES,
     SAMPLES,
     SIZES,
     T_EACH,
@@ -70,9 +71,10 @@ JOB_SUMMARY = View(
         Column("resizes", "int", "resizes while it ran that took effect, by requeue or by blocks"),
         Column("pause_s", "float", "pauses of all its resizes together, seconds; 0 where none is known"),
         Column("accuracy", "float", "accuracy of its newest epoch that reported one, as a fraction"),
+        Column("strategy", "text", "training strategy, by its own word; null where it is plainly data parallel"),
     ),
     f"""
-    SELECT {WHOSE}, j.account, j.partition, j.state, CASE WHEN j.elastic THEN 1 ELSE 0 END AS elastic,
+    SELECT {WHOSE}, j.account, j.partition, j.strategy, j.state, CASE WHEN j.elastic THEN 1 ELSE 0 END AS elastic,
         j.requested_nodes * j.requested_gpus_per_node AS requested_gpus,
         {of_runs("MIN(r.start_time)")} AS start_time, j.end_time,
         j.end_time - j.submit_time AS jct_s,
@@ -350,6 +352,24 @@ WHAT_IF = View(
     ("submit_time", "job_id"),
 )
 
+SIZE_LIMITS = View(
+    "size_limits",
+    "What the training strategy of each job can do at each number of GPUs, by its own word",
+    (
+        *JOB,
+        *WHO,
+        Column("strategy", "text", "the strategy's name"),
+        Column("gpus", "int", "GPUs"),
+        *(Column(name, "int", comment) for name, comment in OF_SIZES.items()),
+    ),
+    f"""
+    SELECT {WHOSE}, j.strategy, member(s.value, '$.gpus') AS gpus,
+        {", ".join(f"member(s.value, '$.{name}') AS {name}" for name in OF_SIZES)}
+    {JOBS} CROSS JOIN sizes_of(j.limits) s
+    WHERE j.cluster_id = c.id AND j.limits IS NOT NULL""",
+    ("submit_time", "job_id", "gpus"),
+)
+
 ALL = (
     JOB_SUMMARY,
     RUN_TIMELINE,
@@ -360,6 +380,7 @@ ALL = (
     GPU_HOURS,
     DECISIONS_EXPLAINED,
     WHAT_IF,
+    SIZE_LIMITS,
 )
 
 

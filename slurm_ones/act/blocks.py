@@ -88,8 +88,8 @@ Change = Callable[[Machine, ResizeRecord, Array], Reason | None]
 
 
 def _preparing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
-    if not machine.wanted(array.job):
-        return _withdraw(machine, resize, reason("switched_off"))
+    if (why := machine.hindered(resize, array.job)) is not None:
+        return _withdraw(machine, resize, why)
     if not resize.added:
         return machine.move(resize, State.OPENING)
     why = _unfit(resize, array)
@@ -207,8 +207,8 @@ def _give_shape(machine: Machine, resize: ResizeRecord, array: Array, *, task: i
 
 
 def _opening(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
-    if not machine.wanted(array.job):
-        return _withdraw(machine, resize, reason("switched_off"))
+    if (why := machine.hindered(resize, array.job)) is not None:
+        return _withdraw(machine, resize, why)
     # The order first: a block that starts looks whether it is wanted.
     if machine.orders.last_number(array.job) < (resize.order_number or 0):
         blocks = (_training(machine, resize, array) - {*resize.dropped}) | {task for task, _, _ in resize.added}
@@ -251,8 +251,8 @@ def _release(machine: Machine, array: Array, task: int) -> None:
 def _joining(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
     if _joined(machine, resize, array) is not None:
         return machine.move(resize, State.LEAVING, deadline=machine.clock() + machine.settings.blocks_wait_s)
-    if not machine.wanted(array.job):
-        return _withdraw(machine, resize, reason("switched_off"))
+    if (why := machine.hindered(resize, array.job)) is not None:
+        return _withdraw(machine, resize, why)
     why = _hindered(machine, resize, array)
     return _withdraw(machine, resize, why) if why is not None else resize
 

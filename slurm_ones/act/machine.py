@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ones_db import NO_REASON, MembershipRecord, ReasonRecord, ResizeRecord, ResizeStepRecord
+from ones_wrapper.protocol import Spec
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.act.timing import ActionTimes
 from slurm_ones.act.transitions import State, check_transition
 from slurm_ones.config import ResizeSettings
-from slurm_ones.reasons import Reason
+from slurm_ones.reasons import Reason, reason
+from slurm_ones.rules.gate import new_of
+from slurm_ones.rules.strategy import breaks
 from slurm_ones.slurm.client import SlurmClient
 from slurm_ones.slurm.model import Job
 
@@ -71,6 +74,8 @@ class Machine:
     """Whether a job is still to be resized: it has not opted out, and the stop file is not there."""
     rival: Callable[[Job], int] = lambda job: 0
     """Number of the newest order that another companion gave the job; 0 for none."""
+    told: Callable[[Job], tuple[Spec | None, str]] = lambda job: (None, "")
+    """What the job says now that it can do, and what of that could not be believed; neither where it says nothing."""
 
     def __post_init__(self) -> None:
         self.times = ActionTimes(self.settings, self.clock)
@@ -79,6 +84,16 @@ class Machine:
         self.gains: dict[int, float] = {}
         """What the decision expected of resizes that this companion has begun (`Order.gain`). For the job's log alone,
         so that it need not outlive the companion."""
+
+    def hindered(self, resize: ResizeRecord, job: Job) -> Reason | None:
+        """Why the resize must not go on, of a job whose size is still the old one: it is no longer wanted, or the job's
+        strategy cannot use the new size any more."""
+        if not self.wanted(job):
+            return reason("switched_off")
+        spec, problem = self.told(job)
+        if problem:
+            return reason("strategy_unread", problem=problem)
+        return breaks(spec, new_of(resize), resize.old_batch, resize.new_batch)
 
     def move(
         self,

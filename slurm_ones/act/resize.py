@@ -81,8 +81,8 @@ class ResizeMachine(Machine):
             return self._cancel_drain(resize, job, reason("run_ended"))
         if self.rival(job) > resize.order_number:
             return self.move(resize, State.ABANDONED, reason("other_companion"))
-        if not self.wanted(job):
-            return self._cancel_drain(resize, job, reason("switched_off"))
+        if (why := self.hindered(resize, job)) is not None:
+            return self._cancel_drain(resize, job, why)
         if job.held:
             # Somebody else's, for its next start: once it is requeued it would pass for ours, and be lifted.
             return self._cancel_drain(resize, job, reason("held_while_running"))
@@ -116,8 +116,8 @@ class ResizeMachine(Machine):
         if self.orders.last_number(job) > (resize.order_number or 0):
             # A companion that died, or could not write it down, cancelled it.
             return self.move(resize, State.ABANDONED, reason("drain_cancelled"))
-        if not self.wanted(job):
-            return self._cancel_drain(resize, job, reason("switched_off"))
+        if (why := self.hindered(resize, job)) is not None:
+            return self._cancel_drain(resize, job, why)
         if job.held:
             return self._cancel_drain(resize, job, reason("held_while_running"))
         if job.running and self.times.due(resize):
@@ -156,13 +156,13 @@ class ResizeMachine(Machine):
             return self.move(resize, State.RELEASING_BACK, reason("started_before_reshape"))
         if job.held:
             return self.move(resize, State.RESHAPING)
-        if not self.wanted(job):
-            return self.move(resize, State.ABANDONED, reason("switched_off"))
+        if (why := self.hindered(resize, job)) is not None:
+            return self.move(resize, State.ABANDONED, why)
         return self._hold(resize, job)
 
     def _reshaping(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
-        if not self.wanted(job):
-            return self.move(resize, State.RESHAPING_BACK, reason("switched_off"))
+        if (why := self.hindered(resize, job)) is not None:
+            return self.move(resize, State.RESHAPING_BACK, why)
         try:
             self.client.reshape(job.key, target_of(resize))
         except Refused as error:

@@ -81,7 +81,7 @@ def progress(job: JobSummary) -> str:
     return f"{job.epoch}/{job.epochs}{part}" if job.epochs else f"{job.epoch}{part}"
 
 
-_LEFT = ("job", "name", "user", "state", "shape")
+_LEFT = ("job", "name", "user", "state", "shape", "strategy")
 """Columns that begin at the left."""
 _LEFT_OUT = (
     "paused",
@@ -89,6 +89,7 @@ _LEFT_OUT = (
     "accuracy",
     "JCT",
     "per GPU",
+    "strategy",
     "user",
     "name",
     "samples/s",
@@ -110,6 +111,7 @@ def _cells(job: JobSummary) -> dict[str, str]:
         "batch": str(job.batch or "–"),
         "per GPU": per_gpu(job),
         "samples/s": f"{job.samples_per_s:.1f}" if job.samples_per_s else "–",
+        "strategy": safe(job.strategy, 16) if job.strategy else "–",
         "epochs": progress(job),
         "accuracy": f"{job.accuracy:.3f}" if job.accuracy is not None else "–",
         "resizes": str(job.resizes),
@@ -122,14 +124,16 @@ def table(jobs: list[JobSummary], width: int | None = None) -> tuple[Table, int,
     """The table that people read, its width in characters, and the columns that are left out so that it fits `width`;
     None leaves none out."""
     rows = [_cells(job) for job in jobs]
+    if not any(job.strategy for job in jobs):
+        rows = [{name: text for name, text in row.items() if name != "strategy"} for row in rows]
     widths = {name: max(cell_len(Text.from_markup(row[name]).plain) for row in rows) for name in rows[0]}
     widths = {name: max(most, len(name)) for name, most in widths.items()}
     left_out = []
     for name in _LEFT_OUT:
         if width is None or _width(widths) <= width:
             break
-        del widths[name]
-        left_out.append(name)
+        if widths.pop(name, None) is not None:
+            left_out.append(name)
     shown = Table(box=None, header_style="bold", pad_edge=False)
     for name in widths:
         shown.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -66,6 +66,8 @@ class Status:
     leader: LeaderRecord | None = None
     last: HealthRecord | None = None
     resizes: tuple[Resizing, ...] = ()
+    strategies: Mapping[str, int] = field(default_factory=dict)
+    """How many jobs train by each training strategy, of those that have one."""
 
 
 def examine(settings: Settings, *, ask_slurm: bool = True, clock: Callable[[], float] = time.time) -> Status:
@@ -129,7 +131,8 @@ def _of(
     )
     problems += _of_companion(now, leader, last)
     problems += _of_site(store)
-    return Status(not problems, tuple(problems), now, store.cluster, place, schema, slurm, leader, last, resizes)
+    found = Status(not problems, tuple(problems), now, store.cluster, place, schema, slurm, leader, last, resizes)
+    return replace(found, strategies=store.strategies())
 
 
 def _of_site(store: Store) -> list[str]:
@@ -192,6 +195,9 @@ def lines(status: Status, *, asked: bool) -> list[str]:
             f"last tick  {_ago(status.now, last.tick_time)}, took {last.tick_s or 0:.2f} s, mode {last.mode}: "
             f"{last.running} elastic jobs run on {last.gpus} GPUs, {last.waiting} wait"
         )
+    if status.strategies:
+        jobs = (f"{name} ({count} job{'s' * (count != 1)})" for name, count in status.strategies.items())
+        shown.append(f"strategies {', '.join(jobs)}")
     for resize in status.resizes:
         shown.append(
             f"resize     job {resize.job_id} {resize.change}, {resize.state}, begun {_ago(status.now, resize.since)}"

@@ -27,6 +27,7 @@ from slurm_ones.cli.jobs import as_json, progress, shape
 from slurm_ones.cli.unknown import unknown_job
 from slurm_ones.report.blocks import change, pause, ran, trains_on
 from slurm_ones.report.blocks import planned as planned_blocks
+from slurm_ones.report.strategy import described
 from slurm_ones.report.text import per_gpu, resized, safe, seconds, starts, troubles
 
 MEMBERSHIPS = 5
@@ -135,6 +136,8 @@ def why(
     )
     if summary.refusal:
         console.print(f"  It is left alone: {safe(summary.refusal, 500)}", soft_wrap=True)
+    for said in described(summary.limits) if summary.limits is not None else ():
+        console.print(f"  Its strategy: {safe(str(said), 500)}.", soft_wrap=True)
     if summary.report_note:
         console.print(f"  Not believed of its reports: {safe(summary.report_note, 500)}", soft_wrap=True)
     for trouble in troubles(summary):

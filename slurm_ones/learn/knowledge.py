@@ -14,9 +14,10 @@ from ones_db import JobHistory
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.efficiency import CAUTIOUS as CAUTIOUS_NOISE
 from slurm_ones.learn.efficiency import NoiseEfficiency, noise_ratio
+from slurm_ones.learn.layout import layout_of
 from slurm_ones.learn.progress import BetaProgress, FinishedJob, Training, at_least
-from slurm_ones.learn.step_time import CAUTIOUS, SPEED, Fit, Points, Prior, fit_all, pool
-from slurm_ones.learn.throughput import ANY_LOCAL, MeasuredThroughput, points_of, reference_of
+from slurm_ones.learn.step_time import CAUTIOUS, SPEED, WIRED, Fit, Points, Prior, fit_all, pool
+from slurm_ones.learn.throughput import MeasuredThroughput, points_of, reference_of
 from slurm_ones.learn.workload import script
 from slurm_ones.schedule.policy import EfficiencyModel, Progress, ThroughputModel
 
@@ -30,6 +31,9 @@ SILENT_S = 600.0
 """A running job may keep silent for so long, for an evaluation, say, without being thought to have more to do."""
 RESIZE_S = 30.0
 """Seconds that a resize is expected to interrupt training, before any did."""
+RESHARD = 2.0
+"""How much longer it is expected to take where the checkpoint is cut anew, before any did: all of it is read and
+written once more."""
 JOIN_S, LEAVE_S, READY_S = 0.5, 0.05, 8.0
 """The same where blocks join or leave, and seconds until those that join are ready: before any did, as it was measured
 of small models (docs/benchmarks.md)."""
@@ -98,13 +102,13 @@ class Learner:
         self._finished: Sequence[JobHistory] = ()
         self._past: dict[int, tuple[JobHistory, Fit]] = {}
         self._progress = BetaProgress(seed=seed)
-        self._prior = CAUTIOUS
+        self._prior, self._wired = CAUTIOUS, WIRED
         self._priors: dict[Spec, Prior] = {}
         self._kin: dict[Spec, list[tuple[str, Fit]]] = {}
         self._peers: dict[tuple[Spec, str], Prior | None] = {}
         self._noise = CAUTIOUS_NOISE
         self._noises: dict[Spec, float] = {}
-        self._resize_s = RESIZE_S
+        self._resize_s, self._reshard_s = RESIZE_S, RESHARD * RESIZE_S
         self._switches = _Switches()
         self._joins: dict[Spec, float] = {}
         self._learned: dict[int, _Learned] = {}
@@ -122,6 +126,8 @@ class Learner:
         self._learn_noise(histories)
         pauses = [history.pause_s for history in histories if history.pause_s is not None]
         self._resize_s = statistics.median(pauses) if pauses else RESIZE_S
+        resharded = [h.pause_s for h in histories if h.pause_s is not None and _reshards(h.spec)]
+        self._reshard_s = statistics.median(resharded) if resharded else RESHARD * self._resize_s
         self._learn_switches(histories)
 
     def _learn_scripts(self, histories: Iterable[JobHistory]) -> None:
@@ -136,18 +142,19 @@ class Learner:
 
     def _learn_step_times(self, histories: Sequence[JobHistory]) -> None:
         new = [history for history in histories if id(history) not in self._past]
-        fits = fit_all([(*_points(history), CAUTIOUS) for history in new])
+        fits = fit_all([(*_points(history), WIRED if _wired(history.spec) else CAUTIOUS) for history in new])
         fresh = {id(history): (history, fit) for history, fit in zip(new, fits, strict=True)}
         # Those that are kept hold their history, so that no other object gets its identity.
         self._past = {key: fresh.get(key) or self._past[key] for key in map(id, histories)}
         measured = [(history, fit) for history, fit in self._past.values() if len(fit.misfit)]
-        self._prior = _site(_shared([(history.job.user, fit) for history, fit in measured]))
+        self._prior = _site(_shared([(h.job.user, fit) for h, fit in measured if not _wired(h.spec)]), CAUTIOUS)
+        self._wired = _site(_shared([(h.job.user, fit) for h, fit in measured if _wired(h.spec)]), WIRED)
         kin: dict[Spec, list[tuple[str, Fit]]] = defaultdict(list)
         for history, fit in measured:
             if history.spec is not None:
                 kin[_kind(history.spec)].append((history.job.user, fit))
         self._kin, self._peers = kin, {}
-        self._priors = {spec: pool(self._prior, _shared(fits), KIN) for spec, fits in kin.items()}
+        self._priors = {spec: pool(self._site_prior(spec), _shared(fits), KIN) for spec, fits in kin.items()}
 
     def _learn_switches(self, histories: Sequence[JobHistory]) -> None:
         """Joining takes as long as the state is large, so that of jobs of one spec counts before that of all."""
@@ -189,7 +196,7 @@ class Learner:
         jobs = [(*_points(history), prior) for history, prior in zip(stale, priors, strict=True)]
         for history, prior, fit in zip(stale, priors, fit_all(jobs), strict=True):
             self._learned.pop(history.job.job_id, None)
-            model = MeasuredThroughput(fit, _max_local(history), self._peers_of(history))
+            model = MeasuredThroughput(fit, layout_of(history.spec), self._peers_of(history))
             self._learned[history.job.job_id] = _Learned(history, prior, model)
 
     def _current(self, history: JobHistory) -> bool:
@@ -207,11 +214,18 @@ class Learner:
         key = _kind(history.spec), history.job.user
         if key not in self._peers:
             others = [(user, fit) for user, fit in self._kin.get(key[0], ()) if user != history.job.user]
-            self._peers[key] = pool(self._prior, _shared(others), KIN) if len(others) >= PEERS else None
+            self._peers[key] = (
+                pool(self._site_prior(history.spec), _shared(others), KIN) if len(others) >= PEERS else None
+            )
         return self._peers[key]
 
+    def _site_prior(self, spec: Spec | None) -> Prior:
+        """What is believed of a job of which nobody knows more than what it told."""
+        return self._wired if _wired(spec) else self._prior
+
     def _prior_of(self, history: JobHistory) -> Prior:
-        return self._priors.get(_kind(history.spec), self._prior) if history.spec is not None else self._prior
+        prior = self._site_prior(history.spec)
+        return self._priors.get(_kind(history.spec), prior) if history.spec is not None else prior
 
     def about(self, history: JobHistory | None, now: float = 0.0, *, blocks: bool = False) -> Known:
         """What is known of a job, one of `blocks` or not; of one without a history, what is typical.
@@ -236,10 +250,13 @@ class Learner:
             at_least(progress, _unheard(history, efficiency, now)),
             _progress(history),
             tuple((float(point.epoch + 1), point.loss) for point in history.epochs if point.loss is not None),
-            history.pause_s if history.pause_s is not None else self._resize_s,
+            history.pause_s if history.pause_s is not None else self._typical_pause_s(history.spec),
             _dataset(history),
         )
         return self._hot(known, history) if blocks else known
+
+    def _typical_pause_s(self, spec: Spec | None) -> float:
+        return self._reshard_s if _reshards(spec) else self._resize_s
 
     def _hot(self, known: Known, history: JobHistory | None) -> Known:
         """The same of a job of blocks: its own changes tell what one costs, then those of jobs of its spec."""
@@ -265,13 +282,31 @@ class Learner:
     def _efficiency(self, history: JobHistory) -> NoiseEfficiency:
         if history.spec is None:
             return NoiseEfficiency(1.0, math.inf)  # without a base batch there is nothing to be worth less than
-        ratio = _noise(history) or self._noises.get(_kind(history.spec), self._noise)
+        kin = self._noise if _inexact(history.spec) else self._noises.get(_kind(history.spec), self._noise)
+        ratio = _noise(history) or kin
         return NoiseEfficiency(history.spec.base_batch, ratio * max(history.spec.base_batch, 1))
 
 
 def _kind(spec: Spec) -> Spec:
-    """The spec without what differs between jobs of one script: who leads a job of blocks."""
+    """The spec without what differs between jobs of one script, and from time to time: who leads a job of blocks, and
+    whether its strategy keeps the batch now."""
+    if spec.limits is not None and spec.limits.batch_fixed:
+        spec = replace(spec, limits=replace(spec.limits, batch_fixed=False))
     return replace(spec, term=0) if spec.term else spec
+
+
+def _reshards(spec: Spec | None) -> bool:
+    return spec is not None and spec.limits is not None and spec.limits.reshards
+
+
+def _inexact(spec: Spec | None) -> bool:
+    """Whether another number of GPUs is another training, at the same batch."""
+    return spec is not None and spec.limits is not None and not spec.limits.exact
+
+
+def _wired(spec: Spec | None) -> bool:
+    """Whether the job tells what it sends."""
+    return layout_of(spec).wired
 
 
 def _leave_s(history: JobHistory) -> float | None:
@@ -285,18 +320,13 @@ def _ready_s(history: JobHistory) -> float | None:
     return ready if ready > 0 else None
 
 
-def _max_local(history: JobHistory) -> float:
-    """Samples that a GPU takes at once: a step of more takes several passes, whose overhead the model counts."""
-    return max(float(history.spec.max_local_batch), 1.0) if history.spec is not None else ANY_LOCAL
-
-
 def _points(history: JobHistory) -> tuple[Points, float]:
     """What the job measured, and the local batch that its speed is told at."""
-    most = _max_local(history)
+    layout = layout_of(history.spec)
     base = history.spec.base_batch if history.spec is not None else None
-    reference = reference_of(history.throughput, base, most)
+    reference = reference_of(history.throughput, base, layout.max_local)
     ran = {(nodes, nodes * each): seconds for nodes, each, seconds in history.ran}
-    return points_of(history.throughput, reference, most, ran if history.ran else None), reference
+    return points_of(history.throughput, reference, layout, ran if history.ran else None), reference
 
 
 def _shared(fits: Sequence[tuple[str, Fit]]) -> list[tuple[Fit, float]]:
@@ -306,11 +336,11 @@ def _shared(fits: Sequence[tuple[str, Fit]]) -> list[tuple[Fit, float]]:
     return [(fit, min(1.0, others[user] / jobs[user]) if others[user] else 1.0) for user, fit in fits]
 
 
-def _site(fits: Sequence[tuple[Fit, float]]) -> Prior:
-    """What all jobs of the site teach about one that has nothing to do with any of them."""
+def _site(fits: Sequence[tuple[Fit, float]], cautious: Prior) -> Prior:
+    """What jobs of the site teach about one that has nothing to do with any of them."""
     if not fits:
-        return CAUTIOUS
-    prior = pool(CAUTIOUS, fits, STRANGERS)
+        return cautious
+    prior = pool(cautious, fits, STRANGERS)
     prior.mean[SPEED] = _median([(float(fit.figures[SPEED]), counts) for fit, counts in fits])
     prior.deviation[SPEED] = TYPICAL_DEVIATION
     return prior
@@ -344,7 +374,11 @@ def _noise(history: JobHistory) -> float | None:
     """The job's own gradient noise scale in base batches."""
     if history.spec is None:
         return None
-    return noise_ratio(history.spec.base_batch, (point.noise for point in history.noise))
+    points = history.noise
+    if _inexact(history.spec) and history.last_resize_end is not None:
+        # What a sample is worth depends on the number of GPUs too: of another one nothing is carried over.
+        points = tuple(point for point in points if point.time > history.last_resize_end)
+    return noise_ratio(history.spec.base_batch, (point.noise for point in points))
 
 
 def _progress(history: JobHistory) -> float:

@@ -7,6 +7,11 @@ as logarithms of ratios, c1 to the job's own step, c2 to c1 and d to c, so that 
 learned from each other: a job that exchanges much inside a node does so across nodes, and d / c is small wherever
 gradients go around in a ring, as each GPU then sends 2 · (n - 1) / n of them.
 
+Where a job's training strategy tells what each rank sends in a step (`layout`), c1 is the time of a gigabyte inside a
+node instead of a ratio, c2 / c1 how much longer one takes between nodes, and the exchange takes bytes times that: so
+its length at a size that was never tried follows from the bytes there, and what one job teaches of the links holds for
+all whose bytes are known.
+
 The figures of many jobs are fitted at once (`fit_all`), with how sure they are. What a job measured is its step time at
 a few sizes, with noise, and no formula is exact: log T = model + misfit + noise. The misfit is alike at sizes that are
 alike (a Gaussian process), so a job that is slower than the formula says at one batch is taken to be slower at the next
@@ -21,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slurm_ones.learn.layout import PLAIN, Layout
 from slurm_ones.schedule.policy import Floats
 
 SPEED, OVERHEAD, INSIDE, INSIDE_EACH, ACROSS, ACROSS_EACH, OVERLAP = range(7)
@@ -45,15 +51,27 @@ class Sizes:
     gpus: Floats
     across: Floats
     """1 where the GPUs are in several nodes, else 0."""
+    wired: Floats
+    """1 where it is known what a rank sends, else 0."""
+    inside: Floats
+    outside: Floats
+    """Logs of the gigabytes that a rank sends in its node, and to others, per sample of the reference local batch: a
+    step at the reference is the unit of time."""
 
 
-def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float, max_local: float) -> Sizes:
+def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float, layout: Layout = PLAIN) -> Sizes:
     """The sizes of `gpus` GPUs in all of `nodes` nodes at each global batch, for a job whose reference is `reference`
-    samples per GPU and which takes `max_local` at once."""
-    gpus = np.maximum(gpus, 1.0)
-    local = np.maximum(batches, 1.0) / gpus
-    passes = np.maximum(np.ceil(local / max_local), 1.0)
-    return Sizes(np.log(local / reference), passes, gpus, ((nodes > 1) & (gpus > 1)).astype(np.float64))
+    samples per GPU and which is laid out so."""
+    gpus, batches = np.maximum(gpus, 1.0), np.maximum(batches, 1.0)
+    local = batches / gpus
+    replicas, most = layout.split(gpus)
+    passes = np.maximum(np.ceil(batches / replicas / most), 1.0)
+    across = ((nodes > 1) & (gpus > 1)).astype(np.float64)
+    wired = np.full(len(gpus), float(layout.wired))
+    inside = outside = np.zeros(len(gpus))
+    if layout.wired:
+        inside, outside = (sent - np.log(reference) for sent in layout.sent(nodes, gpus, batches))
+    return Sizes(np.log(local / reference), passes, gpus, across, wired, inside, outside)
 
 
 def log_step(figures: Floats, at: Sizes, reference: Floats) -> Floats:
@@ -77,11 +95,11 @@ def log_step_and_slopes(figures: Floats, at: Sizes, reference: Floats) -> tuple[
     of_sync = np.where(at.gpus > 1, 1.0 - of_compute, 0.0)
     each = beyond / (1.0 + beyond)
     slopes = np.empty((*total.shape, FIGURES))
-    slopes[..., SPEED] = -1.0
+    slopes[..., SPEED] = -1.0 + of_sync * at.wired
     slopes[..., OVERHEAD] = of_compute * share * (1.0 - share) * (at.passes - np.exp(at.local)) / np.exp(compute)
     slopes[..., INSIDE] = of_sync
     slopes[..., INSIDE_EACH] = of_sync * each * (1.0 - at.across)
-    slopes[..., ACROSS] = of_sync * at.across
+    slopes[..., ACROSS] = of_sync * _outside(figures, at)
     slopes[..., ACROSS_EACH] = of_sync * each * at.across
     slopes[..., OVERLAP] = (of_compute * compute + of_sync * sync - total) * (gamma - 1.0) / gamma * (at.gpus > 1)
     return np.log(reference) - figures[..., SPEED, None] + total, slopes
@@ -93,10 +111,22 @@ def _parts(figures: Floats, at: Sizes) -> tuple[Floats, Floats, Floats, Floats, 
     share = 1.0 / (1.0 + np.exp(-figures[..., OVERHEAD, None]))
     compute = np.log(share * at.passes + (1.0 - share) * np.exp(at.local))
     first = figures[..., INSIDE, None] + at.across * figures[..., ACROSS, None]
+    if at.wired.any():
+        sent = np.logaddexp(at.inside, at.outside + figures[..., ACROSS, None])
+        first = np.where(at.wired > 0, figures[..., SPEED, None] + figures[..., INSIDE, None] + sent, first)
     each = np.where(at.across > 0, np.exp(figures[..., ACROSS_EACH, None]), np.exp(figures[..., INSIDE_EACH, None]))
     beyond = each * np.maximum(at.gpus - 2.0, 0.0)
     sync = np.where(at.gpus > 1, first + np.log1p(beyond), NO_SYNC)
     return compute, sync, 1.0 + np.exp(figures[..., OVERLAP, None]), share, beyond
+
+
+def _outside(figures: Floats, at: Sizes) -> Floats:
+    """The share of an exchange that is between nodes."""
+    if not at.wired.any():
+        return at.across
+    across = at.outside + figures[..., ACROSS, None]
+    share: Floats = np.where(at.wired > 0, np.exp(across - np.logaddexp(at.inside, across)), at.across)
+    return share
 
 
 MISFIT = 0.15
@@ -132,6 +162,18 @@ def _cautious() -> Prior:
 
 CAUTIOUS = _cautious()
 """Before any job has measured anything. One sample/s a GPU: so that an unknown job is taken for a long one."""
+
+
+def _wired() -> Prior:
+    prior = _cautious()
+    # Ten gigabytes a second inside a node, a fourth of that between nodes; that the bytes grow is known already.
+    prior.mean[[INSIDE, INSIDE_EACH, ACROSS, ACROSS_EACH]] = np.log([0.1, 0.02, 4.0, 0.02])
+    prior.deviation[INSIDE] = 1.5
+    return prior
+
+
+WIRED = _wired()
+"""The same of jobs that tell what they send."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +258,9 @@ def fit_all(jobs: Sequence[tuple[Points, float, Prior]]) -> list[Fit]:
         padded((p.at.passes for p, _, _ in jobs), 1.0),
         padded((p.at.gpus for p, _, _ in jobs), 1.0),
         padded((p.at.across for p, _, _ in jobs), 0.0),
+        padded((p.at.wired for p, _, _ in jobs), 0.0),
+        padded((p.at.inside for p, _, _ in jobs), 0.0),
+        padded((p.at.outside for p, _, _ in jobs), 0.0),
     )
     measured = padded((p.log_step for p, _, _ in jobs), 0.0)
     count = padded((p.count for p, _, _ in jobs), 0.0)

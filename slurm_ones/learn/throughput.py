@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ones_db import ThroughputPoint
+from slurm_ones.learn.layout import ANY_LOCAL, PLAIN, Layout
 from slurm_ones.learn.step_time import (
     CAUTIOUS,
     MISFIT,
@@ -54,7 +55,6 @@ LONGEST = 27.0
 """Log of the longest and shortest step in seconds that are believed."""
 MOST_DOUBT = 2.0
 """Standard deviation of log throughput beyond which doubt is not told apart."""
-ANY_LOCAL = 2.0**31
 UNPROVEN, PROVEN_S = 0.25, 300.0
 LINEAR = 0.2
 """Log of how much better than linear a job may scale: what noise makes of two measurements."""
@@ -83,7 +83,7 @@ def reference_of(measured: Iterable[ThroughputPoint], base_batch: int | None, ma
 def points_of(
     measured: Iterable[ThroughputPoint],
     reference: float,
-    max_local: float = ANY_LOCAL,
+    layout: Layout = PLAIN,
     ran: Mapping[tuple[int, int], float] | None = None,
 ) -> Points:
     """What a job measured, summed up; measurements that make no sense are left out.
@@ -104,7 +104,7 @@ def points_of(
         lasted = np.array([ran.get((on, gpus_), 0.0) for (on, gpus_, _), _ in kept])
         variance = variance + UNPROVEN**2 * np.exp(-2.0 * lasted / PROVEN_S)
     return Points(
-        sizes(nodes, gpus, batches, reference, max_local),
+        sizes(nodes, gpus, batches, reference, layout),
         np.array([log for log, _ in logs_and_counts]),
         NOISE**2 / variance,
     )
@@ -120,13 +120,13 @@ def _typical(logs: list[float]) -> tuple[float, int]:
 class MeasuredThroughput:
     """A `ThroughputModel` of one job. Always finite, whatever was measured."""
 
-    def __init__(self, fit: Fit, max_local: float = ANY_LOCAL, peers: Prior | None = None) -> None:
+    def __init__(self, fit: Fit, layout: Layout = PLAIN, peers: Prior | None = None) -> None:
         self.fit = fit
-        self._max_local = max_local
+        self._layout = layout
         self._peers: MeasuredThroughput | None = None
         if peers is not None:
             expected = fit_all([(points_of((), fit.reference), fit.reference, peers)])[0]
-            self._peers = MeasuredThroughput(expected, max_local)
+            self._peers = MeasuredThroughput(expected, layout)
 
     @classmethod
     def of(cls, measured: Iterable[ThroughputPoint] = (), prior: Prior = CAUTIOUS) -> MeasuredThroughput:
@@ -161,7 +161,7 @@ class MeasuredThroughput:
         """Log seconds that a step takes at least, from the smallest size that was measured; -inf below it."""
         known = self.fit.points
         first = int(np.lexsort((-known.count, known.at.gpus))[0])
-        anchor = Sizes(*(getattr(known.at, name)[first : first + 1] for name in ("local", "passes", "gpus", "across")))
+        anchor = Sizes(*(values[first : first + 1] for values in vars(known.at).values()))
         longer = log_compute(self.fit.figures, at) - log_compute(self.fit.figures, anchor)
         result: Floats = np.where(at.gpus > anchor.gpus, known.log_step[first] + longer - LINEAR, -np.inf)
         return result
@@ -187,4 +187,4 @@ class MeasuredThroughput:
     def _at(self, nodes: Ints, gpus: Ints, batches: Ints) -> Sizes:
         """In one dimension."""
         flat = (np.ravel(array).astype(np.float64) for array in (nodes, gpus, batches))
-        return sizes(next(flat), next(flat), next(flat), self.fit.reference, self._max_local)
+        return sizes(next(flat), next(flat), next(flat), self.fit.reference, self._layout)

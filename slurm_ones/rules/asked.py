@@ -6,16 +6,18 @@ the limits of the site, and keeps it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from slurm_ones.reasons import reason
+from slurm_ones.reasons import Reason, reason
+from slurm_ones.report.strategy import counts
 from slurm_ones.rules.caps import Cap, entitled, hindering, sizes_of
 from slurm_ones.schedule.ledger import free_by_node, pick_nodes
 from slurm_ones.schedule.policy import ClusterView, JobView
-from slurm_ones.schedule.shapes import shape_of
+from slurm_ones.schedule.shapes import least_and_most, shape_of
 from slurm_ones.slurm.model import Shape
 
 
@@ -41,7 +43,7 @@ def _with_size(
         return job
     shape, sizes = shape_of(cluster, gpus), sizes_of(cluster, job)
     if shape is None or gpus not in sizes:
-        return replace(job, fixed=reason("size_not_possible", gpus=gpus))
+        return replace(job, fixed=_not_possible(job, gpus))
     if job.shape is None:
         return replace(job, limits=replace(job.limits, gpus=(gpus,)))
     if job.shape.gpus == gpus:
@@ -54,11 +56,18 @@ def _with_size(
     nodes = (job.smaller or {}).get(gpus) or _room(cluster, others, shape)
     if not nodes:
         return replace(job, fixed=reason("size_waits", gpus=gpus))
-    limits = job.limits
-    most = min(limits.max_batch, limits.max_local_batch * gpus)
-    stays = limits.min_batch <= job.batch <= most and job.batch % limits.quantum == 0
+    least, most = least_and_most(job.limits, gpus)
+    quantum = 1 if job.limits.batch_fixed else math.lcm(job.limits.quantum, job.limits.at(gpus).quantum)
+    stays = least <= job.batch <= most and job.batch % quantum == 0
     batch = job.batch if stays else sizes[gpus]
     return replace(job, shape=shape, nodes=nodes, batch=batch, fixed=reason("size_asked", gpus=gpus))
+
+
+def _not_possible(job: JobView, gpus: int) -> Reason:
+    limits = job.limits
+    if limits.rules and not limits.at(gpus).most:
+        return reason("strategy_size", strategy=limits.strategy, counts=counts(limits.rules), gpus=gpus)
+    return reason("size_not_possible", gpus=gpus)
 
 
 def _has(jobs: Mapping[int, JobView], job_id: int) -> int:

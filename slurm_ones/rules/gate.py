@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ones_db import JobHistory, ResizeRecord
+from ones_wrapper.protocol import Spec
 from slurm_ones.config import ResizeSettings, Settings
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import Reason, reason
@@ -28,6 +29,7 @@ from slurm_ones.rules.blocks import (
 from slurm_ones.rules.caps import Cap, CappedJob, caps_of
 from slurm_ones.rules.dwell import near_limit, resized_enough, rested_at, switch_dwell_s
 from slurm_ones.rules.moves import NO_MOVES, Block, Moves
+from slurm_ones.rules.strategy import too_soon
 from slurm_ones.slurm.model import Partition, Shape, free_gpus, partition_gpus, take
 
 
@@ -89,6 +91,11 @@ class JobRules:
         job = self.history.job if self.history is not None else None
         asked = job.requested_nodes * job.requested_gpus_per_node if job is not None else 0
         return max(asked, self.elastic.shape.gpus)
+
+    @property
+    def spec(self) -> Spec | None:
+        """What it can do, by its own word; None where it has not said."""
+        return self.history.spec if self.history is not None else None
 
     @property
     def gpus(self) -> int:
@@ -262,6 +269,8 @@ class Round:
             return reason("dwell_time", seconds=rested - self.now, dwell_s=dwell_s)
         if job.running and (history is None or history.spec is None):
             return reason("nothing_reported")
+        if job.running and (early := too_soon(history)) is not None:
+            return early
         if history is not None and history.misfit is not None and not elastic.blocks:
             ranks, gpus = history.misfit
             return reason("gpus_idle" if ranks < gpus else "gpus_shared", ranks=ranks, gpus=gpus)

@@ -16,6 +16,7 @@ from slurm_ones.rules.blocks import hot, members_of
 from slurm_ones.rules.caps import hindering
 from slurm_ones.rules.gate import JobRules, PartitionRules
 from slurm_ones.rules.moves import Moves, Site, moves
+from slurm_ones.rules.strategy import breaks, parts_groups
 from slurm_ones.schedule.policy import Allocation, Schedule
 from slurm_ones.slurm.model import PARKED, Shape, take
 
@@ -111,8 +112,9 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
             # An order in the middle of a resize would call its drain off.
             free_to_change = running and not job.elastic.refusal and job.target is None
             if free_to_change and change.old_batch not in (None, change.new_batch):
-                begin.append(change)
-                outcomes[job_id] = reason("batch_changes")
+                against = breaks(job.spec, change.old, change.old_batch, change.new_batch)
+                begin += [change] if against is None else []
+                outcomes[job_id] = against or reason("batch_changes")
             continue
         hindrance = _hindrance(change, job, rules, most)
         if hindrance is not None:
@@ -155,6 +157,8 @@ def _with_moves(change: Change, job: JobRules, rules: PartitionRules, free: Mapp
     if not found:
         return replace(change, moves=found)
     left = [block.shape for block in job.blocks if block.task not in found.dropped]
+    if parts_groups(job.spec, [*left, *(shape for _, shape in found.added)]):
+        return change
     tasks = {*(change.blocks or ()), *(task for task, _ in found.added)} - {*found.dropped}
     change = replace(change, blocks=tuple(sorted(tasks)), to_hold=job.to_hold if found.added else ())
     shape = _as_one([*left, *(shape for _, shape in found.added)])
@@ -199,6 +203,9 @@ def _hindrance(change: Change, job: JobRules, rules: PartitionRules, most: Mappi
             return reason("shrinking_off")
     if job.resting is not None:
         return job.resting
+    against = breaks(job.spec, change.new, change.old_batch, change.new_batch)
+    if against is not None:
+        return against
     # Who gives GPUs up has more for the moment in which other blocks take the place of its own.
     gpus = change.new.gpus if change.new.gpus < change.old.gpus else max(change.new.gpus, _at_once(change))
     if gpus <= job.requested:

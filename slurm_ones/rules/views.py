@@ -12,7 +12,8 @@ from ones_db import JobHistory
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.knowledge import Known, Learner
 from slurm_ones.observe.eligibility import Elastic
-from slurm_ones.reasons import SITE_LIMITS, Reason, alone
+from slurm_ones.reasons import SITE_LIMITS, Reason, alone, reason
+from slurm_ones.report.strategy import counts
 from slurm_ones.rules.asked import with_sizes
 from slurm_ones.rules.blocks import hot
 from slurm_ones.rules.caps import Cap, capped, narrowed
@@ -21,11 +22,9 @@ from slurm_ones.rules.gate import JobRules, PartitionRules, Round
 from slurm_ones.rules.moves import smaller
 from slurm_ones.rules.reclaim import annotate, make_room
 from slurm_ones.rules.rigid import RigidDemand, rigid_demand, rigid_jobs
+from slurm_ones.rules.strategy import ANY_BATCH, parts, size_rules
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView, Policy, Schedule
-from slurm_ones.schedule.shapes import valid_counts
-
-ANY_BATCH = 2**31
-"""Largest batch of a GPU, of a job that has not said; and none that says more is believed."""
+from slurm_ones.schedule.shapes import strategy_counts, takes, valid_counts
 
 
 @dataclass(frozen=True)
@@ -102,20 +101,24 @@ def job_views(round_: Round, rules: PartitionRules, cluster: ClusterView, learne
     views = []
     for job in mine:
         known = learner.about(job.history, round_.now, blocks=bool(job.elastic.blocks))
-        limits = limits_of(job.elastic, cluster, known.spec)
-        view = _view(job.elastic, limits, job.history, known, job.fixed, round_.now)
+        limits = limits_of(job.elastic, cluster, known.spec, job.history.batch if job.history is not None else None)
+        fixed = job.fixed or _nowhere(limits)
+        view = _view(job.elastic, limits, job.history, known, fixed, round_.now)
         if hot(job.elastic):
-            view = replace(view, smaller=_smaller(job, rules.node_gpus))
+            view = replace(view, smaller=_smaller(job, rules.node_gpus, limits))
         if view.fixed is None and job.asked is None:
             view = replace(view, fixed=near_end(view, _near_end_s(job, round_)))
         views.append(view)
     return views
 
 
-def _smaller(job: JobRules, node_gpus: int) -> dict[int, dict[str, int]]:
+def _smaller(job: JobRules, node_gpus: int, limits: Limits) -> dict[int, dict[str, int]]:
     """What the job keeps on each node at each size that blocks that leave make."""
     found: dict[int, dict[str, int]] = {}
     for gpus, dropped in smaller(job.blocks, node_gpus).items():
+        left = [block.shape for block in job.blocks if block.task not in dropped]
+        if parts(limits.at(gpus), left):
+            continue
         kept: Counter[str] = Counter()
         for block in job.blocks:
             if block.task not in dropped:
@@ -130,21 +133,37 @@ def _near_end_s(job: JobRules, round_: Round) -> float:
     return switch_near_end_s(job.history, round_.settings.resize, limits) if hot(job.elastic) else limits.near_end_s
 
 
-def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None) -> Limits:
-    """What the job can take: what its owner allows, as far as its script can."""
+def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, batch: int | None = None) -> Limits:
+    """What the job can take: what its owner allows, as far as its script and its strategy can. `batch` is the global
+    batch in force, where it has one."""
     low, high = elastic.gpu_range
-    counts = valid_counts(cluster, low, high)
-    if elastic.shape.gpus and elastic.shape.gpus not in counts:
-        # An odd size that its owner asked for is valid: it runs there.
-        counts = tuple(sorted({*counts, elastic.shape.gpus}))
+    rules = size_rules(spec)
+    if not rules:
+        gpus = valid_counts(cluster, low, high)
+        if elastic.shape.gpus and elastic.shape.gpus not in gpus:
+            # An odd size that its owner asked for is valid: it runs there.
+            gpus = tuple(sorted({*gpus, elastic.shape.gpus}))
     base = spec.base_batch if spec is not None else 1
-    if elastic.optin is not None and elastic.optin.batch is not None:
+    if spec is not None and spec.limits is not None and spec.limits.batch_fixed:
+        least = most = batch or base
+    elif elastic.optin is not None and elastic.optin.batch is not None:
         least, most = elastic.optin.batch
         if spec is not None and least < most:
             most = max(least, min(most, spec.max_batch))
     else:
         least = most = base
-    return Limits(counts, least, most, _most_per_gpu(spec), _quantum(spec))
+    if rules:
+        every = Limits((), least, most, _most_per_gpu(spec), _quantum(spec), rules)
+        gpus = tuple(n for n in strategy_counts(cluster, rules, low, high) if takes(every, n))
+    name = spec.limits.strategy if spec is not None and spec.limits is not None else ""
+    return Limits(gpus, least, most, _most_per_gpu(spec), _quantum(spec), rules, name)
+
+
+def _nowhere(limits: Limits) -> Reason | None:
+    """That none of the sizes which the job's strategy can use is possible here, so that it keeps what it has."""
+    if limits.gpus or not limits.rules:
+        return None
+    return reason("strategy_nowhere", strategy=limits.strategy, counts=counts(limits.rules))
 
 
 def _quantum(spec: Spec | None) -> int:

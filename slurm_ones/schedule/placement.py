@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.ledger import Ledger
 from slurm_ones.schedule.policy import ClusterView, JobView
-from slurm_ones.schedule.shapes import shape_of
+from slurm_ones.schedule.shapes import shape_of, takes
 from slurm_ones.slurm.model import Shape
 
 
@@ -55,7 +55,8 @@ def place(
         if shrink:
             own = by_id[job_id].shape  # its own GPUs were not kept for it: with as many as now it would not move
             before = own.gpus if own is not None else 0
-            counts += [n for n in sorted(by_id[job_id].limits.gpus, reverse=True) if n < gpus and n != before]
+            limits = by_id[job_id].limits
+            counts += [n for n in sorted(limits.gpus, reverse=True) if n < gpus and n != before and takes(limits, n)]
         for count in counts:
             shape = shape_of(cluster, count)
             if shape is not None and ledger.take(shape):

@@ -59,9 +59,28 @@ class ClusterView:
         return self.node_gpus or max((node.gpus for node in self.nodes), default=0)
 
 
+class SizeRule(NamedTuple):
+    """What a job takes on one number of GPUs."""
+
+    gpus: int
+    replicas: int
+    """Over how many the samples of a step are split: its GPUs where it is plainly data parallel."""
+    most: int
+    """Largest global batch, over all passes of a step; 0 where nobody knows what it takes there."""
+    quantum: int = 1
+    """Global batches are multiples of this there, fixed ones too."""
+    together: int = 1
+    """So many consecutive ranks share a node."""
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether those ranks that must share a node do so at this shape: all of them on one node, or groups of them
+        that fill nodes."""
+        return shape.nodes == 1 or shape.gpus_per_node % self.together == 0
+
+
 @dataclass(frozen=True)
 class Limits:
-    """What a job can take: the object through which a training layout tells the scheduler its limits."""
+    """What a job can take: what its owner allows, as far as its script and its training strategy can."""
 
     gpus: tuple[int, ...]
     """Valid GPU counts, ascending."""
@@ -70,7 +89,27 @@ class Limits:
     max_local_batch: int
     """Most samples per GPU per step, over all its forward passes."""
     quantum: int = 1
-    """Global batches are multiples of this."""
+    """Global batches are multiples of this, where they are not fixed."""
+    rules: tuple[SizeRule, ...] = ()
+    """Of a job with a training strategy: what it takes at each number of GPUs that its strategy knows. Empty: it is
+    data parallel, and takes `max_local_batch` on each GPU."""
+    strategy: str = ""
+    """Its name, for reasons."""
+
+    def at(self, gpus: int) -> SizeRule:
+        """What it takes on so many GPUs."""
+        if not self.rules:
+            return SizeRule(gpus, gpus, self.max_local_batch * gpus)
+        return self._by_gpus.get(gpus) or SizeRule(gpus, gpus, 0)
+
+    @cached_property
+    def _by_gpus(self) -> Mapping[int, SizeRule]:
+        return {rule.gpus: rule for rule in self.rules}
+
+    @property
+    def batch_fixed(self) -> bool:
+        """Its global batch stays, whatever its size."""
+        return self.min_batch == self.max_batch
 
 
 class ThroughputModel(Protocol):

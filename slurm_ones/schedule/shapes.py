@@ -7,10 +7,15 @@ without naming nodes (facts of the resize: `NumNodes=N-N` and GPUs per node).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from slurm_ones.schedule.policy import ClusterView, Limits
+import numpy as np
+
+from slurm_ones.schedule.policy import ClusterView, Ints, Limits, SizeRule
 from slurm_ones.slurm.model import Shape
 
+ANY_QUANTUM = 2**62
+"""What no batch is a multiple of."""
 EVERY_COUNT = 16
 """Up to this many nodes every number of whole nodes is offered."""
 GROWTH = 1.25
@@ -61,26 +66,75 @@ def valid_counts(cluster: ClusterView, low: int = 1, high: int | None = None) ->
     return tuple(n for n in sorted(counts) if low <= n <= most and shape_of(cluster, n))
 
 
+def strategy_counts(
+    cluster: ClusterView, rules: Sequence[SizeRule], low: int = 1, high: int | None = None
+) -> list[int]:
+    """GPU counts in [low, high] that a job with a training strategy can be offered here, ascending: those that its
+    strategy knows, as far as they have a shape on which the ranks that must share a node do so."""
+    most = cluster.gpus if high is None else high
+    return sorted(
+        rule.gpus
+        for rule in rules
+        if low <= rule.gpus <= most
+        and (shape := shape_of(cluster, rule.gpus)) is not None
+        and rule.fits(shape)
+        and (cluster.uniform or rule.together == 1 or rule.gpus <= cluster.gpus_per_node)
+    )
+
+
 def least_and_most(limits: Limits, gpus: int) -> tuple[int, int]:
-    """Smallest and largest global batch that `gpus` GPUs take without accumulation, multiples of the quantum where
-    the batch is not fixed; the smallest is above the largest where there is none."""
-    most = min(limits.max_batch, limits.max_local_batch * gpus)
-    least = max(limits.min_batch, gpus)
-    if limits.min_batch == limits.max_batch:
-        return max(least, limits.max_batch), most
+    """Smallest and largest global batch that `gpus` GPUs take, multiples of the quantum; the smallest is above the
+    largest where there is none. A batch that is fixed need not be a multiple of the job's own quantum, which holds
+    where it can be chosen; what the strategy asks for at a size holds always."""
+    rule = limits.at(gpus)
+    most = min(limits.max_batch, rule.most)
+    least = max(limits.min_batch, rule.replicas)
+    if limits.batch_fixed:
+        return (max(least, limits.max_batch), most) if limits.max_batch % rule.quantum == 0 else (1, 0)
+    quantum = math.lcm(max(limits.quantum, 1), rule.quantum)
+    return -(-least // quantum) * quantum, most // quantum * quantum
+
+
+def takes(limits: Limits, gpus: int) -> bool:
+    """Whether there is a batch that so many GPUs take."""
+    least, most = least_and_most(limits, gpus)
+    return least <= most
+
+
+def bounds(limits: Limits, gpus: Ints) -> tuple[Ints, Ints]:
+    """`least_and_most` at many sizes (S,)."""
+    if limits.rules:
+        found = [least_and_most(limits, int(n)) for n in gpus]
+        low, high = np.array(found, dtype=np.int64).reshape(-1, 2).T
+        return low, high
+    most = np.minimum(limits.max_batch, limits.max_local_batch * gpus)
+    least = np.maximum(limits.min_batch, gpus)
+    if limits.batch_fixed:
+        return np.maximum(least, limits.max_batch), most
     quantum = max(limits.quantum, 1)
     return -(-least // quantum) * quantum, most // quantum * quantum
 
 
+def quanta(limits: Limits, gpus: Ints, *, even: bool = False) -> Ints:
+    """(S,) of what global batches are multiples at sizes (S,); where `even`, such that replicas have equally many."""
+    own = max(limits.quantum, 1)
+    if not limits.rules:
+        return np.lcm(gpus, own) if even else np.full(len(gpus), own, dtype=np.int64)
+    rules = [limits.at(int(n)) for n in gpus]
+    found = [math.lcm(own, rule.quantum, rule.replicas if even else 1) for rule in rules]
+    return np.array([min(quantum, ANY_QUANTUM) for quantum in found], dtype=np.int64)
+
+
 def scaled_batch(limits: Limits, base_batch: int, smallest: int, gpus: int) -> int | None:
-    """Global batch on `gpus` GPUs, in proportion to them (ONES §3.3): `base_batch` on the `smallest` size.
+    """Global batch on `gpus` GPUs, in proportion to their replicas (ONES §3.3): `base_batch` on the `smallest` size.
 
     Rounded to the quantum and clamped to the limits. A batch that the limits fix stays. None where these GPUs
-    cannot take any allowed batch: its samples do not fit, or there are fewer samples than GPUs.
+    cannot take any allowed batch: its samples do not fit, or there are fewer samples than replicas.
     """
     least, most = least_and_most(limits, gpus)
     if least > most:
         return None
-    quantum = max(limits.quantum, 1)
-    wanted = round(base_batch * gpus / max(smallest, 1) / quantum) * quantum
+    rule = limits.at(gpus)
+    quantum = math.lcm(max(limits.quantum, 1), rule.quantum)
+    wanted = round(base_batch * rule.replicas / max(limits.at(smallest).replicas, 1) / quantum) * quantum
     return min(max(wanted, least), most)

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView, Limits
-from slurm_ones.schedule.shapes import least_and_most, nodes_of, scaled_batch, shape_of
+from slurm_ones.schedule.shapes import bounds, least_and_most, nodes_of, quanta, scaled_batch, shape_of
 
 BatchRule = Literal["requested", "scaled", "best"]
 """Global batch at a size: as its user submitted it; in proportion to the GPUs (ONES §3.3); of highest goodput."""
@@ -103,7 +103,7 @@ def _finite(said: Floats, *, nan: float, infinite: float) -> Floats:
 def _counts(placeable: Set[int], limits: Limits, held: int) -> list[int]:
     """Sizes that a job can have here with some batch, ascending; what it holds among them."""
     sizes = np.array([n for n in limits.gpus if n in placeable], dtype=np.int64)
-    least, most = _bounds(limits, sizes)
+    least, most = bounds(limits, sizes)
     found = set(sizes[least <= most].tolist())
     return sorted(found | {held} if held else found)
 
@@ -116,16 +116,6 @@ def _nodes(cluster: ClusterView, job: JobView, gpus: Ints) -> Ints:
     return nodes
 
 
-def _bounds(limits: Limits, gpus: Ints) -> tuple[Ints, Ints]:
-    """`least_and_most` at many sizes (S,)."""
-    most = np.minimum(limits.max_batch, limits.max_local_batch * gpus)
-    least = np.maximum(limits.min_batch, gpus)
-    if limits.min_batch == limits.max_batch:
-        return np.maximum(least, limits.max_batch), most
-    quantum = max(limits.quantum, 1)
-    return -(-least // quantum) * quantum, most // quantum * quantum
-
-
 def batch_options(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
     """(S, B) global batches to choose from at sizes (S,)."""
     if rule == "requested":
@@ -134,12 +124,12 @@ def batch_options(job: JobView, gpus: Ints, rule: BatchRule) -> Ints:
         smallest = min(job.limits.gpus, default=1)
         scaled = [scaled_batch(job.limits, job.base_batch, smallest, int(n)) for n in gpus]
         return np.array([[batch or max(job.batch, 1)] for batch in scaled], dtype=np.int64)
-    least, most = _bounds(job.limits, gpus)
+    least, most = bounds(job.limits, gpus)
     low = np.where(least <= most, least, max(job.batch, 1)).astype(np.float64)
     high = np.where(least <= most, most, max(job.batch, 1)).astype(np.float64)
     grid = low[:, None] * (high / low)[:, None] ** STEPS
-    # Multiples of the GPUs, so that all have equally much to do.
-    unit = np.lcm(gpus, max(job.limits.quantum, 1))[:, None]
+    # Multiples of the replicas, so that all have equally much to do.
+    unit = quanta(job.limits, gpus, even=True)[:, None]
     even = np.maximum(np.round(grid / unit), 1) * unit
     even = np.where(even > high[:, None], np.floor(high[:, None] / unit) * unit, even)
     even = np.where(even < low[:, None], np.ceil(low[:, None] / unit) * unit, even)
@@ -164,7 +154,7 @@ def asked(cluster: ClusterView, job: JobView) -> Allocation | None:
 
 def _clamped(job: JobView, batch: int, gpus: Ints) -> Ints:
     """(S,) the batch as near as the limits allow at sizes (S,); the job's own where they allow none."""
-    least, most = _bounds(job.limits, gpus)
-    quantum = max(job.limits.quantum, 1)
-    near = np.minimum(np.maximum(round(batch / quantum) * quantum, least), most)
+    least, most = bounds(job.limits, gpus)
+    quantum = quanta(job.limits, gpus)
+    near = np.minimum(np.maximum(np.round(batch / quantum).astype(np.int64) * quantum, least), most)
     return np.where(least <= most, near, max(job.batch, 1))

@@ -29,8 +29,9 @@ from slurm_ones.schedule.policy import (
     Policy,
     Progress,
     Schedule,
+    SizeRule,
 )
-from slurm_ones.schedule.shapes import least_and_most, shape_of, valid_counts
+from slurm_ones.schedule.shapes import least_and_most, shape_of, strategy_counts, takes, valid_counts
 from slurm_ones.slurm.model import Shape
 
 HELD = Reason("held")
@@ -133,11 +134,18 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
         if not unchanged(view, j, got) or got.batch != j.batch:
             least, most = least_and_most(j.limits, got.shape.gpus)
             assert least <= got.batch <= most, f"job {j.job_id} cannot take batch {got.batch}"
-            assert got.batch % j.limits.quantum == 0 or j.limits.min_batch == j.limits.max_batch
+            assert got.batch % j.limits.quantum == 0 or j.limits.batch_fixed
+            rule = j.limits.at(got.shape.gpus)
+            assert rule.replicas <= got.batch <= rule.most, f"job {j.job_id}'s strategy cannot take batch {got.batch}"
+            assert got.batch % rule.quantum == 0, f"job {j.job_id}: batch {got.batch} is no multiple"
         if unchanged(view, j, got):
             continue
         gpus, per_node = got.shape.gpus, view.gpus_per_node
         assert gpus in j.limits.gpus, f"job {j.job_id} cannot take {gpus} GPUs"
+        if j.limits.rules:
+            assert gpus in {rule.gpus for rule in j.limits.rules}, f"job {j.job_id}'s strategy cannot take {gpus} GPUs"
+            together = j.limits.at(gpus).together
+            assert got.shape.nodes == 1 or got.shape.gpus_per_node % together == 0, "ranks of a group are parted"
         assert got.shape.nodes == 1 or got.shape.gpus_per_node == per_node, "several nodes must be whole"
         assert got.shape.gpus_per_node <= per_node or not view.uniform, "no node has so many GPUs"
         assert got.shape.gpus_per_node == per_node or not view.whole_nodes, "nodes must be whole here"
@@ -215,7 +223,10 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> R
     for job_id in range(draw(st.integers(0, max_jobs))):
         low = draw(st.sampled_from([1, 1, 2, 4]))
         counts = valid_counts(view, low, draw(st.sampled_from([low, 4, 8, 64])))
+        least = draw(st.sampled_from([1, 64, 100]))
+        limits = Limits(counts, least, draw(st.sampled_from([least, 512, 4096])), 256, draw(st.sampled_from([1, 8])))
         runs = bool(counts) and draw(st.booleans())
+        # It may run at a size that its strategy cannot use: what it can changed, or nobody knew.
         shape = shape_of(view, draw(st.sampled_from(counts))) if runs else None
         roomy = [] if shape is None else [name for name in left if left[name] >= shape.gpus_per_node]
         held: dict[str, int] = {}
@@ -226,8 +237,9 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> R
         for name, gpus in held.items():
             left[name] -= gpus
         epochs = draw(st.integers(0, 9)) if held else draw(st.sampled_from([0, 0, 3]))
-        least = draw(st.sampled_from([1, 64, 100]))
-        limits = Limits(counts, least, draw(st.sampled_from([least, 512, 4096])), 256, draw(st.sampled_from([1, 8])))
+        if draw(st.booleans()):
+            limits = with_strategy(view, limits, draw(strategies(view)))
+            counts = limits.gpus
         model = Power(table={n: draw(figures) for n in counts}) if draw(st.booleans()) else Power(across=draw(across))
         jobs.append(
             job(
@@ -252,6 +264,29 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> R
             )
         )
     return view, jobs
+
+
+@st.composite
+def strategies(draw: st.DrawFn, view: ClusterView) -> tuple[SizeRule, ...]:
+    """What a training strategy knows: some numbers of GPUs, in groups that share a node or not, with few replicas or
+    many, and with batches that fit or do not."""
+    size = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    rules = []
+    for gpus in sorted(draw(st.sets(st.integers(1, max(view.gpus, 1)), max_size=6))):
+        parts = [part for part in (1, 2, 3, 4, 8) if gpus % part == 0]
+        replicas = gpus // draw(st.sampled_from(parts)) if draw(st.booleans()) else gpus // math.gcd(gpus, size)
+        most = draw(st.sampled_from([0, 1, 48, 256 * replicas, 10**6]))
+        rules.append(SizeRule(gpus, replicas, most, draw(st.sampled_from([1, 2, 7, 64])), draw(st.sampled_from(parts))))
+    return tuple(rules)
+
+
+def with_strategy(view: ClusterView, limits: Limits, rules: tuple[SizeRule, ...]) -> Limits:
+    """The limits of a job that trains by a strategy, as the companion makes them."""
+    if not rules:
+        return limits
+    low, high = min(limits.gpus, default=1), max(limits.gpus, default=0)
+    within = replace(limits, rules=rules, strategy="ring")
+    return replace(within, gpus=tuple(n for n in strategy_counts(view, rules, low, high) if takes(within, n)))
 
 
 def _spread(left: dict[str, int], gpus: int) -> dict[str, int]:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, decode_order, directory_name
+from ones_wrapper.limits import Limits, SizeLimits
+from ones_wrapper.protocol import DRAIN_WAIT_S, ORDERS, Spec, decode_order, directory_name
 from slurm_ones.act.blocks import BLOCK_HANDLERS
 from slurm_ones.act.stale_holds import release_stale_holds
 from slurm_ones.act.transitions import FINAL, State
@@ -818,3 +819,30 @@ def test_a_requeued_job_settles_before_it_is_released(make_world: Make) -> None:
     again.clock.now -= 7200.0
     again.tick(0.5)
     assert not again.slurm.job(again.job_id).held
+
+
+OTHER_SIZES = Spec(32, 512, 64, 1000, 10, limits=Limits("ring", (SizeLimits(OLD.gpus, OLD.gpus),)))
+
+
+@pytest.mark.parametrize("state", [State.DRAINING, State.REQUEUING, State.RESHAPING])
+@pytest.mark.parametrize("told", [(OTHER_SIZES, ""), (None, "spec.json: sizes: not a list")])
+def test_a_strategy_that_changes_meanwhile_turns_a_running_job_back(
+    make_world: Make, state: State, told: tuple[Spec | None, str]
+) -> None:
+    """A job that can no longer train at its new size trains on, or gets its old one back."""
+    world = make_world()
+
+    def change(number: int, event: str) -> None:
+        if event == f"after journal {state.value}":
+            world.told = told
+
+    world.interrupt = change
+    world.begin()
+    if state is State.DRAINING:
+        world.told = told
+    resize = world.finish()
+    world.check()
+    assert ("reshape", NEW) not in world.slurm.calls
+    said = [step.detail.text for step in world.store.resize_steps(resize.id)] + [resize.outcome.text]
+    wanted = f"ring runs on {OLD.gpus} GPU" if told[0] is not None else "what it can do cannot be read any more"
+    assert any(text.startswith(wanted) for text in said), said

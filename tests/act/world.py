@@ -10,7 +10,7 @@ from unittest import mock
 
 import slurm_ones.act.orders as orders_module
 from ones_db import JobRecord, ResizeRecord, Store
-from ones_wrapper.protocol import Order
+from ones_wrapper.protocol import Order, Spec
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter, write_order
 from slurm_ones.act.resize import ResizeMachine
@@ -56,6 +56,8 @@ class World:
         self.deferrals = Deferrals(self.slurm, _DeferralStore(self), LEASE_S, self.clock)
         self.stopped = False
         """The stop file is there."""
+        self.told: tuple[Spec | None, str] = (None, "")
+        """What the job says that it can do, and what is wrong with that."""
         self.events: list[str] = []
         """Every journal write, order write and client call so far, `before` and `after` it."""
         self.interrupt: Callable[[int, str], None] = lambda number, event: None
@@ -87,6 +89,7 @@ class World:
             clock=self.clock,
             wanted=self._wanted,
             deferrals=self.deferrals,
+            told=lambda job: self.told,
         )
 
     def begin(self) -> ResizeRecord:

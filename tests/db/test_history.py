@@ -348,3 +348,14 @@ def test_ranks_that_are_not_its_gpus_teach_nothing(store: Store) -> None:
     assert store.histories([1])[1].misfit == (2, 4)
     store.add_reports([RunReports(1, 2, 10, 1, None, [hello(world=4)])])
     assert store.histories([1])[1].misfit is None
+
+
+def test_steps_since_the_size_changed(store: Store) -> None:
+    """By the job's own count; a restart at the same size is no change."""
+    store.record_jobs([job(7)])
+    found = []
+    for restart, gpus, step in ((0, 1, 40), (1, 1, 60), (2, 4, 75), (3, 4, 90)):
+        store.record_runs([run(7, restart, 1, gpus, start_time=2000.0 + restart)])
+        report(store, 7, restart, throughput=[throughput(2, step=step)], offset=9, number=2)
+        found.append(store.histories([7])[7].steps_since_change)
+    assert found == [None, None, 15, 30]

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from ones_db import RunReports, Store, UnknownRecord
+from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Batch, Bye, Checkpoint, First
-from tests.db.make import SPEC, ask, epoch, hello, job, line, report, run, throughput
+from tests.db.make import SPEC, ask, change, epoch, hello, job, line, report, run, throughput
 
 ORDER = 1_700_000_000_000
 SAVED = Checkpoint("step-5", 0, 320, 5, 2**40, 0.25, order=ORDER, stall_s=0.1)
@@ -290,3 +291,25 @@ def test_noise_and_progress_are_the_newest(store: Store) -> None:
     samples = [throughput(2, noise=60.0, progress=40.0), throughput(3, progress=70.0), throughput(4)]
     report(store, 1, 0, throughput=samples, offset=2, number=4)
     assert (store.runs(1)[0].noise, store.runs(1)[0].progress) == (60.0, 70.0)
+
+
+def test_limits_of_a_strategy_come_back_as_they_were_told(store: Store) -> None:
+    """Also where they change, and where a job no longer has any."""
+    rows = tuple(SizeLimits(n, 1, 2, n, 3, 4, 5, 6) for n in (1, 2, 4))
+    told = Limits("ring", rows, 7, False, True, ("a",), ("b", "c"), True, 9)
+    store.record_jobs([job(7)])
+    for limits in (told, replace(told, batch_fixed=False), None):
+        report(store, 7, 0, spec=replace(SPEC, limits=limits), offset=9, number=2)
+        assert store.histories([7])[7].spec == replace(SPEC, limits=limits)
+        assert store.job_summaries([7])[0].limits == limits
+        assert store.strategies() == ({} if limits is None else {"ring": 1})
+
+
+def test_limits_that_are_not_believed_leave_nothing_known_of_the_job(store: Store, url: str) -> None:
+    """Rather than sizes that its strategy cannot use."""
+    store.record_jobs([job(7)])
+    report(store, 7, 0, spec=replace(SPEC, limits=Limits("ring")), offset=9, number=2)
+    change(url, """UPDATE jobs SET limits = '{"strategy": "ring", "sizes": [{"gpus": -1, "replicas": 1}]}'""")
+    with Store.open(url, store.cluster) as fresh:
+        assert fresh.histories([7])[7].spec is None
+        assert fresh.job_summaries([7])[0].limits is None

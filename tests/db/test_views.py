@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,23 @@ from ones_db import BlockRecord, Store
 from ones_db.query import Reader, view_query
 from ones_db.view import spelled
 from ones_db.views import VIEWS
+from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Checkpoint, Membership
-from tests.db.make import SPEC, decision, hello, job, line, opened, report, resize, resized_job, run, said, throughput
+from tests.db.make import (
+    SPEC,
+    ask,
+    decision,
+    hello,
+    job,
+    line,
+    opened,
+    report,
+    resize,
+    resized_job,
+    run,
+    said,
+    throughput,
+)
 
 TYPES = {"int": int, "float": float, "text": str, "bool": int, "time": float, "said": str}
 DAY = 86_400.0
@@ -25,7 +41,9 @@ def fill(store: Store) -> None:
     """A job that was resized and completed, one that runs, one that waits, one that never was resized."""
     resized_job(store)
     asked = line(32, Checkpoint("step-21", 2, 0, 21, 1000, 1.25, order=9, stall_s=0.5), 2610.0)
-    report(store, 7, 0, checkpoints=[asked], offset=200, number=32)
+    rows = tuple(SizeLimits(n, 1, together=n, data_bytes=2**52) for n in (1, 2))
+    told = replace(SPEC, limits=Limits('ring "4096"', rows))
+    report(store, 7, 0, checkpoints=[asked], offset=200, number=32, spec=told)
     report(
         store, 7, 1, throughput=[throughput(5, time=3511.0, samples=256, batch=256, noise=192.0)], offset=60, number=5
     )
@@ -331,3 +349,12 @@ def test_a_job_of_blocks_in_all_views(store: Store, url: str) -> None:
     assert some(cost, "ready_s", "transfer_s", "bytes", "launch_s", "queue_s") == (8.0, 0.2, 600, None, None)
     (paid,) = rows(url, "what_if")
     assert some(paid, "resizes", "by_blocks", "samples_per_s", "measured_s") == (1, 1, 6.4, 10.0)
+
+
+def test_sizes_of_a_strategy(sqlite_url: str) -> None:
+    """One row for each number of GPUs that it can use, none of a job that is plainly data parallel."""
+    with Store.open(sqlite_url, "gres") as store:
+        fill(store)
+        assert store.strategies() == {}  # the job with one has ended
+    found = ask(sqlite_url, "SELECT job_id, strategy, gpus, together, data_bytes FROM size_limits ORDER BY gpus")
+    assert [tuple(row) for row in found] == [(7, 'ring "4096"', 1, 1, 2**52), (7, 'ring "4096"', 2, 2, 2**52)]

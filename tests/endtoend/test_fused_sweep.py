@@ -25,7 +25,7 @@ def test_a_sweep_is_trained_as_one_job(harness: Harness) -> None:
     """Of six jobs the first trains the others; one is cancelled on the way; each of the rest ends by itself with its
     own model and exit code, in a start of a moment."""
     settings = harness.settings(scope='"own"')
-    with harness.running(settings):
+    with harness.running(settings, "--act"):
         blockers = [harness.rigid("--nodelist=n1", "--gres=gpu:1") for _ in range(3)]
         for blocker in blockers:
             harness.wait(blocker, lambda job: job.running, "RUNNING")
@@ -58,7 +58,7 @@ def test_a_sweep_is_trained_as_one_job(harness: Harness) -> None:
 def test_members_train_by_themselves_where_the_carrier_dies(harness: Harness) -> None:
     """The carrier is cancelled: the others start, and one of them trains the rest."""
     settings = harness.settings(scope='"own"')
-    with harness.running(settings):
+    with harness.running(settings, "--act"):
         for blocker in [harness.rigid("--nodelist=n1", "--gres=gpu:1") for _ in range(3)]:
             harness.wait(blocker, lambda job: job.running, "RUNNING")
         ids = submitted(harness, [0.01, 0.02, 0.03], "--epochs", "20")

@@ -14,8 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ones_db import ThroughputPoint
+from ones_wrapper.limits import Limits, SizeLimits
+from ones_wrapper.protocol import Spec
 from slurm_ones.learn import step_time
-from slurm_ones.learn.step_time import CAUTIOUS, fit_all, pool
+from slurm_ones.learn.layout import Layout, layout_of
+from slurm_ones.learn.step_time import CAUTIOUS, WIRED, fit_all, pool
 from slurm_ones.learn.throughput import MeasuredThroughput, believable, points_of
 from slurm_ones.schedule.policy import Floats
 
@@ -114,8 +117,8 @@ def test_other_batches_follow_the_step_time() -> None:
 def test_samples_that_do_not_fit_take_more_passes() -> None:
     """A batch of twice what the memory holds is no faster a sample than one that just fits."""
     lines = [measured(1, local / (0.1 + 0.001 * local), local=local) for local in (32, 64, 128)]
-    fit = fit_all([(points_of(lines, 64.0, 128.0), 64.0, CAUTIOUS)])[0]
-    model = MeasuredThroughput(fit, 128.0)
+    fit = fit_all([(points_of(lines, 64.0, Layout(128.0)), 64.0, CAUTIOUS)])[0]
+    model = MeasuredThroughput(fit, Layout(128.0))
     assert at(model, 1, 256) <= 1.1 * at(model, 1, 128)
 
 
@@ -141,7 +144,7 @@ def pollux_like(rng: np.random.Generator) -> Truth:
     figures = CAUTIOUS.mean + rng.normal(0.0, 0.7, step_time.FIGURES) * np.array([4, 1, 1, 1, 1, 1, 0.5])
 
     def seconds(nodes: int, gpus: int, local: float) -> float:
-        size = step_time.sizes(*(np.array([float(x)]) for x in (nodes, gpus, local * gpus)), 64.0, 1e9)
+        size = step_time.sizes(*(np.array([float(x)]) for x in (nodes, gpus, local * gpus)), 64.0, Layout(1e9))
         return math.exp(step_time.log_step(figures, size, np.float64(64.0))[0])
 
     return seconds
@@ -261,11 +264,15 @@ def test_many_at_once_are_as_each_alone() -> None:
         assert at(model, 16) == pytest.approx(at(other, 16), rel=0.01)
 
 
-def test_slopes() -> None:
+TOLD = tuple(SizeLimits(n, n // 2 or 1, replica_bytes=10**8, data_bytes=10**9) for n in (1, 2, 4, 8, 16))
+
+
+@pytest.mark.parametrize("layout", [Layout(64.0), layout_of(Spec(32, 4096, 64, 0, 0, limits=Limits("ring", TOLD)))])
+def test_slopes(layout: Layout) -> None:
     """The hand-written derivatives are those of the step time."""
     rng = np.random.default_rng(0)
     size = step_time.sizes(
-        np.array([1.0, 1, 1, 2, 4]), np.array([1.0, 2, 4, 8, 16]), np.array([32.0, 128, 99, 4096, 512]), 32.0, 64.0
+        np.array([1.0, 1, 1, 2, 4]), np.array([1.0, 2, 4, 8, 16]), np.array([32.0, 128, 99, 4096, 512]), 32.0, layout
     )
     reference = np.float64(32.0)
     for _ in range(20):
@@ -278,6 +285,84 @@ def test_slopes() -> None:
                 figures - nudge, size, reference
             )
             assert slopes[:, k] == pytest.approx(rise / 2e-6, abs=1e-6)
+
+
+HIDDEN, LAYERS, LENGTH = 1024, 24, 16384
+PARAMETERS = 12 * HIDDEN**2 * LAYERS
+
+
+def _ring_row(gpus: int, ring: int) -> SizeLimits:
+    """A ring of `ring` GPUs in each replica: bytes of the blocks that go around, and of the gradients of all ranks."""
+    block = 4 * LENGTH // ring * HIDDEN * LAYERS
+    within = (2 * (ring - 1) + 4 * ring - 2) * block if ring > 1 else 0
+    return SizeLimits(
+        gpus, gpus // ring, replica_bytes=within, data_bytes=round(2 * (gpus - 1) / gpus * 4 * PARAMETERS)
+    )
+
+
+ONE_RING = tuple(_ring_row(n, n) for n in (1, 2, 4, 8, 16))
+"""All GPUs in one ring: it sends more the more there are."""
+RINGS = tuple(_ring_row(n, min(n, 2)) for n in (1, 2, 4, 8, 16))
+LEADERS = tuple(SizeLimits(n, n, data_bytes=4 * PARAMETERS // 16) for n in (1, 2, 4, 8, 16))
+
+
+@pytest.mark.parametrize("rows", [ONE_RING, RINGS, LEADERS], ids=["one ring", "rings", "leaders"])
+def test_bytes_predict_sizes_that_were_not_tried(rows: tuple[SizeLimits, ...]) -> None:
+    """Over simulated jobs on links of other speeds, which overlap and lose time to messages as no formula says, a job
+    that has tried one node is predicted better at all larger sizes where it tells what it sends."""
+    told = layout_of(Spec(64, 4096, 64, 0, 0, limits=Limits("ring", rows)))
+    spec_of = {row.gpus: row for row in rows}
+    rng = np.random.default_rng(3)
+    errors: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(24):
+        sample, fixed = float(rng.uniform(0.2, 0.8)), float(rng.uniform(0.02, 0.3))
+        inside, across = float(rng.uniform(4e9, 30e9)), float(rng.uniform(0.6e9, 4e9))
+        overlap = float(rng.uniform(1.2, 3.0))
+
+        def seconds(
+            gpus: int, batch: int, *, by: tuple[float, ...] = (sample, fixed, inside, across, overlap)
+        ) -> float:
+            row, nodes = spec_of[gpus], max(gpus // PER_NODE, 1)
+            ring = gpus // row.replicas
+            compute = by[1] + by[0] * batch / gpus
+            within = row.replica_bytes * batch / row.replicas / (by[2] if ring <= PER_NODE else by[3])
+            between = row.data_bytes / (by[2] if nodes == 1 else by[3]) if row.data_bytes else 0.0
+            exchange = (within + between + 2e-5 * gpus) * (gpus > 1)
+            return float((compute ** by[4] + exchange ** by[4]) ** (1 / by[4]))
+
+        tried = [(1, 16), (2, 32), (4, 64), (8, 64)]
+        points = [
+            ThroughputPoint(
+                max(n // PER_NODE, 1), min(n, PER_NODE), b, b / seconds(n, b) * float(np.exp(rng.normal(0, 0.03))), 0.0
+            )
+            for n, b in tried
+            for _ in range(3)
+        ]
+        for wired in (True, False):
+            layout, prior = (told, WIRED) if wired else (Layout(64.0), CAUTIOUS)
+            fit = fit_all([(points_of(points, 64.0, layout), 64.0, prior)])[0]
+            model = MeasuredThroughput(fit, layout)
+            for n, b in ((8, 256), (16, 64), (16, 128), (16, 256)):
+                found = model.throughput(np.array([n // PER_NODE]), np.array([n]), np.array([b]))[0]
+                errors[wired].append(abs(math.log(found * seconds(n, b) / b)))
+    with_bytes, without = (float(np.mean(errors[wired])) for wired in (True, False))
+    print(f"mean error of the log step time: {with_bytes:.3f} with bytes, {without:.3f} without")
+    assert with_bytes < 0.8 * without
+
+
+def test_nothing_changes_where_no_bytes_are_told() -> None:
+    """A strategy that tells sizes alone is fitted as a plain job is, to the last bit."""
+    rows = tuple(SizeLimits(n, n) for n in (1, 2, 4, 8, 16))
+    silent = layout_of(Spec(64, 4096, 64, 0, 0, limits=Limits("mine", rows)))
+    points = [measured(n, 90.0 * n**0.8) for n in (1, 2, 4)]
+    plain, said = (
+        MeasuredThroughput(fit_all([(points_of(points, 64.0, layout), 64.0, CAUTIOUS)])[0], layout)
+        for layout in (Layout(64.0), silent)
+    )
+    assert not silent.wired
+    sizes = np.array([1, 1, 2, 4]), np.array([1, 4, 8, 16]), np.array([64, 256, 512, 1024])
+    assert plain.throughput(*sizes).tolist() == said.throughput(*sizes).tolist()
+    assert plain.uncertainty(*sizes).tolist() == said.uncertainty(*sizes).tolist()
 
 
 def test_nonsense_costs_that_figure_alone() -> None:

@@ -26,7 +26,7 @@ from sqlalchemy import create_engine, text
 
 from ones_db import Store
 from ones_wrapper.protocol import (
-    MAX_LINE,
+    MAX_SPEC,
     ORDERS,
     SPEC,
     Checkpoint,
@@ -302,14 +302,14 @@ def test_working_directories_that_are_none(site: Site, work_dir: str, monkeypatc
 
 
 @pytest.mark.parametrize("name", [SPEC, REPORTS])
-@pytest.mark.parametrize("size", [MAX_LINE + 1, 1 << 30, 1 << 40])
+@pytest.mark.parametrize("size", [MAX_SPEC + 1, 1 << 30, 1 << 40])
 def test_huge_files(site: Site, name: str, size: int) -> None:
     """A line of a gigabyte, a terabyte of nothing: a bounded piece of it is read, at each look."""
     _sparse(site.folder / name, size)
     for _ in range(3):
         site.look()
     if name == SPEC:
-        assert f"longer than {MAX_LINE} bytes" in site.note()
+        assert f"longer than {MAX_SPEC} bytes" in site.note()
 
 
 def test_a_million_lines_of_nothing(site: Site) -> None:

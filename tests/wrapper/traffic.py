@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Bytes sent by a rank of n, over the bytes of the operation's input on a rank.
 SENT = {
     "allreduce_": lambda n: 2 * (n - 1) / n,
     "allreduce_coalesced_": lambda n: 2 * (n - 1) / n,
+    "all_reduce": lambda n: 2 * (n - 1) / n,
     "allgather_": lambda n: n - 1,
     "_allgather_base_": lambda n: n - 1,
     "allgather_into_tensor_coalesced_": lambda n: n - 1,
@@ -41,7 +43,7 @@ INPUT = {"allgather_": 1, "_allgather_base_": 1, "reduce_scatter_": 1, "_reduce_
 """Which argument is the input, where it is not the first."""
 INPUT |= {"alltoall_base_": 1, "scatter_": 1, "gather_": 1}
 INPUT |= {"allgather_into_tensor_coalesced_": 1, "reduce_scatter_tensor_coalesced_": 1}
-NOTHING = ("recv_", "recv_any_source_", "barrier", "monitored_barrier_")
+NOTHING = ("recv_", "recv_any_source_", "barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd")
 
 
 class Traffic(TorchDispatchMode):
@@ -63,7 +65,9 @@ class Traffic(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func.namespace == "c10d":
+        if any(issubclass(one, DTensor) for one in types):
+            return NotImplemented  # DTensor makes ordinary operations of it, which come here again
+        if func.namespace in ("c10d", "_c10d_functional"):
             self._count(func._opname, args)
         return func(*args, **(kwargs or {}))
 
@@ -72,7 +76,9 @@ class Traffic(TorchDispatchMode):
             return
         if name not in SENT:
             raise AssertionError(f"{name}: how many bytes it sends is not known here; add it to SENT")
-        size = next(dist.ProcessGroup.unbox(one).size() for one in args if isinstance(one, torch.ScriptObject))
+        boxed = [one for one in args if isinstance(one, torch.ScriptObject)]
+        group = dist.ProcessGroup.unbox(boxed[0]) if boxed else dist.distributed_c10d._resolve_process_group(args[-1])
+        size = group.size()
         if self._only in (None, size):
             given = sum(one.numel() * one.element_size() for one in _tensors(args[INPUT.get(name, 0)]))
             self.by_operation[name] += round(given * SENT[name](size))

@@ -18,22 +18,25 @@ if sys.version_info < (3, 10):  # noqa: UP036, since an installer sees to it, bu
 if TYPE_CHECKING:
     from ones_wrapper.api import Job, init
     from ones_wrapper.data.coreset import Coreset, last_layer_gradient
+    from ones_wrapper.decentralized import DecentLam, Lsgd
     from ones_wrapper.fusion import fuse
     from ones_wrapper.fusion.sweep import sweep
     from ones_wrapper.launch.restart_policy import DONT_RESTART
 
 __version__ = "0.2.0"
 
-__all__ = ["DONT_RESTART", "Coreset", "Job", "fuse", "init", "last_layer_gradient", "sweep"]
+__all__ = ["DONT_RESTART", "Coreset", "DecentLam", "Job", "Lsgd", "fuse", "init", "last_layer_gradient", "sweep"]
 
 _HOMES = {
     "Coreset": "ones_wrapper.data.coreset",
     "DONT_RESTART": "ones_wrapper.launch.restart_policy",
+    "DecentLam": "ones_wrapper.decentralized",
     "Job": "ones_wrapper.api",
+    "Lsgd": "ones_wrapper.decentralized",
     "fuse": "ones_wrapper.fusion",
-    "sweep": "ones_wrapper.fusion.sweep",
     "init": "ones_wrapper.api",
     "last_layer_gradient": "ones_wrapper.data.coreset",
+    "sweep": "ones_wrapper.fusion.sweep",
 }
 
 

@@ -234,15 +234,22 @@ class Job:
         """
         run = self._run
         strategy = run.settings.strategy
-        if strategy is not None and (its := strategy.exchange(run.group, self._noise)) is not None:
-            return self._wrap(its, model, options)
+        its = strategy.exchange(run.group, self._noise) if strategy is not None else None
+        wrapped = self._wrap(its or self._averaging(), model, options)
+        if strategy is not None:
+            strategy.wrapped(wrapped)
+        return wrapped
+
+    def _averaging(self) -> Exchange:
+        """Of plain data parallel."""
+        run = self._run
         if isinstance(run.group, TorchGroup):
-            return self._wrap(DdpExchange(run.group, self._noise), model, options)
+            return DdpExchange(run.group, self._noise)
         from ones_wrapper.gradients.mpi_exchange import MpiExchange
         from ones_wrapper.mpi_group import MpiGroup
 
         assert isinstance(run.group, MpiGroup)
-        return self._wrap(MpiExchange(run.group, self._noise), model, options)
+        return MpiExchange(run.group, self._noise)
 
     def fsdp(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
         """The model sharded over the ranks by FSDP2 (`fully_shard`), its gradients averaged over samples.
@@ -253,6 +260,7 @@ class Job:
         """
         from ones_wrapper.gradients.fsdp import FsdpExchange
 
+        self._check_averaged("fsdp")
         return self._wrap(FsdpExchange(self._run.group, self._noise), model, options)
 
     def exchange(self, model: torch.nn.Module, name: str, **options: Any) -> torch.nn.Module:
@@ -261,10 +269,16 @@ class Job:
 
         Raises ValueError where there is none of that name. `options` are those of its `wrap`.
         """
+        self._check_averaged("exchange")
         made = load("ones_wrapper.exchanges", name, ())(self._run.group, self._noise)
         if not isinstance(made, Exchange):
             raise ValueError(f"exchange: {name} is no subclass of ones_wrapper.gradients.exchange.Exchange")
         return self._wrap(made, model, options)
+
+    def _check_averaged(self, what: str) -> None:
+        strategy = self._run.settings.strategy
+        if strategy is not None and strategy.exchange(self._run.group, None) is not None:
+            raise ValueError(f"{what}: {strategy.name} brings a gradient exchange of its own; call job.ddp(model)")
 
     @property
     def _noise(self) -> NoiseScale | None:
@@ -286,6 +300,8 @@ class Job:
     def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model that was given to `ddp`, `fsdp` or `exchange`: to save, export or evaluate it. A model that none
         of them returned is returned as it is. A sharded model is the same object, and its parameters stay sharded.
+        Where a strategy's ranks train models of their own, what the job saves of them: in training a copy, for which
+        all ranks call this.
         """
         return self._run.loop.exchanges.inside(model)
 
@@ -324,6 +340,8 @@ class Job:
         if scheduler is not None:
             extras = {"scheduler": mapped(scheduler, partial(schedules.wrap, known=True)), **extras}
         state = state_of(model, optimizer, extras, run.files, run.loop.selection)
+        scaled = any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in state.extras.values())
+        run.loop.exchanges.trained_by(state.optimizers.values(), scaled)
         carried: list[Any] = [optimizer, *extras.values()]
         if accumulation is not None:
             carried = [mapped(thing, accumulation.wrap) for thing in carried]
@@ -425,6 +443,19 @@ class Job:
                 run.end_epoch(None, None)
         run.finish()
 
+    def probe(self, one_pass: Callable[[int], object]) -> int:
+        """The most samples of a pass that the devices hold, found by trying; at most init's `max_local_batch`.
+
+        `one_pass(samples)` makes a forward and a backward pass of so many samples, on the model inside
+        (`job.unwrap(model)`); a strategy's own collectives may be part of it. Call it after `register` and before the
+        first epoch. What was found is kept in the job's directory and corrects the strategy's limits for the companion:
+        so later runs on the same devices need not try again. Synchronises all ranks. On a GPU without memory left by
+        others it takes a few dozen passes.
+
+        Raises MemoryError where not one sample fits.
+        """
+        return self._run.probe(one_pass)
+
     def loss(self, loss: torch.Tensor | float) -> None:
         """Report the loss of this local batch, its mean. Costs no wait for the GPU, and synchronises
         nothing. Where a strategy has each rank compute a part of it, that part.
@@ -432,6 +463,7 @@ class Job:
         run = self._run
         if run.settings.strategy is not None and run.settings.strategy.losses_add_up:
             loss = loss * (run.group.world // run.division.replicas)
+        run.loop.exchanges.loss(loss)
         run.meter.loss(loss, run.loop.part.samples)
 
     def checkpoint(self) -> bool:

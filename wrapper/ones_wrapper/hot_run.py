@@ -49,6 +49,7 @@ class HotRun(Run):
         self._shapes: warm_up.Shapes | None = None
         super().__init__(group, spec, settings, started, identity)
         blocks.may_leave = lambda: not self.saver.writing
+        blocks.fits = lambda world: spec.limits is None or spec.limits.at(world) is not None
         blocks.listen(self.spec.max_local_batch, self._orders, lambda: FLAGS.stop, self._abandon)
 
     @classmethod
@@ -206,6 +207,7 @@ class HotRun(Run):
         self._reporter.flush()
         before, state = self.group.rank, self.state
         assert state is not None
+        self.loop.exchanges.settle()
         if self._blocks.moving:  # ranks may differ in these, and those of rank 0 count
             self._torch.share(list(state.model.buffers()))
             for extra in state.extras.values():
@@ -251,10 +253,12 @@ class HotRun(Run):
         progress.world = group.world
         largest, self.spec = self.spec.max_local_batch, replace(self.spec, max_local_batch=plan.max_local)
         self.division = replicas.divide(self.spec, group.world, group.rank)
+        if (strategy := self.settings.strategy) is not None:
+            strategy.bind(group)
         if plan.batch:
             progress.batch, applied = plan.batch, plan.order or applied
         batch, self.batch = self.batch, self._in_force(progress.batch)
-        rate.resume(progress, self.batch)
+        rate.resume(progress, self.rated_batch)
         rate.remember(progress)
         self.loop.exchanges.ranks_changed()
         if self.uneven is not None:

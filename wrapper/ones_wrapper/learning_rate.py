@@ -44,8 +44,8 @@ class LrRule:
         """Whether the factor changes with the measured noise, at an unchanged batch."""
         return self.rule == "adascale"
 
-    def factor(self, batch: int, noise: float | None) -> float:
-        """Learning rate at this global batch over the script's own; `noise` is the gradient noise scale in samples,
+    def factor(self, batch: float, noise: float | None) -> float:
+        """Learning rate at this batch over the script's own; `noise` is the gradient noise scale in samples,
         None before anything was measured: AdaScale then raises nothing.
         """
         ratio = batch / self.base_batch
@@ -150,17 +150,17 @@ class Rate:
         """A step is about to be made."""
         self._scale.expect()
 
-    def resume(self, progress: Progress, batch: int) -> None:
+    def resume(self, progress: Progress, batch: float) -> None:
         """Go on where the last run was, on its way to where the batch wants it."""
         target = self._wanted(progress, batch)
         self._scale.factor = progress.lr_factor or target
         self._scale.aim(target, progress.lr_ramp if target == progress.lr_target else self._ramp)
 
-    def change(self, progress: Progress, batch: int) -> None:
+    def change(self, progress: Progress, batch: float) -> None:
         """Another batch is in force."""
         self._scale.aim(self._wanted(progress, batch), self._ramp)
 
-    def follow(self, progress: Progress, batch: int) -> None:
+    def follow(self, progress: Progress, batch: float) -> None:
         """The noise was measured anew."""
         if self._rule.follows_noise:
             self._scale.aim(self._wanted(progress, batch), self._scale.left)
@@ -171,5 +171,5 @@ class Rate:
         scale.advance()
         progress.lr_factor, progress.lr_target, progress.lr_ramp = scale.factor, scale.target, scale.left
 
-    def _wanted(self, progress: Progress, batch: int) -> float:
+    def _wanted(self, progress: Progress, batch: float) -> float:
         return self._rule.factor(batch, progress.noise or None)

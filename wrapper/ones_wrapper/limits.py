@@ -7,7 +7,7 @@ them: the objects refuse what cannot be. The standard library alone.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from ones_wrapper.checks import MAX_INT, MAX_ROWS, ProtocolError
 
@@ -58,7 +58,15 @@ class SizeLimits:
         """
         if not memory_bytes or not self.sample_bytes:
             return None
-        return max(0, int(memory_bytes * MEMORY_SHARE) - self.fixed_bytes) // self.sample_bytes
+        return self._usable(memory_bytes) // self.sample_bytes
+
+    def _usable(self, memory_bytes: int) -> int:
+        """Memory for samples."""
+        return max(0, int(memory_bytes * MEMORY_SHARE) - self.fixed_bytes)
+
+    def measured_sample_bytes(self, memory_bytes: int, samples: int) -> int:
+        """Memory for each sample by a measurement: `samples` fit into so much memory, and no more."""
+        return max(1, self._usable(memory_bytes) // samples)
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,17 @@ class Limits:
         place = bisect_left(self.sizes, gpus, key=lambda row: row.gpus)
         found = self.sizes[place] if place < len(self.sizes) else None
         return found if found is not None and found.gpus == gpus else None
+
+    def corrected(self, gpus: int, samples: int) -> Limits:
+        """The same where `samples` turned out to be the largest pass at `gpus`: memory for each sample is changed by
+        the same factor at all sizes. As they are where the formula or the memory is not known.
+        """
+        row = self.at(gpus)
+        if row is None or not row.most_local(self.memory_bytes):
+            return self
+        factor = row.measured_sample_bytes(self.memory_bytes, samples) / row.sample_bytes
+        rows = (replace(one, sample_bytes=min(MAX_INT, max(1, int(one.sample_bytes * factor)))) for one in self.sizes)
+        return replace(self, sizes=tuple(rows))
 
     def refusal(self, gpus: int) -> str:
         """Why the strategy cannot use so many GPUs, and what would fit; empty where it can."""

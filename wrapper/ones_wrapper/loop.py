@@ -54,6 +54,7 @@ class Loader:
         epoch, changed = progress.epoch, True
         while changed:
             before, changed = run.cut_by, False
+            run.use_batch()
             run.meter.start()
             cut = (run.batch, *run.division.cut, run.shares)
             for part, local in feed.batches(epoch, progress.cursor, *cut, seeded=True):

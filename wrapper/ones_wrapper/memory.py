@@ -13,6 +13,7 @@ import re
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -58,17 +59,30 @@ def device_bytes(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
+class Found(NamedTuple):
+    """A largest local batch, found by trying."""
+
+    samples: int
+    gpus: int = 0
+    """World size at which it was found; 0 where that makes no difference."""
+
+
 def find(directory: Path, declared: int, device: str) -> int:
     """The largest local batch for ranks on `device`, in samples: `declared`, or less where that turned out not to fit.
 
     What was found counts only while the script declares the same and the device is the same. Not collective: with
     unlike devices the ranks find unlike values, and must agree on the smallest.
     """
-    found = _read(directory / FILE, declared, device)
-    return declared if found is None else found
+    found = look_up(directory, declared, device)
+    return declared if found is None else found.samples
 
 
-def remember(directory: Path, declared: int, failed_at: int, device: str) -> int:
+def look_up(directory: Path, declared: int, device: str) -> Found | None:
+    """As `find`, with the world size at which it was found; None where nothing was."""
+    return _read(directory / FILE, declared, device)
+
+
+def remember(directory: Path, declared: int, failed_at: int, device: str, gpus: int = 0) -> int:
     """A pass of `failed_at` samples did not fit: remember the half of it, and return what the next run takes.
 
     Any rank may call it, also several at once: what is written follows from `failed_at` alone, is replaced
@@ -80,20 +94,28 @@ def remember(directory: Path, declared: int, failed_at: int, device: str) -> int
             f"one sample per pass does not fit into the memory of this device ({device}), so no smaller batch helps; "
             "try activation checkpointing, a smaller or sharded model (FSDP2), or another GPU"
         )
-    half = min(failed_at // 2, find(directory, declared, device))
+    found = look_up(directory, declared, device)
+    half = failed_at // 2 if found is None or found.gpus != gpus else min(failed_at // 2, found.samples)
+    write(directory, declared, Found(half, gpus), device)
+    return half
+
+
+def write(directory: Path, declared: int, found: Found, device: str) -> None:
+    """Keep what was found. Raises OSError."""
     temporary = directory / f"{FILE}-{os.uname().nodename}-{os.getpid()}"
     try:
-        temporary.write_text(json.dumps({"declared": declared, "found": half, "device": device}))
+        temporary.write_text(
+            json.dumps({"declared": declared, "found": found.samples, "device": device, "gpus": found.gpus})
+        )
         temporary.replace(directory / FILE)
     except OSError:
         with suppress(OSError):
             temporary.unlink()
         raise
-    return half
 
 
 def classify_error(
-    error: BaseException, directory: Path, declared: int, samples: int, device: str
+    error: BaseException, directory: Path, declared: int, samples: int, device: str, gpus: int = 0
 ) -> tuple[int, str] | None:
     """(exit code, what to say) where `error`, raised in a pass of `samples` samples, is for want of memory; else None.
 
@@ -103,13 +125,13 @@ def classify_error(
     if not is_out_of_memory(error):
         return None
     try:
-        half = remember(directory, declared, samples, device)
+        half = remember(directory, declared, samples, device, gpus)
     except (DoesNotFitError, OSError) as why:
         return 1, f"out of memory: {why}"
     return OUT_OF_MEMORY, f"a pass of {samples} samples is too large for this device ({device}); the next takes {half}"
 
 
-def _read(path: Path, declared: int, device: str) -> int | None:
+def _read(path: Path, declared: int, device: str) -> Found | None:
     """What the file says for this script and device; None where there is none, or none that is valid."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -128,7 +150,10 @@ def _read(path: Path, declared: int, device: str) -> int | None:
             raise ValueError(f"found={found!r:.40} is not a batch")
         if (stored["declared"], stored["device"]) != (declared, device):
             return None
-        return min(found, declared)
+        gpus = stored.get("gpus", 0)
+        if type(gpus) is not int or gpus < 0:
+            raise ValueError(f"gpus={gpus!r:.40} is not a number of GPUs")
+        return Found(min(found, declared), gpus)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         log(f"{path} is ignored: {error}")
         return None

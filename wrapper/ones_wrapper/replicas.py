@@ -8,7 +8,7 @@ from math import gcd, lcm
 from ones_wrapper.data.feed import accumulation_count, clamp_batch
 from ones_wrapper.group import Group
 from ones_wrapper.limits import MEMORY_SHARE, MOST_GPUS, Limits, SizeLimits
-from ones_wrapper.memory import device_bytes
+from ones_wrapper.memory import Found, device_bytes
 from ones_wrapper.protocol import Spec
 from ones_wrapper.strategy import Strategy
 
@@ -57,6 +57,33 @@ def limits_of(strategy: Strategy | None, spec: Spec, group: Group) -> Limits | N
         raise ValueError(f"{strategy.name}: {group.world} GPUs are {replicas} replicas, its limits say {row.replicas}")
     memory = -group.maximum([-device_bytes(group.device)])[0]
     return replace(limits, memory_bytes=limits.memory_bytes or memory)
+
+
+def as_found(spec: Spec, world: int, found: Found | None) -> Spec:
+    """The spec after a largest local batch was found by trying, perhaps at another size: a strategy's formula is
+    corrected by it; where there is none, no pass takes more.
+    """
+    if found is None:
+        return spec
+    if spec.limits is not None:
+        row = spec.limits.at(found.gpus)
+        said = row.most_local(spec.limits.memory_bytes) if row else None
+        if said is not None and said >= found.samples >= spec.max_local_batch:
+            return spec  # all that was declared fits, and how much more is not known
+        corrected = spec.limits.corrected(found.gpus, found.samples)
+        if corrected is not spec.limits:
+            return replace(spec, limits=corrected)
+        if found.gpus != world:
+            return spec
+    return replace(spec, max_local_batch=min(spec.max_local_batch, found.samples))
+
+
+def limits_again(strategy: Strategy | None, spec: Spec, group: Group) -> Limits | None:
+    """The limits now that the strategy knows the models. Not collective."""
+    if strategy is None or spec.limits is None:
+        return spec.limits
+    limits = strategy.limits(spec, max(MOST_GPUS, group.world), group.gpus_per_node)
+    return replace(limits, memory_bytes=limits.memory_bytes or spec.limits.memory_bytes)
 
 
 def row_of(spec: Spec, world: int) -> SizeLimits:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ones_wrapper import memory, mistakes, replicas, resize_log
+from ones_wrapper import mistakes, replicas, resize_log
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
 from ones_wrapper.data.coreset_feed import Selection
@@ -29,6 +30,7 @@ from ones_wrapper.launch.process_hooks import FLAGS, on_error, on_exit, requeue_
 from ones_wrapper.launch.rank_placement import idle_gpus
 from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
 from ones_wrapper.learning_rate import Rate
+from ones_wrapper.local_batch import LocalBatch
 from ones_wrapper.protocol import Batch, Epoch, First, Spec
 from ones_wrapper.reporter import Meter, Reporter, StartReport, Trace
 from ones_wrapper.run_id import run_id
@@ -88,14 +90,13 @@ class Run:
         self._spool = find_spool(env)
         prepare = partial(prepare_job_directory, self.directory, env, Path.cwd())
         self._claim = claim_for_ranks(group, prepare if first else lambda: None)
-        self._declared = spec.max_local_batch
-        found = memory.find(self.directory, spec.max_local_batch, self._device_name(spec))
-        self.spec = replace(spec, max_local_batch=-group.maximum([-found])[0])
+        self.local_batch = LocalBatch(self.directory, spec, group)
+        self.spec = self.local_batch.applied(spec)
         self.division = replicas.divide(self.spec, group.world, group.rank)
         """Which samples are this rank's."""
         if group.rank == 0 and (note := replicas.look_at(self.spec, group.world)):
             log(note)
-        self.uneven = Uneven(group.device, found) if settings.uneven else None
+        self.uneven = Uneven(group.device, self.local_batch.own) if settings.uneven else None
         self._before = resize_log.before(self.directory, self._restart) if first else None
         self.resizes = resize_log.ResizeLog()
         self._previous = previous(self.directory, self._restart) if first else None
@@ -146,13 +147,6 @@ class Run:
         """What the data is cut by: where it changes, the epoch's rest is cut anew. Not collective."""
         return self.batch, self.generation, self.shares
 
-    def _device_name(self, spec: Spec) -> str:
-        """Tells apart what holds different local batches: devices, and replicas of differently many of them."""
-        name, world = memory.device_name(self.group.device), self.group.world
-        if spec.limits is None:
-            return name
-        return f"{name}, {spec.limits.strategy} with {world // replicas.row_of(spec, world).replicas} a replica"
-
     def _orders(self, restart: int) -> OrderReader:
         """Reads the orders of a run."""
         return OrderReader(self.directory, restart, self._spool, self._job_id)
@@ -168,8 +162,19 @@ class Run:
         return (
             self.loop.rate.factor
             if self.loop.rate
-            else self.settings.rule.factor(self.batch, self.progress.noise or None)
+            else self.settings.rule.factor(self.rated_batch, self.progress.noise or None)
         )
+
+    @property
+    def rated_batch(self) -> float:
+        """The batch that the learning rate follows. Not collective."""
+        return self.batch / self._rated
+
+    @property
+    def _rated(self) -> int:
+        """How many batches that the learning rate belongs to a global batch is: one, or one a replica."""
+        strategy = self.settings.strategy
+        return self.division.replicas if strategy is not None and strategy.local_rate else 1
 
     def load(self, state: State) -> None:
         """Take over what training carries, and load the newest good checkpoint into it."""
@@ -209,17 +214,27 @@ class Run:
             progress.batch, self._boundary.applied = first.wanted, first.number
         self.batch = self._in_force(progress.batch)
         assert self.loop.rate is not None
-        self.loop.rate.resume(progress, self.batch)
+        self.loop.rate.resume(progress, self.rated_batch)
         if self.trace:
             self.trace.begin(progress.step)
+        new = self.use_batch()
         if self.group.rank == 0:
             write_spec(self.directory, self.spec)
-        note = "; ".join(filter(None, (self._note, self._idle)))
+        note = "; ".join(filter(None, (self._note, self._idle, new)))
         start = (self.batch, self.lr_factor, self.saver.load_s, self._loaded, note)
         self._reporter.send(self._start_report.hello(self.group, self.spec, progress, *start))
         self._log_start()
         if self.group.rank == 0:
             mistakes.look_at(self.spec)
+
+    def use_batch(self) -> str:
+        """Steps of the batch in force begin, perhaps anew; what its strategy says of that, which is logged."""
+        strategy = self.settings.strategy
+        note = strategy.batch_in_force(self.batch) if strategy is not None else ""
+        if note and self.group.rank == 0:
+            log(note)
+        self._batch_fixed()
+        return note
 
     def _log_start(self) -> None:
         """What changed since the start before. Not collective."""
@@ -231,6 +246,16 @@ class Run:
         self.resizes.started(earlier, shape, order.gain if order is not None and ordered else None)
         self._log_batch(earlier.batch)
 
+    def probe(self, one_pass: Callable[[int], object]) -> int:
+        """The most samples of a pass, found by trying where no earlier run has; see `Job.probe`."""
+        if self.state is None or self._begun:
+            raise RuntimeError("probe: call it after job.register and before the first epoch")
+        found = self.local_batch.probe(one_pass, self.state.model, self.division.unit)
+        self.spec = replicas.as_found(self.spec, self.group.world, found)
+        self.division = replicas.divide(self.spec, self.group.world, self.group.rank)
+        self.batch = self._in_force(self.progress.batch)
+        return found.samples
+
     def _check_complete(self) -> int:
         """The samples of an epoch. Raises RuntimeError where the script left something out. Not collective."""
         if self.state is None or self.loop.feed is None:
@@ -239,6 +264,9 @@ class Run:
         if why := requeue_conflict():
             raise RuntimeError(why)
         self._begun = True
+        again = replace(self.spec, limits=replicas.limits_again(self.settings.strategy, self.spec, self.group))
+        self.spec = replicas.as_found(again, self.group.world, self.local_batch.found)
+        self.division = replicas.divide(self.spec, self.group.world, self.group.rank)
         return self.loop.feed.samples
 
     def commit(self, total: int) -> None:
@@ -296,7 +324,7 @@ class Run:
             self.progress.noise = self.noise.samples or 0.0
             self._measured_at = time.monotonic()
             if self.loop.rate:
-                self.loop.rate.follow(self.progress, self.batch)
+                self.loop.rate.follow(self.progress, self.rated_batch)
         if agreed.wanted and agreed.number != self._boundary.applied:
             self._boundary.applied = agreed.number
             self._change_batch(agreed.wanted, agreed.number)
@@ -312,7 +340,8 @@ class Run:
             self._drain(agreed.number)
         elif agreed.checkpoint and agreed.behind and self.state is not None:
             self._reporter.flush()
-            self.saver.begin(self.state, self.progress)
+            with self.loop.exchanges.published():
+                self.saver.begin(self.state, self.progress)
         elif agreed.checkpoint:
             self.save("in passing")
 
@@ -347,6 +376,7 @@ class Run:
             self._reporter.bye("finished", self.progress.step, 0, text)
         else:
             self._boundary.finish_agreement()  # what it says comes too late
+            self.loop.exchanges.settle()
             self.save("at the end")
         self.saver.close()
         self.reason = "finished"
@@ -355,7 +385,7 @@ class Run:
 
     def _in_force(self, wanted: int) -> int:
         spec = self.spec
-        batch = replicas.in_force(spec, wanted or spec.base_batch, self.division)
+        batch = replicas.in_force(spec, wanted or spec.base_batch * self._rated, self.division)
         if batch % spec.multiple_of and self.group.rank == 0:
             log(f"{self.group.world} ranks take {batch} samples a step, which is no multiple of {spec.multiple_of}")
         return batch
@@ -370,7 +400,7 @@ class Run:
             return
         progress.batch = wanted
         old, self.batch = self.batch, self._in_force(wanted)
-        rate.change(progress, self.batch)
+        rate.change(progress, self.rated_batch)
         self._log_batch(old)
         steps = self.division.passes(self.batch)
         self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
@@ -386,12 +416,12 @@ class Run:
         strategy, limits = self.settings.strategy, self.spec.limits
         if strategy is None or limits is None:
             return False
-        fixed = strategy.batch_fixed()
-        if fixed != limits.batch_fixed:
-            self.spec = replace(self.spec, limits=replace(limits, batch_fixed=fixed))
+        now = strategy.limits_now(limits)
+        if now is not limits:
+            self.spec = replace(self.spec, limits=now)
             if self.group.rank == 0:
                 write_spec(self.directory, self.spec)
-        return fixed
+        return now.batch_fixed
 
     def _log_batch(self, old: int) -> None:
         """The batch in force was `old` until now. Not collective."""
@@ -405,7 +435,8 @@ class Run:
         """Write a checkpoint that is durable on return, and report it; False where that failed, which is logged."""
         self._reporter.flush()
         hang_detector.beat()
-        saved = self.saver.save(self.state, self.progress, why, order)
+        with self.loop.exchanges.published():
+            saved = self.saver.save(self.state, self.progress, why, order)
         hang_detector.beat()
         return saved
 
@@ -445,8 +476,7 @@ class Run:
             log(hint)
         if not self.loop.within:
             return None  # an evaluation that needs too much memory says nothing of the batch
-        device = self._device_name(self.spec)
-        classified = memory.classify_error(error, self.directory, self._declared, self.loop.part.samples, device)
+        classified = self.local_batch.classify_error(error, self.loop.part.samples)
         if classified is not None:
             log(classified[1])
         return classified

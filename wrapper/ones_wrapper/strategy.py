@@ -8,11 +8,14 @@ The object is then the script's door to what the strategy does. This module impo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ones_wrapper.limits import Limits, refusal
 
 if TYPE_CHECKING:
+    import torch
+
     from ones_wrapper.gradients.exchange import Exchange
     from ones_wrapper.gradients.noise import NoiseScale
     from ones_wrapper.group import Group
@@ -31,7 +34,8 @@ class Strategy(ABC):
     """Short, for reasons and logs."""
 
     hot = False
-    """Whether ranks may change while it trains: then `bind` is called again, with the ranks that there are then."""
+    """Whether ranks may change while it trains: then `bind` is called again, with the ranks that there are then. There
+    it must not wait for others: where one was lost, not all may come."""
 
     losses_add_up = False
     """Whether the local losses of a replica's ranks are parts of the replica's, rather than each the whole."""
@@ -42,9 +46,13 @@ class Strategy(ABC):
     measures_noise = True
     """Whether the gradient noise scale can be measured where each rank is a replica."""
 
+    local_rate = False
+    """Whether the learning rate belongs to a replica's local batch. Then `init(batch=...)` is one, too."""
+
     @abstractmethod
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
-        """What it can do with up to `most_gpus` GPUs, `ranks_per_node` a node, the same on all ranks.
+        """What it can do with up to `most_gpus` GPUs, `ranks_per_node` a node, the same on all ranks. Asked by `init`,
+        and again when training begins: then models are known (`wrapped`).
 
         `Limits.memory_bytes` may be left 0: `init` sets it to the device's. Raises ValueError, with what would fit,
         for a strategy that can do nothing.
@@ -69,6 +77,21 @@ class Strategy(ABC):
         """
         return False
 
+    def limits_now(self, limits: Limits) -> Limits:
+        """`limits` as they are at this step boundary; the same object where nothing changed. Not collective."""
+        fixed = self.batch_fixed()
+        return limits if fixed == limits.batch_fixed else replace(limits, batch_fixed=fixed)
+
+    def batch_in_force(self, batch: int) -> str:
+        """Steps of this global batch begin, as before or anew; what people should know, empty for nothing. Collective.
+
+        Raises RuntimeError where the script left out something that the strategy needs.
+        """
+        return ""
+
     def exchange(self, group: Group, noise: NoiseScale | None) -> Exchange | None:
         """The gradient exchange that `job.ddp` uses for a model; None: torch's DistributedDataParallel."""
         return None
+
+    def wrapped(self, model: torch.nn.Module) -> None:  # noqa: B027
+        """`job.ddp` returned this model. Not collective."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from ones_wrapper.group import Group
 from ones_wrapper.layouts import block
@@ -94,23 +92,6 @@ def sent(group: Group, size: int, name: str, causal: bool) -> tuple[int, int]:
     before = circle.sent_bytes
     torch.autograd.backward(output.sum())
     return before, circle.sent_bytes - before
-
-
-def kept(forward: Callable[[], torch.Tensor], without: list[torch.Tensor]) -> int:
-    """Bytes that a forward pass keeps for its backward pass, but for those of the parameters."""
-    seen: dict[int, int] = {}
-    known = {x.untyped_storage().data_ptr() for x in without}
-
-    def pack(x: torch.Tensor) -> torch.Tensor:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in known:
-            seen[storage.data_ptr()] = storage.nbytes()
-        return x
-
-    alive: list[Any] = []
-    with saved_tensors_hooks(pack, lambda x: x):
-        alive.append(forward())
-    return sum(seen.values())
 
 
 def errors_in_chunks(group: Group, size: int) -> list[float]:

@@ -26,7 +26,7 @@ class Row:
     make: Callable[[], Strategy]
     """The strategy as the script has it."""
     script: Path
-    """Trains; ends with `script.end`. It fixes all random numbers."""
+    """Trains 20 steps or more, with `script.pace` in each; ends with `script.end`. It fixes all random numbers."""
     samples: int
     """Of an epoch."""
     epochs: int
@@ -49,6 +49,15 @@ class Row:
     within: Mapping[str, float] = field(default_factory=dict)
     """How far measured values may be from the limits', as a share of them, by name; 0.02 otherwise."""
     env: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, found: list[float], wanted: list[float]) -> None:
+        """Asserts that this is a result of the strategy where `wanted` is expected."""
+        if self.agrees is not None:
+            self.agrees(found, wanted)
+            return
+        assert len(found) == len(wanted) > 0
+        worst = max(abs(one - other) for one, other in zip(found, wanted, strict=True))
+        assert worst <= self.tolerance, f"{self.name}: {worst} from its reference"
 
     @property
     def name(self) -> str:

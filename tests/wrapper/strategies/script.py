@@ -15,17 +15,18 @@ import torch
 from ones_wrapper.api import Job
 from ones_wrapper.data.feed import permutation
 
-HURRY, PACE_MS, OUT = "hurry", "PACE_MS", "OUT"
+HURRY, PACE_MS, OUT = "HURRY", "PACE_MS", "OUT"
+"""Names in the environment."""
 
 
 def pace() -> None:
-    """Call it in each step: it takes PACE_MS (environment), until the job's directory has a file `hurry`."""
-    if not (Path(os.environ["ONES_JOB_DIR"]) / HURRY).exists():
+    """Call it in each step: it takes PACE_MS, until there is the file HURRY."""
+    if HURRY in os.environ and not Path(os.environ[HURRY]).exists():
         time.sleep(float(os.environ.get(PACE_MS, "0")) / 1000)
 
 
 def end(job: Job, tensors: Iterable[torch.Tensor]) -> None:
-    """Rank 0 writes these numbers to OUT (environment): the parameters, say. Whole ones, where they are sharded."""
+    """Rank 0 writes these numbers to OUT: the parameters, say. Whole ones, where they are sharded."""
     if job.rank == 0 and OUT in os.environ:
         Path(os.environ[OUT]).write_text(json.dumps(flat(tensors)))
 

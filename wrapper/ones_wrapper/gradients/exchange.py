@@ -8,8 +8,9 @@ of pass p of rank r, with n_rp samples of the step's N, is Σ_rp (n_rp / N) g_rp
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +40,8 @@ class Exchange(ABC):
         """Whether gradients were exchanged since the present pass began."""
         self._stepped = False
         """Whether an optimizer has taken them: what comes then in this pass is another model's doing."""
+        self._unit = 0
+        """The gradient so far is Σ n_rp g_rp over this; 0 where no pass of the step had samples."""
 
     timed = False
     """Whether gradients arrive before this rank has waited for any other, so that `watch` tells its own time."""
@@ -78,6 +81,28 @@ class Exchange(ABC):
         """Around an evaluation, in which ranks may make unequally many forward passes. Collective at its beginning."""
         return nullcontext()
 
+    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer], scaled: bool = False) -> None:  # noqa: B027
+        """These are the optimizers that hold parameters of this model; `scaled` says that a gradient scaler decides
+        whether they step. Not collective.
+
+        Raises ValueError where one cannot be used, with what to do.
+        """
+
+    def loss(self, loss: torch.Tensor | float) -> None:  # noqa: B027
+        """The training loss of this rank's pass, where the script reports it. Not collective, never waits."""
+
+    def published(self) -> AbstractContextManager[None]:
+        """Around a checkpoint: model and optimizers hold what the job publishes, the same on all ranks. Collective at
+        its beginning."""
+        return nullcontext()
+
+    def settle(self) -> None:  # noqa: B027
+        """Go on from what the job publishes, on all ranks. Collective; between two steps."""
+
+    def inside(self, model: torch.nn.Module) -> torch.nn.Module:
+        """What the job publishes of `model`, the one given to `wrap`: to save, export or evaluate it."""
+        return model
+
     def finish(self) -> None:
         """Before the step of an optimizer that has parameters of this model: all gradients have arrived. Not for a step
         with a closure, whose backward pass is still to come.
@@ -116,6 +141,42 @@ class Exchange(ABC):
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ValueError(f"{type(model).__name__} has no parameter that requires a gradient")
 
+    def _alike(self, model: torch.nn.Module) -> None:
+        """Check that all ranks have the same model. Collective. Raises ValueError where one has another."""
+        named = chain(model.named_parameters(), model.named_buffers())
+        mine = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in named]
+        for rank, theirs in enumerate(self._group.gather(mine)):
+            if theirs != mine:
+                other = next((pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]), None)
+                difference = f"{other[0]} here, {other[1]} there" if other else f"{len(mine)} and {len(theirs)} tensors"
+                raise ValueError(f"ddp: rank {rank} has another model than rank {self._group.rank}: {difference}")
+
+    @contextmanager
+    def _adding_up(self, part: AccumulationStep) -> Iterator[None]:
+        """Around a pass whose gradients add up on the rank itself to those of the step's passes before.
+
+        The sum is kept in units of the newest pass: where that has another size than the one before, what is there is
+        scaled first (Horner's rule), so passes of one size cost nothing.
+        """
+        assert self._model is not None
+        if part.index == 0:
+            self._unit = 0
+        silenced: list[RemovableHandle] = []
+        if part.samples:
+            if self._unit not in (0, part.samples):
+                sums = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+                torch._foreach_mul_(sums, self._unit / part.samples)
+            self._unit = part.samples
+        elif part.count > 1:
+            # The borrowed sample's gradient must not reach the sum.
+            trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+            silenced = [parameter.register_hook(torch.zeros_like) for parameter in trained]  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            for handle in silenced:
+                handle.remove()
+
     @contextmanager
     def _within(self, part: AccumulationStep) -> Iterator[None]:
         self._part, self._arrived, self._stepped = part, False, False
@@ -139,9 +200,8 @@ class Exchange(ABC):
 class DdpExchange(Exchange):
     """torch's DistributedDataParallel, with a communication hook in place of its mean over ranks.
 
-    Passes before the last add up their gradients on the rank itself. The sum is kept in units of the newest pass:
-    where that has another size than the one before, what is there is scaled first (Horner's rule), so passes of one
-    size cost nothing. The hook turns the unit into n_rp / N, and sums over the ranks.
+    Passes before the last add up their gradients on the rank itself. The hook turns the sum's unit into n_rp / N, and
+    sums over the ranks.
     """
 
     hot = timed = True
@@ -149,8 +209,6 @@ class DdpExchange(Exchange):
     def __init__(self, group: Group, noise: NoiseScale | None) -> None:
         super().__init__(group, noise)
         self._options: dict[str, Any] = {}
-        self._unit = 0
-        """The gradient so far is Σ n_rp g_rp over this; 0 where no pass of the step had samples."""
 
     def wrap(self, model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
         """`options` are those of DistributedDataParallel."""
@@ -179,28 +237,12 @@ class DdpExchange(Exchange):
     def during(self, part: AccumulationStep) -> Iterator[None]:
         model = self._model
         assert isinstance(model, DistributedDataParallel)
-        if part.index == 0:
-            self._unit = 0
-        silenced: list[RemovableHandle] = []
-        if part.samples:
-            if self._unit not in (0, part.samples):
-                sums = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-                torch._foreach_mul_(sums, self._unit / part.samples)
-            self._unit = part.samples
-        elif part.count > 1:
-            # The borrowed sample's gradient must not reach the sum.
-            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            silenced = [parameter.register_hook(torch.zeros_like) for parameter in trained]  # type: ignore[no-untyped-call]
         # One rank alone needs DDP only to add up passes of different size, or to show the noise scale its gradients.
         idle = self._group.world == 1 and part.count == 1 and self._noise is None
         # A static graph is learnt in the first pass, for which DDP needs its hooks; so there `_reduce` holds back.
         apart = (idle or not part.last) and not model.static_graph
-        try:
-            with self._within(part), model.no_sync() if apart else nullcontext():
-                yield
-        finally:
-            for handle in silenced:
-                handle.remove()
+        with self._adding_up(part), self._within(part), model.no_sync() if apart else nullcontext():
+            yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -223,17 +265,17 @@ class DdpExchange(Exchange):
         part, noise = self._now(), self._measured
         samples, total = part.share.samples, part.share.total
         if not part.last:
-            return _known(gradient)
+            return known(gradient)
         if samples:
-            _scale(gradient, self._unit, samples)
+            scale(gradient, self._unit, samples)
         else:
             gradient.zero_()  # a borrowed sample may give NaN, and NaN times 0 is NaN
         if noise is not None:
             noise.local(bucket, gradient, samples, total)
         if samples:
-            _scale(gradient, samples, total)
+            scale(gradient, samples, total)
         if self._group.world == 1:
-            return _known(gradient)
+            return known(gradient)
         work = dist.all_reduce(gradient, async_op=True)
         assert work is not None
 
@@ -265,12 +307,12 @@ _SCRIPTS = (
 """Of a module's own dictionaries, those in which a script's doing shows."""
 
 
-def _scale(gradient: torch.Tensor, numerator: int, denominator: int) -> None:
+def scale(gradient: torch.Tensor, numerator: int, denominator: int) -> None:
     if numerator != denominator:
         gradient.mul_(numerator / denominator)
 
 
-def _known(gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+def known(gradient: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     found: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     found.set_result(gradient)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +52,9 @@ class Exchanges:
         return any(exchange.owns(model) for exchange in self._all)
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model that the script gave for `model`; that itself where `add` did not return it."""
+        """The model that the script gave for `model`, as it is published; `model` where `add` did not return it."""
         found = zip(self._all, self._inside, strict=True)
-        return next((inside for exchange, inside in found if exchange.owns(model)), model)
+        return next((exchange.inside(inside) for exchange, inside in found if exchange.owns(model)), model)
 
     def check(self) -> None:
         """Raises ValueError where parameters are trained by now whose gradients nobody exchanges."""
@@ -77,6 +77,30 @@ class Exchanges:
             for exchange in self._all:
                 stack.enter_context(exchange.during(part))
             yield
+
+    def trained_by(self, optimizers: Iterable[torch.optim.Optimizer], scaled: bool) -> None:
+        """These are all optimizers of the job. See `Exchange.trained_by`."""
+        held = {one: {p for group in one.param_groups for p in group["params"]} for one in optimizers}
+        for exchange, trained in zip(self._all, self._trained, strict=True):
+            exchange.trained_by([one for one, its in held.items() if trained & its], scaled)
+
+    def loss(self, loss: torch.Tensor | float) -> None:
+        """The training loss of this rank's pass."""
+        for exchange in self._all:
+            exchange.loss(loss)
+
+    @contextmanager
+    def published(self) -> Iterator[None]:
+        """Around a checkpoint. Collective at its beginning. See `Exchange.published`."""
+        with ExitStack() as stack:
+            for exchange in self._all:
+                stack.enter_context(exchange.published())
+            yield
+
+    def settle(self) -> None:
+        """Go on from what the job publishes. Collective."""
+        for exchange in self._all:
+            exchange.settle()
 
     def finish(self, optimizer: torch.optim.Optimizer) -> None:
         """Before an optimizer's step: the gradients of its parameters have arrived. See `Exchange.finish`."""

@@ -142,15 +142,6 @@ class MpiExchange(Exchange):
             model.__dict__["module"] = model  # not a submodule: its state keeps its names
         return model
 
-    def _alike(self, model: torch.nn.Module) -> None:
-        named = chain(model.named_parameters(), model.named_buffers())
-        mine = [(name, tuple(t.shape), str(t.dtype), t.requires_grad) for name, t in named]
-        for rank, theirs in enumerate(self._group.gather(mine)):
-            if theirs != mine:
-                other = next((pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]), None)
-                difference = f"{other[0]} here, {other[1]} there" if other else f"{len(mine)} and {len(theirs)} tensors"
-                raise ValueError(f"ddp: rank {rank} has another model than rank {self._group.rank}: {difference}")
-
     @contextmanager
     def during(self, part: AccumulationStep) -> Iterator[None]:
         if part.index == 0:

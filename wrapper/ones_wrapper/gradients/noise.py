@@ -37,6 +37,7 @@ class NoiseScale:
         """Of each bucket of the step: the estimate of tr(Σ), and that of |G|²; this rank's part of either."""
         self._window: list[torch.Tensor | float] = [0.0, 0.0]
         self._steps = 0
+        self._skips = False
         self._batch = 0
         self._trace = self._square = self._weight = 0.0
 
@@ -81,10 +82,17 @@ class NoiseScale:
         else:
             self._alone[bucket] = gradient.detach().clone()
 
+    def skip(self) -> None:
+        """The present step does not count, since nobody sees its mean gradient. All ranks call it in the same steps."""
+        self._skips = True
+
     def step(self, total: int) -> None:
         """The step of `total` samples is over."""
         self._alone_samples = total
         found, self._step = self._step, []
+        skipped, self._skips = self._skips, False
+        if skipped:
+            return
         if found if self._group.world == 1 else total > 1:
             for i in (0, 1):
                 self._window[i] = self._window[i] + sum(pair[i] for pair in found)

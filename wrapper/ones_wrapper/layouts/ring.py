@@ -72,11 +72,15 @@ class Ring(Strategy):
         """Ranks of a ring at a world size; 0 where none can be made."""
         if self.ranks is not None:
             return self.ranks if world % self.ranks == 0 else 0
-        holds = self.model is not None and self.memory_bytes > 0
+        holds = self._memory_known
         for size in range(1 if holds else world, world + 1):
             if world % size == 0 and fits(self.length, size, self.causal) and (not holds or self._holds(size)):
                 return size
         return 0
+
+    @property
+    def _memory_known(self) -> bool:
+        return self.model is not None and self.memory_bytes > 0
 
     def _holds(self, size: int) -> bool:
         """Whether a ring of so many ranks has the memory for one sequence."""
@@ -91,11 +95,12 @@ class Ring(Strategy):
     def _why(self, world: int) -> str:
         if self.ranks is not None:
             return f"rings have ranks={self.ranks}"
+        if self._memory_known:
+            room = f"{MEMORY_SHARE:.0%} of {self.memory_bytes} bytes"
+            return f"no ring of up to {world} splits length={self.length} and holds a sequence in {room} a GPU"
+        longer = padded_length(self.length, world, self.causal)
         pieces = world * (2 if self.causal else 1)
-        if self.length % pieces:
-            longer = padded_length(self.length, world, self.causal)
-            return f"length={self.length} is no multiple of {pieces}; padded to {longer} it would be"
-        return f"a sequence of length={self.length} does not fit {MEMORY_SHARE:.0%} of {self.memory_bytes} bytes"
+        return f"length={self.length} is no multiple of {pieces}; padded to {longer} it would be"
 
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
         sizes = ((gpus, self.size(gpus)) for gpus in range(1, most_gpus + 1))

@@ -1,14 +1,14 @@
 """What a transformer takes of a GPU's memory and of the wire where its sequences are split over ranks. No torch.
 
 Of one layer (attention, two layer norms, a feed-forward layer of four times the width, no dropout) the forward pass
-keeps 16 LH elements of a sequence of L tokens and width H for the backward pass: inputs and outputs of its linear
-layers and norms. Attention adds ZL with Z heads where it keeps one logsumexp a query, or ZL² where it keeps the
-probabilities. All of it is split over the N ranks of a ring.
+keeps 16 LH elements of a sequence of L tokens and width H for the backward pass, inputs and outputs of its linear
+layers and norms, and 4 L for the norms' statistics. Attention adds ZL with Z heads where it keeps one logsumexp a
+query, or ZL² where it keeps the probabilities. All of it is split over the N ranks of a ring.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,17 @@ class Transformer:
     element_bytes: int = 4
     """Of an activation. Parameters are taken to have 4, but 8 where activations have."""
 
-    @property
-    def parameters(self) -> int:
-        """About: weights of linear layers and embeddings."""
-        return self.layers * 12 * self.width**2 + 2 * self.vocabulary * self.width
+    parameters: int = 0
+    """Their number; 0: about that of the weights of linear layers and embeddings."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            least = 0 if field.name in ("vocabulary", "parameters") else 1
+            if getattr(self, field.name) < least:
+                raise ValueError(f"Transformer: {field.name}={getattr(self, field.name)} must be {least} or more")
+        if not self.parameters:
+            about = self.layers * 12 * self.width**2 + 2 * self.vocabulary * self.width
+            object.__setattr__(self, "parameters", about)
 
     @property
     def parameter_bytes(self) -> int:
@@ -41,16 +48,16 @@ class Transformer:
     def layer_bytes(self, length: int, ranks: int, two_pass: bool = False) -> int:
         """What one layer keeps of one sequence on each of `ranks` ranks."""
         scores = self.heads * length * (length if two_pass else 1) * self.parameter_bytes
-        return (16 * length * self.width * self.element_bytes + scores) // ranks
+        return ((16 * self.width + 4) * length * self.element_bytes + scores) // ranks
 
     def sample_bytes(self, length: int, ranks: int, two_pass: bool = False) -> int:
-        """Memory of a GPU for one sequence: what is kept, with the outputs (log-probabilities) and their gradient, and
-        room for the blocks that are under way in one layer.
+        """Memory of a GPU for one sequence: what the layers keep, and of a language model what follows them, with the
+        numbers of tokens and targets. What a layer needs only while it computes is not in it.
         """
-        tokens = length // ranks
-        outputs = 2 * self.vocabulary * tokens * self.element_bytes
-        under_way = 12 * tokens * self.width * self.parameter_bytes
-        return self.layers * self.layer_bytes(length, ranks, two_pass) + outputs + under_way
+        kept = self.layers * self.layer_bytes(length, ranks, two_pass)
+        if self.vocabulary:
+            kept += length // ranks * ((self.vocabulary + 2 * self.width + 2) * self.element_bytes + 2 * 8)
+        return kept
 
     def ring_bytes(self, length: int, ranks: int) -> int:
         """Sent by each rank of a ring for one sequence in a forward and a backward pass: keys and values go around in

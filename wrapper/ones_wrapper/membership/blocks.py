@@ -76,6 +76,8 @@ class Blocks:
         self._watch: Watch | None = None
         self.may_leave: Callable[[], bool] = lambda: True
         """Whether ranks may leave at the next boundary."""
+        self.fits: Callable[[int], bool] = lambda world: True
+        """Whether the script's strategy can use so many ranks."""
         self._orders: Callable[[int], OrderReader] | None = None
         self._leaving: Callable[[], bool] = bool
         self._abandon: Callable[[str], None] = lambda why: None
@@ -428,7 +430,7 @@ class Blocks:
     def _coordinate(self, plan: Plan) -> None:
         assert self._orders is not None
         self._coordinator = Coordinator(
-            self._board.again(), plan, self._orders(plan.term), self._leaving, self._superseded
+            self._board.again(), plan, self._orders(plan.term), self._leaving, self._superseded, self.fits
         )
         self._coordinator.start()
 

@@ -46,13 +46,16 @@ class Coordinator:
         orders: OrderReader,
         own: Callable[[], bool],
         superseded: Callable[[], bool],
+        fits: Callable[[int], bool] = lambda world: True,
     ) -> None:
-        """`board` is a connection of its own. `own` says whether the leader's own block was told to end, and
-        `superseded` whether another leads by now.
+        """`board` is a connection of its own. `own` says whether the leader's own block was told to end,
+        `superseded` whether another leads by now, and `fits` whether the job can train with so many ranks.
         """
         self._board = board
         self._orders = orders
-        self._own, self._superseded = own, superseded
+        self._own, self._superseded, self._fits = own, superseded, fits
+        self._refused = 0
+        """Ranks of the membership that did not fit last."""
         self._lock = threading.Lock()
         self._present = present
         self._plan: Plan | None = None
@@ -215,7 +218,7 @@ class Coordinator:
         waited = now - min(self._ready.values(), default=now)
         choice = next_plan(present.members, wanted, ready, leaving, waited)
         self.stop_all = choice is None and leaving >= {member.uid for member in present.members}
-        if choice is None:
+        if choice is None or not self._usable(sum(member.ranks for member in choice.members)):
             return
         self._last += 1
         moves = choice.members[0].uid != present.members[0].uid
@@ -240,6 +243,14 @@ class Coordinator:
         self._board.put("newest", str(plan.generation))
         with self._lock:
             self._plan = plan
+
+    def _usable(self, world: int) -> bool:
+        """Whether the job can train with so many ranks; else it is said once, and training goes on as it is."""
+        fits = self._fits(world)
+        if not fits and world != self._refused:
+            log(f"no membership of {world} ranks is made: the strategy cannot use them")
+        self._refused = 0 if fits else world
+        return fits
 
     def _turn_away(self, wanted: tuple[int, ...] | None) -> None:
         """Tell newcomers that no order wants them."""

@@ -1,0 +1,244 @@
+"""What the ranks of the tests of Optimus-2D do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.functional import cross_entropy
+
+from ones_wrapper.checkpoint import Checkpoints, Progress, State
+from ones_wrapper.group import Group
+from ones_wrapper.layouts.optimus import loss as on_mesh
+from ones_wrapper.layouts.optimus import modules, summa
+from ones_wrapper.layouts.optimus.exchange import MeshExchange
+from ones_wrapper.layouts.optimus.mesh import Mesh
+from tests.wrapper.layouts import dense as reference
+from tests.wrapper.layouts.dense import texts, twins
+from tests.wrapper.steps import Sizes, passes_of
+from tests.wrapper.traffic import Traffic, saved_bytes
+
+_meshes: dict[int, Mesh] = {}
+
+
+def mesh_of(group: Group, q: int) -> Mesh:
+    """The mesh of this rank; its groups are made once."""
+    if q not in _meshes:
+        _meshes[q] = Mesh(q, group.device)
+    return _meshes[q]
+
+
+def apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference of two tensors."""
+    return float((_plain(one) - _plain(other)).detach().abs().max())
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def products(group: Group, q: int) -> float:
+    """The largest error of the three products and of their gradients; A's rows are split unevenly."""
+    mesh, worst = mesh_of(group, q), 0.0
+    numbers = torch.Generator().manual_seed(3)
+    m, k, n = 3 * q + 1, 2 * q, 4 * q
+
+    def block(whole: torch.Tensor) -> torch.Tensor:
+        return whole.detach().tensor_split(q)[mesh.row].tensor_split(q, 1)[mesh.column].clone().requires_grad_()
+
+    kinds: list[tuple[Any, Any, tuple[int, int], tuple[int, int]]] = [
+        (summa.ab, torch.matmul, (m, k), (k, n)),
+        (summa.abt, lambda a, b: a @ b.t(), (m, k), (n, k)),
+        (summa.atb, lambda a, b: a.t() @ b, (m, k), (m, n)),
+    ]
+    for ours, whole, left, right in kinds:
+        a, b = (torch.randn(s, generator=numbers, dtype=torch.float64).requires_grad_() for s in (left, right))
+        expected = whole(a, b)
+        weights = torch.randn(expected.shape, generator=numbers, dtype=torch.float64)
+        (expected * weights).sum().backward()
+        ours_a, ours_b = block(a), block(b)
+        found = ours(ours_a, ours_b, mesh)
+        (found * block(weights).detach()).sum().backward()
+        pairs = [(found, expected), (ours_a.grad, a.grad), (ours_b.grad, b.grad)]
+        worst = max(worst, *(apart(one, block(all_)) for one, all_ in pairs))  # type: ignore[arg-type]
+    return worst
+
+
+def training(group: Group, q: int, samples: int) -> dict[str, float]:
+    """The largest errors of three steps of a whole model against the dense one, by what they are of."""
+    mesh = mesh_of(group, q)
+    dense, ours = twins(mesh)
+    names = [name for name, _ in dense.named_parameters()]
+    assert names == [name for name, _ in ours.named_parameters()]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (dense, ours)]
+    worst = dict.fromkeys(("start", "logits", "loss", "gradients", "parameters"), 0.0)
+
+    def note(what: str, one: torch.Tensor, other: torch.Tensor) -> None:
+        worst[what] = max(worst[what], apart(one, other))
+
+    def each(what: str, of: Callable[[nn.Parameter], Any]) -> None:
+        for one, other in zip(dense.parameters(), ours.parameters(), strict=True):
+            note(what, of(one), of(other))
+
+    each("start", lambda p: p)
+    for step in range(3):
+        text = texts(samples, step)
+        text[0, 3] = on_mesh.IGNORED if step == 2 else text[0, 3]
+        tokens, targets = text[:, :-1].clamp_min(0), text[:, 1:]
+        logits, blocks = dense(tokens), ours(mesh.rows(tokens))
+        note("logits", logits, mesh.whole(blocks))
+        losses = [
+            cross_entropy(logits.flatten(0, 1), targets.flatten()),
+            on_mesh.cross_entropy(blocks, mesh.rows(targets), mesh),
+        ]
+        note("loss", *losses)
+        for one, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            one.backward()
+        each("gradients", lambda p: p.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+        each("parameters", lambda p: p)
+    return worst
+
+
+def tied(group: Group, q: int) -> float:
+    """The largest error of a model whose output layer is its embedding."""
+    mesh = mesh_of(group, q)
+    dense, ours = twins(mesh)
+    text = texts(2 * q, 0)
+    logits = dense.token(text) @ dense.token.weight.t()
+    cross_entropy(logits.flatten(0, 1), text.flatten()).backward()
+    rows = mesh.rows(text)
+    on_mesh.cross_entropy(ours.token.logits(ours.token(rows)), rows, mesh).backward()
+    assert dense.token.weight.grad is not None and ours.token.weight.grad is not None
+    return apart(dense.token.weight.grad, ours.token.weight.grad)
+
+
+def exchanged(group: Group, q: int, sizes: Sizes) -> float:
+    """The largest error of the gradients of a step of unequal replicas and passes, whose models began differently."""
+    mesh = mesh_of(group, q)
+    dense, _ = twins(mesh)
+    _, ours = twins(mesh, seed=mesh.replica)
+    exchange = MeshExchange(group, mesh)
+    assert exchange.wrap(ours, bucket_mb=0.01) is ours
+    for turn in range(2):
+        ours.zero_grad()
+        dense.zero_grad()
+        text = texts(sum(map(sum, sizes)), turn)
+        cross_entropy(dense(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()).backward()
+        for part in passes_of(sizes, mesh.replica, 0):
+            with exchange.during(part):
+                rows = mesh.rows(text[part.start : part.start + max(1, part.samples)])
+                on_mesh.cross_entropy(ours(rows[:, :-1]), rows[:, 1:], mesh).backward()
+        worst = max(apart(one.grad, other.grad) for one, other in _pairs(dense, ours))
+    return worst
+
+
+def _pairs(one: nn.Module, other: nn.Module) -> Iterator[tuple[Any, Any]]:
+    return zip(one.parameters(), other.parameters(), strict=True)
+
+
+def refused(group: Group, q: int) -> str:
+    """What is said of a model that has a layer of torch's own."""
+    mesh = mesh_of(group, q)
+    try:
+        MeshExchange(group, mesh).wrap(nn.Sequential(nn.Linear(2, 2)))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _state(mesh: Mesh, seed: int) -> tuple[nn.Module, torch.optim.Optimizer, State]:
+    _, ours = twins(mesh, seed)
+    optimizer = torch.optim.AdamW(ours.parameters(), lr=0.01)
+    return ours, optimizer, State(ours, {"": optimizer}, {})
+
+
+def _step(mesh: Mesh, ours: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    optimizer.zero_grad()
+    rows = mesh.rows(texts(6, seed))
+    on_mesh.cross_entropy(ours(rows[:, :-1]), rows[:, 1:], mesh).backward()
+    optimizer.step()
+
+
+def _whole_state(ours: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    found = [_plain(p).detach() for p in ours.parameters()]
+    for parameter in ours.parameters():
+        state = optimizer.state[parameter]
+        found += [_plain(state["exp_avg"]), _plain(state["exp_avg_sq"])]
+    return found
+
+
+def saved(group: Group, q: int, directory: Path) -> list[torch.Tensor]:
+    """Train two steps and write a checkpoint; parameters and moments."""
+    mesh = mesh_of(group, q)
+    ours, optimizer, state = _state(mesh, seed=0)
+    for seed in range(2):
+        _step(mesh, ours, optimizer, seed)
+    checkpoints = Checkpoints(directory, group, 1, 0)
+    checkpoints.save(state, Progress(step=2))
+    checkpoints.close()
+    return _whole_state(ours, optimizer) if group.rank == 0 else _whole_state(ours, optimizer)[:0]
+
+
+def loaded(group: Group, q: int, directory: Path) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Parameters and moments as they are in the checkpoint, and after one more step."""
+    mesh = mesh_of(group, q)
+    ours, optimizer, state = _state(mesh, seed=1)
+    checkpoints = Checkpoints(directory, group, 1, 1)
+    assert checkpoints.load(state).name
+    there = [tensor.clone() for tensor in _whole_state(ours, optimizer)]
+    _step(mesh, ours, optimizer, 2)
+    checkpoints.close()
+    after = _whole_state(ours, optimizer)
+    return (there, after) if group.rank == 0 else ([], [])
+
+
+def into_dense(group: Group, directory: Path) -> list[torch.Tensor]:
+    """The parameters of an ordinary model that has loaded a checkpoint of a mesh's, in this one process."""
+    model = reference.in_double(reference.Dense)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    checkpoints = Checkpoints(directory, group, 1, 1)
+    assert checkpoints.load(State(model, {"": optimizer}, {})).name
+    checkpoints.close()
+    return [p.detach() for p in model.parameters()]
+
+
+def kept_bytes(group: Group, q: int, samples: int, length: int, hidden: int, heads: int) -> int:
+    """Bytes that a block's forward pass keeps on this rank for the backward pass, but parameters."""
+    mesh = mesh_of(group, q)
+    block = modules.Block(mesh, hidden, heads)
+    x = torch.randn(len(mesh.rows(torch.empty(samples))), length, hidden // q).requires_grad_()
+    plain = nn.ParameterList([p.detach().to_local() for p in block.parameters()])  # type: ignore[attr-defined]
+    with saved_bytes(plain) as kept:
+        block(x)
+    return kept[0]
+
+
+def sent_on_mesh(group: Group, q: int, samples: int, length: int, hidden: int, heads: int) -> int:
+    """Bytes that this rank sends in a block's forward and backward pass."""
+    mesh = mesh_of(group, q)
+    block = modules.Block(mesh, hidden, heads)
+    x = torch.randn(len(mesh.rows(torch.empty(samples))), length, hidden // q).requires_grad_()
+    with Traffic() as sent:
+        block(x).sum().backward()
+    return sent.bytes
+
+
+def sent_by_megatron(group: Group, world: int, samples: int, length: int, hidden: int, heads: int) -> int:
+    """The same where torch's own tensor parallelism splits the block over as many ranks in one dimension."""
+    line = init_device_mesh("cpu", (group.world // world, world), mesh_dim_names=("replicas", "line"))["line"]
+    block = reference.Block(hidden, heads)
+    out_in = {"attention.packed": ColwiseParallel(), "attention.joined": RowwiseParallel()}
+    parallelize_module(block, line, {**out_in, "mlp.wide": ColwiseParallel(), "mlp.back": RowwiseParallel()})
+    x = torch.randn(samples, length, hidden).requires_grad_()
+    with Traffic() as sent:
+        block(x).sum().backward()
+    return sent.bytes

@@ -1,0 +1,58 @@
+"""A job of 1-bit LAMB grows and shrinks by blocks while it trains, and its residual with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ones_wrapper.protocol import First, Membership, Throughput
+from tests.wrapper.membership import onebit
+from tests.wrapper.membership.blocks import Job
+from tests.wrapper.runs import assert_exactly_once
+
+
+def test_the_residual_travels_to_new_blocks(tmp_path: Path) -> None:
+    """Protects what ranks kept back: as one vector it reaches old and new ranks alike at each change of the compressed
+    phase, and after a loss all have one that a survivor kept. All end with the same model, which has learnt."""
+    job = Job(tmp_path / "job", epochs=60, script=Path(onebit.__file__))
+    try:
+        job.start(0)
+        job.wait(First)
+        job.wait(Throughput, lambda report: report.step > 12)
+        job.order(0, 1)
+        job.start(1, ranks=2)
+        grown = job.wait_for(0, 1)
+        job.wait(Throughput, lambda report: report.step > grown.step + 3)
+        job.order(0, 1, 2)
+        job.start(2)
+        four = job.wait_for(0, 1, 2)
+        assert four.world == 4
+        job.wait(Throughput, lambda report: report.step > four.step + 3)
+        job.blocks[2].kill()
+        left = job.wait(Membership, lambda m: m.generation > four.generation and m.world == 3)
+        assert left.step >= four.step, "the rescue was not used"
+        job.order(1)
+        job.wait_for(1, after=left.generation)
+        job.hurry()
+        job.end()
+        assert [block.end() for block in job.blocks[:2]] == [0, 0], job.errors()
+    finally:
+        job.kill()
+    assert_exactly_once(job.directory, job.epochs, onebit.SAMPLES)
+    ends = [torch.load(path) for path in job.directory.glob("end-*.pt")]
+    assert len(ends) == 2
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert ends[0][1][0] > 0.7
+    kept: dict[tuple[int, int], list[torch.Tensor]] = {}
+    for path in job.directory.glob("seen-*.pt"):
+        for step, world, residual in torch.load(path):
+            kept.setdefault((step, world), []).append(residual)
+    changes = [(world, found) for (_, world), found in sorted(kept.items())]
+    worlds = [world for world, _ in changes]
+    assert worlds[:3] == [1, 3, 4] and worlds[-2:] == [3, 2]
+    for world, found in changes:
+        assert len(found) == world and all(torch.equal(found[0], other) for other in found)
+    # Alone a rank keeps nothing back, as the first block did before others joined it.
+    assert [bool(found[0].any()) for _, found in changes[1:4]] == [False, True, True]
+    assert bool(changes[-1][1][0].any())

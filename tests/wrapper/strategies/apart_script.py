@@ -1,0 +1,50 @@
+"""A linear regression in float64 by a strategy whose ranks go apart: `lsgd` or `decentlam`."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch.utils.data import TensorDataset
+
+import ones_wrapper as ones
+from ones_wrapper.decentralized import DecentLam, Lsgd
+from tests.wrapper.strategies import script
+
+SAMPLES, EPOCHS, BATCH, SEED = 96, 60, 4, 3
+
+
+def data() -> TensorDataset:
+    """The same on every rank; noise is small, so that steps of any batch end close to the optimum."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64)
+    noise = 0.01 * torch.randn(SAMPLES, 1, generator=generator, dtype=torch.float64)
+    return TensorDataset(x, x @ torch.linspace(-1, 1, 6, dtype=torch.float64)[:, None] + 0.5 + noise)
+
+
+def main() -> None:
+    """The same loop for both."""
+    strategy = Lsgd(period=4) if sys.argv[1] == "lsgd" else DecentLam("ring", momentum=0.8)
+    job = ones.init(batch=BATCH, max_batch=4 * BATCH, epochs=EPOCHS, lr_rule="none", strategy=strategy)
+    torch.manual_seed(job.rank)
+    plain = torch.nn.Linear(6, 1).double()
+    model = job.ddp(plain)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.8)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
+    optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    loader = job.loader(data(), seed=SEED)
+    for _ in job.epochs():
+        for inputs, target in loader:
+            optimizer.zero_grad()
+            loss = ((model(inputs) - target) ** 2).mean()
+            loss.backward()
+            optimizer.step()
+            job.loss(loss)
+            script.pace()
+        scheduler.step()
+        job.epoch_end()
+    script.end(job, job.unwrap(model).parameters())
+
+
+if __name__ == "__main__":
+    main()

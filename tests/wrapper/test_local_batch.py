@@ -1,0 +1,99 @@
+"""The largest local batch: found by doubling and bisecting, kept, and told to the companion as a corrected formula."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+import ones_wrapper as ones
+from ones_wrapper import testing
+from ones_wrapper.local_batch import largest
+from ones_wrapper.memory import Found
+from ones_wrapper.protocol import Spec, decode_spec
+from ones_wrapper.replicas import as_found, divide
+from tests.wrapper.paired import Paired
+
+SAMPLE, MEMORY = 1000, 20_000
+HELD = 13
+"""Samples of a pass that two ranks really hold, where the formula says 36."""
+
+
+@given(st.integers(1, 300), st.integers(0, 400), st.integers(1, 7))
+def test_doubling_then_bisecting(most: int, held: int, unit: int) -> None:
+    """The largest multiple that fits, in a few tries."""
+    tried: list[int] = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= held
+
+    wanted = min(most, held)
+    assert largest(fits, most, unit) == wanted - wanted % unit
+    assert len(set(tried)) == len(tried) <= 20
+    assert all(0 < size <= most and size % unit == 0 for size in tried)
+
+
+def _probed(sizes: tuple[int, ...]) -> int | None:
+    """Each start asks; passes of more than `HELD` samples run out of an emulated memory, on the last rank alone."""
+    strategy = Paired(sample_bytes=SAMPLE)
+    job = ones.init(batch=64, max_batch=64, max_local_batch=60, max_accumulation_steps=8, epochs=1, strategy=strategy)
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.BatchNorm1d(1))
+    model = job.ddp(plain)
+    with pytest.raises(RuntimeError, match=r"after job\.register"):
+        job.probe(lambda samples: None)
+    optimizer = job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = job.loader(TensorDataset(torch.ones(64, 4)))
+    before, tracked, calls = torch.get_rng_state(), int(plain[1].num_batches_tracked), []
+
+    def one_pass(samples: int) -> None:
+        calls.append(samples)
+        plain(torch.rand(samples + 1, 4)).sum().backward()
+        if samples > HELD and job.rank == job.world - 1:
+            raise torch.OutOfMemoryError("emulated")
+
+    found = job.probe(one_pass) if job.world < 4 else 0
+    assert torch.equal(torch.get_rng_state(), before)
+    assert int(plain[1].num_batches_tracked) == tracked and plain[0].weight.grad is None
+    for _ in job.epochs():
+        for (x,) in loader:
+            assert found == 0 or len(x) <= found
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+        break
+    job.checkpoint()
+    spec = decode_spec((Path(os.environ["ONES_JOB_DIR"]) / "spec.json").read_bytes())
+    testing.put((found, len(calls), divide(spec, 2, 0).max_local, divide(spec, 4, 0).max_local))
+    coming = sizes[1 + int(os.environ["SLURM_RESTART_COUNT"]) :]
+    return coming[0] if coming else None
+
+
+def test_a_probe_corrects_the_formula_at_all_sizes() -> None:
+    """Tried once; what follows for another size is in the spec that the companion reads, in later runs, too."""
+    put = testing.run(partial(_probed, (2, 2, 4)), ranks=2, env={"ONES_MEMORY_BYTES": str(MEMORY)})
+    first, second, third = put[0].value, put[2].value, put[4].value
+    assert first[0] == second[0] == HELD
+    assert first[1] > 5 and second[1] == 0
+    assert first[2:] == second[2:] == third[2:] == (HELD, HELD)
+
+
+def test_what_fits_as_declared_says_nothing_of_more() -> None:
+    """A formula that leaves as much stays; one that left less is corrected; and where there is none, a cap remains."""
+    limits = replace(Paired(sample_bytes=SAMPLE).limits(Spec(8, 8, 8, 0, 1), 8, 8), memory_bytes=MEMORY)
+    spec = Spec(64, 64, 8, 0, 1, limits=limits)
+    assert as_found(spec, 1, Found(8, 1)) == spec
+    small = replace(spec, limits=replace(limits, memory_bytes=4000))
+    assert divide(small, 1, 0).max_local == 3
+    assert divide(as_found(small, 1, Found(8, 1)), 1, 0).max_local == 8
+    unknown = replace(spec, limits=replace(limits, memory_bytes=0))
+    assert as_found(unknown, 1, Found(3, 1)).max_local_batch == 3
+    assert as_found(unknown, 2, Found(3, 1)) == unknown
+    assert as_found(replace(spec, limits=None), 2, Found(3)).max_local_batch == 3

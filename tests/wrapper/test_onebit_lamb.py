@@ -1,0 +1,57 @@
+"""1-bit LAMB in a job: its two phases as the companion sees them, and a batch that changes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+from ones_wrapper.limits import Limits
+from ones_wrapper.protocol import SPEC, Hello, Order, Throughput, decode_spec
+from tests.cluster.paths import REPOSITORY
+from tests.wrapper.runs import TIMEOUT_S, Run, write_order
+from tests.wrapper.strategies.onebit_script import BATCH, WARMUP
+from tests.wrapper.strategies.rows import HERE
+from tests.wrapper.strategies.script import HURRY, PACE_MS
+
+N = 64 * 64 + 64 + 64 * 10 + 10
+
+
+def limits_of(job: Path, fixed: bool) -> Limits:
+    """The limits, once they say that the batch is fixed, or free."""
+    until = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < until:
+        limits = decode_spec((job / SPEC).read_bytes()).limits if (job / SPEC).exists() else None
+        if limits is not None and limits.batch_fixed == fixed and limits.sizes:
+            return limits
+        time.sleep(0.05)
+    raise AssertionError(f"the limits never said batch_fixed={fixed}")
+
+
+def test_a_batch_that_changes_begins_the_warm_up_anew(tmp_path: Path) -> None:
+    """Protects the frozen variance: while it is frozen an order of another batch is refused with a line in the log; at
+    the next start it holds, and the warm-up begins anew, which hello and limits say."""
+    env = {"PYTHONPATH": str(REPOSITORY), PACE_MS: "40"}
+    run = Run(tmp_path, ranks=2, script=HERE / "onebit_script.py", **env)
+    free = limits_of(tmp_path, False).at(2)
+    fixed = limits_of(tmp_path, True).at(2)
+    assert free is not None and fixed is not None
+    assert free.data_bytes == 4 * N
+    assert abs(fixed.data_bytes - N / 8) < 0.02 * N / 8
+    write_order(tmp_path, Order(1, 0, batch=2 * BATCH))
+    begun = run.wait_for(Throughput).step
+    run.wait_for(Throughput, lambda report: report.step > begun + 40)
+    run.signal(signal.SIGTERM)
+    assert run.end() == 143, run.errors
+    assert f"the batch stays {BATCH}" in run.errors
+    assert {report.batch for report in run.of(Throughput)} == {BATCH}
+    again = Run(tmp_path, ranks=2, restart=1, script=HERE / "onebit_script.py", **env)
+    limits_of(tmp_path, False)
+    hello = again.wait_for(Hello)
+    assert hello.batch == 2 * BATCH
+    assert f"was {BATCH} and is {2 * BATCH}, so the warm-up of {WARMUP} steps begins anew" in hello.note
+    limits_of(tmp_path, True)
+    (tmp_path / HURRY).touch()
+    assert again.end() == 0, again.errors
+    assert again.errors.count("one bit for each of") == 1
+    assert again.of(Throughput)[-1].batch == 2 * BATCH

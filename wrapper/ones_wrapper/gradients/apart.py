@@ -1,0 +1,250 @@
+"""Exchanges whose ranks train parameters of their own, and average or copy them now and then.
+
+A rank's gradient is the mean over its own samples. What the job evaluates, saves and publishes is one model that
+the ranks agree upon: `published` puts it into all of them for a while, `settle` for good. Between steps that leaves
+each rank's own parameters, which go on where they were.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ones_wrapper.gradients.exchange import Exchange
+from ones_wrapper.gradients.noise import NoiseScale
+from ones_wrapper.group import Group
+
+if TYPE_CHECKING:
+    from ones_wrapper.data.feed import AccumulationStep
+
+MB = 2**20
+
+
+class ApartExchange(Exchange):
+    """Each rank steps on gradients of its own. Subclasses say how the ranks keep together."""
+
+    hot = True
+    name = ""
+    """In messages."""
+
+    def __init__(self, group: Group, noise: NoiseScale | None = None) -> None:
+        super().__init__(group, None)  # the noise scale compares gradients at one and the same point
+        self._optimizers: Sequence[torch.optim.Optimizer] = ()
+        self._bucket = 25 * MB
+        self._apart = False
+        """Whether the ranks' parameters may differ; the same on all of them."""
+
+    def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        """The model itself, which `.module` names too, as a script for DistributedDataParallel expects.
+
+        `options`: `bucket_cap_mb` (25), MB a message. Collective: all ranks begin with what rank 0 has. Raises
+        ValueError for other options, for a model without anything to train, and where the ranks' models differ.
+        """
+        self._bucket = int(float(options.pop("bucket_cap_mb", None) or 25) * MB)
+        if options:
+            raise ValueError(
+                f"{self.name}: ddp takes no option {', '.join(sorted(options))} with it, but bucket_cap_mb"
+            )
+        self._first(model)
+        model = model.to(self._group.device)
+        self._check(model)
+        self._alike(model)
+        if self._group.world > 1:
+            self._from(0, list(chain(model.parameters(), model.buffers())))
+        self._model = model
+        for parameter in self._trained():
+            parameter.register_post_accumulate_grad_hook(self._gradient_came)  # type: ignore[no-untyped-call]
+        if not hasattr(model, "module"):
+            model.__dict__["module"] = model  # not a submodule: its state keeps its names
+        return model
+
+    def _gradient_came(self, parameter: torch.Tensor) -> None:
+        self._now()
+
+    def _check(self, model: torch.nn.Module) -> None:
+        """Raises ValueError for a model that this exchange cannot train."""
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and not parameter.is_floating_point():
+                raise ValueError(f"{self.name}: parameter {name} is {parameter.dtype}; real numbers can be averaged")
+
+    def trained_by(self, optimizers: Sequence[torch.optim.Optimizer], scaled: bool = False) -> None:
+        self._optimizers = optimizers
+
+    def ranks_changed(self) -> None:
+        self._apart = False  # they settled before
+
+    @contextmanager
+    def during(self, part: AccumulationStep) -> Iterator[None]:
+        with self._adding_up(part), self._within(part):
+            yield
+        if part.last and self._group.world > 1:
+            self._apart = True
+            self._step_made()
+
+    def _step_made(self) -> None:
+        """After each step, whether or not its optimizer moved the parameters. Collective."""
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Turn what the passes added up into the mean over this rank's samples of the step."""
+        super().finish()
+        part = self._part
+        if part is None or not part.last:
+            return
+        gradients = [p.grad for p in self._trained() if p.grad is not None]
+        samples = part.share.samples
+        if not samples:
+            for gradient in gradients:
+                gradient.zero_()  # a borrowed sample may give NaN, and NaN times 0 is NaN
+        elif self._unit != samples:
+            torch._foreach_mul_(gradients, self._unit / samples)
+
+    # -- what the job publishes ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _publish(self, tensors: list[torch.Tensor]) -> None:
+        """Make `tensors` (parameters, buffers, state of optimizers) on all ranks what the job publishes. Collective."""
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        if self._apart:
+            self._publish(self._carried())
+            self._apart = False
+
+    @contextmanager
+    def published(self) -> Iterator[None]:
+        with self._for_a_while(self._carried):
+            yield
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        with self._for_a_while(self._tensors):
+            yield
+
+    @contextmanager
+    def _for_a_while(self, which: Callable[[], list[torch.Tensor]]) -> Iterator[None]:
+        if not self._apart:
+            yield
+            return
+        tensors = which()
+        own = [tensor.detach().clone() for tensor in tensors]
+        with torch.no_grad():
+            self._publish(tensors)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, value in zip(tensors, own, strict=True):
+                    tensor.copy_(value)
+
+    def inside(self, model: torch.nn.Module) -> torch.nn.Module:
+        """While ranks differ a copy of the model, which all ranks have to ask for; later the model itself."""
+        if not self._apart:
+            return model
+        with self.evaluating():
+            return copy.deepcopy(model)
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        assert self._model is not None
+        return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+
+    def _tensors(self) -> list[torch.Tensor]:
+        """Parameters and buffers."""
+        assert self._model is not None
+        return [tensor.detach() for tensor in chain(self._model.parameters(), self._model.buffers())]
+
+    def _carried(self) -> list[torch.Tensor]:
+        """Parameters, buffers and the optimizers' state of these parameters, as many on all ranks. Collective.
+
+        State that only other ranks have (their samples used a layer that this one's did not) is zeros here.
+        """
+        assert self._model is not None
+        mine = {parameter: number for number, parameter in enumerate(self._model.parameters())}
+        states = [
+            (optimizer, parameter)
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter in mine
+        ]
+        described = [_described(optimizer.state.get(parameter, {})) for optimizer, parameter in states]
+        everywhere = self._group.gather(described)
+        found: list[torch.Tensor] = []
+        for number, (optimizer, parameter) in enumerate(states):
+            wanted = {key: kind for one in everywhere for key, kind in one[number].items()}
+            state = optimizer.state[parameter] if wanted else {}
+            for key in sorted(wanted):
+                if not isinstance(state.get(key), torch.Tensor):
+                    shape, dtype, device = wanted[key]
+                    place = parameter.device if device == parameter.device.type else torch.device(device)
+                    state[key] = torch.zeros(shape, dtype=dtype, device=place)
+                found.append(state[key])
+        return self._tensors() + found
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _from(self, source: int, tensors: Iterable[torch.Tensor]) -> None:
+        """What rank `source` has in `tensors`, on all ranks. Collective."""
+        for some in together(tensors, self._bucket):
+            flat = flattened(some, self._group.device)
+            dist.broadcast(flat, source)
+            if self._group.rank != source:
+                unflatten(flat, some)
+
+    def _mean(self, tensors: Iterable[torch.Tensor]) -> None:
+        """The mean over the ranks of `tensors`, on all of them; of whole numbers what rank 0 has. Collective."""
+        tensors = list(tensors)
+        self._from(0, [tensor for tensor in tensors if not tensor.is_floating_point()])
+        for some in together([tensor for tensor in tensors if tensor.is_floating_point()], self._bucket):
+            flat = flattened(some, self._group.device)
+            if flat.dtype.itemsize < 4:
+                flat = flat.float()
+            dist.all_reduce(flat)
+            unflatten(flat.div_(self._group.world), some)
+
+
+def together(tensors: Iterable[torch.Tensor], size: int) -> Iterator[list[torch.Tensor]]:
+    """The tensors by type, each type's in their order, in groups of about `size` bytes."""
+    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    for some in by_type.values():
+        now: list[torch.Tensor] = []
+        for tensor in some:
+            if now and sum(one.nbytes for one in now) + tensor.nbytes > size:
+                yield now
+                now = []
+            now.append(tensor)
+        yield now
+
+
+def flattened(tensors: Sequence[torch.Tensor], device: torch.device | None = None) -> torch.Tensor:
+    """A copy of them all in one vector."""
+    return torch.cat([tensor.detach().reshape(-1).to(device or tensor.device) for tensor in tensors])
+
+
+def unflatten(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Put the vector's values into the tensors that it was made from."""
+    for tensor, piece in zip(tensors, pieces(flat, tensors), strict=True):
+        tensor.detach().copy_(piece)
+
+
+def pieces(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Views of the vector in the shapes of the tensors."""
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _described(state: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], torch.dtype, str]]:
+    return {
+        key: (tuple(value.shape), value.dtype, value.device.type)
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor)
+    }

@@ -1,0 +1,168 @@
+"""Leader SGD (Teng et al. 2019, arXiv 1905.10395), with a leader for each node and one for all.
+
+Each rank trains by itself, on its own samples. Every step pulls it a little towards its leaders, the ranks whose mean
+training loss was lowest, as they were at the last round. Rounds are synchronous: each `local_period` steps the ranks of
+a node take their leader's parameters, each `period` steps all ranks take those of the best. Unlike an average, a leader
+is a point that some rank reached, so ranks on both sides of a barrier do not meet on top of it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ones_wrapper.gradients.apart import ApartExchange, flattened, pieces, together
+from ones_wrapper.gradients.noise import NoiseScale
+from ones_wrapper.group import Group
+
+NO_LOSS = (
+    "lsgd: no rank reported a training loss in {steps} steps, and leaders are chosen by it; call job.loss(loss) after "
+    "each backward"
+)
+
+
+class Leader:
+    """A leader's parameters as they were at its last round, in vectors by type; none before the first."""
+
+    def __init__(self) -> None:
+        self._flat: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def take(self, flat: list[torch.Tensor]) -> None:
+        """Its parameters now, in buckets."""
+        self._flat = flat
+
+    @torch.no_grad()
+    def pull(self, buckets: list[list[torch.Tensor]], weight: float) -> None:
+        """Move this rank's parameters by `weight` of the way to the leader's."""
+        for flat, some in zip(self._flat, buckets, strict=bool(self._flat)):
+            torch._foreach_lerp_(some, pieces(flat, some), weight)
+
+
+class LsgdExchange(ApartExchange):
+    """Synchronous rounds at fixed steps; each rank holds a copy of its leaders between them."""
+
+    name = "lsgd"
+
+    def __init__(
+        self, group: Group, noise: NoiseScale | None = None, *, period: int, local_period: int, pull: float
+    ) -> None:
+        """`period` and `local_period` are the steps between rounds, the first a multiple of the second. `pull` is by
+        how much of the way a rank moves to a leader at a round, and once more over the steps to the next one.
+        """
+        super().__init__(group, noise)
+        self._period, self._local_period, self._pull = period, local_period, pull
+        self._losses: list[tuple[torch.Tensor | float, int]] = []
+        self._local, self._global = Leader(), Leader()
+        self._since = 0
+        self.leader = 0
+        """The rank whose parameters the job evaluates, saves and publishes: the best at the last round of all."""
+
+    def loss(self, loss: torch.Tensor | float) -> None:
+        samples = self._part.samples if self._part is not None else 0
+        if samples:
+            self._losses.append((loss.detach().clone() if isinstance(loss, torch.Tensor) else loss, samples))
+
+    def ranks_changed(self) -> None:
+        super().ranks_changed()
+        self._begin()
+
+    def settle(self) -> None:
+        super().settle()
+        self._begin()
+
+    def _begin(self) -> None:
+        """All ranks are where the leader is: count to the next round anew."""
+        self._losses, self._since, self.leader = [], 0, 0
+        self._local, self._global = Leader(), Leader()
+
+    def _publish(self, tensors: list[torch.Tensor]) -> None:
+        self._from(self.leader, tensors)
+
+    @property
+    def _nodes(self) -> bool:
+        """Whether nodes have leaders of their own."""
+        size = self._group.gpus_per_node
+        return 1 < size < self._group.world and self._local_period < self._period
+
+    @torch.no_grad()
+    def _step_made(self) -> None:
+        self._since += 1
+        buckets = list(together(self._trained(), self._bucket))
+        self._global.pull(buckets, self._pull / self._period)
+        self._local.pull(buckets, self._pull / self._local_period)
+        everyone = self._since == self._period
+        if not everyone and not (self._nodes and self._since % self._local_period == 0):
+            return
+        losses = self._mean_losses()
+        if self._nodes:
+            first = self._group.rank - self._group.rank % self._group.gpus_per_node
+            mates = range(first, min(first + self._group.gpus_per_node, self._group.world))
+            source = min(mates, key=lambda rank: losses[rank])
+            self._local.take([self._sent(some, mates, source) for some in buckets])
+            self._local.pull(buckets, self._pull)
+        if everyone:
+            self._since, self.leader = 0, min(range(self._group.world), key=lambda rank: losses[rank])
+            self._global.take([self._sent(some, range(self._group.world), self.leader) for some in buckets])
+            self._global.pull(buckets, self._pull)
+
+    def _mean_losses(self) -> list[float]:
+        """Each rank's mean training loss since the last round; infinite where it is none or no number. Collective."""
+        world, rank = self._group.world, self._group.rank
+        total = sum(float(loss) * samples for loss, samples in self._losses)
+        seen = sum(samples for _, samples in self._losses)
+        self._losses = []
+        mine = [0.0] * (3 * world)
+        finite = bool(seen) and math.isfinite(total)
+        mine[3 * rank : 3 * rank + 3] = [total if finite else 0.0, float(seen), float(finite)]
+        found = self._group.total(mine)
+        if not any(found[1::3]):
+            raise RuntimeError(NO_LOSS.format(steps=self._local_period if self._nodes else self._period))
+        return [found[3 * r] / found[3 * r + 1] if found[3 * r + 2] else math.inf for r in range(world)]
+
+    def _sent(self, tensors: list[torch.Tensor], ranks: range, source: int) -> torch.Tensor:
+        """What rank `source` has in `tensors`, as one vector, on all of `ranks`; these call it together."""
+        flat = flattened(tensors)
+        if len(ranks) == self._group.world:
+            dist.broadcast(flat, source)
+        else:
+            spread(flat, ranks, self._group.rank, source)
+        return flat
+
+
+def spread(flat: torch.Tensor, ranks: range, rank: int, source: int) -> None:
+    """Broadcast from `source` to `ranks` over a binomial tree of messages between two: no group of their own is
+    needed, so that ranks may change."""
+    size = len(ranks)
+    place = (rank - source) % size if ranks.step == 1 else 0
+    step = 1
+    while step < size and not place & step:
+        step <<= 1
+    if place:
+        dist.recv(flat, _at(ranks, source, place - step))
+    step >>= 1
+    while step:
+        if place + step < size:
+            dist.send(flat, _at(ranks, source, place + step))
+        step >>= 1
+
+
+def _at(ranks: range, source: int, place: int) -> int:
+    """The rank at this place of the tree, whose root is `source`."""
+    return ranks[(source - ranks[0] + place) % len(ranks)]
+
+
+def options_checked(period: int, local_period: int | None, pull: float) -> dict[str, Any]:
+    """The options of `LsgdExchange`. Raises ValueError for numbers that cannot be."""
+    local = local_period or max(1, period // 4)
+    if period < 1 or local < 1 or period % local:
+        raise ValueError(
+            f"lsgd: period={period} must be a positive multiple of local_period={local}; take local_period={period}, "
+            "or leave it out with a period that 4 divides"
+        )
+    if not 0 < pull <= 1:
+        raise ValueError(f"lsgd: pull={pull} must be more than 0 and at most 1; 0.1 is the default")
+    return {"period": period, "local_period": local, "pull": pull}

@@ -1,0 +1,161 @@
+"""Who averages with whom: static, symmetric, doubly stochastic matrices W over the ranks.
+
+W[i, j] is the weight that rank i gives to what rank j sends. Rows and columns sum to 1, so that averaging keeps the
+mean over the ranks; W is symmetric, so that its eigenvalues are real, which momentum needs (`largest_momentum`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Matrix = npt.NDArray[np.float64]
+Topology = str | Callable[[int], Any]
+"""A name, or a function that gives W for a number of ranks."""
+
+TOLERANCE = 1e-9
+
+
+def _ring(world: int) -> set[tuple[int, int]]:
+    return {(i, (i + 1) % world) for i in range(world)}
+
+
+def _grid(world: int) -> set[tuple[int, int]]:
+    """As square as the number allows; of a prime number a path."""
+    columns = world // _rows(world)
+    across = {(i, i + 1) for i in range(world) if (i + 1) % columns}
+    return across | {(i, i + columns) for i in range(world - columns)}
+
+
+def _rows(world: int) -> int:
+    return max(d for d in range(1, int(world**0.5) + 1) if world % d == 0)
+
+
+def _exponential(world: int) -> set[tuple[int, int]]:
+    """Neighbours 1, 2, 4, … ranks away, on both sides."""
+    return {(i, (i + step) % world) for i in range(world) for step in _powers(world)}
+
+
+def _complete(world: int) -> set[tuple[int, int]]:
+    return {(i, j) for i in range(world) for j in range(i)}
+
+
+def _powers(world: int) -> list[int]:
+    return [1 << k for k in range(max(1, (world - 1).bit_length())) if 1 << k < world]
+
+
+_EDGES: dict[str, Callable[[int], set[tuple[int, int]]]] = {
+    "ring": _ring,
+    "grid": _grid,
+    "exponential": _exponential,
+    "complete": _complete,
+}
+NAMES = tuple(_EDGES)
+DIRECTED = {
+    "directed-ring": lambda world: [1],
+    "directed-exponential": _powers,
+}
+"""Known, and refused: each rank sends to those so many ranks further on, and gets from others."""
+TIME_VARYING = ("one-peer", "one-peer-exponential", "one-peer-hypercube", "random-matching")
+"""Known, and refused: other neighbours in each step."""
+
+
+def degree(name: str, world: int) -> int:
+    """Most neighbours of a rank in a topology of this name."""
+    if name == "grid":
+        rows = _rows(world)
+        return min(2, rows - 1) + min(2, world // rows - 1)
+    steps = {"ring": [1], "exponential": _powers(world), "complete": range(world)}[name]
+    return len({shift % world for step in steps for shift in (step, -step)} - {0})
+
+
+def metropolis(world: int, edges: set[tuple[int, int]]) -> Matrix:
+    """The weights of Metropolis and Hastings: 1/(1 + the larger degree of the two) for each edge, and the rest of 1 for
+    the rank itself. Symmetric and doubly stochastic for any graph."""
+    joined = np.zeros((world, world), dtype=bool)
+    for i, j in edges:
+        joined[i, j] = joined[j, i] = i != j
+    degrees = joined.sum(1)
+    weights = np.where(joined, 1.0 / (1.0 + np.maximum.outer(degrees, degrees)), 0.0)
+    weights[np.diag_indices(world)] = 1.0 - weights.sum(1)
+    return weights
+
+
+def directed(name: str, world: int) -> Matrix:
+    """A directed topology with equal weights: doubly stochastic, but not symmetric."""
+    steps = DIRECTED[name](world)
+    weights = np.eye(world)
+    for step in steps:
+        weights += np.roll(np.eye(world), step, axis=1)
+    return weights / (1 + len(steps))
+
+
+def mixing(topology: Topology, world: int) -> Matrix:
+    """W for so many ranks. Raises ValueError for topologies that averaging with momentum cannot use, saying why."""
+    if isinstance(topology, str):
+        check_name(topology)
+        return metropolis(world, _EDGES[topology](world) if world > 1 else set())
+    return checked(np.asarray(topology(world), dtype=np.float64), world)
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError for a name that is unknown, or of a topology that is directed or varies."""
+    if name in TIME_VARYING:
+        raise ValueError(
+            f"topology {name!r} changes its neighbours from step to step: DecentLaM's momentum remembers I − W of "
+            f"earlier steps and diverges when W is another by then; take one of {', '.join(NAMES)}"
+        )
+    if name in DIRECTED:
+        raise ValueError(_not_symmetric(f"topology {name!r}", directed(name, 8), 8))
+    if name not in _EDGES:
+        raise ValueError(f"topology {name!r} is none of {', '.join(NAMES)}")
+
+
+def checked(weights: Matrix, world: int) -> Matrix:
+    """The same, if it is symmetric, doubly stochastic and connected. Raises ValueError otherwise."""
+    what = f"topology: the matrix for {world} ranks"
+    if weights.shape != (world, world) or not np.isfinite(weights).all():
+        raise ValueError(f"{what} must be {world} × {world} finite numbers, not {weights.shape}")
+    if (weights < -TOLERANCE).any() or np.abs(weights.sum(1) - 1).max() > TOLERANCE:
+        raise ValueError(f"{what} must have no negative weights and rows that sum to 1")
+    if np.abs(weights.sum(0) - 1).max() > TOLERANCE:
+        raise ValueError(f"{what} must have columns that sum to 1, or the ranks' mean would drift")
+    if np.abs(weights - weights.T).max() > TOLERANCE:
+        raise ValueError(_not_symmetric(what, weights, world))
+    values = np.linalg.eigvalsh(weights)
+    if world > 1 and values[-2] > 1 - TOLERANCE:
+        raise ValueError(f"{what} leaves ranks apart: no path of neighbours joins all")
+    if values[0] < -1 + TOLERANCE:
+        raise ValueError(f"{what} swaps ranks for ever (an eigenvalue of −1); give ranks a weight of their own")
+    return weights
+
+
+def largest_momentum(weights: Matrix) -> float:
+    """The momentum β up to which DecentLaM's averaging is stable, to 0.001; 1 for symmetric W.
+
+    Without gradients x(t+1) = (β + λ) x(t) − β x(t−1) for each eigenvalue λ of W: heavy ball on I − W. All
+    roots of z² − (β + λ) z + β must lie within the unit circle. For real λ in (−1, 1) they do at any β < 1.
+    """
+    values = np.linalg.eigvals(weights).astype(complex)
+    betas = np.arange(0, 1000)[:, None] / 1000
+    half = (betas + values[np.abs(values - 1) > TOLERANCE]) / 2
+    root = np.sqrt(half**2 - betas)
+    stable = (np.maximum(np.abs(half + root), np.abs(half - root)) < 1).all(1)
+    return 1.0 if stable.all() else float(betas[np.argmin(stable), 0]) - 0.001
+
+
+def neighbours(weights: Matrix, rank: int) -> list[tuple[int, float]]:
+    """Whom a rank exchanges with, and the weights; in the order of ranks, without itself."""
+    row: Sequence[float] = weights[rank].tolist()
+    return [(other, weight) for other, weight in enumerate(row) if weight > 0 and other != rank]
+
+
+def _not_symmetric(what: str, weights: Matrix, world: int) -> str:
+    bound = int(100 * largest_momentum(weights)) / 100
+    return (
+        f"{what} is directed: W is not symmetric, its eigenvalues are complex, and at {world} ranks DecentLaM is "
+        f"stable only for momentum up to {bound:.2f}; take one of {', '.join(NAMES)}"
+    )

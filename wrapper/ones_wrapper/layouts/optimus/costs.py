@@ -1,0 +1,74 @@
+"""What a transformer on a q × q mesh needs of memory and network: formulas, without torch.
+
+In elements; H is hidden, L length, V vocabulary, n layers. The products' part is that of Xu et al. 2021 (arXiv
+2104.05343, §3.1): in a pass forward each rank sends (q − 1)/q² of every product's two matrices, backward twice that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """The sizes of a language model of `modules.Block`s, with an embedding, positions, a last norm and an output layer.
+
+    `layers` or `length` 0: not known, and so are all costs.
+    """
+
+    hidden: int
+    heads: int
+    vocab: int
+    layers: int = 0
+    length: int = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether costs can be told."""
+        return bool(self.layers and self.length)
+
+    @property
+    def matrices(self) -> int:
+        """Elements of what is split over all ranks of a mesh."""
+        return 12 * self.layers * self.hidden**2 + 2 * self.vocab * self.hidden
+
+    @property
+    def vectors(self) -> int:
+        """Elements of what is split over the columns alone: biases, norms, positions."""
+        return self.layers * 13 * self.hidden + (2 + self.length) * self.hidden + self.vocab
+
+    def fixed(self, q: int) -> Fraction:
+        """Elements that a rank holds for no sample: parameters, gradients and two moments."""
+        return 4 * self._held(q)
+
+    def _held(self, q: int) -> Fraction:
+        return Fraction(self.matrices, q * q) + Fraction(self.vectors, q)
+
+    def saved(self, q: int) -> Fraction:
+        """Elements that a rank keeps from the forward pass of the blocks for the backward one, for a sample of its
+        replica: 1/q² of the dense model's, but for a number of each norm that all ranks of a row keep."""
+        block = Fraction(16 * self.length * self.hidden + self.length * self.heads, q * q)
+        return self.layers * (block + Fraction(2 * self.length, q))
+
+    def sample(self, q: int) -> Fraction:
+        """Elements that a rank holds for a sample of its replica where it holds most, as backward begins: those of the
+        blocks; of the last norm and the output layer; the logits, or the widest activation, with their gradient; and
+        about eight numbers a token, of the loss."""
+        ends = self.length * (2 * self.hidden + 2 * max(4 * self.hidden, self.vocab))
+        return self.saved(q) + Fraction(ends, q * q) + Fraction(8 * self.length, q)
+
+    def sample_wire(self, q: int) -> Fraction:
+        """Elements that a rank sends in its mesh in a forward and backward pass, for a sample of its replica."""
+        products = Fraction(3 * (7 * self.layers + 1) * self.length * self.hidden * (q - 1), q * q)
+        numbers = 4 * (2 * self.layers + 1) + 3  # of a token: two sums of each norm and way, three of the loss
+        return products + Fraction(2 * (q - 1) * numbers * self.length, q * q)
+
+    def pass_wire(self, q: int) -> Fraction:
+        """Elements that a rank sends in its mesh in a forward and backward pass whatever its samples: parameters."""
+        matrices = 3 * (12 * self.layers * self.hidden**2 + self.vocab * self.hidden) + 2 * self.vocab * self.hidden
+        return Fraction(matrices * (q - 1), q * q) + Fraction(2 * (q - 1) * self.vectors, q * q)
+
+    def data_wire(self, q: int, replicas: int) -> Fraction:
+        """Elements that a rank sends to other replicas in a step: a ring's all-reduce of its blocks."""
+        return Fraction(2 * (replicas - 1), replicas) * self._held(q)

@@ -1,0 +1,123 @@
+"""The q × q mesh of ranks that holds one replica, and what its rows and columns exchange.
+
+Rank r of a replica is in row r // q and column r % q. The replica's local batch is split over the rows, the hidden
+dimension over the columns: rank (i, j) holds the samples of row i and the features of column j.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+MATRIX = (Shard(1), Shard(0))
+"""Weights [out, in], as in `torch.nn.Linear`: rows of the mesh split the inputs, columns the outputs."""
+TABLE = (Shard(0), Shard(1))
+"""Embeddings [vocabulary, hidden]: rows of the mesh split the vocabulary, columns the hidden dimension."""
+FEATURES = (Replicate(), Shard(-1))
+"""What has the hidden dimension last and is the same for all samples, such as a bias."""
+
+
+class Mesh:
+    """This rank's place, and the groups that it belongs to. Methods are collective over the row or column they name;
+    where that is one rank they send nothing."""
+
+    def __init__(self, q: int, device: torch.device) -> None:
+        """Build the groups of all meshes, of all ranks. Collective. Raises ValueError where q² does not divide them."""
+        world = dist.get_world_size()
+        if world % (q * q):
+            raise ValueError(f"a mesh of {q} × {q} ranks does not divide {world} ranks")
+        whole = init_device_mesh(device.type, (world // (q * q), q, q), mesh_dim_names=("replicas", "rows", "columns"))
+        self.q, self.device = q, device
+        self.replicas = world // (q * q)
+        self.replica, self.row, self.column = (int(place) for place in whole.get_coordinate() or ())
+        self.across = whole.get_group("replicas")
+        """The ranks that hold the same blocks in other replicas."""
+        # Along the dimension "columns" lie the ranks of one row.
+        self.in_row, self.in_column = whole.get_group("columns"), whole.get_group("rows")
+        self.ranks = whole["rows", "columns"]
+        self.ranks._flatten()  # so that DTensor sums over both in one message, as in a gradient's norm
+        """The ranks of this replica, for DTensor."""
+
+    def cut(self, whole: torch.Tensor, placements: tuple[Placement, ...]) -> torch.nn.Parameter:
+        """This rank's block of a tensor that every rank of the replica has whole, as a parameter. Sends nothing.
+
+        Raises ValueError where a dimension does not divide by q.
+        """
+        block = whole.detach()
+        for place, placement in zip((self.row, self.column), placements, strict=True):
+            if isinstance(placement, Shard):
+                if block.shape[placement.dim] % self.q:
+                    raise ValueError(
+                        f"a tensor {tuple(whole.shape)} does not divide over a mesh of {self.q} × {self.q} ranks"
+                    )
+                block = block.chunk(self.q, placement.dim)[place]
+        block = block.to(self.device, copy=True).contiguous()
+        return torch.nn.Parameter(DTensor.from_local(block, self.ranks, placements, run_check=False))
+
+    def sum_in_row(self, values: torch.Tensor, operation: Any = dist.ReduceOp.SUM) -> torch.Tensor:
+        """The sum over the row, or the maximum, in place."""
+        if self.q > 1 and values.numel():
+            dist.all_reduce(values, operation, group=self.in_row)
+        return values
+
+    def sum_in_column(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over the column, in place."""
+        if self.q > 1:
+            dist.all_reduce(values, group=self.in_column)
+        return values
+
+    def rows(self, batch: torch.Tensor) -> torch.Tensor:
+        """This row's samples of the replica's local batch [samples, …]. Rows differ by one sample at most, and may
+        have none."""
+        return batch.tensor_split(self.q)[self.row]
+
+    @torch.no_grad()
+    def whole(self, block: torch.Tensor) -> torch.Tensor:
+        """The whole tensor [samples, …, features] from its blocks, on every rank of the replica, for looking at it: no
+        gradient flows back."""
+        if self.q == 1:
+            return block.detach()
+        block = block.contiguous()
+        found = [torch.empty_like(block) for _ in range(self.q)]
+        dist.all_gather(found, block, group=self.in_row)
+        row = torch.cat(found, -1)
+        samples = torch.zeros(self.q, dtype=torch.int64, device=block.device)
+        samples[self.row] = len(row)
+        counts: list[int] = self.sum_in_column(samples).tolist()
+        # The gather takes blocks of one size; the first row has the most samples.
+        padded = row.new_zeros(counts[0], *row.shape[1:])
+        padded[: len(row)] = row
+        parts = [torch.empty_like(padded) for _ in range(self.q)]
+        dist.all_gather(parts, padded, group=self.in_column)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+
+class _SameForAllRows(torch.autograd.Function):
+    """What all rows of a mesh use; its gradient is the sum over theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+        ctx.mesh = mesh
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.mesh.sum_in_column(gradient.contiguous().clone()), None
+
+
+def features(parameter: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    """This column's features of a parameter placed as `FEATURES`. Its gradient is summed over the rows, so that each
+    row's copy gets the same."""
+    assert isinstance(parameter, DTensor)
+    found: torch.Tensor = _SameForAllRows.apply(parameter.to_local(), mesh)  # type: ignore[no-untyped-call]
+    return found
+
+
+def block(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's block of a parameter; gradients flow back."""
+    assert isinstance(parameter, DTensor)
+    return parameter.to_local()
