@@ -74,7 +74,7 @@ class Fusions:
         except Refused as error:
             log.warning("job %d: what its sweep runs cannot be read: %s", job.job_id, error)
             return frozenset()
-        wanted = members(job.job_id, {id_: one.command for id_, one in details.items()})
+        wanted = members(details[job.job_id], details.values()) if job.job_id in details else ()
         waits = {member.job_id for member in wanted[1:] if self._defer(details[member.job_id])}
         named = tuple(member for member in wanted if member.job_id in {job.job_id, *waits})
         self._answers[key] = self.clock(), frozenset(waits)

@@ -6,7 +6,7 @@ knows of them but the values of their arguments.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 
 from ones_wrapper.protocol import MAX_LINE, FusedMember
 from slurm_ones.observe.eligibility import Elastic
@@ -14,6 +14,7 @@ from slurm_ones.slurm.model import Job
 
 MOST = 64
 """Most members of one job, itself included."""
+QUOTES = "\"'\\"
 LONGEST = MAX_LINE // 2
 """Most characters of all their arguments: an order must hold them."""
 
@@ -52,39 +53,47 @@ def _kind(elastic: Elastic) -> tuple[object, ...]:
     )
 
 
-def members(carrier: int, commands: Mapping[int, str]) -> tuple[FusedMember, ...]:
-    """The carrier and those that may join it, by what Slurm says that they run (script and arguments).
+def members(carrier: Job, others: Collection[Job]) -> tuple[FusedMember, ...]:
+    """The carrier and those that may join it, by the lines that they were submitted by.
 
-    The script is the same; arguments stand in the same places, and the names of options are the same. No two are equal
-    in all: what sets them apart would be nowhere to be seen. Empty where there is nobody but the carrier.
+    All up to the script is the same; its arguments stand in the same places, with the same names of options. No two are
+    equal in all: what sets them apart would be nowhere to be seen. Empty where there is nobody but the carrier.
     """
-    own = _words(commands.get(carrier, ""))
-    if own is None:
+    first = _line(carrier)
+    if first is None:
         return ()
-    found, seen, length = [FusedMember(carrier, tuple(own[1:]))], {tuple(own)}, 0
-    for job_id in sorted(commands):
-        words = _words(commands[job_id])
-        if job_id == carrier or words is None or tuple(words) in seen or not _alike(own, words):
+    options, own = first
+    found, seen, length = [FusedMember(carrier.job_id, own)], {own}, 0
+    for job in sorted(others, key=lambda job: job.job_id):
+        line = _line(job)
+        if job.job_id == carrier.job_id or line is None or line[0] != options:
+            continue
+        words = line[1]
+        if words in seen or [*map(_option, words)] != [*map(_option, own)]:
             continue
         length += sum(len(word) + 8 for word in words)
         if len(found) >= MOST or length > LONGEST:
             break
-        seen.add(tuple(words))
-        found.append(FusedMember(job_id, tuple(words[1:])))
+        seen.add(words)
+        found.append(FusedMember(job.job_id, words))
     return tuple(found) if len(found) > 1 else ()
 
 
-def _words(command: str) -> list[str] | None:
-    """None for a command that cannot be handed on as it is."""
-    if not command or not command.isascii() or not command.isprintable() or any(mark in command for mark in "\"'\\"):
+def _line(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The submit line up to the script, and its arguments; None for one that cannot be taken apart and handed on as it
+    was: Slurm joins words by spaces. (The job itself compares what it is given with its own arguments.)"""
+    line = job.submit_line
+    if (
+        not line.isascii()
+        or not line.isprintable()
+        or "  " in line
+        or len(line) >= LONGEST
+        or any(c in line for c in QUOTES)
+    ):
         return None
-    return command.split(" ") if "  " not in command else None
-
-
-def _alike(one: Sequence[str], other: Sequence[str]) -> bool:
-    if len(one) != len(other) or one[0] != other[0]:
-        return False
-    return all(_option(a) == _option(b) for a, b in zip(one[1:], other[1:], strict=True))
+    words, script = line.split(" "), job.command.rpartition("/")[2]
+    place = next((i for i, word in enumerate(words) if i and word.rpartition("/")[2] == script), 0)
+    return (tuple(words[: place + 1]), tuple(words[place + 1 :])) if place and script else None
 
 
 def _option(word: str) -> str:

@@ -257,6 +257,7 @@ def _job_of_json(entry: Mapping[str, Any]) -> Job:
         throttle=number(entry.get("array_max_tasks")),
         batch=bool(entry.get("batch_flag", True)),
         command=entry.get("command"),
+        submit_line=entry.get("submit_line"),
         exit_code=exit_code,
     )
 

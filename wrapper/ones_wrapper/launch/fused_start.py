@@ -27,7 +27,7 @@ from ones_wrapper.protocol import FUSION, FusedMember, Fusion, directory_name, e
 TAKEN, LEFT, RESULT = "taken.json", "left", "result.json"
 FUSED = "ONES_FUSED"
 """In the environment of a script that trains others: the file that says whom."""
-WAIT_S = 20.0
+WAIT_S = 60.0
 """How long a job waits for the companion's answer."""
 
 
