@@ -72,6 +72,12 @@ class Sweep:
             self._drop(name)
         return gone
 
+    def alone(self) -> None:
+        """Train the script's own member alone: where fusing does not pay, say. The others start by themselves."""
+        for name in [one for one in self._trains if one != self._own]:
+            self._drop(name)
+        self.members = {self._own: self.members[self._own]}
+
     def done(self, name: str, code: int = 0) -> None:
         """This member's training has ended, with this exit code: its job will end with it. What it is to find in its
         folder is there already. Of the script's own job the script's exit code counts."""
