@@ -10,9 +10,11 @@ from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from ones_wrapper.layouts.optimus import modules
+from ones_wrapper.layouts.optimus.costs import Transformer
 from ones_wrapper.layouts.optimus.mesh import Mesh
 
 HIDDEN, HEADS, VOCAB, LENGTH = 24, 6, 96, 12
+SMALL = Transformer(HIDDEN, HEADS, VOCAB, layers=1, length=LENGTH)
 
 
 class Attention(nn.Module):
@@ -55,28 +57,32 @@ class Block(nn.Module):
 class Dense(nn.Module):
     """Tokens [samples, length] to logits [samples, length, vocabulary]."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Transformer = SMALL) -> None:
         super().__init__()
-        self.token, self.place = nn.Embedding(VOCAB, HIDDEN), nn.Embedding(LENGTH, HIDDEN)
-        self.block, self.norm, self.output = Block(HIDDEN, HEADS), nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, VOCAB)
+        hidden = sizes.hidden
+        self.token, self.place = nn.Embedding(sizes.vocab, hidden), nn.Embedding(sizes.length, hidden)
+        self.blocks = nn.Sequential(*(Block(hidden, sizes.heads) for _ in range(sizes.layers)))
+        self.norm, self.output = nn.LayerNorm(hidden), nn.Linear(hidden, sizes.vocab)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.token(tokens) + self.place.weight[: tokens.shape[1]]
-        found: torch.Tensor = self.output(self.norm(self.block(x)))
+        found: torch.Tensor = self.output(self.norm(self.blocks(x)))
         return found
 
 
 class Meshed(nn.Module):
     """The same on a mesh: this row's tokens to blocks of logits."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, sizes: Transformer = SMALL) -> None:
         super().__init__()
-        self.token, self.place = modules.Embedding(mesh, VOCAB, HIDDEN), modules.Positions(mesh, LENGTH, HIDDEN)
-        self.block = modules.Block(mesh, HIDDEN, HEADS)
-        self.norm, self.output = modules.LayerNorm(mesh, HIDDEN), modules.Linear(mesh, HIDDEN, VOCAB)
+        hidden = sizes.hidden
+        self.token = modules.Embedding(mesh, sizes.vocab, hidden)
+        self.place = modules.Positions(mesh, sizes.length, hidden)
+        self.blocks = nn.Sequential(*(modules.Block(mesh, hidden, sizes.heads) for _ in range(sizes.layers)))
+        self.norm, self.output = modules.LayerNorm(mesh, hidden), modules.Linear(mesh, hidden, sizes.vocab)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.output(self.norm(self.block(self.place(self.token(tokens)))))
+        found: torch.Tensor = self.output(self.norm(self.blocks(self.place(self.token(tokens)))))
         return found
 
 
@@ -98,6 +104,6 @@ def twins(mesh: Mesh, seed: int = 0) -> tuple[Dense, Meshed]:
     return in_double(Dense, seed), in_double(lambda: Meshed(mesh), seed)
 
 
-def texts(samples: int, seed: int) -> torch.Tensor:
+def texts(samples: int, seed: int, sizes: Transformer = SMALL) -> torch.Tensor:
     """Token numbers [samples, length + 1]."""
-    return torch.randint(VOCAB, (samples, LENGTH + 1), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(sizes.vocab, (samples, sizes.length + 1), generator=torch.Generator().manual_seed(seed))

@@ -50,7 +50,7 @@ def layer_errors(group: Group, size: int, causal: bool) -> list[float]:
     loss = ring.mean(found.square().sum(-1), real[chosen]) * (len(x[chosen]) / SAMPLES)  # as job.ddp weighs it
     torch.autograd.backward(loss)
     dist.all_reduce(total := loss.detach())
-    errors = [float((found - ring.shard(wanted[chosen])).abs().max()), float((total - whole).abs())]
+    errors = [float((found - ring.shard(wanted[chosen])).detach().abs().max()), float((total - whole.detach()).abs())]
     for mine, its in zip(layer.parameters(), own.parameters(), strict=True):
         assert mine.grad is not None and its.grad is not None
         dist.all_reduce(mine.grad)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -17,6 +19,7 @@ from ones_wrapper.checkpoint import Checkpoints, Progress, State
 from ones_wrapper.group import Group
 from ones_wrapper.layouts.optimus import loss as on_mesh
 from ones_wrapper.layouts.optimus import modules, summa
+from ones_wrapper.layouts.optimus.costs import Transformer
 from ones_wrapper.layouts.optimus.exchange import MeshExchange
 from ones_wrapper.layouts.optimus.mesh import Mesh
 from tests.wrapper.layouts import dense as reference
@@ -242,3 +245,21 @@ def sent_by_megatron(group: Group, world: int, samples: int, length: int, hidden
     with Traffic() as sent:
         block(x).sum().backward()
     return sent.bytes
+
+
+def largest_memory(group: Group, q: int, sizes: Transformer, samples: int) -> float:
+    """Bytes that this rank holds at most in a step with AdamW in single precision, as torch's tracker sees it."""
+    mesh = mesh_of(group, q)
+    torch.manual_seed(0)
+    model = reference.Meshed(mesh, sizes)
+    optimizer = torch.optim.AdamW(model.parameters())
+    tracker = MemTracker()
+    for measured in (False, True):
+        rows = mesh.rows(texts(samples, 0, sizes))
+        if measured:
+            tracker.track_external(model, optimizer)
+        with tracker if measured else nullcontext():
+            optimizer.zero_grad()
+            on_mesh.cross_entropy(model(rows[:, :-1]), rows[:, 1:], mesh).backward()
+            optimizer.step()
+    return float(tracker.get_tracker_snapshot("peak")[group.device]["Total"])

@@ -14,10 +14,10 @@ from ones_wrapper.examples.onebit import classifier, digits
 from ones_wrapper.gradients.onebit import OneBitMean
 from ones_wrapper.group import Group
 from ones_wrapper.optimizers import OneBitLamb
-from tests.wrapper.gradients.test_onebit import Payload
 from tests.wrapper.strategies import script
 from tests.wrapper.strategies.onebit_script import BATCH, EPOCHS, SAMPLES, SEED, WARMUP, data_of, optimizer_of, score
 from tests.wrapper.strategies.rows import HERE, Row
+from tests.wrapper.traffic import Traffic
 
 
 def expected(group: Group) -> list[float]:
@@ -53,9 +53,9 @@ def frozen() -> OneBitLamb:
 def measure(group: Group) -> dict[str, float]:
     """What the process group is given to send in a step."""
     mean, n = OneBitMean(), sum(p.numel() for p in classifier().parameters())
-    with Payload(group.world) as payload:
+    with Traffic() as sent:
         mean(torch.randn(n), torch.zeros(n))
-    return {"data_bytes": payload.bytes}
+    return {"data_bytes": sent.bytes}
 
 
 ROW = Row(

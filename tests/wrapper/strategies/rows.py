@@ -23,8 +23,8 @@ HERE = Path(__file__).parent
 class Row:
     """One strategy. Functions that take a group run on ranks of their own, and are functions of a module."""
 
-    make: Callable[[], Strategy]
-    """The strategy as the script has it."""
+    make: Callable[[], Strategy] | None
+    """The strategy as the script has it; None for a way to train that is no strategy, but keeps the contract."""
     script: Path
     """Trains 20 steps or more, with `script.pace` in each; ends with `script.end`. It fixes all random numbers."""
     samples: int
@@ -59,10 +59,16 @@ class Row:
         worst = max(abs(one - other) for one, other in zip(found, wanted, strict=True))
         assert worst <= self.tolerance, f"{self.name}: {worst} from its reference"
 
+    once: Callable[[Path], None] | None = None
+    """Asserts of the job's directory that each sample of each epoch was used once, where that is not all there is to
+    say of it."""
+    label: str = ""
+    """The row's name, where it is not that of a strategy."""
+
     @property
     def name(self) -> str:
         """That of the strategy."""
-        return self.make().name
+        return self.label if self.make is None else self.make().name
 
 
 def rows() -> list[Row]:

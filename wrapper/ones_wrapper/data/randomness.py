@@ -2,8 +2,8 @@
 
 What a sample's fetching draws (augmentation) follows from (seed, epoch, sample) alone: it is the same on every rank, in
 every worker process, at every world size and after every restart. Everything else that a step draws (dropout) follows
-from (seed, step, rank): the same after a restart at the same world size; at another one the ranks have other samples,
-so no choice of seeds could give each sample its old mask.
+from (seed, step, rank), or for some strategies (seed, step, replica): the same after a restart at the same world size;
+at another one the ranks have other samples, so no choice of seeds could give each sample its old mask.
 
 The generators are the global ones of `random`, numpy and torch, since that is what transforms draw from. Of torch it is
 the CPU's generator for samples; a `__getitem__` that draws on a GPU is not reproducible.

@@ -31,16 +31,23 @@ SAMPLER = (
     "lost or repeated at a resize. Use shuffle=True, or the dataset's own order"
 )
 
+STRATEGY = (
+    "{framework} trains in plain data parallel, and {strategy} is another strategy: use a training loop of your own, "
+    "with ones.init(strategy=...), or leave the strategy out"
+)
+
 
 def join(framework: str, per_device: int, accumulation: int, elastic: dict[str, Any] | None) -> Job:
     """Join the run as `ones.init` does, with `elastic` as further keywords of it.
 
     The base batch is what the script takes on one GPU, `per_device` samples in each of `accumulation` accumulation
-    steps, unless `elastic` says otherwise. Raises RuntimeError in a job of blocks.
+    steps, unless `elastic` says otherwise. Raises RuntimeError in a job of blocks, and ValueError for a strategy.
     """
     if own_block(os.environ) is not None:
         raise RuntimeError(BLOCKS.format(framework=framework))
     given = dict(elastic or {})
+    if (strategy := given.get("strategy")) is not None:
+        raise ValueError(STRATEGY.format(framework=framework, strategy=getattr(strategy, "name", strategy)))
     batch = given.setdefault("batch", per_device * accumulation)
     given.setdefault("max_local_batch", per_device)
     given.setdefault("max_accumulation_steps", max(accumulation, -(-batch // given["max_local_batch"])))

@@ -1,6 +1,6 @@
 """Exact attention over sequences that are split over a circle of ranks, by blocks and with an online softmax.
 
-Ring Attention (Liu, Zaharia and Abbeel, 2310.01889, section 3) with the causal balance known as zig-zag. Keys and
+Ring Attention (Liu, Zaharia and Abbeel, 2310.01889) with the causal balance known as zig-zag. Keys and
 values go around; each rank keeps its queries, its output and one logsumexp a query, and computes the scores anew in the
 backward pass. Nothing of the size of a whole sequence squared is ever kept.
 """

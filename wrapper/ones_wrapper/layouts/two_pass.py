@@ -1,4 +1,4 @@
-"""Ring self-attention as its paper has it, in two passes around the ring (Li et al., 2105.13120, section 3.2).
+"""Ring self-attention as its paper has it, in two passes around the ring (Li et al., 2105.13120).
 
 First the keys go around, and each rank keeps the whole rows of scores of its queries; then the values do. It is here to
 compare with: `ring_attention` gives the same result in less memory. Where the paper adds up gradients of keys and

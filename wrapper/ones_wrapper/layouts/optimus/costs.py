@@ -1,7 +1,7 @@
 """What a transformer on a q × q mesh needs of memory and network: formulas, without torch.
 
 In elements; H is hidden, L length, V vocabulary, n layers. The products' part is that of Xu et al. 2021 (arXiv
-2104.05343, §3.1): in a pass forward each rank sends (q − 1)/q² of every product's two matrices, backward twice that.
+2104.05343): in a pass forward each rank sends (q − 1)/q² of every product's two matrices, backward twice that.
 """
 
 from __future__ import annotations

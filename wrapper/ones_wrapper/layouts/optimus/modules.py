@@ -1,4 +1,4 @@
-"""The layers of a transformer on a q × q mesh (Xu et al. 2021, arXiv 2104.05343, §3.2).
+"""The layers of a transformer on a q × q mesh (Xu et al. 2021, arXiv 2104.05343).
 
 Each takes and gives blocks: of activations [samples, length, hidden] rank (i, j) has [samples of row i, length, hidden
 / q]. Each draws its parameters as the dense layer of torch does, whole, from the default generator, and keeps its

@@ -1,5 +1,5 @@
 """Products of matrices that lie in blocks on a q × q mesh: SUMMA (van de Geijn and Watts, 1997), as Optimus uses it for
-the forward and backward passes of a transformer (Xu et al. 2021, arXiv 2104.05343, §3).
+the forward and backward passes of a transformer (Xu et al. 2021, arXiv 2104.05343).
 
 Rank (i, j) holds the blocks A_ij and B_ij, and gets C_ij. Each product takes q rounds; in round l
 
