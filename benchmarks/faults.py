@@ -39,9 +39,15 @@ def one_requeued(seed: int) -> Result:
     return run(FaultPlan.of(seed))
 
 
-def replay(seed: int, *, verbose: bool, plain: bool) -> Result:
+def one_with_strategies(seed: int) -> Result:
+    """The same, most of the jobs having a training strategy."""
+    return run(FaultPlan.with_strategies(seed))
+
+
+def replay(seed: int, *, verbose: bool, plain: bool, strategies: bool = False) -> Result:
     """A seed's run, printed step by step."""
     plan = FaultPlan.of(seed) if plain else FaultPlan.with_blocks(seed)
+    plan = FaultPlan.with_strategies(seed) if strategies else plan
     if not verbose:
         return run(plan)
     print(plan)
@@ -49,16 +55,15 @@ def replay(seed: int, *, verbose: bool, plain: bool) -> Result:
     return run(plan, print)
 
 
-def many(first: int, seeds: int, processes: int, *, plain: bool) -> dict[str, Any]:
+def many(first: int, seeds: int, processes: int, *, plain: bool, strategies: bool = False) -> dict[str, Any]:
     """All seeds from `first` on, over all processes."""
     began = shown = time.monotonic()
     kinds: Counter[str] = Counter()
     violations: list[dict[str, Any]] = []
     resizes = changes = 0
+    each = one_with_strategies if strategies else one_requeued if plain else one
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for done, result in enumerate(
-            pool.imap_unordered(one_requeued if plain else one, range(first, first + seeds), chunksize=4), 1
-        ):
+        for done, result in enumerate(pool.imap_unordered(each, range(first, first + seeds), chunksize=4), 1):
             kinds.update({kind.value: count for kind, count in result.kinds.items()})
             resizes += result.resizes
             changes += result.changes_of_blocks
@@ -88,16 +93,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--verbose", action="store_true", help="with --seed: every step of it")
     parser.add_argument("--plain", action="store_true", help="no jobs of blocks")
+    parser.add_argument("--strategies", action="store_true", help="jobs with training strategies, and none of blocks")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, help="where results go")
     options = parser.parse_args()
     if options.seed is not None:
-        result = replay(options.seed, verbose=options.verbose, plain=options.plain)
+        result = replay(options.seed, verbose=options.verbose, plain=options.plain, strategies=options.strategies)
         for kind, count in sorted(result.kinds.items(), key=lambda item: -item[1]):
             print(f"{count:6d} {kind.value}")
         print(f"{result.resizes} resizes, {result.seconds:.2f} s")
         sys.exit("\n".join(result.violations) or None)
-    results = many(options.first, options.seeds, options.processes, plain=options.plain)
+    results = many(options.first, options.seeds, options.processes, plain=options.plain, strategies=options.strategies)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     kinds = len(results["kinds"])

@@ -49,6 +49,9 @@ SLOW = (
     "tests/wrapper/launch/test_launchers.py",
     "tests/wrapper/launch/test_restart_policy.py",
     "tests/wrapper/launch/test_supervise.py",
+    "tests/wrapper/layouts/test_hot_ring.py",
+    "tests/wrapper/layouts/test_lm_ring.py",
+    "tests/wrapper/layouts/test_ring_job.py",
     "tests/wrapper/strategies/test_contract.py",
     "tests/wrapper/test_elastic.py::test_batch_order_takes_effect_without_a_restart",
     "tests/wrapper/test_elastic.py::test_full_disk_does_not_stop_training",
@@ -87,10 +90,14 @@ LONG = (
     "tests/endtoend/test_wrong.py",
     "tests/templates/test_sites.py::test_one_of_each_kind_trains",
     "tests/wrapper/frameworks/test_resized.py",
+    "tests/wrapper/layouts/test_hot_ring.py",
+    "tests/wrapper/layouts/test_lm_ring.py",
     "tests/wrapper/membership/test_endurance.py",
     "tests/wrapper/membership/test_launched.py",
     "tests/wrapper/strategies/test_contract.py::test_resizes",
     "tests/wrapper/test_same_result.py",
+    "tests/wrapper/membership/test_hot_onebit.py",
+    "tests/wrapper/test_onebit_lamb.py",
 )
 """What takes longest. Half of it runs each time, drawn by the run's seed; all of it with ONES_LONG=all."""
 LONG_TESTS = "ONES_LONG"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ones_wrapper.limits import Limits, SizeLimits
+from ones_wrapper.protocol import Spec, encode
 from tests.observe.test_batch_script import BLOCKS, GOOD
 from tests.test_cli import HOSTILE, call
 
@@ -46,3 +48,20 @@ def test_a_hostile_script_is_text(tmp_path: Path) -> None:
     """Nothing of a script reaches the terminal as an escape."""
     (tmp_path / "job.sbatch").write_text(GOOD.replace("ones: gpus", HOSTILE.replace("\n", "") + " gpus"))
     assert "\x1b" not in call("check", str(tmp_path / "job.sbatch")).output
+
+
+def test_the_limits_of_an_earlier_run(tmp_path: Path) -> None:
+    """What its strategy cannot use is said before the job is submitted; a spec that is not believed too."""
+    rows = tuple(SizeLimits(n, n // 4, together=4) for n in (4, 8, 16))
+    file = tmp_path / "spec.json"
+    file.write_bytes(encode(Spec(32, 512, 64, 1000, 5, limits=Limits("ring", rows, batch_fixed=True))))
+    said = call("check", "ones: gpus=4-16", "--spec", str(file))
+    assert said.exit_code == 0, said.output
+    assert "strategy: ring runs on 4, 8 or 16 GPUs" in said.output and "ring keeps its batch now" in said.output
+    said = call("check", "ones: gpus=1-16", "--spec", str(file))
+    assert "let it begin at 4" in said.output
+    said = call("check", "ones: gpus=1-3", "--spec", str(file))
+    assert said.exit_code == 1 and "allows 1 to 3: none of them" in said.output
+    file.write_text(file.read_text().replace('"gpus": 8', '"gpus": -8'))
+    said = call("check", "ones: gpus=4-16", "--spec", str(file))
+    assert said.exit_code == 2 and "gpus: -8 is negative" in said.output

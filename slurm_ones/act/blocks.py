@@ -107,8 +107,9 @@ def _preparing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRe
             if why is not None:
                 return _withdraw(machine, resize, why)
             array = look_at(machine.client, resize.job_id)
-            if not machine.wanted(array.job):
-                return _withdraw(machine, resize, reason("switched_off"))
+            why = reason("switched_off") if not machine.wanted(array.job) else _unfit(resize, array)
+            if why is not None:
+                return _withdraw(machine, resize, why)
             if _prepared(resize, array):
                 break
     return machine.move(resize, State.OPENING) if _prepared(resize, array) else resize

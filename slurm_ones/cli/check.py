@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ones_wrapper.limits import Limits
+from ones_wrapper.protocol import MAX_SPEC, ProtocolError, decode_spec
 from slurm_ones.cli.common import JsonOption, command, console, print_json
 from slurm_ones.observe.batch_script import Finding, Verdict, Weight, comment_findings, examine
 from slurm_ones.observe.optin import OptIn
+from slurm_ones.report.strategy import counts, described
 from slurm_ones.report.text import plain
 from slurm_ones.simulate import BadInput
 
@@ -47,13 +51,47 @@ def _examined(what: str) -> Verdict:
         raise BadInput(f"{what}: cannot be read: {error}") from None
 
 
+def _limits(path: Path) -> Limits | None:
+    """The limits of the strategy in a job's spec; raises `BadInput`."""
+    try:
+        with path.open("rb") as file:
+            return decode_spec(file.read(MAX_SPEC + 1)).limits
+    except (OSError, ProtocolError) as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def _against(limits: Limits, verdict: Verdict) -> list[Finding]:
+    """What an earlier run's strategy has against the comment's range, and against the size of the first run."""
+    found = []
+    sizes, name = [row.gpus for row in limits.sizes], limits.strategy
+    allowed = verdict.optin.gpus if verdict.optin is not None else None
+    if sizes and allowed is not None:
+        low, high = allowed
+        within = [row for row in limits.sizes if low <= row.gpus <= high]
+        text = f"{name} runs on {counts(limits.sizes)} GPUs, and its comment allows {low} to {high}"
+        if not within:
+            found.append(Finding(Weight.ERROR, 0, f"{text}: none of them"))
+        elif within[0].gpus != low:
+            found.append(Finding(Weight.WARNING, 0, f"{text}: let it begin at {within[0].gpus}"))
+    nodes, each = verdict.shape or (0, 0)
+    if sizes and nodes * each and nodes * each not in sizes:
+        found.append(Finding(Weight.ERROR, 0, f"it starts with {nodes * each} GPUs: {limits.refusal(nodes * each)}"))
+    return found
+
+
 @command
 def check(
     what: Annotated[str, typer.Argument(metavar="SCRIPT|COMMENT", help="A batch script, or a comment in quotes.")],
+    spec: Annotated[
+        Path | None, typer.Option(help="spec.json of an earlier run: what its training strategy can use.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say how far a job would be elastic. Exit code 0: it would be; 1: it would not, or something stands against it."""
     verdict = _examined(what)
+    limits = _limits(spec) if spec is not None else None
+    if limits is not None:
+        verdict = replace(verdict, findings=(*verdict.findings, *_against(limits, verdict)))
     if as_json:
         print_json(
             {
@@ -61,6 +99,7 @@ def check(
                 "optin": verdict.optin,
                 "shape": verdict.shape,
                 "directory": verdict.directory,
+                "strategy": limits.strategy if limits is not None else None,
                 "findings": [
                     {"weight": one.weight.value, "line": one.line, "text": one.text} for one in verdict.findings
                 ],
@@ -74,6 +113,8 @@ def check(
             console.print(f"{'resized:':9}by {way}", markup=False, soft_wrap=True)
         if verdict.directory:
             console.print(f"{'reports:':9}{plain(verdict.directory, 500)}", markup=False, soft_wrap=True)
+        for said in described(limits) if limits is not None else ():
+            console.print(f"{'strategy:':9} {plain(str(said), 500)}", markup=False, soft_wrap=True)
         _show(verdict.findings)
     if not verdict.elastic or any(one.weight is Weight.ERROR for one in verdict.findings):
         raise typer.Exit(1)

@@ -123,7 +123,9 @@ def parse_mechanism(text: str, resize_cost: str | None) -> Mechanism:
 def simulate(
     workload: Annotated[
         str,
-        typer.Option(help="CSV file (name,time,application,num_replicas,batch_size), ones-sc21, philly or uniform."),
+        typer.Option(
+            help="CSV file (name,time,application,num_replicas,batch_size), ones-sc21, philly, uniform or strategies."
+        ),
     ] = "philly",
     profiles: Annotated[
         Path | None, typer.Option(help="Folder of measured profiles, for a workload from a CSV file.")

@@ -59,16 +59,16 @@ class Sizes:
     step at the reference is the unit of time."""
 
 
-def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float, layout: Layout = PLAIN) -> Sizes:
+def sizes(nodes: Floats, gpus: Floats, batches: Floats, reference: float | Floats, layout: Layout = PLAIN) -> Sizes:
     """The sizes of `gpus` GPUs in all of `nodes` nodes at each global batch, for a job whose reference is `reference`
-    samples per GPU and which is laid out so."""
+    samples per GPU and which is laid out so; or for several jobs, a row each, whose reference is (J, 1)."""
     gpus, batches = np.maximum(gpus, 1.0), np.maximum(batches, 1.0)
     local = batches / gpus
     replicas, most = layout.split(gpus)
     passes = np.maximum(np.ceil(batches / replicas / most), 1.0)
     across = ((nodes > 1) & (gpus > 1)).astype(np.float64)
-    wired = np.full(len(gpus), float(layout.wired))
-    inside = outside = np.zeros(len(gpus))
+    wired = np.full(np.shape(gpus), float(layout.wired))
+    inside = outside = np.zeros(np.shape(gpus))
     if layout.wired:
         inside, outside = (sent - np.log(reference) for sent in layout.sent(nodes, gpus, batches))
     return Sizes(np.log(local / reference), passes, gpus, across, wired, inside, outside)

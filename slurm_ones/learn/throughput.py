@@ -20,7 +20,9 @@ What a job says it measured is its user's word, and three things bound it for th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import cached_property
 
 import numpy as np
 
@@ -28,6 +30,7 @@ from ones_db import ThroughputPoint
 from slurm_ones.learn.layout import ANY_LOCAL, PLAIN, Layout
 from slurm_ones.learn.step_time import (
     CAUTIOUS,
+    FIGURES,
     MISFIT,
     NOISE,
     Fit,
@@ -122,11 +125,12 @@ class MeasuredThroughput:
 
     def __init__(self, fit: Fit, layout: Layout = PLAIN, peers: Prior | None = None) -> None:
         self.fit = fit
-        self._layout = layout
-        self._peers: MeasuredThroughput | None = None
+        self.layout = layout
+        self.peers: MeasuredThroughput | None = None
+        """What jobs of its kind may be believed to reach."""
         if peers is not None:
             expected = fit_all([(points_of((), fit.reference), fit.reference, peers)])[0]
-            self._peers = MeasuredThroughput(expected, layout)
+            self.peers = MeasuredThroughput(expected, layout)
 
     @classmethod
     def of(cls, measured: Iterable[ThroughputPoint] = (), prior: Prior = CAUTIOUS) -> MeasuredThroughput:
@@ -135,56 +139,125 @@ class MeasuredThroughput:
         reference = reference_of(measured, None, ANY_LOCAL)
         return cls(fit_all([(points_of(measured, reference), reference, prior)])[0])
 
+    @classmethod
+    def together(cls, models: Sequence[MeasuredThroughput]) -> MeasuredThroughputs:
+        """All of them asked at once: arrays have a row for each."""
+        return MeasuredThroughputs(models)
+
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         """Samples/s at each size and global batch, finite and not negative; 0 on 0 GPUs."""
-        fit = self.fit
-        at = self._at(nodes, gpus, batches)
-        step = log_step(fit.figures, at, np.float64(fit.reference))
-        if len(fit.misfit):
-            step = step + correlated(at, fit.points.at) @ fit.misfit
-            step = np.maximum(step, self._linear(at))
-        step = np.minimum(np.maximum(step, -LONGEST), LONGEST)
-        speed = np.exp(np.log(at.gpus) + at.local + math.log(fit.reference) - step)
-        if self._peers is not None:
-            flat = (np.ravel(array) for array in (nodes, gpus, batches))
-            speed = np.minimum(speed, self._peers.plausible(*flat))
-        result: Floats = np.where(np.ravel(gpus) > 0, speed, 0.0).reshape(np.shape(gpus))
-        return result
+        return self._alone.throughput(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
+
+    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        """Relative standard deviation of `throughput`: of the figures and of the misfit, as far as the points leave
+        them open."""
+        return self._alone.uncertainty(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
 
     def plausible(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         """Samples/s that a job like this one may be believed to reach."""
+        return self._alone.plausible(*_as_row(nodes, gpus, batches)).reshape(np.shape(gpus))
+
+    @cached_property
+    def _alone(self) -> MeasuredThroughputs:
+        return MeasuredThroughputs((self,))
+
+
+def _as_row(*arrays: Ints) -> Iterator[Ints]:
+    return (np.ravel(array)[None, :] for array in arrays)
+
+
+class MeasuredThroughputs:
+    """The models of J jobs, asked together: every array is (J, Q), a row for each job."""
+
+    def __init__(self, models: Sequence[MeasuredThroughput]) -> None:
+        fits = [model.fit for model in models]
+        self._layouts = [model.layout for model in models]
+        self._reference = np.array([[fit.reference] for fit in fits])
+        self._figures = np.stack([fit.figures for fit in fits])
+        self._covariance = np.stack([fit.covariance for fit in fits])
+        most = max(len(fit.misfit) for fit in fits)
+        self._points = Sizes(*(_padded([getattr(fit.points.at, f.name) for fit in fits], 1.0) for f in fields(Sizes)))
+        # What is filled up weighs nothing.
+        self._misfit = _padded([fit.misfit for fit in fits], 0.0)
+        self._slopes = np.zeros((len(fits), most, FIGURES))
+        self._weights = np.zeros((len(fits), most, most))
+        for j, fit in enumerate(fits):
+            known = len(fit.misfit)
+            self._slopes[j, :known], self._weights[j, :known, :known] = fit.slopes, fit.weights
+        self._first = [(j, _first(fit.points)) for j, fit in enumerate(fits) if len(fit.misfit)]
+        self._first_step = np.array([[fits[j].points.log_step[first]] for j, first in self._first])
+        self._guarded = [j for j, model in enumerate(models) if model.peers is not None]
+        peers = [model.peers for model in models if model.peers is not None]
+        self._peers = MeasuredThroughputs(peers) if peers else None
+
+    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        """See `MeasuredThroughput.throughput`."""
+        at = self._at(nodes, gpus, batches)
+        step = log_step(self._figures, at, self._reference)
+        if self._first:
+            step = step + np.einsum("jqp,jp->jq", correlated(at, self._points), self._misfit)
+            measured = [j for j, _ in self._first]
+            step[measured] = np.maximum(step[measured], self._linear(at))
+        step = np.minimum(np.maximum(step, -LONGEST), LONGEST)
+        speed = np.exp(np.log(at.gpus) + at.local + np.log(self._reference) - step)
+        if self._peers is not None:
+            guarded = self._guarded
+            most = self._peers.plausible(nodes[guarded], gpus[guarded], batches[guarded])
+            speed[guarded] = np.minimum(speed[guarded], most)
+        result: Floats = np.where(gpus > 0, speed, 0.0)
+        return result
+
+    def plausible(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        """See `MeasuredThroughput.plausible`."""
         deviation = np.sqrt(np.log1p(self.uncertainty(nodes, gpus, batches) ** 2))
         result: Floats = self.throughput(nodes, gpus, batches) * np.exp(PEERS_BEYOND * deviation)
         return result
 
     def _linear(self, at: Sizes) -> Floats:
-        """Log seconds that a step takes at least, from the smallest size that was measured; -inf below it."""
-        known = self.fit.points
-        first = int(np.lexsort((-known.count, known.at.gpus))[0])
-        anchor = Sizes(*(values[first : first + 1] for values in vars(known.at).values()))
-        longer = log_compute(self.fit.figures, at) - log_compute(self.fit.figures, anchor)
-        result: Floats = np.where(at.gpus > anchor.gpus, known.log_step[first] + longer - LINEAR, -np.inf)
+        """Log seconds that a step takes at least, from the smallest size that was measured; -inf below it. Of jobs that
+        measured something alone."""
+        rows = [j for j, _ in self._first]
+        anchor = Sizes(*(np.array([[values[j, p]] for j, p in self._first]) for values in vars(self._points).values()))
+        here, figures = Sizes(*(values[rows] for values in vars(at).values())), self._figures[rows]
+        longer = log_compute(figures, here) - log_compute(figures, anchor)
+        result: Floats = np.where(here.gpus > anchor.gpus, self._first_step + longer - LINEAR, -np.inf)
         return result
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        """Relative standard deviation of `throughput`: of the figures and of the misfit, as far as the points leave
-        them open."""
-        fit = self.fit
+        """See `MeasuredThroughput.uncertainty`."""
         at = self._at(nodes, gpus, batches)
-        slopes = log_step_and_slopes(fit.figures, at, np.float64(fit.reference))[1]
-        variance = np.full(len(at.gpus), MISFIT**2)
-        if len(fit.misfit):
-            near = correlated(at, fit.points.at)
-            weighed = near @ fit.weights
-            slopes = slopes - weighed @ fit.slopes
-            variance -= (weighed * near).sum(axis=1)
-        variance += ((slopes @ fit.covariance) * slopes).sum(axis=1)
+        slopes = log_step_and_slopes(self._figures, at, self._reference)[1]
+        variance = np.full(np.shape(gpus), MISFIT**2)
+        if self._first:
+            near = correlated(at, self._points)
+            weighed = near @ self._weights
+            slopes = slopes - weighed @ self._slopes
+            variance -= (weighed * near).sum(axis=-1)
+        variance += ((slopes @ self._covariance) * slopes).sum(axis=-1)
         variance = np.where(np.isnan(variance), MOST_DOUBT**2, np.minimum(np.maximum(variance, 0.0), MOST_DOUBT**2))
-        doubt = np.sqrt(np.expm1(variance))
-        result: Floats = doubt.reshape(np.shape(gpus))
-        return result
+        doubt: Floats = np.sqrt(np.expm1(variance))
+        return doubt
 
-    def _at(self, nodes: Ints, gpus: Ints, batches: Ints) -> Sizes:
-        """In one dimension."""
-        flat = (np.ravel(array).astype(np.float64) for array in (nodes, gpus, batches))
-        return sizes(next(flat), next(flat), next(flat), self.fit.reference, self._layout)
+    def _at(self, *asked: Ints) -> Sizes:
+        nodes, gpus, batches = (array.astype(np.float64) for array in asked)
+        if all(not len(layout.gpus) for layout in self._layouts):
+            most = np.array([[layout.max_local] for layout in self._layouts])
+            # Of jobs without rows their own numbers, a column, take the place of one.
+            return sizes(nodes, gpus, batches, self._reference, Layout(most))  # type: ignore[arg-type]
+        each = [
+            sizes(nodes[j], gpus[j], batches[j], float(self._reference[j, 0]), layout)
+            for j, layout in enumerate(self._layouts)
+        ]
+        return Sizes(*(np.stack([getattr(one, f.name) for one in each]) for f in fields(Sizes)))
+
+
+def _padded(rows: Sequence[Floats], fill: float) -> Floats:
+    found: Floats = np.full((len(rows), max(len(row) for row in rows)), fill)
+    for j, row in enumerate(rows):
+        found[j, : len(row)] = row
+    return found
+
+
+def _first(known: Points) -> int:
+    """The place of the smallest size that was measured; of several batches there the one measured most often."""
+    return int(np.lexsort((-known.count, known.at.gpus))[0])

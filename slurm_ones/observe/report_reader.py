@@ -8,6 +8,7 @@ can tell that a job trains at all; what a lie about speed or progress gains is b
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ones_db import ReportLine
 from ones_wrapper.protocol import (
@@ -87,10 +88,14 @@ def read_spec(job: Job) -> tuple[Spec | None, str]:
         return None, str(error)
 
 
+_decoded = lru_cache(maxsize=256)(decode_spec)
+"""A spec is read at each look, and changes seldom."""
+
+
 def _spec(directory: int, uid: int) -> tuple[Spec | None, str]:
     try:
         text, _ = read_from(directory, SPEC, uid, 0, MAX_SPEC + 1)
-        return decode_spec(text), ""
+        return _decoded(text), ""
     except FileNotFoundError:
         return None, ""
     except (NotBelieved, ProtocolError) as error:

@@ -113,7 +113,11 @@ class Limits:
 
 
 class ThroughputModel(Protocol):
-    """What is known of a job's speed."""
+    """What is known of a job's speed.
+
+    A class whose models can be asked at once has a classmethod `together(models)`, whose result answers the same two
+    questions for arrays with a row for each model: fifty jobs cost little more than one.
+    """
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         """Samples/s on `gpus` GPUs in all of `nodes` nodes at each global batch; all arrays have one shape."""

@@ -11,7 +11,17 @@ from typing import Literal
 
 import numpy as np
 
-from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView, Limits
+from slurm_ones.schedule.policy import (
+    Allocation,
+    Bools,
+    ClusterView,
+    EfficiencyModel,
+    Floats,
+    Ints,
+    JobView,
+    Limits,
+    ThroughputModel,
+)
 from slurm_ones.schedule.shapes import bounds, least_and_most, nodes_of, quanta, scaled_batch, shape_of
 
 BatchRule = Literal["requested", "scaled", "best"]
@@ -60,6 +70,7 @@ def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule 
     batch, speed, goodput = np.zeros(shape, dtype=np.int64), np.zeros(shape), np.zeros(shape)
     uncertainty = np.zeros(shape)
     alike: dict[tuple[Limits, int, int, int, int], tuple[Ints, Ints, Ints]] = {}
+    asked: dict[tuple[type, int], list[tuple[int, Ints, Ints, Ints]]] = {}
     for j, job in enumerate(jobs):
         if not counts[j]:
             continue
@@ -67,15 +78,17 @@ def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule 
         if kind not in alike:
             gpus = np.array(counts[j], dtype=np.int64)
             alike[kind] = gpus, np.array([column[n] for n in counts[j]]), batch_options(job, gpus, rule)
-        gpus, at, options = alike[kind]
-        nodes = _nodes(cluster, job, gpus)
-        fast, good = predict(job, nodes, gpus, options)
-        best = good.argmax(axis=1)
-        rows = np.arange(len(gpus))
-        chosen = options[rows, best]
-        batch[j, at], speed[j, at], goodput[j, at] = chosen, fast[rows, best], good[rows, best]
-        known = _finite(job.model.uncertainty(nodes, gpus, chosen), nan=1.0, infinite=1.0)
-        uncertainty[j, at] = np.minimum(np.maximum(known, 0.0), 1.0)
+        asked.setdefault((type(job.model), len(counts[j])), []).append((j, *alike[kind]))
+    for group in asked.values():
+        numbers, gpus, at, options = (np.stack(part) for part in zip(*group, strict=True))
+        nodes = np.stack([_nodes(cluster, jobs[j], mine) for j, mine in zip(numbers, gpus, strict=True)])
+        models = _together([jobs[j].model for j in numbers])
+        fast, good = _predictions(models, [jobs[j].efficiency for j in numbers], nodes, gpus, options)
+        best = good.argmax(axis=2)[..., None]
+        chosen, fast, good = (np.take_along_axis(of, best, axis=2)[..., 0] for of in (options, fast, good))
+        known = np.minimum(np.maximum(_finite(models.uncertainty(nodes, gpus, chosen), 1.0, 1.0), 0.0), 1.0)
+        here = (numbers[:, None], at)
+        batch[here], speed[here], goodput[here], uncertainty[here] = chosen, fast, good, known
     current = np.array([column[job.shape.gpus] if job.shape else 0 for job in jobs], dtype=np.int64)
     nodes_taken = np.array([nodes_of(cluster, int(n)) for n in sizes], dtype=np.int64)
     return Tables(tuple(jobs), sizes, nodes_taken, current, batch > 0, batch, speed, goodput, uncertainty)
@@ -83,16 +96,57 @@ def build_tables(cluster: ClusterView, jobs: Sequence[JobView], rule: BatchRule 
 
 def predict(job: JobView, nodes: Ints, gpus: Ints, batches: Ints) -> tuple[Floats, Floats]:
     """Samples/s and goodput (S, B) at sizes (S,) and batches (S, B); finite and positive whatever the models say."""
-    wide = batches.shape
-    args = (np.repeat(nodes, wide[1]), np.repeat(gpus, wide[1]), batches.ravel())
-    speed = _finite(job.model.throughput(*args), nan=0.0, infinite=0.0).reshape(wide)
-    speed = np.minimum(np.maximum(speed, SLOWEST), FASTEST)
-    worth = _finite(job.efficiency.efficiency(args[2]), nan=1.0, infinite=1.0).reshape(wide)
-    worth = np.minimum(np.maximum(worth, 1e-6), 1.0)
+    fast, good = _predictions(_OneByOne([job.model]), [job.efficiency], nodes[None], gpus[None], batches[None])
+    return fast[0], good[0]
+
+
+def predict_each(jobs: Sequence[JobView], nodes: Ints, gpus: Ints, batches: Ints) -> tuple[Floats, Floats]:
+    """Samples/s and goodput (J,) of each job at one size and batch of its own, all (J,)."""
+    speed, goodput = np.zeros(len(jobs)), np.zeros(len(jobs))
+    kinds: dict[type, list[int]] = {}
+    for j, job in enumerate(jobs):
+        kinds.setdefault(type(job.model), []).append(j)
+    for of in kinds.values():
+        models, efficiencies = _together([jobs[j].model for j in of]), [jobs[j].efficiency for j in of]
+        fast, good = _predictions(models, efficiencies, nodes[of, None], gpus[of, None], batches[of, None, None])
+        speed[of], goodput[of] = fast[:, 0, 0], good[:, 0, 0]
+    return speed, goodput
+
+
+def _predictions(
+    models: ThroughputModel, efficiencies: Sequence[EfficiencyModel], nodes: Ints, gpus: Ints, batches: Ints
+) -> tuple[Floats, Floats]:
+    """Samples/s and goodput (J, S, B) of several jobs at sizes (J, S) and batches (J, S, B)."""
+    jobs, _, tried = wide = batches.shape
+    flat = batches.reshape(jobs, -1)
+    said = models.throughput(np.repeat(nodes, tried, axis=1), np.repeat(gpus, tried, axis=1), flat)
+    speed = np.minimum(np.maximum(_finite(said, 0.0, 0.0).reshape(wide), SLOWEST), FASTEST)
+    found = np.stack([efficiency.efficiency(row) for efficiency, row in zip(efficiencies, flat, strict=True)])
+    worth = np.minimum(np.maximum(_finite(found, 1.0, 1.0).reshape(wide), 1e-6), 1.0)
     return speed, np.maximum(speed * worth, SLOWEST)
 
 
-def _finite(said: Floats, *, nan: float, infinite: float) -> Floats:
+class _OneByOne:
+    """Models that are asked one after the other, a row each."""
+
+    def __init__(self, models: Sequence[ThroughputModel]) -> None:
+        self._models = models
+
+    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        return np.stack([m.throughput(*row) for m, *row in zip(self._models, nodes, gpus, batches, strict=True)])
+
+    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
+        return np.stack([m.uncertainty(*row) for m, *row in zip(self._models, nodes, gpus, batches, strict=True)])
+
+
+def _together(models: Sequence[ThroughputModel]) -> ThroughputModel:
+    """Models of one class, asked at once where they can be."""
+    together = getattr(type(models[0]), "together", None)
+    found: ThroughputModel = together(models) if together is not None else _OneByOne(models)
+    return found
+
+
+def _finite(said: Floats, nan: float, infinite: float) -> Floats:
     """What a model said, with something in place of what is no number."""
     values = np.asarray(said, dtype=np.float64)
     if np.isfinite(values).all():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ones_db import Store
-from slurm_ones.simulate.engines.invariants import busy_nodes, order_of_samples, record_differs
+from slurm_ones.simulate.engines.invariants import busy_nodes, misplaced, order_of_samples, record_differs
 from slurm_ones.simulate.training.block_training import BlockTraining
 from slurm_ones.slurm.model import JobState
 from tests.faults.faulty_world import FaultyWorld
@@ -34,6 +34,11 @@ def left_behind(world: FaultyWorld, store: Store, slack_s: float) -> Iterator[st
         yield f"job {resize.job_id}: its resize is still {resize.state}"
     for job_id in store.deferrals():
         yield f"job {job_id} is still kept from starting in the database"
+
+
+def outside_limits(world: FaultyWorld) -> Iterator[str]:
+    """Jobs that started at a size which their strategy cannot use, and which their owner did not give them."""
+    yield from misplaced(world, world.trainings.keys() - world.reshaped_by_owner)
 
 
 def _blocks_left(world: FaultyWorld, job_id: int, training: BlockTraining) -> Iterator[str]:

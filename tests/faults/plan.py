@@ -10,6 +10,7 @@ from typing import Any
 
 from slurm_ones.simulate.engines.world import ClusterSpec
 from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.training.strategies import StrategySpeed, onebit, ring
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from tests.faults.kinds import (
     AT_STEPS,
@@ -29,12 +30,20 @@ POLICIES = ("ones", "fifo", "srsf", "tiresias", "optimus", "sia", "ees")
 """Those that decide fast on a few jobs."""
 
 
+SHORT = replace(KINDS["resnet18-cifar10"], epochs=24, max_local_batch=128, base_batch=128)
+PAIRS = replace(ring(length=4096, hidden=256, layers=4, degree=2), fixed_bytes=0.0, sample_bytes=0.0, min_steps=20)
+PACKED = onebit(parameters=11e6, warm_up=0.5)
+
+
 @cache
 def applications() -> Mapping[str, Application]:
     """What jobs do, of two kinds: some half an hour on one GPU."""
     return {
         "cnn": build(replace(KINDS["resnet18-cifar10"], epochs=96), name="cnn"),
         "nlp": build(KINDS["bert-glue"], name="nlp"),
+        # Their strategies use pairs of GPUs of one node alone, and a batch that stays after half of the training.
+        "pairs": build(replace(SHORT, by=PAIRS, speed=StrategySpeed(PAIRS, 0.03, 1 / 400)), name="pairs"),
+        "packed": build(replace(SHORT, by=PACKED, speed=StrategySpeed(PACKED, 0.03, 1 / 400)), name="packed"),
     }
 
 
@@ -112,6 +121,15 @@ class FaultPlan:
         )
 
     @classmethod
+    def with_strategies(cls, seed: int) -> FaultPlan:
+        """The plan of a seed in which most elastic jobs have a training strategy."""
+        plan = cls.of(seed)
+        rng = random.Random(f"strategies {seed}")
+        spec = plan.spec if plan.spec.gpus_per_node % 2 == 0 else replace(plan.spec, gpus_per_node=4)
+        jobs = tuple(_with_strategy(rng, job, spec) if rng.random() < 0.8 else job for job in plan.jobs)
+        return replace(plan, spec=spec, jobs=jobs)
+
+    @classmethod
     def of(cls, seed: int) -> FaultPlan:
         """The plan of a seed."""
         rng = random.Random(seed)
@@ -160,6 +178,17 @@ def _job(rng: random.Random, number: int, spec: ClusterSpec, ticks: int) -> JobP
         hold=rng.random() < 0.05,
         requeue=rng.random() > 0.04,
     )
+
+
+def _with_strategy(rng: random.Random, job: JobPlan, spec: ClusterSpec) -> JobPlan:
+    """The job with a strategy, at a size that this can use."""
+    if job.opt_in != "elastic":
+        return job
+    if rng.random() < 0.3:
+        return replace(job, application="packed")
+    each = spec.gpus_per_node
+    gpus = rng.choice([n for n in (2, 4, 8) if n <= each or (n % each == 0 and n <= spec.gpus)])
+    return replace(job, application="pairs", gpus=each if spec.whole_nodes else gpus)
 
 
 def _of_blocks(rng: random.Random, job: JobPlan) -> JobPlan:

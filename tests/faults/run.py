@@ -304,6 +304,7 @@ class FaultRun:
             slack = self.settings.deferral_s + self._forward_s
             for what in (
                 *invariants.left_behind(world, store, slack),
+                *invariants.outside_limits(world),
                 *invariants.disagreements(world, store, self._clocks_trusted()),
                 *(invariants.batches(world, store) if self._clocks_trusted() else ()),
             ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -57,6 +58,28 @@ def test_fresh_seeds_with_jobs_of_blocks(seed: int) -> None:
         if result.violations
     }
     assert not found, f"replay with: python benchmarks/faults.py --verbose --seed {min(found)}"
+
+
+def test_fresh_seeds_with_strategies(seed: int) -> None:
+    """The same, most jobs having a training strategy: none ever runs at a size outside its limits."""
+    found = {
+        result.seed: result.violations
+        for result in (run(FaultPlan.with_strategies(seed + i)) for i in range(FRESH))
+        if result.violations
+    }
+    assert not found, f"replay with: python benchmarks/faults.py --strategies --verbose --seed {min(found)}"
+
+
+def test_a_companion_that_knows_no_strategies_is_found() -> None:
+    """The invariant sees a job that runs at a size outside its limits, which its owner's range does not exclude."""
+    with (
+        mock.patch("slurm_ones.simulate.engines.world.least_gpus", lambda app: 1),
+        mock.patch("slurm_ones.rules.views.size_rules", lambda spec: ()),
+        mock.patch("slurm_ones.rules.plan.breaks", lambda *given: None),
+        mock.patch("slurm_ones.act.machine.breaks", lambda *given: None),
+    ):
+        found = [what for seed in range(1, 9) for what in run(FaultPlan.with_strategies(seed)).violations]
+    assert any("its strategy cannot use" in what for what in found)
 
 
 def test_a_seed_gives_the_same_run_again() -> None:

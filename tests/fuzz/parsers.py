@@ -14,17 +14,26 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ones_db.limits import decode_limits, encode_limits
+from ones_wrapper import limits as told
 from ones_wrapper import protocol
 from ones_wrapper.hostlist import MOST as MOST_HOSTS
 from ones_wrapper.hostlist import expand
 from ones_wrapper.protocol import ProtocolError
+from slurm_ones.learn.layout import layout_of
 from slurm_ones.observe import report_reader as reading
+from slurm_ones.report.strategy import described
+from slurm_ones.rules.strategy import size_rules
+from slurm_ones.schedule.policy import Limits
+from slurm_ones.schedule.shapes import bounds, quanta
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.model import Job, Shape, Snapshot
 from tests.fuzz.mutate import LONGEST, TEXTS, Make, Rng, damaged, of_json, of_lines, of_text
@@ -79,6 +88,9 @@ def storable(value: Any) -> None:
     elif isinstance(value, (tuple, list, frozenset)):
         for item in value:
             storable(item)
+    elif is_dataclass(value):
+        for item in vars(value).values():
+            storable(item)
 
 
 def room() -> str | None:
@@ -110,6 +122,9 @@ REPORTS: tuple[protocol.Report, ...] = (
     protocol.Bye("drained", 790, 0, "as it was told"),
 )
 SPEC = protocol.Spec(64, 1024, 64, 50_000, 90, 4)
+STRATEGY = told.Limits(
+    "ring", tuple(told.SizeLimits(n, n // 2, n, 2, 3, 4, 5, 6) for n in (2, 4, 8)), 2**34, False, True, ("a",), ("b",)
+)
 ORDER = protocol.Order(1_700_000_000_000, 1, 512, True)
 LINES = [protocol.encode_report(n, NOW, report)[:-1] for n, report in enumerate(REPORTS, 1)]
 _LINES = of_json([json.loads(line) for line in LINES])
@@ -136,9 +151,23 @@ def _sound(found: Any) -> None:
 
 def spec(data: bytes) -> None:
     try:
-        _sound(protocol.decode_spec(data))
+        found = protocol.decode_spec(data)
     except ProtocolError as error:
         refused(error)
+        return
+    _sound(found)
+    if found.limits is None:
+        return
+    hold(decode_limits(encode_limits(found.limits)) == found.limits, "its limits are others in the database")
+    hold(all(str(line).isprintable() for line in described(found.limits)), "what its strategy holds it to")
+    rules = size_rules(found)
+    limits = Limits(tuple(rule.gpus for rule in rules), 1, 2**31, 64, 1, rules, found.limits.strategy)
+    sizes = np.array([1, *limits.gpus], dtype=np.int64)
+    bounds(limits, sizes), quanta(limits, sizes, even=True)
+    where = sizes.astype(np.float64)
+    layout = layout_of(found)
+    sent = layout.sent(where, where, where) if layout.wired else ()
+    hold(all(np.isfinite(values).all() for values in (*layout.split(where), *sent)), "a step of no length")
 
 
 def order(data: bytes) -> None:
@@ -170,7 +199,7 @@ def _directory(rng: Rng) -> bytes:
     return _SPLIT.join(files)
 
 
-_SPECS = of_json([vars(SPEC)])
+_SPECS = of_json([vars(SPEC), asdict(replace(SPEC, limits=STRATEGY))])
 
 
 def directory(data: bytes) -> None:

@@ -35,13 +35,17 @@ def test_the_guide_shows_the_edits() -> None:
         ("lm_2d.py", ("--epochs", "1", "--text-kb", "24", "--layers", "1")),
         ("onebit.py", ("--epochs", "2", "--warmup-steps", "20")),
         ("fused.py", ("--epochs", "2", "--stop-after", "1")),
+        ("decentralized.py", ("--epochs", "2", "--strategy", "lsgd", "--period", "4")),
+        ("decentralized.py", ("--epochs", "2", "--strategy", "decentlam")),
         ("gpt.py", ("--epochs", "1", "--text-kb", "24", "--warm-up", "5")),
+        ("uneven.py", ("--epochs", "2", "--pace", "9000,3000")),
+        ("coreset.py", ("--epochs", "3", "--every", "2")),
     ],
 )
 def test_an_example_on_two_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, arguments: tuple[str, ...]
 ) -> None:
-    """Protects the examples, and what they stand for: DDP, FSDP2 and fusion."""
+    """Protects the examples, and what they stand for: DDP, FSDP2, fusion, and ranks that go apart."""
     monkeypatch.chdir(tmp_path)  # where one writes its log
     run = Run(tmp_path, *arguments, ranks=2, script=EXAMPLES / name)
     assert run.end() == 0, run.errors

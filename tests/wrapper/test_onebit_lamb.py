@@ -10,7 +10,7 @@ from ones_wrapper.limits import Limits
 from ones_wrapper.protocol import SPEC, Hello, Order, Throughput, decode_spec
 from tests.cluster.paths import REPOSITORY
 from tests.wrapper.runs import TIMEOUT_S, Run, write_order
-from tests.wrapper.strategies.onebit_script import BATCH, WARMUP
+from tests.wrapper.strategies.onebit_script import BATCH, SLOW, WARMUP
 from tests.wrapper.strategies.rows import HERE
 from tests.wrapper.strategies.script import HURRY, PACE_MS
 
@@ -32,7 +32,7 @@ def test_a_batch_that_changes_begins_the_warm_up_anew(tmp_path: Path) -> None:
     """Protects the frozen variance: while it is frozen an order of another batch is refused with a line in the log; at
     the next start it holds, and the warm-up begins anew, which hello and limits say."""
     env = {"PYTHONPATH": str(REPOSITORY), PACE_MS: "40"}
-    run = Run(tmp_path, ranks=2, script=HERE / "onebit_script.py", **env)
+    run = Run(tmp_path, SLOW, ranks=2, script=HERE / "onebit_script.py", **env)
     free = limits_of(tmp_path, False).at(2)
     fixed = limits_of(tmp_path, True).at(2)
     assert free is not None and fixed is not None
@@ -45,7 +45,7 @@ def test_a_batch_that_changes_begins_the_warm_up_anew(tmp_path: Path) -> None:
     assert run.end() == 143, run.errors
     assert f"the batch stays {BATCH}" in run.errors
     assert {report.batch for report in run.of(Throughput)} == {BATCH}
-    again = Run(tmp_path, ranks=2, restart=1, script=HERE / "onebit_script.py", **env)
+    again = Run(tmp_path, SLOW, ranks=2, restart=1, script=HERE / "onebit_script.py", **env)
     limits_of(tmp_path, False)
     hello = again.wait_for(Hello)
     assert hello.batch == 2 * BATCH

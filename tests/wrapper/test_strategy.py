@@ -20,11 +20,13 @@ from ones_wrapper.checks import MAX_ROWS, ProtocolError
 from ones_wrapper.data.feed import plan
 from ones_wrapper.frameworks import steps
 from ones_wrapper.limits import MAX_NOTE, MAX_NOTES, Limits, SizeLimits
-from ones_wrapper.protocol import MAX_INT, MAX_SPEC, Spec, decode_spec, encode
+from ones_wrapper.protocol import MAX_INT, MAX_SPEC, Batch, Order, Spec, decode_report, decode_spec, encode
 from ones_wrapper.replicas import divide, in_force, look_at
 from ones_wrapper.testing import RankFailed
+from tests.cluster.paths import REPOSITORY
 from tests.wrapper.paired import Paired
-from tests.wrapper.runs import assert_exactly_once
+from tests.wrapper.runs import Run, assert_exactly_once, write_order
+from tests.wrapper.strategies.rows import HERE
 
 SAMPLES, EPOCHS = 22, 2
 SPEC = Spec(8, 64, 6, 0, EPOCHS, 4)
@@ -99,6 +101,44 @@ def test_frameworks_take_no_strategy() -> None:
     """Their loops count in ranks, so what they would train is something else."""
     with pytest.raises(ValueError, match="Lightning trains in plain data parallel, and paired is another strategy"):
         steps.join("Lightning", 8, 1, {"strategy": Paired()})
+
+
+def test_ones_run_ends_where_a_number_of_ranks_does_not_fit(tmp_path: Path) -> None:
+    """As for other mistakes of the owner: the script's exit code, one sentence, and no second try."""
+    run = Run(tmp_path, ranks=3, script=HERE / "paired_script.py", PYTHONPATH=str(REPOSITORY))
+    assert run.end() == 1
+    assert "ValueError: paired: 3 GPUs cannot be used; 1, 2, 4 would fit" in run.errors
+    assert run.reports() == [] and not (tmp_path / "spec.json").exists()
+
+
+def ordered() -> None:
+    """Trains until an order for 30 samples is obeyed."""
+    job = ones.init(
+        batch=8, max_batch=64, max_local_batch=8, max_accumulation_steps=4, epochs=500, strategy=Paired(quantum=4)
+    )
+    model = job.ddp(torch.nn.Linear(4, 1))
+    optimizer = job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05))
+    loader = job.loader(TensorDataset(torch.ones(64, 4)))
+    folder = Path(os.environ["ONES_JOB_DIR"])
+    for _ in job.epochs():
+        for (x,) in loader:
+            if job.progress.step == 2 and job.rank == 0:
+                write_order(folder, Order(1, 0, batch=30))
+            if job.batch != 8:
+                testing.put((job.batch, len(x)))
+                return
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+
+def test_a_batch_comes_down_to_a_multiple_and_is_reported(tmp_path: Path) -> None:
+    """An order for 30 samples, of which each replica takes multiples of 4."""
+    put = testing.run(ordered, ranks=2, env={"ONES_JOB_DIR": str(tmp_path), "ONES_REPORT_EVERY_S": "0.1"})
+    assert [one.value for one in put] == [(28, 8)] * 2
+    lines = (tmp_path / "reports-0.jsonl").read_bytes().splitlines(keepends=True)
+    (batch,) = [report for _, _, report in map(decode_report, lines) if isinstance(report, Batch)]
+    assert (batch.batch, batch.order, batch.passes) == (28, 1, 4)
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 4), st.integers(1, 5), st.integers(1, 4))

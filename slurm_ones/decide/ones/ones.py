@@ -14,7 +14,7 @@ from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, muta
 from slurm_ones.decide.ones.worth import Choices, Costs, fair_weights, less_costs, worth_of_progress
 from slurm_ones.schedule.placement import fixed_jobs, place
 from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
-from slurm_ones.schedule.tables import Tables, build_tables, predict
+from slurm_ones.schedule.tables import Tables, build_tables, predict_each
 from slurm_ones.slurm.model import Shape
 
 LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
@@ -266,16 +266,18 @@ class _OneNode:
 def _steady(cluster: ClusterView, tables: Tables) -> Tables:
     """The tables with the batch in force at a running job's size, where that is nearly as good as the best: a batch
     that follows every new figure would never settle."""
+    kept = np.array([job.batch for job in tables.jobs], dtype=np.int64)
+    fits = [job.limits.min_batch <= job.batch <= job.limits.max_batch for job in tables.jobs]
+    rows = np.arange(len(kept))
+    asked = np.flatnonzero((tables.current > 0) & (kept != tables.batch[rows, tables.current]) & np.array(fits, bool))
+    at = tables.current[asked]
+    jobs = [tables.jobs[j] for j in asked]
+    own = np.array([job.shape.nodes if job.shape else 0 for job in jobs], dtype=np.int64)
+    fast, good = predict_each(jobs, own if cluster.uniform else tables.nodes[at], tables.sizes[at], kept[asked])
+    steady = good >= STEADY * tables.goodput[asked, at]
+    here = (asked[steady], at[steady])
     batch, speed, goodput = tables.batch.copy(), tables.speed.copy(), tables.goodput.copy()
-    for j in np.flatnonzero(tables.current):
-        job, u = tables.jobs[j], int(tables.current[j])
-        if job.batch == batch[j, u] or not job.limits.min_batch <= job.batch <= job.limits.max_batch:
-            continue
-        assert job.shape is not None
-        at = np.array([job.shape.nodes if cluster.uniform else tables.nodes[u]])
-        fast, good = predict(job, at, tables.sizes[u : u + 1], np.array([[job.batch]]))
-        if good[0, 0] >= STEADY * goodput[j, u]:
-            batch[j, u], speed[j, u], goodput[j, u] = job.batch, fast[0, 0], good[0, 0]
+    batch[here], speed[here], goodput[here] = kept[here[0]], fast[steady], good[steady]
     return replace(tables, batch=batch, speed=speed, goodput=goodput)
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from slurm_ones.reasons import reason
-from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Limits, Progress
-from slurm_ones.schedule.shapes import nodes_of, valid_counts
+from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Limits, Progress, SizeRule
+from slurm_ones.schedule.shapes import nodes_of, strategy_counts, takes, valid_counts
 from slurm_ones.simulate.engines.idealized_placement import Plan
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.mechanism import Hot, Mechanism
+from slurm_ones.simulate.training.strategies import TrainedBy
 from slurm_ones.simulate.training.training_progress import EarlyStopping
 from slurm_ones.slurm.model import Shape
 
@@ -108,6 +109,17 @@ class IdealizedJob:
             app.max_batch,
             app.max_batch,
         )
+        if app.by is not None:
+            self.limits = self._by_strategy(app.by, most)
+
+    def _by_strategy(self, by: TrainedBy, most: int) -> Limits:
+        """The limits of a job with a strategy, of which its batches are not told."""
+        batch = self.application.max_batch
+        rows = by.limits(most, self.application.max_local_batch).sizes
+        rules = tuple(SizeRule(row.gpus, row.replicas, batch, row.quantum, row.together) for row in rows)
+        limits = replace(self.limits, rules=rules, strategy=by.name)
+        possible = [n for n in strategy_counts(self.cluster, rules, 1, most) if takes(limits, n)]
+        return replace(limits, gpus=tuple(n for n in possible if self.submission.elastic or n == self.submission.gpus))
 
     @property
     def total(self) -> float:
@@ -121,7 +133,7 @@ class IdealizedJob:
 
     @property
     def _speed(self) -> float:
-        return self.application.placed_speed(tuple(self.nodes.values()), float(self.batch))
+        return self.application.at(self.done).placed_speed(tuple(self.nodes.values()), float(self.batch))
 
     def start(self, now: float, shape: Shape, nodes: dict[str, int], batch: int) -> None:
         """Hold these GPUs from now on."""

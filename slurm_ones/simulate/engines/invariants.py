@@ -25,7 +25,7 @@ def violations(world: World, store: Store) -> list[str]:
 
     A job that ended by its time limit or with its node was not lost by the companion.
     """
-    return [*_lost(world), *_disagreements(world, store), *_skipped(world)]
+    return [*_lost(world), *misplaced(world, world.trainings), *_disagreements(world, store), *_skipped(world)]
 
 
 def _lost(world: World) -> Iterator[str]:
@@ -41,6 +41,13 @@ def _lost(world: World) -> Iterator[str]:
         if any(job.state is JobState.COMPLETED for job in records) and not training.finished:
             yield f"job {job_id} is COMPLETED and has not trained to its end"
     yield from busy_nodes(world)
+
+
+def misplaced(world: World, job_ids: Iterable[int]) -> Iterator[str]:
+    """Of these jobs those that started at a size outside their strategy's limits."""
+    for job_id in job_ids:
+        for where in world.trainings[job_id].misplaced:
+            yield f"job {job_id} ran at a size that its strategy cannot use: {where}"
 
 
 def busy_nodes(world: World) -> Iterator[str]:

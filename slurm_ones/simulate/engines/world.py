@@ -57,6 +57,11 @@ def asked_shape(gpus: int, spec: ClusterSpec) -> Shape:
     return Shape(nodes, spec.gpus_per_node if spec.whole_nodes else -(-gpus // nodes))
 
 
+def least_gpus(app: Application) -> int:
+    """Fewest GPUs that its owner allows: before its first run nobody else knows what its strategy can use."""
+    return app.by.degree if app.by is not None else 1
+
+
 class World:
     """Everything that the companion does not see: the cluster, its jobs' truth, and what is still to be submitted."""
 
@@ -186,7 +191,7 @@ class World:
         most = max(min(app.max_gpus, self.spec.gpus), shape.gpus)
         batch = f"{app.min_batch or app.base_batch}-{app.max_batch}"
         blocks = submission.elastic and self._of_blocks(submission)
-        comment = f"ones: gpus=1-{most} batch={batch}{' array=blocks' if blocks else ''}"
+        comment = f"ones: gpus={least_gpus(app)}-{most} batch={batch}{' array=blocks' if blocks else ''}"
         return Request(
             nodes=shape.nodes,
             gpus_per_node=0 if self.spec.whole_nodes else shape.gpus_per_node,

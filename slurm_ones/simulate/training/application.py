@@ -13,7 +13,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from ones_wrapper.limits import Limits
 from slurm_ones.schedule.policy import Floats, Ints
+from slurm_ones.simulate.training.strategies import TrainedBy
 
 PLACES = 1_000_000
 """More GPUs than any job has."""
@@ -74,6 +76,10 @@ class Application:
     """Rise of the metric that counts as an improvement over `patience` epochs."""
     passes_alone: int = 1
     """Passes that one GPU makes at least in a step beyond the base batch."""
+    by: TrainedBy | None = None
+    """Its training strategy; None where it is plainly data parallel."""
+    later: Application | None = None
+    """The same once a part of its training is done, where its strategy then exchanges less (`TrainedBy.from_share`)."""
     _curves: dict[int, Floats] = field(default_factory=dict, repr=False)
     _placed: dict[tuple[tuple[int, ...], float], float] = field(default_factory=dict, repr=False)
     _efficiencies: dict[float, Floats] = field(default_factory=dict, repr=False)
@@ -88,6 +94,18 @@ class Application:
     def dataset(self) -> int:
         """Samples in an epoch, as near as the profile says."""
         return max(1, round(self.total / len(self.ends)))
+
+    def at(self, progress: float) -> Application:
+        """The application as it trains from that progress on."""
+        frozen = self.by is not None and self.by.frozen(progress / self.total)
+        return self.later if frozen and self.later is not None else self
+
+    def limits(self, progress: float) -> Limits | None:
+        """What its strategy says of itself at that progress."""
+        if self.by is None:
+            return None
+        most, local = self.max_gpus, self.max_local_batch
+        return self.by.limits(most, local, progress / self.total)
 
     def epoch(self, progress: float) -> int:
         """Epoch that the job is in, from 0."""
@@ -134,11 +152,12 @@ class Application:
         return result
 
     def _passes(self, gpus: Ints, batches: Floats) -> tuple[Floats, Floats]:
-        """Passes of a step and the local batch of each."""
-        passes = np.maximum(np.ceil(batches / gpus / self.max_local_batch), 1.0)
+        """Passes of a step and the samples of a replica in each."""
+        replicas = gpus if self.by is None else gpus / self.by.degree
+        passes = np.maximum(np.ceil(batches / replicas / self.max_local_batch), 1.0)
         alone = (gpus == 1) & (batches > self.base_batch)
         passes = np.where(alone, np.maximum(passes, self.passes_alone), passes)
-        return passes, np.ceil(batches / gpus / passes)
+        return passes, np.ceil(batches / replicas / passes)
 
     @cached_property
     def _locals(self) -> Floats:

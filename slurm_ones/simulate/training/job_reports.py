@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +59,12 @@ class JobFiles:
         if not self.directory.exists():
             self.directory.mkdir()
             (self.directory / CHECKPOINTS).mkdir()
-        (self.directory / SPEC).write_bytes(encode(spec))
+        self.tell(spec)
         self._restart, self._number = restart, 0
+
+    def tell(self, spec: Spec) -> None:
+        """What it can do from now on."""
+        (self.directory / SPEC).write_bytes(encode(spec))
 
     def report(self, time: float, report: Report) -> None:
         """Append a line to the run's reports."""
@@ -126,6 +131,10 @@ class Reporter:
         app = curve.application
         # Gradients are accumulated where a batch does not fit at once, so one GPU takes all of it.
         self.spec = Spec(app.base_batch, app.max_batch, app.max_batch, curve.dataset, curve.epochs)
+        if app.by is not None:
+            passes = math.ceil(app.max_batch / app.max_local_batch)
+            limits = app.limits(0.0)
+            self.spec = replace(self.spec, max_local_batch=app.max_local_batch, max_passes=passes, limits=limits)
         self.due = math.inf
         """When the next throughput report is due."""
         self._curve = curve
@@ -140,6 +149,15 @@ class Reporter:
         self._last: tuple[float, int] | None = None
         """When anything was said last, and the world size then."""
         self._resizes = 0
+
+    def tell(self, at: Position) -> None:
+        """Say what it can do, where that changed as it trained."""
+        by = self._curve.application.by
+        if self._files is None or by is None or self.spec.limits is None:
+            return
+        if by.frozen(at.progress / self._curve.application.total) != self.spec.limits.batch_fixed:
+            self.spec = replace(self.spec, limits=self._curve.application.limits(at.progress))
+            self._files.tell(self.spec)
 
     def hello(
         self,

@@ -81,6 +81,8 @@ class Training:
         self.finished = False
         self.trained_s = 0.0
         """GPU-seconds in which it trained."""
+        self.misplaced: list[str] = []
+        """Sizes at which it started though its strategy cannot use them."""
         self.lost_samples = 0
         """Samples used whose work no checkpoint holds."""
         self.phase = Phase.GONE
@@ -110,6 +112,7 @@ class Training:
         self._restart, self._placement = restart, tuple(gpus.values())
         self._position = self.durable
         self._obeyed = 0
+        self._check_size()
         self.phase = Phase.LAUNCHING
         self._then(self._timeline.now + self._launch_s + self._load_s, self._loaded)
 
@@ -175,7 +178,23 @@ class Training:
         self.phase = Phase.GONE
 
     def _in_force(self, wanted: int) -> int:
-        return max(1, min(wanted, self.application.max_batch))
+        """As the wrapper does: what its ranks take, in multiples; a batch that its strategy keeps stays."""
+        limits = self.application.limits(self._position.progress)
+        if limits is not None and limits.batch_fixed and self.batch:
+            return self.batch
+        row = limits.at(self.gpus) if limits is not None else None
+        batch = max(1, min(wanted, self.application.max_batch))
+        return max(batch // row.quantum, 1) * row.quantum if row is not None else batch
+
+    def _check_size(self) -> None:
+        """Note a size that its strategy cannot use: a real job would end there."""
+        limits = self.application.limits(self.durable.progress)
+        if limits is None:
+            return
+        row = limits.at(self.gpus)
+        parted = row is not None and len(self._placement) > 1 and any(gpus % row.together for gpus in self._placement)
+        if row is None or parted:
+            self.misplaced.append(f"{limits.strategy} on {'+'.join(map(str, self._placement))} GPUs")
 
     def _loaded(self) -> None:
         """Everything is loaded: say so, and train. An order that waits sets the batch; a drain waits for a boundary."""
@@ -199,7 +218,9 @@ class Training:
     def _train(self) -> None:
         """Train on from here."""
         self.phase = Phase.TRAINING
-        rate = self.application.placed_speed(self._placement, float(self.batch))
+        self._reporter.tell(self._position)
+        app = self.application.at(self._position.progress)
+        rate = app.placed_speed(self._placement, float(self.batch))
         self._interval = Interval(self._timeline.now, self._position, self.batch, rate)
         self._schedule_boundary()
 

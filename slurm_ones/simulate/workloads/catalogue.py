@@ -7,13 +7,14 @@ them was measured by us. A workload perturbs them anew from its seed, so that no
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
 
 from slurm_ones.schedule.policy import Floats
 from slurm_ones.simulate.training.application import Application
+from slurm_ones.simulate.training.strategies import StrategySpeed, TrainedBy
 
 Size = Literal["small", "medium", "large", "extra-large"]
 """GPU-hours on one GPU: up to 1.5, up to 12, up to 60, beyond."""
@@ -75,7 +76,7 @@ class Kind:
     base_batch: int
     max_batch: int
     max_local_batch: int
-    speed: ParametricSpeed
+    speed: ParametricSpeed | StrategySpeed
     noise: tuple[float, float]
     """Gradient noise scale in samples at the start and at the end of the training."""
     top: float
@@ -101,6 +102,8 @@ class Kind:
     gpus: int = 0
     """GPUs that its user asks for; 0 where that follows from how it scales."""
     max_gpus: int = 64
+    by: TrainedBy | None = None
+    """Its training strategy."""
 
 
 def build(
@@ -119,9 +122,10 @@ def build(
     metric = kind.top * curve[:, None] * np.maximum(1.0 - kind.gap * beyond, 0.1)
     gain = metric[-1, 0] - metric[-1 - kind.patience, 0] if kind.patience else 0.0
     wide = np.ones((1, len(batches)))
-    return Application(
+    truth = kind.speed.perturbed(compute, exchange)
+    made = Application(
         name=name or kind.name,
-        speed=kind.speed.perturbed(compute, exchange),
+        speed=truth,
         base_batch=kind.base_batch,
         max_batch=kind.max_batch,
         max_local_batch=kind.max_local_batch,
@@ -136,7 +140,15 @@ def build(
         target=kind.top * (1.0 - kind.tolerance) if math.isnan(kind.target) else kind.target,
         patience=kind.patience,
         least_gain=float(gain),
+        by=kind.by,
     )
+    return replace(made, later=_afresh(made, truth.later())) if isinstance(truth, StrategySpeed) else made
+
+
+def _afresh(app: Application, truth: StrategySpeed) -> Application:
+    """The same application of another speed, which has worked out nothing yet."""
+    known = {field.name: getattr(app, field.name) for field in fields(app) if not field.name.startswith("_")}
+    return Application(**{**known, "speed": truth})
 
 
 def _noise(kind: Kind, at: Floats) -> Floats:

@@ -9,11 +9,13 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from ones_wrapper.limits import SizeLimits
 from slurm_ones.schedule.policy import Floats
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, Kind, build
 from slurm_ones.simulate.workloads.sc21 import SC21_KINDS
+from slurm_ones.simulate.workloads.strategies import MIXED
 from slurm_ones.simulate.workloads.workload import Workload
 
 Arrivals = Literal["poisson", "uniform", "diurnal"]
@@ -85,8 +87,9 @@ def undisturbed_s(app: Application, asked: Submission, per_node: int) -> float:
 def sensible_requests(app: Application, gpus: int, per_node: int) -> list[UserRequest]:
     """What a user may ask for: the sizes that keep each GPU as useful as `USEFUL` says, at the batch best there."""
     one, batch = best_batch(app, 1, per_node)
-    found, last = [], (1, batch)
-    for size in _sizes(min(app.max_gpus, max(gpus // 2, 1)), per_node):
+    degree = app.by.degree if app.by is not None else 1
+    found, last = [], (degree, best_batch(app, degree, per_node)[1] if degree > 1 else batch)
+    for size in _possible(app, _sizes(min(app.max_gpus, max(gpus // 2, 1)), per_node), per_node):
         goodput, batch = best_batch(app, size, per_node)
         useful = goodput / one / size
         if USEFUL[0] <= useful <= USEFUL[1]:
@@ -94,6 +97,17 @@ def sensible_requests(app: Application, gpus: int, per_node: int) -> list[UserRe
         elif useful > USEFUL[1]:
             last = (size, batch)
     return found or [last]
+
+
+def _possible(app: Application, sizes: Sequence[int], per_node: int) -> list[int]:
+    """Of these sizes those that its strategy can use on such nodes, at batches that are powers of two of its own."""
+    limits = app.limits(0.0)
+    rows = {size: limits.at(size) if limits is not None else SizeLimits(size, size) for size in sizes}
+    return [
+        size
+        for size, row in rows.items()
+        if row is not None and app.max_batch % row.quantum == 0 and (size <= per_node or per_node % row.together == 0)
+    ]
 
 
 def best_batch(app: Application, gpus: int, per_node: int) -> tuple[float, int]:
@@ -147,8 +161,10 @@ MIXES: dict[str, Mix] = {
     "ones-sc21": Mix(SC21_KINDS, (1 / len(SC21_KINDS),) * len(SC21_KINDS), jobs=50, gap_s=30),
     "philly": _philly(),
     "uniform": Mix(tuple(KINDS.values()), (1 / len(KINDS),) * len(KINDS)),
+    "strategies": Mix(tuple(MIXED), tuple(MIXED.values()), jobs=60),
 }
-"""Workloads that can be generated: ONES' own mix (SC21), one as skewed as Philly's, and its kinds all as frequent."""
+"""Workloads that can be generated: ONES' own mix (SC21), one as skewed as Philly's, its kinds all as frequent, and some
+of them beside jobs with a training strategy."""
 
 
 def generate(

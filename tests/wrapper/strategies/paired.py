@@ -13,9 +13,14 @@ from tests.wrapper.strategies.rows import HERE, Row
 
 def expected(group: Group) -> list[float]:
     """One process, without the wrapper."""
+    return trained(EPOCHS)
+
+
+def trained(epochs: int) -> list[float]:
+    """The same over so many epochs."""
     model, data = model_and_data()
     optimizer = optimizer_of(model)
-    for chosen in script.steps(SAMPLES, BATCH, EPOCHS, SEED):
+    for chosen in script.steps(SAMPLES, BATCH, epochs, SEED):
         inputs, target = data[torch.from_numpy(chosen)]
         optimizer.zero_grad()
         ((model(inputs) - target) ** 2).mean().backward()

@@ -59,6 +59,9 @@ class Row:
         worst = max(abs(one - other) for one, other in zip(found, wanted, strict=True))
         assert worst <= self.tolerance, f"{self.name}: {worst} from its reference"
 
+    once: Callable[[Path], None] | None = None
+    """Asserts of the job's directory that each sample of each epoch was used once, where that is not all there is to
+    say of it."""
     label: str = ""
     """The row's name, where it is not that of a strategy."""
 

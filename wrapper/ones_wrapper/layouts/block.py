@@ -38,7 +38,8 @@ class Place:
     columns: torch.Tensor
     """Positions of the keys, (keys,)."""
     triangular: bool = False
-    """Whether a query sees only keys at its own position and before."""
+    """Whether a query sees only keys at its own position and before. Of a whole block: its queries and keys are then of
+    the same tokens, in rising order."""
     real: torch.Tensor | None = None
     """Which keys are no padding, (batch, keys); None: all."""
     dropout: Dropout | None = None
@@ -61,9 +62,10 @@ class Place:
         kept = uniform((each * length + self.rows[:, None]) * length + self.columns, self.dropout.key) >= rate
         return kept.to(p.dtype) / (1 - rate)
 
-    def slice(self, start: int, stop: int) -> Place:
-        """That of these queries."""
-        return replace(self, rows=self.rows[start:stop])
+    def slice(self, start: int, stop: int, seen: int) -> Place:
+        """That of these queries and the first keys."""
+        real = None if self.real is None else self.real[:, :seen]
+        return replace(self, rows=self.rows[start:stop], columns=self.columns[:seen], real=real)
 
 
 def forward(
@@ -75,14 +77,14 @@ def forward(
     """
     outputs, sums = [], []
     k, v = precise(k), precise(v)
-    for start, stop in _chunks(q, k):
-        part = place.slice(start, stop)
-        scores = _scores(precise(q[:, :, start:stop]), k, part, scale)
+    for start, stop, seen in _chunks(q, k, place):
+        part = place.slice(start, stop, seen)
+        scores = _scores(precise(q[:, :, start:stop]), k[:, :, :seen], part, scale)
         total = torch.logsumexp(scores, -1)
         p = scores.sub_(finite(total)[..., None]).exp_()
         if (factors := part.factors(p)) is not None:
             p = p * factors
-        outputs.append(p @ v)
+        outputs.append(p @ v[:, :, :seen])
         sums.append(total)
     return torch.cat(outputs, 2), torch.cat(sums, 2)
 
@@ -104,19 +106,19 @@ def backward(
     """
     k, v = precise(k), precise(v)
     dq, dk, dv = [], torch.zeros_like(k), torch.zeros_like(v)
-    for start, stop in _chunks(q, k):
-        part = place.slice(start, stop)
+    for start, stop, seen in _chunks(q, k, place):
+        part, keys = place.slice(start, stop, seen), k[:, :, :seen]
         queries, above = precise(q[:, :, start:stop]), gradient[:, :, start:stop]
-        p = _scores(queries, k, part, scale).sub_(finite(total[:, :, start:stop])[..., None]).exp_()
-        dp = above @ v.mT
+        p = _scores(queries, keys, part, scale).sub_(finite(total[:, :, start:stop])[..., None]).exp_()
+        dp = above @ v[:, :, :seen].mT
         if (factors := part.factors(p)) is None:
-            dv += p.mT @ above
+            dv[:, :, :seen] += p.mT @ above
         else:
-            dv += (p * factors).mT @ above
+            dv[:, :, :seen] += (p * factors).mT @ above
             dp *= factors
         ds = dp.sub_(delta[:, :, start:stop, None]).mul_(p).mul_(scale)
-        dq.append(ds @ k)
-        dk += ds.mT @ queries
+        dq.append(ds @ keys)
+        dk[:, :, :seen] += ds.mT @ queries
     return torch.cat(dq, 2), dk, dv
 
 
@@ -160,9 +162,11 @@ def _scores(q: torch.Tensor, k: torch.Tensor, place: Place, scale: float) -> tor
     return scores if hidden is None else scores.masked_fill_(hidden, -torch.inf)
 
 
-def _chunks(q: torch.Tensor, k: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """Ranges of queries whose scores fit."""
+def _chunks(q: torch.Tensor, k: torch.Tensor, place: Place) -> Iterator[tuple[int, int, int]]:
+    """Ranges of queries whose scores fit, and how many of the keys they may see."""
     batch, heads, queries, _ = q.shape
-    rows = max(1, SCORES // max(1, batch * heads * k.shape[2]))
+    keys = k.shape[2]
+    rows = max(1, SCORES // max(1, batch * heads * keys))
     for start in range(0, queries, rows):
-        yield start, min(queries, start + rows)
+        stop = min(queries, start + rows)
+        yield start, stop, stop if place.triangular else keys

@@ -1,0 +1,228 @@
+"""Simulated jobs with a training strategy: what each states of itself, and how fast it truly is.
+
+Memory and bytes are formulas of published systems, per transformer layer and optimizer step: ring attention (Li et
+al., 2021, arXiv 2105.13120), 2D tensor parallelism (Xu et al., 2021, arXiv 2104.05343), compressed exchange (Li et al.,
+2021, arXiv 2104.06069), leader SGD (Teng et al., 2019, arXiv 1905.10395) and fused jobs (Wang et al., 2021, arXiv
+2102.02344).
+Links are simulated: a speed inside a node and one between nodes, and a time for each message. A job states its bytes,
+and never the links' speed nor the messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ones_wrapper.limits import Limits, SizeLimits
+from slurm_ones.schedule.policy import Floats
+
+FP32, FP16 = 4.0, 2.0
+MEMORY = 16e9
+"""Of a simulated GPU, bytes."""
+MOST_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Links:
+    """How fast a rank sends."""
+
+    inside: float = 10e9
+    """Bytes/s to another GPU of its node."""
+    across: float = 1.5e9
+    """Bytes/s to another node."""
+    message_s: float = 15e-6
+    """Seconds that each message takes besides."""
+
+    def slower(self, factor: float) -> Links:
+        """The same, all that many times as slow."""
+        return Links(self.inside / factor, self.across / factor, self.message_s * factor)
+
+
+@dataclass(frozen=True)
+class TrainedBy:
+    """How a simulated job trains. Plain data parallel jobs have none."""
+
+    name: str
+    parameters: float
+    """Of its model; of fused jobs of all of them."""
+    degree: int = 1
+    """GPUs of a replica, which share a node."""
+    layers: int = 1
+    fixed_bytes: float = 0.0
+    """Memory of a GPU that no sample takes."""
+    sample_bytes: float = 0.0
+    """Memory of a GPU for each sample of a replica."""
+    replica_bytes: float = 0.0
+    """Sent by a rank within its replica for each sample."""
+    weight_bytes: float = 0.0
+    """Sent by a rank within its replica in each pass, whatever the samples."""
+    shared: float = 1.0
+    """Share of the parameters that a rank exchanges with other replicas."""
+    element: float = FP32
+    """Bytes of each of them."""
+    period: int = 1
+    """Steps between two exchanges."""
+    messages: int = 0
+    """Sent by a rank within its replica in each pass, one after the other."""
+    quantum: int = 1
+    """A replica's samples are multiples of this."""
+    packed: float = 1.0
+    """Once `from_share` of its training is done its exchange is so many times smaller, and its batch stays."""
+    from_share: float = 2.0
+    exact: bool = True
+    reshards: bool = False
+    carries: tuple[str, ...] = ()
+    resets: tuple[str, ...] = ()
+    min_steps: int = 0
+
+    def frozen(self, share: float) -> bool:
+        """Whether its batch stays, once that share of its training is done."""
+        return share >= self.from_share
+
+    def within(self, local: float) -> float:
+        """Bytes that a rank sends within its replica in a pass of so many samples."""
+        return self.replica_bytes * local + self.weight_bytes
+
+    def between(self, replicas: Floats | float, share: float) -> Floats | float:
+        """Bytes that a rank sends between replicas in a step, on average."""
+        ring = 2.0 * (replicas - 1.0) / np.maximum(replicas, 1.0) * self.shared * self.parameters * self.element
+        return ring / self.period / (self.packed if self.frozen(share) else 1.0)
+
+    def limits(self, most_gpus: int, local: int, share: float = 0.0) -> Limits:
+        """What the job says of itself on up to so many GPUs, once a share of its training is done; its bytes are told
+        at a pass of `local` samples."""
+        sizes = range(self.degree, min(most_gpus, MOST_ROWS * self.degree) + 1, self.degree)
+        rows = tuple(self._row(gpus, local, share) for gpus in sizes)
+        frozen = self.frozen(share)
+        return Limits(
+            self.name, rows, int(MEMORY), self.exact, frozen, self.carries, self.resets, self.reshards, self.min_steps
+        )
+
+    def _row(self, gpus: int, local: int, share: float) -> SizeLimits:
+        replicas = gpus // self.degree
+        return SizeLimits(
+            gpus,
+            replicas,
+            self.quantum * (replicas if self.degree > 1 else 1),
+            self.degree,
+            int(self.fixed_bytes),
+            int(self.sample_bytes),
+            int(self.within(float(local)) / max(local, 1)),
+            int(self.between(float(replicas), share)),
+        )
+
+
+@dataclass(frozen=True)
+class StrategySpeed:
+    """Step time of a job with a strategy: computing, exchange within a replica after each, and exchange between
+    replicas, which overlaps with it in part (see `catalogue.ParametricSpeed`)."""
+
+    by: TrainedBy
+    fixed: float
+    """Seconds of a pass that do not depend on its samples."""
+    sample: float
+    """Seconds a sample takes on one GPU."""
+    links: Links = Links()
+    overlap: float = 1.6
+    share: float = 0.0
+    """Of its training, that is done."""
+
+    def step(self, nodes: int, gpus: int, local: Floats) -> tuple[Floats, Floats]:
+        """See `application.Speed`; `local` are samples of a replica."""
+        by, samples = self.by, np.asarray(local, dtype=np.float64)
+        replicas = gpus / by.degree  # a part of one, where a job is timed on fewer GPUs than it can run on
+        compute: Floats = self.fixed + self.sample * samples / by.degree
+        if by.degree > 1 and gpus > 1:
+            sent = by.replica_bytes * samples + by.weight_bytes
+            compute = compute + sent / self.links.inside + by.messages * self.links.message_s
+        if replicas <= 1:
+            return compute, np.zeros_like(compute)
+        link = self.links.inside if nodes == 1 else self.links.across
+        exchange = float(by.between(replicas, self.share)) / link + 2.0 * replicas * self.links.message_s / by.period
+        step = (compute**self.overlap + exchange**self.overlap) ** (1.0 / self.overlap)
+        return step, step - compute
+
+    def perturbed(self, compute: float, exchange: float) -> StrategySpeed:
+        """The same with compute and exchange that many times as slow."""
+        return replace(
+            self, fixed=self.fixed * compute, sample=self.sample * compute, links=self.links.slower(exchange)
+        )
+
+    def later(self) -> StrategySpeed:
+        """The same once its exchange is packed."""
+        return replace(self, share=self.by.from_share)
+
+
+def ring(length: int, hidden: int, layers: int, degree: int) -> TrainedBy:
+    """Ring attention over `degree` GPUs: activations of a sample are divided by them, weights are on each, and keys and
+    values go around, forwards 2 (N - 1) and backwards 4 N - 2 blocks of length/N · hidden a layer."""
+    block = length / degree * hidden * FP16 * layers
+    parameters = 12.0 * hidden**2 * layers
+    return TrainedBy(
+        "ring",
+        parameters,
+        degree,
+        layers,
+        fixed_bytes=4 * FP32 * parameters,
+        sample_bytes=16.0 * length * hidden / degree * layers * FP16,
+        replica_bytes=(2 * (degree - 1) + 4 * degree - 2) * block if degree > 1 else 0.0,
+        messages=(6 * degree - 4) * layers,
+        carries=("nothing: each rank has all weights",),
+    )
+
+
+def mesh(length: int, hidden: int, layers: int, side: int) -> TrainedBy:
+    """2D tensor parallelism on a mesh of `side` × `side` GPUs: weights and activations are divided by all of them, and
+    each layer's forward pass sends (q - 1)/q² of 7 BLH + 12 H², its backward pass twice that."""
+    degree, layer = side**2, 12.0 * hidden**2
+    sent = 3.0 * (side - 1) / degree * layers * FP16
+    return TrainedBy(
+        "optimus2d",
+        layer * layers,
+        degree,
+        layers,
+        fixed_bytes=4 * FP32 * layer * layers / degree,
+        sample_bytes=16.0 * length * hidden / degree * layers * FP16,
+        replica_bytes=sent * 7.0 * length * hidden,
+        weight_bytes=sent * layer,
+        shared=1.0 / degree,
+        messages=12 * side * layers,
+        quantum=side,
+        reshards=True,
+        min_steps=50,
+        carries=("weights and moments, cut anew",),
+    )
+
+
+def onebit(parameters: float, warm_up: float) -> TrainedBy:
+    """1-bit LAMB: half precision during `warm_up` of the training, then a bit instead of two bytes, at a batch that
+    stays, since its variance is frozen."""
+    return TrainedBy(
+        "onebit-lamb",
+        parameters,
+        fixed_bytes=5 * FP32 * parameters,
+        element=FP16,
+        packed=16.0,
+        from_share=warm_up,
+        exact=False,
+        min_steps=5,
+        carries=("the mean residual",),
+        resets=("each rank's own residual",),
+    )
+
+
+def leader(parameters: float, period: int) -> TrainedBy:
+    """Leader SGD: the best rank's weights go to all every `period` steps."""
+    return TrainedBy(
+        "lsgd", parameters, shared=0.5, period=period, exact=False,
+        carries=("the leader's weights and moments",), resets=("the followers' weights",),
+    )  # fmt: skip
+
+
+def fused(parameters: float, members: int) -> TrainedBy:
+    """So many models of one architecture, trained as one."""
+    return TrainedBy(
+        "fused", members * parameters, fixed_bytes=4 * FP32 * members * parameters,
+        carries=("each member's weights, moments and step",),
+    )  # fmt: skip
