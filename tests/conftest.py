@@ -43,6 +43,7 @@ SLOW = (
     "tests/simulate/test_study.py::test_processes_change_nothing",
     "tests/wrapper/checkpoint/test_ranks.py",
     "tests/wrapper/checkpoint/test_safetensors.py",
+    "tests/wrapper/gradients/test_decentlam.py::test_a_resize",
     "tests/wrapper/gradients/test_fsdp.py",
     "tests/wrapper/gradients/test_mpi_exchange.py",
     "tests/wrapper/gradients/test_noise.py",
@@ -93,10 +94,12 @@ LONG = (
     "tests/wrapper/layouts/test_hot_ring.py",
     "tests/wrapper/layouts/test_lm_ring.py",
     "tests/wrapper/membership/test_endurance.py",
+    "tests/wrapper/membership/test_hot_apart.py",
     "tests/wrapper/membership/test_launched.py",
     "tests/wrapper/strategies/test_contract.py::test_resizes",
     "tests/wrapper/test_same_result.py",
     "tests/wrapper/membership/test_hot_onebit.py",
+    "tests/wrapper/membership/test_hot_uneven.py",
     "tests/wrapper/test_onebit_lamb.py",
 )
 """What takes longest. Half of it runs each time, drawn by the run's seed; all of it with ONES_LONG=all."""

@@ -14,8 +14,9 @@ from ones_db import (
 from ones_db.access import CLOSED, OPEN
 from ones_db.leader_lock import LeaderLock
 from ones_db.tables import METADATA
+from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Batch, Checkpoint, Membership
-from tests.db.make import change, decision, job, line, report, resized_job
+from tests.db.make import SPEC, change, decision, job, line, report, resized_job
 
 JOBS = {"alice": 7, "bob": 8}
 """The Slurm job id of each user's job."""
@@ -32,6 +33,7 @@ def fill(url: str) -> None:
                 store,
                 number,
                 1,
+                spec=replace(SPEC, limits=Limits("ring", (SizeLimits(4, 1),))),
                 checkpoints=[line(5, Checkpoint("step-22", 2, 0, 22, 1000, 1.25), 3011.5)],
                 batches=[line(6, Batch(23, 128, 2.0), 3012.0)],
                 members=[line(7, Membership(1, (0,), (0,), 1, 4, 4, 23, 128, 0.25), 3013.0)],

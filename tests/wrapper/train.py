@@ -22,6 +22,8 @@ parser.add_argument("--batch", type=int, default=16)
 parser.add_argument("--max-batch", type=int, default=64)
 parser.add_argument("--max-local-batch", type=int, default=32)
 parser.add_argument("--step-ms", type=float, default=0.0)
+parser.add_argument("--sample-ms", type=float, default=0.0, help="of each sample; every second rank takes five times")
+parser.add_argument("--uneven", action="store_true")
 parser.add_argument("--hurry", type=Path, help="no such time is spent any more once there is this file")
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--max-passes", type=int, default=1)
@@ -41,6 +43,7 @@ job = ones.init(
     max_accumulation_steps=args.max_passes,
     epochs=args.epochs,
     lr_cap=2.0,
+    uneven=args.uneven,
 )
 torch.manual_seed(job.rank)  # the parameters of rank 0 have to reach all
 model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 1))
@@ -56,6 +59,8 @@ for _ in job.epochs():
     for inputs, target in loader:
         if 0 < args.memory < len(inputs):
             raise torch.OutOfMemoryError(f"emulated: {len(inputs)} samples do not fit")
+        if args.sample_ms and not (args.hurry and args.hurry.exists()):
+            time.sleep(len(inputs) * args.sample_ms / 1000 * (5 if job.rank % 2 else 1))
         loss = torch.nn.functional.mse_loss(model(inputs), target)
         if step == args.nan_at:
             loss = loss * torch.nan

@@ -393,6 +393,10 @@ class HotRun(Run):
             rescue.done(folder.path, term)
 
     def _whole(self) -> bool:
-        """Whether model, optimizer and progress are those of one moment: in a pass before the optimizer's step, or at
-        a boundary."""
-        return self._begun and (self._at_boundary or (self.loop.within and not self.loop.mid_step))
+        """Whether model, optimizer and progress are those of one moment, and of all ranks: in a pass before the
+        optimizer's step, or at a boundary."""
+        return (
+            self._begun
+            and self.loop.exchanges.steps_together
+            and (self._at_boundary or (self.loop.within and not self.loop.mid_step))
+        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,12 +11,6 @@ from pathlib import Path
 from ones_wrapper import mistakes, replicas, resize_log
 from ones_wrapper.boundary import BY_OWNER, Agreement, Boundary, wait_for_requeue
 from ones_wrapper.checkpoint import Checkpoints, Progress, State
-from ones_wrapper.data.coreset_feed import Selection
-from ones_wrapper.data.feed import AccumulationStep, Feed, Share
-from ones_wrapper.data.shares import Shares
-from ones_wrapper.data.streams import StreamFeed
-from ones_wrapper.gradients.accumulation import Accumulation
-from ones_wrapper.gradients.exchanges import Exchanges
 from ones_wrapper.gradients.noise import NoiseScale, efficiency
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import STOP, OrderReader, OwnerRequests, ReportWriter, log, previous, write_spec
@@ -31,40 +24,18 @@ from ones_wrapper.launch.rank_placement import idle_gpus
 from ones_wrapper.launch.restart_policy import DONT_RESTART, STOP_CODE
 from ones_wrapper.learning_rate import Rate
 from ones_wrapper.local_batch import LocalBatch
+from ones_wrapper.loop_state import Loop
 from ones_wrapper.protocol import Batch, Epoch, First, Spec
 from ones_wrapper.reporter import Meter, Reporter, StartReport, Trace
 from ones_wrapper.run_id import run_id
 from ones_wrapper.run_settings import Identity, Settings
+from ones_wrapper.run_sizes import Sized
 from ones_wrapper.saver import Saver
-from ones_wrapper.schedule import Schedules, counted
+from ones_wrapper.schedule import counted
 from ones_wrapper.uneven import Uneven
 
 
-class Loop:
-    """What the script's loop works with on this rank: data, exchange, optimizer. Not collective."""
-
-    def __init__(self) -> None:
-        self.feed: Feed | StreamFeed | None = None
-        self.seed = 0
-        self.selection = Selection()
-        self.exchanges = Exchanges()
-        self.accumulation: Accumulation | None = None
-        self.rate: Rate | None = None
-        self.schedules = Schedules(1)
-        self.part = AccumulationStep(Share(0, 1, 1), 0, 1, 0, 1, 1)
-        """The pass that the script is in, or was in last."""
-        self.within = False
-        """Whether an error of the script may be one of a pass: not after an epoch's last."""
-        self.used: list[int] = []
-        """Dataset indices that this rank used in the step, where there is a trace."""
-
-    @property
-    def mid_step(self) -> bool:
-        """Whether the model is ahead of the cursor: the optimizer stepped, and the step is not yet committed."""
-        return self.within and self.rate is not None and self.rate.stepped
-
-
-class Run:
+class Run(Sized):
     """State of one run. Methods are collective unless said otherwise."""
 
     def __init__(
@@ -76,7 +47,6 @@ class Run:
         first = group.rank == 0 and identity.leads
         self.group = group
         self.generation = 0
-        """Rises when the ranks change."""
         self.settings = settings
         self.progress = Progress()
         self.state: State | None = None
@@ -93,7 +63,6 @@ class Run:
         self.local_batch = LocalBatch(self.directory, spec, group)
         self.spec = self.local_batch.applied(spec)
         self.division = replicas.divide(self.spec, group.world, group.rank)
-        """Which samples are this rank's."""
         if group.rank == 0 and (note := replicas.look_at(self.spec, group.world)):
             log(note)
         self.uneven = Uneven(group.device, self.local_batch.own) if settings.uneven else None
@@ -137,16 +106,6 @@ class Run:
         """World size, as the script sees it. Not collective."""
         return self.group.world
 
-    @property
-    def shares(self) -> Shares | None:
-        """How steps are divided over the ranks; None for evenly. Not collective."""
-        return self.uneven.shares if self.uneven is not None else None
-
-    @property
-    def cut_by(self) -> tuple[object, ...]:
-        """What the data is cut by: where it changes, the epoch's rest is cut anew. Not collective."""
-        return self.batch, self.generation, self.shares
-
     def _orders(self, restart: int) -> OrderReader:
         """Reads the orders of a run."""
         return OrderReader(self.directory, restart, self._spool, self._job_id)
@@ -164,17 +123,6 @@ class Run:
             if self.loop.rate
             else self.settings.rule.factor(self.rated_batch, self.progress.noise or None)
         )
-
-    @property
-    def rated_batch(self) -> float:
-        """The batch that the learning rate follows. Not collective."""
-        return self.batch / self._rated
-
-    @property
-    def _rated(self) -> int:
-        """How many batches that the learning rate belongs to a global batch is: one, or one a replica."""
-        strategy = self.settings.strategy
-        return self.division.replicas if strategy is not None and strategy.local_rate else 1
 
     def load(self, state: State) -> None:
         """Take over what training carries, and load the newest good checkpoint into it."""
@@ -227,15 +175,6 @@ class Run:
         if self.group.rank == 0:
             mistakes.look_at(self.spec)
 
-    def use_batch(self) -> str:
-        """Steps of the batch in force begin, perhaps anew; what its strategy says of that, which is logged."""
-        strategy = self.settings.strategy
-        note = strategy.batch_in_force(self.batch) if strategy is not None else ""
-        if note and self.group.rank == 0:
-            log(note)
-        self._batch_fixed()
-        return note
-
     def _log_start(self) -> None:
         """What changed since the start before. Not collective."""
         earlier, order, group = self._before, self._boundary.order, self.group
@@ -245,16 +184,6 @@ class Run:
         shape = resize_log.shape_name(group.nodes, group.gpus_per_node, group.world)
         self.resizes.started(earlier, shape, order.gain if order is not None and ordered else None)
         self._log_batch(earlier.batch)
-
-    def probe(self, one_pass: Callable[[int], object]) -> int:
-        """The most samples of a pass, found by trying where no earlier run has; see `Job.probe`."""
-        if self.state is None or self._begun:
-            raise RuntimeError("probe: call it after job.register and before the first epoch")
-        found = self.local_batch.probe(one_pass, self.state.model, self.division.unit)
-        self.spec = replicas.as_found(self.spec, self.group.world, found)
-        self.division = replicas.divide(self.spec, self.group.world, self.group.rank)
-        self.batch = self._in_force(self.progress.batch)
-        return found.samples
 
     def _check_complete(self) -> int:
         """The samples of an epoch. Raises RuntimeError where the script left something out. Not collective."""
@@ -383,13 +312,6 @@ class Run:
         FLAGS.armed = False
         hang_detector.pause()
 
-    def _in_force(self, wanted: int) -> int:
-        spec = self.spec
-        batch = replicas.in_force(spec, wanted or spec.base_batch * self._rated, self.division)
-        if batch % spec.multiple_of and self.group.rank == 0:
-            log(f"{self.group.world} ranks take {batch} samples a step, which is no multiple of {spec.multiple_of}")
-        return batch
-
     def _change_batch(self, wanted: int, number: int) -> None:
         self._reporter.flush()
         progress, rate = self.progress, self.loop.rate
@@ -404,24 +326,6 @@ class Run:
         self._log_batch(old)
         steps = self.division.passes(self.batch)
         self._reporter.send(Batch(progress.step, self.batch, rate.target, number, steps, self.settings.lr_ramp))
-
-    def _divide(self, uneven: Uneven, measured: tuple[int, ...]) -> None:
-        """Shares follow the speeds that the ranks measured. Not collective."""
-        passes = self.division.passes(self.batch)
-        if uneven.agreed(measured, self.batch, passes) and self.group.rank == 0 and uneven.shares is not None:
-            log(resize_log.shares_changed(uneven.shares.samples(self.batch, passes), self.progress.step))
-
-    def _batch_fixed(self) -> bool:
-        """Whether the strategy lets the batch be now. Not collective; what changes is told to the companion."""
-        strategy, limits = self.settings.strategy, self.spec.limits
-        if strategy is None or limits is None:
-            return False
-        now = strategy.limits_now(limits)
-        if now is not limits:
-            self.spec = replace(self.spec, limits=now)
-            if self.group.rank == 0:
-                write_spec(self.directory, self.spec)
-        return now.batch_fixed
 
     def _log_batch(self, old: int) -> None:
         """The batch in force was `old` until now. Not collective."""

@@ -31,6 +31,7 @@ class ApartExchange(Exchange):
     """Each rank steps on gradients of its own. Subclasses say how the ranks keep together."""
 
     hot = True
+    steps_together = False
     name = ""
     """In messages."""
 
@@ -112,37 +113,42 @@ class ApartExchange(Exchange):
     def _publish(self, tensors: list[torch.Tensor]) -> None:
         """Make `tensors` (parameters, buffers, state of optimizers) on all ranks what the job publishes. Collective."""
 
-    @torch.no_grad()
     def settle(self) -> None:
         if self._apart:
-            self._publish(self._carried())
+            with self._own_where(self._carried, always=False):
+                pass
             self._apart = False
 
     @contextmanager
     def published(self) -> Iterator[None]:
-        with self._for_a_while(self._carried):
+        with self._own_where(self._carried):
             yield
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        with self._for_a_while(self._tensors):
+        with self._own_where(self._tensors):
             yield
 
     @contextmanager
-    def _for_a_while(self, which: Callable[[], list[torch.Tensor]]) -> Iterator[None]:
+    def _own_where(self, which: Callable[[], list[torch.Tensor]], always: bool = True) -> Iterator[None]:
+        """What is published in these tensors, and this rank's own values afterwards: `always`, or where others were
+        lost on the way, so that what this rank then saves is one model and not parts of two."""
         if not self._apart:
             yield
             return
         tensors = which()
         own = [tensor.detach().clone() for tensor in tensors]
-        with torch.no_grad():
-            self._publish(tensors)
+        whole = False
         try:
-            yield
-        finally:
             with torch.no_grad():
-                for tensor, value in zip(tensors, own, strict=True):
-                    tensor.copy_(value)
+                self._publish(tensors)
+            yield
+            whole = True
+        finally:
+            if always or not whole:
+                with torch.no_grad():
+                    for tensor, value in zip(tensors, own, strict=True):
+                        tensor.copy_(value)
 
     def inside(self, model: torch.nn.Module) -> torch.nn.Module:
         """While ranks differ a copy of the model, which all ranks have to ask for; later the model itself."""

@@ -74,6 +74,10 @@ class Exchange(ABC):
         """The group has other ranks. Not collective; between two steps. The script's model object stays."""
         raise NotImplementedError(f"{type(self).__name__} cannot change its ranks")
 
+    steps_together = True
+    """Whether a rank can make a step only when all have given their part of it. Else one alone cannot say, where others
+    are lost, that all samples of its steps were used."""
+
     gathers = False
     """Whether forward passes are collective: ranks must make equally many of them in an evaluation, too."""
 

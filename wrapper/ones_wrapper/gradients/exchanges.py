@@ -129,6 +129,11 @@ class Exchanges:
         return any(exchange.gathers for exchange in self._all)
 
     @property
+    def steps_together(self) -> bool:
+        """Whether a rank's steps are those of all."""
+        return all(exchange.steps_together for exchange in self._all)
+
+    @property
     def hot(self) -> bool:
         """Whether the ranks may change while the job trains."""
         return bool(self._all) and all(exchange.hot for exchange in self._all)

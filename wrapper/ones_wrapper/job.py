@@ -1,0 +1,372 @@
+"""What a script does with the run that it joined: its model, data, evaluation, reports and checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from ones_wrapper.checkpoint import Progress
+from ones_wrapper.data.coreset import Coreset
+from ones_wrapper.data.feed import Feed
+from ones_wrapper.data.streams import make_feed
+from ones_wrapper.evaluation import Evaluation
+from ones_wrapper.gradients.accumulation import Accumulation
+from ones_wrapper.gradients.exchange import DdpExchange, Exchange
+from ones_wrapper.gradients.noise import NoiseScale
+from ones_wrapper.group import TorchGroup
+from ones_wrapper.kept_files import KeptFile
+from ones_wrapper.loop import Loader
+from ones_wrapper.plugins import load
+from ones_wrapper.registered import check_exchanged, mapped, state_of
+from ones_wrapper.run import Run
+from ones_wrapper.schedule import Schedules
+from ones_wrapper.strategy import Strategy
+
+
+class Job:
+    """One run of an elastic training job, as its script sees it. Made by `init`."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    @property
+    def rank(self) -> int:
+        """This process's number among the ranks; do files and printing on rank 0."""
+        return self._run.rank
+
+    @property
+    def world(self) -> int:
+        """World size."""
+        return self._run.world
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """How the job trains; None: plain data parallel."""
+        return self._run.settings.strategy
+
+    @property
+    def replicas(self) -> int:
+        """Over how many replicas the samples of a step are split: the world size, unless the strategy has replicas of
+        several ranks.
+        """
+        return self._run.division.replicas
+
+    @property
+    def replica(self) -> int:
+        """The number of this rank's replica; all its ranks get the same samples."""
+        return self._run.division.replica
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model and the batches belong."""
+        return self._run.group.device
+
+    @property
+    def batch(self) -> int:
+        """Global batch in force, in samples."""
+        return self._run.batch
+
+    @property
+    def lr_factor(self) -> float:
+        """Learning rate in force over the one that the script set."""
+        return self._run.lr_factor
+
+    @property
+    def progress(self) -> Progress:
+        """How far training has come."""
+        return self._run.progress
+
+    @property
+    def run_id(self) -> str:
+        """A name for all runs of this job, after `register` also for those of the job that it goes on from:
+
+            wandb.init(id=job.run_id, resume="allow")
+            SummaryWriter(log_dir=f"tensorboard/{job.run_id}", purge_step=job.progress.step)
+
+        It is in `run-id` in the job's directory, and in checkpoints.
+        """
+        return self._run.run_id
+
+    @property
+    def base_steps(self) -> int:
+        """Steps of the base batch that the samples used so far make: the iteration that a formula of the script's own
+        for the learning rate is to be given (`lr = cosine(job.base_steps)`). At a fixed base batch, the steps.
+        """
+        progress = self._run.progress
+        return (progress.samples + progress.padding) // self._run.spec.base_batch
+
+    @property
+    def updates(self) -> bool:
+        """Whether the optimizer steps now: in a step of several accumulation steps, in the last one alone.
+
+        What must happen once a step, such as clipping gradients, belongs under `if job.updates:`.
+        """
+        return self._run.loop.part.last
+
+    def ddp(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        """The model in data parallel, its gradients averaged over samples rather than over ranks.
+
+        So the script's loss stays the mean over its local batch though local batches may differ in size.
+        `options` are those of torch's DistributedDataParallel; over MPI, `bucket_mb`. Synchronises all ranks: the
+        parameters of rank 0 reach all. In training each step exchanges every gradient once, while backward goes on.
+
+        Call it once for each model; the gradient noise scale is measured on the first. What shall be trained at any
+        time must require gradients now, and can be frozen afterwards.
+        """
+        run = self._run
+        strategy = run.settings.strategy
+        its = strategy.exchange(run.group, self._noise) if strategy is not None else None
+        wrapped = self._wrap(its or self._averaging(), model, options)
+        if strategy is not None:
+            strategy.wrapped(wrapped)
+        return wrapped
+
+    def _averaging(self) -> Exchange:
+        """Of plain data parallel."""
+        run = self._run
+        if isinstance(run.group, TorchGroup):
+            return DdpExchange(run.group, self._noise)
+        from ones_wrapper.gradients.mpi_exchange import MpiExchange
+        from ones_wrapper.mpi_group import MpiGroup
+
+        assert isinstance(run.group, MpiGroup)
+        return MpiExchange(run.group, self._noise)
+
+    def fsdp(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        """The model sharded over the ranks by FSDP2 (`fully_shard`), its gradients averaged over samples.
+
+        `modules` names what is sharded as a unit (a type, several, or a function of a module); other options are
+        `fully_shard`'s. Synchronises all ranks. In training each pass gathers every unit's parameters twice and
+        exchanges its gradients once.
+        """
+        from ones_wrapper.gradients.fsdp import FsdpExchange
+
+        self._check_averaged("fsdp")
+        return self._wrap(FsdpExchange(self._run.group, self._noise), model, options)
+
+    def exchange(self, model: torch.nn.Module, name: str, **options: Any) -> torch.nn.Module:
+        """The model with a gradient exchange of another's: one that an installed package registers in the entry points
+        `ones_wrapper.exchanges`, or `package.module:Class`, a subclass of `ones_wrapper.gradients.exchange.Exchange`.
+
+        Raises ValueError where there is none of that name. `options` are those of its `wrap`.
+        """
+        self._check_averaged("exchange")
+        made = load("ones_wrapper.exchanges", name, ())(self._run.group, self._noise)
+        if not isinstance(made, Exchange):
+            raise ValueError(f"exchange: {name} is no subclass of ones_wrapper.gradients.exchange.Exchange")
+        return self._wrap(made, model, options)
+
+    def _check_averaged(self, what: str) -> None:
+        strategy = self._run.settings.strategy
+        if strategy is not None and strategy.exchange(self._run.group, None) is not None:
+            raise ValueError(f"{what}: {strategy.name} brings a gradient exchange of its own; call job.ddp(model)")
+
+    @property
+    def _noise(self) -> NoiseScale | None:
+        """For the next exchange."""
+        return None if len(self._run.loop.exchanges) else self._run.noise
+
+    def _wrap(self, exchange: Exchange, model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
+        if self._run.state is not None:
+            raise RuntimeError("ddp, fsdp, exchange: call it before job.register, which loads the model's checkpoint")
+        if self._run.uneven is not None:
+            if not exchange.timed:
+                raise ValueError(
+                    f"init: uneven=True goes with job.ddp: in {type(exchange).__name__} ranks wait for each other "
+                    "throughout a pass, so no rank's own speed can be measured; leave out uneven=True"
+                )
+            exchange.watch = self._run.uneven.watch
+        return self._run.loop.exchanges.add(exchange, model, options)
+
+    def unwrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model that was given to `ddp`, `fsdp` or `exchange`: to save, export or evaluate it. A model that none
+        of them returned is returned as it is. A sharded model is the same object, and its parameters stay sharded.
+        Where a strategy's ranks train models of their own, what the job saves of them: in training a copy, for which
+        all ranks call this.
+        """
+        return self._run.loop.exchanges.inside(model)
+
+    def register(
+        self,
+        *,
+        model: torch.nn.Module | dict[str, torch.nn.Module],
+        optimizer: torch.optim.Optimizer | dict[str, torch.optim.Optimizer],
+        scheduler: Any = None,
+        **others: Any,
+    ) -> Any:
+        """Say once what training carries, load the newest good checkpoint into it, and return what to train with:
+
+            optimizer, scheduler = job.register(model=model, optimizer=optimizer, scheduler=scheduler)
+
+        The optimizer alone, or all that was given beside the model, in the order (optimizer, scheduler, others).
+        Schedulers come back in a wrapper (`schedule.py`): its `step()` inside the loop over batches advances by as many
+        steps of the base batch as the samples are worth. Where a step may take several accumulation steps, optimizer
+        and gradient scaler come in wrappers that act in the last one (`accumulation.py`). What was given would not, and
+        raises an error where it is used instead. `others` are further objects
+        with `state_dict` and `load_state_dict`, such as a gradient scaler; their state is plain data: numbers, texts,
+        tensors, and lists and dicts of them. Synchronises all ranks, and reads each checkpoint twice: once to verify
+        it, once to load it.
+
+        Models, optimizers, schedulers and others may be dicts of several (`model={"g": G, "d": D}`), and come back as
+        such. A dict of plain values among the others (`counters={"best": 0.0}`) is carried, too, and loaded in place;
+        the values of rank 0 count.
+        """
+        run = self._run
+        if run.state is not None:
+            raise RuntimeError("register: call it once, with everything that training carries")
+        check_exchanged(model, run.loop.exchanges, run.group.world == 1 and run.spec.max_passes == 1)
+        accumulation = Accumulation() if run.spec.max_passes > 1 else None
+        schedules = Schedules(run.spec.base_batch, accumulation.due if accumulation else lambda: True)
+        extras = {name: mapped(thing, schedules.wrap) for name, thing in others.items()}
+        if scheduler is not None:
+            extras = {"scheduler": mapped(scheduler, partial(schedules.wrap, known=True)), **extras}
+        state = state_of(model, optimizer, extras, run.files, run.loop.selection)
+        scaled = any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in state.extras.values())
+        run.loop.exchanges.trained_by(state.optimizers.values(), scaled)
+        carried: list[Any] = [optimizer, *extras.values()]
+        if accumulation is not None:
+            carried = [mapped(thing, accumulation.wrap) for thing in carried]
+        run.load(state)
+        run.loop.accumulation, run.loop.schedules = accumulation, schedules
+        return carried[0] if len(carried) == 1 else tuple(carried)
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        keyed: bool = True,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        drop_last: bool = False,
+        coreset: Coreset | None = None,
+        **options: Any,
+    ) -> Loader:
+        """The training data cut into the batch in force, each sample once an epoch.
+
+        A map-style dataset, or an iterable one that can skip (`skip(n)`, or `from_position(epoch, start)`). `seed`
+        fixes the order of every epoch, and all random numbers: with `keyed` those that a sample draws while it is
+        fetched (augmentation) depend on seed, epoch and sample alone; all others (dropout) on seed, step and rank.
+        `options` are further ones of torch's DataLoader (`pin_memory`, …); not those that choose samples, since that
+        is done here. With `drop_last` an epoch has as many samples as whole batches of init's `batch` need, the first
+        of its order: the same at any size and batch, and others in each epoch. Synchronises nothing.
+
+        With a `coreset` an epoch is a chosen part of the data, and the loop gets (batch, weights): write the loss as
+        the mean of weight times the sample's loss. It synchronises all ranks where samples are chosen, at the beginning
+        of an epoch.
+        """
+        if self._run.loop.feed is not None:
+            raise RuntimeError("loader: a job trains on one dataset; use an ordinary DataLoader to evaluate on another")
+        if taken := {"batch_size", "sampler", "batch_sampler", "generator"} & set(options):
+            raise ValueError(f"loader: {', '.join(sorted(taken))} cannot be given; ones.init holds the batch")
+        self._run.loop.seed = seed
+        self._run.loop.feed = make_feed(
+            dataset,
+            chosen=(coreset, self._run.loop.selection) if coreset is not None else None,
+            shuffle=shuffle,
+            seed=seed,
+            keyed=keyed,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            options=options,
+            whole=self._run.spec.base_batch if drop_last else 1,
+        )
+        return Loader(self._run)
+
+    def evaluate(
+        self,
+        dataset: Dataset[Any],
+        *,
+        batch: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        **options: Any,
+    ) -> Evaluation:
+        """This rank's share of a dataset to evaluate on, in batches of at most `batch` (`max_local_batch`), without
+        padding or repeats; what the ranks find `mean` puts together. All ranks walk through it; where the model has
+        buffers, they take those of rank 0 at its beginning. The training's data and random numbers stay as they are.
+        """
+        feed = Feed(
+            dataset, shuffle=False, seed=0, collate_fn=collate_fn, num_workers=num_workers, options=dict(options)
+        )
+        return Evaluation(self._run, feed, batch or self._run.spec.max_local_batch)
+
+    def mean(self, total: torch.Tensor | float, count: torch.Tensor | float) -> float:
+        """The mean over all ranks' samples, from each rank's sum over its own and their number, in double precision.
+        A rank without samples gives 0 and 0. Synchronises all ranks. Raises ValueError where no rank had any.
+        """
+        sums = self._run.group.total([float(total), float(count)])
+        if not sums[1]:
+            raise ValueError("mean: no rank counted a sample")
+        return sums[0] / sums[1]
+
+    def open(self, path: str | os.PathLike[str]) -> KeptFile:
+        """A text file that rank 0 writes at its end, and that other ranks write to in vain. A resume cuts it back to
+        what it held at the checkpoint, so that no line is there twice; where training begins from scratch it is empty.
+        Call it after `register`. Where rank 0 moves to another node, as in a job of blocks, `path` must be shared.
+        """
+        if self._run.state is None:
+            raise RuntimeError("open: call it after job.register, which knows what the file held at the checkpoint")
+        return self._run.files.open(path)
+
+    def epochs(self) -> Iterator[int]:
+        """The epochs still to train, from the one that the checkpoint stopped in; without end where init's is
+        0. Synchronises all ranks at the first and, for the last checkpoint, after the last.
+        """
+        run = self._run
+        if not run.finished_before:
+            run.begin()
+        while run.spec.epochs == 0 or run.progress.epoch < run.spec.epochs:
+            epoch = run.progress.epoch
+            yield epoch
+            if run.progress.epoch == epoch:
+                run.end_epoch(None, None)
+        run.finish()
+
+    def probe(self, one_pass: Callable[[int], object]) -> int:
+        """The most samples of a pass that the devices hold, found by trying; at most init's `max_local_batch`.
+
+        `one_pass(samples)` makes a forward and a backward pass of so many samples, on the model inside
+        (`job.unwrap(model)`); a strategy's own collectives may be part of it. Call it after `register` and before the
+        first epoch. What was found is kept in the job's directory and corrects the strategy's limits for the companion:
+        so later runs on the same devices need not try again. Synchronises all ranks. On a GPU without memory left by
+        others it takes a few dozen passes.
+
+        Raises MemoryError where not one sample fits.
+        """
+        return self._run.probe(one_pass)
+
+    def loss(self, loss: torch.Tensor | float) -> None:
+        """Report the loss of this local batch, its mean. Costs no wait for the GPU, and synchronises
+        nothing. Where a strategy has each rank compute a part of it, that part.
+        """
+        run = self._run
+        if run.settings.strategy is not None and run.settings.strategy.losses_add_up:
+            loss = loss * (run.group.world // run.division.replicas)
+        run.loop.exchanges.loss(loss)
+        run.meter.loss(loss, run.loop.part.samples)
+
+    def checkpoint(self) -> bool:
+        """Write a checkpoint now; durable on return. False where it could not be written, which is logged.
+
+        Synchronises all ranks and waits for the file system. Call it between steps, on all ranks: before a backward
+        pass, or outside the loop. Raises RuntimeError after the optimizer's step, which counts only when the loader is
+        asked for the next batch.
+        """
+        if self._run.loop.mid_step:
+            raise RuntimeError("checkpoint: the optimizer has stepped; call it at the top of the loop, or after it")
+        return self._run.save("that the script asked for", 0)
+
+    def epoch_end(self, *, accuracy: float | None = None, loss: float | None = None) -> None:
+        """The epoch is over: report it and go on to the next. `loss` overrides the mean of what `job.loss`
+        reported.
+
+        All ranks call it; it is a step boundary, and synchronises them.
+        """
+        self._run.end_epoch(loss, accuracy)
