@@ -11,6 +11,7 @@ import numpy as np
 from ones_db import JobHistory, ResizeRecord, Store
 from slurm_ones.act.actor import Actor, PartitionSchedule
 from slurm_ones.act.deferrals import Deferrals
+from slurm_ones.act.fusions import Fusions, without_fused
 from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.leftovers import Leftovers, waiting_arrays
 from slurm_ones.act.orders import OrderWriter
@@ -97,6 +98,7 @@ class Companion:
             rival=self._observer.rivals.number,
             told=read_spec,
         )
+        self._fusions = Fusions(client, deferrals, orders, clock)
         self._held = HeldTasks(store)
         self._leftovers = Leftovers(client, store, self._held, orders, clock)
         self._actor = Actor(machine, store, settings, deferrals, orders, held=self._held, clock=clock, say=say)
@@ -108,14 +110,22 @@ class Companion:
         self._actor.advance()
         self._stop_file.check(self._clock())
         observation = self._observer.observe()
+        resizes = self._store.open_resizes()
+        fused = self._fused(observation, {resize.job_id for resize in resizes})
+        observation = without_fused(observation, fused)
         release_stale_holds(observation.snapshot.jobs.values(), self._client, self._store)
         histories = self._learn(observation)
-        resizes = self._store.open_resizes()
         self._tidy(observation, histories, {resize.job_id for resize in resizes})
         round_ = self._round(observation, histories, resizes)
         decided = self._decide(round_)
-        begun = self._actor.act(round_, decided)
+        begun = self._actor.act(round_, decided, kept=fused.keys())
         return Tick(observation, decided, begun, time.monotonic() - started)
+
+    def _fused(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
+        """The waiting jobs that are trained within others. None where nothing may be changed: they may start then."""
+        if not self._actor.acting or self.settings.stop_file.exists():
+            return {}
+        return self._fusions.follow(seen, busy)
 
     def _round(
         self, observation: Observation, histories: Mapping[int, JobHistory], resizes: list[ResizeRecord]

@@ -41,6 +41,8 @@ SENTENCES: dict[str, str] = {
     "site_acts": "this site's companion (of {user}) acts on it, so this one yields",
     "owner_acts": "its owner {user} has a companion that ordered something, so this one yields for {seconds:.0f} s",
     "resize_off": "resize=off: it is measured, not resized",
+    "fused": "it is trained within job {carrier} (fuse={name}), and starts once that has its result: scancel takes it "
+    "out of there",
     "no_files": "nothing of it can be read ({problem}): start it by ones-run in the directory that it was submitted "
     "from, or name another by ONES_JOB_ROOT; the companion must be able to read it",
     "spool_not_read": "orders would not reach it, since it does not read the spool {spool}: export "
@@ -251,6 +253,7 @@ CAUSES = {
     "gpus_unknown": "in a partition without known GPUs",
     "gpus_per_job": "asking for GPUs per job",
     "resize_off": "measured only (resize=off)",
+    "fused": "trained within others of their sweeps",
     "no_files": "without files that can be read",
     "spool_not_read": "that do not read the spool",
     "bad_comment": "with a comment that is not understood",

@@ -77,6 +77,7 @@ LONG = (
     "tests/endtoend/test_exactly_once.py",
     "tests/endtoend/test_faults.py",
     "tests/endtoend/test_frameworks.py",
+    "tests/endtoend/test_fused_sweep.py",
     "tests/endtoend/test_guide.py",
     "tests/endtoend/test_job_log.py",
     "tests/endtoend/test_kill.py",

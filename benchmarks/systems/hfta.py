@@ -6,6 +6,7 @@ The models are tiny, as those that fusion is for: a model that fills the device 
 from __future__ import annotations
 
 import copy
+import time
 
 import torch
 from torch import nn
@@ -13,6 +14,9 @@ from torch.nn.functional import cross_entropy
 
 import ones_wrapper as ones
 from ones_wrapper.fusion import gain
+from tests.cluster import Cluster, unavailable
+from tests.conftest import quick
+from tests.endtoend.harness import HERE, Harness
 
 STEPS = 60
 BATCH = 16
@@ -62,12 +66,50 @@ def speedup(count: int) -> float:
     return gain(models, optimizers, loss=cross_entropy, batch=batch(0, torch.float32), steps=20).speedup
 
 
+def sweep_s(harness: Harness, count: int, act: bool) -> float:
+    """Seconds from the first submission until the last of `count` jobs of a sweep has ended, on one emulated GPU of a
+    real Slurm: with the companion that fuses them, or with Slurm alone. A step sleeps for 60 ms, also a fused one."""
+    blockers = [harness.rigid("--nodelist=n1", "--gres=gpu:1") for _ in range(3)]
+    for blocker in blockers:
+        harness.wait(blocker, lambda job: job.running, "RUNNING")
+    began, options = time.monotonic(), ["--nodelist=n1"]
+    script = str(HERE / "swept.py")
+    if not act:
+        options.append("--comment=none")
+    ids = []
+    for place in range(count):
+        words = ("--lr", f"{(place + 1) / 100}", "--epochs", "20")
+        env = {} if act else {"ONES_ALONE": "1"}
+        ids.append(harness.submit(script, *words, options=tuple(options), template=HERE / "swept.sbatch", **env))
+    for one in ids:
+        job = harness.wait(one, lambda job: job.ended, "over", 600.0)
+        assert job.exit_code == 0, harness.log(one)
+    return time.monotonic() - began
+
+
+def sweep_jct_ratio(count: int = 16) -> float:
+    """The sweep's time with fusion over that without."""
+    with Cluster("gres") as cluster:
+        cluster.start()
+        quick(cluster)
+        harness = Harness(cluster)
+        try:
+            settings = harness.settings(scope='"own"')
+            with harness.running(settings, "--act"):
+                fused = sweep_s(harness, count, act=True)
+            harness.clear()
+            return fused / sweep_s(harness, count, act=False)
+        finally:
+            harness.clear()
+
+
 def measure() -> dict[str, float]:
-    """`max_error`, `speedup_b8` and `speedup_b16`; a sweep needs a Slurm."""
+    """All of them; without root, or a Slurm to start, without `sweep_jct_ratio`."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return {"max_error": max_error(), "speedup_b8": speedup(8), "speedup_b16": speedup(16)}
+        found = {"max_error": max_error(), "speedup_b8": speedup(8), "speedup_b16": speedup(16)}
+        return found if unavailable() else found | {"sweep_jct_ratio": sweep_jct_ratio()}
     finally:
         torch.set_num_threads(threads)
 

@@ -26,7 +26,7 @@ def _memory(group: Group) -> tuple[float, float]:
 
 
 def measure() -> dict[str, float]:
-    """`max_error` of logits, loss, gradients and parameters over three steps in double precision, `bytes_over_1d` of a
+    """`max_error` of logits, loss, gradients and parameters over two steps in double precision, `bytes_over_1d` of a
     block's forward and backward pass, `memory_over_formula`; besides, the 1D and the 2D bytes a rank."""
     team = Team(Q * Q)
     try:

@@ -95,10 +95,11 @@ class Actor:
                 left += 1
         return left
 
-    def act(self, round_: Round, schedules: list[PartitionSchedule]) -> list[Change]:
+    def act(self, round_: Round, schedules: list[PartitionSchedule], *, kept: Collection[int] = ()) -> list[Change]:
         """Begin what the schedules ask for and rules allow; returns the changes begun (or advised).
 
-        Then the jobs that must wait are kept from starting, and all others released. Raises `Unreachable`.
+        Then the jobs that must wait, those `kept` among them, are kept from starting, and all others released. Raises
+        `Unreachable`.
         """
         seen = round_.seen
         if self.acting and not self._settings.stop_file.exists():
@@ -125,7 +126,7 @@ class Actor:
             begun += made.begin
             deferred |= made.deferred
             queued |= made.queued
-        self._reconcile(deferred, queued, seen)
+        self._reconcile(deferred | {*kept}, queued, seen)
         self._forget(seen)
         return begun
 

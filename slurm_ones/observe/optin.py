@@ -2,7 +2,7 @@
 
 ``ones: gpus=1-16 batch=256-4096`` makes a job elastic; `nodes=` instead of `gpus=` counts whole nodes; `batch=N`
 keeps the global batch; `resize=off` asks for measuring alone; `array=blocks` says that the tasks of this job array are
-blocks of one job; `size=8` asks for 8 GPUs, by hand.
+blocks of one job; `size=8` asks for 8 GPUs, by hand; `fuse=NAME` says that jobs of this sweep may be trained as one.
 
 A comment that does not start with ``ones:`` opts in to nothing, not even where those words follow other text: what a
 comment says about ones, or quotes, is not what its owner allows, and a guess would change somebody's job. One that
@@ -25,6 +25,7 @@ _NEARLY = re.compile(
 """What nobody writes who does not mean to opt in."""
 _WORD = re.compile(r"\b(gpus|nodes|batch|resize|array)\s*[=:]\s*(\w+)(?:\s*[-–—]\s*(\d+))?", re.IGNORECASE)
 _EXAMPLE = "ones: gpus=1-16 batch=32-1024"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
 _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 
 
@@ -44,6 +45,8 @@ class OptIn:
     """The tasks of its array are blocks of one job."""
     size: int | None = None
     """GPUs that the job shall have, as soon as there is room and for as long as the comment says so."""
+    fuse: str = ""
+    """The sweep whose jobs may be trained as one; empty: none."""
 
 
 def _range(word: str, text: str, most: int) -> tuple[int, int]:
@@ -97,7 +100,7 @@ def _parse(comment: str) -> OptIn | None:
         return None
     found: dict[str, tuple[int, int]] = {}
     resize: bool | None = None
-    blocks = False
+    blocks, fuse = False, ""
     for word in comment[match.end() :].replace(",", " ").split():
         shown = "".join(c if c.isprintable() else "?" for c in word[:40])
         key, _, value = word.partition("=")
@@ -117,14 +120,20 @@ def _parse(comment: str) -> OptIn | None:
             if blocks:
                 raise BadComment(f"{shown!r}: array is given twice")
             blocks = True
+        elif key == "fuse":
+            if _NAME.fullmatch(value) is None:
+                raise BadComment(f"{shown!r}: expected a name of letters, digits, dots and dashes such as fuse=sweep1")
+            if fuse:
+                raise BadComment(f"{shown!r}: fuse is given twice")
+            fuse = value
         else:
-            raise BadComment(f"{shown!r}: expected gpus=, nodes=, batch=, resize=, array= or size=")
+            raise BadComment(f"{shown!r}: expected gpus=, nodes=, batch=, resize=, array=, size= or fuse=")
     if "gpus" in found and "nodes" in found:
         raise BadComment("gpus= and nodes= contradict each other: give one of them")
     if not {"gpus", "nodes"} & found.keys() and resize is not False:
         raise BadComment("neither gpus= nor nodes=: say how far the job may grow, such as gpus=1-16")
     size = _size(found)
-    return OptIn(found.get("gpus"), found.get("nodes"), found.get("batch"), resize is not False, blocks, size)
+    return OptIn(found.get("gpus"), found.get("nodes"), found.get("batch"), resize is not False, blocks, size, fuse)
 
 
 def _size(found: dict[str, tuple[int, int]]) -> int | None:

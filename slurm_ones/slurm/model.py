@@ -143,6 +143,10 @@ class Job:
     """Its task of the array. Slurm keeps waiting tasks that nothing sets apart in one record, which has several."""
     throttle: int = 0
     """Most tasks of its array that may run at once; 0 for no limit. A snapshot need not show it."""
+    command: str = ""
+    """The path of its batch script. `SlurmClient.details` alone shows it, and the next."""
+    submit_line: str = ""
+    """What it was submitted by, words joined by spaces: sbatch, options, script, arguments. Not known to old Slurms."""
 
     @property
     def key(self) -> JobKey:

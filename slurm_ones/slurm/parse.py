@@ -171,6 +171,8 @@ def job_of(
     throttle: int = 0,
     batch: bool,
     exit_code: tuple[int, int],
+    command: Any = "",
+    submit_line: Any = "",
 ) -> Job:
     """A job from what one of the adapters read of it. Raises `Refused` for a list of nodes that is none.
 
@@ -228,6 +230,8 @@ def job_of(
         array_tasks=array_tasks if array_id else (),
         throttle=throttle if array_id and array_tasks else 0,
         batch=batch,
+        command=text_of(command),
+        submit_line=text_of(submit_line),
         # As a shell gives it.
         exit_code=128 + signal if signal else code,
     )

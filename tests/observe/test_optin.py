@@ -19,6 +19,7 @@ from slurm_ones.observe.optin import MAX_BATCH, MAX_GPUS, BadComment, OptIn, nea
         ("ones: gpus=1-2, batch=64, resize=off", OptIn((1, 2), None, (64, 64), resize=False)),
         ("ones: gpus=1-2 resize=on", OptIn((1, 2), None, None)),
         ("ones: resize=off", OptIn(None, None, None, resize=False)),
+        ("ones: gpus=1 fuse=lr-sweep.2", OptIn((1, 1), None, None, fuse="lr-sweep.2")),
         ("  ONES:gpus=1-2", OptIn((1, 2), None, None)),
     ],
 )
@@ -48,6 +49,10 @@ def test_other_comments_are_nobodys_business(comment: str) -> None:
         ("ones: gpus=٤", "'gpus=٤'"),
         ("ones: gpus=1–16", "'gpus=1–16'"),
         ("ones: gpus", "'gpus'"),
+        ("ones: gpus=1 fuse=", "'fuse=': expected a name"),
+        ("ones: gpus=1 fuse=-a", "'fuse=-a': expected a name"),
+        ("ones: gpus=1 fuse=a/b", "'fuse=a/b': expected a name"),
+        ("ones: gpus=1 fuse=a fuse=b", "'fuse=b': fuse is given twice"),
         ("ones: gpus=1-4 batch=", "'batch='"),
         ("ones: gpus=1-4 resize=yes", "'resize=yes': expected resize=on or resize=off"),
         ("ones: gpus=1-4 please", "'please'"),

@@ -17,7 +17,10 @@ TIMEOUT_S = 120.0
 
 # A server without threads forks them: the test process may have run a backward pass, after which torch cannot fork.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "torch.distributed.fsdp", "ones_wrapper"])
+# What each rank would import otherwise: an optimizer's first step takes a second for torch._dynamo.
+FORKS.set_forkserver_preload(
+    ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "ones_wrapper.api"]
+)
 
 
 class Team:

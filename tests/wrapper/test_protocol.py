@@ -19,6 +19,7 @@ from ones_wrapper.protocol import (
     MAX_LINE,
     MAX_TEXT,
     REPORTS,
+    FusedMember,
     Membership,
     Order,
     ProtocolError,
@@ -58,6 +59,7 @@ LIMITS = st.builds(
     min_steps=COUNTS,
     batch_fixed=st.booleans(),
 )
+MEMBERS = st.lists(st.builds(FusedMember, COUNTS, st.lists(PRINTABLE, max_size=4).map(tuple)), max_size=4).map(tuple)
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
     int: COUNTS,
     float: MEASURED,
@@ -65,6 +67,7 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     Limits: LIMITS,
     tuple[int, ...]: TASKS,
+    tuple[FusedMember, ...]: MEMBERS,
 }
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats() | st.text(max_size=20),

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from ones_wrapper.data.coreset import Coreset, last_layer_gradient
     from ones_wrapper.decentralized import DecentLam, Lsgd
     from ones_wrapper.fusion import fuse
+    from ones_wrapper.fusion.sweep import sweep
     from ones_wrapper.launch.restart_policy import DONT_RESTART
 
 __version__ = "0.2.0"
 
-__all__ = ["DONT_RESTART", "Coreset", "DecentLam", "Job", "Lsgd", "fuse", "init", "last_layer_gradient"]
+__all__ = ["DONT_RESTART", "Coreset", "DecentLam", "Job", "Lsgd", "fuse", "init", "last_layer_gradient", "sweep"]
 
 _HOMES = {
     "Coreset": "ones_wrapper.data.coreset",
@@ -35,6 +36,7 @@ _HOMES = {
     "fuse": "ones_wrapper.fusion",
     "init": "ones_wrapper.api",
     "last_layer_gradient": "ones_wrapper.data.coreset",
+    "sweep": "ones_wrapper.fusion.sweep",
 }
 
 

@@ -36,6 +36,8 @@ from ones_wrapper.limits import Limits
 
 SPEC = "spec.json"
 ORDERS = "orders.json"
+FUSION = "fusion.json"
+"""What a job says that may train others of its sweep within itself (`Fusion`)."""
 CHECKPOINTS = "checkpoints"
 MANIFEST = "manifest.json"
 """Written last into a checkpoint: a directory without it is not complete."""
@@ -133,6 +135,26 @@ class Spec:
 
 
 @dataclass(frozen=True)
+class FusedMember:
+    """A job of a sweep that is trained within another."""
+
+    job_id: int
+    arguments: tuple[str, ...] = ()
+    """Of its batch script, as Slurm has them."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What a job says that was started by `ones-run --fuse`."""
+
+    restart: int
+    asks: bool
+    """It waits for an order that names members."""
+    members: tuple[int, ...] = ()
+    """The other jobs that it trains."""
+
+
+@dataclass(frozen=True)
 class Order:
     """Companion to job. The order with the highest number is in force."""
 
@@ -149,6 +171,8 @@ class Order:
     holds from the moment at which they do."""
     gain: float | None = None
     """Useful samples per second that the companion expects after the resize, over those before; for the job's log."""
+    members: tuple[FusedMember, ...] | None = None
+    """Of a job that asked for others of its sweep: itself first, then those; empty: it trains alone."""
 
 
 @dataclass(frozen=True)
@@ -334,10 +358,10 @@ class Bye:
 Report = Hello | First | Throughput | Epoch | Checkpoint | Batch | Membership | Bye
 REPORTS: dict[str, type[Report]] = {cls.kind: cls for cls in get_args(Report)}
 
-T = TypeVar("T", Spec, Order, Hello, First, Throughput, Epoch, Checkpoint, Batch, Membership, Bye)
+T = TypeVar("T", Spec, Order, Fusion, Hello, First, Throughput, Epoch, Checkpoint, Batch, Membership, Bye)
 
 # Looked up once: reading reports is what a busy companion does most.
-_READ: tuple[Any, ...] = (Spec, Order, *REPORTS.values())
+_READ: tuple[Any, ...] = (Spec, Order, Fusion, *REPORTS.values())
 _TYPES = {cls: types_of(cls) for cls in _READ}
 
 
@@ -383,14 +407,19 @@ def decode_report(line: bytes) -> tuple[int, float, Report]:
     return number, time, _build(REPORTS[kind], data)  # type: ignore[type-var]
 
 
-def encode(value: Spec | Order) -> bytes:
-    """The whole text of `spec.json` or `orders.json`."""
+def encode(value: Spec | Order | Fusion) -> bytes:
+    """The whole text of `spec.json`, `orders.json` or `fusion.json`."""
     return json.dumps(asdict(value), allow_nan=False, indent=1).encode() + b"\n"
 
 
 def decode_spec(text: bytes) -> Spec:
     """The spec that a job wrote; raises `ProtocolError`."""
     return _build(Spec, _object(text, MAX_SPEC))
+
+
+def decode_fusion(text: bytes) -> Fusion:
+    """What a job said of a fusion; raises `ProtocolError`."""
+    return _build(Fusion, _object(text, MAX_SPEC))
 
 
 def decode_order(text: bytes) -> Order:

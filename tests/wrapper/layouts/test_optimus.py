@@ -35,10 +35,10 @@ def test_products_and_their_gradients_are_exact(teams: dict[int, Team], q: int) 
     assert max(teams[q].run(ranks.products, q)) < 1e-12
 
 
-@pytest.mark.parametrize(("q", "samples"), [(1, 3), (2, 4), (2, 1), (3, 6), (3, 7)])
+@pytest.mark.parametrize(("q", "samples"), [(1, 2), (2, 5), (2, 1), (3, 7)])
 def test_a_model_trains_as_the_dense_one(teams: dict[int, Team], q: int, samples: int) -> None:
-    """Initial parameters, logits, loss, gradients, and parameters after each of three steps; with rows of unequally
-    many samples or none, and tokens that do not count."""
+    """Initial parameters, logits, loss and gradients of two steps, and the parameters after them; with rows of
+    unequally many samples or none, and tokens that do not count."""
     for worst in teams[q].run(ranks.training, q, samples):
         assert worst["start"] == 0
         assert max(worst.values()) < 1e-11, worst
@@ -60,16 +60,18 @@ def test_gradients_are_the_mean_over_the_samples_of_all_replicas(
     assert max(teams[q].run(ranks.exchanged, q, sizes)) < 1e-12
 
 
-def test_a_layer_that_is_not_on_the_mesh_is_refused(teams: dict[int, Team]) -> None:
-    assert set(teams[2].run(ranks.refused, 2)) == {
-        "optimus2d: 0.weight is no block on the mesh, so the ranks would train it apart; make its layer by the "
-        "strategy: strategy.linear, strategy.layer_norm, strategy.embedding, …"
-    }
+def test_what_is_not_of_the_mesh_is_refused(teams: dict[int, Team]) -> None:
+    for said in teams[2].run(ranks.refused, 2):
+        assert said == [
+            "optimus2d: 0.weight is no block on the mesh, so the ranks would train it apart; make its layer by the "
+            "strategy: strategy.linear, strategy.layer_norm, strategy.embedding, …",
+            "optimus2d: static_graph cannot be given to job.ddp; bucket_mb can",
+        ]
 
 
 def test_a_checkpoint_loads_at_any_mesh(teams: dict[int, Team], tmp_path: Path) -> None:
-    """Parameters and moments bit for bit, from two replicas of 2 × 2 into 8 of 1 × 1, 3 × 3, 2 × 2 and an ordinary
-    model; training goes on the same way."""
+    """Parameters and moments bit for bit, from two replicas of 2 × 2 into 8 of 1 × 1, 3 × 3, 2 × 2, an ordinary
+    model, and one that torch has cut over 2 × 3; training goes on the same way."""
     before = teams[2].run(ranks.saved, 2, tmp_path)[0]
     afterwards = []
     for q in SIDES:
@@ -80,6 +82,12 @@ def test_a_checkpoint_loads_at_any_mesh(teams: dict[int, Team], tmp_path: Path) 
         assert max(map(ranks.apart, afterwards[0], after)) < 1e-11
     dense = teams[2].run(ranks.into_dense, tmp_path)[0]
     assert all(torch.equal(one, other) for one, other in zip(before, dense, strict=False))
+    six = Team(6)
+    try:
+        oblong = six.run(ranks.into_oblong, (2, 3), tmp_path)[0]
+    finally:
+        six.close()
+    assert all(torch.equal(one, other) for one, other in zip(before, oblong, strict=True))
 
 
 @pytest.mark.parametrize("q", SIDES)

@@ -19,6 +19,7 @@ from ones_wrapper.job_io import log
 from ones_wrapper.launch import container
 from ones_wrapper.launch.blocks import FIRST_WAIT_S, Blocks
 from ones_wrapper.launch.claim import ClaimedError
+from ones_wrapper.launch.fused_start import before_ranks
 from ones_wrapper.launch.launchers import LAUNCHERS, MPI_TYPES, Ask, Find, Layout, ask, launcher_named
 from ones_wrapper.launch.main_module import MODULE
 from ones_wrapper.launch.places import find_job_directory, find_spool
@@ -191,6 +192,12 @@ def _parser() -> argparse.ArgumentParser:
         "and leave it while it trains (also ONES_BLOCKS=1)",
     )
     parser.add_argument(
+        "--fuse",
+        action="store_true",
+        help="train other jobs of this sweep that wait within this one, or find that another has done so: for jobs "
+        "with fuse=NAME in their comment, and scripts that call ones.sweep",
+    )
+    parser.add_argument(
         "--resume-from",
         metavar="JOB",
         default="",
@@ -289,6 +296,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         log(str(error), "ones-run")
         return USAGE_ERROR
     try:
+        if args.fuse and not block and (code := before_ranks(job_dir, env, script, arguments)) is not None:
+            return code
         blocks = Blocks(block, job_dir, env) if block else None
         if blocks and (why := blocks.not_wanted(FIRST_WAIT_S)):
             log(why, "ones-run")

@@ -1,0 +1,146 @@
+"""Sweeps that are trained as one job: answers jobs that ask for others of their sweep, and keeps those from starting.
+
+Nobody submits anything, and nobody is held. The first job of a sweep that starts asks, by a file in its directory.
+The others are deferred (`deferrals`), and it gets an order that names them. Each starts after it, finds its result in
+its own directory and ends with its own exit code. One that starts before, since its deferral ended or its owner let it
+start, takes itself out: so nothing that fails here loses a job (`ones_wrapper.launch.fused_start`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from ones_wrapper.protocol import FUSION, MAX_SPEC, FusedMember, Fusion, Order, ProtocolError, decode_fusion
+from slurm_ones.act.deferrals import Deferrals
+from slurm_ones.act.orders import OrderError, OrderWriter
+from slurm_ones.observe.eligibility import Elastic, Observation
+from slurm_ones.reasons import reason
+from slurm_ones.rules.sweeps import candidates, carries, members, parked
+from slurm_ones.slurm.client import Refused, SlurmClient
+from slurm_ones.slurm.model import Job
+from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
+
+log = logging.getLogger(__name__)
+
+ANSWERED_S = 30.0
+"""How long a job that was answered has for saying whom it trains; and until a cancelled one is named again."""
+
+
+@dataclass
+class Fusions:
+    """Who is trained within whom. Nothing of it is stored: a new companion finds it in the jobs' own files."""
+
+    client: SlurmClient
+    deferrals: Deferrals
+    orders: OrderWriter
+    clock: Callable[[], float]
+    _answers: dict[tuple[int, int], tuple[float, frozenset[int]]] = field(default_factory=dict)
+    """When an ask was answered last, and with whom, by job and restart."""
+
+    def follow(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
+        """Who must wait, and the job that trains it. `busy` are jobs in a resize. Raises `Unreachable`."""
+        found: dict[int, int] = {}
+        alive = set()
+        for job_id, carrier in seen.elastic.items():
+            if not carries(carrier):
+                continue
+            alive.add((job_id, carrier.job.restart))
+            told = read_fusion(carrier.job)
+            if told is not None and told.restart <= carrier.job.restart:
+                waits = (
+                    self._answer(carrier, seen, found, busy) if told.asks else self._members(carrier, told, seen, busy)
+                )
+                found.update(dict.fromkeys(waits - found.keys(), job_id))
+        self._answers = {key: value for key, value in self._answers.items() if key in alive}
+        return found
+
+    def _answer(
+        self, carrier: Elastic, seen: Observation, taken: Mapping[int, int], busy: Collection[int]
+    ) -> frozenset[int]:
+        job = carrier.job
+        key = (job.job_id, job.restart)
+        if key in self._answers:
+            when, whom = self._answers[key]
+            return whom if self.clock() - when < ANSWERED_S else frozenset()
+        if job.job_id in busy or job.restart:
+            return frozenset()
+        free = [one for one in seen.elastic.values() if one.job.job_id not in taken and one.job.job_id not in busy]
+        ours = {one.job.job_id for one in free if self.deferrals.ours(one.job)}
+        asked = [one.job.job_id for one in candidates(carrier, free, ours)]
+        try:
+            details = self.client.details([job.job_id, *asked]) if asked else {}
+        except Refused as error:
+            log.warning("job %d: what its sweep runs cannot be read: %s", job.job_id, error)
+            return frozenset()
+        wanted = members(details[job.job_id], details.values()) if job.job_id in details else ()
+        waits = {member.job_id for member in wanted[1:] if self._defer(details[member.job_id])}
+        named = tuple(member for member in wanted if member.job_id in {job.job_id, *waits})
+        self._answers[key] = self.clock(), frozenset(waits)
+        try:
+            order = Order(self.orders.next_number(job), job.restart, members=named if waits else ())
+            self.orders.write(job, order)
+        except OrderError as error:
+            log.warning("job %d: it asks for others of its sweep, and cannot be answered: %s", job.job_id, error)
+            self._answers[key] = self.clock(), frozenset()
+            return frozenset()
+        if waits:
+            log.info("job %d: it may train %d others of its sweep", job.job_id, len(waits))
+        return frozenset(waits)
+
+    def _defer(self, job: Job) -> bool:
+        """Keep it from starting; False where it just did."""
+        try:
+            self.deferrals.defer(job)
+        except Refused as error:
+            log.info("job %d: it is not trained within another: %s", job.job_id, error)
+            return False
+        return True
+
+    def _members(self, carrier: Elastic, told: Fusion, seen: Observation, busy: Collection[int]) -> frozenset[int]:
+        """Whom the job says that it trains, of those that it may."""
+        job = carrier.job
+        jobs = (seen.elastic.get(id_) for id_ in told.members)
+        known = [one for one in jobs if one is not None]
+        ours = {
+            one.job.job_id for one in known if self.deferrals.ours(one.job) or one.job.eligible_time <= self.clock()
+        }
+        waits = frozenset(one.job.job_id for one in candidates(carrier, known, ours) if parked(one.job))
+        gone = frozenset(told.members) - waits
+        key = (job.job_id, job.restart)
+        when, named = self._answers.get(key, (0.0, frozenset()))
+        if gone and job.job_id not in busy and (named != waits or self.clock() - when > ANSWERED_S):
+            self._drop(carrier, waits)
+            self._answers[key] = self.clock(), waits
+        return waits
+
+    def _drop(self, carrier: Elastic, left: Collection[int]) -> None:
+        """Say who is left to be trained. Their arguments are known to the job."""
+        job = carrier.job
+        named = tuple(FusedMember(id_) for id_ in (job.job_id, *sorted(left)))
+        try:
+            self.orders.write(job, Order(self.orders.next_number(job), job.restart, members=named))
+        except OrderError as error:
+            log.warning("job %d: that others of its sweep are gone could not be said: %s", job.job_id, error)
+
+
+def read_fusion(job: Job) -> Fusion | None:
+    """What the job says; None where there is nothing to be believed."""
+    try:
+        with directory_of(job_directory(job), job.uid) as directory:
+            return decode_fusion(read_from(directory, FUSION, job.uid, 0, MAX_SPEC + 1)[0])
+    except (OSError, NotBelieved, ProtocolError):
+        return None
+
+
+def without_fused(seen: Observation, fused: Mapping[int, int]) -> Observation:
+    """The observation in which these jobs are left as they are, and say why."""
+    if not fused:
+        return seen
+    elastic = dict(seen.elastic)
+    for job_id, carrier in fused.items():
+        one = elastic[job_id]
+        name = one.optin.fuse if one.optin is not None else ""
+        elastic[job_id] = replace(one, refusal=reason("fused", carrier=carrier, name=name))
+    return replace(seen, elastic=elastic)

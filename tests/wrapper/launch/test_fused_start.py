@@ -1,0 +1,171 @@
+"""What `ones-run --fuse` does before the ranks start, and what the script is given."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ones_wrapper.fusion.sweep import Sweep
+from ones_wrapper.launch.fused_start import FUSED, LEFT, RESULT, TAKEN, before_ranks
+from ones_wrapper.protocol import FUSION, ORDERS, FusedMember, Order, decode_fusion, encode
+
+ENV = {"SLURM_JOB_ID": "1", "SLURM_RESTART_COUNT": "0"}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "ones-1").mkdir()
+    return tmp_path / "ones-1"
+
+
+def answer(job: Path, *members: FusedMember, number: int = 1) -> None:
+    (job / ORDERS).write_bytes(encode(Order(number, 0, members=members)))
+
+
+def start(job: Path, *arguments: str, wait_s: float = 5.0, **env: str) -> tuple[int | None, dict[str, str]]:
+    given = {**ENV, **env}
+    return before_ranks(job, given, "train.py", arguments, wait_s), given
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser()
+    found.add_argument("--fixed", type=int, default=0)
+    found.add_argument("--lr", type=float, default=0.0)
+    return found
+
+
+def swept(job: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Sweep:
+    for name, value in {**env, "ONES_JOB_DIR": str(job)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["train.py", *arguments])
+    return Sweep(parser())
+
+
+OTHERS = FusedMember(1, ("--lr", "0.1")), FusedMember(2, ("--lr", "0.2")), FusedMember(3, ("--lr", "0.3"))
+
+
+def test_a_sweep_from_the_ask_to_each_ones_exit_code(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def companion() -> None:
+        until = time.monotonic() + 5
+        while not (job / FUSION).exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert decode_fusion((job / FUSION).read_bytes()).asks
+        answer(job, *OTHERS)
+
+    asked = threading.Thread(target=companion)
+    asked.start()
+    code, env = start(job, "--fixed", "7", "--lr", "0.1")
+    asked.join()
+    assert code is None and env[FUSED] == str(job / FUSION)
+    told = decode_fusion((job / FUSION).read_bytes())
+    assert (told.asks, told.members) == (False, (2, 3))
+    sweep = swept(job, env, monkeypatch, "--fixed", "7", "--lr", "0.1")
+    assert {name: (args.fixed, args.lr) for name, args in sweep.members.items()} == {
+        "1": (7, 0.1),
+        "2": (7, 0.2),
+        "3": (7, 0.3),
+    }
+    assert sweep.left() == []
+    sweep.done("2", 3)
+    two, three = job.parent / "ones-2", job.parent / "ones-3"
+    assert start(two, "--fixed", "7", "--lr", "0.2", SLURM_JOB_ID="2") == (3, {**ENV, "SLURM_JOB_ID": "2"})
+    assert not (two / LEFT).exists()
+    # The other starts before it has a result: it trains by itself, and is dropped.
+    assert start(three, "--fixed", "7", "--lr", "0.3", SLURM_JOB_ID="3", wait_s=0)[0] is None
+    assert (three / LEFT).exists()
+    sweep._orders.skip_wait()
+    assert sweep.left() == ["3"] and sweep.left() == []
+    sweep.done("3")
+    assert not (three / RESULT).exists()
+    assert decode_fusion((job / FUSION).read_bytes()).members == (2,)
+    # A restart goes on with those that are left.
+    code, env = start(job, "--fixed", "7", "--lr", "0.1", SLURM_RESTART_COUNT="1")
+    assert code is None and FUSED in env
+    assert [*swept(job, env, monkeypatch, "--lr", "0.1").members] == ["1", "2"]
+
+
+def test_who_is_not_named_any_more_is_dropped(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(job, *OTHERS)
+    _, env = start(job, "--lr", "0.1")
+    sweep = swept(job, env, monkeypatch, "--lr", "0.1")
+    answer(job, FusedMember(1), FusedMember(3), number=2)
+    sweep._orders.skip_wait()
+    assert sweep.left() == ["2"]
+    answer(job, number=3)
+    sweep._orders.skip_wait()
+    assert sweep.left() == [], "an order for a job that asks"
+    sweep.alone()
+    assert [*sweep.members] == ["1"] and decode_fusion((job / FUSION).read_bytes()).members == ()
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        (),
+        OTHERS[:1],
+        OTHERS[1:],
+        (FusedMember(1, ("--lr", "9")), *OTHERS[1:]),
+        (FusedMember(1), *OTHERS[1:]),
+    ],
+)
+def test_it_trains_alone_where_the_answer_is_not_for_it(job: Path, members: tuple[FusedMember, ...]) -> None:
+    answer(job, *members)
+    assert start(job, "--lr", "0.1") == (None, ENV)
+    assert not decode_fusion((job / FUSION).read_bytes()).asks and not (job.parent / "ones-2").exists()
+
+
+def test_nobody_answers(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert start(job, "--lr", "0.1", wait_s=0.1) == (None, ENV)
+    assert "no companion has answered" in capsys.readouterr().err
+    assert not decode_fusion((job / FUSION).read_bytes()).asks
+
+
+def test_a_job_that_began_by_itself_is_not_taken(job: Path) -> None:
+    for number, name in ((2, "reports-0.jsonl"), (3, LEFT)):
+        (job.parent / f"ones-{number}").mkdir()
+        (job.parent / f"ones-{number}" / name).touch()
+    answer(job, *OTHERS)
+    assert start(job, "--lr", "0.1") == (None, ENV)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"code": 0, "words": ["/elsewhere/train.py", "--lr", "0.2"]},
+        {"code": 0},
+        {"code": "0", "words": None},
+        {"code": -1, "words": None},
+        "no object",
+    ],
+)
+def test_a_result_that_is_not_this_jobs_own_is_not_taken(job: Path, result: Any) -> None:
+    if isinstance(result, dict) and result.get("words", 1) is None:
+        result["words"] = [str(Path("train.py").resolve()), "--lr", "0.2"]
+    (job / TAKEN).write_text('{"by": 9}')
+    (job / RESULT).write_text(json.dumps(result))
+    assert start(job, "--lr", "0.2", wait_s=0)[0] is None
+    assert (job / LEFT).exists()
+
+
+def test_a_job_that_has_trained_does_not_take_a_result(job: Path) -> None:
+    words = [str(Path("train.py").resolve()), "--lr", "0.2"]
+    (job / TAKEN).write_text('{"by": 9}')
+    (job / RESULT).write_text(json.dumps({"code": 0, "words": words}))
+    assert start(job, "--lr", "0.2")[0] == 0
+    (job / "reports-0.jsonl").touch()
+    assert start(job, "--lr", "0.2")[0] is None
+
+
+def test_a_script_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FUSED, raising=False)
+    sweep = swept(tmp_path, {"SLURM_JOB_ID": "5"}, monkeypatch, "--lr", "0.5")
+    assert [*sweep.members] == ["5"] and sweep.members["5"].lr == 0.5 and sweep.folder("5") == tmp_path
+    assert sweep.left() == []
+    sweep.done("5")
+    assert not (tmp_path / RESULT).exists()

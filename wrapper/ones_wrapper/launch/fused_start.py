@@ -1,0 +1,173 @@
+"""A sweep whose jobs may be trained as one (`ones-run --fuse`): what a job does about it before its ranks start.
+
+The first job that Slurm starts asks the companion for others of its sweep that wait, and trains them within itself.
+Each of those starts after it, finds its result in its own directory, and ends with its own exit code.
+
+Four small files carry this. `fusion.json` in the directory of the job that trains others says that it asks, and whom it
+trains. In the directory of each of those, `taken.json` says by whom it is trained, `result.json` how that ended, and
+`left` that it has started to train by itself: it is dropped by the other then, and any result of that kind is not
+looked at any more. So a job that starts early, for whatever reason, needs neither the companion nor the other job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ones_wrapper.job_io import OrderReader, log
+from ones_wrapper.launch.rank_placement import number
+from ones_wrapper.protocol import FUSION, FusedMember, Fusion, directory_name, encode
+
+TAKEN, LEFT, RESULT = "taken.json", "left", "result.json"
+FUSED = "ONES_FUSED"
+"""In the environment of a script that trains others: the file that says whom."""
+WAIT_S = 60.0
+"""How long a job waits for the companion's answer."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job that is trained: the first is the job itself."""
+
+    job_id: int
+    arguments: tuple[str, ...]
+    """Of the training script."""
+    folder: str
+    """Its job's directory."""
+
+
+def before_ranks(
+    job_dir: Path, env: dict[str, str], script: str, arguments: Sequence[str], wait_s: float = WAIT_S
+) -> int | None:
+    """What `ones-run --fuse` does first: the exit code that another job has found for this one, or None to train.
+
+    Where this job is to train others, `env` says so to the script. Where anything is not as it should be it trains
+    alone.
+    """
+    job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
+    env.pop(FUSED, None)
+    words = [os.path.realpath(script), *arguments]
+    untouched = not any(job_dir.glob("reports-*.jsonl"))
+    if (code := _collect(job_dir, words, untouched)) is not None:
+        return code
+    if _read(job_dir / FUSION).get("rows"):
+        env[FUSED] = str(job_dir / FUSION)
+        return None
+    if not job_id or restart or not untouched or job_dir.name != directory_name(job_id):
+        return None
+    rows = _ask(job_dir, env, job_id, script, arguments, wait_s)
+    if rows:
+        env[FUSED] = str(job_dir / FUSION)
+    return None
+
+
+def _collect(job_dir: Path, words: list[str], untouched: bool) -> int | None:
+    """The exit code in a result that is for this job and these very words; where another job has not come to its end,
+    this one takes itself out."""
+    taken = _read(job_dir / TAKEN)
+    if not taken:
+        return None
+    result = _read(job_dir / RESULT)
+    code = result.get("code")
+    if untouched and result.get("words") == words and type(code) is int and 0 <= code < 256:
+        seconds, by = result.get("gpu_s"), result.get("by")
+        log(
+            f"job {by} trained this one: exit code {code}, {seconds} s of its GPU; results are in {job_dir}", "ones-run"
+        )
+        return code
+    with suppress(FileExistsError), (job_dir / LEFT).open("x"):
+        log(f"job {taken.get('by')} was to train this one and has no result for it: it trains by itself", "ones-run")
+    return None
+
+
+def _ask(
+    job_dir: Path, env: Mapping[str, str], job_id: int, script: str, arguments: Sequence[str], wait_s: float
+) -> list[Row]:
+    """Those to train, this job first; none where it is to train alone."""
+    path = job_dir / FUSION
+    try:
+        _replace(path, encode(Fusion(0, asks=True)))
+        named = _answer(job_dir, env, job_id, wait_s)
+        rows = _rows(job_dir, named, job_id, [script, *arguments])
+        rows = [row for row in rows if row.job_id == job_id or _take(row, job_id)] if rows else []
+        if len(rows) < 2:
+            rows = []
+        told = {**asdict(Fusion(0, asks=False, members=tuple(row.job_id for row in rows[1:]))), "script": script}
+        _replace(path, json.dumps({**told, "rows": [asdict(row) for row in rows]}).encode())
+    except OSError as error:
+        log(f"{path}: {error.strerror}; it trains alone", "ones-run")
+        return []
+    if rows:
+        log(
+            f"it trains {len(rows) - 1} others of its sweep: {', '.join(str(row.job_id) for row in rows[1:])}",
+            "ones-run",
+        )
+    return rows
+
+
+def _answer(job_dir: Path, env: Mapping[str, str], job_id: int, wait_s: float) -> tuple[FusedMember, ...]:
+    spool = Path(env["ONES_SPOOL"]) if env.get("ONES_SPOOL") else None
+    reader, until = OrderReader(job_dir, 0, spool, job_id), time.monotonic() + wait_s
+    while time.monotonic() < until:
+        order = reader.poll()
+        if order is not None and order.members is not None:
+            return order.members
+        time.sleep(0.2)
+    log(f"no companion has answered in {wait_s:.0f} s: it trains alone", "ones-run")
+    return ()
+
+
+def _rows(job_dir: Path, named: Sequence[FusedMember], job_id: int, words: Sequence[str]) -> list[Row]:
+    """Each one's arguments of the script: its own of the batch script in place of ours, which must stand last in
+    `words`, the script and its arguments."""
+    if len(named) < 2 or named[0].job_id != job_id:
+        return []
+    own = list(named[0].arguments)
+    fixed = list(words[: len(words) - len(own)])
+    if not own or [*fixed, *own] != list(words):
+        log("its arguments are not what Slurm has of them, or not the script's last: it trains alone", "ones-run")
+        return []
+    rows = []
+    for one in named:
+        script, *arguments = *fixed, *one.arguments
+        if script == words[0]:
+            rows.append(Row(one.job_id, tuple(arguments), str(job_dir.parent / directory_name(one.job_id))))
+    return rows
+
+
+def _take(row: Row, by: int) -> bool:
+    """Say in the job's directory that it is trained; False where it has begun by itself."""
+    folder = Path(row.folder)
+    with suppress(FileExistsError):
+        folder.mkdir()
+        folder.chmod(0o755)
+    if folder.is_symlink() or folder.stat().st_uid != os.geteuid() or any(folder.glob("reports-*.jsonl")):
+        return False
+    _replace(folder / TAKEN, json.dumps({"by": by}).encode())
+    return not (folder / LEFT).exists()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A file of this user's; empty where there is none, or it says nothing."""
+    try:
+        if path.is_symlink() or path.stat().st_uid != os.geteuid():
+            return {}
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _replace(path: Path, text: bytes) -> None:
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    with new.open("wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
