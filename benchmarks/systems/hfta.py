@@ -90,7 +90,6 @@ def sweep_s(harness: Harness, count: int, act: bool) -> float:
 def sweep_jct_ratio(count: int = 16) -> float:
     """The sweep's time with fusion over that without."""
     with Cluster("gres") as cluster:
-        cluster.start()
         quick(cluster)
         harness = Harness(cluster)
         try:
