@@ -102,14 +102,13 @@ class Leftovers:
     def _kept_by_others(self, job_id: int) -> set[int]:
         """The tasks that trained last, which we had no reason to hold since."""
         members = self.store.membership(job_id)
-        if members is None:
-            return {0}
+        trained = {*members.report.blocks} if members is not None else {0}
         held: set[int] = set()
         for one in self.store.resizes(job_id):
             held |= {*one.held}
             if one.state == State.DONE.value:
                 held -= {task for task, _, _ in one.added}
-        return {*members.report.blocks} - held
+        return trained - held
 
     def _long_ago(self, job_id: int, tasks: Collection[Job]) -> bool:
         """Whether its last block ended long enough ago, by Slurm's time or since it was seen: clocks differ."""

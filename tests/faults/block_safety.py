@@ -68,6 +68,12 @@ class BlockSafety:
         if task in self._seen and task in self.owners and self._waits_held(task):
             self.checker.report(f"release {task}: its owner holds it")
 
+    def reuse(self, task: Task) -> None:
+        """It has run, so that no hold of its owner's from before is left."""
+        self.checker.check_change(task.array, "use a block again of")
+        self.owners.discard(task)
+        self._seen.discard(task)
+
     def throttle(self, job_id: int) -> None:
         """All that waits is held before the throttle is lifted: else it would start."""
         self.checker.check_change(job_id, "lift the throttle of")

@@ -127,7 +127,7 @@ class FaultyClient(SimulatedClient):
         super().release(job_id, start_now=start_now)
 
     def reuse(self, task: Task) -> None:
-        self._checker.check_change(task.array, "use a block again of")
+        self._blocks.reuse(task)
         super().reuse(task)
 
     def throttle(self, array_id: int, most: int) -> None:
