@@ -32,7 +32,7 @@ CHECK_WORKERS ?= 2
 check: lint
 	$(BIN)/python -m pytest --quiet --numprocesses $(CHECK_WORKERS) --dist loadfile -m 'not cluster and not slow'
 
-# All tests, and of the longest a half, drawn by the run's seed (ONES_LONG=all: all of them). More workers than a small
+# All tests, and of the longest a third, drawn by the run's seed (ONES_LONG=all: all of them). More workers than a small
 # machine has cores: half of the tests wait for a Slurm, and each worker has clusters of its own.
 WORKERS ?= 3
 test: lint
