@@ -119,7 +119,7 @@ class Fusions:
         gone = frozenset(told.members) - waits
         key = (job.job_id, job.restart)
         when, named = self._answers.get(key, (0.0, frozenset()))
-        if gone and job.job_id not in busy and (named != waits or self.clock() - when > ANSWERED_S):
+        if gone and job.running and job.job_id not in busy and (named != waits or self.clock() - when > ANSWERED_S):
             self._drop(carrier, waits)
             self._answers[key] = self.clock(), waits
         return waits

@@ -20,9 +20,11 @@ LONGEST = MAX_LINE // 2
 
 
 def carries(elastic: Elastic) -> bool:
-    """Whether a job may train others within itself."""
+    """Whether a job may train others within itself. One that waits for a restart goes on with those that it has."""
     job, optin = elastic.job, elastic.optin
-    if optin is None or not optin.fuse or elastic.refusal is not None or not job.running:
+    if optin is None or not optin.fuse or elastic.refusal is not None:
+        return False
+    if not (job.running or (job.pending and job.restart and not job.held)):
         return False
     return not (job.array or elastic.blocks) and elastic.shape.gpus == 1 and elastic.gpu_range == (1, 1)
 

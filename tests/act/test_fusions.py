@@ -175,6 +175,20 @@ def test_who_is_cancelled_held_or_opts_out_is_dropped(world: World) -> None:
     assert world.follow() == {4: 1} and world.members is not None
 
 
+def test_members_wait_while_their_carrier_waits_for_a_restart(world: World) -> None:
+    """Else they would start from their beginning. One that is gone is said once the carrier runs again."""
+    world.says(members=(2, 3, 4))
+    assert len(world.follow()) == 3
+    world.add(1, restart=1)
+    del world.elastic[2]
+    assert world.follow() == {3: 1, 4: 1} and world.members is None
+    world.add(1, "n1", restart=1)
+    assert world.follow() == {3: 1, 4: 1}
+    assert world.members is not None and [one.job_id for one in world.members] == [1, 3, 4]
+    world.add(1, restart=2, held=True)
+    assert world.follow() == {}, "an owner's hold may last for ever"
+
+
 def test_what_a_job_says_keeps_no_other_waiting(world: World) -> None:
     """It names whom it likes: of another user, of another sweep, without opting in, running, unknown."""
     world.elastic[2] = swept(2, uid=12345, work_dir=str(world.home))

@@ -29,6 +29,7 @@ def line(job_id: int, text: str = LINE, command: str = "/home/a/job.sbatch") -> 
 def test_a_running_job_of_one_gpu_may_carry_others() -> None:
     assert carries(swept(1, "n1"))
     assert not carries(swept(1))
+    assert carries(swept(1, restart=1)) and not carries(swept(1, restart=1, held=True))
     assert not carries(swept(1, "n1", comment="ones: gpus=1"))
     assert not carries(swept(1, "n1", comment="ones: gpus=1-4 fuse=a"))
     assert not carries(swept(1, "n1", array=True))
