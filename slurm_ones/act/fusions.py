@@ -43,23 +43,25 @@ class Fusions:
     def follow(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
         """Who must wait, and the job that trains it. `busy` are jobs in a resize. Raises `Unreachable`."""
         found: dict[int, int] = {}
-        alive = set()
-        for job_id, carrier in seen.elastic.items():
-            if not carries(carrier):
-                continue
-            alive.add((job_id, carrier.job.restart))
-            told = read_fusion(carrier.job)
-            if told is not None and told.restart <= carrier.job.restart:
-                waits = (
-                    self._answer(carrier, seen, found, busy) if told.asks else self._members(carrier, told, seen, busy)
-                )
-                found.update(dict.fromkeys(waits - found.keys(), job_id))
+        carriers = {job_id: one for job_id, one in sorted(seen.elastic.items()) if carries(one)}
+        alive = {(job_id, one.job.restart) for job_id, one in carriers.items()}
         self._answers = {key: value for key, value in self._answers.items() if key in alive}
+        said = ((one, read_fusion(one.job)) for one in carriers.values())
+        known = [(one, told) for one, told in said if told is not None and told.restart <= one.job.restart]
+        # Those that train come first: nobody is given to a second one. Then those that were answered.
+        for carrier, told in sorted(known, key=lambda each: (each[1].asks, not self._answered(each[0].job))):
+            follow = self._answer if told.asks else self._members
+            waits = follow(carrier, told, seen, found, busy)
+            found.update(dict.fromkeys(waits - found.keys(), carrier.job.job_id))
         return found
 
+    def _answered(self, job: Job) -> bool:
+        return (job.job_id, job.restart) in self._answers
+
     def _answer(
-        self, carrier: Elastic, seen: Observation, taken: Mapping[int, int], busy: Collection[int]
+        self, carrier: Elastic, told: Fusion, seen: Observation, taken: Mapping[int, int], busy: Collection[int]
     ) -> frozenset[int]:
+        """Whom the job gets that asks."""
         job = carrier.job
         key = (job.job_id, job.restart)
         if key in self._answers:
@@ -107,10 +109,12 @@ class Fusions:
             with suppress(Refused):  # it is gone
                 self.deferrals.release(self.client.job(job_id))
 
-    def _members(self, carrier: Elastic, told: Fusion, seen: Observation, busy: Collection[int]) -> frozenset[int]:
-        """Whom the job says that it trains, of those that it may."""
+    def _members(
+        self, carrier: Elastic, told: Fusion, seen: Observation, taken: Mapping[int, int], busy: Collection[int]
+    ) -> frozenset[int]:
+        """Whom the job says that it trains, of those that it may and that no other trains."""
         job = carrier.job
-        jobs = (seen.elastic.get(id_) for id_ in told.members)
+        jobs = (seen.elastic.get(id_) for id_ in told.members if id_ not in taken)
         known = [one for one in jobs if one is not None]
         ours = {
             one.job.job_id for one in known if self.deferrals.ours(one.job) or one.job.eligible_time <= self.clock()

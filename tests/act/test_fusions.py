@@ -189,6 +189,22 @@ def test_members_wait_while_their_carrier_waits_for_a_restart(world: World) -> N
     assert world.follow() == {}, "an owner's hold may last for ever"
 
 
+def test_nobody_is_given_to_two_carriers(world: World) -> None:
+    """One that asks does not get those that another trains, whichever comes first in the queue; of two that say that
+    they train one, the first does."""
+    world.says(members=(2, 3))
+    world.add(0, "n2")
+    other = world.home / directory_name(0)
+    other.mkdir()
+    (other / FUSION).write_bytes(encode(Fusion(0, asks=True)))
+    world.elastic = {0: world.elastic.pop(0), **world.elastic}
+    assert world.follow() == {2: 1, 3: 1, 4: 0}
+    assert [one.job_id for one in decode_order((other / ORDERS).read_bytes()).members or ()] == [0, 4]
+    (other / FUSION).write_bytes(encode(Fusion(0, asks=False, members=(3, 4))))
+    assert world.follow() == {3: 0, 4: 0, 2: 1}
+    assert [one.job_id for one in world.members or ()] == [1, 2]
+
+
 def test_what_a_job_says_keeps_no_other_waiting(world: World) -> None:
     """It names whom it likes: of another user, of another sweep, without opting in, running, unknown."""
     world.elastic[2] = swept(2, uid=12345, work_dir=str(world.home))
