@@ -18,7 +18,7 @@ from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import reason
-from slurm_ones.rules.sweeps import candidates, carries, members, parked
+from slurm_ones.rules.sweeps import MOST, candidates, carries, members, parked
 from slurm_ones.slurm.client import Refused, SlurmClient
 from slurm_ones.slurm.model import Job
 from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
@@ -27,6 +27,11 @@ log = logging.getLogger(__name__)
 
 ANSWERED_S = 30.0
 """How long a job that was answered has for saying whom it trains; and until a cancelled one is named again."""
+
+ANSWERS = 8
+"""Most jobs that are answered for the first time in a tick: each answer asks Slurm about many jobs."""
+LOOKED_AT = 4 * MOST
+"""Most jobs that Slurm is asked about for one answer, the oldest."""
 
 
 @dataclass
@@ -49,9 +54,14 @@ class Fusions:
         said = ((one, read_fusion(one.job)) for one in carriers.values())
         known = [(one, told) for one, told in said if told is not None and told.restart <= one.job.restart]
         # Those that train come first: nobody is given to a second one. Then those that were answered.
+        ours = self.deferrals.all_ours(one.job for one in seen.elastic.values()) if known else set()
+        new = 0
         for carrier, told in sorted(known, key=lambda each: (each[1].asks, not self._answered(each[0].job))):
+            new += told.asks and not self._answered(carrier.job)
+            if new > ANSWERS:
+                break
             follow = self._answer if told.asks else self._members
-            waits = follow(carrier, told, seen, found, busy)
+            waits = follow(carrier, told, seen, found, busy, ours)
             found.update(dict.fromkeys(waits - found.keys(), carrier.job.job_id))
         return found
 
@@ -59,7 +69,13 @@ class Fusions:
         return (job.job_id, job.restart) in self._answers
 
     def _answer(
-        self, carrier: Elastic, told: Fusion, seen: Observation, taken: Mapping[int, int], busy: Collection[int]
+        self,
+        carrier: Elastic,
+        told: Fusion,
+        seen: Observation,
+        taken: Mapping[int, int],
+        busy: Collection[int],
+        ours: Collection[int],
     ) -> frozenset[int]:
         """Whom the job gets that asks."""
         job = carrier.job
@@ -70,8 +86,7 @@ class Fusions:
         if job.job_id in busy or job.restart:
             return frozenset()
         free = [one for one in seen.elastic.values() if one.job.job_id not in taken and one.job.job_id not in busy]
-        ours = {one.job.job_id for one in free if self.deferrals.ours(one.job)}
-        asked = [one.job.job_id for one in candidates(carrier, free, ours)]
+        asked = [one.job.job_id for one in candidates(carrier, free, ours)][:LOOKED_AT]
         try:
             details = self.client.details([job.job_id, *asked]) if asked else {}
         except Refused as error:
@@ -110,16 +125,20 @@ class Fusions:
                 self.deferrals.release(self.client.job(job_id))
 
     def _members(
-        self, carrier: Elastic, told: Fusion, seen: Observation, taken: Mapping[int, int], busy: Collection[int]
+        self,
+        carrier: Elastic,
+        told: Fusion,
+        seen: Observation,
+        taken: Mapping[int, int],
+        busy: Collection[int],
+        ours: Collection[int],
     ) -> frozenset[int]:
         """Whom the job says that it trains, of those that it may and that no other trains."""
         job = carrier.job
         jobs = (seen.elastic.get(id_) for id_ in told.members if id_ not in taken)
         known = [one for one in jobs if one is not None]
-        ours = {
-            one.job.job_id for one in known if self.deferrals.ours(one.job) or one.job.eligible_time <= self.clock()
-        }
-        waits = frozenset(one.job.job_id for one in candidates(carrier, known, ours) if parked(one.job))
+        may = {one.job.job_id for one in known if one.job.job_id in ours or one.job.eligible_time <= self.clock()}
+        waits = frozenset(one.job.job_id for one in candidates(carrier, known, may) if parked(one.job))
         gone = frozenset(told.members) - waits
         key = (job.job_id, job.restart)
         when, named = self._answers.get(key, (0.0, frozenset()))

@@ -12,10 +12,11 @@ import pytest
 
 from ones_wrapper.protocol import FUSION, ORDERS, FusedMember, Fusion, decode_order, directory_name, encode
 from slurm_ones.act.deferrals import Deferrals
-from slurm_ones.act.fusions import ANSWERED_S, Fusions, without_fused
+from slurm_ones.act.fusions import ANSWERED_S, ANSWERS, Fusions, without_fused
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import reason
+from slurm_ones.rules.sweeps import MOST
 from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import Job, Snapshot
 from tests.rules.test_sweeps import swept
@@ -30,8 +31,10 @@ class Slurm:
     jobs: dict[int, Job] = field(default_factory=dict)
     deferred: dict[int, float] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
+    asked: tuple[int, ...] = ()
 
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
+        self.asked += (len(job_ids),)
         return {id_: self.jobs[id_] for id_ in job_ids if id_ in self.jobs}
 
     def job(self, job_id: int) -> Job:
@@ -50,6 +53,7 @@ class Memory:
     """What deferrals need of a database."""
 
     known: dict[int, float] = field(default_factory=dict)
+    reads: int = 0
 
     def set_deferral(self, job_id: int, until: float | None) -> None:
         if until is None:
@@ -58,6 +62,7 @@ class Memory:
             self.known[job_id] = until
 
     def deferrals(self) -> dict[int, float]:
+        self.reads += 1
         return dict(self.known)
 
 
@@ -203,6 +208,22 @@ def test_nobody_is_given_to_two_carriers(world: World) -> None:
     (other / FUSION).write_bytes(encode(Fusion(0, asks=False, members=(3, 4))))
     assert world.follow() == {3: 0, 4: 0, 2: 1}
     assert [one.job_id for one in world.members or ()] == [1, 2]
+
+
+def test_a_tick_asks_little(tmp_path: Path) -> None:
+    """However many wait or ask: the database once, Slurm about a bounded number of jobs."""
+    world = World(tmp_path, *range(100, 400))
+    for job_id in range(1, 21):
+        world.add(job_id, f"n{job_id}")
+        directory = tmp_path / directory_name(job_id)
+        directory.mkdir(exist_ok=True)
+        (directory / FUSION).write_bytes(encode(Fusion(0, asks=True)))
+    assert len(world.follow()) == 300 and world.store.reads == 1
+    assert max(world.slurm.asked) == 4 * MOST + 1 and len(world.slurm.asked) == 5
+    answered = {path.parent.name for path in tmp_path.glob(f"*/{ORDERS}")}
+    assert len(answered) == ANSWERS
+    world.follow()
+    assert len({path.parent.name for path in tmp_path.glob(f"*/{ORDERS}")}) == 2 * ANSWERS
 
 
 def test_what_a_job_says_keeps_no_other_waiting(world: World) -> None:
