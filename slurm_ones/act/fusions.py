@@ -86,7 +86,7 @@ class Fusions:
         if job.job_id in busy or job.restart:
             return frozenset()
         free = [one for one in seen.elastic.values() if one.job.job_id not in taken and one.job.job_id not in busy]
-        asked = [one.job.job_id for one in candidates(carrier, free, ours)][:LOOKED_AT]
+        asked = [one.job.job_id for one in candidates(carrier, free, ours, self.clock())][:LOOKED_AT]
         try:
             details = self.client.details([job.job_id, *asked]) if asked else {}
         except Refused as error:
@@ -137,8 +137,7 @@ class Fusions:
         job = carrier.job
         jobs = (seen.elastic.get(id_) for id_ in told.members if id_ not in taken)
         known = [one for one in jobs if one is not None]
-        may = {one.job.job_id for one in known if one.job.job_id in ours or one.job.eligible_time <= self.clock()}
-        waits = frozenset(one.job.job_id for one in candidates(carrier, known, may) if parked(one.job))
+        waits = frozenset(one.job.job_id for one in candidates(carrier, known, ours, self.clock()) if parked(one.job))
         gone = frozenset(told.members) - waits
         key = (job.job_id, job.restart)
         when, named = self._answers.get(key, (0.0, frozenset()))
