@@ -113,6 +113,19 @@ def test_who_is_not_named_any_more_is_dropped(job: Path, monkeypatch: pytest.Mon
     assert [*sweep.members] == ["1"] and sweep.left() == []
 
 
+def test_a_sweep_of_a_module(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ones-run --fuse -m package.module ARGS`: the module's name is none of its arguments."""
+    mine, other, another = ("a.b", "--lr", "0.1"), ("a.b", "--lr", "0.2"), ("a.c", "--lr", "0.3")
+    answer(job, FusedMember(1, mine), FusedMember(2, other), FusedMember(3, another))
+    env = dict(ENV)
+    assert before_ranks(job, env, "-m", mine, 5.0) is None
+    sweep = swept(job, env, monkeypatch, "--lr", "0.1")
+    assert {name: args.lr for name, args in sweep.members.items()} == {"1": 0.1, "2": 0.2}
+    sweep.done("2", 4)
+    two = job.parent / "ones-2"
+    assert before_ranks(two, {"SLURM_JOB_ID": "2"}, "-m", other, 5.0) == 4
+
+
 def test_a_checkpoint_fits_after_a_member_has_left(tmp_path: Path) -> None:
     """The fused model keeps the row of a member that left, also in a start after it."""
     job, names = tmp_path / "ones-0", (0, 2, 3)

@@ -34,7 +34,7 @@ class Sweep:
         self._file = Path(path) if path else None
         told = _read(self._file) if self._file else {}
         rows = [Row(row["job_id"], tuple(row["arguments"]), row["folder"]) for row in told.get("rows", ())] or [own]
-        self._script = os.path.realpath(told.get("script") or sys.argv[0])
+        self._program = [str(word) for word in told.get("program", ())]
         self._rows = {str(row.job_id): row for row in rows}
         self._own = str(own.job_id)
         self.members: dict[str, argparse.Namespace] = {}
@@ -98,7 +98,7 @@ class Sweep:
         if name != self._own and not (folder / LEFT).exists():
             told = {"by": int(self._own), "code": code, "gpu_s": round(self._seconds[name], 2)}
             _replace(
-                folder / RESULT, json.dumps({**told, "words": [self._script, *self._rows[name].arguments]}).encode()
+                folder / RESULT, json.dumps({**told, "words": [*self._program, *self._rows[name].arguments]}).encode()
             )
         self._trains.remove(name)
 
