@@ -14,8 +14,18 @@ import pytest
 
 from ones_wrapper.fusion.sweep import Sweep
 from ones_wrapper.launch.fused_start import FUSED, LEFT, RESULT, TAKEN, before_ranks
-from ones_wrapper.launch.job_directory import checkpoints
-from ones_wrapper.protocol import FUSION, ORDERS, First, FusedMember, Order, decode_fusion, encode
+from ones_wrapper.launch.job_directory import checkpoints, newest_checkpoint
+from ones_wrapper.protocol import (
+    CHECKPOINTS,
+    FUSION,
+    MANIFEST,
+    ORDERS,
+    First,
+    FusedMember,
+    Order,
+    decode_fusion,
+    encode,
+)
 from tests.wrapper.runs import Run
 
 SWEPT = Path(__file__).parents[2] / "endtoend/swept.py"
@@ -207,6 +217,16 @@ def test_a_job_that_has_trained_does_not_take_a_result(job: Path) -> None:
     assert start(job, "--lr", "0.2")[0] == 0
     (job / "reports-0.jsonl").touch()
     assert start(job, "--lr", "0.2")[0] is None
+
+
+def test_a_job_that_goes_on_from_checkpoints_neither_asks_nor_takes_a_result(job: Path) -> None:
+    """As with --resume-from: the others begin anew."""
+    folder = job / CHECKPOINTS / "step-000000001"
+    folder.mkdir(parents=True)
+    (folder / MANIFEST).write_text("{}")
+    assert newest_checkpoint(job) == folder
+    answer(job, *OTHERS)
+    assert start(job, "--lr", "0.1") == (None, ENV) and not (job / FUSION).exists()
 
 
 def test_a_script_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

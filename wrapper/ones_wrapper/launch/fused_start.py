@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ones_wrapper.job_io import OrderReader, log
+from ones_wrapper.launch.job_directory import newest_checkpoint
 from ones_wrapper.launch.main_module import MODULE
 from ones_wrapper.launch.rank_placement import number
 from ones_wrapper.protocol import FUSION, FusedMember, Fusion, directory_name, encode
@@ -55,7 +56,8 @@ def before_ranks(
     env.pop(FUSED, None)
     first = script if script == MODULE else os.path.realpath(script)
     words, program = [first, *arguments], 2 if script == MODULE else 1
-    untouched = not any(job_dir.glob("reports-*.jsonl"))
+    # One that goes on from checkpoints, by --resume-from too, does not begin as the others do.
+    untouched = not any(job_dir.glob("reports-*.jsonl")) and newest_checkpoint(job_dir) is None
     if (code := _collect(job_dir, words, untouched)) is not None:
         return code
     if _read(job_dir / FUSION).get("rows"):
