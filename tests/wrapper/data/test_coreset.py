@@ -19,8 +19,8 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import ones_wrapper as ones
 from ones_wrapper import testing
-from ones_wrapper.data.coreset import Floats, Ints, budgets, cost, distances, lazy_greedy, select
-from ones_wrapper.data.coreset_feed import labels_of
+from ones_wrapper.data.coreset import Chosen, Floats, Ints, budgets, cost, distances, lazy_greedy, select
+from ones_wrapper.data.coreset_feed import CoresetFeed, Selection, labels_of
 from ones_wrapper.group import Group, RankError
 from tests.wrapper.forked import Team
 
@@ -266,6 +266,22 @@ class Endless(IterableDataset[int]):
 
     def skip(self, count: int) -> Endless:
         return self
+
+
+@pytest.mark.parametrize("again", [180, 176, 182])
+def test_another_fraction_is_refused(again: int) -> None:
+    """Also where whole batches of 16 leave as many samples of both."""
+    data, selection = TensorDataset(torch.zeros(1000, 1), torch.arange(1000)), Selection()
+
+    def feed(count: int) -> CoresetFeed:
+        return CoresetFeed(data, ones.Coreset(count / 1000), selection, shuffle=True, seed=1, whole=16)
+
+    first = feed(181)
+    first.take(0, Chosen(np.arange(181), np.ones(181)))
+    assert first.samples == 176 and not first.due(0, 16)
+    assert (feed(again).samples == 176) and not first.due(0, 16)
+    with pytest.raises(ValueError, match=f"has 181 samples, and fraction={again / 1000} are {again}; use the same fra"):
+        feed(again).due(0, 16)
 
 
 def refused() -> None:
