@@ -23,6 +23,7 @@ from ones_wrapper.data.coreset import Chosen, Floats, Ints, budgets, cost, dista
 from ones_wrapper.data.coreset_feed import CoresetFeed, Selection, labels_of
 from ones_wrapper.group import Group, RankError
 from tests.wrapper.forked import Team
+from tests.wrapper.paired import Paired
 
 ROWS = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
@@ -295,3 +296,24 @@ def refused() -> None:
 
 def test_a_loader_refuses() -> None:
     testing.run(refused, ranks=1)
+
+
+def refused_of_replicas(by_model: bool) -> None:
+    """Two ranks make one forward pass together; features of inputs alone need none."""
+    job = ones.init(batch=4, strategy=Paired())
+    model = job.ddp(torch.nn.Linear(4, 1).double())
+    job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    data, labels = Numbered(), torch.zeros(SAMPLES, dtype=torch.long)
+    features = (lambda batch: model(batch[0])) if by_model else None
+    try:
+        next(iter(job.loader(data, coreset=ones.Coreset(0.5, features=features, labels=labels))))
+        testing.put("")
+    except ValueError as error:
+        testing.put(str(error))
+
+
+@pytest.mark.parametrize("by_model", [True, False])
+def test_features_within_a_replica_are_refused(by_model: bool) -> None:
+    found = [put.value for put in testing.run(partial(refused_of_replicas, by_model), ranks=2)]
+    refusal = "coreset: the forward passes of a model that several ranks share need all of them at once"
+    assert all(said.startswith(refusal) if by_model else said == "" for said in found), found
