@@ -79,8 +79,8 @@ class CoresetFeed(Feed):
             )
         if (chosen := len(selection.chosen.indices)) != self.size:  # whole batches may be as many of both
             raise ValueError(
-                f"coreset: the checkpoint's has {chosen} samples, and fraction={self.coreset.fraction} are {self.size}; "
-                "use the same fraction, or another job directory (ONES_JOB_DIR)"
+                f"coreset: the checkpoint's has {chosen} samples, and fraction={self.coreset.fraction} are "
+                f"{self.size}; use the same fraction, or another job directory (ONES_JOB_DIR)"
             )
         return cursor == 0 and selection.epoch != self._since(epoch)
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ones_wrapper.checks import MAX_ROWS
 from ones_wrapper.layouts.optimus.costs import Transformer
-from ones_wrapper.limits import MEMORY_SHARE, Limits, SizeLimits
+from ones_wrapper.limits import MEMORY_SHARE, Limits, SizeLimits, rows_within
 from ones_wrapper.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -101,8 +100,9 @@ class Optimus2D(Strategy):
                 f"optimus2d: no number of GPUs up to {most_gpus} makes a mesh of side {', '.join(map(str, self.sides))}"
                 + (f" that holds the model in {self._memory_bytes} bytes a GPU" if self._memory_bytes else "")
             )
-        rows = tuple(self._row(gpus, side, spec.base_batch, ranks_per_node) for gpus, side in usable[:MAX_ROWS])
-        return Limits(self.name, rows, memory_bytes=self._memory_bytes, reshards=len(self.sides) > 1)
+        rows = (self._row(gpus, side, spec.base_batch, ranks_per_node) for gpus, side in usable)
+        sizes = rows_within(rows, any_number=False)
+        return Limits(self.name, sizes, memory_bytes=self._memory_bytes, reshards=len(self.sides) > 1)
 
     def _row(self, gpus: int, q: int, batch: int, ranks_per_node: int) -> SizeLimits:
         costs, each, replicas = self.costs, self._element_bytes, gpus // (q * q)
