@@ -316,9 +316,7 @@ class Run(Sized):
         self._reporter.flush()
         progress, rate = self.progress, self.loop.rate
         assert rate is not None
-        if self._batch_fixed() and wanted != progress.batch:
-            if self.group.rank == 0:
-                log(f"order {number}: the batch stays {self.batch}, which must not change now in this strategy")
+        if self._keeps_batch(wanted, number):
             return
         progress.batch = wanted
         old, self.batch = self.batch, self._in_force(wanted)

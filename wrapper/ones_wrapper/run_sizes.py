@@ -92,6 +92,14 @@ class Sized:
         if uneven.agreed(measured, self.batch, passes) and self.group.rank == 0 and uneven.shares is not None:
             log(resize_log.shares_changed(uneven.shares.samples(self.batch, passes), self.progress.step))
 
+    def _keeps_batch(self, wanted: int, number: int | None) -> bool:
+        """Whether the strategy lets no order change the batch now, not to `wanted` either; logged. Not collective."""
+        strategy = self.settings.strategy
+        kept = strategy is not None and strategy.batch_fixed() and wanted != self.progress.batch
+        if kept and self.group.rank == 0:
+            log(f"order {number}: the batch stays {self.batch}, which must not change now in this strategy")
+        return kept
+
     def _batch_fixed(self) -> bool:
         """Whether the strategy lets the batch be now. Not collective; what changes is told to the companion."""
         strategy, limits = self.settings.strategy, self.spec.limits
