@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
 from ones_wrapper import testing
+from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.local_batch import largest
 from ones_wrapper.memory import Found
 from ones_wrapper.protocol import Spec, decode_spec
@@ -96,4 +97,7 @@ def test_what_fits_as_declared_says_nothing_of_more() -> None:
     unknown = replace(spec, limits=replace(limits, memory_bytes=0))
     assert as_found(unknown, 1, Found(3, 1)).max_local_batch == 3
     assert as_found(unknown, 2, Found(3, 1)) == unknown
+    each_a_replica = replace(unknown, limits=Limits("plain", tuple(SizeLimits(n, n) for n in (1, 2, 4))))
+    assert as_found(each_a_replica, 2, Found(3, 1)).max_local_batch == 3
+    assert as_found(replace(unknown, limits=Limits("any")), 2, Found(3, 1)).max_local_batch == 3
     assert as_found(replace(spec, limits=None), 2, Found(3)).max_local_batch == 3
