@@ -18,7 +18,7 @@ from ones_wrapper.checkpoint import Checkpoints, Progress, State
 from ones_wrapper.group import Group
 from ones_wrapper.layouts.optimus import loss as on_mesh
 from ones_wrapper.layouts.optimus import modules, summa
-from ones_wrapper.layouts.optimus.costs import Transformer
+from ones_wrapper.layouts.optimus.costs import MeshTransformer
 from ones_wrapper.layouts.optimus.exchange import MeshExchange
 from ones_wrapper.layouts.optimus.mesh import Mesh
 from tests.wrapper.layouts import dense as reference
@@ -263,7 +263,7 @@ def sent_by_megatron(group: Group, world: int, samples: int, length: int, hidden
     return sent.bytes
 
 
-def largest_memory(group: Group, q: int, sizes: Transformer, samples: int) -> float:
+def largest_memory(group: Group, q: int, sizes: MeshTransformer, samples: int) -> float:
     """Bytes that this rank holds at most in a step with AdamW in single precision, as torch's tracker sees it."""
     from torch.distributed._tools.mem_tracker import MemTracker  # slow to import, and the benchmark's alone
 

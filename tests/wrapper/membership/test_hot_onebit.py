@@ -14,7 +14,8 @@ from tests.wrapper.runs import assert_exactly_once
 
 def test_the_residual_travels_to_new_blocks(tmp_path: Path) -> None:
     """Protects what ranks kept back: as one vector it reaches old and new ranks alike at each change of the compressed
-    phase, where an order's batch is not taken, and after a loss all have one that a survivor kept. All end with the same model, which has learnt."""
+    phase, and after a loss all have one that a survivor kept. An order's batch is not taken there. All end with the
+    same model, which has learnt."""
     job = Job(tmp_path / "job", epochs=60, script=Path(onebit.__file__))
     try:
         job.start(0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ones_wrapper.layouts.optimus.costs import Transformer
+from ones_wrapper.layouts.optimus.costs import MeshTransformer
 from ones_wrapper.limits import MEMORY_SHARE, Limits, SizeLimits, rows_within
 from ones_wrapper.strategy import Strategy
 
@@ -65,7 +65,7 @@ class Optimus2D(Strategy):
                     )
         if hidden % heads:
             raise ValueError(f"optimus2d: hidden={hidden} does not divide over {heads} heads")
-        self.sides, self.costs = tuple(sorted(set(sides))), Transformer(hidden, heads, vocab, layers, length)
+        self.sides, self.costs = tuple(sorted(set(sides))), MeshTransformer(hidden, heads, vocab, layers, length)
         if memory_bytes and not self.costs.known:
             raise ValueError("optimus2d: memory_bytes says which mesh holds the model only with layers and length")
         self._memory_bytes, self._element_bytes = memory_bytes, element_bytes
