@@ -201,6 +201,38 @@ def test_the_leader_is_published(team: Team) -> None:
         assert (after == leader) == (rank == 1)
 
 
+def left_early(group: Group) -> tuple[float, float, float]:
+    """Where a rank is after a step in which its script left the loop; what is published then, and for good."""
+    exchange = LsgdExchange(group, period=4, local_period=4, pull=0.1)
+    model = Point(np.zeros(1), lambda x: (group.rank + 1) * x.sum())
+    exchange.wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exchange.trained_by([optimizer])
+    optimizer.register_step_pre_hook(lambda *_: exchange.finish())
+    part = AccumulationStep(Share(group.rank, group.rank + 1, group.world), group.rank, 1, 0, 1, 1)
+
+    def loop() -> Iterator[None]:
+        with exchange.during(part):
+            yield
+
+    for _ in loop():
+        model().backward()
+        optimizer.step()
+        break
+    own = float(model.x)
+    with exchange.published():
+        published = float(model.x)
+    exchange.settle()
+    return own, published, float(model.x)
+
+
+def test_ranks_whose_script_left_the_loop_after_its_step_differ(team: Team) -> None:
+    """What is published then is still one model."""
+    found = team.run(left_early)
+    assert [own for own, _, _ in found] == pytest.approx([-0.1, -0.2, -0.3, -0.4])
+    assert all(published == settled == found[0][0] for _, published, settled in found)
+
+
 def without_loss(group: Group) -> str:
     exchange = LsgdExchange(group, period=1, local_period=1, pull=0.1)
     model = Point(np.zeros(1), double_well)

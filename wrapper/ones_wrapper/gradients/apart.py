@@ -99,6 +99,7 @@ class ApartExchange(Exchange):
         part = self._part
         if part is None or not part.last:
             return
+        self._apart = self._group.world > 1  # a script that leaves the loop now does not come back into `during`
         gradients = [p.grad for p in self._trained() if p.grad is not None]
         samples = part.share.samples
         if not samples:
