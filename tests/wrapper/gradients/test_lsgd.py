@@ -233,6 +233,28 @@ def test_ranks_whose_script_left_the_loop_after_its_step_differ(team: Team) -> N
     assert all(published == settled == found[0][0] for _, published, settled in found)
 
 
+def clipped(group: Group) -> list[float]:
+    """A rank's gradient after a step of two passes of unequal size, clipped by its norm as it is before `finish`."""
+    exchange = LsgdExchange(group, period=4, local_period=4, pull=0.1)
+    model = Point(np.zeros(2), lambda x: x.sum())
+    exchange.wrap(model)
+    for index, (samples, slope) in enumerate([(3, 1.0), (1, 5.0), (0, float("nan"))]):
+        part = AccumulationStep(Share(0, 4, 4 * group.world), 0, samples, index, 3, 3)
+        with exchange.during(part):
+            (slope * model.x.sum()).backward()
+            if part.last:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
+                exchange.finish()
+    assert model.x.grad is not None
+    return model.x.grad.tolist()
+
+
+def test_clipping_sees_the_mean_of_a_step_of_several_passes(team: Team) -> None:
+    """(3 × 1 + 1 × 5) / 4 = 2 in both directions, of norm 2 √2, is clipped to norm 2."""
+    for gradient in team.run(clipped):
+        assert gradient == pytest.approx([2**0.5] * 2, rel=1e-6)
+
+
 def without_loss(group: Group) -> str:
     exchange = LsgdExchange(group, period=1, local_period=1, pull=0.1)
     model = Point(np.zeros(1), double_well)
