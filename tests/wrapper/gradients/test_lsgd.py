@@ -255,6 +255,31 @@ def test_clipping_sees_the_mean_of_a_step_of_several_passes(team: Team) -> None:
         assert gradient == pytest.approx([2**0.5] * 2, rel=1e-6)
 
 
+def frozen_later(group: Group) -> list[float]:
+    """Where a rank's parameters are when a layer was frozen between rounds, and trained again."""
+    exchange = LsgdExchange(group, period=2, local_period=2, pull=1.0)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False))
+    exchange.wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * (1 + group.rank))
+    optimizer.register_step_pre_hook(lambda *_: exchange.finish())
+    part = AccumulationStep(Share(group.rank, group.rank + 1, group.world), group.rank, 1, 0, 1, 1)
+    for step in range(6):
+        model[0].requires_grad_(step not in (2, 3, 4))
+        with exchange.during(part):
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, 1)).square().sum()
+            loss.backward()
+            exchange.loss(loss)
+            optimizer.step()
+    return [float(p) for p in model.parameters()]
+
+
+def test_a_layer_may_be_frozen_between_rounds(team: Team) -> None:
+    """At a round with pull 1 all ranks are where the leader is, with the frozen layer."""
+    found = team.run(frozen_later)
+    assert all(one == pytest.approx(found[0], abs=1e-6) for one in found)
+
+
 def without_loss(group: Group) -> str:
     exchange = LsgdExchange(group, period=1, local_period=1, pull=0.1)
     model = Point(np.zeros(1), double_well)
