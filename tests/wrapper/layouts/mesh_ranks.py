@@ -159,6 +159,17 @@ def refused(group: Group, q: int) -> list[str]:
     return said
 
 
+def unlike(group: Group, q: int) -> str:
+    """What is said where the last replica made another model."""
+    mesh = mesh_of(group, q)
+    model = nn.Sequential(modules.Linear(mesh, 8, 8 if mesh.replica + 1 < mesh.replicas else 16))
+    try:
+        MeshExchange(group, mesh).wrap(model)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def _state(mesh: Mesh, seed: int) -> tuple[nn.Module, torch.optim.Optimizer, State]:
     _, ours = twins(mesh, seed)
     optimizer = torch.optim.AdamW(ours.parameters(), lr=0.01)

@@ -52,6 +52,7 @@ class MeshExchange(Exchange):
                     "the strategy: strategy.linear, strategy.layer_norm, strategy.embedding, …"
                 )
         self._alike(model)
+        self._take_first(model)
         self._model = model
         trained = [p for p in model.parameters() if p.requires_grad]
         self._buckets = list(_in_buckets(reversed(trained), int(bucket_mb * 2**20)))
@@ -63,7 +64,7 @@ class MeshExchange(Exchange):
         return model
 
     @torch.no_grad()
-    def _alike(self, model: torch.nn.Module) -> None:
+    def _take_first(self, model: torch.nn.Module) -> None:
         """Ranks that made the model with other random numbers would not have copies of one."""
         mesh = self._mesh
         for parameter in model.parameters():
