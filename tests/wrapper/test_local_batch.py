@@ -85,6 +85,31 @@ def test_a_probe_corrects_the_formula_at_all_sizes() -> None:
     assert first[2:] == second[2:] == third[2:] == (HELD, HELD)
 
 
+def _hooked(kind: str) -> None:
+    """A probe where hooks on the parameters belong to the exchange, and a step after it."""
+    strategy = {"lsgd": ones.Lsgd(period=4), "decentlam": ones.DecentLam()}.get(kind)
+    job = ones.init(batch=8, max_batch=16, max_local_batch=8, epochs=1, strategy=strategy)
+    plain = torch.nn.Linear(4, 1)
+    model = job.fsdp(plain) if kind == "fsdp" else job.ddp(plain)
+    optimizer = job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    loader = job.loader(TensorDataset(torch.ones(16, 4)))
+    one_pass = job.unwrap(model)
+    testing.put(job.probe(lambda samples: one_pass(torch.ones(samples, 4)).sum().backward()))
+    for _ in job.epochs():
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    with pytest.raises(RuntimeError, match="outside the loader's loop"):
+        model(torch.ones(1, 4)).sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["lsgd", "decentlam", "fsdp"])
+def test_a_probe_belongs_to_no_step(kind: str) -> None:
+    """Exchanges with hooks on the parameters let its gradients be."""
+    assert [put.value for put in testing.run(partial(_hooked, kind), ranks=2)] == [8, 8]
+
+
 def test_what_fits_as_declared_says_nothing_of_more() -> None:
     """A formula that leaves as much stays; one that left less is corrected; and where there is none, a cap remains."""
     limits = replace(Paired(sample_bytes=SAMPLE).limits(Spec(8, 8, 8, 0, 1), 8, 8), memory_bytes=MEMORY)

@@ -85,6 +85,8 @@ class MeshExchange(Exchange):
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
         """From the mean over the pass's samples to its part of the mean over the step's."""
+        if self.trying:
+            return gradient
         part = self._now()
         if part.samples == 0:
             return torch.zeros_like(gradient)  # a borrowed sample may give NaN, and NaN times 0 is NaN
@@ -92,7 +94,7 @@ class MeshExchange(Exchange):
 
     def _arrive(self, bucket: _Bucket, parameter: torch.nn.Parameter) -> None:
         """Backward has brought a parameter's gradient."""
-        if not self._now().last:
+        if self.trying or not self._now().last:
             return
         if self._over or not bucket.missing:
             raise RuntimeError(
