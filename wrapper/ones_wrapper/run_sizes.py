@@ -75,8 +75,11 @@ class Sized:
         """The most samples of a pass, found by trying where no earlier run has; see `Job.probe`."""
         if self.state is None or self._begun:
             raise RuntimeError("probe: call it after job.register and before the first epoch")
-        with self.loop.exchanges.trying():
-            found = self.local_batch.probe(one_pass, self.state.model, self.division.unit)
+        exchanges, unit = self.loop.exchanges, self.division.unit
+        world = self.group.world
+        together = self.division.replicas < world or (exchanges.gathers and world > 1)
+        with exchanges.trying():
+            found = self.local_batch.probe(one_pass, self.state.model, unit, together)
         self.spec = replicas.as_found(self.spec, self.group.world, found)
         self.division = replicas.divide(self.spec, self.group.world, self.group.rank)
         self.batch = self._in_force(self.progress.batch)
