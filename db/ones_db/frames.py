@@ -94,6 +94,10 @@ class Database:
         """JCT of completed jobs against the prediction at the requested size."""
         return self.view("what_if", **where)
 
+    def size_limits(self, **where: Any) -> DataFrame:
+        """What the training strategy of each job can do at each number of GPUs."""
+        return self.view("size_limits", **where)
+
     def view(self, name: str, **where: Any) -> DataFrame:
         """A view by its name, in its own order: the rows whose columns equal what `where` names.
 

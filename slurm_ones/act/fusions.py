@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from ones_wrapper.protocol import FUSION, MAX_SPEC, FusedMember, Fusion, Order, ProtocolError, decode_fusion
@@ -84,6 +85,7 @@ class Fusions:
         except OrderError as error:
             log.warning("job %d: it asks for others of its sweep, and cannot be answered: %s", job.job_id, error)
             self._answers[key] = self.clock(), frozenset()
+            self._release(waits)
             return frozenset()
         if waits:
             log.info("job %d: it may train %d others of its sweep", job.job_id, len(waits))
@@ -97,6 +99,13 @@ class Fusions:
             log.info("job %d: it is not trained within another: %s", job.job_id, error)
             return False
         return True
+
+    def _release(self, job_ids: Collection[int]) -> None:
+        """Let them start. At once: what this tick saw of them is older than their deferral, so that it would not be
+        known for ours."""
+        for job_id in job_ids:
+            with suppress(Refused):  # it is gone
+                self.deferrals.release(self.client.job(job_id))
 
     def _members(self, carrier: Elastic, told: Fusion, seen: Observation, busy: Collection[int]) -> frozenset[int]:
         """Whom the job says that it trains, of those that it may."""

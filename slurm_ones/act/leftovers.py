@@ -93,11 +93,14 @@ class Leftovers:
         """Whether no block runs or may start, and all that wait do so for us: by the job's own word of its end also
         those that their owner was seen to hold."""
         waiting = {task for job in tasks if job.pending for task in job.array_tasks}
-        if not waiting or any(map(is_alive, tasks)) or not waiting <= self.held.ever(job_id):
-            return False
-        if not waiting <= self.held.of(job_id) and self._last_word(job_id) not in ENDS:
-            return False
-        return waiting.isdisjoint(self._kept_by_others(job_id)) and self._long_ago(job_id, tasks)
+        if waiting and not any(map(is_alive, tasks)) and self._waits_for_us(job_id, waiting):
+            return waiting.isdisjoint(self._kept_by_others(job_id)) and self._long_ago(job_id, tasks)
+        self._seen_over.pop(job_id, None)
+        return False
+
+    def _waits_for_us(self, job_id: int, waiting: set[int]) -> bool:
+        ours = waiting <= self.held.of(job_id)
+        return ours or (waiting <= self.held.ever(job_id) and self._last_word(job_id) in ENDS)
 
     def _kept_by_others(self, job_id: int) -> set[int]:
         """The tasks that trained last, which we had no reason to hold since."""

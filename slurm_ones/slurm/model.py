@@ -143,10 +143,11 @@ class Job:
     """Its task of the array. Slurm keeps waiting tasks that nothing sets apart in one record, which has several."""
     throttle: int = 0
     """Most tasks of its array that may run at once; 0 for no limit. A snapshot need not show it."""
-    command: str = ""
+    command: str = field(default="", compare=False)
     """The path of its batch script. `SlurmClient.details` alone shows it, and the next."""
-    submit_line: str = ""
-    """What it was submitted by, words joined by spaces: sbatch, options, script, arguments. Not known to old Slurms."""
+    submit_line: str = field(default="", compare=False)
+    """What it was submitted by, words joined by spaces: sbatch, options, script, arguments. A snapshot need not show it,
+    and old Slurms do not know it."""
 
     @property
     def key(self) -> JobKey:

@@ -13,10 +13,10 @@ import pytest
 from ones_wrapper.protocol import FUSION, ORDERS, FusedMember, Fusion, decode_order, directory_name, encode
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.fusions import ANSWERED_S, Fusions, without_fused
-from slurm_ones.act.orders import OrderWriter
+from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import reason
-from slurm_ones.slurm.client import Refused
+from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import Job, Snapshot
 from tests.rules.test_sweeps import swept
 
@@ -33,6 +33,11 @@ class Slurm:
 
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
         return {id_: self.jobs[id_] for id_ in job_ids if id_ in self.jobs}
+
+    def job(self, job_id: int) -> Job:
+        if job_id not in self.jobs:
+            raise UnknownJob(f"job {job_id}")
+        return replace(self.jobs[job_id], eligible_time=self.deferred.get(job_id, 0.0))
 
     def defer(self, job_id: int, until: float) -> None:
         if job_id in self.started:
@@ -135,6 +140,18 @@ def test_nobody_waits_long_for_a_job_that_asks_and_says_no_more(world: World) ->
     assert len(world.follow()) == 3
     world.now += 2
     assert world.follow() == {}
+
+
+def test_nobody_waits_for_a_job_that_cannot_be_answered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were just deferred may start at once: nobody else knows that their wait is of ours."""
+
+    def full(*_: object) -> None:
+        raise OrderError("no space left")
+
+    monkeypatch.setattr(OrderWriter, "write", full)
+    world.says(asks=True)
+    assert world.follow() == {}
+    assert world.slurm.deferred == dict.fromkeys((2, 3, 4), NOW) and not world.store.known
 
 
 def test_another_companion_goes_on_from_the_files(world: World) -> None:

@@ -376,9 +376,10 @@ class Run(Sized):
         """What an error of the script means for the job. Not collective."""
         if self.group.rank == 0 and (hint := mistakes.no_cuda(error, self.group.device.type)):
             log(hint)
-        if not self.loop.within:
+        samples = self.loop.part.samples if self.loop.within else self.local_batch.trying
+        if not self.loop.within and not samples:
             return None  # an evaluation that needs too much memory says nothing of the batch
-        classified = self.local_batch.classify_error(error, self.loop.part.samples)
+        classified = self.local_batch.classify_error(error, samples)
         if classified is not None:
             log(classified[1])
         return classified

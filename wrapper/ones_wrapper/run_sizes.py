@@ -15,6 +15,7 @@ from ones_wrapper.data.shares import Shares
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import log, write_spec
 from ones_wrapper.local_batch import LocalBatch
+from ones_wrapper.loop_state import Loop
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run_settings import Settings
 from ones_wrapper.uneven import Uneven
@@ -32,6 +33,7 @@ class Sized:
     generation: int
     """Rises when the ranks change."""
     local_batch: LocalBatch
+    loop: Loop
     division: replicas.Division
     """Which samples are this rank's."""
     uneven: Uneven | None
@@ -73,7 +75,11 @@ class Sized:
         """The most samples of a pass, found by trying where no earlier run has; see `Job.probe`."""
         if self.state is None or self._begun:
             raise RuntimeError("probe: call it after job.register and before the first epoch")
-        found = self.local_batch.probe(one_pass, self.state.model, self.division.unit)
+        exchanges, unit = self.loop.exchanges, self.division.unit
+        world = self.group.world
+        together = self.division.replicas < world or (exchanges.gathers and world > 1)
+        with exchanges.trying():
+            found = self.local_batch.probe(one_pass, self.state.model, unit, together)
         self.spec = replicas.as_found(self.spec, self.group.world, found)
         self.division = replicas.divide(self.spec, self.group.world, self.group.rank)
         self.batch = self._in_force(self.progress.batch)

@@ -69,6 +69,12 @@ def test_what_is_not_of_the_mesh_is_refused(teams: dict[int, Team]) -> None:
         ]
 
 
+def test_replicas_with_other_models_are_refused(teams: dict[int, Team]) -> None:
+    """Rather than that they wait for each other."""
+    for said in teams[2].run(ranks.unlike, 2):
+        assert "another model than rank" in said and "(8, 8)" in said and "(16, 8)" in said
+
+
 def test_a_checkpoint_loads_at_any_mesh(teams: dict[int, Team], tmp_path: Path) -> None:
     """Parameters and moments bit for bit, from two replicas of 2 × 2 into 8 of 1 × 1, 3 × 3, 2 × 2, an ordinary
     model, and one that torch has cut over 2 × 3; training goes on the same way."""
