@@ -146,8 +146,8 @@ class Job:
     command: str = field(default="", compare=False)
     """The path of its batch script. `SlurmClient.details` alone shows it, and the next."""
     submit_line: str = field(default="", compare=False)
-    """What it was submitted by, words joined by spaces: sbatch, options, script, arguments. A snapshot need not show
-    it, and old Slurms do not know it."""
+    """What it was submitted by, words joined by spaces: sbatch, options, script, arguments. Old Slurms do not know
+    it."""
 
     @property
     def key(self) -> JobKey:
