@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,6 +40,11 @@ class Deferrals:
     def ours(self, job: Job) -> bool:
         """Whether the job's earliest start is the one that we set: another one is its owner's, or Slurm's."""
         return _is_ours(job, self.store.deferrals().get(job.job_id))
+
+    def all_ours(self, jobs: Iterable[Job]) -> set[int]:
+        """Those of the jobs whose earliest start is the one that we set: see `ours`."""
+        known = self.store.deferrals()
+        return {job.job_id for job in jobs if _is_ours(job, known.get(job.job_id))}
 
     def defer(self, job: Job) -> None:
         """Defer the job for `length_s` from now; raises `Refused`.

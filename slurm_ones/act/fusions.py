@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from ones_wrapper.protocol import FUSION, MAX_SPEC, FusedMember, Fusion, Order, ProtocolError, decode_fusion
@@ -17,7 +18,7 @@ from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import reason
-from slurm_ones.rules.sweeps import candidates, carries, members, parked
+from slurm_ones.rules.sweeps import MOST, candidates, carries, members, parked
 from slurm_ones.slurm.client import Refused, SlurmClient
 from slurm_ones.slurm.model import Job
 from slurm_ones.untrusted_files import NotBelieved, directory_of, job_directory, read_from
@@ -26,6 +27,11 @@ log = logging.getLogger(__name__)
 
 ANSWERED_S = 30.0
 """How long a job that was answered has for saying whom it trains; and until a cancelled one is named again."""
+
+ANSWERS = 8
+"""Most jobs that are answered for the first time in a tick: each answer asks Slurm about many jobs."""
+LOOKED_AT = 4 * MOST
+"""Most jobs that Slurm is asked about for one answer, the oldest."""
 
 
 @dataclass
@@ -42,23 +48,36 @@ class Fusions:
     def follow(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
         """Who must wait, and the job that trains it. `busy` are jobs in a resize. Raises `Unreachable`."""
         found: dict[int, int] = {}
-        alive = set()
-        for job_id, carrier in seen.elastic.items():
-            if not carries(carrier):
-                continue
-            alive.add((job_id, carrier.job.restart))
-            told = read_fusion(carrier.job)
-            if told is not None and told.restart <= carrier.job.restart:
-                waits = (
-                    self._answer(carrier, seen, found, busy) if told.asks else self._members(carrier, told, seen, busy)
-                )
-                found.update(dict.fromkeys(waits - found.keys(), job_id))
+        carriers = {job_id: one for job_id, one in sorted(seen.elastic.items()) if carries(one)}
+        alive = {(job_id, one.job.restart) for job_id, one in carriers.items()}
         self._answers = {key: value for key, value in self._answers.items() if key in alive}
+        said = ((one, read_fusion(one.job)) for one in carriers.values())
+        known = [(one, told) for one, told in said if told is not None and told.restart <= one.job.restart]
+        # Those that train come first: nobody is given to a second one. Then those that were answered.
+        ours = self.deferrals.all_ours(one.job for one in seen.elastic.values()) if known else set()
+        new = 0
+        for carrier, told in sorted(known, key=lambda each: (each[1].asks, not self._answered(each[0].job))):
+            new += told.asks and not self._answered(carrier.job)
+            if new > ANSWERS:
+                break
+            follow = self._answer if told.asks else self._members
+            waits = follow(carrier, told, seen, found, busy, ours)
+            found.update(dict.fromkeys(waits - found.keys(), carrier.job.job_id))
         return found
 
+    def _answered(self, job: Job) -> bool:
+        return (job.job_id, job.restart) in self._answers
+
     def _answer(
-        self, carrier: Elastic, seen: Observation, taken: Mapping[int, int], busy: Collection[int]
+        self,
+        carrier: Elastic,
+        told: Fusion,
+        seen: Observation,
+        taken: Mapping[int, int],
+        busy: Collection[int],
+        ours: Collection[int],
     ) -> frozenset[int]:
+        """Whom the job gets that asks."""
         job = carrier.job
         key = (job.job_id, job.restart)
         if key in self._answers:
@@ -67,8 +86,7 @@ class Fusions:
         if job.job_id in busy or job.restart:
             return frozenset()
         free = [one for one in seen.elastic.values() if one.job.job_id not in taken and one.job.job_id not in busy]
-        ours = {one.job.job_id for one in free if self.deferrals.ours(one.job)}
-        asked = [one.job.job_id for one in candidates(carrier, free, ours)]
+        asked = [one.job.job_id for one in candidates(carrier, free, ours, self.clock())][:LOOKED_AT]
         try:
             details = self.client.details([job.job_id, *asked]) if asked else {}
         except Refused as error:
@@ -84,6 +102,7 @@ class Fusions:
         except OrderError as error:
             log.warning("job %d: it asks for others of its sweep, and cannot be answered: %s", job.job_id, error)
             self._answers[key] = self.clock(), frozenset()
+            self._release(waits)
             return frozenset()
         if waits:
             log.info("job %d: it may train %d others of its sweep", job.job_id, len(waits))
@@ -98,19 +117,31 @@ class Fusions:
             return False
         return True
 
-    def _members(self, carrier: Elastic, told: Fusion, seen: Observation, busy: Collection[int]) -> frozenset[int]:
-        """Whom the job says that it trains, of those that it may."""
+    def _release(self, job_ids: Collection[int]) -> None:
+        """Let them start. At once: what this tick saw of them is older than their deferral, so that it would not be
+        known for ours."""
+        for job_id in job_ids:
+            with suppress(Refused):  # it is gone
+                self.deferrals.release(self.client.job(job_id))
+
+    def _members(
+        self,
+        carrier: Elastic,
+        told: Fusion,
+        seen: Observation,
+        taken: Mapping[int, int],
+        busy: Collection[int],
+        ours: Collection[int],
+    ) -> frozenset[int]:
+        """Whom the job says that it trains, of those that it may and that no other trains."""
         job = carrier.job
-        jobs = (seen.elastic.get(id_) for id_ in told.members)
+        jobs = (seen.elastic.get(id_) for id_ in told.members if id_ not in taken)
         known = [one for one in jobs if one is not None]
-        ours = {
-            one.job.job_id for one in known if self.deferrals.ours(one.job) or one.job.eligible_time <= self.clock()
-        }
-        waits = frozenset(one.job.job_id for one in candidates(carrier, known, ours) if parked(one.job))
+        waits = frozenset(one.job.job_id for one in candidates(carrier, known, ours, self.clock()) if parked(one.job))
         gone = frozenset(told.members) - waits
         key = (job.job_id, job.restart)
         when, named = self._answers.get(key, (0.0, frozenset()))
-        if gone and job.job_id not in busy and (named != waits or self.clock() - when > ANSWERED_S):
+        if gone and job.running and job.job_id not in busy and (named != waits or self.clock() - when > ANSWERED_S):
             self._drop(carrier, waits)
             self._answers[key] = self.clock(), waits
         return waits

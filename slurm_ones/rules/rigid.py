@@ -56,7 +56,9 @@ class RigidDemand:
 
 
 def rigid_jobs(snapshot: Snapshot, partition: str, elastic: Mapping[int, Elastic]) -> list[Job]:
-    """Jobs that wait for room in this partition, among others, and did not opt in or are refused."""
+    """Jobs that wait for room in this partition, among others, and did not opt in or are refused.
+
+    One that is trained within another is none: it waits for that job, not for room."""
     return [
         job
         for job in snapshot.jobs.values()
@@ -64,7 +66,7 @@ def rigid_jobs(snapshot: Snapshot, partition: str, elastic: Mapping[int, Elastic
         and not job.held
         and not job.completing
         and job.reason in FOR_ROOM
-        and ((one := _elastic_of(job, elastic)) is None or one.refusal)
+        and ((one := _elastic_of(job, elastic)) is None or (one.refusal and one.refusal.code != "fused"))
         and partition in job.partition.split(",")
     ]
 

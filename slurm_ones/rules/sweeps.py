@@ -20,23 +20,26 @@ LONGEST = MAX_LINE // 2
 
 
 def carries(elastic: Elastic) -> bool:
-    """Whether a job may train others within itself."""
+    """Whether a job may train others within itself. One that waits for a restart goes on with those that it has."""
     job, optin = elastic.job, elastic.optin
-    if optin is None or not optin.fuse or elastic.refusal is not None or not job.running:
+    if optin is None or not optin.fuse or elastic.refusal is not None:
+        return False
+    if not (job.running or (job.pending and job.restart and not job.held)):
         return False
     return not (job.array or elastic.blocks) and elastic.shape.gpus == 1 and elastic.gpu_range == (1, 1)
 
 
-def candidates(carrier: Elastic, others: Collection[Elastic], ours: Collection[int]) -> list[Elastic]:
+def candidates(carrier: Elastic, others: Collection[Elastic], ours: Collection[int], now: float) -> list[Elastic]:
     """Those of `others` that wait, have never run, and are alike, the oldest first. `ours` are jobs that wait for a
-    time that we set; another's own start time, dependency or hold is left alone."""
+    time that we set; another's own start time (which Slurm's reason need not show), dependency or hold is left
+    alone."""
     found = []
     for other in others:
         job = other.job
         if other.refusal is not None or not job.pending or job.held or job.restart or job.completing:
             continue
         if job.reason in ("Dependency", "DependencyNeverSatisfied") or (
-            job.reason == "BeginTime" and job.job_id not in ours
+            job.eligible_time > now and job.job_id not in ours
         ):
             continue
         if job.job_id != carrier.job.job_id and _kind(other) == _kind(carrier):

@@ -12,11 +12,12 @@ import pytest
 
 from ones_wrapper.protocol import FUSION, ORDERS, FusedMember, Fusion, decode_order, directory_name, encode
 from slurm_ones.act.deferrals import Deferrals
-from slurm_ones.act.fusions import ANSWERED_S, Fusions, without_fused
-from slurm_ones.act.orders import OrderWriter
+from slurm_ones.act.fusions import ANSWERED_S, ANSWERS, Fusions, without_fused
+from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import reason
-from slurm_ones.slurm.client import Refused
+from slurm_ones.rules.sweeps import MOST
+from slurm_ones.slurm.client import Refused, UnknownJob
 from slurm_ones.slurm.model import Job, Snapshot
 from tests.rules.test_sweeps import swept
 
@@ -30,9 +31,16 @@ class Slurm:
     jobs: dict[int, Job] = field(default_factory=dict)
     deferred: dict[int, float] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
+    asked: tuple[int, ...] = ()
 
     def details(self, job_ids: Collection[int]) -> dict[int, Job]:
+        self.asked += (len(job_ids),)
         return {id_: self.jobs[id_] for id_ in job_ids if id_ in self.jobs}
+
+    def job(self, job_id: int) -> Job:
+        if job_id not in self.jobs:
+            raise UnknownJob(f"job {job_id}")
+        return replace(self.jobs[job_id], eligible_time=self.deferred.get(job_id, 0.0))
 
     def defer(self, job_id: int, until: float) -> None:
         if job_id in self.started:
@@ -45,6 +53,7 @@ class Memory:
     """What deferrals need of a database."""
 
     known: dict[int, float] = field(default_factory=dict)
+    reads: int = 0
 
     def set_deferral(self, job_id: int, until: float | None) -> None:
         if until is None:
@@ -53,6 +62,7 @@ class Memory:
             self.known[job_id] = until
 
     def deferrals(self) -> dict[int, float]:
+        self.reads += 1
         return dict(self.known)
 
 
@@ -137,6 +147,18 @@ def test_nobody_waits_long_for_a_job_that_asks_and_says_no_more(world: World) ->
     assert world.follow() == {}
 
 
+def test_nobody_waits_for_a_job_that_cannot_be_answered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were just deferred may start at once: nobody else knows that their wait is of ours."""
+
+    def full(*_: object) -> None:
+        raise OrderError("no space left")
+
+    monkeypatch.setattr(OrderWriter, "write", full)
+    world.says(asks=True)
+    assert world.follow() == {}
+    assert world.slurm.deferred == dict.fromkeys((2, 3, 4), NOW) and not world.store.known
+
+
 def test_another_companion_goes_on_from_the_files(world: World) -> None:
     world.says(members=(2, 3))
     world.fusions = world.companion()
@@ -156,6 +178,52 @@ def test_who_is_cancelled_held_or_opts_out_is_dropped(world: World) -> None:
     assert world.follow() == {4: 1} and world.members is None
     world.now += ANSWERED_S + 1
     assert world.follow() == {4: 1} and world.members is not None
+
+
+def test_members_wait_while_their_carrier_waits_for_a_restart(world: World) -> None:
+    """Else they would start from their beginning. One that is gone is said once the carrier runs again."""
+    world.says(members=(2, 3, 4))
+    assert len(world.follow()) == 3
+    world.add(1, restart=1)
+    del world.elastic[2]
+    assert world.follow() == {3: 1, 4: 1} and world.members is None
+    world.add(1, "n1", restart=1)
+    assert world.follow() == {3: 1, 4: 1}
+    assert world.members is not None and [one.job_id for one in world.members] == [1, 3, 4]
+    world.add(1, restart=2, held=True)
+    assert world.follow() == {}, "an owner's hold may last for ever"
+
+
+def test_nobody_is_given_to_two_carriers(world: World) -> None:
+    """One that asks does not get those that another trains, whichever comes first in the queue; of two that say that
+    they train one, the first does."""
+    world.says(members=(2, 3))
+    world.add(0, "n2")
+    other = world.home / directory_name(0)
+    other.mkdir()
+    (other / FUSION).write_bytes(encode(Fusion(0, asks=True)))
+    world.elastic = {0: world.elastic.pop(0), **world.elastic}
+    assert world.follow() == {2: 1, 3: 1, 4: 0}
+    assert [one.job_id for one in decode_order((other / ORDERS).read_bytes()).members or ()] == [0, 4]
+    (other / FUSION).write_bytes(encode(Fusion(0, asks=False, members=(3, 4))))
+    assert world.follow() == {3: 0, 4: 0, 2: 1}
+    assert [one.job_id for one in world.members or ()] == [1, 2]
+
+
+def test_a_tick_asks_little(tmp_path: Path) -> None:
+    """However many wait or ask: the database once, Slurm about a bounded number of jobs."""
+    world = World(tmp_path, *range(100, 400))
+    for job_id in range(1, 21):
+        world.add(job_id, f"n{job_id}")
+        directory = tmp_path / directory_name(job_id)
+        directory.mkdir(exist_ok=True)
+        (directory / FUSION).write_bytes(encode(Fusion(0, asks=True)))
+    assert len(world.follow()) == 300 and world.store.reads == 1
+    assert max(world.slurm.asked) == 4 * MOST + 1 and len(world.slurm.asked) == 5
+    answered = {path.parent.name for path in tmp_path.glob(f"*/{ORDERS}")}
+    assert len(answered) == ANSWERS
+    world.follow()
+    assert len({path.parent.name for path in tmp_path.glob(f"*/{ORDERS}")}) == 2 * ANSWERS
 
 
 def test_what_a_job_says_keeps_no_other_waiting(world: World) -> None:

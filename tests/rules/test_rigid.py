@@ -10,6 +10,7 @@ import pytest
 
 from ones_db import ResizeRecord
 from slurm_ones.observe.eligibility import Observation
+from slurm_ones.reasons import reason
 from slurm_ones.rules.rigid import PendingJob
 from slurm_ones.slurm.model import Job, Shape
 from tests.rules.make import demand_of, rules_of, shown
@@ -71,6 +72,13 @@ def test_a_job_that_opted_in_and_is_refused_is_rigid() -> None:
     look = full(rigid(7, Shape(1, 4), comment="ones: gpus=1-4", batch=False))
     assert [pending.job_id for pending in demand_of(look).pending] == [7]
     assert shown(look).gpus == 12
+
+
+def test_a_job_that_is_trained_within_another_is_not_rigid() -> None:
+    """It does not wait for room, though Slurm's reason says so until its deferral shows."""
+    look = full(rigid(7, Shape(1, 1), comment="ones: gpus=1 fuse=a"))
+    fused = replace(look.elastic[7], refusal=reason("fused", carrier=1, name="a"))
+    assert not demand_of(replace(look, elastic={**look.elastic, 7: fused})).pending
 
 
 def test_gpus_asked_for_in_all() -> None:

@@ -14,6 +14,7 @@ from slurm_ones.rules.sweeps import MOST, candidates, carries, members
 from slurm_ones.slurm.model import Job, Shape
 from tests.act.make import elastic
 
+NOW = 1000.0
 LINE = "sbatch --parsable job.sbatch train.py --lr 0.1"
 
 
@@ -29,6 +30,7 @@ def line(job_id: int, text: str = LINE, command: str = "/home/a/job.sbatch") -> 
 def test_a_running_job_of_one_gpu_may_carry_others() -> None:
     assert carries(swept(1, "n1"))
     assert not carries(swept(1))
+    assert carries(swept(1, restart=1)) and not carries(swept(1, restart=1, held=True))
     assert not carries(swept(1, "n1", comment="ones: gpus=1"))
     assert not carries(swept(1, "n1", comment="ones: gpus=1-4 fuse=a"))
     assert not carries(swept(1, "n1", array=True))
@@ -48,7 +50,8 @@ def test_a_running_job_of_one_gpu_may_carry_others() -> None:
         swept(2, held=True),
         swept(2, restart=1),
         swept(2, reason="Dependency"),
-        swept(2, reason="BeginTime"),
+        swept(2, eligible_time=NOW + 1),
+        swept(2, eligible_time=NOW + 1, reason="Priority"),
         swept(2, "n1"),
         replace(swept(2), refusal=reason("resize_off")),
         elastic(2, Shape(1, 2), uid=7, work_dir="/home/a"),
@@ -56,12 +59,12 @@ def test_a_running_job_of_one_gpu_may_carry_others() -> None:
 )
 def test_a_job_that_is_another_kind_is_left_alone(other: Elastic) -> None:
     carrier = swept(1, "n1")
-    assert candidates(carrier, [other, swept(3), carrier], ()) == [swept(3)]
+    assert candidates(carrier, [other, swept(3), carrier], (), NOW) == [swept(3)]
 
 
 def test_a_job_that_waits_for_our_own_time_may_join() -> None:
-    deferred = swept(2, reason="BeginTime")
-    assert candidates(swept(1, "n1"), [deferred], {2}) == [deferred]
+    deferred, over = swept(2, eligible_time=NOW + 1), swept(3, eligible_time=NOW - 1, reason="BeginTime")
+    assert candidates(swept(1, "n1"), [deferred, over], {2}, NOW) == [deferred, over]
 
 
 def test_arguments_of_members() -> None:

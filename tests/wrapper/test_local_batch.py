@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
 from ones_wrapper import testing
+from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY
+from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.local_batch import largest
 from ones_wrapper.memory import Found
 from ones_wrapper.protocol import Spec, decode_spec
@@ -23,7 +26,14 @@ from tests.wrapper.paired import Paired
 
 SAMPLE, MEMORY = 1000, 20_000
 HELD = 13
-"""Samples of a pass that two ranks really hold, where the formula says 36."""
+"""Samples of a pass that two ranks really hold, where the formula says 18."""
+
+
+class Apart(Paired):
+    """Limits by size, and passes in which no rank waits for another."""
+
+    def replicas(self, world: int) -> int:
+        return world
 
 
 @given(st.integers(1, 300), st.integers(0, 400), st.integers(1, 7))
@@ -43,7 +53,7 @@ def test_doubling_then_bisecting(most: int, held: int, unit: int) -> None:
 
 def _probed(sizes: tuple[int, ...]) -> int | None:
     """Each start asks; passes of more than `HELD` samples run out of an emulated memory, on the last rank alone."""
-    strategy = Paired(sample_bytes=SAMPLE)
+    strategy = Apart(sample_bytes=SAMPLE)
     job = ones.init(batch=64, max_batch=64, max_local_batch=60, max_accumulation_steps=8, epochs=1, strategy=strategy)
     plain = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.BatchNorm1d(1))
     model = job.ddp(plain)
@@ -85,6 +95,65 @@ def test_a_probe_corrects_the_formula_at_all_sizes() -> None:
     assert first[2:] == second[2:] == third[2:] == (HELD, HELD)
 
 
+def _waiting() -> int | None:
+    """A probe whose ranks wait for each other in a pass; too large a one fails on the last rank alone."""
+    job = ones.init(batch=8, max_batch=64, max_local_batch=60, epochs=1, strategy=Paired())
+    model = job.ddp(torch.nn.Linear(4, 1))
+    job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    calls = []
+
+    def one_pass(samples: int) -> None:
+        calls.append(samples)
+        if samples > 5 and job.rank == job.world - 1:
+            raise torch.OutOfMemoryError("emulated")
+        if samples > 5:
+            raise SystemExit(0)  # would wait until it is killed
+        dist.all_reduce(torch.zeros(1))
+
+    first = os.environ["SLURM_RESTART_COUNT"] == "0"
+    try:
+        found = job.probe(one_pass)
+    except torch.OutOfMemoryError as error:
+        verdict = job._run._failed(error)
+        assert verdict is not None and verdict[0] == OUT_OF_MEMORY
+        found = 0
+    except SystemExit:
+        found = 0
+    testing.put((found, calls[-1] if calls else 0))
+    return 2 if first else None
+
+
+def test_a_probe_whose_ranks_wait_ends_at_the_first_failure() -> None:
+    """The rank leaves for a restart rather than wait; the next start takes half."""
+    found = [put.value for put in testing.run(_waiting, ranks=2)]
+    assert found == [(0, 8), (0, 8), (4, 0), (4, 0)]
+
+
+def _hooked(kind: str) -> None:
+    """A probe where hooks on the parameters belong to the exchange, and a step after it."""
+    strategy = {"lsgd": ones.Lsgd(period=4), "decentlam": ones.DecentLam()}.get(kind)
+    job = ones.init(batch=8, max_batch=16, max_local_batch=8, epochs=1, strategy=strategy)
+    plain = torch.nn.Linear(4, 1)
+    model = job.fsdp(plain) if kind == "fsdp" else job.ddp(plain)
+    optimizer = job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    loader = job.loader(TensorDataset(torch.ones(16, 4)))
+    one_pass = job.unwrap(model)
+    testing.put(job.probe(lambda samples: one_pass(torch.ones(samples, 4)).sum().backward()))
+    for _ in job.epochs():
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    with pytest.raises(RuntimeError, match="outside the loader's loop"):
+        model(torch.ones(1, 4)).sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["lsgd", "decentlam", "fsdp"])
+def test_a_probe_belongs_to_no_step(kind: str) -> None:
+    """Exchanges with hooks on the parameters let its gradients be."""
+    assert [put.value for put in testing.run(partial(_hooked, kind), ranks=2)] == [8, 8]
+
+
 def test_what_fits_as_declared_says_nothing_of_more() -> None:
     """A formula that leaves as much stays; one that left less is corrected; and where there is none, a cap remains."""
     limits = replace(Paired(sample_bytes=SAMPLE).limits(Spec(8, 8, 8, 0, 1), 8, 8), memory_bytes=MEMORY)
@@ -96,4 +165,7 @@ def test_what_fits_as_declared_says_nothing_of_more() -> None:
     unknown = replace(spec, limits=replace(limits, memory_bytes=0))
     assert as_found(unknown, 1, Found(3, 1)).max_local_batch == 3
     assert as_found(unknown, 2, Found(3, 1)) == unknown
+    each_a_replica = replace(unknown, limits=Limits("plain", tuple(SizeLimits(n, n) for n in (1, 2, 4))))
+    assert as_found(each_a_replica, 2, Found(3, 1)).max_local_batch == 3
+    assert as_found(replace(unknown, limits=Limits("any")), 2, Found(3, 1)).max_local_batch == 3
     assert as_found(replace(spec, limits=None), 2, Found(3)).max_local_batch == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,16 @@ import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.checks import MAX_ROWS, ProtocolError
 from ones_wrapper.data.feed import plan
+from ones_wrapper.decentralized import DecentLam, Lsgd
 from ones_wrapper.frameworks import steps
+from ones_wrapper.fusion.strategy import Fused
+from ones_wrapper.layouts.optimus.strategy import Optimus2D
+from ones_wrapper.layouts.ring import Ring
 from ones_wrapper.limits import MAX_NOTE, MAX_NOTES, Limits, SizeLimits
+from ones_wrapper.optimizers import OneBitLamb
 from ones_wrapper.protocol import MAX_INT, MAX_SPEC, Batch, Order, Spec, decode_report, decode_spec, encode
 from ones_wrapper.replicas import divide, in_force, look_at
+from ones_wrapper.strategy import Strategy
 from ones_wrapper.testing import RankFailed
 from tests.cluster.paths import REPOSITORY
 from tests.wrapper.paired import Paired
@@ -216,6 +223,43 @@ def test_rows_that_contradict_themselves(wrong: dict[str, int]) -> None:
         text = text.replace(f'"{name}": {getattr(SizeLimits(4, 2), name)}', f'"{name}": {value}')
     with pytest.raises(ProtocolError):
         decode_spec(text.encode())
+
+
+def lamb_with_a_model() -> OneBitLamb:
+    strategy = OneBitLamb(warmup_steps=2)
+    strategy.optimizer([torch.nn.Parameter(torch.zeros(3))], lr=0.1)
+    return strategy
+
+
+def lsgd_with_a_model() -> Lsgd:
+    strategy = Lsgd()
+    strategy.wrapped(torch.nn.Linear(2, 1))
+    return strategy
+
+
+def decentlam_with_a_model() -> DecentLam:
+    strategy = DecentLam()
+    strategy.wrapped(torch.nn.Linear(2, 1))
+    return strategy
+
+
+ANY_NUMBER = (lamb_with_a_model, lsgd_with_a_model, decentlam_with_a_model, lambda: Fused(2, parameter_bytes=8))
+"""Strategies that any number of GPUs fits, with a row for each as long as these can be held."""
+
+
+@pytest.mark.parametrize("world", [256, 300])
+@pytest.mark.parametrize("make", ANY_NUMBER)
+def test_more_gpus_than_rows_where_any_number_fits(make: Callable[[], Strategy], world: int) -> None:
+    found = make().limits(SPEC, world, 8)
+    assert len(found.sizes) == (256 if world == 256 else 0)
+    assert found.at(world) is not None and not found.refusal(world)
+
+
+@pytest.mark.parametrize("strategy", [Ring(64, ranks=1), Optimus2D(q=1, hidden=8, heads=2, vocab=8)])
+def test_more_gpus_than_rows_where_some_numbers_fit(strategy: Strategy) -> None:
+    """The largest are kept: the job's own is among them."""
+    rows = strategy.limits(SPEC, 300, 8).sizes
+    assert [row.gpus for row in rows] == list(range(45, 301))
 
 
 def test_limits_that_contradict_themselves() -> None:

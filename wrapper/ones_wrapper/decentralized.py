@@ -16,7 +16,7 @@ from ones_wrapper.gradients.decentlam import DecentLamExchange
 from ones_wrapper.gradients.lsgd import LsgdExchange, options_checked
 from ones_wrapper.gradients.topologies import Topology, check_name, degree, mixing, neighbours
 from ones_wrapper.group import Group, TorchGroup
-from ones_wrapper.limits import Limits, SizeLimits
+from ones_wrapper.limits import Limits, SizeLimits, rows_within
 from ones_wrapper.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ class Lsgd(Strategy):
         self._options = options_checked(self.period, self.local_period, self.pull)
 
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
-        sizes = [SizeLimits(n, n, data_bytes=self._sent(n, ranks_per_node)) for n in range(1, most_gpus + 1)]
+        sizes = (SizeLimits(n, n, data_bytes=self._sent(n, ranks_per_node)) for n in range(1, most_gpus + 1))
         return Limits(
             self.name,
-            tuple(sizes) if self.model_bytes else (),
+            rows_within(sizes, any_number=True) if self.model_bytes else (),
             exact=False,
             carries=("the leader's parameters, buffers and optimizer state",),
             resets=("the other ranks' parameters", "cached leaders and the steps to the next round"),
@@ -104,9 +104,10 @@ class DecentLam(Strategy):
 
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
         degrees = {n: self._degree(n) for n in range(1, most_gpus + 1)} if self._given or self.model_bytes else {}
+        sizes = (SizeLimits(n, n, data_bytes=d * self.model_bytes) for n, d in degrees.items() if d is not None)
         return Limits(
             self.name,
-            tuple(SizeLimits(n, n, data_bytes=d * self.model_bytes) for n, d in degrees.items() if d is not None),
+            rows_within(sizes, any_number=not self._given),
             exact=False,
             carries=("the mean over the ranks of parameters, buffers and momentum",),
             resets=("the ranks' distance from their mean",),

@@ -256,7 +256,9 @@ class HotRun(Run):
         if (strategy := self.settings.strategy) is not None:
             strategy.bind(group)
         if plan.batch:
-            progress.batch, applied = plan.batch, plan.order or applied
+            applied = plan.order or applied
+            if not self._keeps_batch(plan.batch, plan.order):
+                progress.batch = plan.batch
         batch, self.batch = self.batch, self._in_force(progress.batch)
         rate.resume(progress, self.rated_batch)
         rate.remember(progress)

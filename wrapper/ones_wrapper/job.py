@@ -338,6 +338,9 @@ class Job:
         so later runs on the same devices need not try again. Synchronises all ranks. On a GPU without memory left by
         others it takes a few dozen passes.
 
+        Where ranks wait for each other in a pass (replicas of several ranks, `fsdp`), a pass that runs out of memory
+        is not caught: as in training it ends the ranks, `ones-run` starts them again, and half of it is taken.
+
         Raises MemoryError where not one sample fits.
         """
         return self._run.probe(one_pass)

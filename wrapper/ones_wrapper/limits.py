@@ -7,6 +7,7 @@ them: the objects refuse what cannot be. The standard library alone.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from ones_wrapper.checks import MAX_INT, MAX_ROWS, ProtocolError
@@ -129,6 +130,16 @@ class Limits:
         if self.at(gpus) is not None:
             return ""
         return refusal(self.strategy, gpus, [row.gpus for row in self.sizes])
+
+
+def rows_within(rows: Iterable[SizeLimits], any_number: bool) -> tuple[SizeLimits, ...]:
+    """As many rows as `Limits.sizes` takes: those of the largest numbers of GPUs, the job's own among them. Where the
+    strategy can use any number, none of more than it takes, since a number without a row would be refused.
+    """
+    found = tuple(rows)
+    if len(found) <= MAX_ROWS:
+        return found
+    return () if any_number else found[-MAX_ROWS:]
 
 
 def refusal(strategy: str, gpus: int, fitting: list[int]) -> str:

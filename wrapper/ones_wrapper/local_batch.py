@@ -37,6 +37,8 @@ class LocalBatch:
         """What this rank's own device was found to hold, or what was declared."""
         self.found: Found | None = None
         """The smallest of what the ranks found."""
+        self.trying = 0
+        """Samples of the passes that a probe is trying; 0 for none."""
         self._by_size = spec.limits is not None
         """Whether another world size holds another one."""
 
@@ -54,15 +56,25 @@ class LocalBatch:
         """What an error in a pass of so many samples means, as `memory.classify_error`. Not collective."""
         return memory.classify_error(error, self._directory, self._declared, samples, self._device, self._gpus)
 
-    def probe(self, one_pass: Callable[[int], object], model: torch.nn.Module, unit: int) -> Found:
-        """The most samples of a pass, found by trying where no earlier run has at this size. Raises MemoryError where
-        not one unit fits.
+    def probe(self, one_pass: Callable[[int], object], model: torch.nn.Module, unit: int, together: bool) -> Found:
+        """The most samples of a pass, found by trying where no earlier run has at this size.
+
+        `together`: ranks wait for each other in a pass. Then the first that runs out of memory raises that, for
+        `classify_error` with `trying`: the others may never come out of theirs, so the ranks must start again.
+        Raises MemoryError where not one unit fits.
         """
         group, device = self._group, self._device
         found = group.on_first(lambda: memory.look_up(self._directory, self._declared, device))
         if found is not None and found.gpus == self._gpus:
             return found
-        samples = largest(lambda size: _holds(one_pass, size, model, group), self._declared, unit)
+
+        def fits(size: int) -> bool:
+            self.trying = size
+            held = _holds(one_pass, size, model, group, together)
+            self.trying = 0
+            return held
+
+        samples = largest(fits, self._declared, unit)
         if not samples:
             raise MemoryError(f"probe: {unit} samples a pass do not fit into the memory of this device ({device})")
         self.found = kept = Found(samples, self._gpus)
@@ -86,9 +98,12 @@ def largest(fits: Callable[[int], bool], most: int, unit: int = 1) -> int:
     return held
 
 
-def _holds(one_pass: Callable[[int], object], samples: int, model: torch.nn.Module, group: Group) -> bool:
+def _holds(
+    one_pass: Callable[[int], object], samples: int, model: torch.nn.Module, group: Group, together: bool
+) -> bool:
     """Whether passes of so many samples fit on all ranks. Gradients are dropped afterwards; buffers and random numbers
-    are as before. Collective. What `one_pass` raises for another reason is raised.
+    are as before. Collective. What `one_pass` raises for another reason is raised; and where
+    ranks wait for each other in a pass (`together`), want of memory, too.
     """
     buffers = [buffer.detach().clone() for buffer in model.buffers()]
     failed = False
@@ -98,7 +113,7 @@ def _holds(one_pass: Callable[[int], object], samples: int, model: torch.nn.Modu
             try:
                 one_pass(samples)
             except Exception as error:
-                if not memory.is_out_of_memory(error):
+                if together or not memory.is_out_of_memory(error):
                     raise
                 failed = True
             for parameter in model.parameters():

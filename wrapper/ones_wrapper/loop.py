@@ -79,10 +79,12 @@ class Loader:
         """Choose the samples of the epochs to come. Collective; the model is evaluated."""
         run, began = self._run, time.perf_counter()
         loop, epoch, most = run.loop, run.progress.epoch, run.spec.max_local_batch
-        if loop.exchanges.gathers and feed.coreset.features is not None:
+        shared = run.division.replicas < run.group.world
+        if (shared or loop.exchanges.gathers) and feed.coreset.features is not None:
             raise ValueError(
-                "coreset: the forward passes of a sharded model need all ranks at once, and ranks look at other "
-                "samples here; leave out features, whose default is the samples' inputs, or use job.ddp"
+                "coreset: the forward passes of a model that several ranks share need all of them at once, and ranks "
+                "look at other samples here; leave out features, whose default is the samples' inputs, or use job.ddp "
+                "with each rank a replica"
             )
 
         def features_of(members: Ints) -> Floats:

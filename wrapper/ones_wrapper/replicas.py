@@ -73,7 +73,7 @@ def as_found(spec: Spec, world: int, found: Found | None) -> Spec:
         corrected = spec.limits.corrected(found.gpus, found.samples)
         if corrected is not spec.limits:
             return replace(spec, limits=corrected)
-        if found.gpus != world:
+        if found.gpus != world and not _each_a_replica(spec.limits):  # else a GPU holds the same at any size
             return spec
     return replace(spec, max_local_batch=min(spec.max_local_batch, found.samples))
 
@@ -124,11 +124,16 @@ def in_force(spec: Spec, wanted: int, division: Division) -> int:
     return batch
 
 
+def _each_a_replica(limits: Limits) -> bool:
+    """Whether each rank is a replica, at any number of GPUs."""
+    return all(row.replicas == row.gpus for row in limits.sizes)
+
+
 def noise_may_be_measured(strategy: Strategy | None, spec: Spec) -> bool:
     """Whether each rank is a replica, at any number of GPUs, and the strategy shows their gradients."""
     if strategy is None or spec.limits is None:
         return True
-    return strategy.measures_noise and all(row.replicas == row.gpus for row in spec.limits.sizes)
+    return strategy.measures_noise and _each_a_replica(spec.limits)
 
 
 def look_at(spec: Spec, world: int) -> str:

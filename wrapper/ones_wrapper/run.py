@@ -316,9 +316,7 @@ class Run(Sized):
         self._reporter.flush()
         progress, rate = self.progress, self.loop.rate
         assert rate is not None
-        if self._batch_fixed() and wanted != progress.batch:
-            if self.group.rank == 0:
-                log(f"order {number}: the batch stays {self.batch}, which must not change now in this strategy")
+        if self._keeps_batch(wanted, number):
             return
         progress.batch = wanted
         old, self.batch = self.batch, self._in_force(wanted)
@@ -378,9 +376,10 @@ class Run(Sized):
         """What an error of the script means for the job. Not collective."""
         if self.group.rank == 0 and (hint := mistakes.no_cuda(error, self.group.device.type)):
             log(hint)
-        if not self.loop.within:
+        samples = self.loop.part.samples if self.loop.within else self.local_batch.trying
+        if not self.loop.within and not samples:
             return None  # an evaluation that needs too much memory says nothing of the batch
-        classified = self.local_batch.classify_error(error, self.loop.part.samples)
+        classified = self.local_batch.classify_error(error, samples)
         if classified is not None:
             log(classified[1])
         return classified

@@ -15,6 +15,7 @@ from ones_wrapper.data.shares import Shares
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import log, write_spec
 from ones_wrapper.local_batch import LocalBatch
+from ones_wrapper.loop_state import Loop
 from ones_wrapper.protocol import Spec
 from ones_wrapper.run_settings import Settings
 from ones_wrapper.uneven import Uneven
@@ -32,6 +33,7 @@ class Sized:
     generation: int
     """Rises when the ranks change."""
     local_batch: LocalBatch
+    loop: Loop
     division: replicas.Division
     """Which samples are this rank's."""
     uneven: Uneven | None
@@ -73,7 +75,11 @@ class Sized:
         """The most samples of a pass, found by trying where no earlier run has; see `Job.probe`."""
         if self.state is None or self._begun:
             raise RuntimeError("probe: call it after job.register and before the first epoch")
-        found = self.local_batch.probe(one_pass, self.state.model, self.division.unit)
+        exchanges, unit = self.loop.exchanges, self.division.unit
+        world = self.group.world
+        together = self.division.replicas < world or (exchanges.gathers and world > 1)
+        with exchanges.trying():
+            found = self.local_batch.probe(one_pass, self.state.model, unit, together)
         self.spec = replicas.as_found(self.spec, self.group.world, found)
         self.division = replicas.divide(self.spec, self.group.world, self.group.rank)
         self.batch = self._in_force(self.progress.batch)
@@ -91,6 +97,14 @@ class Sized:
         passes = self.division.passes(self.batch)
         if uneven.agreed(measured, self.batch, passes) and self.group.rank == 0 and uneven.shares is not None:
             log(resize_log.shares_changed(uneven.shares.samples(self.batch, passes), self.progress.step))
+
+    def _keeps_batch(self, wanted: int, number: int | None) -> bool:
+        """Whether the strategy lets no order change the batch now, not to `wanted` either; logged. Not collective."""
+        strategy = self.settings.strategy
+        kept = strategy is not None and strategy.batch_fixed() and wanted != self.progress.batch
+        if kept and self.group.rank == 0:
+            log(f"order {number}: the batch stays {self.batch}, which must not change now in this strategy")
+        return kept
 
     def _batch_fixed(self) -> bool:
         """Whether the strategy lets the batch be now. Not collective; what changes is told to the companion."""

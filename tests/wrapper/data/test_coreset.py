@@ -19,10 +19,11 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import ones_wrapper as ones
 from ones_wrapper import testing
-from ones_wrapper.data.coreset import Floats, Ints, budgets, cost, distances, lazy_greedy, select
-from ones_wrapper.data.coreset_feed import labels_of
+from ones_wrapper.data.coreset import Chosen, Floats, Ints, budgets, cost, distances, lazy_greedy, select
+from ones_wrapper.data.coreset_feed import CoresetFeed, Selection, labels_of
 from ones_wrapper.group import Group, RankError
 from tests.wrapper.forked import Team
+from tests.wrapper.paired import Paired
 
 ROWS = st.integers(0, 2**32 - 1).map(np.random.default_rng)
 
@@ -268,6 +269,22 @@ class Endless(IterableDataset[int]):
         return self
 
 
+@pytest.mark.parametrize("again", [180, 176, 182])
+def test_another_fraction_is_refused(again: int) -> None:
+    """Also where whole batches of 16 leave as many samples of both."""
+    data, selection = TensorDataset(torch.zeros(1000, 1), torch.arange(1000)), Selection()
+
+    def feed(count: int) -> CoresetFeed:
+        return CoresetFeed(data, ones.Coreset(count / 1000), selection, shuffle=True, seed=1, whole=16)
+
+    first = feed(181)
+    first.take(0, Chosen(np.arange(181), np.ones(181)))
+    assert first.samples == 176 and not first.due(0, 16)
+    assert (feed(again).samples == 176) and not first.due(0, 16)
+    with pytest.raises(ValueError, match=f"has 181 samples, and fraction={again / 1000} are {again}; use the same fra"):
+        feed(again).due(0, 16)
+
+
 def refused() -> None:
     """What a loader says to coresets that it cannot have."""
     job = ones.init(batch=4)
@@ -279,3 +296,24 @@ def refused() -> None:
 
 def test_a_loader_refuses() -> None:
     testing.run(refused, ranks=1)
+
+
+def refused_of_replicas(by_model: bool) -> None:
+    """Two ranks make one forward pass together; features of inputs alone need none."""
+    job = ones.init(batch=4, strategy=Paired())
+    model = job.ddp(torch.nn.Linear(4, 1).double())
+    job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    data, labels = Numbered(), torch.zeros(SAMPLES, dtype=torch.long)
+    features = (lambda batch: model(batch[0])) if by_model else None
+    try:
+        next(iter(job.loader(data, coreset=ones.Coreset(0.5, features=features, labels=labels))))
+        testing.put("")
+    except ValueError as error:
+        testing.put(str(error))
+
+
+@pytest.mark.parametrize("by_model", [True, False])
+def test_features_within_a_replica_are_refused(by_model: bool) -> None:
+    found = [put.value for put in testing.run(partial(refused_of_replicas, by_model), ranks=2)]
+    refusal = "coreset: the forward passes of a model that several ranks share need all of them at once"
+    assert all(said.startswith(refusal) if by_model else said == "" for said in found), found

@@ -201,6 +201,85 @@ def test_the_leader_is_published(team: Team) -> None:
         assert (after == leader) == (rank == 1)
 
 
+def left_early(group: Group) -> tuple[float, float, float]:
+    """Where a rank is after a step in which its script left the loop; what is published then, and for good."""
+    exchange = LsgdExchange(group, period=4, local_period=4, pull=0.1)
+    model = Point(np.zeros(1), lambda x: (group.rank + 1) * x.sum())
+    exchange.wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exchange.trained_by([optimizer])
+    optimizer.register_step_pre_hook(lambda *_: exchange.finish())
+    part = AccumulationStep(Share(group.rank, group.rank + 1, group.world), group.rank, 1, 0, 1, 1)
+
+    def loop() -> Iterator[None]:
+        with exchange.during(part):
+            yield
+
+    for _ in loop():
+        model().backward()
+        optimizer.step()
+        break
+    own = float(model.x)
+    with exchange.published():
+        published = float(model.x)
+    exchange.settle()
+    return own, published, float(model.x)
+
+
+def test_ranks_whose_script_left_the_loop_after_its_step_differ(team: Team) -> None:
+    """What is published then is still one model."""
+    found = team.run(left_early)
+    assert [own for own, _, _ in found] == pytest.approx([-0.1, -0.2, -0.3, -0.4])
+    assert all(published == settled == found[0][0] for _, published, settled in found)
+
+
+def clipped(group: Group) -> list[float]:
+    """A rank's gradient after a step of two passes of unequal size, clipped by its norm as it is before `finish`."""
+    exchange = LsgdExchange(group, period=4, local_period=4, pull=0.1)
+    model = Point(np.zeros(2), lambda x: x.sum())
+    exchange.wrap(model)
+    for index, (samples, slope) in enumerate([(3, 1.0), (1, 5.0), (0, float("nan"))]):
+        part = AccumulationStep(Share(0, 4, 4 * group.world), 0, samples, index, 3, 3)
+        with exchange.during(part):
+            (slope * model.x.sum()).backward()
+            if part.last:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 2.0)
+                exchange.finish()
+    assert model.x.grad is not None
+    return model.x.grad.tolist()
+
+
+def test_clipping_sees_the_mean_of_a_step_of_several_passes(team: Team) -> None:
+    """(3 × 1 + 1 × 5) / 4 = 2 in both directions, of norm 2 √2, is clipped to norm 2."""
+    for gradient in team.run(clipped):
+        assert gradient == pytest.approx([2**0.5] * 2, rel=1e-6)
+
+
+def frozen_later(group: Group) -> list[float]:
+    """Where a rank's parameters are when a layer was frozen between rounds, and trained again."""
+    exchange = LsgdExchange(group, period=2, local_period=2, pull=1.0)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False))
+    exchange.wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * (1 + group.rank))
+    optimizer.register_step_pre_hook(lambda *_: exchange.finish())
+    part = AccumulationStep(Share(group.rank, group.rank + 1, group.world), group.rank, 1, 0, 1, 1)
+    for step in range(6):
+        model[0].requires_grad_(step not in (2, 3, 4))
+        with exchange.during(part):
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, 1)).square().sum()
+            loss.backward()
+            exchange.loss(loss)
+            optimizer.step()
+    return [float(p) for p in model.parameters()]
+
+
+def test_a_layer_may_be_frozen_between_rounds(team: Team) -> None:
+    """At a round with pull 1 all ranks are where the leader is, with the frozen layer."""
+    found = team.run(frozen_later)
+    assert all(one == pytest.approx(found[0], abs=1e-6) for one in found)
+
+
 def without_loss(group: Group) -> str:
     exchange = LsgdExchange(group, period=1, local_period=1, pull=0.1)
     model = Point(np.zeros(1), double_well)

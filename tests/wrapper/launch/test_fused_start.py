@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import threading
 import time
 from pathlib import Path
@@ -13,7 +14,21 @@ import pytest
 
 from ones_wrapper.fusion.sweep import Sweep
 from ones_wrapper.launch.fused_start import FUSED, LEFT, RESULT, TAKEN, before_ranks
-from ones_wrapper.protocol import FUSION, ORDERS, FusedMember, Order, decode_fusion, encode
+from ones_wrapper.launch.job_directory import checkpoints, newest_checkpoint
+from ones_wrapper.protocol import (
+    CHECKPOINTS,
+    FUSION,
+    MANIFEST,
+    ORDERS,
+    First,
+    FusedMember,
+    Order,
+    decode_fusion,
+    encode,
+)
+from tests.wrapper.runs import Run
+
+SWEPT = Path(__file__).parents[2] / "endtoend/swept.py"
 
 ENV = {"SLURM_JOB_ID": "1", "SLURM_RESTART_COUNT": "0"}
 
@@ -84,10 +99,12 @@ def test_a_sweep_from_the_ask_to_each_ones_exit_code(job: Path, monkeypatch: pyt
     sweep.done("3")
     assert not (three / RESULT).exists()
     assert decode_fusion((job / FUSION).read_bytes()).members == (2,)
-    # A restart goes on with those that are left.
+    # A restart has all rows, since its checkpoint has them, and goes on with those that are left.
     code, env = start(job, "--fixed", "7", "--lr", "0.1", SLURM_RESTART_COUNT="1")
     assert code is None and FUSED in env
-    assert [*swept(job, env, monkeypatch, "--lr", "0.1").members] == ["1", "2"]
+    sweep = swept(job, env, monkeypatch, "--lr", "0.1")
+    assert [*sweep.members] == ["1", "2", "3"]
+    assert sweep.left() == ["3"] and sweep.left() == [] and [*sweep.members] == ["1", "2"]
 
 
 def test_who_is_not_named_any_more_is_dropped(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +119,46 @@ def test_who_is_not_named_any_more_is_dropped(job: Path, monkeypatch: pytest.Mon
     assert sweep.left() == [], "an order for a job that asks"
     sweep.alone()
     assert [*sweep.members] == ["1"] and decode_fusion((job / FUSION).read_bytes()).members == ()
+    sweep = swept(job, env, monkeypatch, "--lr", "0.1")
+    assert [*sweep.members] == ["1"] and sweep.left() == []
+
+
+def test_a_sweep_of_a_module(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ones-run --fuse -m package.module ARGS`: the module's name is none of its arguments."""
+    mine, other, another = ("a.b", "--lr", "0.1"), ("a.b", "--lr", "0.2"), ("a.c", "--lr", "0.3")
+    answer(job, FusedMember(1, mine), FusedMember(2, other), FusedMember(3, another))
+    env = dict(ENV)
+    assert before_ranks(job, env, "-m", mine, 5.0) is None
+    sweep = swept(job, env, monkeypatch, "--lr", "0.1")
+    assert {name: args.lr for name, args in sweep.members.items()} == {"1": 0.1, "2": 0.2}
+    sweep.done("2", 4)
+    two = job.parent / "ones-2"
+    assert before_ranks(two, {"SLURM_JOB_ID": "2"}, "-m", other, 5.0) == 4
+
+
+def test_a_checkpoint_fits_after_a_member_has_left(tmp_path: Path) -> None:
+    """The fused model keeps the row of a member that left, also in a start after it."""
+    job, names = tmp_path / "ones-0", (0, 2, 3)
+    folders = {name: tmp_path / f"ones-{name}" for name in names}
+    for folder in folders.values():
+        folder.mkdir()
+    rows = [
+        {"job_id": name, "arguments": ["--lr", f"0.0{place}", "--epochs", "40"], "folder": str(folders[name])}
+        for place, name in enumerate(names, 1)
+    ]
+    (job / FUSION).write_text(json.dumps({"restart": 0, "asks": False, "members": [2, 3], "rows": rows}))
+    (folders[2] / LEFT).touch()
+    env = {FUSED: str(job / FUSION)}
+    first = Run(job, "--lr", "0.01", script=SWEPT, **env)
+    first.wait_for(First)
+    first.signal(signal.SIGTERM)
+    assert first.end() == 143, first.errors
+    assert decode_fusion((job / FUSION).read_bytes()).members == (3,) and checkpoints(job)
+    (job / "hurry").touch()
+    second = Run(job, "--lr", "0.01", script=SWEPT, restart=1, **env)
+    assert second.end() == 0, second.errors
+    assert "trained 0 3" in second.output and (folders[3] / RESULT).exists()
+    assert not (folders[2] / RESULT).exists() and not (folders[2] / "2.pt").exists()
 
 
 @pytest.mark.parametrize(
@@ -160,6 +217,16 @@ def test_a_job_that_has_trained_does_not_take_a_result(job: Path) -> None:
     assert start(job, "--lr", "0.2")[0] == 0
     (job / "reports-0.jsonl").touch()
     assert start(job, "--lr", "0.2")[0] is None
+
+
+def test_a_job_that_goes_on_from_checkpoints_neither_asks_nor_takes_a_result(job: Path) -> None:
+    """As with --resume-from: the others begin anew."""
+    folder = job / CHECKPOINTS / "step-000000001"
+    folder.mkdir(parents=True)
+    (folder / MANIFEST).write_text("{}")
+    assert newest_checkpoint(job) == folder
+    answer(job, *OTHERS)
+    assert start(job, "--lr", "0.1") == (None, ENV) and not (job / FUSION).exists()
 
 
 def test_a_script_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,10 +146,14 @@ def test_a_job_that_still_runs(tmp_path: Path, earlier: Path, monkeypatch: pytes
 def test_a_later_job_in_the_same_directory(earlier: Path, group: Group) -> None:
     """Its reports and orders are its own: an old drain is not for it, and the companion counts its reports from one."""
     (earlier / "hot").mkdir()
+    sweep = ["fusion.json", "left", "result.json", "taken.json"]
+    for name in sweep:
+        (earlier / name).write_text("{}")
     for _ in range(2):  # a requeue of it finds all as it left it
         begin(earlier)
         assert not (earlier / "orders.json").exists() and not (earlier / "hot").exists()
-    assert sorted(path.name for path in (earlier / "earlier-7").iterdir()) == ["hot", "orders.json", "reports-0.jsonl"]
+    moved = {path.name for path in (earlier / "earlier-7").iterdir()}
+    assert moved == {"hot", "orders.json", "reports-0.jsonl", *sweep}
     (earlier / "reports-0.jsonl").write_text("mine\n")
     begin(earlier)
     assert (earlier / "reports-0.jsonl").read_text() == "mine\n"

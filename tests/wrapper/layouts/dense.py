@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from ones_wrapper.layouts.optimus import modules
-from ones_wrapper.layouts.optimus.costs import Transformer
+from ones_wrapper.layouts.optimus.costs import MeshTransformer
 from ones_wrapper.layouts.optimus.mesh import Mesh
 
 HIDDEN, HEADS, VOCAB, LENGTH = 24, 6, 96, 12
-SMALL = Transformer(HIDDEN, HEADS, VOCAB, layers=1, length=LENGTH)
+SMALL = MeshTransformer(HIDDEN, HEADS, VOCAB, layers=1, length=LENGTH)
 
 
 class Attention(nn.Module):
@@ -57,7 +57,7 @@ class Block(nn.Module):
 class Dense(nn.Module):
     """Tokens [samples, length] to logits [samples, length, vocabulary]."""
 
-    def __init__(self, sizes: Transformer = SMALL) -> None:
+    def __init__(self, sizes: MeshTransformer = SMALL) -> None:
         super().__init__()
         hidden = sizes.hidden
         self.token, self.place = nn.Embedding(sizes.vocab, hidden), nn.Embedding(sizes.length, hidden)
@@ -73,7 +73,7 @@ class Dense(nn.Module):
 class Meshed(nn.Module):
     """The same on a mesh: this row's tokens to blocks of logits."""
 
-    def __init__(self, mesh: Mesh, sizes: Transformer = SMALL) -> None:
+    def __init__(self, mesh: Mesh, sizes: MeshTransformer = SMALL) -> None:
         super().__init__()
         hidden = sizes.hidden
         self.token = modules.Embedding(mesh, sizes.vocab, hidden)
@@ -104,6 +104,6 @@ def twins(mesh: Mesh, seed: int = 0) -> tuple[Dense, Meshed]:
     return in_double(Dense, seed), in_double(lambda: Meshed(mesh), seed)
 
 
-def texts(samples: int, seed: int, sizes: Transformer = SMALL) -> torch.Tensor:
+def texts(samples: int, seed: int, sizes: MeshTransformer = SMALL) -> torch.Tensor:
     """Token numbers [samples, length + 1]."""
     return torch.randint(sizes.vocab, (samples, sizes.length + 1), generator=torch.Generator().manual_seed(seed))

@@ -18,7 +18,7 @@ from ones_wrapper.checkpoint import Checkpoints, Progress, State
 from ones_wrapper.group import Group
 from ones_wrapper.layouts.optimus import loss as on_mesh
 from ones_wrapper.layouts.optimus import modules, summa
-from ones_wrapper.layouts.optimus.costs import Transformer
+from ones_wrapper.layouts.optimus.costs import MeshTransformer
 from ones_wrapper.layouts.optimus.exchange import MeshExchange
 from ones_wrapper.layouts.optimus.mesh import Mesh
 from tests.wrapper.layouts import dense as reference
@@ -130,6 +130,10 @@ def exchanged(group: Group, q: int, sizes: Sizes) -> float:
     _, ours = twins(mesh, seed=mesh.replica)
     exchange = MeshExchange(group, mesh)
     assert exchange.wrap(ours, bucket_mb=0.01) is ours
+    exchange.trying = True  # as in a probe
+    rows = mesh.rows(texts(1, 0))
+    on_mesh.cross_entropy(ours(rows[:, :-1]), rows[:, 1:], mesh).backward()
+    exchange.trying = False
     for turn in range(2):
         ours.zero_grad()
         dense.zero_grad()
@@ -157,6 +161,17 @@ def refused(group: Group, q: int) -> list[str]:
         except ValueError as error:
             said.append(str(error))
     return said
+
+
+def unlike(group: Group, q: int) -> str:
+    """What is said where the last replica made another model."""
+    mesh = mesh_of(group, q)
+    model = nn.Sequential(modules.Linear(mesh, 8, 8 if mesh.replica + 1 < mesh.replicas else 16))
+    try:
+        MeshExchange(group, mesh).wrap(model)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _state(mesh: Mesh, seed: int) -> tuple[nn.Module, torch.optim.Optimizer, State]:
@@ -263,7 +278,7 @@ def sent_by_megatron(group: Group, world: int, samples: int, length: int, hidden
     return sent.bytes
 
 
-def largest_memory(group: Group, q: int, sizes: Transformer, samples: int) -> float:
+def largest_memory(group: Group, q: int, sizes: MeshTransformer, samples: int) -> float:
     """Bytes that this rank holds at most in a step with AdamW in single precision, as torch's tracker sees it."""
     from torch.distributed._tools.mem_tracker import MemTracker  # slow to import, and the benchmark's alone
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ones_wrapper.layouts.optimus import Optimus2D
-from ones_wrapper.layouts.optimus.costs import Transformer
+from ones_wrapper.layouts.optimus.costs import MeshTransformer
 from ones_wrapper.protocol import Spec
 from tests.wrapper.forked import Team
 from tests.wrapper.layouts import mesh_ranks as ranks
@@ -69,6 +69,12 @@ def test_what_is_not_of_the_mesh_is_refused(teams: dict[int, Team]) -> None:
         ]
 
 
+def test_replicas_with_other_models_are_refused(teams: dict[int, Team]) -> None:
+    """Rather than that they wait for each other."""
+    for said in teams[2].run(ranks.unlike, 2):
+        assert "another model than rank" in said and "(8, 8)" in said and "(16, 8)" in said
+
+
 def test_a_checkpoint_loads_at_any_mesh(teams: dict[int, Team], tmp_path: Path) -> None:
     """Parameters and moments bit for bit, from two replicas of 2 × 2 into 8 of 1 × 1, 3 × 3, 2 × 2, an ordinary
     model, and one that torch has cut over 2 × 3; training goes on the same way."""
@@ -94,7 +100,7 @@ def test_a_checkpoint_loads_at_any_mesh(teams: dict[int, Team], tmp_path: Path) 
 def test_a_rank_keeps_its_part_of_the_activations(teams: dict[int, Team], q: int) -> None:
     """As the formula says, which is 1/q² of the dense block's within 2 %."""
     samples, length, hidden, heads = SHAPE[q]
-    sizes = Transformer(hidden, heads, 1, 1, length)
+    sizes = MeshTransformer(hidden, heads, 1, 1, length)
     dense = 4 * samples * sizes.saved(1)
     for kept in teams[q].run(ranks.kept_bytes, q, *SHAPE[q]):
         assert kept == 4 * samples * sizes.saved(q)
@@ -110,8 +116,8 @@ def test_a_rank_sends_what_the_formula_says(teams: dict[int, Team], q: int) -> N
     for sent in teams[q].run(ranks.sent_on_mesh, q, *SHAPE[q]):
         assert sent == pytest.approx(4 * expected, abs=100)  # each message is rounded to bytes
     # The samples of whole batches are counted by row, so the formula by sample agrees.
-    model = Transformer(hidden, heads, 1, 1, length)
-    outside = Transformer(hidden, heads, 1, 0, length)
+    model = MeshTransformer(hidden, heads, 1, 1, length)
+    outside = MeshTransformer(hidden, heads, 1, 0, length)
     inside = samples * (model.sample_wire(q) - outside.sample_wire(q)) + model.pass_wire(q) - outside.pass_wire(q)
     assert float(inside) == pytest.approx(expected)
     if q == 3:
@@ -141,7 +147,7 @@ def test_the_numbers_of_gpus_that_make_meshes() -> None:
 
 
 def test_with_memory_the_smallest_mesh_that_holds_the_model() -> None:
-    costs = Transformer(**SIZES, layers=2, length=64)
+    costs = MeshTransformer(**SIZES, layers=2, length=64)
     one, two = (4 * (costs.fixed(q) + q * costs.sample(q)) for q in (1, 2))
     known: dict[str, Any] = {"q": (1, 2, 3), "layers": 2, "length": 64}
     assert Optimus2D(**SIZES, **known, memory_bytes=int(one / 0.9)).side(16) == 1

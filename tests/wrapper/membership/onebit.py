@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     lamb = OneBitLamb(warmup_steps=10)
-    job = ones.init(batch=BATCH, epochs=args.epochs, strategy=lamb)
+    job = ones.init(batch=BATCH, max_batch=24, epochs=args.epochs, strategy=lamb)
     torch.manual_seed(0)
     plain = classifier()
     model = job.ddp(plain)

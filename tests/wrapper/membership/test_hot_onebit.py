@@ -14,7 +14,8 @@ from tests.wrapper.runs import assert_exactly_once
 
 def test_the_residual_travels_to_new_blocks(tmp_path: Path) -> None:
     """Protects what ranks kept back: as one vector it reaches old and new ranks alike at each change of the compressed
-    phase, and after a loss all have one that a survivor kept. All end with the same model, which has learnt."""
+    phase, and after a loss all have one that a survivor kept. An order's batch is not taken there. All end with the
+    same model, which has learnt."""
     job = Job(tmp_path / "job", epochs=60, script=Path(onebit.__file__))
     try:
         job.start(0)
@@ -32,13 +33,14 @@ def test_the_residual_travels_to_new_blocks(tmp_path: Path) -> None:
         job.blocks[2].kill()
         left = job.wait(Membership, lambda m: m.generation > four.generation and m.world == 3)
         assert left.step >= four.step, "the rescue was not used"
-        job.order(1)
-        job.wait_for(1, after=left.generation)
+        number = job.order(1, batch=24)
+        assert job.wait_for(1, after=left.generation).batch == onebit.BATCH
         job.hurry()
         job.end()
         assert [block.end() for block in job.blocks[:2]] == [0, 0], job.errors()
     finally:
         job.kill()
+    assert f"order {number}: the batch stays {onebit.BATCH}, which must not change now" in job.errors()
     assert_exactly_once(job.directory, job.epochs, onebit.SAMPLES)
     ends = [torch.load(path) for path in job.directory.glob("end-*.pt")]
     assert len(ends) == 2

@@ -77,6 +77,11 @@ class CoresetFeed(Feed):
                 f"coreset: the checkpoint's was chosen of {selection.samples} samples, the dataset now has "
                 f"{self._held}; use the same dataset, or another job directory (ONES_JOB_DIR)"
             )
+        if (chosen := len(selection.chosen.indices)) != self.size:  # whole batches may be as many of both
+            raise ValueError(
+                f"coreset: the checkpoint's has {chosen} samples, and fraction={self.coreset.fraction} are "
+                f"{self.size}; use the same fraction, or another job directory (ONES_JOB_DIR)"
+            )
         return cursor == 0 and selection.epoch != self._since(epoch)
 
     def _since(self, epoch: int) -> int:

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-TRUST = (0.01, 10.0)
-"""Least and largest trust ratio."""
+from ones_wrapper.optimizers.trust import trust
 
 
 class Lamb(torch.optim.Optimizer):
@@ -57,8 +56,3 @@ class Lamb(torch.optim.Optimizer):
                 update = m / (v.sqrt() + eps) + group["weight_decay"] * p
                 p.sub_(update * trust(p.norm(), update.norm()), alpha=group["lr"])
         return found
-
-
-def trust(length: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-    """The trust ratio of tensors of this norm, whose steps have that one; 1 where either is 0."""
-    return torch.where((size > 0) & (length > 0), (length / size).clamp(*TRUST), 1.0)

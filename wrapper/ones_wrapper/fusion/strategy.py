@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ones_wrapper.limits import MOST_GPUS, Limits, SizeLimits
+from ones_wrapper.limits import Limits, SizeLimits, rows_within
 from ones_wrapper.protocol import Spec
 from ones_wrapper.strategy import Strategy
 
@@ -39,7 +39,7 @@ class Fused(Strategy):
         """A row for each number of GPUs where bytes were given; none where not, so that any number is valid."""
         if not (self.parameter_bytes or self.sample_bytes):
             return Limits(self.name)
-        return Limits(self.name, tuple(self._row(gpus) for gpus in range(1, min(most_gpus, MOST_GPUS) + 1)))
+        return Limits(self.name, rows_within(map(self._row, range(1, most_gpus + 1)), any_number=True))
 
     def _row(self, gpus: int) -> SizeLimits:
         weights = self.members * self.parameter_bytes

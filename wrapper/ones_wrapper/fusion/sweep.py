@@ -34,14 +34,17 @@ class Sweep:
         self._file = Path(path) if path else None
         told = _read(self._file) if self._file else {}
         rows = [Row(row["job_id"], tuple(row["arguments"]), row["folder"]) for row in told.get("rows", ())] or [own]
-        self._script = os.path.realpath(told.get("script") or sys.argv[0])
+        self._program = [str(word) for word in told.get("program", ())]
         self._rows = {str(row.job_id): row for row in rows}
         self._own = str(own.job_id)
         self.members: dict[str, argparse.Namespace] = {}
         """The arguments of each member, by its job's number: as the parser has them."""
         for name, row in self._rows.items():
             self.members[name] = parser.parse_args(list(row.arguments))
-        self._trains = [*self._rows]
+        # A checkpoint has the rows of those that left, too: they are fused again, and stopped at once.
+        kept = {str(one) for one in told.get("members", ())}
+        self._gone = [name for name in self._rows if name != self._own and name not in kept]
+        self._trains = [name for name in self._rows if name not in self._gone]
         self._seconds = dict.fromkeys(self._rows, 0.0)
         self._since = time.monotonic()
         spool = os.environ.get("ONES_SPOOL")
@@ -58,7 +61,8 @@ class Sweep:
         return self._folder(name)
 
     def left(self) -> list[str]:
-        """The members that are no longer to be trained: cancelled, or begun by themselves. Each is named once."""
+        """The members that are no longer to be trained: cancelled, or begun by themselves. Each is named once, and
+        again after a restart. From then on they are not in `members`: their results are no business of this job."""
         order = self._orders.poll()
         named = {str(one.job_id) for one in order.members or ()} if order is not None else set()
         gone = [
@@ -70,13 +74,19 @@ class Sweep:
         for name in gone:
             log(f"job {name} left its sweep: it is trained no further")
             self._drop(name)
+        gone, self._gone = [*self._gone, *gone], []
+        self.members = {name: args for name, args in self.members.items() if name not in gone}
         return gone
 
     def alone(self) -> None:
         """Train the script's own member alone: where fusing does not pay, say. The others start by themselves."""
         for name in [one for one in self._trains if one != self._own]:
             self._drop(name)
-        self.members = {self._own: self.members[self._own]}
+        self.members, self._gone = {self._own: self.members[self._own]}, []
+        if self._file is not None:
+            told = _read(self._file)
+            told["rows"] = [row for row in told.get("rows", ()) if str(row["job_id"]) == self._own]
+            _replace(self._file, json.dumps(told).encode())
 
     def done(self, name: str, code: int = 0) -> None:
         """This member's training has ended, with this exit code: its job will end with it. What it is to find in its
@@ -88,7 +98,7 @@ class Sweep:
         if name != self._own and not (folder / LEFT).exists():
             told = {"by": int(self._own), "code": code, "gpu_s": round(self._seconds[name], 2)}
             _replace(
-                folder / RESULT, json.dumps({**told, "words": [self._script, *self._rows[name].arguments]}).encode()
+                folder / RESULT, json.dumps({**told, "words": [*self._program, *self._rows[name].arguments]}).encode()
             )
         self._trains.remove(name)
 
@@ -98,7 +108,6 @@ class Sweep:
         if self._file is not None:
             told = _read(self._file)
             told["members"] = [one for one in told["members"] if str(one) != name]
-            told["rows"] = [row for row in told["rows"] if str(row["job_id"]) != name]
             _replace(self._file, json.dumps(told).encode())
 
     def _count(self) -> None:

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from ones_wrapper.fusion.lamb import Lamb, trust
+from ones_wrapper.fusion.lamb import Lamb
+from ones_wrapper.optimizers.trust import trust
 
 Numbers = Mapping[str, torch.Tensor]
 """A member's numbers by name, of shape [B], in double precision on the CPU."""

@@ -61,13 +61,20 @@ class ApartExchange(Exchange):
             self._from(0, list(chain(model.parameters(), model.buffers())))
         self._model = model
         for parameter in self._trained():
-            parameter.register_post_accumulate_grad_hook(self._gradient_came)  # type: ignore[no-untyped-call]
+            parameter.register_hook(self._weigh)  # type: ignore[no-untyped-call]
         if not hasattr(model, "module"):
             model.__dict__["module"] = model  # not a submodule: its state keeps its names
         return model
 
-    def _gradient_came(self, parameter: torch.Tensor) -> None:
-        self._now()
+    def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
+        """From the mean over the pass's samples to its part of the mean over this rank's samples of the step."""
+        if self.trying:
+            return gradient
+        part = self._now()
+        if part.samples == 0:
+            return torch.zeros_like(gradient)  # a borrowed sample may give NaN, and NaN times 0 is NaN
+        own = part.share.samples
+        return gradient if part.samples == own else gradient * (part.samples / own)
 
     def _check(self, model: torch.nn.Module) -> None:
         """Raises ValueError for a model that this exchange cannot train."""
@@ -83,7 +90,7 @@ class ApartExchange(Exchange):
 
     @contextmanager
     def during(self, part: AccumulationStep) -> Iterator[None]:
-        with self._adding_up(part), self._within(part):
+        with self._within(part):
             yield
         if part.last and self._group.world > 1:
             self._apart = True
@@ -92,20 +99,11 @@ class ApartExchange(Exchange):
     def _step_made(self) -> None:
         """After each step, whether or not its optimizer moved the parameters. Collective."""
 
-    @torch.no_grad()
     def finish(self) -> None:
-        """Turn what the passes added up into the mean over this rank's samples of the step."""
         super().finish()
-        part = self._part
-        if part is None or not part.last:
+        if self._part is None or not self._part.last:
             return
-        gradients = [p.grad for p in self._trained() if p.grad is not None]
-        samples = part.share.samples
-        if not samples:
-            for gradient in gradients:
-                gradient.zero_()  # a borrowed sample may give NaN, and NaN times 0 is NaN
-        elif self._unit != samples:
-            torch._foreach_mul_(gradients, self._unit / samples)
+        self._apart = self._group.world > 1  # a script that leaves the loop now does not come back into `during`
 
     # -- what the job publishes ---------------------------------------------------------------------------------------
 

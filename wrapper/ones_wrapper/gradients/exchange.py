@@ -43,6 +43,8 @@ class Exchange(ABC):
         self._unit = 0
         """The gradient so far is Σ n_rp g_rp over this; 0 where no pass of the step had samples."""
 
+    trying = False
+    """Whether passes belong to no step (`Job.probe`): hooks on parameters leave their gradients as they are."""
     timed = False
     """Whether gradients arrive before this rank has waited for any other, so that `watch` tells its own time."""
     watch: Watch | None = None

@@ -78,6 +78,17 @@ class Exchanges:
                 stack.enter_context(exchange.during(part))
             yield
 
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Around passes that belong to no step. See `Exchange.trying`."""
+        for exchange in self._all:
+            exchange.trying = True
+        try:
+            yield
+        finally:
+            for exchange in self._all:
+                exchange.trying = False
+
     def trained_by(self, optimizers: Iterable[torch.optim.Optimizer], scaled: bool) -> None:
         """These are all optimizers of the job. See `Exchange.trained_by`."""
         held = {one: {p for group in one.param_groups for p in group["params"]} for one in optimizers}

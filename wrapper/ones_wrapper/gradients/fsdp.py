@@ -94,6 +94,8 @@ class FsdpExchange(Exchange):
 
     def _local(self, module: int, gradient: torch.Tensor) -> None:
         """A module's gradient on this rank, before the reduce-scatter: the mean over the pass's samples."""
+        if self.trying:
+            return
         part = self._now()
         if (noise := self._measured) is not None:
             noise.local(module, gradient, part.samples, part.share.total, part.count)
@@ -101,6 +103,8 @@ class FsdpExchange(Exchange):
 
     def _shard(self, module: int, gradient: torch.Tensor) -> None:
         """This rank's shard of the same, summed over the ranks."""
+        if self.trying:
+            return
         part, noise = self._now(), self._measured
         total, alone = part.share.total, self._group.world == 1
         if gradient.is_cuda:

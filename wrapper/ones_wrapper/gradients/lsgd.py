@@ -58,8 +58,15 @@ class LsgdExchange(ApartExchange):
         self._losses: list[tuple[torch.Tensor | float, int]] = []
         self._local, self._global = Leader(), Leader()
         self._since = 0
+        self._pulled: list[torch.nn.Parameter] = []
+        """Those that were to be trained at first: leaders' copies keep their form where a script freezes some later."""
         self.leader = 0
         """The rank whose parameters the job evaluates, saves and publishes: the best at the last round of all."""
+
+    def wrap(self, model: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        model = super().wrap(model, **options)
+        self._pulled = self._trained()
+        return model
 
     def loss(self, loss: torch.Tensor | float) -> None:
         samples = self._part.samples if self._part is not None else 0
@@ -91,7 +98,7 @@ class LsgdExchange(ApartExchange):
     @torch.no_grad()
     def _step_made(self) -> None:
         self._since += 1
-        buckets = list(together(self._trained(), self._bucket))
+        buckets = list(together(self._pulled, self._bucket))
         self._global.pull(buckets, self._pull / self._period)
         self._local.pull(buckets, self._pull / self._local_period)
         everyone = self._since == self._period

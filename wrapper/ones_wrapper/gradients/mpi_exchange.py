@@ -158,6 +158,8 @@ class MpiExchange(Exchange):
     @torch.no_grad()
     def _arrive(self, number: int, slot: int, parameter: torch.nn.Parameter) -> None:
         """Backward has brought a parameter's gradient."""
+        if self.trying:
+            return
         part, bucket, gradient = self._now(), self._buckets[number], parameter.grad
         assert gradient is not None
         if gradient.is_sparse:

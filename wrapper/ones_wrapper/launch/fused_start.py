@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ones_wrapper.job_io import OrderReader, log
+from ones_wrapper.launch.job_directory import newest_checkpoint
+from ones_wrapper.launch.main_module import MODULE
 from ones_wrapper.launch.rank_placement import number
 from ones_wrapper.protocol import FUSION, FusedMember, Fusion, directory_name, encode
 
@@ -52,8 +54,10 @@ def before_ranks(
     """
     job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
     env.pop(FUSED, None)
-    words = [os.path.realpath(script), *arguments]
-    untouched = not any(job_dir.glob("reports-*.jsonl"))
+    first = script if script == MODULE else os.path.realpath(script)
+    words, program = [first, *arguments], 2 if script == MODULE else 1
+    # One that goes on from checkpoints, by --resume-from too, does not begin as the others do.
+    untouched = not any(job_dir.glob("reports-*.jsonl")) and newest_checkpoint(job_dir) is None
     if (code := _collect(job_dir, words, untouched)) is not None:
         return code
     if _read(job_dir / FUSION).get("rows"):
@@ -61,7 +65,7 @@ def before_ranks(
         return None
     if not job_id or restart or not untouched or job_dir.name != directory_name(job_id):
         return None
-    rows = _ask(job_dir, env, job_id, script, arguments, wait_s)
+    rows = _ask(job_dir, env, job_id, [script, *arguments], words[:program], wait_s)
     if rows:
         env[FUSED] = str(job_dir / FUSION)
     return None
@@ -87,18 +91,19 @@ def _collect(job_dir: Path, words: list[str], untouched: bool) -> int | None:
 
 
 def _ask(
-    job_dir: Path, env: Mapping[str, str], job_id: int, script: str, arguments: Sequence[str], wait_s: float
+    job_dir: Path, env: Mapping[str, str], job_id: int, given: Sequence[str], program: Sequence[str], wait_s: float
 ) -> list[Row]:
-    """Those to train, this job first; none where it is to train alone."""
+    """Those to train, this job first; none where it is to train alone. `given` are the script and its arguments,
+    `program` the words that name the script: its path, or -m and the module."""
     path = job_dir / FUSION
     try:
         _replace(path, encode(Fusion(0, asks=True)))
         named = _answer(job_dir, env, job_id, wait_s)
-        rows = _rows(job_dir, named, job_id, [script, *arguments])
+        rows = _rows(job_dir, named, job_id, given, len(program))
         rows = [row for row in rows if row.job_id == job_id or _take(row, job_id)] if rows else []
         if len(rows) < 2:
             rows = []
-        told = {**asdict(Fusion(0, asks=False, members=tuple(row.job_id for row in rows[1:]))), "script": script}
+        told = {**asdict(Fusion(0, asks=False, members=tuple(row.job_id for row in rows[1:]))), "program": program}
         _replace(path, json.dumps({**told, "rows": [asdict(row) for row in rows]}).encode())
     except OSError as error:
         log(f"{path}: {error.strerror}; it trains alone", "ones-run")
@@ -123,9 +128,9 @@ def _answer(job_dir: Path, env: Mapping[str, str], job_id: int, wait_s: float) -
     return ()
 
 
-def _rows(job_dir: Path, named: Sequence[FusedMember], job_id: int, words: Sequence[str]) -> list[Row]:
+def _rows(job_dir: Path, named: Sequence[FusedMember], job_id: int, words: Sequence[str], program: int) -> list[Row]:
     """Each one's arguments of the script: its own of the batch script in place of ours, which must stand last in
-    `words`, the script and its arguments."""
+    `words`, the script, named by the first `program` of them, and its arguments."""
     if len(named) < 2 or named[0].job_id != job_id:
         return []
     own = list(named[0].arguments)
@@ -135,9 +140,9 @@ def _rows(job_dir: Path, named: Sequence[FusedMember], job_id: int, words: Seque
         return []
     rows = []
     for one in named:
-        script, *arguments = *fixed, *one.arguments
-        if script == words[0]:
-            rows.append(Row(one.job_id, tuple(arguments), str(job_dir.parent / directory_name(one.job_id))))
+        its = [*fixed, *one.arguments]
+        if its[:program] == [*words[:program]]:
+            rows.append(Row(one.job_id, tuple(its[program:]), str(job_dir.parent / directory_name(one.job_id))))
     return rows
 
 

@@ -19,12 +19,14 @@ from typing import Any
 from ones_wrapper.job_io import log
 from ones_wrapper.job_lock import WAIT_S, holder, last_job
 from ones_wrapper.launch.claim import CLAIM, Claim, Holder, take_claim
+from ones_wrapper.launch.fused_start import LEFT, RESULT, TAKEN
 from ones_wrapper.launch.job_directory import checkpoints, newest_checkpoint
 from ones_wrapper.launch.places import leave_pointer, make_job_directory, make_root, own_job
 from ones_wrapper.launch.rank_placement import LaunchError
 from ones_wrapper.membership.files import Block
 from ones_wrapper.protocol import (
     CHECKPOINTS,
+    FUSION,
     HOT,
     MANIFEST,
     MAX_POINTER,
@@ -67,14 +69,15 @@ def prepare_job_directory(
 
 def take_over(path: Path, job_id: int) -> None:
     """Make the directory this job's. What it said there as another job moves to `earlier-<that id>`: reports and orders
-    are counted anew by each job, and an old order is not for this one. Checkpoints stay.
+    are counted anew by each job, and an old order, or a sweep's result, is not for this one. Checkpoints stay.
 
     Raises `LaunchError` where that job still runs.
     """
     before = _owner(path)
     if not job_id or before == job_id:
         return
-    left = [path / SPEC, path / ORDERS, path / HOT, *path.glob("reports-*.jsonl")]
+    names = (SPEC, ORDERS, HOT, FUSION, TAKEN, LEFT, RESULT)
+    left = [*(path / name for name in names), *path.glob("reports-*.jsonl")]
     left = [one for one in left if os.path.lexists(one)]
     if before or (left and path.name != directory_name(job_id)):
         if running := holder(path, WAIT_S):

@@ -22,7 +22,7 @@ from ones_wrapper.layouts.circle import Circle
 from ones_wrapper.layouts.ring_attention import Arrangement, fits, padded_length, ring_attention
 from ones_wrapper.layouts.transformer_sizes import Transformer
 from ones_wrapper.layouts.two_pass import two_pass_attention
-from ones_wrapper.limits import MEMORY_SHARE, Limits, SizeLimits, refusal
+from ones_wrapper.limits import MEMORY_SHARE, Limits, SizeLimits, refusal, rows_within
 from ones_wrapper.protocol import Spec
 from ones_wrapper.strategy import Strategy
 
@@ -104,7 +104,7 @@ class Ring(Strategy):
 
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
         sizes = ((gpus, self.size(gpus)) for gpus in range(1, most_gpus + 1))
-        rows = tuple(self._row(gpus, size, ranks_per_node) for gpus, size in sizes if size)
+        rows = rows_within((self._row(gpus, size, ranks_per_node) for gpus, size in sizes if size), any_number=False)
         if not rows:
             raise ValueError(f"ring: none of 1 to {most_gpus} GPUs can be used: {self._why(most_gpus)}")
         return Limits(self.name, rows, self.memory_bytes)

@@ -14,9 +14,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ones_wrapper.gradients.onebit import OneBitMean
+from ones_wrapper.optimizers.trust import trust
 
-TRUST = (0.01, 10.0)
-"""Least and largest trust ratio."""
 MEMORY = 0.9
 """How much of the running mean of trust ratios stays at each step."""
 FACTOR = (0.5, 4.0)
@@ -162,10 +161,9 @@ class CompressedLamb(torch.optim.Optimizer):
         m.mul_(beta1).add_(gradient, alpha=1 - beta1)
         v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         update = m / (v.sqrt() + group["eps"]) + group["weight_decay"] * p
-        size, length = torch.linalg.vector_norm(update), torch.linalg.vector_norm(p)
-        trust = torch.where((size > 0) & (length > 0), (length / size).clamp(*TRUST), 1.0)
-        state["trust"].lerp_(trust, 1 - MEMORY if group["warmed"] else 1.0)
-        p.sub_(update * trust, alpha=group["lr"])
+        ratio = trust(torch.linalg.vector_norm(p), torch.linalg.vector_norm(update))
+        state["trust"].lerp_(ratio, 1 - MEMORY if group["warmed"] else 1.0)
+        p.sub_(update * ratio, alpha=group["lr"])
 
     def _freeze(self) -> None:
         """The warm-up is over."""

@@ -10,7 +10,7 @@ from ones_wrapper.gradients.noise import NoiseScale
 from ones_wrapper.gradients.onebit import OneBitExchange, OneBitMean, sent_bytes
 from ones_wrapper.group import Group, TorchGroup
 from ones_wrapper.job_io import log
-from ones_wrapper.limits import MOST_GPUS, Limits, SizeLimits
+from ones_wrapper.limits import MOST_GPUS, Limits, SizeLimits, rows_within
 from ones_wrapper.optimizers.onebit_lamb import CompressedLamb
 from ones_wrapper.protocol import Spec
 from ones_wrapper.strategy import Strategy
@@ -70,8 +70,9 @@ class OneBitLamb(Strategy):
 
     def _sizes(self, most_gpus: int) -> tuple[SizeLimits, ...]:
         """Bytes by the number of GPUs; empty, so any number, before the model is known."""
-        rows = range(1, most_gpus + 1) if self._made is not None and most_gpus <= MOST_GPUS else ()
-        return tuple(SizeLimits(gpus, gpus, data_bytes=self.sent_bytes(gpus)) for gpus in rows)
+        sizes = range(1, most_gpus + 1) if self._made is not None else ()
+        rows = (SizeLimits(gpus, gpus, data_bytes=self.sent_bytes(gpus)) for gpus in sizes)
+        return rows_within(rows, any_number=True)
 
     def sent_bytes(self, world: int) -> int:
         """What a rank sends in an optimizer step of the present phase: gradients in 32 bits, or momentum in one."""

@@ -52,6 +52,7 @@ class MeshExchange(Exchange):
                     "the strategy: strategy.linear, strategy.layer_norm, strategy.embedding, …"
                 )
         self._alike(model)
+        self._take_first(model)
         self._model = model
         trained = [p for p in model.parameters() if p.requires_grad]
         self._buckets = list(_in_buckets(reversed(trained), int(bucket_mb * 2**20)))
@@ -63,7 +64,7 @@ class MeshExchange(Exchange):
         return model
 
     @torch.no_grad()
-    def _alike(self, model: torch.nn.Module) -> None:
+    def _take_first(self, model: torch.nn.Module) -> None:
         """Ranks that made the model with other random numbers would not have copies of one."""
         mesh = self._mesh
         for parameter in model.parameters():
@@ -84,6 +85,8 @@ class MeshExchange(Exchange):
 
     def _weigh(self, gradient: torch.Tensor) -> torch.Tensor:
         """From the mean over the pass's samples to its part of the mean over the step's."""
+        if self.trying:
+            return gradient
         part = self._now()
         if part.samples == 0:
             return torch.zeros_like(gradient)  # a borrowed sample may give NaN, and NaN times 0 is NaN
@@ -91,7 +94,7 @@ class MeshExchange(Exchange):
 
     def _arrive(self, bucket: _Bucket, parameter: torch.nn.Parameter) -> None:
         """Backward has brought a parameter's gradient."""
-        if not self._now().last:
+        if self.trying or not self._now().last:
             return
         if self._over or not bucket.missing:
             raise RuntimeError(

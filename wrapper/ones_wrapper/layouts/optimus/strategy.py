@@ -7,9 +7,8 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-from ones_wrapper.checks import MAX_ROWS
-from ones_wrapper.layouts.optimus.costs import Transformer
-from ones_wrapper.limits import MEMORY_SHARE, Limits, SizeLimits
+from ones_wrapper.layouts.optimus.costs import MeshTransformer
+from ones_wrapper.limits import MEMORY_SHARE, Limits, SizeLimits, rows_within
 from ones_wrapper.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Optimus2D(Strategy):
                     )
         if hidden % heads:
             raise ValueError(f"optimus2d: hidden={hidden} does not divide over {heads} heads")
-        self.sides, self.costs = tuple(sorted(set(sides))), Transformer(hidden, heads, vocab, layers, length)
+        self.sides, self.costs = tuple(sorted(set(sides))), MeshTransformer(hidden, heads, vocab, layers, length)
         if memory_bytes and not self.costs.known:
             raise ValueError("optimus2d: memory_bytes says which mesh holds the model only with layers and length")
         self._memory_bytes, self._element_bytes = memory_bytes, element_bytes
@@ -101,8 +100,9 @@ class Optimus2D(Strategy):
                 f"optimus2d: no number of GPUs up to {most_gpus} makes a mesh of side {', '.join(map(str, self.sides))}"
                 + (f" that holds the model in {self._memory_bytes} bytes a GPU" if self._memory_bytes else "")
             )
-        rows = tuple(self._row(gpus, side, spec.base_batch, ranks_per_node) for gpus, side in usable[:MAX_ROWS])
-        return Limits(self.name, rows, memory_bytes=self._memory_bytes, reshards=len(self.sides) > 1)
+        rows = (self._row(gpus, side, spec.base_batch, ranks_per_node) for gpus, side in usable)
+        sizes = rows_within(rows, any_number=False)
+        return Limits(self.name, sizes, memory_bytes=self._memory_bytes, reshards=len(self.sides) > 1)
 
     def _row(self, gpus: int, q: int, batch: int, ranks_per_node: int) -> SizeLimits:
         costs, each, replicas = self.costs, self._element_bytes, gpus // (q * q)
