@@ -244,7 +244,7 @@ def trained(uneven: bool) -> int | None:
                 testing.put((sizes, used))
                 return {1: 3, 3: 2}[job.world]
             if uneven:
-                time.sleep(len(x) * (0.002 if job.rank == 1 else 0.0005))
+                time.sleep(len(x) * (0.01 if job.rank == 1 else 0.0025))
             optimizer.zero_grad()
             torch.nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
@@ -261,8 +261,9 @@ def test_an_uneven_job_is_resized_and_ends_as_one_process() -> None:
     even = testing.run(partial(trained, False), ranks=1)
     assert [put.world for put in uneven] == [1, 3, 3, 3, 2, 2]
     for world in (3, 2):
-        slow, fast = ([put.value[0][-4:] for put in uneven if put.world == world and put.rank == r] for r in (1, 0))
-        assert sum(slow[0]) < 0.6 * sum(fast[0]), json.dumps([slow, fast])
+        slow, fast = ([put.value[0] for put in uneven if put.world == world and put.rank == r] for r in (1, 0))
+        # The last steps of the run: on a busy machine speeds are known late.
+        assert sum(slow[0][-2:]) < 0.6 * sum(fast[0][-2:]), json.dumps([slow, fast])
     used = [one for put in uneven for one in put.value[1]]
     assert sorted(used) == [(epoch, index) for epoch in range(EPOCHS) for index in range(len(Many()))]
     np.testing.assert_allclose(uneven[-1].value[2], even[-1].value[2], rtol=1e-9)
