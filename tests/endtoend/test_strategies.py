@@ -54,6 +54,9 @@ def test_its_owner_resizes_it_twice(row: Row, harness: Harness, alone: Team) -> 
             hello = harness.report(job_id, restart, lambda report: isinstance(report, Hello), "hello")
             assert isinstance(hello, Hello) and hello.world == size and hello.step > 0
             harness.report(job_id, restart, lambda report: isinstance(report, Throughput), "steps")
+        if row.make is not None:
+            why = harness.cluster.run(["slurm-ones", "why", str(job_id), "--config", settings]).stdout
+            assert f"Its strategy: {row.make().name}" in why, why
         (folder / "hurry").touch()
         job = harness.wait(job_id, lambda job: job.ended and not job.completing, "ended", 120.0)
     assert (job.state, job.exit_code) == (JobState.COMPLETED, 0), harness.log(job_id)
