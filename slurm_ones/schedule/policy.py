@@ -35,6 +35,16 @@ class NodeView:
 
 
 @dataclass(frozen=True)
+class Reserved:
+    """GPUs that are known to be others' for some time to come: a reservation of the site's, a rigid job that is due."""
+
+    start: float
+    end: float
+    """On the caller's clock."""
+    gpus: int
+
+
+@dataclass(frozen=True)
 class ClusterView:
     """The part of the cluster that the policy disposes of: one partition, nodes in Slurm's order."""
 
@@ -47,6 +57,8 @@ class ClusterView:
     uniform: bool = True
     """Each node of a job gives equally many GPUs, as Slurm must be asked for them. Where this is False, as in
     published simulators, a job may have any number of GPUs spread in any way, written as the shape 1 × n."""
+    reserved: Sequence[Reserved] = ()
+    """What of these GPUs is not the policy's in time to come; jobs that are there then have to go."""
 
     @cached_property
     def gpus(self) -> int:
@@ -204,6 +216,10 @@ class JobView:
     can have any."""
     fixed: Reason | None = None
     """Why it must keep its shape in this round; a waiting job then stays waiting. None where it may change."""
+    deadline: float | None = None
+    """When its owner wants it to have ended, on the caller's clock; None where the owner does not say."""
+    promised: bool | None = None
+    """Whether an earlier schedule promised that deadline (`Schedule.promises`); None before one has said so."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +238,13 @@ class Weighed(NamedTuple):
     """None for waiting."""
     worth: float
     """By itself, whatever others get, in the policy's own unit; more is better."""
+
+
+class Promise(NamedTuple):
+    """Whether a job's deadline is promised, and why."""
+
+    given: bool
+    reason: Reason
 
 
 @dataclass(frozen=True)
@@ -244,6 +267,9 @@ class Schedule:
     tell."""
     refused: Mapping[int, Reason] = field(default_factory=dict)
     """For each job that a limit of the site kept from something, which. Filled in by `rules`, not by policies."""
+    promises: Mapping[int, Promise] = field(default_factory=dict)
+    """Of jobs with deadlines: promises given or refused now; of policies that give any. The caller shows a job as
+    `promised` from then on. One that was given is not taken back; one that was refused may be given later."""
 
 
 class Policy(Protocol):

@@ -11,6 +11,7 @@ from slurm_ones.decide.evolution import best_of, check_options, uniform_crossove
 from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones import explain
 from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
+from slurm_ones.decide.ones.deadlines import Deadlines, decide_deadlines, reasons_of
 from slurm_ones.decide.ones.worth import Choices, Costs, fair_weights, less_costs, worth_of_progress
 from slurm_ones.schedule.placement import fixed_jobs, place
 from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
@@ -63,6 +64,13 @@ class Options:
     changed again."""
     fair_bound: float = 1.5
     """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
+    deadlines: bool = True
+    """Promise deadlines that can be kept, and keep them."""
+    sure: float = 0.9
+    """Probability with which a job is to have no more to do than is reckoned with as its deadline is promised."""
+    amplification: float = 0.0
+    """A job grows only to sizes at which its progress takes no more than this multiple of the GPU-seconds that it takes
+    at its most efficient size (DeepPool); 0 switches it off."""
     preempt: bool = False
     """Running jobs may be taken to zero GPUs for a while."""
 
@@ -108,7 +116,8 @@ class Ones:
         running = [job for job in jobs if job.job_id in fixed and job.shape is not None]
         tables = self._tables(cluster, mobile)
         nodes = Nodes(cluster, mobile, running, tables.sizes)
-        choices = self._choices(tables, nodes.gpus, now, rng)
+        deadlines = self._deadlines(cluster, tables, nodes.gpus, now)
+        choices = self._choices(tables, nodes.gpus, now, rng, deadlines)
         columns = self._search(choices, mobile, nodes, rng)
 
         wanted = {job.job_id: job.shape.gpus for job in running if job.shape is not None}
@@ -123,7 +132,11 @@ class Ones:
                 allocations[job.job_id] = Allocation(shape, int(tables.batch[j, column[shape.gpus]]))
         parked = frozenset(job.job_id for job in mobile if job.shape is not None and job.job_id not in allocations)
         reasons = explain.reasons(jobs, fixed, tables, wanted, allocations, choices.gpus)
-        return Schedule(allocations, reasons, -float(worth.sum()), parked, explain.weighed(cluster, tables, choices))
+        if deadlines.needs.any():
+            got = {job_id: allocation.shape.gpus for job_id, allocation in allocations.items()}
+            reasons = reasons_of(reasons, tables, deadlines, got)
+        weighed = explain.weighed(cluster, tables, choices)
+        return Schedule(allocations, reasons, -float(worth.sum()), parked, weighed, promises=deadlines.promises)
 
     def _remember(self, jobs: Sequence[JobView], now: float) -> None:
         if {job.job_id for job in jobs} != self._most.keys():
@@ -132,6 +145,8 @@ class Ones:
 
     def _reachable(self, job: JobView) -> JobView:
         """The job with the sizes that it may grow to from what it has had, its smallest at least."""
+        if job.deadline is not None and self.options.deadlines:
+            return job
         most = self._most[job.job_id]
         bound = self.options.leap * most if most else max(job.requested, 1)
         if not most and self._tries(job):
@@ -155,7 +170,11 @@ class Ones:
 
     def _sure_enough(self, tables: Tables) -> Tables:
         """The tables without sizes beyond what a job that has not run asked for whose speed is no more than a guess."""
-        new = [j for j, job in enumerate(tables.jobs) if not self._most[job.job_id] and self._tries(job)]
+        new = [
+            j
+            for j, job in enumerate(tables.jobs)
+            if not self._most[job.job_id] and (self._tries(job) or job.deadline is not None)
+        ]
         if not new:
             return tables
         asked = np.array([max(tables.jobs[j].requested, 1, min(tables.jobs[j].limits.gpus, default=0)) for j in new])
@@ -163,11 +182,25 @@ class Ones:
         allowed[new] &= (tables.sizes <= asked[:, None]) | (tables.uncertainty[new] < UNKNOWN)
         return replace(tables, allowed=allowed, goodput=np.where(allowed, tables.goodput, 0.0))
 
-    def _choices(self, tables: Tables, gpus: int, now: float, rng: np.random.Generator) -> Choices:
+    def _sure(self, tables: Tables) -> Floats:
+        """(J, U) speed less its doubt."""
+        speed = tables.goodput if self.options.goodput else tables.speed
+        sure: Floats = speed * np.clip(1.0 - self.options.caution * tables.uncertainty, 0.05, 1.0)
+        return sure
+
+    def _deadlines(self, cluster: ClusterView, tables: Tables, gpus: int, now: float) -> Deadlines:
+        """What promised deadlines ask of this decision."""
+        if not self.options.deadlines:
+            return Deadlines(np.zeros(len(tables.jobs), dtype=np.int64))
+        known = np.asarray((tables.allowed & (tables.uncertainty < UNKNOWN)).any(axis=1))
+        return decide_deadlines(tables, self._sure(tables), self.options.sure, gpus, now, cluster.reserved, known)
+
+    def _choices(
+        self, tables: Tables, gpus: int, now: float, rng: np.random.Generator, deadlines: Deadlines
+    ) -> Choices:
         """What each size is worth in this decision."""
         options, jobs = self.options, tables.jobs
-        speed = tables.goodput if options.goodput else tables.speed
-        sure = speed * np.clip(1.0 - options.caution * tables.uncertainty, 0.05, 1.0)
+        sure = self._sure(tables)
         running = tables.current > 0
         remaining = np.array([self._remaining(job, rng) for job in jobs])
         # A job of which nothing is known is taken for a short one, as most are: a guess at its speed may be far off.
@@ -182,6 +215,8 @@ class Ones:
         value = worth[:, None] * sure
         if options.resize_cost:
             value = less_costs(value, tables.current, self._costs(jobs, ends, now))
+        if deadlines.needs.any():
+            value = value + deadlines.worth(sure, tables.sizes, weight)
         may = tables.allowed.copy()
         may[:, 0] = ~running | options.preempt
         return Choices(tables.sizes, np.where(may, value, -np.inf), tables.current, gpus)

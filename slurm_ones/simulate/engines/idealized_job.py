@@ -95,6 +95,8 @@ class IdealizedJob:
     changed_epoch: int = 0
     placed: float = 0.0
     """When it was last given nodes."""
+    promised: bool | None = None
+    """Whether its deadline was promised; None until a schedule says so."""
 
     def __post_init__(self) -> None:
         app, asked = self.application, self.submission
@@ -125,6 +127,12 @@ class IdealizedJob:
     def total(self) -> float:
         """Progress at which it is done."""
         return self.application.total * self.submission.epochs
+
+    @property
+    def deadline(self) -> float | None:
+        """When its user wants it to have ended."""
+        asked = self.submission
+        return None if asked.deadline_s is None else asked.time + asked.deadline_s
 
     @property
     def goodput(self) -> float:
@@ -235,6 +243,7 @@ class IdealizedJob:
         app, asked = self.application, self.submission
         epochs = self.done / app.dataset
         true_model = TrueModel(app, self.done)
+        left = max(self.total - self.done, 1.0) / app.dataset
         hot = isinstance(self.mechanism, Hot)
         # Whatever is under way is shown as done.
         at = self.change or self
@@ -253,7 +262,7 @@ class IdealizedJob:
             limits=self.limits,
             model=true_model,
             efficiency=true_model,
-            progress=Progress(max(epochs, 0.5), max(self.total - self.done, 1.0) / app.dataset),
+            progress=Progress(max(epochs, 0.5), left, most=left),
             samples=self.done,
             dataset=app.dataset,
             epochs=int(epochs),
@@ -264,6 +273,8 @@ class IdealizedJob:
             shrink_s=self.mechanism.shrink_s(app) if hot else None,
             prepare_s=self.mechanism.prepare_s(app),
             fixed=fixed,
+            deadline=self.deadline,
+            promised=self.promised,
             true_remaining_s=app.seconds(
                 self.requested_nodes, min(asked.gpus, app.max_gpus), float(self.requested_batch), self.done, self.total
             ),
