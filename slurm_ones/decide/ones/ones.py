@@ -11,6 +11,7 @@ from slurm_ones.decide.evolution import best_of, check_options, uniform_crossove
 from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones import explain
 from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
+from slurm_ones.decide.ones.kinds import ByKind
 from slurm_ones.decide.ones.worth import Choices, Costs, fair_weights, less_costs, worth_of_progress
 from slurm_ones.schedule.placement import fixed_jobs, place
 from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
@@ -65,6 +66,8 @@ class Options:
     """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
     preempt: bool = False
     """Running jobs may be taken to zero GPUs for a while."""
+    kinds: bool = True
+    """Choose the kind of GPUs where there are several; False as if all were alike."""
 
     def __post_init__(self) -> None:
         check_options(self, LEAST)
@@ -98,17 +101,21 @@ class Ones:
         """Column there, by job id."""
         self._most: dict[int, int] = {}
         self._last_arrival_or_end = 0.0
+        self._by_kind: ByKind | None = None
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
         jobs = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
-        fixed = fixed_jobs(cluster, jobs)
         self._remember(jobs, now)
+        if self.options.kinds and len(cluster.kinds) > 1:
+            self._by_kind = self._by_kind or ByKind(self, lambda: Ones(self.options))
+            return self._by_kind.decide(cluster, jobs, now, rng, self._most, self._last_arrival_or_end)
+        fixed = fixed_jobs(cluster, jobs)
         mobile = [job for job in jobs if job.job_id not in fixed]
         running = [job for job in jobs if job.job_id in fixed and job.shape is not None]
-        tables = self._tables(cluster, mobile)
+        tables = self.tables(cluster, mobile)
         nodes = Nodes(cluster, mobile, running, tables.sizes)
-        choices = self._choices(tables, nodes.gpus, now, rng)
+        choices = self.choices(tables, nodes.gpus, now, rng)
         columns = self._search(choices, mobile, nodes, rng)
 
         wanted = {job.job_id: job.shape.gpus for job in running if job.shape is not None}
@@ -130,6 +137,11 @@ class Ones:
             self._last_arrival_or_end = now
         self._most = {job.job_id: max(self._most.get(job.job_id, 0), _gpus(job)) for job in jobs}
 
+    def take_over(self, jobs: Sequence[JobView], most: Mapping[int, int], since: float) -> None:
+        """Know of these jobs alone: the `most` GPUs that each has had, and when one last came or went."""
+        self._most = {job.job_id: most[job.job_id] for job in jobs}
+        self._last_arrival_or_end = since
+
     def _reachable(self, job: JobView) -> JobView:
         """The job with the sizes that it may grow to from what it has had, its smallest at least."""
         most = self._most[job.job_id]
@@ -146,7 +158,8 @@ class Ones:
         """Whether a first size that turns out too large costs next to nothing."""
         return self.options.first_size and _shrink_s(job) <= CHEAP * self.options.horizon_s
 
-    def _tables(self, cluster: ClusterView, mobile: Sequence[JobView]) -> Tables:
+    def tables(self, cluster: ClusterView, mobile: Sequence[JobView]) -> Tables:
+        """What each job that may change could have on GPUs of one kind."""
         views = [self._reachable(job) for job in mobile]
         if not self.options.placement:
             views = [replace(job, model=_OneNode(job.model)) for job in views]
@@ -163,7 +176,7 @@ class Ones:
         allowed[new] &= (tables.sizes <= asked[:, None]) | (tables.uncertainty[new] < UNKNOWN)
         return replace(tables, allowed=allowed, goodput=np.where(allowed, tables.goodput, 0.0))
 
-    def _choices(self, tables: Tables, gpus: int, now: float, rng: np.random.Generator) -> Choices:
+    def choices(self, tables: Tables, gpus: int, now: float, rng: np.random.Generator) -> Choices:
         """What each size is worth in this decision."""
         options, jobs = self.options, tables.jobs
         speed = tables.goodput if options.goodput else tables.speed
