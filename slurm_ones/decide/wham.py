@@ -45,11 +45,19 @@ class Step:
     """How many more it takes."""
 
 
+@dataclass(frozen=True)
+class Options:
+    """Nothing can be set."""
+
+
 class Wham:
     """WHAM (2602.01411): what each GPU is worth to each job where jobs keep coming."""
 
     name = "wham"
-    options_type = None
+    options_type = Options
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or Options()
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
