@@ -64,7 +64,7 @@ class KindTables:
 
 
 def side_by_side(jobs: Sequence[JobView], parts: Sequence[Tables]) -> KindTables:
-    """One table out of one for each kind, which have a row for each of the `jobs`; a job runs in one of them at most."""
+    """One table out of one for each kind; each has a row for all `jobs`, and a job runs in one of them at most."""
     offset = tuple(np.cumsum([0, *(len(part.sizes) - 1 for part in parts[:-1])]).tolist())
     current = np.zeros(len(jobs), dtype=np.int64)
     for part, before in zip(parts, offset, strict=True):

@@ -88,8 +88,8 @@ def _fitted(worth: Floats, used: Ints, gpus: Ints, prices: Floats, current: Ints
 
 
 def improved(worth: Floats, used: Ints, gpus: Ints, columns: Ints, prices: Floats) -> Ints:
-    """The columns (J,) after steps of one job, and trades in which another gives up some of its GPUs, or its kind, while
-    any of these gains."""
+    """The columns (J,) after steps of one job, and trades in which another gives up some of its GPUs, or its kind,
+    while any of these gains."""
     columns = columns.copy()
     rows = np.arange(len(columns))
     net = worth - used @ prices

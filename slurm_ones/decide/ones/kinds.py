@@ -17,6 +17,8 @@ from typing import Protocol
 import numpy as np
 
 from slurm_ones.decide.ones.assign import assign
+from slurm_ones.decide.ones.candidates import Nodes
+from slurm_ones.decide.ones.terms import Priced, Situation
 from slurm_ones.decide.ones.worth import Choices
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.kinds import (
@@ -30,9 +32,8 @@ from slurm_ones.schedule.kinds import (
     view_on,
 )
 from slurm_ones.schedule.placement import fixed_jobs
-from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView, Schedule, Weighed
+from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule, Weighed
 from slurm_ones.schedule.shapes import shape_of
-from slurm_ones.schedule.tables import Tables
 
 ROUNDS = 3
 """Times that the kinds are decided within, before all who would change theirs stay."""
@@ -45,10 +46,15 @@ WEIGHED = 3
 class Search(Protocol):
     """The search over GPUs of one kind, as this module needs it."""
 
-    def tables(self, cluster: ClusterView, mobile: Sequence[JobView]) -> Tables:
-        """What each job could have there."""
+    def situation(
+        self, cluster: ClusterView, mobile: Sequence[JobView], running: Sequence[JobView], now: float
+    ) -> tuple[Situation, Bools]:
+        """What is to be decided on, and the columns (J, U) that jobs may have, waiting among them."""
 
-    def choices(self, tables: Tables, gpus: int, now: float, rng: np.random.Generator) -> Choices:
+    def priced(self, at: Situation, rng: np.random.Generator) -> Priced:
+        """What a unit of each job's progress is worth."""
+
+    def choices(self, at: Priced, may: Bools) -> Choices:
         """What each column is worth."""
 
     def take_over(self, jobs: Sequence[JobView], most: Mapping[int, int], since: float) -> None:
@@ -130,7 +136,7 @@ class ByKind:
         rng: np.random.Generator,
     ) -> _Wanted:
         """The kind and the GPUs of each job at which all of them are worth most, places on nodes aside."""
-        parts = []
+        found = []
         for kind in cluster.kinds:
             views = []
             for job in jobs:
@@ -138,15 +144,21 @@ class ByKind:
                 view = view_on(job, kind, runs=bool(mine) and slowest(job, mine) == kind)
                 possible = accepts(job, kind) or view.shape is not None
                 views.append(view if possible else replace(view, limits=replace(view.limits, gpus=())))
-            parts.append(self._search.tables(cluster.of_kind(kind), views))
+            # Where on the nodes is seen to within the kind.
+            views = [replace(view, nodes={}) for view in views]
+            found.append(self._search.situation(cluster.of_kind(kind), views, [], now))
         # Of giving up GPUs alone the search within a kind knows what it costs.
-        tables = side_by_side([replace(job, shrink_s=None) for job in jobs], parts)
+        tables = side_by_side([replace(job, shrink_s=None) for job in jobs], [at.tables for at, _ in found])
+        waits = np.stack([may[:, 0] for _, may in found]).all(axis=0)
+        may = np.concatenate([waits[:, None], *(may[:, 1:] for _, may in found)], axis=1)
         there = free_of_kind(cluster, fixed)
         self._equivalents = self._known(cluster, tables)
         each = np.array([self._equivalents[kind] for kind in cluster.kinds])
         costs = np.where(tables.kind >= 0, each[tables.kind], 0.0) * tables.tables.sizes
-        priced = replace(tables.tables, sizes=costs)
-        choices = self._search.choices(priced, round(float(each @ there)), now, rng)
+        nodes = Nodes(cluster, jobs, [job for job in fixed if job.shape is not None], tables.tables.sizes)
+        nodes.gpus = round(float(each @ there))
+        at = replace(found[0][0], cluster=cluster, tables=replace(tables.tables, sizes=costs), nodes=nodes)
+        choices = self._search.choices(self._search.priced(at, rng), may)
         columns, prices = assign(choices.worth, tables.tables.sizes, tables.kind, there, tables.tables.current)
         self._learn(cluster, prices)
         return _Wanted(jobs, tables, choices, columns, prices)
