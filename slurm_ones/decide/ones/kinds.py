@@ -149,8 +149,8 @@ class ByKind:
             found.append(self._search.situation(cluster.of_kind(kind), views, [], now))
         # Of giving up GPUs alone the search within a kind knows what it costs.
         tables = side_by_side([replace(job, shrink_s=None) for job in jobs], [at.tables for at, _ in found])
-        waits = np.stack([may[:, 0] for _, may in found]).all(axis=0)
-        may = np.concatenate([waits[:, None], *(may[:, 1:] for _, may in found)], axis=1)
+        waits = np.logical_and.reduce([mine[:, 0] for _, mine in found])
+        may = np.concatenate([waits[:, None], *(mine[:, 1:] for _, mine in found)], axis=1)
         there = free_of_kind(cluster, fixed)
         self._equivalents = self._known(cluster, tables)
         each = np.array([self._equivalents[kind] for kind in cluster.kinds])
