@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from slurm_ones.decide.job_figures import within
+from slurm_ones.decide.ones.reach import UNKNOWN
+from slurm_ones.decide.ones.terms import Priced, Term
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.policy import Bools, Floats, Ints, JobView, Promise, Reserved
 from slurm_ones.schedule.tables import Tables
@@ -35,6 +37,38 @@ SPARE = 0.03
 NEXT_S = 300.0
 """Seconds up to which what a job needs now is not put off."""
 LONGEST = 1e12
+
+
+class Promises(Term):
+    """Promised deadlines come before all else that is weighed. It remembers what it settled in the last decision."""
+
+    def __init__(self, sure: float) -> None:
+        """`sure` is the probability with which a job has no more to do than is reckoned with."""
+        self._sure = sure
+        self._found: Deadlines | None = None
+
+    def worth(self, at: Priced, worth: Floats) -> Floats:
+        tables = at.tables
+        known = np.asarray((tables.allowed & (tables.uncertainty < UNKNOWN)).any(axis=1))
+        self._found = found = decide_deadlines(
+            tables, at.speed, self._sure, at.nodes.gpus, at.now, at.cluster.reserved, known
+        )
+        return worth + found.worth(at.speed, tables.sizes, at.weight) if found.needs.any() else worth
+
+    def promises(self) -> Mapping[int, Promise]:
+        return self._found.promises if self._found is not None else {}
+
+    def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
+        if self._found is None:
+            return {}
+        told, tables = {}, at.tables
+        for j in np.flatnonzero(self._found.needs).tolist():
+            needed, got = int(self._found.needs[j]), int(tables.sizes[columns[j]])
+            if got < needed:
+                told[tables.jobs[j].job_id] = reason("deadline_short", gpus=needed)
+            elif got == needed and columns[j] != tables.current[j]:
+                told[tables.jobs[j].job_id] = reason("deadline_needs", gpus=needed)
+        return told
 
 
 @dataclass(frozen=True)
@@ -122,20 +156,6 @@ def _now(timeline: Timeline, curves: Sequence[Curve], shares: Sequence[Filled]) 
 def _hurried(curve: Curve) -> Curve:
     """The same with some time in reserve."""
     return replace(curve, due_s=curve.due_s * (1.0 - SPARE))
-
-
-def reasons_of(
-    found: Mapping[int, Reason], tables: Tables, deadlines: Deadlines, got: Mapping[int, int]
-) -> dict[int, Reason]:
-    """The reasons for all jobs, `found` without deadlines; `got` are the GPUs that each gets."""
-    told = dict(found)
-    for j in np.flatnonzero(deadlines.needs).tolist():
-        job_id, needed = tables.jobs[j].job_id, int(deadlines.needs[j])
-        if got.get(job_id, 0) < needed:
-            told[job_id] = reason("deadline_short", gpus=needed)
-        elif got[job_id] == needed and needed != int(tables.sizes[tables.current[j]]):
-            told[job_id] = reason("deadline_needs", gpus=needed)
-    return told
 
 
 def _smallest(rate: Floats, sizes: Ints) -> Ints:
