@@ -12,7 +12,8 @@ from slurm_ones.decide.ordered import Fifo
 from slurm_ones.schedule.policy import Arrivals, ClusterView, JobView, Schedule
 from slurm_ones.simulate.engines.companion_engine import run
 from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
-from slurm_ones.simulate.engines.world import EPOCH, ClusterSpec
+from slurm_ones.simulate.engines.world import ClusterSpec
+from slurm_ones.simulate.slurm.timeline import EPOCH
 from slurm_ones.simulate.training.application import Submission
 from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.workload import Workload
