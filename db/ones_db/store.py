@@ -18,6 +18,7 @@ from ones_db.records import (
     NO_REASON,
     BlockRecord,
     DecisionRecord,
+    HeldRecord,
     JobHistory,
     JobRecord,
     MembershipRecord,
@@ -283,6 +284,11 @@ class Store(SiteStore):
         """The blocks that have not ended."""
         with self._read() as connection:
             return blocks.open_blocks(connection, self._cluster)
+
+    def held(self) -> list[HeldRecord]:
+        """The GPUs that running jobs hold on each node, a record for each node of a job or block."""
+        with self._read() as connection:
+            return blocks.held(connection, self._cluster)
 
     def membership(self, job_id: int, order: int | None = None) -> MembershipRecord | None:
         """Which blocks of a job train together, by its newest report of that; with an order's number the newest that

@@ -13,6 +13,7 @@ from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones import explain
 from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
 from slurm_ones.decide.ones.changes import Changes
+from slurm_ones.decide.ones.kinds import ByKind
 from slurm_ones.decide.ones.reach import UNKNOWN, Reach
 from slurm_ones.decide.ones.terms import Caution, Fairness, Outlook, Priced, Room, Situation, Term
 from slurm_ones.decide.ones.worth import Choices, worth_of_progress
@@ -70,6 +71,8 @@ class Options:
     """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
     preempt: bool = False
     """Running jobs may be taken to zero GPUs for a while."""
+    kinds: bool = True
+    """Choose the kind of GPUs where there are several; False as if all were alike."""
 
     def __post_init__(self) -> None:
         check_options(self, LEAST)
@@ -113,17 +116,21 @@ class Ones:
         """Column there, by job id."""
         self._most: dict[int, int] = {}
         self._last_arrival_or_end = 0.0
+        self._by_kind: ByKind | None = None
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
         jobs = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
-        fixed = fixed_jobs(cluster, jobs)
         self._remember(jobs, now)
+        if self.options.kinds and len(cluster.kinds) > 1:
+            self._by_kind = self._by_kind or ByKind(self, lambda: Ones(self.options))
+            return self._by_kind.decide(cluster, jobs, now, rng, self._most, self._last_arrival_or_end)
+        fixed = fixed_jobs(cluster, jobs)
         mobile = [job for job in jobs if job.job_id not in fixed]
         running = [job for job in jobs if job.job_id in fixed and job.shape is not None]
-        at, may = self._situation(cluster, mobile, running, now)
-        priced = self._priced(at, rng)
-        choices = self._choices(priced, may)
+        at, may = self.situation(cluster, mobile, running, now)
+        priced = self.priced(at, rng)
+        choices = self.choices(priced, may)
         columns = self._search(priced, choices, rng)
         tables = at.tables
 
@@ -146,7 +153,12 @@ class Ones:
             self._last_arrival_or_end = now
         self._most = {job.job_id: max(self._most.get(job.job_id, 0), _gpus(job)) for job in jobs}
 
-    def _situation(
+    def take_over(self, jobs: Sequence[JobView], most: Mapping[int, int], since: float) -> None:
+        """Know of these jobs alone: the `most` GPUs that each has had, and when one last came or went."""
+        self._most = {job.job_id: most[job.job_id] for job in jobs}
+        self._last_arrival_or_end = since
+
+    def situation(
         self, cluster: ClusterView, mobile: Sequence[JobView], running: Sequence[JobView], now: float
     ) -> tuple[Situation, Bools]:
         """What is to be decided on, and the columns (J, U) that jobs may have, waiting among them."""
@@ -167,7 +179,7 @@ class Ones:
         may[:, 0] = (tables.current == 0) | self.options.preempt
         return replace(at, tables=_steady(cluster, tables)), may
 
-    def _priced(self, at: Situation, rng: np.random.Generator) -> Priced:
+    def priced(self, at: Situation, rng: np.random.Generator) -> Priced:
         """What a unit of each job's progress is worth in this decision."""
         options, tables, jobs = self.options, at.tables, at.tables.jobs
         speed = tables.goodput if options.goodput else tables.speed
@@ -188,7 +200,7 @@ class Ones:
         )
         return Priced(**_fields(outlook), weight=weight, unit=unit, ends=ends)
 
-    def _choices(self, at: Priced, may: Bools) -> Choices:
+    def choices(self, at: Priced, may: Bools) -> Choices:
         """What each size is worth in this decision."""
         worth = at.unit[:, None] * at.speed
         for term in self._terms:
