@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from slurm_ones.decide import make_policy
 from slurm_ones.report.text import seconds
 from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.engines.idealized import Part
 from slurm_ones.simulate.training.mechanism import Mechanism, Requeue
 from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate
 from slurm_ones.simulate.workloads.profiles import read_profiles
@@ -88,9 +89,13 @@ class Plan:
     """The published studies' assumptions in place of the companion on a simulated Slurm."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The companion's, in place of the simulation's defaults."""
+    parts: tuple[Part, ...] = ()
+    """Of a cluster with GPUs of several kinds, its parts, in place of `nodes`; `gpus_per_node` is then the fewest."""
 
     @property
     def gpus(self) -> int:
+        if self.parts:
+            return sum(part.nodes * part.gpus_per_node for part in self.parts)
         return self.nodes * self.gpus_per_node
 
     def description(self) -> dict[str, str]:
@@ -100,7 +105,10 @@ class Plan:
             "work": self.source.workload,
             "jobs": f"{jobs} jobs",
             "load": f"{self.source.load:g}",
-            "cluster": f"{self.nodes} nodes × {self.gpus_per_node} GPUs",
+            "cluster": " + ".join(
+                f"{n} nodes × {g} {kind or 'GPUs'}"
+                for n, g, kind in self.parts or [Part(self.nodes, self.gpus_per_node)]
+            ),
             "seeds": f"{self.seeds[0]}" if one else f"{self.seeds[0]}–{self.seeds[-1]}",
             "decisions": f"every {seconds(self.interval_s)}",
             "a resize": _cost(self.mechanism),
@@ -129,6 +137,8 @@ class Plan:
                 raise BadInput(str(error)) from None
         for seed in self.seeds:
             self.workload(seed)
+        if self.parts and not self.idealized:
+            raise BadInput("--cluster: GPUs of several kinds are simulated with --idealized alone")
         if self.settings:
             from slurm_ones.simulate.engines.companion_engine import companion_settings
             from slurm_ones.simulate.engines.world import ClusterSpec

@@ -89,7 +89,7 @@ def simulate(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress)
         return run_idealized(
             make_policy(policy.name, **policy.options),
             workload,
-            idealized_cluster(plan.nodes, plan.gpus_per_node),
+            idealized_cluster(plan.nodes, plan.gpus_per_node, parts=plan.parts),
             interval_s=plan.interval_s,
             mechanism=plan.mechanism,
             seed=seed,
