@@ -32,6 +32,10 @@ class NodeView:
     name: str
     gpus: int
     """GPUs that elastic jobs hold or may take: those of rigid jobs are already subtracted."""
+    leaf: str = ""
+    """Its leaf switch, or its block of a network of blocks; "" where nothing is known of the network."""
+    speed: float = 1.0
+    """How fast jobs compute on it, relative to what they should."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class ClusterView:
     uniform: bool = True
     """Each node of a job gives equally many GPUs, as Slurm must be asked for them. Where this is False, as in
     published simulators, a job may have any number of GPUs spread in any way, written as the shape 1 × n."""
+    taper: float = 1.0
+    """How many times longer gradients take between leaf switches than below one."""
 
     @cached_property
     def gpus(self) -> int:
@@ -213,6 +219,9 @@ class Allocation:
     shape: Shape
     batch: int
     """Global batch in samples."""
+    nodes: tuple[str, ...] = ()
+    """The nodes that are asked for, each filled before the next where it need not give equally many; empty where
+    whoever places the job chooses."""
 
 
 class Weighed(NamedTuple):

@@ -9,10 +9,11 @@ import numpy as np
 
 from slurm_ones.decide.evolution import best_of, check_options, uniform_crossover
 from slurm_ones.decide.job_figures import within
-from slurm_ones.decide.ones import explain
+from slurm_ones.decide.ones import explain, places
 from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
 from slurm_ones.decide.ones.worth import Choices, Costs, fair_weights, less_costs, worth_of_progress
 from slurm_ones.schedule.placement import fixed_jobs, place
+from slurm_ones.schedule.places import Move, choose_nodes, matters
 from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
 from slurm_ones.schedule.tables import Tables, build_tables, predict_each
 from slurm_ones.slurm.model import Shape
@@ -63,6 +64,10 @@ class Options:
     changed again."""
     fair_bound: float = 1.5
     """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
+    places: bool = True
+    """Where leaf switches or the speeds of nodes are known, say which nodes."""
+    contention: bool = True
+    """And weigh what sizes across leaf switches cost their job and each other."""
     preempt: bool = False
     """Running jobs may be taken to zero GPUs for a while."""
 
@@ -107,9 +112,15 @@ class Ones:
         mobile = [job for job in jobs if job.job_id not in fixed]
         running = [job for job in jobs if job.job_id in fixed and job.shape is not None]
         tables = self._tables(cluster, mobile)
+        placed = self.options.places and matters(cluster)
+        shares = places.exchange_shares(tables) if placed else np.zeros(tables.speed.shape)
+        if placed and self.options.contention:
+            tables = places.slower_across(cluster, tables, shares)
         nodes = Nodes(cluster, mobile, running, tables.sizes)
         choices = self._choices(tables, nodes.gpus, now, rng)
-        columns = self._search(choices, mobile, nodes, rng)
+        weighs = placed and self.options.contention
+        contention = places.Contention.of(cluster, tables, shares) if weighs else None
+        columns = self._search(choices, mobile, nodes, contention, rng)
 
         wanted = {job.job_id: job.shape.gpus for job in running if job.shape is not None}
         wanted |= {job.job_id: int(tables.sizes[u]) for job, u in zip(mobile, columns, strict=True)}
@@ -121,6 +132,11 @@ class Ones:
             if job.job_id in shapes:
                 shape = shapes[job.job_id]
                 allocations[job.job_id] = Allocation(shape, int(tables.batch[j, column[shape.gpus]]))
+        if placed:
+            rows = {job.job_id: j for j, job in enumerate(mobile)}
+            at = {i: float(shares[j, column[allocations[i].shape.gpus]]) for i, j in rows.items() if i in allocations}
+            chosen = choose_nodes(cluster, jobs, fixed, allocations, at, self._moves(mobile, now))
+            allocations |= {i: replace(allocations[i], nodes=names) for i, names in chosen.items()}
         parked = frozenset(job.job_id for job in mobile if job.shape is not None and job.job_id not in allocations)
         reasons = explain.reasons(jobs, fixed, tables, wanted, allocations, choices.gpus)
         return Schedule(allocations, reasons, -float(worth.sum()), parked, explain.weighed(cluster, tables, choices))
@@ -201,6 +217,15 @@ class Ones:
         lasts = np.minimum(np.minimum(horizon, options.horizon_share * ends), options.tenure * tenure)
         return Costs(grow, shrink, prepare, lasts)
 
+    def _moves(self, mobile: Sequence[JobView], now: float) -> dict[int, Move]:
+        """What it costs each running job to move at its size, and for how long it then stays there."""
+        horizon = max(self.options.horizon_s, now - self._last_arrival_or_end)
+        return {
+            job.job_id: Move(within(job.resize_s, 0.0, LARGEST), min(horizon, self.options.tenure * _tenure(job)))
+            for job in mobile
+            if job.shape is not None and len(job.nodes) > 1
+        }
+
     def _remaining(self, job: JobView, rng: np.random.Generator) -> float:
         """Progress still to come, in samples of the base batch."""
         epochs = within(job.progress.beta, 0.01, LARGEST)
@@ -209,7 +234,14 @@ class Ones:
             epochs = alpha * (1.0 / max(float(rng.beta(alpha, epochs)), 1e-4) - 1.0)
         return max(job.dataset, 1) * max(epochs, 0.01)
 
-    def _search(self, choices: Choices, jobs: Sequence[JobView], nodes: Nodes, rng: np.random.Generator) -> Ints:
+    def _search(
+        self,
+        choices: Choices,
+        jobs: Sequence[JobView],
+        nodes: Nodes,
+        contention: places.Contention | None,
+        rng: np.random.Generator,
+    ) -> Ints:
         """Columns (J,) of the best candidate after all generations."""
         options = self.options
         kept = fill(choices, choices.current)
@@ -221,7 +253,7 @@ class Ones:
 
         def score(candidates: Ints) -> Floats:
             found: Floats = choices.value(candidates).sum(axis=1) - dear * nodes.unplaced(candidates, choices.current)
-            return found
+            return found if contention is None else found - contention.penalty(choices.worth, candidates)
 
         population, scores = best_of(population, score(population), options.population)
         for _ in range(options.generations if len(jobs) else 0):

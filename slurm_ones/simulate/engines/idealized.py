@@ -17,6 +17,7 @@ from slurm_ones.simulate.engines.idealized_job import EPSILON, IdealizedJob, Str
 from slurm_ones.simulate.engines.idealized_placement import Asked, Holding, place_freely, plan_hot
 from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome, Segment, fair_seconds
 from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
+from slurm_ones.simulate.training.network import slowdowns
 from slurm_ones.simulate.workloads.workload import Workload
 
 REQUEUE = Requeue()
@@ -68,6 +69,8 @@ def run_idealized(
             decisions.append(time.perf_counter() - started)
             apply = _apply_hot if isinstance(mechanism, Hot) else _apply
             apply(schedule, live, cluster, now, spread)
+        for job, slowdown in zip(live, slowdowns(cluster, [job.nodes for job in live]), strict=True):
+            job.slowdown = slowdown
         presence.append((now, len(live)))
         goodput.append((now, sum(_worth(job) for job in live)))
         for job in live:
@@ -102,7 +105,7 @@ def _apply(schedule: Schedule, live: Sequence[IdealizedJob], cluster: ClusterVie
     free = {node.name: node.gpus for node in cluster.nodes}
     for job in live:
         got = schedule.allocations.get(job.job_id)
-        if got is None or job.shape is None or got.shape.gpus != job.shape.gpus:
+        if got is None or job.shape is None or got.shape.gpus != job.shape.gpus or _elsewhere(job, got):
             job.stop()
         else:
             job.batch = got.batch
@@ -112,7 +115,12 @@ def _apply(schedule: Schedule, live: Sequence[IdealizedJob], cluster: ClusterVie
     if not spread:
         moving.sort(key=lambda pair: -pair[1].shape.gpus)
     for job, got in moving:
-        job.start(now, got.shape, place_freely(got.shape, free, cluster, spread), got.batch)
+        job.start(now, got.shape, place_freely(got.shape, free, cluster, spread, got.nodes), got.batch)
+
+
+def _elsewhere(job: IdealizedJob, got: Allocation) -> bool:
+    """Whether the job is to be on other nodes."""
+    return bool(got.nodes) and set(got.nodes) != set(job.nodes)
 
 
 def _apply_hot(
@@ -127,14 +135,17 @@ def _apply_hot(
             continue
         if got is None:
             job.stop()
-        elif job.shape is None or got.shape.gpus != job.shape.gpus:
+        elif job.shape is None or got.shape.gpus != job.shape.gpus or _elsewhere(job, got):
             changes.append((job, got))
         else:
             job.batch = got.batch
             same.append(job)
     if not spread:
         changes.sort(key=lambda pair: -pair[1].shape.gpus)
-    asked = [Asked(job.job_id, got.shape, job.nodes, job.mechanism.prepare_s(job.application)) for job, got in changes]
+    asked = [
+        Asked(job.job_id, got.shape, job.nodes, job.mechanism.prepare_s(job.application), got.nodes)
+        for job, got in changes
+    ]
     apart = [] if spread or not changes else [(job, job.shape) for job in same if job.shape and job.scattered(now)]
     scattered = [Asked(job.job_id, shape, job.nodes, job.mechanism.prepare_s(job.application)) for job, shape in apart]
     plans = plan_hot(cluster, [_holding(job) for job in live], asked, spread, scattered)

@@ -13,6 +13,7 @@ from slurm_ones.schedule.shapes import nodes_of, strategy_counts, takes, valid_c
 from slurm_ones.simulate.engines.idealized_placement import Plan
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.mechanism import Hot, Mechanism
+from slurm_ones.simulate.training.network import NONE, Slowdown
 from slurm_ones.simulate.training.strategies import TrainedBy
 from slurm_ones.simulate.training.training_progress import EarlyStopping
 from slurm_ones.slurm.model import Shape
@@ -95,6 +96,8 @@ class IdealizedJob:
     changed_epoch: int = 0
     placed: float = 0.0
     """When it was last given nodes."""
+    slowdown: Slowdown = NONE
+    """What its place costs it, from the last decision on."""
 
     def __post_init__(self) -> None:
         app, asked = self.application, self.submission
@@ -133,7 +136,7 @@ class IdealizedJob:
 
     @property
     def _speed(self) -> float:
-        return self.application.at(self.done).placed_speed(tuple(self.nodes.values()), float(self.batch))
+        return self.application.at(self.done).placed_speed(tuple(self.nodes.values()), float(self.batch), self.slowdown)
 
     def start(self, now: float, shape: Shape, nodes: dict[str, int], batch: int) -> None:
         """Hold these GPUs from now on."""

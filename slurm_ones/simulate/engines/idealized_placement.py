@@ -13,10 +13,14 @@ Nodes = Mapping[str, int]
 """GPUs of each node."""
 
 
-def place_freely(shape: Shape, free: dict[str, int], cluster: ClusterView, spread: bool) -> dict[str, int]:
-    """GPUs on nodes for the shape; taken from `free`."""
-    found: dict[str, int] = {}
-    if cluster.uniform:
+def place_freely(
+    shape: Shape, free: dict[str, int], cluster: ClusterView, spread: bool, names: Sequence[str] = ()
+) -> dict[str, int]:
+    """GPUs on nodes for the shape, on those named if these have room; taken from `free`."""
+    found = _on_named(shape, free, cluster, names)
+    if found:
+        pass
+    elif cluster.uniform:
         fitting = sorted((gpus, name) for name, gpus in free.items() if gpus >= shape.gpus_per_node)
         found = {name: shape.gpus_per_node for _, name in fitting[: shape.nodes]}
     else:
@@ -31,6 +35,19 @@ def place_freely(shape: Shape, free: dict[str, int], cluster: ClusterView, sprea
     for name, gpus in found.items():
         free[name] -= gpus
     return found
+
+
+def _on_named(shape: Shape, free: Nodes, cluster: ClusterView, names: Sequence[str]) -> dict[str, int]:
+    """GPUs on the nodes named, each filled before the next where it need not give equally many; none where they have
+    no room."""
+    found: dict[str, int] = {}
+    left = shape.gpus
+    for name in names:
+        gpus = shape.gpus_per_node if cluster.uniform else min(left, max(free.get(name, 0), 0))
+        if gpus and gpus <= min(left, free.get(name, 0)):
+            found[name] = gpus
+            left -= gpus
+    return {} if left else found
 
 
 class Holding(NamedTuple):
@@ -55,6 +72,8 @@ class Asked(NamedTuple):
     """GPUs that it holds."""
     prepare_s: float
     """Seconds that it holds the old and the new GPUs."""
+    named: tuple[str, ...] = ()
+    """Nodes that it is to be on, if these have room."""
 
 
 class _Use:
@@ -164,7 +183,9 @@ def _targets(cluster: ClusterView, free: Nodes, asked: Sequence[Asked], spread: 
         room.update(job.own)
     found: dict[int, dict[str, int]] = {}
     for job in asked:
-        target = _placed(job.shape, room, cluster, {} if spread else job.own, spread)
+        target = _on_named(job.shape, room, cluster, job.named) or _placed(
+            job.shape, room, cluster, {} if spread else job.own, spread
+        )
         if target is not None:
             found[job.job_id] = target
             room.subtract(target)

@@ -12,8 +12,10 @@ from pydantic import ValidationError
 
 from slurm_ones.decide import make_policy
 from slurm_ones.report.text import seconds
+from slurm_ones.schedule.policy import ClusterView
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.training.mechanism import Mechanism, Requeue
+from slurm_ones.simulate.training.network import Network, wired
 from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate
 from slurm_ones.simulate.workloads.profiles import read_profiles
 from slurm_ones.simulate.workloads.workload import Workload, check_fits, read_workload
@@ -86,12 +88,22 @@ class Plan:
     """How jobs are resized, and what that costs."""
     idealized: bool = False
     """The published studies' assumptions in place of the companion on a simulated Slurm."""
+    network: Network | None = None
+    """Leaf switches, and how slow the links between them are; None for a network that jobs do not notice."""
+    slow_nodes: tuple[float, ...] = ()
+    """Speeds of the nodes that are slower than others."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The companion's, in place of the simulation's defaults."""
 
     @property
     def gpus(self) -> int:
         return self.nodes * self.gpus_per_node
+
+    def cluster(self) -> ClusterView:
+        """What the idealized engine runs the work on. Raises ValueError where network and nodes do not fit."""
+        from slurm_ones.simulate.engines.idealized import idealized_cluster
+
+        return wired(idealized_cluster(self.nodes, self.gpus_per_node), self.network, self.slow_nodes)
 
     def description(self) -> dict[str, str]:
         """What is run, in words."""
@@ -106,6 +118,10 @@ class Plan:
             "a resize": _cost(self.mechanism),
             "engine": "the published studies' assumptions" if self.idealized else "the companion on a simulated Slurm",
         }
+        if self.network is not None:
+            found["network"] = f"{self.network.leaves} leaf switches, tapered {self.network.taper:g}:1"
+        if self.slow_nodes:
+            found["slow nodes"] = f"{len(self.slow_nodes)} of speed {min(self.slow_nodes):g}"
         if self.settings:
             found["settings"] = ", ".join(f"{key}={value}" for key, value in self.settings.items())
         return found
@@ -127,6 +143,10 @@ class Plan:
                 make_policy(policy.name, **policy.options)
             except (TypeError, ValueError) as error:
                 raise BadInput(str(error)) from None
+        try:
+            self.cluster()
+        except ValueError as error:
+            raise BadInput(str(error)) from None
         for seed in self.seeds:
             self.workload(seed)
         if self.settings:
