@@ -119,7 +119,12 @@ SENTENCES: dict[str, str] = {
     "least_total_time": "the sum of all jobs' completion times is expected to be least so",
     "trains_faster": "there it is expected to train {factor:.2g} times as fast",
     "gives_up_gpus": "at {factor:.2g} times its speed the sum of all jobs' completion times is expected to be least",
+    "faster_kind": "on {kind} in place of {before} it is expected to train {factor:.2g} times as fast",
+    "leaves_kind": "others gain more by {before} than it loses on {kind}, at {factor:.2g} times its speed",
+    "several_kinds": "it has GPUs of several kinds ({kinds}), and no change would repay its interruption",
     "no_change_repays": "no change of its GPUs would repay an interruption of {seconds:.1f} s",
+    "fewer_switches": "its nodes are then below {switches} leaf switches rather than {before}: gradients arrive sooner",
+    "better_nodes": "on nodes {nodes} its steps are expected to be shorter, and that repays the move",
     "better_batch": "it is expected to train faster with batch {batch} than with {before}",
     "smallest_size": "a job starts on the smallest size that it takes",
     "least_remaining": "all jobs then need the fewest GPU-seconds; {speed:.3g} samples/s are predicted for it",
@@ -127,6 +132,7 @@ SENTENCES: dict[str, str] = {
     "changed_lately": "{gpus:GPU|GPUs} would be better, but that changes a job that changed less than "
     "{epochs:epoch|epochs} ago",
     "shortens_most": "GPUs go one by one to the job whose remaining time they shorten most",
+    "highest_index": "GPUs go one by one to the job whose waiting each GPU-second shortens most",
     "best_total": "of all schedules weighed, this one is best by {total}",
     "nearly_best_total": "of all schedules weighed, this one is within {percent:.2g} % of the best by {total}",
     # The same where there is no other job (`alone`)
@@ -135,6 +141,7 @@ SENTENCES: dict[str, str] = {
     "gives_up_gpus_alone": "at {factor:.2g} times its speed it is expected to end soonest",
     "least_remaining_alone": "it then needs the fewest GPU-seconds; {speed:.3g} samples/s are predicted for it",
     "shortens_most_alone": "it gets GPUs one by one as long as they shorten its remaining time",
+    "highest_index_alone": "it gets GPUs one by one as long as they make it faster",
     "best_total_alone": "of all its sizes weighed, this one is best",
     "nearly_best_total_alone": "of all its sizes weighed, this one is within {percent:.2g} % of the best",
     "no_solution": "the integer program has no answer ({message}), so nothing changes",

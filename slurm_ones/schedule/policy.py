@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -36,6 +36,28 @@ class NodeView:
     """Its leaf switch, or its block of a network of blocks; "" where nothing is known of the network."""
     speed: float = 1.0
     """How fast jobs compute on it, relative to what they should."""
+    kind: str = ""
+    """Kind of its GPUs; empty where it is unknown, or all are alike."""
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Work that is expected to be submitted: one arrival is what one user submits at a time."""
+
+    rate: tuple[float, ...]
+    """Arrivals a second in each hour from now on, of as many as are foretold."""
+    gpu_s: float
+    """GPU-seconds that an arrival's jobs hold in all, in the mean."""
+    stay_s: float
+    """Seconds from a job's submission to its end, in the mean."""
+    doubt: float = 0.0
+    """Relative standard deviation of the work that comes."""
+    seen: int = 0
+    """Arrivals from which this was learned."""
+
+    def gap_s(self) -> float:
+        """Seconds to the next arrival, in the mean."""
+        return 1.0 / self.rate[0] if self.rate and self.rate[0] > 0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -53,6 +75,10 @@ class ClusterView:
     published simulators, a job may have any number of GPUs spread in any way, written as the shape 1 × n."""
     taper: float = 1.0
     """How many times longer gradients take between leaf switches than below one."""
+    arrivals: Arrivals | None = None
+    """What is expected to be submitted in the near future; None where nothing is known."""
+    gpus_of_kind: Mapping[str, int] = field(default_factory=dict)
+    """GPUs of a whole node of each kind, where there are several; 0 or left out as in `node_gpus`."""
 
     @cached_property
     def gpus(self) -> int:
@@ -63,6 +89,19 @@ class ClusterView:
     def gpus_per_node(self) -> int:
         """GPUs of a whole node, which shapes of several nodes are made of."""
         return self.node_gpus or max((node.gpus for node in self.nodes), default=0)
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of GPUs here, in the order of their first nodes."""
+        return tuple(dict.fromkeys(node.kind for node in self.nodes))
+
+    def of_kind(self, kind: str) -> ClusterView:
+        """The part of it with GPUs of that kind: a cluster of one kind."""
+        if self.kinds == (kind,):
+            return self
+        nodes = tuple(node for node in self.nodes if node.kind == kind)
+        full = self.gpus_of_kind.get(kind, 0) or max((node.gpus for node in nodes), default=0)
+        return replace(self, nodes=nodes, node_gpus=full, gpus_of_kind={})
 
 
 class SizeRule(NamedTuple):
@@ -182,6 +221,7 @@ class JobView:
     base_batch: int
     limits: Limits
     model: ThroughputModel
+    """Where GPUs are of several kinds that of the kind which it has, or is most likely to get."""
     efficiency: EfficiencyModel
     progress: Progress
     samples: float
@@ -210,6 +250,8 @@ class JobView:
     can have any."""
     fixed: Reason | None = None
     """Why it must keep its shape in this round; a waiting job then stays waiting. None where it may change."""
+    on: Mapping[str, ThroughputModel] = field(default_factory=dict)
+    """Its model on each kind of GPU that it may use; empty where `model` is that of any kind."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +264,8 @@ class Allocation:
     nodes: tuple[str, ...] = ()
     """The nodes that are asked for, each filled before the next where it need not give equally many; empty where
     whoever places the job chooses."""
+    kind: str = ""
+    """Kind of its GPUs; empty where any will do."""
 
 
 class Weighed(NamedTuple):

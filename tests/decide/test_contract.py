@@ -22,6 +22,7 @@ from slurm_ones.decide import (
     Srsf,
     Srtf,
     Tiresias,
+    Wham,
     find_policy,
     make_policy,
 )
@@ -40,6 +41,7 @@ TestSia = policy_contract(Sia)
 TestSrsf = policy_contract(Srsf)
 TestSrtf = policy_contract(Srtf)
 TestTiresias = policy_contract(Tiresias)
+TestWham = policy_contract(Wham)
 
 
 def test_every_policy_is_held_to_the_contract() -> None:

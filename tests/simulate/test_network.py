@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from slurm_ones.cli.simulate import parse_network, parse_slow_nodes
-from slurm_ones.decide.ones import places
 from slurm_ones.decide.ones.ones import Ones, Options
+from slurm_ones.decide.ones.places import Leaves, exchange_shares
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
-from slurm_ones.schedule.tables import build_tables
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
 from slurm_ones.simulate.engines.outcome import Outcome
@@ -89,22 +88,36 @@ def test_ones_names_places_that_are_better(made: Workload) -> None:
 def test_what_the_search_is_told_of_leaf_switches() -> None:
     """Sizes that need several are slower by their exchange; jobs that meet there cost each other more."""
     cluster = wired(idealized_cluster(8, 4), Network(2, 4, 3.0))
-    views = [job(i, gpus=(4, 8, 16, 32)) for i in (1, 2)]
-    tables = build_tables(cluster, views)
-    shares = places.exchange_shares(tables)
+    views = [job(i, gpus=(4, 8, 16, 32), requested=32) for i in (1, 2)]
+    policy, rng = Ones(), seeded()
+    leaves = next(term for term in policy._terms if isinstance(term, Leaves))
+    policy.take_over(views, {1: 0, 2: 0}, 0.0)
+    at, may = policy.situation(cluster, views, [], 0.0)
+    tables = at.tables
+    shares = exchange_shares(tables)
     size = {int(n): u for u, n in enumerate(tables.sizes)}
     assert shares[0, size[4]] == 0 and 0 < shares[0, size[8]] < shares[0, size[32]] < 0.5
-    slower = places.slower_across(cluster, tables, shares)
-    assert slower.speed[0, size[16]] == tables.speed[0, size[16]], "below one"
+    speed = leaves.speed(at, tables.goodput)
+    assert speed[0, size[16]] == tables.goodput[0, size[16]], "below one"
     share = shares[0, size[32]]
-    assert slower.speed[0, size[32]] == pytest.approx(tables.speed[0, size[32]] / (1 + 2 * share))
-    contention = places.Contention.of(cluster, tables, shares)
-    worth = np.ones(tables.speed.shape)
+    assert speed[0, size[32]] == pytest.approx(tables.goodput[0, size[32]] / (1 + 2 * share))
+    choices = policy.choices(policy.priced(at, rng), may)
+    lost = leaves.penalty(policy.priced(at, rng), choices, 0.0)
+    assert lost is not None
     one, two = np.array([size[32], size[16]]), np.array([size[32], size[32]])
-    assert contention.penalty(worth, np.array([one]))[0] == 0
-    # Each takes `more` longer for the other: exactly what the model says of two.
+    assert lost(np.array([one]))[0] == 0
+    # Each takes longer for the other: exactly what the model says of two.
     alone, met = 1 + 2 * share, 1 + 5 * share
-    assert contention.penalty(worth, np.array([two]))[0] == pytest.approx(2 * (1 - alone / met))
+    assert lost(np.array([two]))[0] == pytest.approx(choices.value(two[None]).sum() * (1 - alone / met))
+    assert leaves.penalty(policy.priced(at, rng), choices, 0.0) is not None
+
+
+def test_why_a_job_moves_is_said() -> None:
+    cluster = wired(idealized_cluster(4, 4), NETWORK)
+    apart = job(1, {"n1": 4, "n3": 4}, gpus=(8,), running_s=9e4)
+    found = Ones().decide(cluster, [apart], 9e4, seeded())
+    assert found.reasons[1].code == "fewer_switches"
+    assert set(found.allocations[1].nodes) in ({"n1", "n2"}, {"n3", "n4"})
 
 
 def test_what_is_wrong_with_a_network_is_said() -> None:

@@ -12,6 +12,7 @@ from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Limit
 from slurm_ones.schedule.shapes import nodes_of, strategy_counts, takes, valid_counts
 from slurm_ones.simulate.engines.idealized_placement import Plan
 from slurm_ones.simulate.training.application import Application, Submission
+from slurm_ones.simulate.training.gpu_kinds import on_kind
 from slurm_ones.simulate.training.mechanism import Hot, Mechanism
 from slurm_ones.simulate.training.network import NONE, Slowdown
 from slurm_ones.simulate.training.strategies import TrainedBy
@@ -42,6 +43,20 @@ class TrueModel:
     def efficiency(self, batches: Ints) -> Floats:
         """See `schedule.policy.EfficiencyModel`."""
         return self.application.efficiency(self.done, batches)
+
+
+class Variants:
+    """Applications as they are on each kind of GPU, each made once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], Application] = {}
+
+    def of(self, app: Application, kind: str) -> Application:
+        """The application on that kind."""
+        key = app.name, kind
+        if key not in self._known:
+            self._known[key] = on_kind(app, kind)
+        return self._known[key]
 
 
 @dataclass
@@ -98,10 +113,14 @@ class IdealizedJob:
     """When it was last given nodes."""
     slowdown: Slowdown = NONE
     """What its place costs it, from the last decision on."""
+    variants: Variants = field(default_factory=lambda: Variants())
+    """The applications on each kind of GPU, shared by the jobs of a run."""
 
     def __post_init__(self) -> None:
         app, asked = self.application, self.submission
         self._early_stopping = EarlyStopping(app)
+        self._kind_of = {node.name: node.kind for node in self.cluster.nodes}
+        self._on = {kind: self.variants.of(app, kind) for kind in self.cluster.kinds}
         self.requested_batch = min(max(asked.batch, app.min_batch or app.base_batch), app.max_batch)
         self.requested_nodes = nodes_of(self.cluster, asked.gpus)
         most = min(app.max_gpus, self.cluster.gpus)
@@ -136,7 +155,22 @@ class IdealizedJob:
 
     @property
     def _speed(self) -> float:
-        return self.application.at(self.done).placed_speed(tuple(self.nodes.values()), float(self.batch), self.slowdown)
+        placement, batch = tuple(self.nodes.values()), float(self.batch)
+        kinds = {self._kind_of[name] for name in self.nodes}
+        # Of several kinds the slowest sets the pace.
+        return min(self._on[kind].at(self.done).placed_speed(placement, batch, self.slowdown) for kind in kinds)
+
+    @property
+    def kind(self) -> str:
+        """Of the GPUs that it has the kind which sets its pace; where it has none, the most frequent one here."""
+        kinds = {self._kind_of[name] for name in self.nodes}
+        if len(kinds) == 1:
+            return kinds.pop()
+        if not kinds:
+            gpus = {kind: self.cluster.of_kind(kind).gpus for kind in self.cluster.kinds}
+            return max(gpus, key=gpus.__getitem__)
+        placement, batch = tuple(self.nodes.values()), float(self.batch)
+        return min(kinds, key=lambda kind: self._on[kind].at(self.done).placed_speed(placement, batch))
 
     def start(self, now: float, shape: Shape, nodes: dict[str, int], batch: int) -> None:
         """Hold these GPUs from now on."""
@@ -237,7 +271,9 @@ class IdealizedJob:
         """What a policy is shown of it."""
         app, asked = self.application, self.submission
         epochs = self.done / app.dataset
-        true_model = TrueModel(app, self.done)
+        several = len(self.cluster.kinds) > 1
+        models = {kind: TrueModel(self._on[kind], self.done) for kind in self.cluster.kinds}
+        true_model = models[self.kind] if several else next(iter(models.values()))
         hot = isinstance(self.mechanism, Hot)
         # Whatever is under way is shown as done.
         at = self.change or self
@@ -267,6 +303,7 @@ class IdealizedJob:
             shrink_s=self.mechanism.shrink_s(app) if hot else None,
             prepare_s=self.mechanism.prepare_s(app),
             fixed=fixed,
+            on=models if several else {},
             true_remaining_s=app.seconds(
                 self.requested_nodes, min(asked.gpus, app.max_gpus), float(self.requested_batch), self.done, self.total
             ),

@@ -14,6 +14,7 @@ from slurm_ones.decide import make_policy
 from slurm_ones.report.text import seconds
 from slurm_ones.schedule.policy import ClusterView
 from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.engines.idealized import Part
 from slurm_ones.simulate.training.mechanism import Mechanism, Requeue
 from slurm_ones.simulate.training.network import Network, wired
 from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate
@@ -94,16 +95,20 @@ class Plan:
     """Speeds of the nodes that are slower than others."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The companion's, in place of the simulation's defaults."""
+    parts: tuple[Part, ...] = ()
+    """Of a cluster with GPUs of several kinds, its parts, in place of `nodes`; `gpus_per_node` is then the fewest."""
 
     @property
     def gpus(self) -> int:
+        if self.parts:
+            return sum(part.nodes * part.gpus_per_node for part in self.parts)
         return self.nodes * self.gpus_per_node
 
     def cluster(self) -> ClusterView:
         """What the idealized engine runs the work on. Raises ValueError where network and nodes do not fit."""
         from slurm_ones.simulate.engines.idealized import idealized_cluster
 
-        return wired(idealized_cluster(self.nodes, self.gpus_per_node), self.network, self.slow_nodes)
+        return wired(idealized_cluster(self.nodes, self.gpus_per_node, parts=self.parts), self.network, self.slow_nodes)
 
     def description(self) -> dict[str, str]:
         """What is run, in words."""
@@ -112,7 +117,10 @@ class Plan:
             "work": self.source.workload,
             "jobs": f"{jobs} jobs",
             "load": f"{self.source.load:g}",
-            "cluster": f"{self.nodes} nodes × {self.gpus_per_node} GPUs",
+            "cluster": " + ".join(
+                f"{n} nodes × {g} {kind or 'GPUs'}"
+                for n, g, kind in self.parts or [Part(self.nodes, self.gpus_per_node)]
+            ),
             "seeds": f"{self.seeds[0]}" if one else f"{self.seeds[0]}–{self.seeds[-1]}",
             "decisions": f"every {seconds(self.interval_s)}",
             "a resize": _cost(self.mechanism),
@@ -149,6 +157,8 @@ class Plan:
             raise BadInput(str(error)) from None
         for seed in self.seeds:
             self.workload(seed)
+        if self.parts and not self.idealized:
+            raise BadInput("--cluster: GPUs of several kinds are simulated with --idealized alone")
         if self.settings:
             from slurm_ones.simulate.engines.companion_engine import companion_settings
             from slurm_ones.simulate.engines.world import ClusterSpec
