@@ -32,12 +32,12 @@ class NodeView:
     name: str
     gpus: int
     """GPUs that elastic jobs hold or may take: those of rigid jobs are already subtracted."""
+    kind: str = ""
+    """Kind of its GPUs; empty where it is unknown, or all are alike."""
     leaf: str = ""
     """Its leaf switch, or its block of a network of blocks; "" where nothing is known of the network."""
     speed: float = 1.0
     """How fast jobs compute on it, relative to what they should."""
-    kind: str = ""
-    """Kind of its GPUs; empty where it is unknown, or all are alike."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class ClusterView:
     uniform: bool = True
     """Each node of a job gives equally many GPUs, as Slurm must be asked for them. Where this is False, as in
     published simulators, a job may have any number of GPUs spread in any way, written as the shape 1 × n."""
-    taper: float = 1.0
-    """How many times longer gradients take between leaf switches than below one."""
     arrivals: Arrivals | None = None
     """What is expected to be submitted in the near future; None where nothing is known."""
     gpus_of_kind: Mapping[str, int] = field(default_factory=dict)
     """GPUs of a whole node of each kind, where there are several; 0 or left out as in `node_gpus`."""
+    taper: float = 1.0
+    """How many times longer gradients take between leaf switches than below one."""
 
     @cached_property
     def gpus(self) -> int:
@@ -261,11 +261,11 @@ class Allocation:
     shape: Shape
     batch: int
     """Global batch in samples."""
+    kind: str = ""
+    """Kind of its GPUs; empty where any will do."""
     nodes: tuple[str, ...] = ()
     """The nodes that are asked for, each filled before the next where it need not give equally many; empty where
     whoever places the job chooses."""
-    kind: str = ""
-    """Kind of its GPUs; empty where any will do."""
 
 
 class Weighed(NamedTuple):
