@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +32,11 @@ class Named:
 
     name = "named"
 
-    def __init__(self, nodes: dict[int, tuple[str, ...]]) -> None:
+    def __init__(self, nodes: Mapping[int, tuple[str, ...]]) -> None:
         self._nodes = nodes
 
     def decide(self, cluster: ClusterView, jobs: list[JobView], now: float, rng: np.random.Generator) -> Schedule:
-        return Schedule({one.job_id: Allocation(Shape(1, 8), 128, self._nodes[one.job_id]) for one in jobs})
+        return Schedule({one.job_id: Allocation(Shape(1, 8), 128, nodes=self._nodes[one.job_id]) for one in jobs})
 
 
 def test_jobs_across_leaf_switches_slow_each_other_down() -> None:

@@ -89,6 +89,9 @@ def run_idealized(
             decisions.append(time.perf_counter() - started)
             apply = _apply_hot if isinstance(mechanism, Hot) else _apply
             apply(schedule, live, cluster, now, spread)
+            for job in live:
+                if job.job_id in schedule.promises:
+                    job.promised = schedule.promises[job.job_id].given
         for job, slowdown in zip(live, slowdowns(cluster, [job.nodes for job in live]), strict=True):
             job.slowdown = slowdown
         presence.append((now, len(live)))
@@ -241,4 +244,6 @@ def _outcome(job: IdealizedJob, presence: Sequence[tuple[float, int]], gpus: int
         metric=job.application.metric_at(job.done, job.batch),
         target=job.application.target,
         elastic=job.submission.elastic,
+        deadline=job.deadline,
+        promised=job.promised,
     )

@@ -17,7 +17,7 @@ from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.engines.idealized import Part
 from slurm_ones.simulate.training.mechanism import Mechanism, Requeue
 from slurm_ones.simulate.training.network import Network, wired
-from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate
+from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate, with_deadlines
 from slurm_ones.simulate.workloads.profiles import read_profiles
 from slurm_ones.simulate.workloads.workload import Workload, check_fits, read_workload
 
@@ -43,6 +43,8 @@ class Source:
     arrivals: Arrivals | None = None
     hours: float | None = None
     rigid: float = 0.0
+    deadlines: float = 0.0
+    """Share of jobs with a deadline."""
 
     def load_workload(self, seed: int, gpus: int, per_node: int) -> Workload:
         """The work of one seed; a file's is the same for all. Raises `BadInput`."""
@@ -57,6 +59,7 @@ class Source:
                 arrivals=self.arrivals,
                 hours=self.hours,
                 rigid=self.rigid,
+                deadlines=self.deadlines,
             )
         path = Path(self.workload)
         if not path.exists():
@@ -72,7 +75,10 @@ class Source:
             raise BadInput(f"{path}: load {self.load} and jobs {self.jobs} must be above 0")
         found = read_workload(path, read_profiles(self.profiles))
         first = found.submissions[: self.jobs]
-        return replace(found, submissions=tuple(replace(s, time=s.time / self.load) for s in first))
+        scaled = tuple(replace(s, time=s.time / self.load) for s in first)
+        if self.deadlines:
+            scaled = with_deadlines(scaled, found.applications, self.deadlines, per_node, seed)
+        return replace(found, submissions=scaled)
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,8 @@ class Plan:
             found["network"] = f"{self.network.leaves} leaf switches, tapered {self.network.taper:g}:1"
         if self.slow_nodes:
             found["slow nodes"] = f"{len(self.slow_nodes)} of speed {min(self.slow_nodes):g}"
+        if self.source.deadlines:
+            found["deadlines"] = f"{100 * self.source.deadlines:g} % of the jobs"
         if self.settings:
             found["settings"] = ", ".join(f"{key}={value}" for key, value in self.settings.items())
         return found
