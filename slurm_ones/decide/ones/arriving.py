@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slurm_ones.decide.ones.terms import Priced, Term
-from slurm_ones.decide.ones.worth import worth_of_progress
+from slurm_ones.decide.ones.worth import PRICES, worth_of_progress
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.policy import Arrivals, Floats, Ints
 
@@ -38,6 +38,8 @@ class Arriving(Term):
         lasting, _ = worth_of_progress(
             at.speed, at.tables.sizes, at.remaining, at.weight, at.nodes.gpus, recursive=False
         )
+        # As the other worths, these are to save all waiting: what GPUs can save at most is in proportion to worths.
+        lasting = lasting * (at.weight[lasting > 0].sum() / max(self._saved(at, lasting), 1e-300))
         # Of today's jobs, those that end no sooner.
         left = len(at.ends) - np.searchsorted(np.sort(at.ends), at.ends)
         new = self.share * present(arrivals, at.ends)
@@ -45,6 +47,14 @@ class Arriving(Term):
         ratio = np.where(known, lasting / np.where(known, at.unit, 1.0), 1.0)
         result: Floats = ratio ** (new / (new + left))
         return result
+
+    def _saved(self, at: Priced, unit: Floats) -> float:
+        """Seconds of waiting that all GPUs save each second, at best, where progress is worth that (J,)."""
+        sizes = at.tables.sizes
+        saved = PRICES * at.nodes.gpus
+        for speed, worth in zip(at.speed, unit, strict=True):
+            saved = saved + (worth * speed - PRICES[:, None] * sizes).max(axis=1)
+        return float(saved.min())
 
     def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
         """The jobs that keep or get fewer GPUs, or more, than they would by the worth of today's jobs alone."""
