@@ -88,6 +88,9 @@ def run_idealized(
             decisions.append(time.perf_counter() - started)
             apply = _apply_hot if isinstance(mechanism, Hot) else _apply
             apply(schedule, live, cluster, now, spread)
+            for job in live:
+                if job.job_id in schedule.promises:
+                    job.promised = schedule.promises[job.job_id].given
         presence.append((now, len(live)))
         goodput.append((now, sum(_worth(job) for job in live)))
         for job in live:
@@ -236,4 +239,6 @@ def _outcome(job: IdealizedJob, presence: Sequence[tuple[float, int]], gpus: int
         metric=job.application.metric_at(job.done, job.batch),
         target=job.application.target,
         elastic=job.submission.elastic,
+        deadline=job.deadline,
+        promised=job.promised,
     )
