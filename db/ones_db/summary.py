@@ -66,6 +66,7 @@ class JobSummary:
     """Name of its training strategy; None where it is plainly data parallel, or has not said."""
     limits: Limits | None = None
     """What that strategy can do."""
+    account: str = ""
 
     @property
     def local_batch(self) -> int | None:
@@ -192,6 +193,7 @@ _JOB = (
     "report_note",
     "strategy",
     "limits",
+    "account",
 )
 
 

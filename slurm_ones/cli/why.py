@@ -109,6 +109,53 @@ def _of_blocks(store: Store, job_id: int, *, running: bool) -> Iterator[str]:
         yield f"    {_clock(new.time)} generation {new.report.generation}: {change(new, old)}"
 
 
+def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
+    """What the command prints of a job, in rich's markup, a line each."""
+    job, found = summary.job_id, explain(store, summary, decisions)
+    yield (
+        f"[bold]job {job}[/] {safe(summary.name)} of {safe(summary.user)}: {summary.state}, "
+        f"shape {shape(summary) or 'none'}, batch {summary.batch or 'unknown'} ({per_gpu(summary)} per GPU), "
+        f"epochs {progress(summary)}"
+    )
+    if summary.refusal:
+        yield f"  It is left alone: {safe(summary.refusal, 500)}"
+    for said in described(summary.limits) if summary.limits is not None else ():
+        yield f"  Its strategy: {safe(str(said), 500)}."
+    if summary.report_note:
+        yield f"  Not believed of its reports: {safe(summary.report_note, 500)}"
+    for trouble in troubles(summary):
+        yield f"  [bold red]Look at it[/]: {trouble}."
+    for line in _of_blocks(store, job, running=summary.running):
+        yield f"  {safe(line, 500)}"
+    runs = store.runs(job)
+    begun = starts(store.resizes(job), {(job, run.restart): run for run in runs})
+    for run in runs:
+        if run.note:
+            when = f" ({_clock(run.hello_time)})" if run.hello_time else ""
+            yield f"  Run {run.restart} said{when}: {safe(run.note, 500)}"
+        if run.attempts:
+            yield f"  Run {run.restart} started its ranks {run.attempts + 1} times."
+    for d in found["decisions"]:
+        outcome = f" [dim]({safe(d['outcome'], 300)})[/]" if d["outcome"] else ""
+        yield f"  {_clock(d['time'])} {d['policy']} ({d['mode']}): {_allocation(d)}{safe(d['reason'], 500)}{outcome}"
+        if d["alternatives"]:
+            yield f"      weighed: {_weighed(d['alternatives'])}"
+    if not found["decisions"]:
+        yield "  Nothing was decided for it yet."
+    planned = {resize.id: planned_blocks(resize) for resize in store.resizes(job)}
+    for r in found["resizes"]:
+        blocks = f" ({planned[r['id']]})" if planned.get(r["id"]) else ""
+        yield (
+            f"  {_clock(r['started'])} resize {resized(*(r[name] for name in _CHANGE))}{blocks}: {r['state']}"
+            + (f", {safe(r['outcome'], 300)}" if r["outcome"] else "")
+            + (f", training stood still for {_pause(r)}" if r["pause_s"] is not None else "")
+        )
+        for step in r["steps"]:
+            yield (f"      {step['time'] - r['started']:7.1f} s  {step['state']}  [dim]{safe(step['detail'], 300)}[/]")
+        if r["id"] in begun:
+            yield f"      the start after it: {begun[r['id']]}"
+
+
 @command
 def why(
     job: Annotated[int, typer.Argument(help="Job id; of a block, such as 4711_3, its job.", parser=job_number)],
@@ -124,56 +171,8 @@ def why(
     if not summaries:
         raise StoreError(unknown_job(settings, job, store.place, own_only=is_view(settings, store)))
     (summary,) = summaries
-    found = explain(store, summary, last)
     if json:
-        print_json(found)
+        print_json(explain(store, summary, last))
         return
-    console.print(
-        f"[bold]job {job}[/] {safe(summary.name)} of {safe(summary.user)}: {summary.state}, "
-        f"shape {shape(summary) or 'none'}, batch {summary.batch or 'unknown'} ({per_gpu(summary)} per GPU), "
-        f"epochs {progress(summary)}",
-        soft_wrap=True,
-    )
-    if summary.refusal:
-        console.print(f"  It is left alone: {safe(summary.refusal, 500)}", soft_wrap=True)
-    for said in described(summary.limits) if summary.limits is not None else ():
-        console.print(f"  Its strategy: {safe(str(said), 500)}.", soft_wrap=True)
-    if summary.report_note:
-        console.print(f"  Not believed of its reports: {safe(summary.report_note, 500)}", soft_wrap=True)
-    for trouble in troubles(summary):
-        console.print(f"  [bold red]Look at it[/]: {trouble}.", soft_wrap=True)
-    for line in _of_blocks(store, job, running=summary.running):
-        console.print(f"  {safe(line, 500)}", soft_wrap=True)
-    runs = store.runs(job)
-    begun = starts(store.resizes(job), {(job, run.restart): run for run in runs})
-    for run in runs:
-        if run.note:
-            when = f" ({_clock(run.hello_time)})" if run.hello_time else ""
-            console.print(f"  Run {run.restart} said{when}: {safe(run.note, 500)}", soft_wrap=True)
-        if run.attempts:
-            console.print(f"  Run {run.restart} started its ranks {run.attempts + 1} times.")
-    for d in found["decisions"]:
-        outcome = f" [dim]({safe(d['outcome'], 300)})[/]" if d["outcome"] else ""
-        console.print(
-            f"  {_clock(d['time'])} {d['policy']} ({d['mode']}): {_allocation(d)}{safe(d['reason'], 500)}{outcome}",
-            soft_wrap=True,
-        )
-        if d["alternatives"]:
-            console.print(f"      weighed: {_weighed(d['alternatives'])}", soft_wrap=True)
-    if not found["decisions"]:
-        console.print("  Nothing was decided for it yet.")
-    planned = {resize.id: planned_blocks(resize) for resize in store.resizes(job)}
-    for r in found["resizes"]:
-        blocks = f" ({planned[r['id']]})" if planned.get(r["id"]) else ""
-        console.print(
-            f"  {_clock(r['started'])} resize {resized(*(r[name] for name in _CHANGE))}{blocks}: {r['state']}"
-            + (f", {safe(r['outcome'], 300)}" if r["outcome"] else "")
-            + (f", training stood still for {_pause(r)}" if r["pause_s"] is not None else ""),
-            soft_wrap=True,
-        )
-        for step in r["steps"]:
-            console.print(
-                f"      {step['time'] - r['started']:7.1f} s  {step['state']}  [dim]{safe(step['detail'], 300)}[/]"
-            )
-        if r["id"] in begun:
-            console.print(f"      the start after it: {begun[r['id']]}", soft_wrap=True)
+    for line in told(store, summary, last):
+        console.print(line, soft_wrap=True)

@@ -145,36 +145,3 @@ class Choices:
         """(K, J) worth of what each candidate (K, J) of columns gives each job."""
         rows: Floats = self.worth[np.arange(candidates.shape[-1]), candidates]
         return rows
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What a change of each job's size costs it, in seconds (J,)."""
-
-    grow_s: Floats
-    """That training stands still where it gains GPUs."""
-    shrink_s: Floats
-    """That training stands still where it gives up GPUs."""
-    prepare_s: Floats
-    """That GPUs which it gains are held before, while it trains on as it was."""
-    lasts_s: Floats
-    """That a change is expected to last."""
-
-
-def less_costs(worth: Floats, current: Ints, costs: Costs) -> Floats:
-    """(J, U) what each size is worth on average while it lasts, from the worth (J, U) of training there.
-
-    A job that grows trains at its old size until the new GPUs are ready, stands still for the pause, and trains at the
-    new size for the rest of the time that the change lasts. So the pause costs training, and the preparation costs what
-    others would have made of the new GPUs, since these count as the job's from now on; the rest is not delayed by it.
-    Waiting jobs pay nothing: whatever their size, they start.
-    """
-    columns, held = np.arange(worth.shape[1]), current[:, None]
-    grows = columns > held
-    lasts = np.maximum(costs.lasts_s, 1e-9)[:, None]
-    ready = np.where(grows, costs.prepare_s[:, None], 0.0)
-    begins = ready + np.where(grows, costs.grow_s[:, None], costs.shrink_s[:, None])
-    old = worth[np.arange(len(worth)), current][:, None]
-    changed = worth * np.maximum(1.0 - begins / lasts, 0.0) + old * np.minimum(ready / lasts, 1.0)
-    result: Floats = np.where((held > 0) & (columns != held), changed, worth)
-    return result
