@@ -162,6 +162,9 @@ def simulate(
         float | None, typer.Option(help="Hours in which jobs are submitted (default: follows from --load).")
     ] = None,
     rigid: Annotated[float, typer.Option(help="Share of rigid jobs.")] = 0.0,
+    deadlines: Annotated[
+        float, typer.Option(help="Share of jobs with a deadline: 0.5 to 1.5 times what each takes alone as asked for.")
+    ] = 0.0,
     interval: Annotated[
         float | None,
         typer.Option(
@@ -211,7 +214,7 @@ def simulate(
     if idealized and settings:
         raise BadInput("--set: the settings are the companion's, and --idealized does without it")
     plan = Plan(
-        source=Source(workload, profiles, jobs, load, arrivals, hours, rigid),  # type: ignore[arg-type]
+        source=Source(workload, profiles, jobs, load, arrivals, hours, rigid, deadlines),  # type: ignore[arg-type]
         policies=tuple(parse_policy(text) for text in policy or ["ones"]),
         seeds=tuple(range(first_seed, first_seed + seeds)),
         nodes=sum(part.nodes for part in parts),

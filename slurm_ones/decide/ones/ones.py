@@ -13,9 +13,10 @@ from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones import explain
 from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
 from slurm_ones.decide.ones.changes import Changes
+from slurm_ones.decide.ones.deadlines import Promises
 from slurm_ones.decide.ones.kinds import ByKind
 from slurm_ones.decide.ones.reach import UNKNOWN, Reach
-from slurm_ones.decide.ones.terms import Caution, Fairness, Outlook, Priced, Room, Situation, Term
+from slurm_ones.decide.ones.terms import Amplification, Caution, Fairness, Outlook, Priced, Room, Situation, Term
 from slurm_ones.decide.ones.worth import Choices, worth_of_progress
 from slurm_ones.reasons import Reason
 from slurm_ones.schedule.placement import fixed_jobs, place
@@ -23,7 +24,7 @@ from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, I
 from slurm_ones.schedule.tables import Tables, build_tables, predict_each
 from slurm_ones.slurm.model import Shape
 
-LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
+LEAST = {"amplification": 0.0, "population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,13 @@ class Options:
     changed again."""
     fair_bound: float = 1.5
     """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
+    deadlines: bool = True
+    """Promise deadlines that can be kept, and keep them; not yet where GPUs are of several kinds."""
+    sure: float = 0.9
+    """Probability with which a job is to have no more to do than is reckoned with as its deadline is promised."""
+    amplification: float = 0.0
+    """A job grows only to sizes at which its progress takes no more than this multiple of the GPU-seconds that it takes
+    at its most efficient size (DeepPool); 0 switches it off."""
     preempt: bool = False
     """Running jobs may be taken to zero GPUs for a while."""
     kinds: bool = True
@@ -91,12 +99,16 @@ ROUNDS = 6
 def terms_of(options: Options, reach: Reach) -> tuple[Term, ...]:
     """The rules that enter the objective, in the order in which they do."""
     found: list[Term] = [reach]
+    if options.amplification:
+        found.append(Amplification(options.amplification))
     if options.caution:
         found.append(Caution(options.caution))
     if options.fair_bound:
         found.append(Fairness(options.fair_bound))
     if options.resize_cost:
         found.append(Changes(options.horizon_s, options.horizon_share, options.tenure, reach))
+    if options.deadlines:
+        found.append(Promises(options.sure))
     return (*found, Room())
 
 
@@ -124,7 +136,8 @@ class Ones:
         self._remember(jobs, now)
         if self.options.kinds and len(cluster.kinds) > 1:
             self._by_kind = self._by_kind or ByKind(self, lambda: Ones(self.options))
-            return self._by_kind.decide(cluster, jobs, now, rng, self._most, self._last_arrival_or_end)
+            undated = [job if job.deadline is None else replace(job, deadline=None) for job in jobs]
+            return self._by_kind.decide(cluster, undated, now, rng, self._most, self._last_arrival_or_end)
         fixed = fixed_jobs(cluster, jobs)
         mobile = [job for job in jobs if job.job_id not in fixed]
         running = [job for job in jobs if job.job_id in fixed and job.shape is not None]
@@ -146,7 +159,9 @@ class Ones:
                 allocations[job.job_id] = Allocation(shape, int(tables.batch[j, column[shape.gpus]]))
         parked = frozenset(job.job_id for job in mobile if job.shape is not None and job.job_id not in allocations)
         reasons = explain.reasons(jobs, fixed, tables, wanted, allocations, choices.gpus, self._said(priced, columns))
-        return Schedule(allocations, reasons, -float(worth.sum()), parked, explain.weighed(cluster, tables, choices))
+        weighed = explain.weighed(cluster, tables, choices)
+        promises = {job_id: one for term in self._terms for job_id, one in term.promises().items()}
+        return Schedule(allocations, reasons, -float(worth.sum()), parked, weighed, promises=promises)
 
     def _remember(self, jobs: Sequence[JobView], now: float) -> None:
         if {job.job_id for job in jobs} != self._most.keys():

@@ -110,6 +110,8 @@ class IdealizedJob:
     changed_epoch: int = 0
     placed: float = 0.0
     """When it was last given nodes."""
+    promised: bool | None = None
+    """Whether its deadline was promised; None until a schedule says so."""
     variants: Variants = field(default_factory=lambda: Variants())
     """The applications on each kind of GPU, shared by the jobs of a run."""
 
@@ -144,6 +146,12 @@ class IdealizedJob:
     def total(self) -> float:
         """Progress at which it is done."""
         return self.application.total * self.submission.epochs
+
+    @property
+    def deadline(self) -> float | None:
+        """When its user wants it to have ended."""
+        asked = self.submission
+        return None if asked.deadline_s is None else asked.time + asked.deadline_s
 
     @property
     def goodput(self) -> float:
@@ -268,6 +276,7 @@ class IdealizedJob:
         """What a policy is shown of it."""
         app, asked = self.application, self.submission
         epochs = self.done / app.dataset
+        left = max(self.total - self.done, 1.0) / app.dataset
         several = len(self.cluster.kinds) > 1
         models = {kind: TrueModel(self._on[kind], self.done) for kind in self.cluster.kinds}
         true_model = models[self.kind] if several else next(iter(models.values()))
@@ -289,7 +298,7 @@ class IdealizedJob:
             limits=self.limits,
             model=true_model,
             efficiency=true_model,
-            progress=Progress(max(epochs, 0.5), max(self.total - self.done, 1.0) / app.dataset),
+            progress=Progress(max(epochs, 0.5), left, most=left),
             samples=self.done,
             dataset=app.dataset,
             epochs=int(epochs),
@@ -300,6 +309,8 @@ class IdealizedJob:
             shrink_s=self.mechanism.shrink_s(app) if hot else None,
             prepare_s=self.mechanism.prepare_s(app),
             fixed=fixed,
+            deadline=self.deadline,
+            promised=self.promised,
             on=models if several else {},
             true_remaining_s=app.seconds(
                 self.requested_nodes, min(asked.gpus, app.max_gpus), float(self.requested_batch), self.done, self.total

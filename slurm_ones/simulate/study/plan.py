@@ -15,7 +15,7 @@ from slurm_ones.report.text import seconds
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.engines.idealized import Part
 from slurm_ones.simulate.training.mechanism import Mechanism, Requeue
-from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate
+from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate, with_deadlines
 from slurm_ones.simulate.workloads.profiles import read_profiles
 from slurm_ones.simulate.workloads.workload import Workload, check_fits, read_workload
 
@@ -41,6 +41,8 @@ class Source:
     arrivals: Arrivals | None = None
     hours: float | None = None
     rigid: float = 0.0
+    deadlines: float = 0.0
+    """Share of jobs with a deadline."""
 
     def load_workload(self, seed: int, gpus: int, per_node: int) -> Workload:
         """The work of one seed; a file's is the same for all. Raises `BadInput`."""
@@ -55,6 +57,7 @@ class Source:
                 arrivals=self.arrivals,
                 hours=self.hours,
                 rigid=self.rigid,
+                deadlines=self.deadlines,
             )
         path = Path(self.workload)
         if not path.exists():
@@ -70,7 +73,10 @@ class Source:
             raise BadInput(f"{path}: load {self.load} and jobs {self.jobs} must be above 0")
         found = read_workload(path, read_profiles(self.profiles))
         first = found.submissions[: self.jobs]
-        return replace(found, submissions=tuple(replace(s, time=s.time / self.load) for s in first))
+        scaled = tuple(replace(s, time=s.time / self.load) for s in first)
+        if self.deadlines:
+            scaled = with_deadlines(scaled, found.applications, self.deadlines, per_node, seed)
+        return replace(found, submissions=scaled)
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,8 @@ class Plan:
             "a resize": _cost(self.mechanism),
             "engine": "the published studies' assumptions" if self.idealized else "the companion on a simulated Slurm",
         }
+        if self.source.deadlines:
+            found["deadlines"] = f"{100 * self.source.deadlines:g} % of the jobs"
         if self.settings:
             found["settings"] = ", ".join(f"{key}={value}" for key, value in self.settings.items())
         return found

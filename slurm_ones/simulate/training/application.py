@@ -255,3 +255,5 @@ class Submission:
     """Share of the application's epochs that it trains."""
     priority: int = 1
     """Slurm's: jobs of higher priority come first."""
+    deadline_s: float | None = None
+    """Seconds after its submission by which its user wants it to have ended."""
