@@ -123,6 +123,8 @@ SENTENCES: dict[str, str] = {
     "leaves_kind": "others gain more by {before} than it loses on {kind}, at {factor:.2g} times its speed",
     "several_kinds": "it has GPUs of several kinds ({kinds}), and no change would repay its interruption",
     "no_change_repays": "no change of its GPUs would repay an interruption of {seconds:.1f} s",
+    "fewer_switches": "its nodes are then below {switches} leaf switches rather than {before}: gradients arrive sooner",
+    "better_nodes": "on nodes {nodes} its steps are expected to be shorter, and that repays the move",
     "better_batch": "it is expected to train faster with batch {batch} than with {before}",
     "smallest_size": "a job starts on the smallest size that it takes",
     "least_remaining": "all jobs then need the fewest GPU-seconds; {speed:.3g} samples/s are predicted for it",

@@ -139,7 +139,7 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, batch: 
     """What the job can take: what its owner allows, as far as its script and its strategy can. `batch` is the global
     batch in force, where it has one."""
     low, high = elastic.gpu_range
-    rules = size_rules(spec)
+    rules = size_rules(spec, cluster.gpus_per_node)
     if not rules:
         gpus = valid_counts(cluster, low, high)
         if elastic.shape.gpus and elastic.shape.gpus not in gpus:
