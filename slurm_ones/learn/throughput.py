@@ -14,7 +14,7 @@ What a job says it measured is its user's word, and three things bound it for th
   compute, the step at n ≥ n₀ GPUs takes T(n₀) · c(n) / c(n₀) at least, less `LINEAR`. Nothing scales better than
   linearly but by noise;
 - where `peers` of other users are known, none is faster than they make plausible: `PEERS_BEYOND` standard deviations
-  above what a job of their kind is expected to do.
+  above what a job of their kind is expected to do. All sizes count less by what the smallest claims too much.
 """
 
 from __future__ import annotations
@@ -131,6 +131,20 @@ class MeasuredThroughput:
         if peers is not None:
             expected = fit_all([(points_of((), fit.reference), fit.reference, peers)])[0]
             self.peers = MeasuredThroughput(expected, layout)
+        self.believed = self._believed()
+        """Share of the speed that it claims at the smallest size it measured that its peers make plausible: all of its
+        sizes count so much. With a bound at each size alone a claim would seem to scale better than jobs of its kind
+        do, since its peers are in doubt, and so make more plausible, at many GPUs."""
+
+    def _believed(self) -> float:
+        if self.peers is None or not len(self.fit.misfit):
+            return 1.0
+        points, first = self.fit.points, _first(self.fit.points)
+        gpus, log_step = float(points.at.gpus[first]), float(points.log_step[first])
+        batch = gpus * math.exp(float(points.at.local[first])) * self.fit.reference
+        asked = (1 + int(points.at.across[first]), round(gpus), round(batch))
+        most = float(self.peers.plausible(*(np.array([number]) for number in asked))[0])
+        return min(most * math.exp(log_step) / batch, 1.0)
 
     @classmethod
     def of(cls, measured: Iterable[ThroughputPoint] = (), prior: Prior = CAUTIOUS) -> MeasuredThroughput:
@@ -189,6 +203,7 @@ class MeasuredThroughputs:
         self._guarded = [j for j, model in enumerate(models) if model.peers is not None]
         peers = [model.peers for model in models if model.peers is not None]
         self._peers = MeasuredThroughputs(peers) if peers else None
+        self._believed = np.array([[models[j].believed] for j in self._guarded])
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         """See `MeasuredThroughput.throughput`."""
@@ -203,7 +218,7 @@ class MeasuredThroughputs:
         if self._peers is not None:
             guarded = self._guarded
             most = self._peers.plausible(nodes[guarded], gpus[guarded], batches[guarded])
-            speed[guarded] = np.minimum(speed[guarded], most)
+            speed[guarded] = np.minimum(speed[guarded] * self._believed, most)
         result: Floats = np.where(gpus > 0, speed, 0.0)
         return result
 

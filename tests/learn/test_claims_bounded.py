@@ -96,3 +96,15 @@ def test_no_user_teaches_more_than_all_others() -> None:
     alone = Learner()
     alone.finished([told("liar", i, 1e5) for i in range(60)])
     assert speed_of(alone.about(fresh)) == pytest.approx(1e5, rel=0.1)
+
+
+def test_a_bound_by_peers_lets_no_claim_scale_better() -> None:
+    """All of its sizes count less by as much: peers are in doubt at many GPUs, which is no proof of what a job says."""
+    peers = [of(f"user{i}", history(i, 10)) for i in range(PEERS)]
+    learner = Learner()
+    learner.finished(peers)
+    honest, liar = of("liar", history(21, 1)), of("liar", history(20, 1, speed=1000.0))
+    scaled = [
+        [speed_of(learner.about(told), n) / speed_of(learner.about(told)) for n in (2, 4, 8)] for told in (honest, liar)
+    ]
+    assert all(lied <= true * 1.1 for true, lied in zip(*scaled, strict=True))

@@ -11,6 +11,7 @@ import numpy as np
 from slurm_ones.decide.evolution import best_of, check_options, uniform_crossover
 from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones import explain
+from slurm_ones.decide.ones.arriving import Arriving
 from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
 from slurm_ones.decide.ones.changes import Changes
 from slurm_ones.decide.ones.deadlines import Promises
@@ -72,6 +73,8 @@ class Options:
     changed again."""
     fair_bound: float = 1.5
     """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
+    arrivals: float = 0.0
+    """Jobs that are expected to be submitted count in the prices by this much: 1 as many as are expected, 0 none."""
     places: bool = True
     """Where leaf switches or the speeds of nodes are known: weigh what sizes across leaf switches cost their job and
     each other, and say which nodes."""
@@ -115,6 +118,8 @@ def terms_of(options: Options, reach: Reach, leaves: Leaves | None) -> tuple[Ter
         found.append(Fairness(options.fair_bound))
     if options.favour:
         found.append(Favour(*favour_of(options.favour)))
+    if options.arrivals:
+        found.append(Arriving(options.arrivals))
     if options.resize_cost:
         found.append(Changes(options.horizon_s, options.horizon_share, options.tenure, reach))
     if options.deadlines:
