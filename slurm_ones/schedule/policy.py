@@ -34,6 +34,10 @@ class NodeView:
     """GPUs that elastic jobs hold or may take: those of rigid jobs are already subtracted."""
     kind: str = ""
     """Kind of its GPUs; empty where it is unknown, or all are alike."""
+    leaf: str = ""
+    """Its leaf switch, or its block of a network of blocks; "" where nothing is known of the network."""
+    speed: float = 1.0
+    """How fast jobs compute on it, relative to what they should."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,8 @@ class ClusterView:
     """What is expected to be submitted in the near future; None where nothing is known."""
     gpus_of_kind: Mapping[str, int] = field(default_factory=dict)
     """GPUs of a whole node of each kind, where there are several; 0 or left out as in `node_gpus`."""
+    taper: float = 1.0
+    """How many times longer gradients take between leaf switches than below one."""
 
     @cached_property
     def gpus(self) -> int:
@@ -273,6 +279,9 @@ class Allocation:
     """Global batch in samples."""
     kind: str = ""
     """Kind of its GPUs; empty where any will do."""
+    nodes: tuple[str, ...] = ()
+    """The nodes that are asked for, each filled before the next where it need not give equally many; empty where
+    whoever places the job chooses."""
 
 
 class Weighed(NamedTuple):

@@ -14,6 +14,7 @@ from slurm_ones.simulate.engines.idealized_placement import Plan
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.gpu_kinds import on_kind
 from slurm_ones.simulate.training.mechanism import Hot, Mechanism
+from slurm_ones.simulate.training.network import NONE, Slowdown
 from slurm_ones.simulate.training.strategies import TrainedBy
 from slurm_ones.simulate.training.training_progress import EarlyStopping
 from slurm_ones.slurm.model import Shape
@@ -110,6 +111,8 @@ class IdealizedJob:
     changed_epoch: int = 0
     placed: float = 0.0
     """When it was last given nodes."""
+    slowdown: Slowdown = NONE
+    """What its place costs it, from the last decision on."""
     promised: bool | None = None
     """Whether its deadline was promised; None until a schedule says so."""
     variants: Variants = field(default_factory=lambda: Variants())
@@ -163,7 +166,7 @@ class IdealizedJob:
         placement, batch = tuple(self.nodes.values()), float(self.batch)
         kinds = {self._kind_of[name] for name in self.nodes}
         # Of several kinds the slowest sets the pace.
-        return min(self._on[kind].at(self.done).placed_speed(placement, batch) for kind in kinds)
+        return min(self._on[kind].at(self.done).placed_speed(placement, batch, self.slowdown) for kind in kinds)
 
     @property
     def kind(self) -> str:
