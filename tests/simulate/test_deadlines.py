@@ -14,7 +14,7 @@ def test_a_promise_is_stored_and_kept_through_the_companion() -> None:
     and that job runs to its end as well."""
     work = generate("ones-sc21", jobs=3, seed=4)
     due = []
-    for i, (one, share) in enumerate(zip(work.submissions, (1.6, 0.02, None), strict=True)):
+    for i, (one, share) in enumerate(zip(work.submissions, (6.0, 0.02, None), strict=True)):
         alone = undisturbed_s(work.applications[one.application], one, 4)
         due.append(replace(one, time=float(i), deadline_s=None if share is None else share * alone))
     outcome = run(
