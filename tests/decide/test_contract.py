@@ -12,7 +12,9 @@ from slurm_ones import decide
 from slurm_ones.decide import (
     POLICIES,
     Drl,
+    Edf,
     Ees,
+    ElasticFlow,
     Fifo,
     Ones,
     OnesSc21,
@@ -31,7 +33,9 @@ from slurm_ones.testing import policy_contract
 from slurm_ones.testing.policies import cluster, job, seeded
 
 TestDrl = policy_contract(Drl)
+TestEdf = policy_contract(Edf)
 TestEes = policy_contract(Ees)
+TestElasticFlow = policy_contract(ElasticFlow)
 TestFifo = policy_contract(Fifo)
 TestOnes = policy_contract(Ones)
 TestOnesSc21 = policy_contract(OnesSc21)

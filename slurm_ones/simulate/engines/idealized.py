@@ -20,6 +20,7 @@ from slurm_ones.simulate.engines.idealized_job import EPSILON, IdealizedJob, Str
 from slurm_ones.simulate.engines.idealized_placement import Asked, Holding, place_freely, plan_hot
 from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome, Segment, fair_seconds
 from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
+from slurm_ones.simulate.training.network import slowdowns
 from slurm_ones.simulate.workloads.workload import Workload
 
 
@@ -88,6 +89,11 @@ def run_idealized(
             decisions.append(time.perf_counter() - started)
             apply = _apply_hot if isinstance(mechanism, Hot) else _apply
             apply(schedule, live, cluster, now, spread)
+            for job in live:
+                if job.job_id in schedule.promises:
+                    job.promised = schedule.promises[job.job_id].given
+        for job, slowdown in zip(live, slowdowns(cluster, [job.nodes for job in live]), strict=True):
+            job.slowdown = slowdown
         presence.append((now, len(live)))
         goodput.append((now, sum(_worth(job) for job in live)))
         for job in live:
@@ -154,12 +160,14 @@ def _apply(schedule: Schedule, live: Sequence[IdealizedJob], cluster: ClusterVie
     if not spread:
         moving.sort(key=lambda pair: -pair[1].shape.gpus)
     for job, got in moving:
-        job.start(now, got.shape, place_freely(got.shape, free, cluster, spread, got.kind), got.batch)
+        place = place_freely(got.shape, free, cluster, spread, got.kind, got.nodes)
+        job.start(now, got.shape, place, got.batch)
 
 
 def _differs(job: IdealizedJob, got: Allocation) -> bool:
     """Whether that are other GPUs than it has."""
-    return job.shape is None or got.shape.gpus != job.shape.gpus or got.kind not in ("", job.kind)
+    elsewhere = bool(got.nodes) and set(got.nodes) != set(job.nodes)
+    return job.shape is None or got.shape.gpus != job.shape.gpus or got.kind not in ("", job.kind) or elsewhere
 
 
 def _apply_hot(
@@ -182,7 +190,7 @@ def _apply_hot(
     if not spread:
         changes.sort(key=lambda pair: -pair[1].shape.gpus)
     asked = [
-        Asked(job.job_id, got.shape, job.nodes, job.mechanism.prepare_s(job.application), got.kind)
+        Asked(job.job_id, got.shape, job.nodes, job.mechanism.prepare_s(job.application), got.kind, got.nodes)
         for job, got in changes
     ]
     apart = [] if spread or not changes else [(job, job.shape) for job in same if job.shape and job.scattered(now)]
@@ -236,4 +244,6 @@ def _outcome(job: IdealizedJob, presence: Sequence[tuple[float, int]], gpus: int
         metric=job.application.metric_at(job.done, job.batch),
         target=job.application.target,
         elastic=job.submission.elastic,
+        deadline=job.deadline,
+        promised=job.promised,
     )
