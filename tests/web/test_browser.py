@@ -24,7 +24,8 @@ PICTURES = paths.REPOSITORY / "build" / "pictures"
 # Contrast by WCAG 2 of each text against what is behind it.
 CONTRAST = """
 const seen = new Map();
-const lum = (c) => { const v = c.map((x) => { x /= 255; return x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4; });
+const line = (x) => (x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+const lum = (c) => { const v = c.map((x) => line(x / 255));
   return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2]; };
 const parse = (text) => text.match(/[\\d.]+/g).map(Number);
 const behind = (e) => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
