@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ones_db import JobHistory, ResizeRecord
+from ones_db import JobHistory, PromiseRecord, ResizeRecord
 from ones_wrapper.protocol import Spec
 from slurm_ones.config import ResizeSettings, Settings
 from slurm_ones.observe.eligibility import Elastic, Observation
@@ -27,7 +27,7 @@ from slurm_ones.rules.blocks import (
     training,
 )
 from slurm_ones.rules.caps import Cap, CappedJob, caps_of
-from slurm_ones.rules.dwell import near_limit, resized_enough, rested_at, switch_dwell_s
+from slurm_ones.rules.dwell import near_limit, requeue_dwell_s, resized_enough, rested_at, switch_dwell_s
 from slurm_ones.rules.moves import NO_MOVES, Block, Moves
 from slurm_ones.rules.strategy import too_soon
 from slurm_ones.slurm.model import Partition, Shape, free_gpus, partition_gpus, take
@@ -141,6 +141,8 @@ class Round:
     """Tasks that stand in holds of ours, of jobs of blocks."""
     split_nodes: bool = True
     """Two blocks of a job on one node see each other's GPUs."""
+    promises: Mapping[int, PromiseRecord] = field(default_factory=dict)
+    """What was said of the jobs' deadlines, by job."""
 
     @classmethod
     def build(
@@ -153,11 +155,12 @@ class Round:
         *,
         held: Mapping[int, frozenset[int]] | None = None,
         split_nodes: bool = True,
+        promises: Mapping[int, PromiseRecord] | None = None,
     ) -> Round:
         under_way = list(resizes)
         targets = {resize.job_id: target_of(resize) for resize in under_way}
         moves = {resize.job_id: moves_of(resize) for resize in under_way if resize.mechanism == BLOCKS}
-        return cls(seen, histories, settings, targets, now, moves, held or {}, split_nodes)
+        return cls(seen, histories, settings, targets, now, moves, held or {}, split_nodes, promises or {})
 
     def begun(self, targets: Mapping[int, Shape], moves: Mapping[int, Moves] | None = None) -> Round:
         """The same once resizes to these shapes, or by these moves of blocks, are under way as well."""
@@ -257,9 +260,8 @@ class Round:
 
     def _resting(self, elastic: Elastic, history: JobHistory | None) -> Reason | None:
         """Of a job that is not untouchable."""
-        job, dwell_s = elastic.job, self.settings.resize.dwell_s
-        if hot(elastic):
-            dwell_s = switch_dwell_s(history, self.settings.resize)
+        job, least = elastic.job, switch_dwell_s if hot(elastic) else requeue_dwell_s
+        dwell_s = least(history, self.settings.resize)
         rested = rested_at(job, history, dwell_s)
         # What its owner asks for by hand waits for no dwell time.
         by_hand = elastic.optin is not None and elastic.optin.size not in (None, elastic.shape.gpus)

@@ -15,6 +15,7 @@ from slurm_ones.decide.ones.arriving import Arriving
 from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
 from slurm_ones.decide.ones.changes import Changes
 from slurm_ones.decide.ones.deadlines import Promises
+from slurm_ones.decide.ones.favour import Favour, favour_of
 from slurm_ones.decide.ones.kinds import ByKind
 from slurm_ones.decide.ones.places import Leaves, moved
 from slurm_ones.decide.ones.reach import UNKNOWN, Reach
@@ -84,6 +85,8 @@ class Options:
     amplification: float = 0.0
     """A job grows only to sizes at which its progress takes no more than this multiple of the GPU-seconds that it takes
     at its most efficient size (DeepPool); 0 switches it off."""
+    favour: str = ""
+    """Counts beside mean JCT: `makespan`, `gpu_hours` or `fairness`, with a weight up to 1 as in `makespan:0.5`."""
     preempt: bool = False
     """Running jobs may be taken to zero GPUs for a while."""
     kinds: bool = True
@@ -91,6 +94,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_options(self, LEAST)
+        favour_of(self.favour)
 
 
 LARGEST = 1e15
@@ -112,6 +116,8 @@ def terms_of(options: Options, reach: Reach, leaves: Leaves | None) -> tuple[Ter
         found.append(Caution(options.caution))
     if options.fair_bound:
         found.append(Fairness(options.fair_bound))
+    if options.favour:
+        found.append(Favour(*favour_of(options.favour)))
     if options.arrivals:
         found.append(Arriving(options.arrivals))
     if options.resize_cost:
@@ -225,8 +231,12 @@ class Ones:
         weight = np.ones(len(jobs))
         for term in self._terms:
             weight = term.weight(outlook, weight)
+        price = 0.0
+        for term in self._terms:
+            price = term.price(outlook, price)
+        recursive = options.completion_prices
         unit, ends = worth_of_progress(
-            speed, tables.sizes, remaining, weight, at.nodes.gpus, recursive=options.completion_prices
+            speed, tables.sizes, remaining, weight, at.nodes.gpus, recursive=recursive, price=price
         )
         return Priced(**_fields(outlook), weight=weight, unit=unit, ends=ends)
 
