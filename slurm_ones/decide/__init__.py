@@ -9,6 +9,7 @@ from typing import Any
 
 from slurm_ones.decide.drl import Drl
 from slurm_ones.decide.ees import Ees
+from slurm_ones.decide.gavel import Gavel
 from slurm_ones.decide.ones import Ones
 from slurm_ones.decide.ones_sc21 import OnesSc21
 from slurm_ones.decide.optimus import Optimus
@@ -19,7 +20,8 @@ from slurm_ones.decide.wham import Wham
 from slurm_ones.schedule.policy import Policy
 
 POLICIES: dict[str, Any] = {
-    policy.name: policy for policy in (Ones, OnesSc21, Fifo, Srtf, Srsf, Tiresias, Optimus, Pollux, Sia, Ees, Wham, Drl)
+    policy.name: policy
+    for policy in (Ones, OnesSc21, Fifo, Srtf, Srsf, Tiresias, Optimus, Pollux, Sia, Gavel, Ees, Wham, Drl)
 }
 """The class of each policy of ours, by name. It takes one argument, of the dataclass `options_type`."""
 GROUP = "slurm_ones.policies"

@@ -14,6 +14,7 @@ from slurm_ones.decide import (
     Drl,
     Ees,
     Fifo,
+    Gavel,
     Ones,
     OnesSc21,
     Optimus,
@@ -33,6 +34,7 @@ from slurm_ones.testing.policies import cluster, job, seeded
 TestDrl = policy_contract(Drl)
 TestEes = policy_contract(Ees)
 TestFifo = policy_contract(Fifo)
+TestGavel = policy_contract(Gavel, starts_what_fits=False)
 TestOnes = policy_contract(Ones)
 TestOnesSc21 = policy_contract(OnesSc21)
 TestOptimus = policy_contract(Optimus)
