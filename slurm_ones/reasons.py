@@ -123,13 +123,20 @@ SENTENCES: dict[str, str] = {
     "leaves_kind": "others gain more by {before} than it loses on {kind}, at {factor:.2g} times its speed",
     "several_kinds": "it has GPUs of several kinds ({kinds}), and no change would repay its interruption",
     "no_change_repays": "no change of its GPUs would repay an interruption of {seconds:.1f} s",
+    "fewer_switches": "its nodes are then below {switches} leaf switches rather than {before}: gradients arrive sooner",
+    "better_nodes": "on nodes {nodes} its steps are expected to be shorter, and that repays the move",
     "better_batch": "it is expected to train faster with batch {batch} than with {before}",
     "smallest_size": "a job starts on the smallest size that it takes",
     "least_remaining": "all jobs then need the fewest GPU-seconds; {speed:.3g} samples/s are predicted for it",
+    "least_gpu_time": "GPUs go to what deadlines need, and then where they cost the fewest GPU-seconds",
+    "deadline_needs": "it needs {gpus:GPU|GPUs} now to end by its deadline, which is promised",
+    "deadline_short": "there is no room now for the {gpus:GPU|GPUs} that its promised deadline needs",
     "stopped": "all jobs need the fewest GPU-seconds while it is stopped",
     "changed_lately": "{gpus:GPU|GPUs} would be better, but that changes a job that changed less than "
     "{epochs:epoch|epochs} ago",
     "shortens_most": "GPUs go one by one to the job whose remaining time they shorten most",
+    "expects_arrivals": "jobs are expected to be submitted, one in {minutes:.0f} minutes, which makes its progress "
+    "worth {percent:+.0f} % to all: so it gets {gpus:GPU|GPUs}",
     "highest_index": "GPUs go one by one to the job whose waiting each GPU-second shortens most",
     "best_total": "of all schedules weighed, this one is best by {total}",
     "nearly_best_total": "of all schedules weighed, this one is within {percent:.2g} % of the best by {total}",
@@ -144,6 +151,13 @@ SENTENCES: dict[str, str] = {
     "nearly_best_total_alone": "of all its sizes weighed, this one is within {percent:.2g} % of the best",
     "no_solution": "the integer program has no answer ({message}), so nothing changes",
     "network": "the trained network scored this highest",
+    # Whether its deadline is promised (decide/)
+    "deadline_promised": "it is expected to be met on {gpus:GPU|GPUs} at most, beside what was promised before",
+    "deadline_passed": "it has passed",
+    "deadline_too_soon": "even alone it would have done {percent:.0f} % of its work by then",
+    "deadline_no_room": "beside what was promised before, and reservations, it would have done {percent:.0f} % of its "
+    "work by then",
+    "deadline_breaks": "a job whose deadline was promised before would miss it",
     # What becomes of it (rules/plan.py)
     "begins": "begins",
     "batch_changes": "its batch changes",

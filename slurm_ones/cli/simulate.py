@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from slurm_ones.simulate.study.plan import Plan, PolicySpec
     from slurm_ones.simulate.study.runs import PolicySummary, Run, RunProgress
     from slurm_ones.simulate.training.mechanism import Mechanism
+    from slurm_ones.simulate.training.network import Network
 
 QUICK_MIX = "ones-sc21"
 """Its jobs last minutes, so that decisions every minute would come too seldom."""
@@ -55,6 +57,27 @@ def parse_cluster(text: str) -> tuple[Part, ...]:
     if unknown or len(set(kinds)) < len(kinds):
         raise BadInput(f"--cluster: {text!r:.60}: each part is of another kind of GPU, of {', '.join(POWER)}")
     return parts
+
+
+def parse_network(text: str) -> Network:
+    """Leaf switches × nodes below each : taper, from `4x4:3`. Raises `BadInput`."""
+    from slurm_ones.simulate.training.network import Network
+
+    cluster, _, taper = text.partition(":")
+    found, value = _CLUSTER.fullmatch(cluster), parse_value(taper or "1")
+    if found is not None and not isinstance(value, bool | str) and 1 <= value < math.inf:
+        with suppress(ValueError):
+            return Network(int(found[1]), int(found[2]), float(value))
+    raise BadInput(f"--network: {text!r:.40} is not LEAVESxNODES:TAPER, such as 4x4:3")
+
+
+def parse_slow_nodes(text: str) -> tuple[float, ...]:
+    """Their speeds, from `2:0.7` for two nodes of speed 0.7. Raises `BadInput`."""
+    count, _, speed = text.partition(":")
+    value = parse_value(speed)
+    if not count.isdecimal() or len(count) > 4 or isinstance(value, bool | str) or not 0 < value < 1:
+        raise BadInput(f"--slow-nodes: {text!r:.40} is not COUNT:SPEED, such as 2:0.7")
+    return (float(value),) * int(count)
 
 
 def parse_value(text: str) -> bool | int | float | str:
@@ -143,6 +166,13 @@ def simulate(
     cluster: Annotated[
         str, typer.Option(help="Nodes x GPUs per node; of several kinds as 8x4:a100+8x4:v100.")
     ] = "16x4",
+    network: Annotated[
+        str | None,
+        typer.Option(help="Leaf switches x nodes below each : taper, such as 4x4:3 (with --idealized)."),
+    ] = None,
+    slow_nodes: Annotated[
+        str | None, typer.Option(help="Count : speed of nodes slower than others, such as 2:0.7 (with --idealized).")
+    ] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -162,6 +192,9 @@ def simulate(
         float | None, typer.Option(help="Hours in which jobs are submitted (default: follows from --load).")
     ] = None,
     rigid: Annotated[float, typer.Option(help="Share of rigid jobs.")] = 0.0,
+    deadlines: Annotated[
+        float, typer.Option(help="Share of jobs with a deadline: 0.5 to 1.5 times what each takes alone as asked for.")
+    ] = 0.0,
     interval: Annotated[
         float | None,
         typer.Option(
@@ -210,8 +243,10 @@ def simulate(
         raise BadInput(f"--interval: {interval} is not above 0")
     if idealized and settings:
         raise BadInput("--set: the settings are the companion's, and --idealized does without it")
+    if (network or slow_nodes) and not idealized:
+        raise BadInput("--network and --slow-nodes: only --idealized knows of places")
     plan = Plan(
-        source=Source(workload, profiles, jobs, load, arrivals, hours, rigid),  # type: ignore[arg-type]
+        source=Source(workload, profiles, jobs, load, arrivals, hours, rigid, deadlines),  # type: ignore[arg-type]
         policies=tuple(parse_policy(text) for text in policy or ["ones"]),
         seeds=tuple(range(first_seed, first_seed + seeds)),
         nodes=sum(part.nodes for part in parts),
@@ -219,6 +254,8 @@ def simulate(
         interval_s=interval,
         mechanism=mechanism,
         idealized=idealized,
+        network=parse_network(network) if network else None,
+        slow_nodes=parse_slow_nodes(slow_nodes) if slow_nodes else (),
         settings=parse_pairs("--set", settings or ()),
         parts=parts if parts[0].kind else (),
     )

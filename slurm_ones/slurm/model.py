@@ -157,6 +157,10 @@ class Job:
         tasks = self.array_tasks
         return Task(self.array_id, tasks[0]) if self.array_id and len(tasks) == 1 else self.job_id
 
+    def shares_partition(self, other: Job) -> bool:
+        """Whether both may be in one partition: a job that waits may name several."""
+        return not {*self.partition.split(",")}.isdisjoint(other.partition.split(","))
+
     @property
     def pending(self) -> bool:
         return self.state is JobState.PENDING

@@ -118,6 +118,10 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
     assert schedule.parked <= by_id.keys(), "a schedule parks a job that does not exist"
     assert not schedule.parked & schedule.allocations.keys(), "a job both runs and does not"
     assert schedule.reasons.keys() == by_id.keys(), "each job has a reason"
+    for job_id, promise in schedule.promises.items():
+        assert job_id in by_id and by_id[job_id].deadline is not None, "a promise needs a deadline"
+        assert not by_id[job_id].promised, f"job {job_id}: a promise is given once, and not taken back"
+        assert str(promise.reason), f"job {job_id}: a promise says why"
     for job_id, why in schedule.reasons.items():
         assert isinstance(why, Reason) and str(why), f"job {job_id} has the reason {why!r}"
     for j in jobs:
@@ -276,6 +280,8 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> R
                 shrink_s=draw(st.sampled_from([None, None, 0.03, math.inf, math.nan])),
                 prepare_s=draw(st.sampled_from([0.0, 7.0, math.nan])),
                 fixed=draw(st.sampled_from([None, None, None, None, None, HELD])),
+                deadline=draw(st.sampled_from([None, None, None, 10.0, 900.0, 1e5, -1.0, math.nan, math.inf])),
+                promised=draw(st.sampled_from([None, None, True, False])),
             )
         )
     return view, jobs

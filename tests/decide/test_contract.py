@@ -12,7 +12,9 @@ from slurm_ones import decide
 from slurm_ones.decide import (
     POLICIES,
     Drl,
+    Edf,
     Ees,
+    ElasticFlow,
     Fifo,
     Gavel,
     Ones,
@@ -32,7 +34,9 @@ from slurm_ones.testing import policy_contract
 from slurm_ones.testing.policies import cluster, job, seeded
 
 TestDrl = policy_contract(Drl)
+TestEdf = policy_contract(Edf)
 TestEes = policy_contract(Ees)
+TestElasticFlow = policy_contract(ElasticFlow)
 TestFifo = policy_contract(Fifo)
 TestGavel = policy_contract(Gavel, starts_what_fits=False)
 TestOnes = policy_contract(Ones)

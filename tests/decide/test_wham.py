@@ -30,7 +30,7 @@ def test_at_every_price_the_steps_above_it_lead_to_the_cheapest_size(speeds: lis
 def test_the_index_of_small_steps_is_the_derivative_of_the_paper() -> None:
     """w s'(k) / (s(k) - k s'(k)), which for k^p is p / ((1 - p) k); and linear speeds have no other price."""
     sizes = np.arange(0, 2001)
-    steps = steps_of(0, sizes, sizes**0.7)
+    steps = steps_of(0, sizes, np.asarray(sizes**0.7, dtype=np.float64))
     assert math.isinf(steps[0].index)
     assert steps[999].index == pytest.approx(0.7 / (0.3 * 1000), rel=0.01)
     assert all(math.isinf(step.index) for step in steps_of(0, SIZES, SIZES * 3.0))

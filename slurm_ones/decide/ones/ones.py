@@ -11,11 +11,15 @@ import numpy as np
 from slurm_ones.decide.evolution import best_of, check_options, uniform_crossover
 from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones import explain
+from slurm_ones.decide.ones.arriving import Arriving
 from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
 from slurm_ones.decide.ones.changes import Changes
+from slurm_ones.decide.ones.deadlines import Promises
+from slurm_ones.decide.ones.favour import Favour, favour_of
 from slurm_ones.decide.ones.kinds import ByKind
+from slurm_ones.decide.ones.places import Leaves, moved
 from slurm_ones.decide.ones.reach import UNKNOWN, Reach
-from slurm_ones.decide.ones.terms import Caution, Fairness, Outlook, Priced, Room, Situation, Term
+from slurm_ones.decide.ones.terms import Amplification, Caution, Fairness, Outlook, Priced, Room, Situation, Term
 from slurm_ones.decide.ones.worth import Choices, worth_of_progress
 from slurm_ones.reasons import Reason
 from slurm_ones.schedule.placement import fixed_jobs, place
@@ -23,7 +27,7 @@ from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, I
 from slurm_ones.schedule.tables import Tables, build_tables, predict_each
 from slurm_ones.slurm.model import Shape
 
-LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
+LEAST = {"amplification": 0.0, "population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,20 @@ class Options:
     changed again."""
     fair_bound: float = 1.5
     """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
+    arrivals: float = 0.0
+    """Jobs that are expected to be submitted count in the prices by this much: 1 as many as are expected, 0 none."""
+    places: bool = True
+    """Where leaf switches or the speeds of nodes are known: weigh what sizes across leaf switches cost their job and
+    each other, and say which nodes."""
+    deadlines: bool = True
+    """Promise deadlines that can be kept, and keep them; not yet where GPUs are of several kinds."""
+    sure: float = 0.9
+    """Probability with which a job is to have no more to do than is reckoned with as its deadline is promised."""
+    amplification: float = 0.0
+    """A job grows only to sizes at which its progress takes no more than this multiple of the GPU-seconds that it takes
+    at its most efficient size (DeepPool); 0 switches it off."""
+    favour: str = ""
+    """Counts beside mean JCT: `makespan`, `gpu_hours` or `fairness`, with a weight up to 1 as in `makespan:0.5`."""
     preempt: bool = False
     """Running jobs may be taken to zero GPUs for a while."""
     kinds: bool = True
@@ -76,6 +94,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_options(self, LEAST)
+        favour_of(self.favour)
 
 
 LARGEST = 1e15
@@ -88,15 +107,23 @@ ROUNDS = 6
 """Of local search for each candidate."""
 
 
-def terms_of(options: Options, reach: Reach) -> tuple[Term, ...]:
+def terms_of(options: Options, reach: Reach, leaves: Leaves | None) -> tuple[Term, ...]:
     """The rules that enter the objective, in the order in which they do."""
-    found: list[Term] = [reach]
+    found: list[Term] = [reach] if leaves is None else [reach, leaves]
+    if options.amplification:
+        found.append(Amplification(options.amplification))
     if options.caution:
         found.append(Caution(options.caution))
     if options.fair_bound:
         found.append(Fairness(options.fair_bound))
+    if options.favour:
+        found.append(Favour(*favour_of(options.favour)))
+    if options.arrivals:
+        found.append(Arriving(options.arrivals))
     if options.resize_cost:
         found.append(Changes(options.horizon_s, options.horizon_share, options.tenure, reach))
+    if options.deadlines:
+        found.append(Promises(options.sure))
     return (*found, Room())
 
 
@@ -109,7 +136,8 @@ class Ones:
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()
         self._reach = Reach(self.options.leap, self.options.first_size, self.options.horizon_s)
-        self._terms = terms_of(self.options, self._reach)
+        self._leaves = Leaves(self.options.horizon_s, self.options.tenure) if self.options.places else None
+        self._terms = terms_of(self.options, self._reach, self._leaves)
         self._population = np.zeros((0, 0), dtype=np.int64)
         """(K, J) GPUs of each job in each candidate of the last decision."""
         self._places: dict[int, int] = {}
@@ -124,7 +152,8 @@ class Ones:
         self._remember(jobs, now)
         if self.options.kinds and len(cluster.kinds) > 1:
             self._by_kind = self._by_kind or ByKind(self, lambda: Ones(self.options))
-            return self._by_kind.decide(cluster, jobs, now, rng, self._most, self._last_arrival_or_end)
+            undated = [job if job.deadline is None else replace(job, deadline=None) for job in jobs]
+            return self._by_kind.decide(cluster, undated, now, rng, self._most, self._last_arrival_or_end)
         fixed = fixed_jobs(cluster, jobs)
         mobile = [job for job in jobs if job.job_id not in fixed]
         running = [job for job in jobs if job.job_id in fixed and job.shape is not None]
@@ -144,9 +173,16 @@ class Ones:
             if job.job_id in shapes:
                 shape = shapes[job.job_id]
                 allocations[job.job_id] = Allocation(shape, int(tables.batch[j, column[shape.gpus]]))
+        said = self._said(priced, columns)
+        if self._leaves is not None:
+            named = self._leaves.named(priced, jobs, fixed, allocations)
+            allocations |= {job_id: replace(allocations[job_id], nodes=nodes) for job_id, nodes in named.items()}
+            said |= moved(cluster, mobile, allocations)
         parked = frozenset(job.job_id for job in mobile if job.shape is not None and job.job_id not in allocations)
-        reasons = explain.reasons(jobs, fixed, tables, wanted, allocations, choices.gpus, self._said(priced, columns))
-        return Schedule(allocations, reasons, -float(worth.sum()), parked, explain.weighed(cluster, tables, choices))
+        reasons = explain.reasons(jobs, fixed, tables, wanted, allocations, choices.gpus, said)
+        weighed = explain.weighed(cluster, tables, choices)
+        promises = {job_id: one for term in self._terms for job_id, one in term.promises().items()}
+        return Schedule(allocations, reasons, -float(worth.sum()), parked, weighed, promises=promises)
 
     def _remember(self, jobs: Sequence[JobView], now: float) -> None:
         if {job.job_id for job in jobs} != self._most.keys():
@@ -195,8 +231,12 @@ class Ones:
         weight = np.ones(len(jobs))
         for term in self._terms:
             weight = term.weight(outlook, weight)
+        price = 0.0
+        for term in self._terms:
+            price = term.price(outlook, price)
+        recursive = options.completion_prices
         unit, ends = worth_of_progress(
-            speed, tables.sizes, remaining, weight, at.nodes.gpus, recursive=options.completion_prices
+            speed, tables.sizes, remaining, weight, at.nodes.gpus, recursive=recursive, price=price
         )
         return Priced(**_fields(outlook), weight=weight, unit=unit, ends=ends)
 

@@ -29,6 +29,8 @@ class Reach(Term):
 
     def reachable(self, job: JobView, most: Mapping[int, int]) -> JobView:
         """The job with the sizes that it may have at most, its smallest at least: so that none else is asked about."""
+        if job.deadline is not None:
+            return job  # what it needs to end in time is weighed against others, by what is known of its speed
         had = most[job.job_id]
         bound = self.leap * had if had else max(job.requested, 1)
         if not had and self.tries(job):
@@ -46,7 +48,9 @@ class Reach(Term):
     def mask(self, at: Situation, allowed: Bools) -> Bools:
         """Without sizes beyond what a job that has not run asked for whose speed is no more than a guess."""
         jobs = at.tables.jobs
-        new = [j for j, job in enumerate(jobs) if not at.most[job.job_id] and self.tries(job)]
+        new = [
+            j for j, job in enumerate(jobs) if not at.most[job.job_id] and (job.deadline is not None or self.tries(job))
+        ]
         if not new:
             return allowed
         asked = np.array([max(jobs[j].requested, 1, min(jobs[j].limits.gpus, default=0)) for j in new])

@@ -25,7 +25,7 @@ import numpy as np
 from slurm_ones.decide.ones.candidates import Nodes
 from slurm_ones.decide.ones.worth import Choices, fair_weights
 from slurm_ones.reasons import Reason
-from slurm_ones.schedule.policy import Bools, ClusterView, Floats, Ints, JobView
+from slurm_ones.schedule.policy import Bools, ClusterView, Floats, Ints, JobView, Promise
 from slurm_ones.schedule.tables import Tables
 
 Penalty = Callable[[Ints], Floats]
@@ -91,6 +91,11 @@ class Term:
         """(J,) what a second of waiting counts, from the `weight` (J,) without this rule."""
         return weight
 
+    def price(self, at: Outlook, price: float) -> float:
+        """What a GPU-second costs on top of what others would make of it, in seconds of waiting, from the `price`
+        without this rule. Where it is above 0, `worth` takes it off as well."""
+        return price
+
     def worth(self, at: Priced, worth: Floats) -> Floats:
         """(J, U) what each column is worth, from the `worth` (J, U) without this rule; column 0 is waiting."""
         return worth
@@ -98,6 +103,10 @@ class Term:
     def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty | None:
         """What whole candidates lose; None for nothing. No gain outweighs `dear` for each GPU."""
         return None
+
+    def promises(self) -> Mapping[int, Promise]:
+        """Whether deadlines are promised, by job id, as far as this decision settled it."""
+        return {}
 
     def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
         """By job id, why the jobs get their `columns` (J,), where this rule decided it."""
@@ -124,6 +133,22 @@ class Fairness(Term):
         return weight * fair_weights(
             at.speed, at.tables.sizes, at.done, at.remaining, at.age_s, at.nodes.gpus, self.bound
         )
+
+
+@dataclass(frozen=True)
+class Amplification(Term):
+    """A job grows only as far as its progress takes at most `most` times the GPU-seconds that it takes at its most
+    efficient size: DeepPool's bound (Park et al., arXiv 2112.10065), which sets it on layers; its abstract and released
+    planner were read."""
+
+    most: float
+
+    def mask(self, at: Situation, allowed: Bools) -> Bools:
+        can = allowed & (at.tables.goodput > 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gpu_s = np.where(can, at.tables.sizes / at.tables.goodput, np.inf)
+        found: Bools = allowed & (gpu_s <= self.most * gpu_s.min(axis=1, initial=np.inf)[:, None])
+        return found
 
 
 class Room(Term):

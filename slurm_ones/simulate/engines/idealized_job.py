@@ -14,6 +14,7 @@ from slurm_ones.simulate.engines.idealized_placement import Plan
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.gpu_kinds import on_kind
 from slurm_ones.simulate.training.mechanism import Hot, Mechanism
+from slurm_ones.simulate.training.network import NONE, Slowdown
 from slurm_ones.simulate.training.strategies import TrainedBy
 from slurm_ones.simulate.training.training_progress import EarlyStopping
 from slurm_ones.slurm.model import Shape
@@ -110,6 +111,10 @@ class IdealizedJob:
     changed_epoch: int = 0
     placed: float = 0.0
     """When it was last given nodes."""
+    slowdown: Slowdown = NONE
+    """What its place costs it, from the last decision on."""
+    promised: bool | None = None
+    """Whether its deadline was promised; None until a schedule says so."""
     variants: Variants = field(default_factory=lambda: Variants())
     """The applications on each kind of GPU, shared by the jobs of a run."""
 
@@ -146,6 +151,12 @@ class IdealizedJob:
         return self.application.total * self.submission.epochs
 
     @property
+    def deadline(self) -> float | None:
+        """When its user wants it to have ended."""
+        asked = self.submission
+        return None if asked.deadline_s is None else asked.time + asked.deadline_s
+
+    @property
     def goodput(self) -> float:
         """Progress/s at its size, placement and batch."""
         return self._speed * float(self.application.efficiencies(self.batch)[self.application.epoch(self.done)])
@@ -155,7 +166,7 @@ class IdealizedJob:
         placement, batch = tuple(self.nodes.values()), float(self.batch)
         kinds = {self._kind_of[name] for name in self.nodes}
         # Of several kinds the slowest sets the pace.
-        return min(self._on[kind].at(self.done).placed_speed(placement, batch) for kind in kinds)
+        return min(self._on[kind].at(self.done).placed_speed(placement, batch, self.slowdown) for kind in kinds)
 
     @property
     def kind(self) -> str:
@@ -268,6 +279,7 @@ class IdealizedJob:
         """What a policy is shown of it."""
         app, asked = self.application, self.submission
         epochs = self.done / app.dataset
+        left = max(self.total - self.done, 1.0) / app.dataset
         several = len(self.cluster.kinds) > 1
         models = {kind: TrueModel(self._on[kind], self.done) for kind in self.cluster.kinds}
         true_model = models[self.kind] if several else next(iter(models.values()))
@@ -289,7 +301,7 @@ class IdealizedJob:
             limits=self.limits,
             model=true_model,
             efficiency=true_model,
-            progress=Progress(max(epochs, 0.5), max(self.total - self.done, 1.0) / app.dataset),
+            progress=Progress(max(epochs, 0.5), left, most=left),
             samples=self.done,
             dataset=app.dataset,
             epochs=int(epochs),
@@ -300,6 +312,8 @@ class IdealizedJob:
             shrink_s=self.mechanism.shrink_s(app) if hot else None,
             prepare_s=self.mechanism.prepare_s(app),
             fixed=fixed,
+            deadline=self.deadline,
+            promised=self.promised,
             on=models if several else {},
             true_remaining_s=app.seconds(
                 self.requested_nodes, min(asked.gpus, app.max_gpus), float(self.requested_batch), self.done, self.total

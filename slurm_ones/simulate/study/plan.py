@@ -12,10 +12,12 @@ from pydantic import ValidationError
 
 from slurm_ones.decide import make_policy
 from slurm_ones.report.text import seconds
+from slurm_ones.schedule.policy import ClusterView
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.engines.idealized import Part
 from slurm_ones.simulate.training.mechanism import Mechanism, Requeue
-from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate
+from slurm_ones.simulate.training.network import Network, wired
+from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate, with_deadlines
 from slurm_ones.simulate.workloads.profiles import read_profiles
 from slurm_ones.simulate.workloads.workload import Workload, check_fits, read_workload
 
@@ -41,6 +43,8 @@ class Source:
     arrivals: Arrivals | None = None
     hours: float | None = None
     rigid: float = 0.0
+    deadlines: float = 0.0
+    """Share of jobs with a deadline."""
 
     def load_workload(self, seed: int, gpus: int, per_node: int) -> Workload:
         """The work of one seed; a file's is the same for all. Raises `BadInput`."""
@@ -55,6 +59,7 @@ class Source:
                 arrivals=self.arrivals,
                 hours=self.hours,
                 rigid=self.rigid,
+                deadlines=self.deadlines,
             )
         path = Path(self.workload)
         if not path.exists():
@@ -70,7 +75,10 @@ class Source:
             raise BadInput(f"{path}: load {self.load} and jobs {self.jobs} must be above 0")
         found = read_workload(path, read_profiles(self.profiles))
         first = found.submissions[: self.jobs]
-        return replace(found, submissions=tuple(replace(s, time=s.time / self.load) for s in first))
+        scaled = tuple(replace(s, time=s.time / self.load) for s in first)
+        if self.deadlines:
+            scaled = with_deadlines(scaled, found.applications, self.deadlines, per_node, seed)
+        return replace(found, submissions=scaled)
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,10 @@ class Plan:
     """How jobs are resized, and what that costs."""
     idealized: bool = False
     """The published studies' assumptions in place of the companion on a simulated Slurm."""
+    network: Network | None = None
+    """Leaf switches, and how slow the links between them are; None for a network that jobs do not notice."""
+    slow_nodes: tuple[float, ...] = ()
+    """Speeds of the nodes that are slower than others."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The companion's, in place of the simulation's defaults."""
     parts: tuple[Part, ...] = ()
@@ -97,6 +109,12 @@ class Plan:
         if self.parts:
             return sum(part.nodes * part.gpus_per_node for part in self.parts)
         return self.nodes * self.gpus_per_node
+
+    def cluster(self) -> ClusterView:
+        """What the idealized engine runs the work on. Raises ValueError where network and nodes do not fit."""
+        from slurm_ones.simulate.engines.idealized import idealized_cluster
+
+        return wired(idealized_cluster(self.nodes, self.gpus_per_node, parts=self.parts), self.network, self.slow_nodes)
 
     def description(self) -> dict[str, str]:
         """What is run, in words."""
@@ -114,6 +132,12 @@ class Plan:
             "a resize": _cost(self.mechanism),
             "engine": "the published studies' assumptions" if self.idealized else "the companion on a simulated Slurm",
         }
+        if self.network is not None:
+            found["network"] = f"{self.network.leaves} leaf switches, tapered {self.network.taper:g}:1"
+        if self.slow_nodes:
+            found["slow nodes"] = f"{len(self.slow_nodes)} of speed {min(self.slow_nodes):g}"
+        if self.source.deadlines:
+            found["deadlines"] = f"{100 * self.source.deadlines:g} % of the jobs"
         if self.settings:
             found["settings"] = ", ".join(f"{key}={value}" for key, value in self.settings.items())
         return found
@@ -135,6 +159,10 @@ class Plan:
                 make_policy(policy.name, **policy.options)
             except (TypeError, ValueError) as error:
                 raise BadInput(str(error)) from None
+        try:
+            self.cluster()
+        except ValueError as error:
+            raise BadInput(str(error)) from None
         for seed in self.seeds:
             self.workload(seed)
         if self.parts and not self.idealized:

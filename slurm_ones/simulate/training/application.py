@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ones_wrapper.limits import Limits
 from slurm_ones.schedule.policy import Floats, Ints
+from slurm_ones.simulate.training.network import NONE, Slowdown
 from slurm_ones.simulate.training.strategies import TrainedBy
 
 PLACES = 1_000_000
@@ -81,7 +82,7 @@ class Application:
     later: Application | None = None
     """The same once a part of its training is done, where its strategy then exchanges less (`TrainedBy.from_share`)."""
     _curves: dict[int, Floats] = field(default_factory=dict, repr=False)
-    _placed: dict[tuple[tuple[int, ...], float], float] = field(default_factory=dict, repr=False)
+    _placed: dict[tuple[tuple[int, ...], float, Slowdown], float] = field(default_factory=dict, repr=False)
     _efficiencies: dict[float, Floats] = field(default_factory=dict, repr=False)
     _single: dict[int, float] = field(default_factory=dict, repr=False)
 
@@ -123,9 +124,9 @@ class Application:
         """Seconds that an optimizer step of each global batch takes, accumulation included; nodes filled up."""
         return self._seconds(np.full(len(batches), nodes), np.full(len(batches), gpus), batches)
 
-    def placed_speed(self, placement: tuple[int, ...], batch: float) -> float:
+    def placed_speed(self, placement: tuple[int, ...], batch: float, slowdown: Slowdown = NONE) -> float:
         """Samples/s on nodes that give the job that many GPUs each, as far as the profile tells them apart."""
-        key = (placement, batch)
+        key = (placement, batch, slowdown)
         if key not in self._placed:
             gpus, batches = sum(placement), np.array([batch])
             passes, local = self._passes(np.array([gpus]), batches)
@@ -133,7 +134,9 @@ class Application:
                 step, sync = self.speed.placed(placement, local)
             else:
                 step, sync = self.speed.step(len(placement), gpus, local)
-            self._placed[key] = batch / float((step + (passes - 1.0) * np.maximum(step - sync, 0.0))[0])
+            compute = np.maximum(step - sync, 0.0)
+            more = passes * compute * (slowdown.compute - 1.0) + sync * (slowdown.exchange - 1.0)
+            self._placed[key] = batch / float((step + (passes - 1.0) * compute + more)[0])
         return self._placed[key]
 
     def _seconds(self, nodes: Ints, gpus: Ints, batches: Floats) -> Floats:
@@ -255,3 +258,5 @@ class Submission:
     """Share of the application's epochs that it trains."""
     priority: int = 1
     """Slurm's: jobs of higher priority come first."""
+    deadline_s: float | None = None
+    """Seconds after its submission by which its user wants it to have ended."""
