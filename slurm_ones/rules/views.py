@@ -169,7 +169,7 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, batch: 
     low, high = elastic.gpu_range
     rules = size_rules(spec, cluster.gpus_per_node)
     if not rules:
-        gpus = valid_counts(cluster, low, high)
+        gpus = tuple(n for n in valid_counts(cluster, low, high) if elastic.allows(n))
         if elastic.shape.gpus and elastic.shape.gpus not in gpus:
             # An odd size that its owner asked for is valid: it runs there.
             gpus = tuple(sorted({*gpus, elastic.shape.gpus}))
@@ -184,7 +184,7 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, batch: 
         least = most = base
     if rules:
         every = Limits((), least, most, _most_per_gpu(spec), _quantum(spec), rules)
-        gpus = tuple(n for n in strategy_counts(cluster, rules, low, high) if takes(every, n))
+        gpus = tuple(n for n in strategy_counts(cluster, rules, low, high) if takes(every, n) and elastic.allows(n))
     name = spec.limits.strategy if spec is not None and spec.limits is not None else ""
     return Limits(gpus, least, most, _most_per_gpu(spec), _quantum(spec), rules, name)
 
