@@ -20,6 +20,7 @@ from slurm_ones.decide.ones.kinds import ByKind
 from slurm_ones.decide.ones.places import Leaves, moved
 from slurm_ones.decide.ones.reach import UNKNOWN, Reach
 from slurm_ones.decide.ones.terms import Amplification, Caution, Fairness, Outlook, Priced, Room, Situation, Term
+from slurm_ones.decide.ones.unchanged import Decided, decided
 from slurm_ones.decide.ones.worth import Choices, worth_of_progress
 from slurm_ones.reasons import Reason
 from slurm_ones.schedule.placement import fixed_jobs, place
@@ -85,6 +86,8 @@ class Options:
     amplification: float = 0.0
     """A job grows only to sizes at which its progress takes no more than this multiple of the GPU-seconds that it takes
     at its most efficient size (DeepPool); 0 switches it off."""
+    stand: bool = True
+    """A decision stands for up to a minute while nothing has changed; False decides anew at each tick."""
     favour: str = ""
     """Counts beside mean JCT: `makespan`, `gpu_hours` or `fairness`, with a weight up to 1 as in `makespan:0.5`."""
     preempt: bool = False
@@ -145,11 +148,20 @@ class Ones:
         self._most: dict[int, int] = {}
         self._last_arrival_or_end = 0.0
         self._by_kind: ByKind | None = None
+        self._decided: Decided | None = None
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
         jobs = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
         self._remember(jobs, now)
+        if not self.options.stand:
+            return self._decide(cluster, jobs, now, rng)
+        if self._decided is None or not self._decided.stands(cluster, jobs, now):
+            self._decided = decided(cluster, jobs, now, self._decide(cluster, jobs, now, rng))
+        return self._decided.schedule
+
+    def _decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """`jobs` in order of submission, and remembered."""
         if self.options.kinds and len(cluster.kinds) > 1:
             self._by_kind = self._by_kind or ByKind(self, lambda: Ones(self.options))
             undated = [job if job.deadline is None else replace(job, deadline=None) for job in jobs]
