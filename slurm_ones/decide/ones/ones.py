@@ -124,7 +124,7 @@ def terms_of(options: Options, reach: Reach, leaves: Leaves | None) -> tuple[Ter
     if options.arrivals:
         found.append(Arriving(options.arrivals))
     if options.resize_cost:
-        found.append(Changes(options.horizon_s, options.horizon_share, options.tenure, reach))
+        found.append(Changes(options.horizon_s, options.horizon_share, options.tenure))
     if options.deadlines:
         found.append(Promises(options.sure))
     return (*found, Room())
