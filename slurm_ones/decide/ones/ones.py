@@ -12,7 +12,7 @@ from slurm_ones.decide.evolution import best_of, check_options, uniform_crossove
 from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones import explain
 from slurm_ones.decide.ones.arriving import Arriving
-from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
+from slurm_ones.decide.ones.candidates import Nodes, clearing_price, dual_bound, fill, greedy, improve, mutate, repair
 from slurm_ones.decide.ones.changes import Changes
 from slurm_ones.decide.ones.deadlines import Promises
 from slurm_ones.decide.ones.favour import Favour, favour_of
@@ -106,6 +106,8 @@ STEADY = 0.97
 """A batch in force that reaches this share of the best goodput stays."""
 UNKNOWN_S = 600.0
 """Seconds that a job of which nothing is known is taken to need."""
+ENOUGH = 0.9995
+"""Share of what no candidate can exceed from which on the search is at its end."""
 ROUNDS = 6
 """Of local search for each candidate."""
 
@@ -292,7 +294,10 @@ class Ones:
             return found
 
         population, scores = best_of(population, score(population), options.population)
+        enough = ENOUGH * dual_bound(choices, clearing_price(choices)) if options.greedy and len(jobs) else np.inf
         for _ in range(options.generations if len(jobs) else 0):
+            if scores[0] >= enough:
+                break
             parents = population[np.arange(options.population) % len(population)]
             children = uniform_crossover(parents, rng)
             mutants = mutate(choices, parents, options.mutation, rng)
