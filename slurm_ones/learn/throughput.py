@@ -123,9 +123,13 @@ def _typical(logs: list[float]) -> tuple[float, int]:
 class MeasuredThroughput:
     """A `ThroughputModel` of one job. Always finite, whatever was measured."""
 
-    def __init__(self, fit: Fit, layout: Layout = PLAIN, peers: Prior | None = None) -> None:
+    def __init__(
+        self, fit: Fit, layout: Layout = PLAIN, peers: Prior | None = None, widths: tuple[float, float] = (1.0, 1.0)
+    ) -> None:
         self.fit = fit
         self.layout = layout
+        self.widths = widths
+        """Factors on the deviation inside a node and across nodes that make intervals hold as often as they say."""
         self.peers: MeasuredThroughput | None = None
         """What jobs of its kind may be believed to reach."""
         if peers is not None:
@@ -203,17 +207,13 @@ class MeasuredThroughputs:
         self._guarded = [j for j, model in enumerate(models) if model.peers is not None]
         peers = [model.peers for model in models if model.peers is not None]
         self._peers = MeasuredThroughputs(peers) if peers else None
+        self._widths = np.array([model.widths for model in models])
         self._believed = np.array([[models[j].believed] for j in self._guarded])
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         """See `MeasuredThroughput.throughput`."""
         at = self._at(nodes, gpus, batches)
-        step = log_step(self._figures, at, self._reference)
-        if self._first:
-            step = step + np.einsum("jqp,jp->jq", correlated(at, self._points), self._misfit)
-            measured = [j for j, _ in self._first]
-            step[measured] = np.maximum(step[measured], self._linear(at))
-        step = np.minimum(np.maximum(step, -LONGEST), LONGEST)
+        step = self.log_step(at)
         speed = np.exp(np.log(at.gpus) + at.local + np.log(self._reference) - step)
         if self._peers is not None:
             guarded = self._guarded
@@ -240,18 +240,31 @@ class MeasuredThroughputs:
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         """See `MeasuredThroughput.uncertainty`."""
-        at = self._at(nodes, gpus, batches)
+        doubt: Floats = np.sqrt(np.expm1(self.variance(self._at(nodes, gpus, batches))))
+        return doubt
+
+    def log_step(self, at: Sizes) -> Floats:
+        """Log seconds of a step at each of the sizes (J, Q)."""
+        step = log_step(self._figures, at, self._reference)
+        if self._first:
+            step = step + np.einsum("jqp,jp->jq", correlated(at, self._points), self._misfit)
+            measured = [j for j, _ in self._first]
+            step[measured] = np.maximum(step[measured], self._linear(at))
+        result: Floats = np.minimum(np.maximum(step, -LONGEST), LONGEST)
+        return result
+
+    def variance(self, at: Sizes) -> Floats:
+        """Variance of `log_step` (J, Q)."""
         slopes = log_step_and_slopes(self._figures, at, self._reference)[1]
-        variance = np.full(np.shape(gpus), MISFIT**2)
+        variance = np.full(np.shape(at.gpus), MISFIT**2)
         if self._first:
             near = correlated(at, self._points)
             weighed = near @ self._weights
             slopes = slopes - weighed @ self._slopes
             variance -= (weighed * near).sum(axis=-1)
         variance += ((slopes @ self._covariance) * slopes).sum(axis=-1)
-        variance = np.where(np.isnan(variance), MOST_DOUBT**2, np.minimum(np.maximum(variance, 0.0), MOST_DOUBT**2))
-        doubt: Floats = np.sqrt(np.expm1(variance))
-        return doubt
+        variance *= np.where(at.across > 0, self._widths[:, 1:], self._widths[:, :1]) ** 2
+        return np.where(np.isnan(variance), MOST_DOUBT**2, np.minimum(np.maximum(variance, 0.0), MOST_DOUBT**2))
 
     def _at(self, *asked: Ints) -> Sizes:
         nodes, gpus, batches = (array.astype(np.float64) for array in asked)
