@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import slurm_ones
-from slurm_ones.cli.jobs import counted
 from slurm_ones.reasons import CAUSES, SENTENCES, SITE_LIMITS, Reason, alone, reason, render
+from slurm_ones.report.live import counted
 
 
 def uses() -> dict[str, list[tuple[str, frozenset[str]]]]:

@@ -29,6 +29,7 @@ from ones_db.records import (
     DecisionJobRecord,
     DecisionRecord,
     EpochPoint,
+    HeldRecord,
     JobHistory,
     JobRecord,
     MembershipRecord,
@@ -43,6 +44,7 @@ from ones_db.records import (
 )
 from ones_db.site import ActionRecord, HealthRecord, NodeChange, NodeRecord
 from ones_db.store import Store
+from ones_db.submissions import Submission
 from ones_db.summary import JobSummary, TimelineRow
 from ones_db.tables import SCHEMA_REVISION
 
@@ -61,6 +63,7 @@ __all__ = [
     "DecisionRecord",
     "EpochPoint",
     "HealthRecord",
+    "HeldRecord",
     "Imported",
     "JobHistory",
     "JobRecord",
@@ -84,6 +87,7 @@ __all__ = [
     "StoreBusy",
     "StoreError",
     "StoreLost",
+    "Submission",
     "ThroughputPoint",
     "TimelineRow",
     "UnknownRecord",

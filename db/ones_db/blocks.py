@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, and_, select, text
 
 from ones_db.engine import add_or_replace
-from ones_db.jobs import among, key_of, keys_of, newest
-from ones_db.records import BlockRecord, MembershipRecord
+from ones_db.jobs import among, key_of, keys_of, lasted_until, newest
+from ones_db.records import BlockRecord, HeldRecord, MembershipRecord
 from ones_db.tables import BLOCKS, JOBS, MEMBERSHIPS, RUNS
 from ones_wrapper.protocol import Membership
 
@@ -58,6 +58,20 @@ def open_blocks(connection: Connection, cluster: int) -> list[BlockRecord]:
     return [_block(row, row["slurm_job"]) for row in connection.execute(query).mappings()]
 
 
+def held(connection: Connection, cluster: int) -> list[HeldRecord]:
+    """What jobs hold on each node now: by their open blocks, and by the open runs of jobs that have none."""
+    has_blocks = select(BLOCKS.c.job_id).where(BLOCKS.c.job_id == JOBS.c.id).exists()
+    runs = (
+        select(JOBS.c.job_id, RUNS.c.node_list, RUNS.c.gpus_per_node)
+        .join(RUNS, and_(RUNS.c.job_id == JOBS.c.id, RUNS.c.restart == JOBS.c.restart))
+        .where(newest(cluster), JOBS.c.end_time.is_(None), RUNS.c.end_time.is_(None), ~has_blocks)
+        .order_by(JOBS.c.job_id)
+    )
+    rows = [(job_id, nodes.split(",") if nodes else [], gpus) for job_id, nodes, gpus in connection.execute(runs)]
+    rows += [(block.job_id, block.node_list, block.gpus_per_node) for block in open_blocks(connection, cluster)]
+    return [HeldRecord(job_id, node, gpus or 0) for job_id, nodes, gpus in rows for node in nodes]
+
+
 def started_blocks(connection: Connection, cluster: int, slurm_ids: Collection[int]) -> dict[int, list[float]]:
     """When blocks started whose tasks Slurm knows by these ids."""
     found: dict[int, list[float]] = defaultdict(list)
@@ -102,10 +116,13 @@ def members_after(runs: Iterable[tuple[int, int]]) -> Any:
     return _with_jobs().where(text(new)).order_by(MEMBERSHIPS.c.number)
 
 
-def all_members(connection: Connection, cluster: int) -> dict[int, list[MembershipRecord]]:
-    """All memberships of a cluster's jobs, by the run (runs.id), in order."""
+def all_members(connection: Connection, cluster: int, since: float | None = None) -> dict[int, list[MembershipRecord]]:
+    """All memberships of a cluster's jobs, by the run (runs.id), in order; of runs that lasted until `since` alone,
+    where that is given."""
     found: dict[int, list[MembershipRecord]] = defaultdict(list)
     query = _with_jobs().where(JOBS.c.cluster_id == cluster).order_by(MEMBERSHIPS.c.run_id, MEMBERSHIPS.c.number)
+    if since is not None:
+        query = query.where(lasted_until(since))
     for row in connection.execute(query).mappings():
         found[row["run_id"]].append(membership_record(row, row["slurm_id"]))
     return found

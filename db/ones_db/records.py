@@ -173,6 +173,15 @@ class MembershipRecord:
     report: Membership
 
 
+class HeldRecord(NamedTuple):
+    """GPUs that a running job, or a block of one, holds on a node."""
+
+    job_id: int
+    node: str
+    gpus: int
+    """0 where that is not known."""
+
+
 RESIZE_DONE = "done"
 """State in which a resize ends that took effect; in every other one the job kept its old shape."""
 RESIZE_ROLLED_BACK = "rolled_back"

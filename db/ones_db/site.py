@@ -162,6 +162,11 @@ class SiteStore:
         with self._write() as connection:
             record_nodes(connection, self._cluster, time, nodes_now)
 
+    def nodes(self) -> list[NodeRecord]:
+        """The nodes as they are now, by their names."""
+        with self._read() as connection:
+            return [node for _, node in sorted(_last(connection, self._cluster).items()) if node.state != GONE]
+
     def node_changes(self, name: str | None = None) -> list[NodeChange]:
         """What one node was, or all were, from when on; oldest first."""
         with self._read() as connection:

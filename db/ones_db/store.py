@@ -9,7 +9,7 @@ from types import TracebackType
 
 from sqlalchemy import Connection, Engine, select
 
-from ones_db import blocks, decisions, history, jobs, leaders, reports, resizes, summary
+from ones_db import blocks, decisions, history, jobs, leaders, reports, resizes, submissions, summary
 from ones_db.backend import UPGRADE
 from ones_db.engine import add_new, backend_behind, backend_of, check_revision, transaction
 from ones_db.errors import SchemaError, StoreError
@@ -18,6 +18,7 @@ from ones_db.records import (
     NO_REASON,
     BlockRecord,
     DecisionRecord,
+    HeldRecord,
     JobHistory,
     JobRecord,
     MembershipRecord,
@@ -28,6 +29,7 @@ from ones_db.records import (
     RunReports,
 )
 from ones_db.site import SiteStore
+from ones_db.submissions import Submission
 from ones_db.summary import JobSummary, TimelineRow
 from ones_db.tables import CLUSTERS
 from ones_wrapper.protocol import Checkpoint
@@ -283,6 +285,11 @@ class Store(SiteStore):
         with self._read() as connection:
             return blocks.open_blocks(connection, self._cluster)
 
+    def held(self) -> list[HeldRecord]:
+        """The GPUs that running jobs hold on each node, a record for each node of a job or block."""
+        with self._read() as connection:
+            return blocks.held(connection, self._cluster)
+
     def membership(self, job_id: int, order: int | None = None) -> MembershipRecord | None:
         """Which blocks of a job train together, by its newest report of that; with an order's number the newest that
         names it. None where there is none, as for every job that is not one of blocks."""
@@ -359,6 +366,11 @@ class Store(SiteStore):
         with self._read_with_cache() as connection:
             return history.finished_histories(connection, self._cluster, self._cache, limit)
 
+    def submissions(self, now: float, limit: int = 5000) -> list[Submission]:
+        """The elastic jobs that were submitted last, newest first, with what they held until `now`."""
+        with self._read() as connection:
+            return submissions.submissions(connection, self._cluster, now, limit)
+
     def job_summaries(self, job_ids: Sequence[int] | None = None) -> list[JobSummary]:
         """One line a job, in the order of their submission: those named, or all that a companion has seen."""
         with self._read() as connection:
@@ -369,7 +381,8 @@ class Store(SiteStore):
         with self._read() as connection:
             return summary.strategies(connection, self._cluster)
 
-    def timeline(self) -> list[TimelineRow]:
-        """Every run that started of jobs that a companion has seen, by its start, for plots."""
+    def timeline(self, since: float | None = None) -> list[TimelineRow]:
+        """Every run that started of jobs that a companion has seen, by its start, for plots; those alone that had not
+        ended by `since`, where that is given."""
         with self._read() as connection:
-            return summary.timeline(connection, self._cluster)
+            return summary.timeline(connection, self._cluster, since)

@@ -125,7 +125,16 @@ def _unfit(resize: ResizeRecord, array: Array) -> Reason | None:
             return reason("block_held", task=task)
         if not job.pending and job.state is not JobState.COMPLETED:
             return reason("block_taken", task=task)
-    return None
+    return _elsewhere(resize, array)
+
+
+def _elsewhere(resize: ResizeRecord, array: Array) -> Reason | None:
+    """That one of those that are to join waits in another partition than the others train in: its owner moved it since
+    this was planned, and its shape is none of that partition's."""
+    jobs = (array.tasks.get(task) for task, _, _ in resize.added)
+    if all(job is None or not job.pending or job.shares_partition(array.job) for job in jobs):
+        return None
+    return reason("blocks_differ", what="partition")
 
 
 def _held_by_others(resize: ResizeRecord, array: Array) -> Reason | None:
@@ -208,7 +217,7 @@ def _give_shape(machine: Machine, resize: ResizeRecord, array: Array, *, task: i
 
 
 def _opening(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
-    if (why := machine.hindered(resize, array.job)) is not None:
+    if (why := machine.hindered(resize, array.job) or _elsewhere(resize, array)) is not None:
         return _withdraw(machine, resize, why)
     # The order first: a block that starts looks whether it is wanted.
     if machine.orders.last_number(array.job) < (resize.order_number or 0):
@@ -252,7 +261,7 @@ def _release(machine: Machine, array: Array, task: int) -> None:
 def _joining(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
     if _joined(machine, resize, array) is not None:
         return machine.move(resize, State.LEAVING, deadline=machine.clock() + machine.settings.blocks_wait_s)
-    if (why := machine.hindered(resize, array.job)) is not None:
+    if (why := machine.hindered(resize, array.job) or _elsewhere(resize, array)) is not None:
         return _withdraw(machine, resize, why)
     why = _hindered(machine, resize, array)
     return _withdraw(machine, resize, why) if why is not None else resize
@@ -266,10 +275,11 @@ def _hindered(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | 
         job = array.tasks.get(task)
         if job is None:
             return reason("block_unknown", task=task)
-        if job.pending and job.held:
-            return reason("block_held", task=task)
+        # Before a hold: Slurm itself holds what it will never start.
         if job.pending and never_starts(job):
             return reason("never_starts", cause=job.reason)
+        if job.pending and job.held:
+            return reason("block_held", task=task)
         if job.ended or job.completing:
             return reason("block_ended", task=task, state=job.state.value)
         waiting, since = waiting or job.pending, max(since, job.start_time)

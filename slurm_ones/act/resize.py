@@ -170,6 +170,8 @@ class ResizeMachine(Machine):
         return self.move(resize, State.RELEASING)
 
     def _releasing(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
+        if job.held and never_starts(job):
+            return self.move(resize, State.RESHAPING_BACK, reason("never_starts", cause=job.reason))
         try:
             return self._release(resize, job, State.WAITING, State.STARTING)
         except UnknownJob:
@@ -181,10 +183,11 @@ class ResizeMachine(Machine):
     def _waiting(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
         if job.running:
             return self.move(resize, State.STARTING, deadline=self.times.start_deadline)
-        if job.held:
-            return self._wait_at_old_shape(resize, reason("held_by_owner"))
+        # Before a hold: Slurm itself holds what it will never start, and nobody else would let it go.
         if never_starts(job):
             return self.move(resize, State.HOLDING_BACK, reason("never_starts", cause=job.reason))
+        if job.held:
+            return self._wait_at_old_shape(resize, reason("held_by_owner"))
         late = self.times.late(resize)
         if resize.restart < 0:
             # Nothing of a job that waited is interrupted: it may wait on, once Slurm has had a look at its new shape.

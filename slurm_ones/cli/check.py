@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +28,12 @@ def _allowed(optin: OptIn) -> str:
     batch = "its own batch" if optin.batch is None else f"batch {optin.batch[0]} to {optin.batch[1]}"
     if optin.batch is not None and optin.batch[0] == optin.batch[1]:
         batch = f"batch {optin.batch[0]} always"
-    return f"{size}, {batch}" + ("" if optin.resize else ", measured and never resized")
+    due = ""
+    if optin.deadline is not None:
+        hours = optin.deadline.seconds / 3600.0
+        moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(optin.deadline.seconds))
+        due = f", to end within {hours:.2f} h" if optin.deadline.since_submission else f", to end by {moment}"
+    return f"{size}, {batch}{due}" + ("" if optin.resize else ", measured and never resized")
 
 
 def _show(findings: tuple[Finding, ...]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from ones_db import JobSummary, Store
+from ones_db import JobSummary
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
@@ -27,58 +26,23 @@ from slurm_ones.cli.common import (
     settings_of,
     store_of_reader,
 )
+from slurm_ones.cli.selection import (
+    AccountsOption,
+    JobsOption,
+    MeOption,
+    PartitionsOption,
+    Selection,
+    StatesOption,
+    UsersOption,
+)
 from slurm_ones.cli.unknown import unknown_job
-from slurm_ones.reasons import CAUSES, WRONG
-from slurm_ones.report.text import per_gpu, safe, seconds, troubles
-
-DECISIONS = 10
-"""The newest decisions, of one partition each, in which a job's outcome is looked for."""
+from slurm_ones.report.live import causes, counted, newest_decisions, wrong
+from slurm_ones.report.text import per_gpu, progress, safe, seconds, shape, troubles
 
 
 def as_json(job: JobSummary) -> dict[str, Any]:
     """A job as `--json` prints it."""
     return {**asdict(job), "shape": shape(job), "local_batch": job.local_batch, "jct_s": job.jct_s}
-
-
-def causes(store: Store, jobs: Iterable[JobSummary]) -> dict[int, str]:
-    """Of each job that has not ended why it does not get another size, as a code of `CAUSES`: its refusal, or the
-    outcome of the newest decision about it. Jobs of which neither tells are left out."""
-    outcomes: dict[int, str] = {}
-    for decision in store.recent_decisions(DECISIONS):
-        for job in decision.jobs:
-            kept = job.reason.code if job.reason.code in WRONG else ""
-            outcomes.setdefault(job.job_id, job.outcome.code or kept)
-    found = {job.job_id: job.refusal_code or outcomes.get(job.job_id, "") for job in jobs if job.end_time is None}
-    return {job_id: code for job_id, code in found.items() if code in CAUSES}
-
-
-def wrong(store: Store, jobs: Iterable[JobSummary]) -> dict[int, str]:
-    """What is wrong with how jobs that have not ended were started, by the newest decision about each."""
-    newest: dict[int, str] = {}
-    for decision in store.recent_decisions(DECISIONS):
-        for job in decision.jobs:
-            newest.setdefault(job.job_id, job.reason.text if job.reason.code in WRONG else "")
-    return {job.job_id: text for job in jobs if job.end_time is None and (text := newest.get(job.job_id))}
-
-
-def counted(codes: Iterable[str]) -> str:
-    """How many jobs there are of each cause, most first: `18 jobs: capped by account; 1 job: held by the owner`."""
-    counts = Counter(codes)
-    shown = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return "; ".join(f"{count} job{'s' * (count != 1)}: {CAUSES[code]}" for code, count in shown)
-
-
-def shape(job: JobSummary) -> str | None:
-    """Its shape while it runs, None while it waits or has ended."""
-    return f"{job.nodes}x{job.gpus_per_node}" if job.running and job.nodes else None
-
-
-def progress(job: JobSummary) -> str:
-    """Epochs done, of how many, and how far into the present one."""
-    if job.epoch is None:
-        return "–"
-    part = f" + {100 * job.cursor // job.dataset} %" if job.cursor and job.dataset and job.cursor < job.dataset else ""
-    return f"{job.epoch}/{job.epochs}{part}" if job.epochs else f"{job.epoch}{part}"
 
 
 _LEFT = ("job", "name", "user", "state", "shape", "strategy")
@@ -160,11 +124,18 @@ def jobs(
     ids: Annotated[
         list[int] | None, typer.Argument(help="Job ids (default: all elastic jobs).", parser=job_number, metavar="JOB")
     ] = None,
+    me: MeOption = False,
+    user: UsersOption = "",
+    partition: PartitionsOption = "",
+    account: AccountsOption = "",
+    states: StatesOption = "",
+    job: JobsOption = "",
     config: ConfigOption = None,
     database: DatabaseOption = "",
     json: JsonOption = False,
 ) -> None:
     """Show state, shape, batch, throughput, progress and resizes of the jobs that opted in."""
+    selection = Selection.of(me=me, user=user, partition=partition, account=account, states=states, jobs=job)
     settings = settings_of(config, database)
     try:
         store = store_of_reader(settings, named=bool(database))
@@ -172,9 +143,10 @@ def jobs(
         if json:
             print_json([])
         raise
-    found = store.job_summaries(ids or None)
-    why = causes(store, found)
-    _show(found, why, wrong(store, found), json=json, asked=bool(ids))
+    found = [one for one in store.job_summaries(ids or None) if one.job_id in (ids or ()) or selection.takes(one)]
+    newest = newest_decisions(store)
+    asked = bool(ids) or bool(selection.restricts)
+    _show(found, causes(found, newest), wrong(found, newest), json=json, asked=asked)
     unknown = sorted({*(ids or ())} - {job.job_id for job in found})
     for job_id in unknown:
         said = unknown_job(settings, job_id, store.place, own_only=is_view(settings, store))

@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,9 +25,11 @@ from slurm_ones.simulate import BadInput
 
 # What simulates is imported by the command itself: no other command is to wait for it.
 if TYPE_CHECKING:
+    from slurm_ones.simulate.engines.idealized import Part
     from slurm_ones.simulate.study.plan import Plan, PolicySpec
     from slurm_ones.simulate.study.runs import PolicySummary, Run, RunProgress
     from slurm_ones.simulate.training.mechanism import Mechanism
+    from slurm_ones.simulate.training.network import Network
 
 QUICK_MIX = "ones-sc21"
 """Its jobs last minutes, so that decisions every minute would come too seldom."""
@@ -36,15 +39,45 @@ REQUEUE_S = "30"
 """`--resize-cost` where it is not given."""
 MOST_ACROSS = 4
 """Policies beyond which a terminal's table no longer shows intervals."""
-_CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})")
+_CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})(?::([a-z0-9]{1,20}))?")
 
 
-def parse_cluster(text: str) -> tuple[int, int]:
-    """Nodes and GPUs of each, from `16x4`. Raises `BadInput`."""
-    found = _CLUSTER.fullmatch(text)
-    if found is None or not int(found[1]) or not int(found[2]):
-        raise BadInput(f"--cluster: {text!r:.40} is not NODESxGPUS, such as 16x4")
-    return int(found[1]), int(found[2])
+def parse_cluster(text: str) -> tuple[Part, ...]:
+    """Equal nodes with their number and GPUs, from `16x4`; or several parts of one kind of GPU each, from
+    `8x4:a100+8x4:v100`. Raises `BadInput`."""
+    from slurm_ones.simulate.engines.idealized import Part
+    from slurm_ones.simulate.training.gpu_kinds import POWER
+
+    found = [_CLUSTER.fullmatch(one) for one in text.split("+")]
+    parts = tuple(Part(int(one[1]), int(one[2]), one[3] or "") for one in found if one is not None)
+    if len(parts) < len(found) or not all(part.nodes and part.gpus_per_node for part in parts):
+        raise BadInput(f"--cluster: {text!r:.40} is not NODESxGPUS, such as 16x4 or 8x4:a100+8x4:v100")
+    kinds = [part.kind for part in parts]
+    unknown = [kind for kind in kinds if kind not in POWER and not (kind == "" and len(parts) == 1)]
+    if unknown or len(set(kinds)) < len(kinds):
+        raise BadInput(f"--cluster: {text!r:.60}: each part is of another kind of GPU, of {', '.join(POWER)}")
+    return parts
+
+
+def parse_network(text: str) -> Network:
+    """Leaf switches × nodes below each : taper, from `4x4:3`. Raises `BadInput`."""
+    from slurm_ones.simulate.training.network import Network
+
+    cluster, _, taper = text.partition(":")
+    found, value = _CLUSTER.fullmatch(cluster), parse_value(taper or "1")
+    if found is not None and not isinstance(value, bool | str) and 1 <= value < math.inf:
+        with suppress(ValueError):
+            return Network(int(found[1]), int(found[2]), float(value))
+    raise BadInput(f"--network: {text!r:.40} is not LEAVESxNODES:TAPER, such as 4x4:3")
+
+
+def parse_slow_nodes(text: str) -> tuple[float, ...]:
+    """Their speeds, from `2:0.7` for two nodes of speed 0.7. Raises `BadInput`."""
+    count, _, speed = text.partition(":")
+    value = parse_value(speed)
+    if not count.isdecimal() or len(count) > 4 or isinstance(value, bool | str) or not 0 < value < 1:
+        raise BadInput(f"--slow-nodes: {text!r:.40} is not COUNT:SPEED, such as 2:0.7")
+    return (float(value),) * int(count)
 
 
 def parse_value(text: str) -> bool | int | float | str:
@@ -130,7 +163,16 @@ def simulate(
     profiles: Annotated[
         Path | None, typer.Option(help="Folder of measured profiles, for a workload from a CSV file.")
     ] = None,
-    cluster: Annotated[str, typer.Option(help="Nodes x GPUs per node.")] = "16x4",
+    cluster: Annotated[
+        str, typer.Option(help="Nodes x GPUs per node; of several kinds as 8x4:a100+8x4:v100.")
+    ] = "16x4",
+    network: Annotated[
+        str | None,
+        typer.Option(help="Leaf switches x nodes below each : taper, such as 4x4:3 (with --idealized)."),
+    ] = None,
+    slow_nodes: Annotated[
+        str | None, typer.Option(help="Count : speed of nodes slower than others, such as 2:0.7 (with --idealized).")
+    ] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -150,6 +192,9 @@ def simulate(
         float | None, typer.Option(help="Hours in which jobs are submitted (default: follows from --load).")
     ] = None,
     rigid: Annotated[float, typer.Option(help="Share of rigid jobs.")] = 0.0,
+    deadlines: Annotated[
+        float, typer.Option(help="Share of jobs with a deadline: 0.5 to 1.5 times what each takes alone as asked for.")
+    ] = 0.0,
     interval: Annotated[
         float | None,
         typer.Option(
@@ -196,7 +241,7 @@ def simulate(
     from slurm_ones.simulate.study.present import as_json, page
     from slurm_ones.simulate.study.runs import summarize
 
-    nodes, gpus_per_node = parse_cluster(cluster)
+    parts = parse_cluster(cluster)
     mechanism = parse_mechanism(resize, resize_cost)
     if interval is None:
         usual = USUAL_S if resize == "requeue" else HOT_S
@@ -205,17 +250,24 @@ def simulate(
         raise BadInput(f"--interval: {interval} is not above 0")
     if idealized and settings:
         raise BadInput("--set: the settings are the companion's, and --idealized does without it")
+    if (network or slow_nodes) and not idealized:
+        raise BadInput("--network and --slow-nodes: only --idealized knows of places")
     plan = Plan(
-        source=Source(workload, profiles, jobs, load, arrivals, hours, rigid),  # type: ignore[arg-type]
+        source=Source(workload, profiles, jobs, load, arrivals, hours, rigid, deadlines),  # type: ignore[arg-type]
         policies=tuple(parse_policy(text) for text in policy or ["ones"]),
         seeds=tuple(range(first_seed, first_seed + seeds)),
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
+        nodes=sum(part.nodes for part in parts),
+        gpus_per_node=min(part.gpus_per_node for part in parts),
         interval_s=interval,
         mechanism=mechanism,
         idealized=idealized,
+        network=parse_network(network) if network else None,
+        slow_nodes=parse_slow_nodes(slow_nodes) if slow_nodes else (),
         settings=parse_pairs("--set", settings or ()),
+        parts=parts if parts[0].kind else (),
     )
+    if bound and plan.parts:
+        raise BadInput("--bound: it is known for GPUs of one kind, and this cluster has several")
     _check_outputs(json, html)
     plan.check()
     console.print(plain(_headline(plan), 400), markup=False, soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import pairwise
@@ -23,12 +22,12 @@ from slurm_ones.cli.common import (
     settings_of,
     store_of_reader,
 )
-from slurm_ones.cli.jobs import as_json, progress, shape
+from slurm_ones.cli.jobs import as_json
 from slurm_ones.cli.unknown import unknown_job
 from slurm_ones.report.blocks import change, pause, ran, trains_on
 from slurm_ones.report.blocks import planned as planned_blocks
 from slurm_ones.report.strategy import described
-from slurm_ones.report.text import per_gpu, resized, safe, seconds, starts, troubles
+from slurm_ones.report.text import clock, per_gpu, progress, resized, safe, seconds, shape, starts, troubles
 
 MEMBERSHIPS = 5
 """Newest memberships of a job of blocks that are shown."""
@@ -86,10 +85,6 @@ def _weighed(alternatives: list[dict[str, Any]]) -> str:
     )
 
 
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
 def _pause(resize: dict[str, Any]) -> str:
     by_blocks = resize["mechanism"] == "blocks"
     return pause(resize["pause_s"]) if by_blocks else seconds(resize["pause_s"])
@@ -104,9 +99,56 @@ def _of_blocks(store: Store, job_id: int, *, running: bool) -> Iterator[str]:
         yield f"It {trains_on(members, blocks)}"
     for block in blocks:
         if block.end_time is None:
-            yield f"    {ran(block)} since {_clock(block.start_time)}"
+            yield f"    {ran(block)} since {clock(block.start_time)}"
     for new, old in pairwise(members):
-        yield f"    {_clock(new.time)} generation {new.report.generation}: {change(new, old)}"
+        yield f"    {clock(new.time)} generation {new.report.generation}: {change(new, old)}"
+
+
+def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
+    """What the command prints of a job, in rich's markup, a line each."""
+    job, found = summary.job_id, explain(store, summary, decisions)
+    yield (
+        f"[bold]job {job}[/] {safe(summary.name)} of {safe(summary.user)}: {summary.state}, "
+        f"shape {shape(summary) or 'none'}, batch {summary.batch or 'unknown'} ({per_gpu(summary)} per GPU), "
+        f"epochs {progress(summary)}"
+    )
+    if summary.refusal:
+        yield f"  It is left alone: {safe(summary.refusal, 500)}"
+    for said in described(summary.limits) if summary.limits is not None else ():
+        yield f"  Its strategy: {safe(str(said), 500)}."
+    if summary.report_note:
+        yield f"  Not believed of its reports: {safe(summary.report_note, 500)}"
+    for trouble in troubles(summary):
+        yield f"  [bold red]Look at it[/]: {trouble}."
+    for line in _of_blocks(store, job, running=summary.running):
+        yield f"  {safe(line, 500)}"
+    runs = store.runs(job)
+    begun = starts(store.resizes(job), {(job, run.restart): run for run in runs})
+    for run in runs:
+        if run.note:
+            when = f" ({clock(run.hello_time)})" if run.hello_time else ""
+            yield f"  Run {run.restart} said{when}: {safe(run.note, 500)}"
+        if run.attempts:
+            yield f"  Run {run.restart} started its ranks {run.attempts + 1} times."
+    for d in found["decisions"]:
+        outcome = f" [dim]({safe(d['outcome'], 300)})[/]" if d["outcome"] else ""
+        yield f"  {clock(d['time'])} {d['policy']} ({d['mode']}): {_allocation(d)}{safe(d['reason'], 500)}{outcome}"
+        if d["alternatives"]:
+            yield f"      weighed: {_weighed(d['alternatives'])}"
+    if not found["decisions"]:
+        yield "  Nothing was decided for it yet."
+    planned = {resize.id: planned_blocks(resize) for resize in store.resizes(job)}
+    for r in found["resizes"]:
+        blocks = f" ({planned[r['id']]})" if planned.get(r["id"]) else ""
+        yield (
+            f"  {clock(r['started'])} resize {resized(*(r[name] for name in _CHANGE))}{blocks}: {r['state']}"
+            + (f", {safe(r['outcome'], 300)}" if r["outcome"] else "")
+            + (f", training stood still for {_pause(r)}" if r["pause_s"] is not None else "")
+        )
+        for step in r["steps"]:
+            yield (f"      {step['time'] - r['started']:7.1f} s  {step['state']}  [dim]{safe(step['detail'], 300)}[/]")
+        if r["id"] in begun:
+            yield f"      the start after it: {begun[r['id']]}"
 
 
 @command
@@ -124,56 +166,8 @@ def why(
     if not summaries:
         raise StoreError(unknown_job(settings, job, store.place, own_only=is_view(settings, store)))
     (summary,) = summaries
-    found = explain(store, summary, last)
     if json:
-        print_json(found)
+        print_json(explain(store, summary, last))
         return
-    console.print(
-        f"[bold]job {job}[/] {safe(summary.name)} of {safe(summary.user)}: {summary.state}, "
-        f"shape {shape(summary) or 'none'}, batch {summary.batch or 'unknown'} ({per_gpu(summary)} per GPU), "
-        f"epochs {progress(summary)}",
-        soft_wrap=True,
-    )
-    if summary.refusal:
-        console.print(f"  It is left alone: {safe(summary.refusal, 500)}", soft_wrap=True)
-    for said in described(summary.limits) if summary.limits is not None else ():
-        console.print(f"  Its strategy: {safe(str(said), 500)}.", soft_wrap=True)
-    if summary.report_note:
-        console.print(f"  Not believed of its reports: {safe(summary.report_note, 500)}", soft_wrap=True)
-    for trouble in troubles(summary):
-        console.print(f"  [bold red]Look at it[/]: {trouble}.", soft_wrap=True)
-    for line in _of_blocks(store, job, running=summary.running):
-        console.print(f"  {safe(line, 500)}", soft_wrap=True)
-    runs = store.runs(job)
-    begun = starts(store.resizes(job), {(job, run.restart): run for run in runs})
-    for run in runs:
-        if run.note:
-            when = f" ({_clock(run.hello_time)})" if run.hello_time else ""
-            console.print(f"  Run {run.restart} said{when}: {safe(run.note, 500)}", soft_wrap=True)
-        if run.attempts:
-            console.print(f"  Run {run.restart} started its ranks {run.attempts + 1} times.")
-    for d in found["decisions"]:
-        outcome = f" [dim]({safe(d['outcome'], 300)})[/]" if d["outcome"] else ""
-        console.print(
-            f"  {_clock(d['time'])} {d['policy']} ({d['mode']}): {_allocation(d)}{safe(d['reason'], 500)}{outcome}",
-            soft_wrap=True,
-        )
-        if d["alternatives"]:
-            console.print(f"      weighed: {_weighed(d['alternatives'])}", soft_wrap=True)
-    if not found["decisions"]:
-        console.print("  Nothing was decided for it yet.")
-    planned = {resize.id: planned_blocks(resize) for resize in store.resizes(job)}
-    for r in found["resizes"]:
-        blocks = f" ({planned[r['id']]})" if planned.get(r["id"]) else ""
-        console.print(
-            f"  {_clock(r['started'])} resize {resized(*(r[name] for name in _CHANGE))}{blocks}: {r['state']}"
-            + (f", {safe(r['outcome'], 300)}" if r["outcome"] else "")
-            + (f", training stood still for {_pause(r)}" if r["pause_s"] is not None else ""),
-            soft_wrap=True,
-        )
-        for step in r["steps"]:
-            console.print(
-                f"      {step['time'] - r['started']:7.1f} s  {step['state']}  [dim]{safe(step['detail'], 300)}[/]"
-            )
-        if r["id"] in begun:
-            console.print(f"      the start after it: {begun[r['id']]}", soft_wrap=True)
+    for line in told(store, summary, last):
+        console.print(line, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Policies that give each job the GPUs and the batch it asked for, in an order: FIFO, SRTF, SRSF and Tiresias."""
+"""Policies that give each job the GPUs and the batch it asked for, in an order: FIFO, SRTF, SRSF, EDF and Tiresias."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from slurm_ones.decide.allocate import allocate_in_order
 from slurm_ones.decide.build import fits_nowhere
-from slurm_ones.decide.job_figures import LONGEST, remaining_seconds
+from slurm_ones.decide.job_figures import LONGEST, remaining_seconds, within
 from slurm_ones.reasons import reason
 from slurm_ones.schedule.ledger import Ledger
 from slurm_ones.schedule.placement import fixed_jobs
@@ -111,6 +111,20 @@ class Srsf(Srtf):
 
     def _weigh(self, wanted: Allocation, seconds: float) -> float:
         return seconds * wanted.shape.gpus
+
+
+class Edf(Srtf):
+    """Earliest deadline first, with what each job asked for; jobs without a deadline follow in order of submission.
+
+    The classical optimum for one machine (Liu and Layland, Journal of the ACM 20, 1973), and what deadlines are without
+    admission and without other sizes. It promises nothing.
+    """
+
+    name = "edf"
+    first = "jobs with earlier deadlines"
+
+    def _key(self, cluster: ClusterView, job: JobView) -> float:
+        return LONGEST if job.deadline is None else within(job.deadline, -LONGEST, LONGEST)
 
 
 @dataclass(frozen=True)

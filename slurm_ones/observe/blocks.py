@@ -132,7 +132,7 @@ def _speaker(tasks: Sequence[Job]) -> Job:
 def _difference(one: Job, other: Job) -> str:
     if other is one:
         return ""
-    if not {*one.partition.split(",")} & {*other.partition.split(",")}:
+    if not one.shares_partition(other):
         return "partition"
     for name, what in (("uid", "user"), ("account", "account"), ("work_dir", "directory"), ("comment", "comment")):
         if getattr(one, name) != getattr(other, name):

@@ -2,7 +2,8 @@
 
 ``ones: gpus=1-16 batch=256-4096`` makes a job elastic; `nodes=` instead of `gpus=` counts whole nodes; `batch=N`
 keeps the global batch; `resize=off` asks for measuring alone; `array=blocks` says that the tasks of this job array are
-blocks of one job; `size=8` asks for 8 GPUs, by hand; `fuse=NAME` says that jobs of this sweep may be trained as one.
+blocks of one job; `size=8` asks for 8 GPUs, by hand; `fuse=NAME` says that jobs of this sweep may be trained as one;
+`deadline=2026-12-01T18:00`, local time, or `deadline=6h`, since its submission, says by when it shall have ended.
 
 A comment that does not start with ``ones:`` opts in to nothing, not even where those words follow other text: what a
 comment says about ones, or quotes, is not what its owner allows, and a guess would change somebody's job. One that
@@ -11,8 +12,10 @@ nearly opts in is told to its owner, with the right line.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
+from datetime import datetime
 
 MAX_GPUS = 100_000
 MAX_BATCH = 2**31
@@ -27,6 +30,23 @@ _WORD = re.compile(r"\b(gpus|nodes|batch|resize|array)\s*[=:]\s*(\w+)(?:\s*[-–
 _EXAMPLE = "ones: gpus=1-16 batch=32-1024"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
 _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
+
+
+_DURATION = re.compile(r"(?:(\d{1,4})d)?(?:(\d{1,5})h)?(?:(\d{1,7})m)?(?:(\d{1,9})s)?", re.ASCII)
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d(?:T\d\d:\d\d(?::\d\d)?)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """When a job shall have ended."""
+
+    seconds: float
+    """Unix seconds, or seconds since its submission."""
+    since_submission: bool
+
+    def after(self, submitted: float) -> float:
+        """Unix seconds, for a job that was submitted then."""
+        return submitted + self.seconds if self.since_submission else self.seconds
 
 
 class BadComment(ValueError):
@@ -47,6 +67,8 @@ class OptIn:
     """GPUs that the job shall have, as soon as there is room and for as long as the comment says so."""
     fuse: str = ""
     """The sweep whose jobs may be trained as one; empty: none."""
+    deadline: Deadline | None = None
+    """When it shall have ended."""
 
 
 def _range(word: str, text: str, most: int) -> tuple[int, int]:
@@ -58,6 +80,17 @@ def _range(word: str, text: str, most: int) -> tuple[int, int]:
     if not 1 <= low <= high <= most:
         raise BadComment(f"{word!r}: expected 1 <= first <= last <= {most}")
     return low, high
+
+
+def _deadline(word: str, text: str) -> Deadline:
+    match = _DURATION.fullmatch(text)
+    if match is not None and text:
+        factors = (86400.0, 3600.0, 60.0, 1.0)
+        return Deadline(sum(int(n) * f for n, f in zip(match.groups(), factors, strict=True) if n), True)
+    if _MOMENT.fullmatch(text):
+        with contextlib.suppress(ValueError, OverflowError, OSError):
+            return Deadline(datetime.fromisoformat(text).timestamp(), False)
+    raise BadComment(f"{word!r}: expected a time such as deadline=2026-12-01T18:00, or since submission deadline=6h30m")
 
 
 def meant(comment: str) -> str:
@@ -100,7 +133,7 @@ def _parse(comment: str) -> OptIn | None:
         return None
     found: dict[str, tuple[int, int]] = {}
     resize: bool | None = None
-    blocks, fuse = False, ""
+    blocks, fuse, deadline = False, "", None
     for word in comment[match.end() :].replace(",", " ").split():
         shown = "".join(c if c.isprintable() else "?" for c in word[:40])
         key, _, value = word.partition("=")
@@ -126,14 +159,19 @@ def _parse(comment: str) -> OptIn | None:
             if fuse:
                 raise BadComment(f"{shown!r}: fuse is given twice")
             fuse = value
+        elif key == "deadline":
+            if deadline is not None:
+                raise BadComment(f"{shown!r}: deadline is given twice")
+            deadline = _deadline(shown, value)
         else:
-            raise BadComment(f"{shown!r}: expected gpus=, nodes=, batch=, resize=, array=, size= or fuse=")
+            raise BadComment(f"{shown!r}: expected gpus=, nodes=, batch=, resize=, array=, size=, fuse= or deadline=")
     if "gpus" in found and "nodes" in found:
         raise BadComment("gpus= and nodes= contradict each other: give one of them")
     if not {"gpus", "nodes"} & found.keys() and resize is not False:
         raise BadComment("neither gpus= nor nodes=: say how far the job may grow, such as gpus=1-16")
     size = _size(found)
-    return OptIn(found.get("gpus"), found.get("nodes"), found.get("batch"), resize is not False, blocks, size, fuse)
+    ranges = found.get("gpus"), found.get("nodes"), found.get("batch")
+    return OptIn(*ranges, resize is not False, blocks, size, fuse, deadline)
 
 
 def _size(found: dict[str, tuple[int, int]]) -> int | None:

@@ -65,7 +65,8 @@ def environment() -> Any:
     return made
 
 
-def _write(path: Path, template: str, **values: Any) -> None:
+def write(path: Path, template: str, **values: Any) -> None:
+    """Write a page from one of this folder's templates."""
     written = time.strftime("%Y-%m-%d %H:%M")
     path.write_text(environment().get_template(template).render(written=written, **values), encoding="utf-8")
 
@@ -81,7 +82,7 @@ def write_page(path: Path, store: Store, panels: list[Panel], found: dict[str, A
         image = base64.b64encode(picture.read_bytes()).decode()
     decisions = _acted(store)
     jobs = store.job_summaries()
-    _write(
+    write(
         path,
         "demo.html",
         image=image,
@@ -113,4 +114,4 @@ def write_study(path: Path, text: StudyText, lanes: Sequence[Lane], groups: Mapp
     from markupsafe import Markup
 
     pictures = {name: Markup(svg) for name, svg in study_charts(lanes, groups).items()}
-    _write(path, "study.html", text=text, lanes=lanes, pictures=pictures)
+    write(path, "study.html", text=text, lanes=lanes, pictures=pictures)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -32,6 +32,42 @@ class NodeView:
     name: str
     gpus: int
     """GPUs that elastic jobs hold or may take: those of rigid jobs are already subtracted."""
+    kind: str = ""
+    """Kind of its GPUs; empty where it is unknown, or all are alike."""
+    leaf: str = ""
+    """Its leaf switch, or its block of a network of blocks; "" where nothing is known of the network."""
+    speed: float = 1.0
+    """How fast jobs compute on it, relative to what they should."""
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """GPUs that are known to be others' for some time to come: a reservation of the site's, a rigid job that is due."""
+
+    start: float
+    end: float
+    """On the caller's clock."""
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Work that is expected to be submitted: one arrival is what one user submits at a time."""
+
+    rate: tuple[float, ...]
+    """Arrivals a second in each hour from now on, of as many as are foretold."""
+    gpu_s: float
+    """GPU-seconds that an arrival's jobs hold in all, in the mean."""
+    stay_s: float
+    """Seconds from a job's submission to its end, in the mean."""
+    doubt: float = 0.0
+    """Relative standard deviation of the work that comes."""
+    seen: int = 0
+    """Arrivals from which this was learned."""
+
+    def gap_s(self) -> float:
+        """Seconds to the next arrival, in the mean."""
+        return 1.0 / self.rate[0] if self.rate and self.rate[0] > 0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -47,6 +83,14 @@ class ClusterView:
     uniform: bool = True
     """Each node of a job gives equally many GPUs, as Slurm must be asked for them. Where this is False, as in
     published simulators, a job may have any number of GPUs spread in any way, written as the shape 1 × n."""
+    reserved: Sequence[Reserved] = ()
+    """What of these GPUs is not the policy's in time to come; jobs that are there then have to go."""
+    arrivals: Arrivals | None = None
+    """What is expected to be submitted in the near future; None where nothing is known."""
+    gpus_of_kind: Mapping[str, int] = field(default_factory=dict)
+    """GPUs of a whole node of each kind, where there are several; 0 or left out as in `node_gpus`."""
+    taper: float = 1.0
+    """How many times longer gradients take between leaf switches than below one."""
 
     @cached_property
     def gpus(self) -> int:
@@ -57,6 +101,19 @@ class ClusterView:
     def gpus_per_node(self) -> int:
         """GPUs of a whole node, which shapes of several nodes are made of."""
         return self.node_gpus or max((node.gpus for node in self.nodes), default=0)
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of GPUs here, in the order of their first nodes."""
+        return tuple(dict.fromkeys(node.kind for node in self.nodes))
+
+    def of_kind(self, kind: str) -> ClusterView:
+        """The part of it with GPUs of that kind: a cluster of one kind."""
+        if self.kinds == (kind,):
+            return self
+        nodes = tuple(node for node in self.nodes if node.kind == kind)
+        full = self.gpus_of_kind.get(kind, 0) or max((node.gpus for node in nodes), default=0)
+        return replace(self, nodes=nodes, node_gpus=full, gpus_of_kind={})
 
 
 class SizeRule(NamedTuple):
@@ -176,6 +233,7 @@ class JobView:
     base_batch: int
     limits: Limits
     model: ThroughputModel
+    """Where GPUs are of several kinds that of the kind which it has, or is most likely to get."""
     efficiency: EfficiencyModel
     progress: Progress
     samples: float
@@ -204,6 +262,12 @@ class JobView:
     can have any."""
     fixed: Reason | None = None
     """Why it must keep its shape in this round; a waiting job then stays waiting. None where it may change."""
+    deadline: float | None = None
+    """When its owner wants it to have ended, on the caller's clock; None where the owner does not say."""
+    promised: bool | None = None
+    """Whether an earlier schedule promised that deadline (`Schedule.promises`); None before one has said so."""
+    on: Mapping[str, ThroughputModel] = field(default_factory=dict)
+    """Its model on each kind of GPU that it may use; empty where `model` is that of any kind."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +277,11 @@ class Allocation:
     shape: Shape
     batch: int
     """Global batch in samples."""
+    kind: str = ""
+    """Kind of its GPUs; empty where any will do."""
+    nodes: tuple[str, ...] = ()
+    """The nodes that are asked for, each filled before the next where it need not give equally many; empty where
+    whoever places the job chooses."""
 
 
 class Weighed(NamedTuple):
@@ -222,6 +291,13 @@ class Weighed(NamedTuple):
     """None for waiting."""
     worth: float
     """By itself, whatever others get, in the policy's own unit; more is better."""
+
+
+class Promise(NamedTuple):
+    """Whether a job's deadline is promised, and why."""
+
+    given: bool
+    reason: Reason
 
 
 @dataclass(frozen=True)
@@ -244,6 +320,9 @@ class Schedule:
     tell."""
     refused: Mapping[int, Reason] = field(default_factory=dict)
     """For each job that a limit of the site kept from something, which. Filled in by `rules`, not by policies."""
+    promises: Mapping[int, Promise] = field(default_factory=dict)
+    """Of jobs with deadlines: promises given or refused now; of policies that give any. The caller shows a job as
+    `promised` from then on. One that was given is not taken back; one that was refused may be given later."""
 
 
 class Policy(Protocol):

@@ -50,8 +50,12 @@ def valid_counts(cluster: ClusterView, low: int = 1, high: int | None = None) ->
 
     Below a node the powers of two, then whole nodes: each number of them up to `EVERY_COUNT`, then by factors of
     `GROWTH`, and all of them. They follow from the nodes that exist and not from what is free, so that they do not
-    change from tick to tick. Where shapes need not be uniform, every count up to `EVERY_COUNT` nodes.
+    change from tick to tick. Where shapes need not be uniform, every count up to `EVERY_COUNT` nodes. Where GPUs are
+    of several kinds, what any of them allows.
     """
+    if len(cluster.kinds) > 1:
+        each = [valid_counts(cluster.of_kind(kind), low, high) for kind in cluster.kinds]
+        return tuple(sorted(set().union(*each)))
     per_node, nodes = cluster.gpus_per_node, len(cluster.nodes)
     if not cluster.uniform:
         counts = set(range(1, min(cluster.gpus, EVERY_COUNT * per_node) + 1))
@@ -70,7 +74,10 @@ def strategy_counts(
     cluster: ClusterView, rules: Sequence[SizeRule], low: int = 1, high: int | None = None
 ) -> list[int]:
     """GPU counts in [low, high] that a job with a training strategy can be offered here, ascending: those that its
-    strategy knows, as far as they have a shape on which the ranks that must share a node do so."""
+    strategy knows, as far as they have a shape on which the ranks that must share a node do so; on any kind of GPU."""
+    if len(cluster.kinds) > 1:
+        each = [strategy_counts(cluster.of_kind(kind), rules, low, high) for kind in cluster.kinds]
+        return sorted(set().union(*each))
     most = cluster.gpus if high is None else high
     return sorted(
         rule.gpus

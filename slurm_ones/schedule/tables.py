@@ -113,6 +113,19 @@ def predict_each(jobs: Sequence[JobView], nodes: Ints, gpus: Ints, batches: Ints
     return speed, goodput
 
 
+def speeds_of_one(jobs: Sequence[JobView], batches: Ints) -> Floats:
+    """Samples/s (J, B) of one GPU at batches (J, B)."""
+    found = np.zeros(batches.shape)
+    kinds: dict[type, list[int]] = {}
+    for j, job in enumerate(jobs):
+        kinds.setdefault(type(job.model), []).append(j)
+    for of in kinds.values():
+        one = np.ones_like(batches[of])
+        said = _together([jobs[j].model for j in of]).throughput(one, one, batches[of])
+        found[of] = np.minimum(np.maximum(_finite(said, 0.0, 0.0), SLOWEST), FASTEST)
+    return found
+
+
 def _predictions(
     models: ThroughputModel, efficiencies: Sequence[EfficiencyModel], nodes: Ints, gpus: Ints, batches: Ints
 ) -> tuple[Floats, Floats]:

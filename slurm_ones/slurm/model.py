@@ -144,16 +144,22 @@ class Job:
     throttle: int = 0
     """Most tasks of its array that may run at once; 0 for no limit. A snapshot need not show it."""
     command: str = field(default="", compare=False)
-    """The path of its batch script. `SlurmClient.details` alone shows it, and the next."""
+    """The path of its batch script. `SlurmClient.details` alone shows it, and the next two."""
     submit_line: str = field(default="", compare=False)
     """What it was submitted by, words joined by spaces: sbatch, options, script, arguments. Old Slurms do not know
     it."""
+    stdout: str = field(default="", compare=False)
+    """The path of its log, in which Slurm writes what it prints; empty where that is not known."""
 
     @property
     def key(self) -> JobKey:
         """What names it to Slurm."""
         tasks = self.array_tasks
         return Task(self.array_id, tasks[0]) if self.array_id and len(tasks) == 1 else self.job_id
+
+    def shares_partition(self, other: Job) -> bool:
+        """Whether both may be in one partition: a job that waits may name several."""
+        return not {*self.partition.split(",")}.isdisjoint(other.partition.split(","))
 
     @property
     def pending(self) -> bool:

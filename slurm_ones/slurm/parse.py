@@ -173,6 +173,7 @@ def job_of(
     exit_code: tuple[int, int],
     command: Any = "",
     submit_line: Any = "",
+    stdout: Any = "",
 ) -> Job:
     """A job from what one of the adapters read of it. Raises `Refused` for a list of nodes that is none.
 
@@ -232,6 +233,7 @@ def job_of(
         batch=batch,
         command=text_of(command),
         submit_line=text_of(submit_line),
+        stdout=text_of(stdout),
         # As a shell gives it.
         exit_code=128 + signal if signal else code,
     )

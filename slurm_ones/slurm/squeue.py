@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import PurePosixPath
 from typing import Any
 
 from slurm_ones.slurm.client import Refused
@@ -258,8 +259,20 @@ def _job_of_json(entry: Mapping[str, Any]) -> Job:
         batch=bool(entry.get("batch_flag", True)),
         command=entry.get("command"),
         submit_line=entry.get("submit_line"),
+        stdout=_log(entry),
         exit_code=exit_code,
     )
+
+
+def _log(entry: Mapping[str, Any]) -> str:
+    """The path of its log: with `%` for what Slurm fills in only where the release does not fill it in itself."""
+    path = text_of(entry.get("stdout_expanded") or entry.get("standard_output"))
+    job_id, array = str(number(entry.get("job_id"))), number(entry.get("array_job_id"))
+    task = number(entry.get("array_task_id"), -1)
+    path = path.replace("%j", job_id).replace("%A", str(array or job_id)).replace("%a", str(task) if task >= 0 else "")
+    if not path:
+        path = f"slurm-{array}_{task}.out" if array and task >= 0 else f"slurm-{job_id}.out"
+    return str(PurePosixPath(text_of(entry.get("current_working_directory")), path))
 
 
 def _texts(value: Any) -> list[str]:

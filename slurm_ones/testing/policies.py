@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from slurm_ones.learn.efficiency import NoiseEfficiency
 from slurm_ones.reasons import Reason
+from slurm_ones.schedule.kinds import accepts, kinds_held
 from slurm_ones.schedule.policy import (
     Allocation,
     ClusterView,
@@ -117,6 +118,10 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
     assert schedule.parked <= by_id.keys(), "a schedule parks a job that does not exist"
     assert not schedule.parked & schedule.allocations.keys(), "a job both runs and does not"
     assert schedule.reasons.keys() == by_id.keys(), "each job has a reason"
+    for job_id, promise in schedule.promises.items():
+        assert job_id in by_id and by_id[job_id].deadline is not None, "a promise needs a deadline"
+        assert not by_id[job_id].promised, f"job {job_id}: a promise is given once, and not taken back"
+        assert str(promise.reason), f"job {job_id}: a promise says why"
     for job_id, why in schedule.reasons.items():
         assert isinstance(why, Reason) and str(why), f"job {job_id} has the reason {why!r}"
     for j in jobs:
@@ -140,7 +145,8 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
             assert got.batch % rule.quantum == 0, f"job {j.job_id}: batch {got.batch} is no multiple"
         if unchanged(view, j, got):
             continue
-        gpus, per_node = got.shape.gpus, view.gpus_per_node
+        assert not got.kind or accepts(j, got.kind), f"job {j.job_id} cannot use GPUs of kind {got.kind}"
+        gpus, per_node = got.shape.gpus, (view.of_kind(got.kind) if got.kind else view).gpus_per_node
         assert gpus in j.limits.gpus, f"job {j.job_id} cannot take {gpus} GPUs"
         if j.limits.rules:
             assert gpus in {rule.gpus for rule in j.limits.rules}, f"job {j.job_id}'s strategy cannot take {gpus} GPUs"
@@ -154,6 +160,8 @@ def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> Non
 
 def unchanged(view: ClusterView, j: JobView, got: Allocation) -> bool:
     """Whether the job stays where it is. Where shapes may be spread, a size is all that there is to change."""
+    if got.kind and j.shape is not None and kinds_held(view, j) != (got.kind,):
+        return False
     if view.uniform or j.shape is None:
         return got.shape == j.shape
     return got.shape.gpus == j.shape.gpus
@@ -163,14 +171,25 @@ def placeable(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) ->
     """Whether the schedule fits the nodes with unchanged jobs where they are; an exhaustive search."""
     free = {node.name: node.gpus for node in view.nodes}
     moving: list[Shape] = []
+    of_kind: dict[str, list[Shape]] = {}
     for j in jobs:
         got = schedule.allocations.get(j.job_id)
         if got is not None and unchanged(view, j, got):
             for name, gpus in j.nodes.items():
                 free[name] = free.get(name, gpus) - gpus
+        elif got is not None and got.kind:
+            of_kind.setdefault(got.kind, []).append(got.shape)
         elif got is not None:
             moving.append(got.shape)
     assert min(free.values(), default=0) >= 0
+    assert not (moving and of_kind), "all allocations that change name a kind, or none does"
+    if not of_kind:
+        return _have_room(view, free, moving)
+    each = {kind: {node.name: free[node.name] for node in view.of_kind(kind).nodes} for kind in of_kind}
+    return all(_have_room(view, each[kind], shapes) for kind, shapes in of_kind.items())
+
+
+def _have_room(view: ClusterView, free: Mapping[str, int], moving: Sequence[Shape]) -> bool:
     if not view.uniform:
         return sum(shape.gpus for shape in moving) <= sum(free.values())
     parts = sorted((s.gpus_per_node for s in moving if s.nodes == 1), reverse=True)
@@ -261,6 +280,8 @@ def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> R
                 shrink_s=draw(st.sampled_from([None, None, 0.03, math.inf, math.nan])),
                 prepare_s=draw(st.sampled_from([0.0, 7.0, math.nan])),
                 fixed=draw(st.sampled_from([None, None, None, None, None, HELD])),
+                deadline=draw(st.sampled_from([None, None, None, 10.0, 900.0, 1e5, -1.0, math.nan, math.inf])),
+                promised=draw(st.sampled_from([None, None, True, False])),
             )
         )
     return view, jobs

@@ -58,7 +58,7 @@ class FakeJob:
     comment: str = "ones: gpus=1-16"
     state: JobState = JobState.PENDING
     held_by: str = ""
-    """Nobody, or us, owner or operator."""
+    """Nobody, or us, owner, operator or Slurm itself."""
     requeue_held: bool = False
     """Slurm says of its hold that it was requeued into it."""
     restart: int = 0
@@ -252,6 +252,8 @@ class FakeSlurm:
                 job.restart += not job.counts_early
             if self._may_start(job):
                 self._start(job)
+            elif self._holds(job):
+                job.held_by = "slurm"
             if job.trainer is not None:
                 self._train(job, job.trainer)
 
@@ -269,6 +271,11 @@ class FakeSlurm:
         used = sum(other.shape.gpus for other in self.jobs.values() if other.state is JobState.RUNNING)
         due = self.clock() >= max(job.eligible_at, job.begin_time)
         return waits and due and used + job.shape.gpus <= self.gpus
+
+    def _holds(self, job: FakeJob) -> bool:
+        """Whether Slurm looks at the job and finds that it can never start."""
+        waits = job.state is JobState.PENDING and job.completing_until is None and not job.held_by
+        return waits and self.impossible(job.shape) and self.clock() >= max(job.eligible_at, job.begin_time)
 
     def _start(self, job: FakeJob) -> None:
         job.state, job.start_time = JobState.RUNNING, self.clock()
@@ -308,9 +315,11 @@ class FakeSlurm:
             return None
 
     def _reason(self, job: FakeJob) -> str:
-        if job.state is not JobState.PENDING or job.held_by:
+        if job.held_by == "slurm":
+            return "BadConstraints"
+        if job.state is not JobState.PENDING or job.held_by or self.impossible(job.shape):
             return ""
-        return "BadConstraints" if self.impossible(job.shape) else "Resources"
+        return "Resources"
 
     def _seen(self, job: FakeJob) -> Job:
         running = job.state is JobState.RUNNING

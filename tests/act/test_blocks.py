@@ -101,6 +101,29 @@ def test_a_shape_at_which_slurm_never_starts_a_block(make: Make) -> None:
     resize = world.finish()
     world.check()
     assert resize.state == State.ROLLED_BACK and resize.outcome.code == "never_starts"
+    assert 1 in world.machine_held(), "Slurm held it, not its owner"
+
+
+@pytest.mark.parametrize("state", [State.PREPARING, State.OPENING, State.JOINING])
+def test_a_block_that_its_owner_moves_to_another_partition(make: Make, state: State) -> None:
+    """Its shape was chosen for the partition that the others train in: it is not let go in another one."""
+    world = make()
+    for name in list(world.cluster.nodes.names()):
+        world.cluster.drain(name)
+    world.begin({1: TWO})
+    if state is State.PREPARING:
+        world.cluster.move(world.job_id, "elsewhere")
+
+    def move(number: int, event: str) -> None:
+        if event == f"after journal {state.value}":
+            world.cluster.move(world.job_id, "elsewhere")
+
+    world.interrupt = move
+    resize = world.finish()
+    if state is not State.PREPARING:  # when the throttle is still there
+        world.check()
+    assert resize.outcome.code == "blocks_differ" and dict(resize.outcome.arguments) == {"what": "partition"}
+    assert ("before release" in world.events) == (state is State.JOINING)
 
 
 def test_a_block_that_waits_too_long_is_taken_back(make: Make) -> None:

@@ -791,12 +791,30 @@ def test_a_clock_that_is_set_back_does_not_put_off_the_next_try(make_world: Make
 def test_a_shape_that_slurm_never_starts_is_rolled_back_of_a_waiting_job_too(make_world: Make) -> None:
     """Slurm takes it, releases the job, and says BadConstraints once it looks at it."""
     world = make_world(running=False, begin_time=1e12)
-    world.job.begin_time = world.clock() + 20.0
     world.slurm.impossible = lambda shape: shape == NEW
+
+    def soon(number: int, event: str) -> None:
+        if event == "before release":
+            world.job.begin_time = world.clock() + 2.0
+
+    world.interrupt = soon
     world.begin()
     assert world.finish().state == State.ROLLED_BACK
     assert world.job.shape == OLD
     assert "waiting" in world.states and "holding_back" in world.states
+
+
+@pytest.mark.parametrize("seconds", [0.2, 60.0])
+def test_a_job_that_slurm_holds_since_it_never_starts_is_let_go(make_world: Make, seconds: float) -> None:
+    """Of a requeued job too, however soon Slurm looks at its new shape: nobody else would release it."""
+    world = make_world()
+    world.slurm.impossible = lambda shape: shape == NEW
+    world.begin()
+    world.until(State.RELEASING, State.WAITING)
+    for _ in range(30):
+        world.tick(seconds)
+    assert world.resize.state == State.ROLLED_BACK, world.states
+    assert world.job.shape == OLD and world.job.held_by == ""
 
 
 def test_a_requeued_job_settles_before_it_is_released(make_world: Make) -> None:

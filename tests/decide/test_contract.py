@@ -12,7 +12,9 @@ from slurm_ones import decide
 from slurm_ones.decide import (
     POLICIES,
     Drl,
+    Edf,
     Ees,
+    ElasticFlow,
     Fifo,
     Ones,
     OnesSc21,
@@ -22,6 +24,7 @@ from slurm_ones.decide import (
     Srsf,
     Srtf,
     Tiresias,
+    Wham,
     find_policy,
     make_policy,
 )
@@ -30,7 +33,9 @@ from slurm_ones.testing import policy_contract
 from slurm_ones.testing.policies import cluster, job, seeded
 
 TestDrl = policy_contract(Drl)
+TestEdf = policy_contract(Edf)
 TestEes = policy_contract(Ees)
+TestElasticFlow = policy_contract(ElasticFlow)
 TestFifo = policy_contract(Fifo)
 TestOnes = policy_contract(Ones)
 TestOnesSc21 = policy_contract(OnesSc21)
@@ -40,6 +45,7 @@ TestSia = policy_contract(Sia)
 TestSrsf = policy_contract(Srsf)
 TestSrtf = policy_contract(Srtf)
 TestTiresias = policy_contract(Tiresias)
+TestWham = policy_contract(Wham)
 
 
 def test_every_policy_is_held_to_the_contract() -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from slurm_ones.decide.evolution import best_of, uniform_crossover
 from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
-from slurm_ones.decide.ones.worth import HEAVIEST, Choices, Costs, fair_weights, less_costs, worth_of_progress
+from slurm_ones.decide.ones.changes import Costs, less_costs
+from slurm_ones.decide.ones.worth import HEAVIEST, Choices, fair_weights, worth_of_progress
 from slurm_ones.schedule.placement import place
 from slurm_ones.schedule.policy import Allocation, Floats, Ints, Schedule
 from slurm_ones.schedule.tables import build_tables

@@ -1,12 +1,14 @@
 """Companions that kill themselves in a resize: run inside a cluster as `python -m tests.endtoend.killed`.
 
     killed SETTINGS JOB FIRST STRIDE SHAPE
+    killed SETTINGS JOB EVENT,EVENT… SHAPE
 
 The job is resized from 1x1 to SHAPE, back, and so on; one of blocks to 0xG, which is G GPUs wherever they lie. In the
 n-th resize the companion sends itself SIGKILL at its event FIRST + n * STRIDE: before or after a journal write, an
-order, or a command that changes something in Slurm. A second companion, which begins nothing, then closes what it
-finds. A FIRST of -1 - N is N after one resize without a death. Each round is one JSON line on stdout; the last is that
-of the resize that had fewer events than that.
+order, or a command that changes something in Slurm; or at the first event of a name, for each of several, in as many
+resizes as it takes until one has it. A second companion, which begins nothing, then closes what it finds. A FIRST of
+-1 - N is N after one resize without a death. Each round is one JSON line on stdout; with numbers the last is that of
+the resize that had fewer events than that.
 """
 
 from __future__ import annotations
@@ -39,20 +41,25 @@ CHANGES = ("requeuehold", "uhold", "update", "release")
 WRITES = ("begin_resize", "step_resize", "end_resize")
 WAITS = ("BeginTime", "Resources", "Priority")
 LIMIT_S = 60.0
+TRIES = 4
+"""Resizes in which an event of a name is looked for: some are of one direction alone."""
 NEVER = 10**6
+
+
+Fatal = int | str
 
 
 class Events:
     """Counts what a resize does, and ends this process at one of them."""
 
-    def __init__(self, fatal: int, told: int) -> None:
-        """`told` is the descriptor to which the fatal event's name goes."""
+    def __init__(self, fatal: Fatal, told: int) -> None:
+        """`fatal` is its number, or its name; `told` is the descriptor to which the fatal event's name goes."""
         self._fatal = fatal
         self._told = told
         self._number = 0
 
     def __call__(self, name: str) -> None:
-        if self._number == self._fatal:
+        if self._fatal in (self._number, name):
             os.write(self._told, name.encode())
             os.kill(os.getpid(), signal.SIGKILL)
         self._number += 1
@@ -155,7 +162,7 @@ def _train_together(job_id: int) -> tuple[int, ...]:
     return next((m.blocks for m in reversed(reports) if isinstance(m, Membership)), ())
 
 
-def round_of_blocks(settings: Settings, job_id: int, fatal: int, big: Shape) -> dict[str, Any]:
+def round_of_blocks(settings: Settings, job_id: int, fatal: Fatal, big: Shape) -> dict[str, Any]:
     """`one_round` of a job of blocks: it trains on, whatever happens."""
     client = CommandClient()
     before = _gpus(blocks_settled(client, job_id)[0])
@@ -178,7 +185,7 @@ def _gpus(tasks: Mapping[int, Job]) -> int:
     return sum(job.nodes * job.gpus_per_node for job in tasks.values() if job.running)
 
 
-def one_round(settings: Settings, job_id: int, fatal: int, big: Shape) -> dict[str, Any]:
+def one_round(settings: Settings, job_id: int, fatal: Fatal, big: Shape) -> dict[str, Any]:
     """One resize with a death in it, its end, and what was found then."""
     client = CommandClient()
     before = settled(client, job_id)
@@ -197,7 +204,7 @@ def one_round(settings: Settings, job_id: int, fatal: int, big: Shape) -> dict[s
     }
 
 
-def _with_a_death(settings: Settings, job_id: int, fatal: int, to: Allocation) -> tuple[str, list[int]]:
+def _with_a_death(settings: Settings, job_id: int, fatal: Fatal, to: Allocation) -> tuple[str, list[int]]:
     """Have a companion begin that resize and die at that event, and another one close what it finds; the event, and
     the wait statuses of both."""
     told, tell = os.pipe()
@@ -208,7 +215,7 @@ def _with_a_death(settings: Settings, job_id: int, fatal: int, to: Allocation) -
     return event, [status, in_child(lambda: look_after(settings, job_id, None, None))]
 
 
-def _found(settings: Settings, job_id: int, fatal: int, event: str, statuses: list[int]) -> dict[str, Any]:
+def _found(settings: Settings, job_id: int, fatal: Fatal, event: str, statuses: list[int]) -> dict[str, Any]:
     """What became of the resize."""
     with Store.open(settings.database_url, settings.cluster, read_only=True) as store:
         resizes = store.resizes(job_id)
@@ -224,21 +231,28 @@ def _found(settings: Settings, job_id: int, fatal: int, event: str, statuses: li
     }
 
 
-def main(path: str, job: str, first: str, stride: str, shape: str) -> None:
+def main(path: str, job: str, *deaths: str) -> None:
     settings = load(Path(path))
     migrate.upgrade(settings.database_url)
-    fatal, to = int(first), Shape.parse(shape)
+    to = Shape.parse(deaths[-1])
     play = round_of_blocks if to.nodes == 0 < to.gpus_per_node else one_round
+
+    def told(fatal: Fatal) -> bool:
+        found = play(settings, int(job), fatal, to)
+        print(json.dumps(found), flush=True)
+        return bool(found["killed"])
+
+    if len(deaths) == 2:
+        for name in deaths[0].split(","):
+            any(told(name) for _ in range(TRIES))
+        return
+    fatal, stride = map(int, deaths[:2])
     if fatal < 0:
         # So that what follows meets the resizes of the other direction.
         fatal = -fatal - 1
         play(settings, int(job), NEVER, to)
-    while True:
-        told = play(settings, int(job), fatal, to)
-        print(json.dumps(told), flush=True)
-        if not told["killed"]:
-            return
-        fatal += int(stride)
+    while told(fatal):
+        fatal += stride
 
 
 if __name__ == "__main__":

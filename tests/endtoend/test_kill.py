@@ -24,30 +24,41 @@ def kill_everywhere(
     """Resize the jobs between 1x1 and this shape with a death at every event; what was found after each.
 
     The deaths are shared out among the jobs; with `both`, among half of them for each direction. `steps` are some that
-    must have been among them.
+    must have been among them: resizes have more events or fewer, so those that no number met are then met by name.
     """
-    processes, stride = [], len(job_ids) // (2 if both else 1)
-    for number, job_id in enumerate(job_ids):
-        first = number if number < stride else stride - 1 - number
-        settings = harness.settings(scope='"own"', tick_s="0.3", resize="dwell_s = 0\nadvance_s = 0.1")
-        arguments = [settings, str(job_id), str(first), str(stride), shape]
-        command = [harness.cluster.python, "-m", "tests.endtoend.killed", *arguments]
-        pipe = subprocess.PIPE
-        processes.append(harness.cluster.popen(command, cwd=paths.REPOSITORY, stdout=pipe, stderr=pipe))
-    rounds = []
-    for process in processes:
-        output, errors = process.communicate(timeout=150)
-        assert process.returncode == 0, errors[-4000:]
-        rounds += [json.loads(line) for line in output.splitlines()]
+    stride = len(job_ids) // (2 if both else 1)
+    firsts = [number if number < stride else stride - 1 - number for number in range(len(job_ids))]
+    numbered = _rounds(
+        harness, {id_: (str(first), str(stride), shape) for id_, first in zip(job_ids, firsts, strict=True)}
+    )
+    wanted = {f"{when} {step}" for step in (*WRITES, *steps) for when in ("before", "after")}
+    missed = sorted(wanted - {told["event"] for told in numbered if told["killed"]})
+    shares = {id_: missed[number :: len(job_ids)] for number, id_ in enumerate(job_ids)}
+    named = _rounds(harness, {id_: (",".join(share), shape) for id_, share in shares.items() if share})
+    rounds = numbered + named
     for told in rounds:
         assert not told["held"] and told["open"] == 0, told
         assert told["statuses"][1] == 0 and not told["wrong"], told
     killed = [told for told in rounds if told["killed"]]
     # Every number was tried up to one that a resize did not reach, and every kind of step was among them.
-    unreached = min(told["fatal"] for told in rounds if not told["killed"])
+    unreached = min(told["fatal"] for told in numbered if not told["killed"])
     assert set(range(unreached)) <= {told["fatal"] for told in killed}
-    deaths = {told["event"] for told in killed}
-    assert {f"{when} {step}" for step in (*WRITES, *steps) for when in ("before", "after")} <= deaths, rounds
+    assert wanted <= {told["event"] for told in killed}, rounds
+    return rounds
+
+
+def _rounds(harness: Harness, deaths: dict[int, tuple[str, ...]]) -> list[dict[str, Any]]:
+    """What was found after each death, with these arguments of `tests.endtoend.killed` for each job."""
+    processes, rounds = [], []
+    for job_id, arguments in deaths.items():
+        settings = harness.settings(scope='"own"', tick_s="0.3", resize="dwell_s = 0\nadvance_s = 0.1")
+        command = [harness.cluster.python, "-m", "tests.endtoend.killed", settings, str(job_id), *arguments]
+        pipe = subprocess.PIPE
+        processes.append(harness.cluster.popen(command, cwd=paths.REPOSITORY, stdout=pipe, stderr=pipe))
+    for process in processes:
+        output, errors = process.communicate(timeout=150)
+        assert process.returncode == 0, errors[-4000:]
+        rounds += [json.loads(line) for line in output.splitlines()]
     return rounds
 
 

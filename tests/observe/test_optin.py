@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ones.observe.optin import MAX_BATCH, MAX_GPUS, BadComment, OptIn, near_miss, parse_comment
+from slurm_ones.observe.optin import MAX_BATCH, MAX_GPUS, BadComment, Deadline, OptIn, near_miss, parse_comment
 
 
 @pytest.mark.parametrize(
@@ -20,12 +22,24 @@ from slurm_ones.observe.optin import MAX_BATCH, MAX_GPUS, BadComment, OptIn, nea
         ("ones: gpus=1-2 resize=on", OptIn((1, 2), None, None)),
         ("ones: resize=off", OptIn(None, None, None, resize=False)),
         ("ones: gpus=1 fuse=lr-sweep.2", OptIn((1, 1), None, None, fuse="lr-sweep.2")),
+        ("ones: gpus=1 deadline=6h", OptIn((1, 1), None, None, deadline=Deadline(21600.0, True))),
+        ("ones: gpus=1 deadline=1d2h3m4s", OptIn((1, 1), None, None, deadline=Deadline(93784.0, True))),
         ("  ONES:gpus=1-2", OptIn((1, 2), None, None)),
     ],
 )
 def test_what_is_understood(comment: str, optin: OptIn) -> None:
     """The forms that the documentation shows."""
     assert parse_comment(comment) == optin
+
+
+def test_a_deadline_is_a_moment_of_local_time_or_follows_from_the_submission() -> None:
+    """A requeue changes neither: the first submission counts."""
+    moment = datetime(2026, 12, 1, 18).timestamp()
+    found = parse_comment("ones: gpus=1-2 deadline=2026-12-01T18:00")
+    assert found is not None
+    assert found.deadline is not None
+    assert found.deadline.after(5.0) == moment
+    assert Deadline(60.0, True).after(5.0) == 65.0
 
 
 @pytest.mark.parametrize(
@@ -53,6 +67,10 @@ def test_other_comments_are_nobodys_business(comment: str) -> None:
         ("ones: gpus=1 fuse=-a", "'fuse=-a': expected a name"),
         ("ones: gpus=1 fuse=a/b", "'fuse=a/b': expected a name"),
         ("ones: gpus=1 fuse=a fuse=b", "'fuse=b': fuse is given twice"),
+        ("ones: gpus=1 deadline=", "'deadline=': expected a time such as deadline=2026-12-01T18:00"),
+        ("ones: gpus=1 deadline=6", "'deadline=6': expected a time"),
+        ("ones: gpus=1 deadline=2026-13-01T18:00", "'deadline=2026-13-01T18:00': expected a time"),
+        ("ones: gpus=1 deadline=6h deadline=7h", "'deadline=7h': deadline is given twice"),
         ("ones: gpus=1-4 batch=", "'batch='"),
         ("ones: gpus=1-4 resize=yes", "'resize=yes': expected resize=on or resize=off"),
         ("ones: gpus=1-4 please", "'please'"),

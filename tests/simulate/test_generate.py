@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +28,22 @@ from slurm_ones.simulate.workloads.generate import (
 )
 from slurm_ones.simulate.workloads.sc21 import SC21_KINDS
 from slurm_ones.simulate.workloads.workload import Workload
+
+
+def test_deadlines_change_nothing_else() -> None:
+    """So that policies are compared on the same jobs with and without; they lie as ElasticFlow's generator has them."""
+    plain, due = generate("philly", jobs=40, seed=3), generate("philly", jobs=40, seed=3, deadlines=0.5)
+    assert [replace(s, deadline_s=None) for s in due.submissions] == list(plain.submissions)
+    ratios = [
+        s.deadline_s / undisturbed_s(due.applications[s.application], s, 4)
+        for s in due.submissions
+        if s.deadline_s is not None
+    ]
+    assert len(ratios) == 20
+    assert 0.5 <= min(ratios) < 0.75
+    assert 1.25 < max(ratios) <= 1.5
+    with pytest.raises(BadInput, match="deadlines: 2 is not between 0 and 1"):
+        generate("philly", deadlines=2)
 
 
 def same(one: Workload, other: Workload) -> bool:

@@ -57,6 +57,18 @@ def test_figures_of_two_jobs() -> None:
             "unfinished": 0.0,
         }
     )
+    due = {"deadlines_met", "deadlines_promised", "promises_kept", "others_mean_jct_s"}
+    assert list(found) == [metric.key for metric in METRICS if metric.key not in due]
+
+
+def test_deadlines_are_counted_by_who_was_promised_what() -> None:
+    """A promise that was broken, a deadline that was met without one, and what that did to the others."""
+    broken = replace(FIRST, deadline=250.0, promised=True)
+    lucky, other = replace(SECOND, deadline=600.0, promised=False), replace(SECOND, name="c")
+    found = figures(replace(OUTCOME, jobs=(broken, lucky, other)), {**WORK, "c": 1.0})
+    assert found["deadlines_met"] == found["deadlines_promised"] == 0.5
+    assert found["promises_kept"] == 0.0
+    assert found["others_mean_jct_s"] == 400.0
     assert list(found) == [metric.key for metric in METRICS]
 
 

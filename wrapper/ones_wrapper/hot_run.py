@@ -45,6 +45,10 @@ class HotRun(Run):
         self._epoch_ends: int | None = None
         """The epoch that is being reported, and not counted yet."""
         self._leaving_now = False
+        self._losing = threading.Lock()
+        """Held by the thread that ends this process since others are lost: the script's, or the watch's. What it writes
+        from memory must not be cut short by the other's exit."""
+        self._lost_others = False
         self._shape = ""
         self._shapes: warm_up.Shapes | None = None
         super().__init__(group, spec, settings, started, identity)
@@ -357,19 +361,25 @@ class HotRun(Run):
         if self._blocks.alone and not isinstance(error, PeersLostError):
             return None
         why = str(error).splitlines()[0][:300]
-        log(f"block {self._blocks.block.task}: others are lost ({why}); it joins anew")
-        self._blocks.give_up(why)
-        self._rescue()
+        with self._losing:  # kept for ever by the watch's thread, where that came first
+            self._lost_others = True
+            log(f"block {self._blocks.block.task}: others are lost ({why}); it joins anew")
+            self._blocks.give_up(why)
+            self._rescue()
         return PEER_LOST, why
 
     def _abandon(self, why: str) -> None:
-        """The watch found that others are lost, and the script's thread waits for them. Does not return."""
-        log(f"block {self._blocks.block.task}: {why}; it joins anew")
-        with suppress(Exception):
-            self._count_epoch()
-            self._rescue()
-            self._reporter.bye("error", self.progress.step, PEER_LOST, why)
-        leave(PEER_LOST)
+        """The watch found that others are lost, and the script's thread waits for them. Returns only where that noticed
+        at last, and ends the process itself."""
+        with self._losing:
+            if self._lost_others:
+                return
+            log(f"block {self._blocks.block.task}: {why}; it joins anew")
+            with suppress(Exception):
+                self._count_epoch()
+                self._rescue()
+                self._reporter.bye("error", self.progress.step, PEER_LOST, why)
+            leave(PEER_LOST)
 
     def _rescue(self) -> None:
         """Write a checkpoint where this rank's model is whole and nobody else does."""

@@ -25,16 +25,20 @@ def reasons(
     wanted: Mapping[int, int],
     allocations: Mapping[int, Allocation],
     free: int,
+    said: Mapping[int, Reason],
 ) -> dict[int, Reason]:
     """For each job of the round, `fixed` ones included. `wanted` are the GPUs of the best candidate,
-    `free` those that there are for all who may change."""
+    `free` those that there are for all who may change, `said` what rules of the objective say by job id."""
     row = {job.job_id: j for j, job in enumerate(tables.jobs)}
     column = {int(size): u for u, size in enumerate(tables.sizes)}
     found = dict(fixed)
     for job in jobs:
         if job.job_id not in fixed:
             goodput = tables.goodput[row[job.job_id]]
-            found[job.job_id] = _reason(job, goodput, column, wanted[job.job_id], allocations.get(job.job_id), free)
+            why = said.get(job.job_id)
+            found[job.job_id] = _reason(
+                job, goodput, column, wanted[job.job_id], allocations.get(job.job_id), free, why
+            )
     return found
 
 
@@ -64,15 +68,23 @@ def _at(tables: Tables, shape: Shape | None, j: int, u: int) -> Allocation | Non
 
 
 def _reason(
-    job: JobView, goodput: Floats, column: Mapping[int, int], wanted: int, got: Allocation | None, free: int
+    job: JobView,
+    goodput: Floats,
+    column: Mapping[int, int],
+    wanted: int,
+    got: Allocation | None,
+    free: int,
+    said: Reason | None,
 ) -> Reason:
     """`goodput` (U,) is 0 where the job may not be; `column` says where each size is."""
     gpus, before = got.shape.gpus if got else 0, job.shape.gpus if job.shape else 0
     if not goodput.any():
-        return fits_nowhere(job)
+        return said or fits_nowhere(job)
     smallest = list(column)[int((goodput > 0).argmax())]
     if gpus != wanted or (got is None and smallest > free):
         return reason("no_room", gpus=wanted or smallest)
+    if said is not None:
+        return said
     if got is None or not before:
         return reason("least_total_time")
     if gpus == before:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
 from slurm_ones.decide.evolution import best_of, check_options, uniform_crossover
 from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones import explain
+from slurm_ones.decide.ones.arriving import Arriving
 from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
-from slurm_ones.decide.ones.worth import Choices, Costs, fair_weights, less_costs, worth_of_progress
+from slurm_ones.decide.ones.changes import Changes
+from slurm_ones.decide.ones.deadlines import Promises
+from slurm_ones.decide.ones.favour import Favour, favour_of
+from slurm_ones.decide.ones.kinds import ByKind
+from slurm_ones.decide.ones.places import Leaves, moved
+from slurm_ones.decide.ones.reach import UNKNOWN, Reach
+from slurm_ones.decide.ones.terms import Amplification, Caution, Fairness, Outlook, Priced, Room, Situation, Term
+from slurm_ones.decide.ones.worth import Choices, worth_of_progress
+from slurm_ones.reasons import Reason
 from slurm_ones.schedule.placement import fixed_jobs, place
-from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
+from slurm_ones.schedule.policy import Allocation, Bools, ClusterView, Floats, Ints, JobView, Schedule, ThroughputModel
 from slurm_ones.schedule.tables import Tables, build_tables, predict_each
 from slurm_ones.slurm.model import Shape
 
-LEAST = {"population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
+LEAST = {"amplification": 0.0, "population": 2, "leap": 1.0, "horizon_s": 1.0, "horizon_share": 0.01, "fair_bound": 0.0}
 
 
 @dataclass(frozen=True)
@@ -63,25 +73,58 @@ class Options:
     changed again."""
     fair_bound: float = 1.5
     """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
+    arrivals: float = 0.0
+    """Jobs that are expected to be submitted count in the prices by this much: 1 as many as are expected, 0 none."""
+    places: bool = True
+    """Where leaf switches or the speeds of nodes are known: weigh what sizes across leaf switches cost their job and
+    each other, and say which nodes."""
+    deadlines: bool = True
+    """Promise deadlines that can be kept, and keep them; not yet where GPUs are of several kinds."""
+    sure: float = 0.9
+    """Probability with which a job is to have no more to do than is reckoned with as its deadline is promised."""
+    amplification: float = 0.0
+    """A job grows only to sizes at which its progress takes no more than this multiple of the GPU-seconds that it takes
+    at its most efficient size (DeepPool); 0 switches it off."""
+    favour: str = ""
+    """Counts beside mean JCT: `makespan`, `gpu_hours` or `fairness`, with a weight up to 1 as in `makespan:0.5`."""
     preempt: bool = False
     """Running jobs may be taken to zero GPUs for a while."""
+    kinds: bool = True
+    """Choose the kind of GPUs where there are several; False as if all were alike."""
 
     def __post_init__(self) -> None:
         check_options(self, LEAST)
+        favour_of(self.favour)
 
 
 LARGEST = 1e15
 """Samples that no job exceeds."""
 STEADY = 0.97
 """A batch in force that reaches this share of the best goodput stays."""
-UNKNOWN = 0.95
-"""Relative deviation from which on a speed is no more than a guess."""
-CHEAP = 0.01
-"""Share of the time a change lasts up to which giving up GPUs again costs so little that a first size may be tried."""
 UNKNOWN_S = 600.0
 """Seconds that a job of which nothing is known is taken to need."""
 ROUNDS = 6
 """Of local search for each candidate."""
+
+
+def terms_of(options: Options, reach: Reach, leaves: Leaves | None) -> tuple[Term, ...]:
+    """The rules that enter the objective, in the order in which they do."""
+    found: list[Term] = [reach] if leaves is None else [reach, leaves]
+    if options.amplification:
+        found.append(Amplification(options.amplification))
+    if options.caution:
+        found.append(Caution(options.caution))
+    if options.fair_bound:
+        found.append(Fairness(options.fair_bound))
+    if options.favour:
+        found.append(Favour(*favour_of(options.favour)))
+    if options.arrivals:
+        found.append(Arriving(options.arrivals))
+    if options.resize_cost:
+        found.append(Changes(options.horizon_s, options.horizon_share, options.tenure, reach))
+    if options.deadlines:
+        found.append(Promises(options.sure))
+    return (*found, Room())
 
 
 class Ones:
@@ -92,24 +135,33 @@ class Ones:
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()
+        self._reach = Reach(self.options.leap, self.options.first_size, self.options.horizon_s)
+        self._leaves = Leaves(self.options.horizon_s, self.options.tenure) if self.options.places else None
+        self._terms = terms_of(self.options, self._reach, self._leaves)
         self._population = np.zeros((0, 0), dtype=np.int64)
         """(K, J) GPUs of each job in each candidate of the last decision."""
         self._places: dict[int, int] = {}
         """Column there, by job id."""
         self._most: dict[int, int] = {}
         self._last_arrival_or_end = 0.0
+        self._by_kind: ByKind | None = None
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
         jobs = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
-        fixed = fixed_jobs(cluster, jobs)
         self._remember(jobs, now)
+        if self.options.kinds and len(cluster.kinds) > 1:
+            self._by_kind = self._by_kind or ByKind(self, lambda: Ones(self.options))
+            undated = [job if job.deadline is None else replace(job, deadline=None) for job in jobs]
+            return self._by_kind.decide(cluster, undated, now, rng, self._most, self._last_arrival_or_end)
+        fixed = fixed_jobs(cluster, jobs)
         mobile = [job for job in jobs if job.job_id not in fixed]
         running = [job for job in jobs if job.job_id in fixed and job.shape is not None]
-        tables = self._tables(cluster, mobile)
-        nodes = Nodes(cluster, mobile, running, tables.sizes)
-        choices = self._choices(tables, nodes.gpus, now, rng)
-        columns = self._search(choices, mobile, nodes, rng)
+        at, may = self.situation(cluster, mobile, running, now)
+        priced = self.priced(at, rng)
+        choices = self.choices(priced, may)
+        columns = self._search(priced, choices, rng)
+        tables = at.tables
 
         wanted = {job.job_id: job.shape.gpus for job in running if job.shape is not None}
         wanted |= {job.job_id: int(tables.sizes[u]) for job, u in zip(mobile, columns, strict=True)}
@@ -121,85 +173,86 @@ class Ones:
             if job.job_id in shapes:
                 shape = shapes[job.job_id]
                 allocations[job.job_id] = Allocation(shape, int(tables.batch[j, column[shape.gpus]]))
+        said = self._said(priced, columns)
+        if self._leaves is not None:
+            named = self._leaves.named(priced, jobs, fixed, allocations)
+            allocations |= {job_id: replace(allocations[job_id], nodes=nodes) for job_id, nodes in named.items()}
+            said |= moved(cluster, mobile, allocations)
         parked = frozenset(job.job_id for job in mobile if job.shape is not None and job.job_id not in allocations)
-        reasons = explain.reasons(jobs, fixed, tables, wanted, allocations, choices.gpus)
-        return Schedule(allocations, reasons, -float(worth.sum()), parked, explain.weighed(cluster, tables, choices))
+        reasons = explain.reasons(jobs, fixed, tables, wanted, allocations, choices.gpus, said)
+        weighed = explain.weighed(cluster, tables, choices)
+        promises = {job_id: one for term in self._terms for job_id, one in term.promises().items()}
+        return Schedule(allocations, reasons, -float(worth.sum()), parked, weighed, promises=promises)
 
     def _remember(self, jobs: Sequence[JobView], now: float) -> None:
         if {job.job_id for job in jobs} != self._most.keys():
             self._last_arrival_or_end = now
         self._most = {job.job_id: max(self._most.get(job.job_id, 0), _gpus(job)) for job in jobs}
 
-    def _reachable(self, job: JobView) -> JobView:
-        """The job with the sizes that it may grow to from what it has had, its smallest at least."""
-        most = self._most[job.job_id]
-        bound = self.options.leap * most if most else max(job.requested, 1)
-        if not most and self._tries(job):
-            bound *= self.options.leap
-        counts = job.limits.gpus
-        if not counts or counts[-1] <= bound:
-            return job
-        near = tuple(n for n in counts if n <= max(bound, counts[0]))
-        return replace(job, limits=replace(job.limits, gpus=near))
+    def take_over(self, jobs: Sequence[JobView], most: Mapping[int, int], since: float) -> None:
+        """Know of these jobs alone: the `most` GPUs that each has had, and when one last came or went."""
+        self._most = {job.job_id: most[job.job_id] for job in jobs}
+        self._last_arrival_or_end = since
 
-    def _tries(self, job: JobView) -> bool:
-        """Whether a first size that turns out too large costs next to nothing."""
-        return self.options.first_size and _shrink_s(job) <= CHEAP * self.options.horizon_s
-
-    def _tables(self, cluster: ClusterView, mobile: Sequence[JobView]) -> Tables:
-        views = [self._reachable(job) for job in mobile]
+    def situation(
+        self, cluster: ClusterView, mobile: Sequence[JobView], running: Sequence[JobView], now: float
+    ) -> tuple[Situation, Bools]:
+        """What is to be decided on, and the columns (J, U) that jobs may have, waiting among them."""
+        views = [self._reach.reachable(job, self._most) for job in mobile]
         if not self.options.placement:
             views = [replace(job, model=_OneNode(job.model)) for job in views]
         tables = build_tables(cluster, views, "best" if self.options.own_batch else "scaled")
-        return _steady(cluster, self._sure_enough(tables))
+        nodes = Nodes(cluster, mobile, running, tables.sizes)
+        at = Situation(cluster, running, tables, nodes, self._most, now, now - self._last_arrival_or_end)
+        allowed = tables.allowed
+        for term in self._terms:
+            allowed = term.mask(at, allowed)
+        if allowed is not tables.allowed:
+            held = (tables.current > 0)[:, None] & (np.arange(len(tables.sizes)) == tables.current[:, None])
+            allowed = allowed | held
+            tables = replace(tables, allowed=allowed, goodput=np.where(allowed, tables.goodput, 0.0))
+        may = allowed.copy()
+        may[:, 0] = (tables.current == 0) | self.options.preempt
+        return replace(at, tables=_steady(cluster, tables)), may
 
-    def _sure_enough(self, tables: Tables) -> Tables:
-        """The tables without sizes beyond what a job that has not run asked for whose speed is no more than a guess."""
-        new = [j for j, job in enumerate(tables.jobs) if not self._most[job.job_id] and self._tries(job)]
-        if not new:
-            return tables
-        asked = np.array([max(tables.jobs[j].requested, 1, min(tables.jobs[j].limits.gpus, default=0)) for j in new])
-        allowed = tables.allowed.copy()
-        allowed[new] &= (tables.sizes <= asked[:, None]) | (tables.uncertainty[new] < UNKNOWN)
-        return replace(tables, allowed=allowed, goodput=np.where(allowed, tables.goodput, 0.0))
-
-    def _choices(self, tables: Tables, gpus: int, now: float, rng: np.random.Generator) -> Choices:
-        """What each size is worth in this decision."""
-        options, jobs = self.options, tables.jobs
+    def priced(self, at: Situation, rng: np.random.Generator) -> Priced:
+        """What a unit of each job's progress is worth in this decision."""
+        options, tables, jobs = self.options, at.tables, at.tables.jobs
         speed = tables.goodput if options.goodput else tables.speed
-        sure = speed * np.clip(1.0 - options.caution * tables.uncertainty, 0.05, 1.0)
-        running = tables.current > 0
+        for term in self._terms:
+            speed = term.speed(at, speed)
         remaining = np.array([self._remaining(job, rng) for job in jobs])
         # A job of which nothing is known is taken for a short one, as most are: a guess at its speed may be far off.
         strange = ~(tables.allowed & (tables.uncertainty < UNKNOWN)).any(axis=1)
-        remaining = np.where(strange, UNKNOWN_S * sure.max(axis=1, initial=0.0), remaining)
+        remaining = np.where(strange, UNKNOWN_S * speed.max(axis=1, initial=0.0), remaining)
         done = np.array([within(job.samples, 0.0, LARGEST) for job in jobs])
-        age = np.array([within(now - job.submitted, 0.0, LARGEST) for job in jobs])
-        weight = fair_weights(sure, tables.sizes, done, remaining, age, gpus, options.fair_bound)
-        worth, ends = worth_of_progress(
-            sure, tables.sizes, remaining, weight, gpus, recursive=options.completion_prices
+        age = np.array([within(at.now - job.submitted, 0.0, LARGEST) for job in jobs])
+        outlook = Outlook(**_fields(at), speed=speed, remaining=remaining, done=done, age_s=age)
+        weight = np.ones(len(jobs))
+        for term in self._terms:
+            weight = term.weight(outlook, weight)
+        price = 0.0
+        for term in self._terms:
+            price = term.price(outlook, price)
+        recursive = options.completion_prices
+        unit, ends = worth_of_progress(
+            speed, tables.sizes, remaining, weight, at.nodes.gpus, recursive=recursive, price=price
         )
-        value = worth[:, None] * sure
-        if options.resize_cost:
-            value = less_costs(value, tables.current, self._costs(jobs, ends, now))
-        may = tables.allowed.copy()
-        may[:, 0] = ~running | options.preempt
-        return Choices(tables.sizes, np.where(may, value, -np.inf), tables.current, gpus)
+        return Priced(**_fields(outlook), weight=weight, unit=unit, ends=ends)
 
-    def _costs(self, jobs: Sequence[JobView], ends: Floats, now: float) -> Costs:
-        """What changes cost, and how long they last. `ends` (J,) are seconds to each job's end."""
-        options = self.options
-        grow = np.array([within(job.resize_s, 0.0, LARGEST) for job in jobs])
-        shrink = np.array([_shrink_s(job) for job in jobs])
-        prepare = np.array([within(job.prepare_s, 0.0, LARGEST) for job in jobs])
-        # Where no job came or went for long, none is expected for as long again.
-        horizon = max(options.horizon_s, now - self._last_arrival_or_end)
-        tenure = np.array([_tenure(job) for job in jobs])
-        # Who has run for a short while may be changed again soon; where that costs next to nothing, it is no reason.
-        tries = np.array([self._tries(job) for job in jobs], dtype=np.bool_)
-        tenure = np.where(tries, np.maximum(tenure, options.horizon_s), tenure)
-        lasts = np.minimum(np.minimum(horizon, options.horizon_share * ends), options.tenure * tenure)
-        return Costs(grow, shrink, prepare, lasts)
+    def choices(self, at: Priced, may: Bools) -> Choices:
+        """What each size is worth in this decision."""
+        worth = at.unit[:, None] * at.speed
+        for term in self._terms:
+            worth = term.worth(at, worth)
+        return Choices(at.tables.sizes, np.where(may, worth, -np.inf), at.tables.current, at.nodes.gpus)
+
+    def _said(self, at: Priced, columns: Ints) -> dict[int, Reason]:
+        """Why jobs get their `columns` (J,), by job id, where a term decided it: the first that did."""
+        found: dict[int, Reason] = {}
+        for term in self._terms:
+            found = {**term.reasons(at, columns), **found}
+        return found
 
     def _remaining(self, job: JobView, rng: np.random.Generator) -> float:
         """Progress still to come, in samples of the base batch."""
@@ -209,18 +262,21 @@ class Ones:
             epochs = alpha * (1.0 / max(float(rng.beta(alpha, epochs)), 1e-4) - 1.0)
         return max(job.dataset, 1) * max(epochs, 0.01)
 
-    def _search(self, choices: Choices, jobs: Sequence[JobView], nodes: Nodes, rng: np.random.Generator) -> Ints:
+    def _search(self, at: Priced, choices: Choices, rng: np.random.Generator) -> Ints:
         """Columns (J,) of the best candidate after all generations."""
-        options = self.options
+        options, jobs = self.options, at.tables.jobs
         kept = fill(choices, choices.current)
         least = greedy(choices)
         seeds = [kept, least, choices.current] if options.greedy else [kept, choices.current]
         population = np.concatenate([np.array(seeds), self._recalled(choices, jobs)])
         population = repair(choices, population, kept, rng)
         dear = 2.0 * float(choices.value(least[None]).sum()) / max(choices.gpus, 1)
+        penalties = [lost for term in self._terms if (lost := term.penalty(at, choices, dear)) is not None]
 
         def score(candidates: Ints) -> Floats:
-            found: Floats = choices.value(candidates).sum(axis=1) - dear * nodes.unplaced(candidates, choices.current)
+            found: Floats = choices.value(candidates).sum(axis=1)
+            for lost in penalties:
+                found = found - lost(candidates)
             return found
 
         population, scores = best_of(population, score(population), options.population)
@@ -228,8 +284,10 @@ class Ones:
             parents = population[np.arange(options.population) % len(population)]
             children = uniform_crossover(parents, rng)
             mutants = mutate(choices, parents, options.mutation, rng)
-            young = repair(choices, np.concatenate([children, mutants]), least, rng)
-            young = improve(choices, young, ROUNDS if options.local_search else 0)
+            born = repair(choices, np.concatenate([children, mutants]), least, rng)
+            young = improve(choices, born, ROUNDS if options.local_search else 0)
+            if len(penalties) > 1:  # local search knows nothing of them, and may lead away from what they prefer
+                young = np.concatenate([young, born])
             population = np.concatenate([population, young])
             scores = np.concatenate([scores, score(young)])
             population, scores = best_of(population, scores, options.population)
@@ -301,14 +359,8 @@ def _placed(
         sizes |= {job.job_id: job.shape.gpus for job in lost if job.shape is not None}
 
 
-def _tenure(job: JobView) -> float:
-    """Seconds that the job has kept its sizes on average, also as the last one may end now."""
-    return within(job.running_s, 0.0, LARGEST) / max(job.resizes, 1)
-
-
-def _shrink_s(job: JobView) -> float:
-    """Seconds that giving up GPUs interrupts the job."""
-    return within(job.resize_s if job.shrink_s is None else job.shrink_s, 0.0, LARGEST)
+def _fields(found: Situation) -> dict[str, Any]:
+    return {field.name: getattr(found, field.name) for field in fields(found)}
 
 
 def _gpus(job: JobView) -> int:

@@ -9,16 +9,31 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from slurm_ones.schedule.policy import Allocation, ClusterView, NodeView, Policy, Schedule
-from slurm_ones.simulate.engines.idealized_job import EPSILON, IdealizedJob, Stretch
+from slurm_ones.learn.arrivals import Submitted, expected
+from slurm_ones.schedule.policy import Allocation, Arrivals, ClusterView, NodeView, Policy, Schedule
+from slurm_ones.simulate.engines.idealized_job import EPSILON, IdealizedJob, Stretch, Variants
 from slurm_ones.simulate.engines.idealized_placement import Asked, Holding, place_freely, plan_hot
 from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome, Segment, fair_seconds
 from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
+from slurm_ones.simulate.training.network import slowdowns
 from slurm_ones.simulate.workloads.workload import Workload
 
+
+class Part(NamedTuple):
+    """Equal nodes of a cluster."""
+
+    nodes: int
+    gpus_per_node: int
+    kind: str = ""
+
+
+HOUR_S = 3600.0
+"""Between two looks at what arrived, as of the companion."""
 REQUEUE = Requeue()
 """What the published studies assume."""
 
@@ -48,10 +63,13 @@ def run_idealized(
     rng = np.random.default_rng(seed)
     began = time.perf_counter()
     jobs = []
+    variants = Variants()
     for i, submission in enumerate(workload.submissions, 1):
         app = workload.applications[submission.application]
-        jobs.append(IdealizedJob(i, submission, app, cluster, mechanism))
+        jobs.append(IdealizedJob(i, submission, app, cluster, mechanism, variants=variants))
     now, waiting, live = 0.0, list(jobs), list[IdealizedJob]()
+    foretold: float | None = None
+    there = cluster
     segments: list[Segment] = []
     decisions: list[float] = []
     goodput: list[tuple[float, float]] = []
@@ -63,11 +81,19 @@ def run_idealized(
             live.append(waiting.pop(0))
         if live:
             views = [job.view() for job in live]
+            if foretold is None or now - foretold >= HOUR_S:
+                foretold = now
+                there = replace(cluster, arrivals=_expected(jobs[: len(jobs) - len(waiting)], now))
             started = time.perf_counter()
-            schedule = policy.decide(cluster, views, now, rng)
+            schedule = policy.decide(there, views, now, rng)
             decisions.append(time.perf_counter() - started)
             apply = _apply_hot if isinstance(mechanism, Hot) else _apply
             apply(schedule, live, cluster, now, spread)
+            for job in live:
+                if job.job_id in schedule.promises:
+                    job.promised = schedule.promises[job.job_id].given
+        for job, slowdown in zip(live, slowdowns(cluster, [job.nodes for job in live]), strict=True):
+            job.slowdown = slowdown
         presence.append((now, len(live)))
         goodput.append((now, sum(_worth(job) for job in live)))
         for job in live:
@@ -90,10 +116,32 @@ def run_idealized(
     )
 
 
-def idealized_cluster(nodes: int, gpus_per_node: int, *, uniform: bool = False) -> ClusterView:
-    """A cluster of equal nodes; a public study's jobs may be spread over them in any way."""
-    views = tuple(NodeView(f"n{i}", gpus_per_node) for i in range(1, nodes + 1))
-    return ClusterView(views, node_gpus=gpus_per_node, uniform=uniform)
+def _expected(jobs: Sequence[IdealizedJob], now: float) -> Arrivals | None:
+    """What the jobs that came so far tell of those that are still to come."""
+    seen = [
+        Submitted(
+            job.submission.time,
+            job.submission.name,
+            job.gpu_s,
+            (now if job.ended is None else job.ended) - job.submission.time,
+            job.ended is not None,
+        )
+        for job in jobs
+    ]
+    return expected(seen, 0.0, now)
+
+
+def idealized_cluster(
+    nodes: int, gpus_per_node: int, *, uniform: bool = False, parts: Sequence[Part] = ()
+) -> ClusterView:
+    """A cluster of equal nodes, or of `parts` with GPUs of a kind each; a public study's jobs may be spread over them
+    in any way."""
+    parts = parts or (Part(nodes, gpus_per_node),)
+    each = [part for part in parts for _ in range(part.nodes)]
+    views = tuple(NodeView(f"n{i}", part.gpus_per_node, kind=part.kind) for i, part in enumerate(each, 1))
+    full = {part.kind: part.gpus_per_node for part in parts} if len(parts) > 1 else {}
+    most = max(part.gpus_per_node for part in parts)
+    return ClusterView(views, node_gpus=most, uniform=uniform, gpus_of_kind=full)
 
 
 def _apply(schedule: Schedule, live: Sequence[IdealizedJob], cluster: ClusterView, now: float, spread: bool) -> None:
@@ -102,7 +150,7 @@ def _apply(schedule: Schedule, live: Sequence[IdealizedJob], cluster: ClusterVie
     free = {node.name: node.gpus for node in cluster.nodes}
     for job in live:
         got = schedule.allocations.get(job.job_id)
-        if got is None or job.shape is None or got.shape.gpus != job.shape.gpus:
+        if got is None or job.shape is None or _differs(job, got):
             job.stop()
         else:
             job.batch = got.batch
@@ -112,7 +160,14 @@ def _apply(schedule: Schedule, live: Sequence[IdealizedJob], cluster: ClusterVie
     if not spread:
         moving.sort(key=lambda pair: -pair[1].shape.gpus)
     for job, got in moving:
-        job.start(now, got.shape, place_freely(got.shape, free, cluster, spread), got.batch)
+        place = place_freely(got.shape, free, cluster, spread, got.kind, got.nodes)
+        job.start(now, got.shape, place, got.batch)
+
+
+def _differs(job: IdealizedJob, got: Allocation) -> bool:
+    """Whether that are other GPUs than it has."""
+    elsewhere = bool(got.nodes) and set(got.nodes) != set(job.nodes)
+    return job.shape is None or got.shape.gpus != job.shape.gpus or got.kind not in ("", job.kind) or elsewhere
 
 
 def _apply_hot(
@@ -127,16 +182,21 @@ def _apply_hot(
             continue
         if got is None:
             job.stop()
-        elif job.shape is None or got.shape.gpus != job.shape.gpus:
+        elif _differs(job, got):
             changes.append((job, got))
         else:
             job.batch = got.batch
             same.append(job)
     if not spread:
         changes.sort(key=lambda pair: -pair[1].shape.gpus)
-    asked = [Asked(job.job_id, got.shape, job.nodes, job.mechanism.prepare_s(job.application)) for job, got in changes]
+    asked = [
+        Asked(job.job_id, got.shape, job.nodes, job.mechanism.prepare_s(job.application), got.kind, got.nodes)
+        for job, got in changes
+    ]
     apart = [] if spread or not changes else [(job, job.shape) for job in same if job.shape and job.scattered(now)]
-    scattered = [Asked(job.job_id, shape, job.nodes, job.mechanism.prepare_s(job.application)) for job, shape in apart]
+    scattered = [
+        Asked(job.job_id, shape, job.nodes, job.mechanism.prepare_s(job.application), job.kind) for job, shape in apart
+    ]
     plans = plan_hot(cluster, [_holding(job) for job in live], asked, spread, scattered)
     for job, got in [*changes, *((job, Allocation(shape, job.batch)) for job, shape in apart)]:
         plan = plans.get(job.job_id)
@@ -184,4 +244,6 @@ def _outcome(job: IdealizedJob, presence: Sequence[tuple[float, int]], gpus: int
         metric=job.application.metric_at(job.done, job.batch),
         target=job.application.target,
         elastic=job.submission.elastic,
+        deadline=job.deadline,
+        promised=job.promised,
     )

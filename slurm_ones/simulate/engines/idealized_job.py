@@ -12,7 +12,9 @@ from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Limit
 from slurm_ones.schedule.shapes import nodes_of, strategy_counts, takes, valid_counts
 from slurm_ones.simulate.engines.idealized_placement import Plan
 from slurm_ones.simulate.training.application import Application, Submission
+from slurm_ones.simulate.training.gpu_kinds import on_kind
 from slurm_ones.simulate.training.mechanism import Hot, Mechanism
+from slurm_ones.simulate.training.network import NONE, Slowdown
 from slurm_ones.simulate.training.strategies import TrainedBy
 from slurm_ones.simulate.training.training_progress import EarlyStopping
 from slurm_ones.slurm.model import Shape
@@ -41,6 +43,20 @@ class TrueModel:
     def efficiency(self, batches: Ints) -> Floats:
         """See `schedule.policy.EfficiencyModel`."""
         return self.application.efficiency(self.done, batches)
+
+
+class Variants:
+    """Applications as they are on each kind of GPU, each made once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], Application] = {}
+
+    def of(self, app: Application, kind: str) -> Application:
+        """The application on that kind."""
+        key = app.name, kind
+        if key not in self._known:
+            self._known[key] = on_kind(app, kind)
+        return self._known[key]
 
 
 @dataclass
@@ -95,10 +111,18 @@ class IdealizedJob:
     changed_epoch: int = 0
     placed: float = 0.0
     """When it was last given nodes."""
+    slowdown: Slowdown = NONE
+    """What its place costs it, from the last decision on."""
+    promised: bool | None = None
+    """Whether its deadline was promised; None until a schedule says so."""
+    variants: Variants = field(default_factory=lambda: Variants())
+    """The applications on each kind of GPU, shared by the jobs of a run."""
 
     def __post_init__(self) -> None:
         app, asked = self.application, self.submission
         self._early_stopping = EarlyStopping(app)
+        self._kind_of = {node.name: node.kind for node in self.cluster.nodes}
+        self._on = {kind: self.variants.of(app, kind) for kind in self.cluster.kinds}
         self.requested_batch = min(max(asked.batch, app.min_batch or app.base_batch), app.max_batch)
         self.requested_nodes = nodes_of(self.cluster, asked.gpus)
         most = min(app.max_gpus, self.cluster.gpus)
@@ -127,13 +151,34 @@ class IdealizedJob:
         return self.application.total * self.submission.epochs
 
     @property
+    def deadline(self) -> float | None:
+        """When its user wants it to have ended."""
+        asked = self.submission
+        return None if asked.deadline_s is None else asked.time + asked.deadline_s
+
+    @property
     def goodput(self) -> float:
         """Progress/s at its size, placement and batch."""
         return self._speed * float(self.application.efficiencies(self.batch)[self.application.epoch(self.done)])
 
     @property
     def _speed(self) -> float:
-        return self.application.at(self.done).placed_speed(tuple(self.nodes.values()), float(self.batch))
+        placement, batch = tuple(self.nodes.values()), float(self.batch)
+        kinds = {self._kind_of[name] for name in self.nodes}
+        # Of several kinds the slowest sets the pace.
+        return min(self._on[kind].at(self.done).placed_speed(placement, batch, self.slowdown) for kind in kinds)
+
+    @property
+    def kind(self) -> str:
+        """Of the GPUs that it has the kind which sets its pace; where it has none, the most frequent one here."""
+        kinds = {self._kind_of[name] for name in self.nodes}
+        if len(kinds) == 1:
+            return kinds.pop()
+        if not kinds:
+            gpus = {kind: self.cluster.of_kind(kind).gpus for kind in self.cluster.kinds}
+            return max(gpus, key=gpus.__getitem__)
+        placement, batch = tuple(self.nodes.values()), float(self.batch)
+        return min(kinds, key=lambda kind: self._on[kind].at(self.done).placed_speed(placement, batch))
 
     def start(self, now: float, shape: Shape, nodes: dict[str, int], batch: int) -> None:
         """Hold these GPUs from now on."""
@@ -234,7 +279,10 @@ class IdealizedJob:
         """What a policy is shown of it."""
         app, asked = self.application, self.submission
         epochs = self.done / app.dataset
-        true_model = TrueModel(app, self.done)
+        left = max(self.total - self.done, 1.0) / app.dataset
+        several = len(self.cluster.kinds) > 1
+        models = {kind: TrueModel(self._on[kind], self.done) for kind in self.cluster.kinds}
+        true_model = models[self.kind] if several else next(iter(models.values()))
         hot = isinstance(self.mechanism, Hot)
         # Whatever is under way is shown as done.
         at = self.change or self
@@ -253,7 +301,7 @@ class IdealizedJob:
             limits=self.limits,
             model=true_model,
             efficiency=true_model,
-            progress=Progress(max(epochs, 0.5), max(self.total - self.done, 1.0) / app.dataset),
+            progress=Progress(max(epochs, 0.5), left, most=left),
             samples=self.done,
             dataset=app.dataset,
             epochs=int(epochs),
@@ -264,6 +312,9 @@ class IdealizedJob:
             shrink_s=self.mechanism.shrink_s(app) if hot else None,
             prepare_s=self.mechanism.prepare_s(app),
             fixed=fixed,
+            deadline=self.deadline,
+            promised=self.promised,
+            on=models if several else {},
             true_remaining_s=app.seconds(
                 self.requested_nodes, min(asked.gpus, app.max_gpus), float(self.requested_batch), self.done, self.total
             ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from slurm_ones.schedule.policy import ClusterView
@@ -13,10 +14,22 @@ Nodes = Mapping[str, int]
 """GPUs of each node."""
 
 
-def place_freely(shape: Shape, free: dict[str, int], cluster: ClusterView, spread: bool) -> dict[str, int]:
-    """GPUs on nodes for the shape; taken from `free`."""
-    found: dict[str, int] = {}
-    if cluster.uniform:
+def place_freely(
+    shape: Shape,
+    free: dict[str, int],
+    cluster: ClusterView,
+    spread: bool,
+    kind: str = "",
+    names: Sequence[str] = (),
+) -> dict[str, int]:
+    """GPUs on nodes for the shape, on those named if these have room; taken from `free`. Of one `kind`, or where that
+    is left open of the kind with the least room that has enough, of several only where none has."""
+    found = _on_named(shape, free, cluster, names)
+    if not found and len(cluster.kinds) > 1:
+        return _place_on_kind(shape, free, cluster, spread, kind)
+    if found:
+        pass
+    elif cluster.uniform:
         fitting = sorted((gpus, name) for name, gpus in free.items() if gpus >= shape.gpus_per_node)
         found = {name: shape.gpus_per_node for _, name in fitting[: shape.nodes]}
     else:
@@ -31,6 +44,39 @@ def place_freely(shape: Shape, free: dict[str, int], cluster: ClusterView, sprea
     for name, gpus in found.items():
         free[name] -= gpus
     return found
+
+
+def _on_named(shape: Shape, free: Nodes, cluster: ClusterView, names: Sequence[str]) -> dict[str, int]:
+    """GPUs on the nodes named, each filled before the next where it need not give equally many; none where they have
+    no room."""
+    found: dict[str, int] = {}
+    left = shape.gpus
+    for name in names:
+        gpus = shape.gpus_per_node if cluster.uniform else min(left, max(free.get(name, 0), 0))
+        if gpus and gpus <= min(left, free.get(name, 0)):
+            found[name] = gpus
+            left -= gpus
+    return {} if left else found
+
+
+def _place_on_kind(shape: Shape, free: dict[str, int], cluster: ClusterView, spread: bool, kind: str) -> dict[str, int]:
+    rooms = []
+    for one in [kind] if kind else cluster.kinds:
+        part = cluster.of_kind(one)
+        room = {node.name: free.get(node.name, 0) for node in part.nodes}
+        rooms.append((sum(room.values()), part, room))
+    for _, part, room in sorted(rooms, key=lambda each: each[0]):
+        try:
+            found = place_freely(shape, room, part, spread)
+        except ValueError:
+            continue
+        for name, gpus in found.items():
+            free[name] -= gpus
+        return found
+    if kind:
+        raise ValueError(f"the schedule cannot be placed: {shape} of {kind} does not fit")
+    alike = replace(cluster, nodes=tuple(replace(node, kind="") for node in cluster.nodes))
+    return place_freely(shape, free, alike, spread)
 
 
 class Holding(NamedTuple):
@@ -55,6 +101,10 @@ class Asked(NamedTuple):
     """GPUs that it holds."""
     prepare_s: float
     """Seconds that it holds the old and the new GPUs."""
+    kind: str = ""
+    """Of the GPUs that it is to get; empty for any."""
+    named: tuple[str, ...] = ()
+    """Nodes that it is to be on, if these have room."""
 
 
 class _Use:
@@ -164,7 +214,9 @@ def _targets(cluster: ClusterView, free: Nodes, asked: Sequence[Asked], spread: 
         room.update(job.own)
     found: dict[int, dict[str, int]] = {}
     for job in asked:
-        target = _placed(job.shape, room, cluster, {} if spread else job.own, spread)
+        target = _on_named(job.shape, room, cluster, job.named) or _placed(
+            job.shape, room, cluster, {} if spread else job.own, spread, job.kind
+        )
         if target is not None:
             found[job.job_id] = target
             room.subtract(target)
@@ -208,21 +260,23 @@ def _added(job: Asked, free: Nodes, cluster: ClusterView) -> dict[str, int] | No
     missing = job.shape.gpus - sum(job.own.values())
     if cluster.uniform and job.own:
         room = {name: gpus + job.own.get(name, 0) for name, gpus in free.items()}
-        return _placed(job.shape, room, cluster, job.own)
+        return _placed(job.shape, room, cluster, job.own, kind=job.kind)
     if missing <= 0:
         return None
-    more = _placed(Shape(1, missing) if job.own else job.shape, free, cluster, job.own)
+    more = _placed(Shape(1, missing) if job.own else job.shape, free, cluster, job.own, kind=job.kind)
     return None if more is None else dict(Counter(job.own) + Counter(more))
 
 
-def _placed(shape: Shape, room: Nodes, cluster: ClusterView, own: Nodes, spread: bool = False) -> dict[str, int] | None:
+def _placed(
+    shape: Shape, room: Nodes, cluster: ClusterView, own: Nodes, spread: bool = False, kind: str = ""
+) -> dict[str, int] | None:
     """As `place_freely`, on the job's `own` nodes where these make as few and leave as little over; None where there is
     no room."""
     try:
-        found = place_freely(shape, dict(room), cluster, spread)
+        found = place_freely(shape, dict(room), cluster, spread, kind)
     except ValueError:
         return None
-    if not own or cluster.uniform:
+    if not own or cluster.uniform or len(cluster.kinds) > 1:
         return found
     near = {name: gpus for name, gpus in room.items() if name in own and gpus > 0}
     left = shape.gpus - sum(near.values())

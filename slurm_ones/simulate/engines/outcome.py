@@ -47,6 +47,15 @@ class JobOutcome:
     target: float
     """NaN where it has none."""
     elastic: bool = True
+    deadline: float | None = None
+    """When it was to have ended; None where its user does not say."""
+    promised: bool | None = None
+    """Whether that was promised; None where nothing was said of it."""
+
+    @property
+    def in_time(self) -> bool | None:
+        """Whether it met its deadline; None where it has none."""
+        return None if self.deadline is None else self.ended is not None and self.ended <= self.deadline
 
     @property
     def jct_s(self) -> float:

@@ -141,7 +141,8 @@ class SimulatedCluster:
         self._schedule_soon()
 
     def forbid_shape(self, job_id: JobKey, shape: Shape) -> None:
-        """Never start the job at this shape, which Slurm takes: it says BadConstraints once it looks."""
+        """Never start the job at this shape, which Slurm takes: it says BadConstraints once it looks, and holds
+        it."""
         for job in self.records.named(job_id):
             job.forbidden_shapes |= {shape}
 
@@ -149,6 +150,12 @@ class SimulatedCluster:
         """Change its comment, as its owner may at any time."""
         for job in self.records.named(job_id):
             job.request = replace(job.request, comment=text)
+
+    def move(self, job_id: JobKey, partition: str) -> None:
+        """Have what waits of it wait in another partition, as its owner may."""
+        for job in self.records.named(job_id):
+            if job.pending:
+                job.partition = partition
 
     def preempt(self, job_id: JobKey) -> None:
         """Requeue a running job as preemption does: without a hold."""
@@ -364,7 +371,7 @@ class SimulatedCluster:
         self._due = False
         for job in self._known.values():
             if job.forbidden_shapes and job.startable and job.never_starts:
-                job.reason = "BadConstraints"
+                job.reason, job.held_by = "BadConstraints", "slurm"
         for partition in self.nodes.partitions:
             queue = self._queue(partition)
             if not queue:

@@ -116,7 +116,7 @@ class SimulatedJob:
     state: JobState = JobState.PENDING
     reason: str = "None"
     held_by: str = ""
-    """Nobody, or user or admin."""
+    """Nobody, user, admin, or slurm itself."""
     requeue_held: bool = False
     """Its hold is that of a requeue."""
     restart: int = 0
@@ -240,7 +240,7 @@ class SimulatedJob:
     def _reason(self) -> str:
         if not self.pending:
             return "None"
-        if self.held_by:
+        if self.held_by and self.held_by != "slurm":
             return "JobHeldAdmin" if self.held_by == "admin" else "JobHeldUser"
         return self.reason
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +44,10 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("worst_unfairness", "worst unfairness", "", "largest JCT over the time alone on its share of the cluster"),
     Metric("unfair_share", "unfair", "share", f"jobs for which that is above {UNFAIR}"),
+    Metric("deadlines_met", "deadlines met", "share", "of all jobs with a deadline"),
+    Metric("deadlines_promised", "promised", "share", "jobs with a deadline that was promised"),
+    Metric("promises_kept", "promises kept", "share", "of the promised deadlines"),
+    Metric("others_mean_jct_s", "mean JCT, others", "s", "jobs without a deadline, beside some with one"),
     Metric("decision_s", "decision", "ms", "mean real time of one decision"),
     Metric("decision_p99_s", "p99 decision", "ms", "its 99th percentile"),
     Metric("unfinished", "unfinished", "", "jobs that had not ended; their JCT counts up to when it was given up"),
@@ -109,10 +113,31 @@ def figures(outcome: Outcome, work: Mapping[str, float]) -> dict[str, float]:
         "missed_accuracy": sum(job.missed for job in jobs) / len(jobs),
         "worst_unfairness": float(rho.max()) if len(rho) else math.nan,
         "unfair_share": float((rho > UNFAIR).mean()) if len(rho) else math.nan,
+        **_deadlines(jobs, jct),
         "decision_s": float(decisions.mean()),
         "decision_p99_s": float(np.percentile(decisions, 99)),
         "unfinished": float(sum(job.ended is None for job in jobs)),
     }
+
+
+def _deadlines(jobs: Sequence[JobOutcome], jct: Floats) -> dict[str, float]:
+    """None where no job has a deadline."""
+    due = [job for job in jobs if job.deadline is not None]
+    if not due:
+        return {}
+    promised = [job for job in due if job.promised]
+    others = [float(t) for job, t in zip(jobs, jct, strict=True) if job.deadline is None]
+    return {
+        "deadlines_met": _share(bool(job.in_time) for job in due),
+        "deadlines_promised": _share(bool(job.promised) for job in due),
+        "promises_kept": _share(bool(job.in_time) for job in promised),
+        "others_mean_jct_s": float(np.mean(others)) if others else math.nan,
+    }
+
+
+def _share(values: Iterable[bool]) -> float:
+    found = list(values)
+    return sum(found) / len(found) if found else math.nan
 
 
 CONFIDENCE = 0.95

@@ -12,9 +12,12 @@ from pydantic import ValidationError
 
 from slurm_ones.decide import make_policy
 from slurm_ones.report.text import seconds
+from slurm_ones.schedule.policy import ClusterView
 from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.engines.idealized import Part
 from slurm_ones.simulate.training.mechanism import Mechanism, Requeue
-from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate
+from slurm_ones.simulate.training.network import Network, wired
+from slurm_ones.simulate.workloads.generate import MIXES, Arrivals, generate, with_deadlines
 from slurm_ones.simulate.workloads.profiles import read_profiles
 from slurm_ones.simulate.workloads.workload import Workload, check_fits, read_workload
 
@@ -40,6 +43,8 @@ class Source:
     arrivals: Arrivals | None = None
     hours: float | None = None
     rigid: float = 0.0
+    deadlines: float = 0.0
+    """Share of jobs with a deadline."""
 
     def load_workload(self, seed: int, gpus: int, per_node: int) -> Workload:
         """The work of one seed; a file's is the same for all. Raises `BadInput`."""
@@ -54,6 +59,7 @@ class Source:
                 arrivals=self.arrivals,
                 hours=self.hours,
                 rigid=self.rigid,
+                deadlines=self.deadlines,
             )
         path = Path(self.workload)
         if not path.exists():
@@ -69,7 +75,10 @@ class Source:
             raise BadInput(f"{path}: load {self.load} and jobs {self.jobs} must be above 0")
         found = read_workload(path, read_profiles(self.profiles))
         first = found.submissions[: self.jobs]
-        return replace(found, submissions=tuple(replace(s, time=s.time / self.load) for s in first))
+        scaled = tuple(replace(s, time=s.time / self.load) for s in first)
+        if self.deadlines:
+            scaled = with_deadlines(scaled, found.applications, self.deadlines, per_node, seed)
+        return replace(found, submissions=scaled)
 
 
 @dataclass(frozen=True)
@@ -86,12 +95,26 @@ class Plan:
     """How jobs are resized, and what that costs."""
     idealized: bool = False
     """The published studies' assumptions in place of the companion on a simulated Slurm."""
+    network: Network | None = None
+    """Leaf switches, and how slow the links between them are; None for a network that jobs do not notice."""
+    slow_nodes: tuple[float, ...] = ()
+    """Speeds of the nodes that are slower than others."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The companion's, in place of the simulation's defaults."""
+    parts: tuple[Part, ...] = ()
+    """Of a cluster with GPUs of several kinds, its parts, in place of `nodes`; `gpus_per_node` is then the fewest."""
 
     @property
     def gpus(self) -> int:
+        if self.parts:
+            return sum(part.nodes * part.gpus_per_node for part in self.parts)
         return self.nodes * self.gpus_per_node
+
+    def cluster(self) -> ClusterView:
+        """What the idealized engine runs the work on. Raises ValueError where network and nodes do not fit."""
+        from slurm_ones.simulate.engines.idealized import idealized_cluster
+
+        return wired(idealized_cluster(self.nodes, self.gpus_per_node, parts=self.parts), self.network, self.slow_nodes)
 
     def description(self) -> dict[str, str]:
         """What is run, in words."""
@@ -100,12 +123,21 @@ class Plan:
             "work": self.source.workload,
             "jobs": f"{jobs} jobs",
             "load": f"{self.source.load:g}",
-            "cluster": f"{self.nodes} nodes × {self.gpus_per_node} GPUs",
+            "cluster": " + ".join(
+                f"{n} nodes × {g} {kind or 'GPUs'}"
+                for n, g, kind in self.parts or [Part(self.nodes, self.gpus_per_node)]
+            ),
             "seeds": f"{self.seeds[0]}" if one else f"{self.seeds[0]}–{self.seeds[-1]}",
             "decisions": f"every {seconds(self.interval_s)}",
             "a resize": _cost(self.mechanism),
             "engine": "the published studies' assumptions" if self.idealized else "the companion on a simulated Slurm",
         }
+        if self.network is not None:
+            found["network"] = f"{self.network.leaves} leaf switches, tapered {self.network.taper:g}:1"
+        if self.slow_nodes:
+            found["slow nodes"] = f"{len(self.slow_nodes)} of speed {min(self.slow_nodes):g}"
+        if self.source.deadlines:
+            found["deadlines"] = f"{100 * self.source.deadlines:g} % of the jobs"
         if self.settings:
             found["settings"] = ", ".join(f"{key}={value}" for key, value in self.settings.items())
         return found
@@ -127,8 +159,14 @@ class Plan:
                 make_policy(policy.name, **policy.options)
             except (TypeError, ValueError) as error:
                 raise BadInput(str(error)) from None
+        try:
+            self.cluster()
+        except ValueError as error:
+            raise BadInput(str(error)) from None
         for seed in self.seeds:
             self.workload(seed)
+        if self.parts and not self.idealized:
+            raise BadInput("--cluster: GPUs of several kinds are simulated with --idealized alone")
         if self.settings:
             from slurm_ones.simulate.engines.companion_engine import companion_settings
             from slurm_ones.simulate.engines.world import ClusterSpec

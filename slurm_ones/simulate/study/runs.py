@@ -16,7 +16,7 @@ from pathlib import Path
 from slurm_ones.decide import make_policy
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.bound.bound import Bound
-from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
+from slurm_ones.simulate.engines.idealized import run_idealized
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.study.bounds import against_bound
 from slurm_ones.simulate.study.figures import Comparison, Estimate, compare, completion_times, estimate, figures
@@ -93,7 +93,7 @@ def simulate(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress)
         return run_idealized(
             make_policy(policy.name, **policy.options),
             workload,
-            idealized_cluster(plan.nodes, plan.gpus_per_node),
+            plan.cluster(),
             interval_s=plan.interval_s,
             mechanism=plan.mechanism,
             seed=seed,

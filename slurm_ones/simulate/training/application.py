@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ones_wrapper.limits import Limits
 from slurm_ones.schedule.policy import Floats, Ints
+from slurm_ones.simulate.training.network import NONE, Slowdown
 from slurm_ones.simulate.training.strategies import TrainedBy
 
 PLACES = 1_000_000
@@ -81,7 +82,7 @@ class Application:
     later: Application | None = None
     """The same once a part of its training is done, where its strategy then exchanges less (`TrainedBy.from_share`)."""
     _curves: dict[int, Floats] = field(default_factory=dict, repr=False)
-    _placed: dict[tuple[tuple[int, ...], float], float] = field(default_factory=dict, repr=False)
+    _placed: dict[tuple[tuple[int, ...], float, Slowdown], float] = field(default_factory=dict, repr=False)
     _efficiencies: dict[float, Floats] = field(default_factory=dict, repr=False)
     _single: dict[int, float] = field(default_factory=dict, repr=False)
 
@@ -123,14 +124,14 @@ class Application:
         """Seconds that an optimizer step of each global batch takes, accumulation included; nodes filled up."""
         return self._seconds(np.full(len(batches), nodes), np.full(len(batches), gpus), batches)
 
-    def placed_speed(self, placement: tuple[int, ...], batch: float) -> float:
+    def placed_speed(self, placement: tuple[int, ...], batch: float, slowdown: Slowdown = NONE) -> float:
         """Samples/s on nodes that give the job that many GPUs each, as far as the profile tells them apart."""
-        key = (placement, batch)
+        key = (placement, batch, slowdown)
         if key not in self._placed:
-            self._placed[key] = float(self.placed_speeds(placement, np.array([batch]))[0])
+            self._placed[key] = float(self.placed_speeds(placement, np.array([batch]), slowdown)[0])
         return self._placed[key]
 
-    def placed_speeds(self, placement: tuple[int, ...], batches: npt.ArrayLike) -> Floats:
+    def placed_speeds(self, placement: tuple[int, ...], batches: npt.ArrayLike, slowdown: Slowdown = NONE) -> Floats:
         """The same at many batches."""
         gpus, wanted = sum(placement), np.asarray(batches, dtype=np.float64)
         passes, local = self._passes(np.array([gpus]), wanted)
@@ -138,7 +139,9 @@ class Application:
             step, sync = self.speed.placed(placement, local)
         else:
             step, sync = self.speed.step(len(placement), gpus, local)
-        result: Floats = wanted / (step + (passes - 1.0) * np.maximum(step - sync, 0.0))
+        compute = np.maximum(step - sync, 0.0)
+        more = passes * compute * (slowdown.compute - 1.0) + sync * (slowdown.exchange - 1.0)
+        result: Floats = wanted / (step + (passes - 1.0) * compute + more)
         return result
 
     def _seconds(self, nodes: Ints, gpus: Ints, batches: Floats) -> Floats:
@@ -260,3 +263,5 @@ class Submission:
     """Share of the application's epochs that it trains."""
     priority: int = 1
     """Slurm's: jobs of higher priority come first."""
+    deadline_s: float | None = None
+    """Seconds after its submission by which its user wants it to have ended."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -135,6 +135,9 @@ VARIANTS = 4
 """Most different perturbations of one kind in a workload."""
 PERTURB = {"compute": 0.2, "exchange": 0.3, "noise": 0.3, "length": 0.35}
 """Standard deviation of the logarithm of each factor that a seed draws (see `catalogue.build`)."""
+TIGHTNESS = (0.5, 1.5)
+"""Deadlines over the time that a job takes alone at what its user asks for: uniform between these, as in the released
+trace generator of ElasticFlow (ASPLOS 2023)."""
 STUDIED_GPUS = 64
 """GPUs for which the published studies chose their arrivals."""
 
@@ -178,16 +181,17 @@ def generate(
     arrivals: Arrivals | None = None,
     hours: float | None = None,
     rigid: float = 0.0,
+    deadlines: float = 0.0,
 ) -> Workload:
     """A workload of one of the `MIXES`, of `jobs` jobs (as many as its study has).
 
     `load` multiplies the rate of arrival. At 1 it is the study's: for `ones-sc21` whole seconds between 0 and 60 apart
     on 64 GPUs, for the others such that the jobs ask for `OFFERED` times what the cluster has. `hours` sets the time in
     which they are submitted instead. `arrivals` of None is what the study has: the seconds just named, or Poisson.
-    `rigid` is the share of jobs that never opted in. The seed also perturbs what the applications are, by some tens of
-    percent. Raises `BadInput` naming the accepted values.
+    `rigid` is the share of jobs that never opted in, `deadlines` that of jobs with a deadline (`TIGHTNESS`). The seed
+    also perturbs what the applications are, by some tens of percent. Raises `BadInput` naming the accepted values.
     """
-    mix = _checked(kind, load, gpus, hours, rigid, arrivals)
+    mix = _checked(kind, load, gpus, hours, {"rigid": rigid, "deadlines": deadlines}, arrivals)
     jobs = mix.jobs if jobs is None else jobs
     if jobs < 1:
         raise BadInput(f"jobs: {jobs} is not above 0")
@@ -206,7 +210,22 @@ def generate(
         Submission(f"{name}-{i + 1}", float(round(at)), name, size, batch, elastic=not rigid_jobs[i])
         for i, (at, name, (size, batch)) in enumerate(zip(times, chosen, asked, strict=True))
     )
+    if deadlines:
+        submissions = with_deadlines(submissions, applications, deadlines, gpus_per_node, seed)
     return Workload(kind, submissions, applications)
+
+
+def with_deadlines(
+    submissions: Sequence[Submission], applications: Mapping[str, Application], share: float, per_node: int, seed: int
+) -> tuple[Submission, ...]:
+    """The same, that share of them with a deadline."""
+    rng = np.random.default_rng([seed, 13])
+    chosen = rng.permutation(len(submissions)) < round(share * len(submissions))
+    factors = rng.uniform(*TIGHTNESS, len(submissions))
+    return tuple(
+        replace(s, deadline_s=float(factor * undisturbed_s(applications[s.application], s, per_node))) if due else s
+        for s, due, factor in zip(submissions, chosen, factors, strict=True)
+    )
 
 
 def offered(workload: Workload, gpus: int, gpus_per_node: int) -> float:
@@ -218,7 +237,9 @@ def offered(workload: Workload, gpus: int, gpus_per_node: int) -> float:
     return wanted / (gpus * max(s.time for s in workload.submissions))
 
 
-def _checked(kind: str, load: float, gpus: int, hours: float | None, rigid: float, arrivals: Arrivals | None) -> Mix:
+def _checked(
+    kind: str, load: float, gpus: int, hours: float | None, shares: Mapping[str, float], arrivals: Arrivals | None
+) -> Mix:
     if kind not in MIXES:
         raise BadInput(f"workload: {kind!r:.60} is neither a file nor one of {', '.join(MIXES)}")
     if arrivals is not None and arrivals not in get_args(Arrivals):
@@ -226,8 +247,9 @@ def _checked(kind: str, load: float, gpus: int, hours: float | None, rigid: floa
     for name, value in (("load", load), ("gpus", gpus), ("hours", 1.0 if hours is None else hours)):
         if not (math.isfinite(value) and value > 0):
             raise BadInput(f"{name}: {value} is not above 0")
-    if not 0.0 <= rigid <= 1.0:
-        raise BadInput(f"rigid: {rigid} is not between 0 and 1")
+    for name, value in shares.items():
+        if not 0.0 <= value <= 1.0:
+            raise BadInput(f"{name}: {value} is not between 0 and 1")
     return MIXES[kind]
 
 

@@ -7,10 +7,14 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from ones_wrapper import hot_run
+from ones_wrapper.checkpoint import Checkpoints
+from ones_wrapper.membership import watch
 from ones_wrapper.protocol import First, Hello
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.runs import assert_exactly_once
@@ -43,3 +47,35 @@ def test_a_death_at_the_end_of_an_epoch(job: Job) -> None:
     assert job.blocks[-1].end() == 0, job.errors()
     assert_exactly_once(job.directory, EPOCHS, SAMPLES)
     torch.testing.assert_close(job.parameters(), job.undisturbed(EPOCHS, SAMPLES, GAMMA), rtol=1e-9, atol=1e-12)
+
+
+def test_two_threads_that_notice_a_loss(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the rescue on a busy machine, where the script's thread notices while the watch's, which did not wait
+    for it any longer, writes: the one's exit must not cut the other's checkpoint short, for which the next leader would
+    wait in vain."""
+    is_peer_lost, write = hot_run.is_peer_lost, Checkpoints.rescue
+
+    def slow(error: BaseException) -> bool:
+        time.sleep(2.5)
+        return is_peer_lost(error)
+
+    def write_slowly(*arguments: Any) -> Any:
+        time.sleep(2.5)
+        return write(*arguments)
+
+    monkeypatch.setattr(watch, "MAIN_S", 0.1)
+    monkeypatch.setattr(hot_run, "is_peer_lost", slow)
+    monkeypatch.setattr(Checkpoints, "rescue", write_slowly)
+    job.start(0)
+    job.wait(First)
+    job.order(0, 1)
+    job.start(1)
+    both = job.wait_for(0, 1)
+    time.sleep(0.3)
+    killed = time.monotonic()
+    job.blocks[0].kill()
+    job.wait_for(1, after=both.generation)
+    assert time.monotonic() - killed < 15.0, job.errors()
+    assert job.of(Hello)[-1].step >= both.step, f"the rescue was not used: {job.errors()}"
+    job.hurry()
+    assert job.blocks[-1].end() == 0, job.errors()

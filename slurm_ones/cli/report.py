@@ -1,0 +1,129 @@
+"""`slurm-ones report`: what a job, a user or a span of time used, what resizing gained and cost, and advice."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ones_db import JobSummary, Store, StoreError
+from ones_db.query import Reader
+from slurm_ones.cli.common import (
+    ConfigOption,
+    DatabaseOption,
+    JsonOption,
+    command,
+    console,
+    is_view,
+    job_number,
+    print_json,
+    settings_of,
+    store_of_reader,
+)
+from slurm_ones.cli.unknown import unknown_job
+from slurm_ones.observe.optin import BadComment, parse_comment
+from slurm_ones.report.advice import Allowed, advice
+from slurm_ones.report.text import plain
+from slurm_ones.report.usage import Usage, usage
+from slurm_ones.report.usage_page import write_usage
+from slurm_ones.report.usage_text import of_job, of_jobs
+
+
+def allowed(comment: str) -> Allowed:
+    """What a job's comment allows."""
+    try:
+        opted = parse_comment(comment)
+    except BadComment:
+        opted = None
+    if opted is None:
+        return Allowed()
+    return Allowed(opted.gpus, opted.batch[1] if opted.batch else None, opted.blocks)
+
+
+def moment(text: str) -> float:
+    """Unix seconds of a date such as 2026-11-22, or a date and time such as 2026-11-22T18:00, in local time."""
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise typer.BadParameter(f"{plain(text, 40)!r} is no date such as 2026-11-22 or 2026-11-22T18:00") from None
+
+
+@command
+def report(
+    job: Annotated[
+        int | None, typer.Argument(help="Job id (default: all jobs of a user or a span).", parser=job_number)
+    ] = None,
+    user: Annotated[str, typer.Option("--user", "-u", help="Jobs of this user.")] = "",
+    since: Annotated[str, typer.Option(help="Jobs that had not ended then: a date, or a date and time.")] = "",
+    until: Annotated[str, typer.Option(help="Jobs that were submitted before then.")] = "",
+    html: Annotated[Path | None, typer.Option(help="Write a page to this file as well: one file, no network.")] = None,
+    config: ConfigOption = None,
+    database: DatabaseOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Report what jobs used, what resizing gained and cost, and what to do better."""
+    settings = settings_of(config, database)
+    begin, end = (moment(text) if text else None for text in (since, until))
+    with store_of_reader(settings, named=bool(database)) as store:
+        own = is_view(settings, store)
+        reader = Reader(f"sqlite:///{store.place}" if own else settings.database_url)
+        try:
+            found = usage(reader, store.cluster, job_id=job, user=user, since=begin, until=end)
+        finally:
+            reader.close()
+        if job is not None and not found:
+            raise StoreError(unknown_job(settings, job, store.place, own_only=own))
+        found = found[-1:] if job is not None else found
+        told = _advice(store, found)
+    title = f"Job {job}" if job is not None else _title(user, since, until)
+    texts = [of_job(one, told[one.job.job_id]) for one in found]
+    totals = of_jobs(found, title)
+    if json:
+        print_json([{**_plain(one), "advice": told[one.job.job_id]} for one in found])
+    else:
+        for line in texts[0] if job is not None else [*totals, *_counted(told)]:
+            console.print(line, markup=False, soft_wrap=True)
+    if html is not None:
+        write_usage(html, title, [] if job is not None else totals, list(zip(found, texts, strict=True)))
+
+
+def _advice(store: Store, found: list[Usage]) -> dict[int, list[str]]:
+    ids = [one.job.job_id for one in found]
+    records = store.jobs(ids) if ids else {}
+    summaries: dict[int, JobSummary] = {one.job_id: one for one in store.job_summaries(ids)} if ids else {}
+    return {
+        one.job.job_id: advice(
+            one,
+            allowed(records[one.job.job_id].comment if one.job.job_id in records else ""),
+            summaries.get(one.job.job_id),
+        )
+        for one in found
+    }
+
+
+def _title(user: str, since: str, until: str) -> str:
+    parts = [f"of {user}" if user else "", f"since {since}" if since else "", f"until {until}" if until else ""]
+    return " ".join(["Jobs", *filter(None, parts)]) if any(parts) else "All jobs"
+
+
+def _counted(told: dict[int, list[str]]) -> list[str]:
+    """Which jobs there is advice for."""
+    jobs = [str(job_id) for job_id, texts in told.items() if texts]
+    if not jobs:
+        return []
+    more = f" and {len(jobs) - 10} more" if len(jobs) > 10 else ""
+    return [f"  advice     for {len(jobs)} of them (slurm-ones report JOB): {', '.join(jobs[:10])}{more}"]
+
+
+def _plain(one: Usage) -> dict[str, Any]:
+    return {
+        "job": vars(one.job),
+        "measured": [vars(size) for size in one.measured],
+        "resized": [vars(resize) for resize in one.resized],
+        "gpus_over_time": [vars(stretch) for stretch in one.stretches],
+        "predicted_jct_s": one.predicted_jct_s,
+        "time": time.time(),
+    }

@@ -1,0 +1,110 @@
+"""`slurm-ones top`: the elastic jobs, live."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from ones_db import JobSummary, Store
+from slurm_ones.cli.common import (
+    ConfigOption,
+    DatabaseOption,
+    JsonOption,
+    command,
+    console,
+    print_json,
+    settings_of,
+    store_of_reader,
+)
+from slurm_ones.cli.jobs import as_json
+from slurm_ones.cli.live_table import BY_NAME, Choice, lines, node_map
+from slurm_ones.cli.selection import (
+    AccountsOption,
+    JobsOption,
+    MeOption,
+    PartitionsOption,
+    Selection,
+    StatesOption,
+    UsersOption,
+)
+from slurm_ones.config import Settings
+from slurm_ones.report.live import Live, left_s, read_live
+from slurm_ones.report.text import plain
+
+
+def _as_json(live: Live, shown: Sequence[JobSummary]) -> dict[str, Any]:
+    return {
+        "cluster": live.cluster,
+        "leader": live.leader._asdict() if live.leader else None,
+        "health": live.health._asdict() if live.health else None,
+        "jobs": [
+            {
+                **as_json(job),
+                "left_s": left_s(job),
+                "why": live.why.get(job.job_id, ""),
+                "cause": live.causes.get(job.job_id),
+            }
+            for job in shown
+        ],
+        "nodes": [
+            {"name": name, "state": state, "gpus": gpus, "held": [{"job_id": j, "gpus": n} for j, n in held.items()]}
+            for name, state, held, gpus in node_map(live)
+        ],
+    }
+
+
+def reader(settings: Settings, *, named: bool) -> Callable[[], Live]:
+    """What reads the jobs at each look. What the companion published is another file each time: it is opened anew."""
+
+    def look() -> Live:
+        with _opened(settings, named) as store:
+            return read_live(store)
+
+    return look
+
+
+def _opened(settings: Settings, named: bool) -> Store:
+    return store_of_reader(settings, named=named)
+
+
+@command
+def top(
+    me: MeOption = False,
+    user: UsersOption = "",
+    partition: PartitionsOption = "",
+    account: AccountsOption = "",
+    states: StatesOption = "",
+    job: JobsOption = "",
+    sort: Annotated[
+        str, typer.Option("--sort", "-S", help="Column to sort by; -COLUMN for the largest first.")
+    ] = "job",
+    every: Annotated[float, typer.Option(help="Seconds between two looks at the database.", min=0.5)] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the table once, and end.")] = False,
+    config: ConfigOption = None,
+    database: DatabaseOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Show the elastic jobs live: why each has what it has, its log, and who is on which node."""
+    name = sort.removeprefix("-")
+    if name not in BY_NAME:
+        raise typer.BadParameter(f"{plain(name, 40)!r} is no column: {', '.join(BY_NAME)}")
+    selection = Selection.of(me=me, user=user, partition=partition, account=account, states=states, jobs=job)
+    choice = Choice(selection, bool(states or job), name, sort.startswith("-"))
+    settings = settings_of(config, database)
+    look = reader(settings, named=bool(database))
+    if json:
+        live = look()
+        print_json(_as_json(live, choice.jobs(live)))
+    elif once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        for line in lines(look(), time.time(), choice, console.width):
+            console.print(line, markup=False, no_wrap=True, overflow="ignore", crop=False)
+    else:
+        from slurm_ones.cli.top_app import TopApp
+
+        # What is wrong is said at once, not in a window that closes again.
+        look()
+        TopApp(settings, look, lambda: _opened(settings, bool(database)), choice, every).run()

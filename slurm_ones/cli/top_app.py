@@ -1,0 +1,196 @@
+"""The window of `slurm-ones top`: a table of jobs, and below it why, log or nodes. It reads, and changes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.widgets import DataTable, Footer, Static
+from textual.worker import get_current_worker
+
+from ones_db import JobSummary, SchemaError, Store, StoreError
+from slurm_ones.cli.live_table import COLUMNS, Choice, cell, columns_within, header, node_map, rows
+from slurm_ones.cli.log_tail import log_tail
+from slurm_ones.cli.why import told
+from slurm_ones.config import Settings
+from slurm_ones.report.live import Live
+from slurm_ones.report.text import plain
+
+DECISIONS = 3
+LOG_LINES = 200
+
+
+class TopApp(App[None]):
+    """The jobs that `look` finds, and more of the one under the cursor from `opened`."""
+
+    TITLE = "slurm-ones top"
+    CSS = """
+    #header { height: auto; padding: 0 1; background: $panel; }
+    #jobs { height: 1fr; }
+    #below { height: 40%; border-top: solid $primary; padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit"),
+        Binding("w", "below('why')", "Why"),
+        Binding("l", "below('log')", "Log"),
+        Binding("n", "below('nodes')", "Nodes"),
+        Binding("s", "sort", "Sort"),
+        Binding("r", "turn", "Reverse"),
+        Binding("a", "ended", "Ended too"),
+    ]
+    ENABLE_COMMAND_PALETTE = False
+
+    def __init__(
+        self,
+        settings: Settings,
+        look: Callable[[], Live],
+        opened: Callable[[], Store],
+        choice: Choice,
+        every_s: float,
+    ) -> None:
+        """Use `run`. `look` is called every `every_s` seconds from a thread; `opened` opens the database."""
+        super().__init__()
+        self._settings, self._look, self._opened, self._choice, self._every_s = settings, look, opened, choice, every_s
+        self._live = Live("")
+        self._shown: list[JobSummary] = []
+        self._below = "why"
+        self._asked: tuple[object, ...] = ()
+        """What the part below was last made for."""
+
+    def compose(self) -> ComposeResult:
+        """The parts from top to bottom."""
+        yield Static(id="header")
+        yield DataTable(id="jobs", cursor_type="row", zebra_stripes=True)
+        with VerticalScroll(id="below"):
+            yield Static(id="text")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Look now, and then again and again."""
+        self.query_one(DataTable).focus()
+        self.look_again()
+        self.set_interval(self._every_s, self.look_again)
+
+    def on_resize(self) -> None:
+        """The width says which columns there are."""
+        self._draw()
+
+    def on_data_table_row_highlighted(self) -> None:
+        """Another job is under the cursor."""
+        self._fill_below()
+
+    def action_below(self, what: str) -> None:
+        """Show why, log or nodes below."""
+        self._below = what
+        self._fill_below()
+
+    def action_sort(self) -> None:
+        """Sort by the next column that is shown."""
+        names = [column.name for column in columns_within(self.size.width)]
+        at = names.index(self._choice.by) if self._choice.by in names else -1
+        self._choice.by = names[(at + 1) % len(names)]
+        self._draw()
+
+    def action_turn(self) -> None:
+        """The other way round."""
+        self._choice.falling = not self._choice.falling
+        self._draw()
+
+    def action_ended(self) -> None:
+        """Show jobs that have ended as well, or no longer."""
+        self._choice.every_state = not self._choice.every_state
+        self._draw()
+
+    @work(thread=True, exclusive=True, group="look")
+    def look_again(self) -> None:
+        """Read the jobs, beside what the window does."""
+        worker = get_current_worker()
+        try:
+            live = self._look()
+        except (StoreError, SchemaError, OSError) as error:
+            if not worker.is_cancelled:
+                self.call_from_thread(self._complain, str(error))
+            return
+        if not worker.is_cancelled:
+            self.call_from_thread(self._show, live)
+
+    def _complain(self, text: str) -> None:
+        self.query_one("#header", Static).update(Text(f"cannot read the jobs: {plain(text, 500)}", style="bold red"))
+
+    def _show(self, live: Live) -> None:
+        self._live = live
+        self._draw()
+
+    def _draw(self) -> None:
+        table, columns = self.query_one(DataTable), columns_within(self.size.width)
+        at = self._current()
+        self._shown = self._choice.jobs(self._live)
+        lines = header(self._live, time.time(), self._shown)
+        turned = " (largest first)" if self._choice.falling else ""
+        self.query_one("#header", Static).update(Text("\n".join([*lines, f"sorted by {self._choice.by}{turned}"])))
+        scroll = table.scroll_offset
+        table.clear(columns=True)
+        for column in columns:
+            table.add_column(Text(column.name), width=None if column is COLUMNS[-1] else column.width, key=column.name)
+        for job, row in zip(self._shown, rows(self._live, self._shown, columns), strict=True):
+            cells = [cell(text, column) for text, column in zip(row[:-1], columns, strict=False)]
+            table.add_row(*map(Text, [*cells, row[-1]]), key=str(job.job_id))
+        ids = [job.job_id for job in self._shown]
+        if at in ids:
+            table.move_cursor(row=ids.index(at), animate=False)
+        table.scroll_to(y=scroll.y, animate=False)
+        self._fill_below()
+
+    def _current(self) -> int | None:
+        """The job under the cursor."""
+        row = self.query_one(DataTable).cursor_row
+        return self._shown[row].job_id if 0 <= row < len(self._shown) else None
+
+    def _fill_below(self) -> None:
+        asked = (self._below, self._current(), self._live)
+        if asked != self._asked:
+            self._asked = asked
+            self.tell(self._below, self._current(), self._live)
+
+    @work(thread=True, exclusive=True, group="below")
+    def tell(self, what: str, job_id: int | None, live: Live) -> None:
+        """Make the part below, beside what the window does."""
+        worker = get_current_worker()
+        try:
+            text = self._told(what, job_id, live)
+        except (StoreError, SchemaError, OSError) as error:
+            text = Text(plain(str(error), 500), style="red")
+        if not worker.is_cancelled:
+            self.call_from_thread(self.query_one("#text", Static).update, text)
+
+    def _told(self, what: str, job_id: int | None, live: Live) -> Text:
+        if what == "nodes":
+            return nodes_text(live, job_id)
+        if job_id is None:
+            return Text("no elastic job is shown")
+        if what == "log":
+            return Text("\n".join(log_tail(self._settings, job_id, LOG_LINES)))
+        with self._opened() as store:
+            found = store.job_summaries([job_id])
+            lines = list(told(store, found[0], DECISIONS)) if found else [f"job {job_id} is no longer there"]
+        return Text.from_markup("\n".join(lines), emoji=False)
+
+
+def nodes_text(live: Live, job_id: int | None) -> Text:
+    """Each node with the GPUs that each elastic job holds there, those of `job_id` in bold."""
+    text = Text()
+    for name, state, held, gpus in node_map(live):
+        taken = sum(held.values())
+        text.append(f"{plain(name, 16):16} {state:9} ")
+        text.append(f"{taken}/{gpus} " if gpus else f"{taken} ")
+        for number, count in held.items():
+            text.append(f" {number}", style="bold" if number == job_id else "")
+            text.append(" " + "■" * min(count, 64), style="bold" if number == job_id else "")
+        text.append("\n")
+    return text if text else Text("no node is known")

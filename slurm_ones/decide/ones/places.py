@@ -1,0 +1,130 @@
+"""What leaf switches cost the search: sizes that need several are slower, and slower still where jobs meet on links.
+
+The share of a step that is gradient exchange follows from a job's model: its step on several nodes, less that of one
+GPU with the same local batch. Where a size needs more than one leaf switch, that share takes `taper` times longer. How
+many jobs meet on a link is not known before they are placed; a candidate whose jobs across leaf switches use E ends of
+links, of L leaf switches, has about E / L of them on each. Once sizes are chosen, `schedule.places` chooses the nodes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from slurm_ones.decide.job_figures import within
+from slurm_ones.decide.ones.reach import LARGEST_S
+from slurm_ones.decide.ones.terms import Penalty, Priced, Situation, Term
+from slurm_ones.decide.ones.worth import Choices
+from slurm_ones.reasons import Reason, reason
+from slurm_ones.schedule.places import Move, choose_nodes, matters
+from slurm_ones.schedule.policy import Allocation, ClusterView, Floats, Ints, JobView
+from slurm_ones.schedule.tables import SLOWEST, Tables, speeds_of_one
+
+
+class Leaves(Term):
+    """Leaf switches in the objective. It remembers the shares of the decision that is under way."""
+
+    def __init__(self, horizon_s: float, tenure: float) -> None:
+        """A job that moves at its size stays there for `horizon_s`, or as long as no job has come or gone where that is
+        longer, and for `tenure` times the time that it has kept its sizes at most."""
+        self._horizon_s, self._tenure = horizon_s, tenure
+        self._shares: Floats = np.zeros((0, 0))
+
+    def speed(self, at: Situation, speed: Floats) -> Floats:
+        if not _known(at.cluster):
+            return speed
+        self._shares = exchange_shares(at.tables)
+        far = leaves_needed(at.cluster, at.tables.sizes) > 1
+        return speed * np.where(far, 1.0 / (1.0 + self._shares * (at.cluster.taper - 1.0)), 1.0)
+
+    def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty | None:
+        cluster, needed = at.cluster, leaves_needed(at.cluster, at.tables.sizes)
+        if not _known(cluster) or cluster.taper <= 1 or not (needed > 1).any():
+            return None
+        ends = np.where(needed > 1, needed / len({node.leaf for node in cluster.nodes}), 0.0)
+        more = self._shares * cluster.taper
+        lost = np.where(needed > 1, more / (1.0 - self._shares + more), 0.0)
+        value = np.where(np.isfinite(choices.worth), np.maximum(choices.worth, 0.0), 0.0)
+        rows = np.arange(len(value))
+
+        def meeting(candidates: Ints) -> Floats:
+            meets = np.maximum(ends[candidates].sum(axis=1) - 1.0, 0.0)
+            if not meets.any():
+                return np.zeros(len(candidates))
+            each = lost[rows, candidates] * meets[:, None]
+            found: Floats = (value[rows, candidates] * each / (1.0 + each)).sum(axis=1)
+            return found
+
+        return meeting
+
+    def named(
+        self, at: Priced, jobs: Sequence[JobView], fixed: Collection[int], allocations: Mapping[int, Allocation]
+    ) -> dict[int, tuple[str, ...]]:
+        """Nodes by job id, for those that the allocations start or change, and that had better move."""
+        if not _known(at.cluster):
+            return {}
+        column = {int(size): u for u, size in enumerate(at.tables.sizes)}
+        shares = {
+            job.job_id: float(self._shares[j, column[got.shape.gpus]])
+            for j, job in enumerate(at.tables.jobs)
+            if (got := allocations.get(job.job_id)) is not None
+        }
+        horizon = max(self._horizon_s, at.quiet_s)
+        moves = {
+            job.job_id: Move(
+                within(job.resize_s, 0.0, LARGEST_S),
+                min(horizon, self._tenure * within(job.running_s, 0.0, LARGEST_S) / max(job.resizes, 1)),
+            )
+            for job in at.tables.jobs
+            if job.shape is not None
+        }
+        return choose_nodes(at.cluster, jobs, fixed, allocations, shares, moves)
+
+
+def _known(cluster: ClusterView) -> bool:
+    """Whether nodes are told apart by places alone: several kinds of GPUs are decided on one by one."""
+    return matters(cluster) and len(cluster.kinds) <= 1
+
+
+def exchange_shares(tables: Tables) -> Floats:
+    """(J, U) part of a step that is gradient exchange, at sizes of several nodes; 0 at others."""
+    several = tables.allowed & (tables.nodes > 1)
+    columns = np.flatnonzero(several.any(axis=0))
+    shares = np.zeros(tables.speed.shape)
+    if not len(columns):
+        return shares
+    batch, gpus = tables.batch[:, columns], tables.sizes[columns]
+    local = np.maximum(batch // gpus, 1)
+    alone = local / speeds_of_one(tables.jobs, local)
+    step = batch / np.maximum(tables.speed[:, columns], SLOWEST)
+    shares[:, columns] = np.clip(1.0 - alone / np.maximum(step, 1e-12), 0.0, 1.0)
+    return np.where(several, shares, 0.0)
+
+
+def leaves_needed(cluster: ClusterView, sizes: Ints) -> Ints:
+    """(U,) fewest leaf switches that so many GPUs are below."""
+    below: Counter[str] = Counter()
+    for node in cluster.nodes:
+        below[node.leaf] += node.gpus
+    most = np.cumsum(sorted(below.values(), reverse=True))
+    found: Ints = np.searchsorted(most, sizes) + 1
+    return np.minimum(found, len(most))
+
+
+def moved(cluster: ClusterView, jobs: Sequence[JobView], allocations: Mapping[int, Allocation]) -> dict[int, Reason]:
+    """Why the jobs that move at their size do, by job id."""
+    leaf = {node.name: node.leaf for node in cluster.nodes}
+    found = {}
+    for job in jobs:
+        got = allocations.get(job.job_id)
+        if got is not None and got.nodes and job.shape is not None and got.shape.gpus == job.shape.gpus:
+            before, after = ({leaf.get(name, "") for name in names} for names in (job.nodes, got.nodes))
+            fewer = len(after) < len(before)
+            found[job.job_id] = (
+                reason("fewer_switches", switches=len(after), before=len(before))
+                if fewer
+                else reason("better_nodes", nodes=", ".join(got.nodes))
+            )
+    return found

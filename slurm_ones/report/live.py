@@ -1,0 +1,108 @@
+"""What a live view shows at one moment: the companion, the jobs, why each has what it has, and who holds which GPUs.
+
+Read at once, so that a view costs the same however much of it is looked at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ones_db import DecisionJobRecord, HealthRecord, HeldRecord, JobSummary, LeaderRecord, NodeRecord, Store
+from slurm_ones.reasons import CAUSES, WRONG
+
+DECISIONS = 10
+"""The newest decisions, of one partition each, in which a job's outcome is looked for."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """A cluster's elastic jobs at one moment."""
+
+    cluster: str
+    jobs: tuple[JobSummary, ...] = ()
+    """In the order of their submission."""
+    why: Mapping[int, str] = field(default_factory=dict)
+    """Of jobs that have not ended why they have what they have, a sentence each."""
+    causes: Mapping[int, str] = field(default_factory=dict)
+    """Of those that get no other size why not, as a code of `CAUSES`."""
+    held: tuple[HeldRecord, ...] = ()
+    nodes: tuple[NodeRecord, ...] = ()
+    """By their names; none where the reader may not see them."""
+    leader: LeaderRecord | None = None
+    health: HealthRecord | None = None
+
+    @property
+    def tick(self) -> tuple[float | None, float | None]:
+        """What changes whenever there is something new: the times of the last tick and of the leader's last beat."""
+        return (self.health.tick_time if self.health else None, self.leader.beat if self.leader else None)
+
+
+def read_live(store: Store) -> Live:
+    """What the database has now. Raises `StoreError`."""
+    jobs = tuple(store.job_summaries())
+    newest = newest_decisions(store)
+    return Live(
+        store.cluster,
+        jobs,
+        {job.job_id: text for job in jobs if (text := _why(job, newest.get(job.job_id)))},
+        causes(jobs, newest),
+        tuple(store.held()),
+        tuple(store.nodes()),
+        store.leader(),
+        store.health(),
+    )
+
+
+def newest_decisions(store: Store) -> dict[int, DecisionJobRecord]:
+    """What the newest decision about each job gave it."""
+    found: dict[int, DecisionJobRecord] = {}
+    for decision in store.recent_decisions(DECISIONS):
+        for job in decision.jobs:
+            found.setdefault(job.job_id, job)
+    return found
+
+
+def causes(jobs: Iterable[JobSummary], newest: Mapping[int, DecisionJobRecord]) -> dict[int, str]:
+    """Of each job that has not ended why it does not get another size, as a code of `CAUSES`: its refusal, or the
+    outcome of the newest decision about it. Jobs of which neither tells are left out."""
+    found = {}
+    for job in jobs:
+        if job.end_time is None:
+            code, decided = job.refusal_code, newest.get(job.job_id)
+            if decided is not None and not code:
+                code = decided.outcome.code or (decided.reason.code if decided.reason.code in WRONG else "")
+            if code in CAUSES:
+                found[job.job_id] = code
+    return found
+
+
+def wrong(jobs: Iterable[JobSummary], newest: Mapping[int, DecisionJobRecord]) -> dict[int, str]:
+    """What is wrong with how jobs that have not ended were started, by the newest decision about each."""
+    alive = {job.job_id for job in jobs if job.end_time is None}
+    reasons = {job_id: decided.reason for job_id, decided in newest.items() if job_id in alive}
+    return {job_id: reason.text for job_id, reason in reasons.items() if reason.code in WRONG}
+
+
+def counted(codes: Iterable[str]) -> str:
+    """How many jobs there are of each cause, most first: `18 jobs: capped by account; 1 job: held by the owner`."""
+    counts = Counter(codes)
+    shown = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return "; ".join(f"{count} job{'s' * (count != 1)}: {CAUSES[code]}" for code, count in shown)
+
+
+def left_s(job: JobSummary) -> float | None:
+    """Seconds that a running job still needs at its present throughput, by the epochs that it declared; None where that
+    is not known."""
+    if not (job.running and job.samples_per_s and job.epochs and job.dataset) or job.epoch is None:
+        return None
+    return max(job.epochs * job.dataset - job.epoch * job.dataset - (job.cursor or 0), 0) / job.samples_per_s
+
+
+def _why(job: JobSummary, decided: DecisionJobRecord | None) -> str:
+    if job.end_time is not None:
+        return ""
+    if job.refusal or decided is None:
+        return job.refusal
+    return decided.outcome.text or decided.reason.text

@@ -1,0 +1,121 @@
+"""A rule of the objective enters at each place of the protocol, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from slurm_ones.decide.ones.ones import Ones, Options
+from slurm_ones.decide.ones.terms import Outlook, Penalty, Priced, Situation, Term
+from slurm_ones.decide.ones.worth import Choices
+from slurm_ones.reasons import Reason, reason
+from slurm_ones.schedule.policy import Bools, Floats, Ints, JobView, Schedule
+from slurm_ones.slurm.model import Shape
+from slurm_ones.testing.policies import Power, check, cluster, job, seeded
+
+SAID = reason("turn", first="a rule of this test")
+QUEUE = [job(i, to_come=4.0, gpus=(1, 2, 4), requested=4, model=Power(exponent=0.3)) for i in (1, 2)]
+VIEW = cluster(1)
+WHOLE = Shape(1, 4)
+
+
+def sizes(*terms: Term) -> tuple[dict[int, int], Schedule]:
+    """GPUs of both jobs, which share four, with these rules beside our own."""
+    policy = Ones(Options())
+    policy._terms = (*policy._terms, *terms)
+    schedule = policy.decide(VIEW, QUEUE, 100.0, seeded())
+    check(VIEW, QUEUE, schedule)
+    return {i: found.shape.gpus for i, found in schedule.allocations.items()}, schedule
+
+
+class Small(Term):
+    def mask(self, at: Situation, allowed: Bools) -> Bools:
+        return allowed & (at.tables.sizes <= 1)
+
+    def reasons(self, at: Priced, columns: Ints) -> Mapping[int, Reason]:
+        return {at.tables.jobs[1].job_id: SAID}
+
+
+class Slow(Term):
+    def speed(self, at: Situation, speed: Floats) -> Floats:
+        return speed * np.where(at.tables.sizes > 1, 1e-3, 1.0)
+
+
+class Heavy(Term):
+    def weight(self, at: Outlook, weight: Floats) -> Floats:
+        return weight * np.array([1e4, 1.0])
+
+
+class Dear(Term):
+    def worth(self, at: Priced, worth: Floats) -> Floats:
+        return worth - 1e6 * at.tables.sizes * np.array([[0.0], [1.0]])
+
+
+class First(Term):
+    def penalty(self, at: Priced, choices: Choices, dear: float) -> Penalty:
+        return lambda candidates: choices.gpus * dear * (candidates[:, 0] <= candidates[:, 1])
+
+
+def test_what_a_site_favours_shifts_gpus_to_long_or_late_jobs_or_leaves_them_idle() -> None:
+    """A short job and a long one share four GPUs, the short one waiting for longer; then one is alone."""
+    short, long = replace(QUEUE[0], submitted=-4e3), replace(QUEUE[1], progress=replace(QUEUE[1].progress, beta=40.0))
+    for favour, better in (("makespan", 2), ("fairness", 1)):
+        worth = [held_for(Ones(Options(favour=said, fair_bound=0.0)), [short, long]) for said in ("", favour)]
+        assert worth[1][better] > worth[0][better]
+    alone = [gpus_of(Ones(Options(favour=said)), [long])[2] for said in ("", "gpu_hours:0.05", "gpu_hours")]
+    assert alone[0] == 4 > alone[2] == 1 and alone[0] >= alone[1] >= alone[2]
+
+
+@pytest.mark.parametrize("said", ["jct", "makespan:2", "makespan:-1", "fairness:x", 1.0])
+def test_what_cannot_be_favoured_is_refused(said: str) -> None:
+    with pytest.raises(ValueError, match="favour: "):
+        Options(favour=said)
+
+
+def gpus_of(policy: Ones, jobs: Sequence[JobView]) -> dict[int, int]:
+    found = policy.decide(VIEW, jobs, 100.0, seeded()).allocations
+    return {i: got.shape.gpus for i, got in found.items()}
+
+
+def held_for(policy: Ones, jobs: Sequence[JobView]) -> dict[int, float]:
+    """The share of all worth that one GPU brings each job."""
+    policy.take_over(jobs, dict.fromkeys((job.job_id for job in jobs), 0), 100.0)
+    at, may = policy.situation(VIEW, jobs, [], 100.0)
+    worth = policy.choices(policy.priced(at, seeded()), may).worth[:, 1]
+    return dict(zip((job.job_id for job in jobs), (worth / worth.sum()).tolist(), strict=True))
+
+
+def test_without_more_rules_they_share() -> None:
+    assert sizes()[0] == sizes(Term())[0] == {1: 2, 2: 2}
+
+
+@pytest.mark.parametrize("term", [Small(), Slow()])
+def test_columns_that_are_masked_or_slow_are_not_taken(term: Term) -> None:
+    assert sizes(term)[0] == {1: 1, 2: 1}
+
+
+@pytest.mark.parametrize("term", [Heavy(), Dear(), First()])
+def test_weights_worths_and_penalties_decide_who_gets_the_gpus(term: Term) -> None:
+    found, _ = sizes(term)
+    assert len(found) == 1 or found[1] > found[2]
+
+
+def test_a_rule_says_why_for_the_jobs_that_it_decided() -> None:
+    reasons = sizes(Small())[1].reasons
+    assert reasons[2] == SAID
+    assert reasons[1].code == "least_total_time"
+
+
+def test_what_a_job_holds_stays_allowed_whatever_is_masked() -> None:
+    held = replace(QUEUE[0], shape=WHOLE, nodes={"n1": 4}, running_s=1e4)
+    policy = Ones()
+    policy._terms = (*policy._terms, Nothing())
+    assert policy.decide(VIEW, [held], 100.0, seeded()).allocations[1].shape == WHOLE
+
+
+class Nothing(Term):
+    def mask(self, at: Situation, allowed: Bools) -> Bools:
+        return np.zeros_like(allowed)

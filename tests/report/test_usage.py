@@ -1,0 +1,190 @@
+"""`slurm-ones report`: figures of the database, advice that follows from them, and pages that no name can break."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ones_db import Store, migrate
+from slurm_ones.cli.report import allowed
+from slurm_ones.report.advice import RULES, Allowed, advice
+from slurm_ones.report.usage import Job, Measured, Resized, Stretch, Usage
+from slurm_ones.report.usage_text import gpus_over_time, of_job, of_jobs
+from tests.cluster import paths
+from tests.db.make import job
+from tests.db.test_views import fill, fill_blocks
+from tests.test_cli import HOSTILE, call, printed
+
+PLAIN = Job(
+    7, "net", "alice", "lab", "gpu", "COMPLETED", 0.0, 8, 10.0, 1010.0, 1010.0, 10.0, 1000.0, 1, 8, 8, 2.2, 0, 0.0, 0.9
+)
+
+
+def measured(gpus: int, samples_per_s: float, batch: int = 256, **other: Any) -> Measured:
+    values = {"gpu_efficiency": None, "statistical_efficiency": None, "goodput": None, "measured_s": 600.0} | other
+    return Measured(1, gpus, batch, values.pop("measured_s"), samples_per_s, **values)
+
+
+def requeued(pause_s: float, import_s: float = 1.0) -> Resized:
+    return Resized(100.0, 4, 8, "done", "requeue", pause_s, import_s, "")
+
+
+@pytest.mark.parametrize(
+    ("usage", "may", "expected"),
+    [
+        (
+            Usage(PLAIN, (measured(4, 500.0), measured(8, 540.0))),
+            Allowed(),
+            "asked for 8 GPUs, and trains nearly as fast on 4: 500 useful samples/s there, 540 on 8",
+        ),
+        (
+            Usage(PLAIN, (measured(2, 200.0), measured(8, 700.0))),
+            Allowed((2, 8)),
+            "its comment ends at 8 GPUs, where each GPU still did 88% of what one did on 2 (700 and 200 useful",
+        ),
+        (
+            Usage(PLAIN, (measured(8, 700.0, 512, statistical_efficiency=0.95, goodput=665.0),)),
+            Allowed((1, 8), 512),
+            "trained at its largest batch, 512, where a sample was still worth 95% of one at its base batch: a largest "
+            "batch of 1024",
+        ),
+        (
+            Usage(replace(PLAIN, queueing_s=7200.0, running_s=600.0)),
+            Allowed((8, 16)),
+            "waited 2 h 00 m to run 10 m 00 s: gpus=1-16 in place of 8-16",
+        ),
+        (
+            Usage(PLAIN, resized=(requeued(60.0), requeued(60.0))),
+            Allowed(),
+            "2 requeues stopped its training for 2 m 00 s, 11% of its time",
+        ),
+        (
+            Usage(PLAIN, resized=(requeued(1.0, 30.0), requeued(1.0, 20.0))),
+            Allowed(),
+            "imports took 25 s of each of 2 starts",
+        ),
+        (
+            Usage(replace(PLAIN, resizes=2), predicted_jct_s=700.0),
+            Allowed(),
+            "took 16 m 50 s, and by its own throughput on the 8 GPUs it asked for would have taken 11 m 40 s",
+        ),
+    ],
+)
+def test_each_piece_of_advice_has_its_figures(usage: Usage, may: Allowed, expected: str) -> None:
+    """Protects users from advice out of nowhere: one piece, with what was measured in it."""
+    (found,) = advice(usage, may)
+    assert expected in found
+
+
+@pytest.mark.parametrize(
+    ("usage", "may"),
+    [
+        (Usage(PLAIN), Allowed((1, 8), 512)),
+        (Usage(PLAIN, (measured(4, 300.0), measured(8, 540.0))), Allowed((1, 16))),  # 8 is worth it, and may have more
+        (Usage(PLAIN, (measured(4, 500.0, measured_s=5.0), measured(8, 540.0))), Allowed()),  # measured too shortly
+        (Usage(PLAIN, (measured(8, 700.0, 512, statistical_efficiency=0.4, goodput=280.0),)), Allowed((1, 8), 512)),
+        (Usage(replace(PLAIN, queueing_s=7200.0, running_s=600.0)), Allowed((1, 16))),  # could not begin smaller
+        (Usage(PLAIN, resized=(requeued(60.0), requeued(60.0))), Allowed(blocks=True)),
+        (Usage(replace(PLAIN, resizes=2), predicted_jct_s=1200.0), Allowed()),
+    ],
+)
+def test_no_advice_where_nothing_was_measured_or_all_is_well(usage: Usage, may: Allowed) -> None:
+    """Protects users from advice that does not hold."""
+    assert advice(usage, may) == []
+
+
+def test_every_rule_was_tried() -> None:
+    """A rule without a case above would be no piece of advice with a test."""
+    assert len(RULES) == 7
+
+
+def test_gpus_over_time_are_drawn_to_scale() -> None:
+    """Protects the picture: as high as the GPUs, where they were held."""
+    usage = Usage(PLAIN, stretches=(Stretch(0.0, 500.0, 2), Stretch(500.0, 500.0, 8)))
+    assert gpus_over_time(usage, 10) == "▂▂▂▂▂█████"
+    assert gpus_over_time(Usage(PLAIN)) == ""
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """The database of the views' tests, and a job of a hostile user."""
+    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
+    migrate.upgrade(url)
+    with Store.open(url, "gres") as store:
+        fill(store)
+        fill_blocks(store)
+        store.record_jobs([job(12, name=HOSTILE, user=HOSTILE, account="<script>")])
+    return url
+
+
+def test_a_job(url: str) -> None:
+    """Protects the figures: those of the views, resizes by blocks among them."""
+    told = call("report", "7", "--database", url).stdout
+    assert "trained on 1 to 4" in told and "1 while it ran by requeue" in told and "measured" in told
+    blocks = call("report", "10", "--database", url).stdout
+    assert "by blocks" in blocks and "▂" in blocks
+    (one,) = printed("report", "10", "--json", "--database", url)
+    assert [stretch["gpus"] for stretch in one["gpus_over_time"]] == [1, 5, 4]
+    (summed,) = [row for row in printed("report", "--json", "--database", url) if row["job"]["job_id"] == 10]
+    assert summed["job"]["gpu_hours"] == one["job"]["gpu_hours"]
+
+
+def test_jobs_of_a_user_and_a_span(url: str) -> None:
+    """Protects admins from figures of other people's jobs."""
+    assert {row["job"]["user_name"] for row in printed("report", "--json", "-u", "bob", "--database", url)} == {"bob"}
+    span = printed("report", "--json", "--since", "1999-01-01", "--until", "1999-01-02", "--database", url)
+    assert {row["job"]["job_id"] for row in span} == {8, 9, 12}  # the others had ended
+    assert printed("report", "--json", "--until", "1969-01-01", "--database", url) == []
+    text = call("report", "--database", url).stdout
+    assert text.startswith("All jobs: 5 elastic jobs") and "user" in text
+    done = call("report", "--since", "yesterday", "--database", url)
+    assert done.exit_code == 2 and "yesterday" in done.stderr
+    missing = call("report", "4711", "--database", url)
+    assert missing.exit_code == 2 and "4711" in missing.stderr
+
+
+def test_hostile_names_stay_text(url: str, tmp_path: Path) -> None:
+    """Protects terminals and browsers of whoever reads the report."""
+    page = tmp_path / "report.html"
+    done = call("report", "--html", str(page), "--database", url)
+    html = page.read_text()
+    assert done.exit_code == 0 and "\x1b" not in done.stdout
+    assert "<script>" not in html and "\x1b" not in html and "http" not in html.replace("http://www.w3.org", "")
+    assert html.count("<rect") >= 5
+
+
+def test_no_job(url: str) -> None:
+    """Says so, and divides by nothing."""
+    assert of_jobs([], "Jobs of eve") == ["Jobs of eve: no elastic job"]
+    assert of_job(Usage(replace(PLAIN, running_s=None, gpu_hours=None, smallest_gpus=None, largest_gpus=None)), [])
+
+
+def test_what_a_comment_allows() -> None:
+    """Protects advice from comments that say something else."""
+    assert allowed("ones: gpus=2-8 batch=32-512 array=blocks") == Allowed((2, 8), 512, True)
+    assert allowed("ones: gpus=x") == allowed("") == Allowed()
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_mail_goes_out_with_the_report_and_without(tmp_path: Path, works: bool) -> None:
+    """Protects everybody's mail at a site: a report that fails keeps none back."""
+    sent, called = tmp_path / "sent", tmp_path / "called"
+    mailer, reporter = tmp_path / "mail", tmp_path / "reporter"
+    mailer.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > {sent}\ncat >> {sent}\n')
+    reporter.write_text(f'#!/bin/sh\necho "$@" > {called}\n{"echo the report" if works else "exit 3"}\n')
+    for file in (mailer, reporter):
+        file.chmod(stat.S_IRWXU)
+    hook = paths.REPOSITORY / "slurm_ones/service/units/slurm-ones-mail"
+    environment = {**os.environ, "SLURM_ONES_MAILER": str(mailer), "SLURM_ONES": str(reporter)}
+    subject = "Slurm Job_id=4711 Name=x; rm -rf / Ended, Run time 00:01:00, COMPLETED, ExitCode 0"
+    subprocess.run(["sh", str(hook), "-s", subject, "alice"], env=environment, check=True, stdin=subprocess.DEVNULL)
+    assert called.read_text() == "report 4711\n"
+    assert sent.read_text() == f"-s|{subject}|alice|" + ("the report\n" if works else "")
+    assert json.dumps(subject)

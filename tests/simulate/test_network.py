@@ -1,0 +1,135 @@
+"""Leaf switches in the idealized engine: jobs across them slow each other down, and what `ones` does about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slurm_ones.cli.simulate import parse_network, parse_slow_nodes
+from slurm_ones.decide.ones.ones import Ones, Options
+from slurm_ones.decide.ones.places import Leaves, exchange_shares
+from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
+from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
+from slurm_ones.simulate.engines.outcome import Outcome
+from slurm_ones.simulate.study.plan import Plan, PolicySpec, Source
+from slurm_ones.simulate.training.application import Submission
+from slurm_ones.simulate.training.network import Network, Slowdown, slowdowns, wired
+from slurm_ones.simulate.workloads.profiles import read_profile
+from slurm_ones.simulate.workloads.workload import Workload
+from slurm_ones.slurm.model import Shape
+from slurm_ones.testing.policies import job, seeded
+from tests.simulate.profiles import write_profile
+
+NETWORK = Network(2, 2, 3.0)
+
+
+class Named:
+    """Each job on eight GPUs of nodes that are named."""
+
+    name = "named"
+
+    def __init__(self, nodes: Mapping[int, tuple[str, ...]]) -> None:
+        self._nodes = nodes
+
+    def decide(self, cluster: ClusterView, jobs: list[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        return Schedule({one.job_id: Allocation(Shape(1, 8), 128, nodes=self._nodes[one.job_id]) for one in jobs})
+
+
+def test_jobs_across_leaf_switches_slow_each_other_down() -> None:
+    """Times the taper, and times the jobs that meet on the most used link; a job below one is left in peace."""
+    cluster = wired(idealized_cluster(6, 4), Network(3, 2, 3.0), (0.5,))
+    alone, inside = {"n2": 4, "n3": 4}, {"n5": 4, "n6": 4}
+    assert slowdowns(cluster, [alone, inside]) == [Slowdown(1.0, 3.0), Slowdown()]
+    both = slowdowns(cluster, [alone, {"n4": 4, "n6": 4}, {"n5": 4}, {"n1": 1}])
+    assert both == [Slowdown(1.0, 6.0), Slowdown(1.0, 6.0), Slowdown(), Slowdown(2.0, 1.0)]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Workload:
+    app = read_profile(write_profile(tmp_path / "net"))
+    jobs = tuple(Submission(f"net-{i}", 0.0, "net", 8, 128) for i in range(2))
+    return Workload("made", jobs, {"net": app})
+
+
+def run(policy: object, work: Workload, cluster: ClusterView) -> Outcome:
+    return run_idealized(policy, work, cluster, seed=0)  # type: ignore[arg-type]
+
+
+def test_a_place_that_is_named_is_kept_and_costs_what_the_network_says(made: Workload) -> None:
+    """Two jobs of two nodes: each below a leaf switch of its own, then both across the two."""
+    cluster = wired(idealized_cluster(4, 4), NETWORK)
+    apart = {1: ("n1", "n2"), 2: ("n3", "n4")}
+    across = {1: ("n1", "n3"), 2: ("n2", "n4")}
+    quick, slow = (run(Named(nodes), made, cluster) for nodes in (apart, across))
+    app = made.applications["net"]
+    step = 128 / app.placed_speed((4, 4), 128.0)
+    _, sync = app.speed.step(2, 8, np.array([16.0]))
+    seconds = [one.jobs[0].ended - one.jobs[0].started - 30.0 for one in (quick, slow)]  # type: ignore[operator]
+    assert seconds[1] / seconds[0] == pytest.approx(1 + float(sync[0]) * 5 / step, rel=0.01)
+    plain = run(Named(across), made, idealized_cluster(4, 4))
+    assert plain.jobs[0].ended == quick.jobs[0].ended, "a network of one switch costs nothing"
+
+
+def test_ones_names_places_that_are_better(made: Workload) -> None:
+    """Of two jobs of two nodes each has a leaf switch of its own, however nodes come first."""
+    cluster = wired(idealized_cluster(4, 4), NETWORK)
+    # The first job's nodes are below two switches; it moves once that repays.
+    jobs = [job(1, {"n1": 4, "n3": 4}, gpus=(8,), running_s=9e4), job(2, gpus=(8,))]
+    found = Ones().decide(cluster, jobs, 9e4, seeded())
+    assert {found.allocations[i].shape.gpus for i in (1, 2)} == {8}
+    assert found.allocations[2].nodes
+    blind = Ones(Options(places=False)).decide(cluster, jobs, 9e4, seeded())
+    assert not any(one.nodes for one in blind.allocations.values())
+
+
+def test_what_the_search_is_told_of_leaf_switches() -> None:
+    """Sizes that need several are slower by their exchange; jobs that meet there cost each other more."""
+    cluster = wired(idealized_cluster(8, 4), Network(2, 4, 3.0))
+    views = [job(i, gpus=(4, 8, 16, 32), requested=32) for i in (1, 2)]
+    policy, rng = Ones(), seeded()
+    leaves = next(term for term in policy._terms if isinstance(term, Leaves))
+    policy.take_over(views, {1: 0, 2: 0}, 0.0)
+    at, may = policy.situation(cluster, views, [], 0.0)
+    tables = at.tables
+    shares = exchange_shares(tables)
+    size = {int(n): u for u, n in enumerate(tables.sizes)}
+    assert shares[0, size[4]] == 0 and 0 < shares[0, size[8]] < shares[0, size[32]] < 0.5
+    speed = leaves.speed(at, tables.goodput)
+    assert speed[0, size[16]] == tables.goodput[0, size[16]], "below one"
+    share = shares[0, size[32]]
+    assert speed[0, size[32]] == pytest.approx(tables.goodput[0, size[32]] / (1 + 2 * share))
+    choices = policy.choices(policy.priced(at, rng), may)
+    lost = leaves.penalty(policy.priced(at, rng), choices, 0.0)
+    assert lost is not None
+    one, two = np.array([size[32], size[16]]), np.array([size[32], size[32]])
+    assert lost(np.array([one]))[0] == 0
+    # Each takes longer for the other: exactly what the model says of two.
+    alone, met = 1 + 2 * share, 1 + 5 * share
+    assert lost(np.array([two]))[0] == pytest.approx(choices.value(two[None]).sum() * (1 - alone / met))
+    assert leaves.penalty(policy.priced(at, rng), choices, 0.0) is not None
+
+
+def test_why_a_job_moves_is_said() -> None:
+    cluster = wired(idealized_cluster(4, 4), NETWORK)
+    apart = job(1, {"n1": 4, "n3": 4}, gpus=(8,), running_s=9e4)
+    found = Ones().decide(cluster, [apart], 9e4, seeded())
+    assert found.reasons[1].code == "fewer_switches"
+    assert set(found.allocations[1].nodes) in ({"n1", "n2"}, {"n3", "n4"})
+
+
+def test_what_is_wrong_with_a_network_is_said() -> None:
+    """Before anything is run."""
+    for text in ("4x4:0.5", "4", "4x4:inf", "0x4:3", "4x4:true"):
+        with pytest.raises(BadInput, match="is not LEAVESxNODES:TAPER"):
+            parse_network(text)
+    for text in ("2", "2:1.5", "-1:0.5", "2:true"):
+        with pytest.raises(BadInput, match="is not COUNT:SPEED"):
+            parse_slow_nodes(text)
+    assert (parse_network("4x4:3"), parse_slow_nodes("2:0.7")) == (Network(4, 4, 3.0), (0.7, 0.7))
+    plan = Plan(Source("philly", jobs=2), (PolicySpec("ones", "ones"),), (0,), nodes=4, network=Network(3, 4))
+    with pytest.raises(BadInput, match="12 nodes, and the cluster has 4"):
+        plan.check()

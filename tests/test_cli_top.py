@@ -1,0 +1,295 @@
+"""`slurm-ones top`: what it prints, the window itself, and in a real terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Static
+
+from ones_db import HealthRecord, NodeRecord, Store, migrate
+from ones_db.leader_lock import LeaderLock
+from slurm_ones.cli import log_tail
+from slurm_ones.cli.live_table import Choice, columns_within, header, lines, node_map
+from slurm_ones.cli.top import reader
+from slurm_ones.cli.top_app import TopApp
+from slurm_ones.config import Settings
+from slurm_ones.report.live import Live, left_s, read_live
+from slurm_ones.slurm.client import Unreachable
+from slurm_ones.slurm.model import Shape
+from tests.db.make import SPEC, decision, hello, job, report, resized_job, run, said, throughput
+from tests.slurm.make import job_of
+from tests.test_cli import HOSTILE, call, printed
+
+NOW = 5000.0
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> str:
+    """A companion that leads, a job that runs on a node, one that waits, one that is refused and hostile, one that
+    has ended."""
+    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
+    migrate.upgrade(url)
+    with Store.open(url, "gres") as store, LeaderLock(url, "gres") as lock:
+        lock.take(NOW)
+        resized_job(store, 7)
+        store.record_jobs([job(4, state="COMPLETED", end_time=4000.0)])
+        store.record_jobs([job(8, state="PENDING", user="bob", account="physics")])
+        store.record_jobs([job(9, name=HOSTILE, user=HOSTILE, refusal=said(HOSTILE), state="PENDING")])
+        store.record_jobs([job(10, state="RUNNING", name="trains", partition="fast")])
+        store.record_runs([run(10, gpus=2, start_time=2000.0, node_list=("n3",))])
+        report(store, 10, 0, spec=SPEC, hello=hello(), throughput=throughput(2), offset=50, number=2)
+        states = {"n1": "UP", "n2": "DOWN", "n3": "UP"}
+        store.record_nodes(NOW, [NodeRecord(name, state, state == "UP", 4, "") for name, state in states.items()])
+        store.add_decision(decision(2400.0, 7, 8, 10))
+        store.record_health(HealthRecord(NOW, "act", 60.0, NOW, 0.5, 1, 2, 2))
+    return url
+
+
+def live_of(url: str) -> Live:
+    with Store.open(url, "gres", read_only=True) as store:
+        return read_live(store)
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 200])
+def test_every_line_fits_the_terminal(filled: str, width: int) -> None:
+    """Protects the table on a narrow terminal: a job's number, state, shape and why are always there."""
+    live = live_of(filled)
+    shown = lines(live, NOW + 3, Choice(every_state=True), width)
+    assert all(cell_len(line) <= width for line in shown), shown
+    assert [column.name for column in columns_within(width) if column.name in ("job", "st", "shape", "why")] == [
+        "job",
+        "st",
+        "shape",
+        "why",
+    ]
+    assert any(line.split()[:1] == ["10"] for line in shown)
+
+
+def test_the_header_tells_how_the_companion_is(filled: str) -> None:
+    """Protects whoever looks at old figures from believing them."""
+    live = live_of(filled)
+    first, second, *_ = header(live, NOW + 3, live.jobs)
+    assert "mode act, last tick 3.0 s ago" in first and "SILENT" not in first
+    assert "2 run on 6 of 8 GPUs, 2 wait" in second  # those of n2 cannot be used
+    assert "SILENT" in header(live, NOW + 1000, live.jobs)[0]
+    assert "no companion has led here yet" in header(Live("gres"), NOW, [])[0]
+
+
+def test_who_is_on_which_node(filled: str) -> None:
+    """Protects the map: each node once, with what each job holds there."""
+    nodes = {name: (state, held, gpus) for name, state, held, gpus in node_map(live_of(filled))}
+    assert nodes["n1"] == ("UP", {7: 4}, 4) and nodes["n3"] == ("UP", {10: 2}, 4) and nodes["n2"] == ("DOWN", {}, 4)
+
+
+def test_the_time_left_follows_from_epochs_and_throughput(filled: str) -> None:
+    """Protects users from an end that nobody knows."""
+    (one,) = [job for job in live_of(filled).jobs if job.job_id == 10]
+    assert one.samples_per_s and one.epochs == SPEC.epochs and one.dataset == SPEC.dataset
+    done = (one.epoch or 0) * SPEC.dataset + (one.cursor or 0)
+    assert left_s(one) == pytest.approx((SPEC.epochs * SPEC.dataset - done) / one.samples_per_s)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), {7, 8, 9, 10}),
+        (("-t", "all"), {4, 7, 8, 9, 10}),
+        (("-t", "PD"), {8, 9}),
+        (("--states", "completed"), {4}),
+        (("-u", "bob,nobody"), {8}),
+        (("-p", "fast"), {10}),
+        (("-A", "physics"), {8}),
+        (("-j", "7,10_3"), {7, 10}),
+        (("-u", "bob", "-t", "R"), set()),
+    ],
+)
+def test_the_options_are_squeues(filled: str, options: tuple[str, ...], expected: set[int]) -> None:
+    """Protects the habits of people who use squeue; `jobs` has the same, and shows all states by itself."""
+    told = printed("top", "--json", *options, "--database", filled)
+    assert {one["job_id"] for one in told["jobs"]} == expected
+    if options:
+        assert {one["job_id"] for one in printed("jobs", "--json", *options, "--database", filled)} == expected
+
+
+def test_bad_words_are_named(filled: str) -> None:
+    """Protects users from an empty table that has another cause than they think."""
+    for options, word in ((("-t", "XX"), "XX"), (("-j", "abc"), "abc"), (("--sort", "colour"), "colour")):
+        done = call("top", "--once", *options, "--database", filled)
+        assert done.exit_code == 2 and word in done.stderr, done.output
+
+
+def test_sorting(filled: str) -> None:
+    """By any column, either way round."""
+    by_shape = printed("top", "--json", "--sort", "-shape", "--database", filled)["jobs"]
+    assert [one["job_id"] for one in by_shape][:2] == [7, 10]
+    assert [one["job_id"] for one in printed("top", "--json", "--sort", "job", "--database", filled)["jobs"]] == [
+        7,
+        8,
+        9,
+        10,
+    ]
+
+
+def test_hostile_names_stay_text(filled: str) -> None:
+    """Protects the terminal of whoever looks."""
+    done = call("top", "--once", "-t", "all", "--database", filled)
+    assert done.exit_code == 0 and "\x1b]" not in done.stdout and "\x07" not in done.stdout
+    assert len(done.stdout.splitlines()) <= 5 + 4
+
+
+def driven(url: str, play: Callable[[Pilot[None]], Any], width: int = 80) -> None:
+    """Play with the window, on a terminal without a screen."""
+    settings = Settings(database=url, cluster="gres")
+
+    def opened() -> Store:
+        return Store.open(url, "gres", read_only=True)
+
+    async def main() -> None:
+        app = TopApp(settings, reader(settings, named=True), opened, Choice(), 60.0)
+        async with app.run_test(size=(width, 30)) as pilot:
+            await pilot.app.workers.wait_for_complete()
+            await pilot.pause()
+            await play(pilot)
+
+    asyncio.run(main())
+
+
+def below(pilot: Pilot[None]) -> str:
+    return str(pilot.app.query_one("#text", Static).render())
+
+
+async def settled(pilot: Pilot[None]) -> None:
+    await pilot.app.workers.wait_for_complete()
+    await pilot.pause()
+
+
+def test_the_window(filled: str) -> None:
+    """Protects the keys: each shows what it says, of the job under the cursor, and a look keeps the cursor there."""
+
+    async def play(pilot: Pilot[None]) -> None:
+        table = pilot.app.query_one(DataTable)
+        assert table.row_count == 4
+        await pilot.press("down", "down", "down")
+        await settled(pilot)
+        assert "job 10" in below(pilot) and "trains" in below(pilot)
+        await pilot.press("n")
+        await settled(pilot)
+        assert "n3" in below(pilot) and "10 ■■" in below(pilot)
+        with Store.open(filled, "gres") as store:
+            store.record_jobs([job(6, submit_time=1.0, state="PENDING")])
+        await pilot.press("w")
+        assert isinstance(pilot.app, TopApp)
+        pilot.app.look_again()
+        await settled(pilot)
+        assert table.row_count == 5 and "job 10" in below(pilot)
+        await pilot.press("a", "s", "r")
+        await settled(pilot)
+        assert table.row_count == 6
+
+    driven(filled, play)
+
+
+def test_a_database_that_fails_is_said_and_looked_at_again(filled: str) -> None:
+    """Protects the window from ending with a traceback while a file is replaced."""
+
+    async def play(pilot: Pilot[None]) -> None:
+        app = pilot.app
+        assert isinstance(app, TopApp)
+        look, app._look = app._look, failing
+        app.look_again()
+        await settled(pilot)
+        assert "cannot read the jobs" in str(app.query_one("#header", Static).render())
+        app._look = look
+        app.look_again()
+        await settled(pilot)
+        assert "mode act" in str(app.query_one("#header", Static).render())
+
+    def failing() -> Live:
+        raise OSError("gone")
+
+    driven(filled, play)
+
+
+def test_the_end_of_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the terminal from a log, other users' logs from being read, and the reader from links."""
+    log = tmp_path / "out"
+    log.write_bytes(b"x" * 100_000 + b"\nfirst\n 10 %\r 20 %\n\x1b[2Jlast\n")
+    asked = {"job": job_of(Shape(1, 1), job_id=7, uid=os.geteuid(), stdout=str(log))}
+
+    class Client:
+        def details(self, job_ids: list[int]) -> dict[int, Any]:
+            if asked["job"] is None:
+                raise Unreachable("down")
+            return {7: asked["job"]}
+
+    monkeypatch.setattr(log_tail, "connect", lambda settings: Client())
+    settings = Settings()
+    assert log_tail.log_tail(settings, 7, 10) == ["first", " 20 %", "?[2Jlast"]
+    link = tmp_path / "link"
+    link.symlink_to(log)
+    asked["job"] = job_of(Shape(1, 1), job_id=7, uid=os.geteuid(), stdout=str(link))
+    assert "links are not followed" in log_tail.log_tail(settings, 7, 10)[0]
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    assert "not yours to see" in log_tail.log_tail(settings, 7, 10)[0]
+    asked["job"] = None
+    assert "cannot be asked" in log_tail.log_tail(settings, 7, 10)[0]
+
+
+@pytest.fixture
+def screen(filled: str) -> Iterator[Callable[[bytes, str], str]]:
+    """A real terminal of 80 × 24 in which `top` runs: types keys, and returns the screen once it shows a text."""
+    pyte = pytest.importorskip("pyte")
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = [sys.executable, "-m", "slurm_ones.cli", "top", "--database", filled]
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment | {"TERM": "xterm"})
+    os.close(theirs)
+    shown = pyte.Screen(80, 24)
+    stream = pyte.ByteStream(shown)
+
+    def type_until(keys: bytes, text: str) -> str:
+        os.write(ours, keys)
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            if select.select([ours], [], [], 0.2)[0]:
+                stream.feed(os.read(ours, 65536))
+            found = "\n".join(shown.display)
+            if text in found:
+                return found
+        raise AssertionError(f"{text!r} did not come:\n{found}")
+
+    yield type_until
+    with suppress(OSError):
+        os.write(ours, b"q")
+    try:
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        os.close(ours)
+
+
+@pytest.mark.slow
+def test_in_a_real_terminal(screen: Callable[[bytes, str], str]) -> None:
+    """Protects `top` as people meet it, over ssh in 80 columns: it shows the jobs, reacts to keys, and ends by q."""
+    shown = screen(b"", "trains")
+    assert "why" in shown and "mode act" in shown
+    assert "n2" in screen(b"n", "DOWN")
+    assert json.dumps(screen(b"w", "job 7"))
