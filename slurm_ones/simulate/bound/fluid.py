@@ -6,6 +6,8 @@ lies between the two is what it costs to decide without knowledge of later arriv
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from slurm_ones.decide.ones.worth import worth_of_progress
@@ -57,7 +59,7 @@ def fluid_mean_jct_s(work: Work) -> float:
     return total / len(order)
 
 
-def _sizes(curves: list[Curve] | tuple[Curve, ...]) -> Ints:
+def _sizes(curves: Sequence[Curve]) -> Ints:
     most = max(int(curve.sizes[-1]) for curve in curves)
     fixed = [int(curve.sizes[0]) for curve in curves if len(curve.sizes) == 1]
     return np.unique(np.concatenate([COUNTS[most >= COUNTS], [most], fixed])).astype(np.int64)

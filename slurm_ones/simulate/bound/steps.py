@@ -99,7 +99,8 @@ class Ways:
     @cached_property
     def _flat(self) -> Ints:
         width = self.gpu_s.shape[1] + 1
-        return self.floor + (np.arange(len(self.floor)) * width)[:, None, None]
+        result: Ints = self.floor + (np.arange(len(self.floor)) * width)[:, None, None]
+        return result
 
     def values(self, after: Floats) -> Floats:
         """(A, M, Y) the value (A, K + 2) of wherever each step leads."""
