@@ -220,6 +220,7 @@ def run(
         with run_companion(world, merged, log, on_tick, oracle) as store:
             world.pass_time(cluster_settings.ending_s)
             faults = violations(world, store) if world.done else []
+            promises = store.promises([*world.job_ids.values()])
         if faults:
             raise InvariantViolated("; ".join(faults))
         return Outcome(
@@ -227,7 +228,7 @@ def run(
             workload=workload.name,
             seed=seed,
             gpus=cluster.gpus,
-            jobs=tuple(job_outcome(world, submission, presence) for submission in workload.submissions),
+            jobs=tuple(job_outcome(world, submission, presence, promises) for submission in workload.submissions),
             segments=tuple(run_segments(world)),
             decision_s=tuple(decisions),
             goodput=tuple(goodput),
