@@ -75,8 +75,12 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
         if one.weighed:
             held.update(one.holdings)
     offered = not rigid_jobs(snapshot, rules.name, elastic)
-    nodes = tuple(NodeView(name, (gpus if offered else 0) + held[name]) for name, gpus in rules.free.items())
-    return ClusterView(nodes, whole, full)
+    known = snapshot.nodes
+    nodes = tuple(
+        NodeView(name, (gpus if offered else 0) + held[name], leaf=known[name].leaf if name in known else "")
+        for name, gpus in rules.free.items()
+    )
+    return ClusterView(nodes, whole, full, taper=round_.settings.taper)
 
 
 def bounds_of(round_: Round, rules: PartitionRules) -> Bounds:
