@@ -26,8 +26,9 @@ import numpy as np
 from ones_db import ThroughputPoint
 from slurm_ones.decide import POLICIES, make_policy
 from slurm_ones.learn.efficiency import NoiseEfficiency
+from slurm_ones.learn.hierarchy import Heard, Kin, Tree
 from slurm_ones.learn.layout import Layout
-from slurm_ones.learn.step_time import CAUTIOUS, Prior, fit_all, pool
+from slurm_ones.learn.step_time import CAUTIOUS, fit_all
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, Policy, Progress, Schedule
 from slurm_ones.schedule.shapes import shape_of, valid_counts
@@ -117,18 +118,9 @@ def _learned(
         for points, app in zip(measured, apps, strict=True)
     ]
     alone = fit_all([(*each, CAUTIOUS) for each in told])
-    priors: Mapping[str, Prior] = {
-        name: pool(
-            CAUTIOUS,
-            [
-                (fit, 1.0)
-                for fit, s in zip(alone, submissions, strict=True)
-                if s.application == name and len(fit.misfit)
-            ],
-            1.0,
-        )
-        for name in {submission.application for submission in submissions}
-    }
+    kin = [Kin(s.application, s.application, "all") for s in submissions]
+    tree = Tree([(one, Heard.of(fit)) for one, fit in zip(kin, alone, strict=True) if len(fit.misfit)], CAUTIOUS)
+    priors = {one.family: tree.expect(one) for one in set(kin)}
     fits = fit_all([(*each, priors[s.application]) for each, s in zip(told, submissions, strict=True)])
     return [MeasuredThroughput(fit, Layout(float(app.max_local_batch))) for fit, app in zip(fits, apps, strict=True)]
 

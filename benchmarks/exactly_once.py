@@ -21,7 +21,7 @@ import torch
 from rich.progress import track
 from torch.utils.data import TensorDataset
 
-from ones_wrapper.data.feed import Feed
+from ones_wrapper.data.feed import Cut, Feed
 
 WITH_WORKERS = 0.02
 """Share of the histories that fetch with worker processes, which take long to start."""
@@ -48,7 +48,7 @@ def history(rng: np.random.Generator) -> tuple[int, int, int]:
         world, batch, steps = int(rng.integers(1, 10)), int(rng.integers(1, 80)), int(rng.integers(0, 12))
         max_local = int(rng.integers(1, 40))
         while steps > 0 and epoch < epochs:
-            ranks = (feed.batches(epoch, cursor, batch, world, rank, max_local) for rank in range(world))
+            ranks = (feed.batches(epoch, cursor, Cut(batch, world, rank, max_local)) for rank in range(world))
             for together in zip(*ranks, strict=True):
                 for part, (indices,) in together:
                     pending += [(epoch, sample) for sample in indices[: part.samples].tolist()]

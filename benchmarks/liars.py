@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from ones_wrapper.protocol import Epoch, Hello, Report, Spec, Throughput
-from slurm_ones.learn import knowledge, progress, throughput
+from slurm_ones.learn import hierarchy, knowledge, progress, throughput
 from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, over, run_companion
 from slurm_ones.simulate.engines.world import ClusterSpec, World, job_outcome, run_segments
 from slurm_ones.simulate.slurm.simulated_job import Request
@@ -202,7 +202,9 @@ def unchecked() -> Iterator[None]:
         (throughput, "LINEAR", math.inf),
         (knowledge, "SILENT_S", math.inf),
         (knowledge, "PEERS", math.inf),
-        (knowledge, "_shared", lambda fits: [(fit, 1.0) for _, fit in fits]),
+        (hierarchy, "_shares", lambda parents, users: [np.ones(len(above)) for above in parents]),
+        (hierarchy, "FAR", math.inf),
+        (hierarchy, "MOVES", math.inf),
     )
     before = [getattr(module, name) for module, name, _ in off]
     try:

@@ -2,10 +2,11 @@
 
     python benchmarks/memory.py --ticks 10000 --json memory.json
 
-The companion itself ticks on a simulated cluster, where jobs come, are resized and go. After a first tenth of the ticks
-its memory is taken as a base, and again after each further tenth: what the process holds (RSS), and what Python has
-allocated (tracemalloc) outside the simulator, whose own books of all jobs grow. Printed is the growth from the base to
-the end, and the modules that grew most. With --no-trace RSS alone is taken, at full speed.
+The companion itself ticks in a process of its own, and asks another one, which holds the simulated cluster, where jobs
+come, are resized and go: what the simulator keeps of all jobs is not in the figures. After a first tenth of the ticks
+the companion's memory is taken as a base, and again after each further tenth: what its process holds (RSS), and with
+--trace what Python has allocated (tracemalloc), and the lines of code whose memory grew most. Printed is the growth
+from the base to the end, and the slope of RSS over the second half of the ticks.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
+import statistics
 import sys
 import tempfile
 import time
 import tracemalloc
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +32,10 @@ from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_s
 from slurm_ones.simulate.engines.world import ClusterSpec, World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.workloads.generate import generate, offered
+from slurm_ones.simulate.workloads.workload import Workload
 
 MIB = float(1 << 20)
-NOT_OURS = ("*/slurm_ones/simulate/*", "*/benchmarks/memory.py", "*/tracemalloc.py", "<frozen*")
+NOT_OURS = ("*/benchmarks/memory.py", "*/tracemalloc.py", "<frozen*")
 SAMPLES = 10
 LOAD = 0.6
 
@@ -44,7 +49,7 @@ def rss() -> float:
 
 
 def traced() -> tracemalloc.Snapshot:
-    """What Python has allocated outside the simulator."""
+    """What Python has allocated for the companion."""
     filters = [tracemalloc.Filter(False, pattern) for pattern in NOT_OURS]
     return tracemalloc.take_snapshot().filter_traces(filters)
 
@@ -78,38 +83,122 @@ class Samples:
         return [{"where": str(s.traceback), "kib": round(s.size_diff / 1024, 1)} for s in stats]
 
 
+def slope(taken: list[dict[str, Any]]) -> float:
+    """KiB of RSS that each tick of the second half added, by least squares."""
+    half = taken[len(taken) // 2 :]
+    return 1024 * statistics.linear_regression([s["tick"] for s in half], [s["rss_mib"] for s in half]).slope
+
+
+def work(ticks: int, interval_s: float, spec: ClusterSpec, seed: int) -> Workload:
+    """About one job for each 10 ticks; each trains so long that they ask for `LOAD` of the cluster, so that as many
+    come as go, and no queue grows."""
+    jobs, hours = max(ticks // 10, 5), ticks * interval_s / 3600.0
+    found = generate("uniform", jobs=jobs, seed=seed, gpus=spec.gpus, gpus_per_node=spec.gpus_per_node, hours=hours)
+    share = LOAD / offered(found, spec.gpus, spec.gpus_per_node)
+    return replace(found, submissions=tuple(replace(s, epochs=share) for s in found.submissions))
+
+
+# -- the process of the simulated cluster -----------------------------------------------------------------------------
+
+
+def serve(pipe: Connection, ticks: int, interval_s: float, spec: ClusterSpec, seed: int, directory: Path) -> None:
+    """Answer what the companion asks of its client, and let time pass when it waits, until it hangs up."""
+    world = World(work(ticks, interval_s, spec, seed), spec, directory, ClusterSettings(), seed=seed)
+    ended = 0
+
+    def forget() -> tuple[int, int]:
+        """What the simulator keeps of jobs that have ended is for its studies."""
+        nonlocal ended
+        for job_id in [id_ for id_ in world.trainings if world.cluster.jobs[id_].ended]:
+            del world.trainings[job_id]
+            ended += 1
+        return ended, world.cluster.live
+
+    pipe.send(world.timeline.now)
+    while True:
+        try:
+            of, name, arguments, options = pipe.recv()
+        except EOFError:
+            return
+        asked = forget if name == "forget" else getattr(world.client if of == "client" else world, name)
+        try:
+            answer = asked(*arguments, **options)
+        except Exception as error:
+            answer = error
+        pipe.send((answer, world.timeline.now))
+
+
+# -- the process of the companion -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Clock:
+    """The other process's time, as of its last answer."""
+
+    now: float
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Served:
+    """Whatever is asked of it, the other process answers: the client, or the world."""
+
+    def __init__(self, of: str, pipe: Connection, clock: Clock) -> None:
+        self._of, self._pipe, self._clock = of, pipe, clock
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*arguments: Any, **options: Any) -> Any:
+            self._pipe.send((self._of, name, arguments, options))
+            answer, self._clock.now = self._pipe.recv()
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return ask
+
+
+class ServedWorld(Served):
+    """What the companion's engine uses of a world."""
+
+    def __init__(self, pipe: Connection, directory: Path) -> None:
+        self.timeline = Clock(pipe.recv())
+        super().__init__("world", pipe, self.timeline)
+        self.directory = directory
+        self.client = Served("client", pipe, self.timeline)
+        self.client.name = "simulated"
+
+
 def measure(ticks: int, *, interval_s: float, nodes: int, gpus: int, policy: str, seed: int, trace: bool) -> Samples:
     """So many ticks under a workload that lasts as long."""
     spec = ClusterSpec(nodes, gpus)
-    hours = ticks * interval_s / 3600.0
-    # About one job for each 10 ticks; each trains so long that they ask for `LOAD` of the cluster, so that as many come
-    # as go, and no queue grows.
-    workload = generate("uniform", jobs=max(ticks // 10, 5), seed=seed, gpus=spec.gpus, gpus_per_node=gpus, hours=hours)
-    share = LOAD / offered(workload, spec.gpus, gpus)
-    workload = replace(workload, submissions=tuple(replace(s, epochs=share) for s in workload.submissions))
-    samples = Samples(ticks, trace)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
     with (
         tempfile.TemporaryDirectory(prefix="ones-memory-", dir=fast_directory()) as name,
         WarningLog().recording() as log,
     ):
         directory = Path(name)
+        other = context.Process(target=serve, args=(theirs, ticks, interval_s, spec, seed, directory), daemon=True)
+        other.start()
+        theirs.close()
+        world = ServedWorld(ours, directory)
         settings = companion_settings(spec, directory, {}, tick_s=interval_s, policy=policy, seed=seed)
-        world = World(workload, spec, directory, ClusterSettings(), seed=seed)
-        done = ended = 0
+        samples = Samples(ticks, trace)
+        done = 0
 
         def on_tick(tick: Tick) -> bool:
-            nonlocal done, ended
+            nonlocal done
             done += 1
-            # What the simulator keeps of jobs that have ended is for its studies.
-            for job_id in [id_ for id_ in world.trainings if world.cluster.jobs[id_].ended]:
-                del world.trainings[job_id]
-                ended += 1
+            ended, live = world.forget()
             if done % samples.every == 0:
-                samples.take(done, ended, world.cluster.live)
+                samples.take(done, ended, live)
             return done >= ticks
 
-        with run_companion(world, settings, log, on_tick):
+        with run_companion(world, settings, log, on_tick):  # type: ignore[arg-type]
             pass
+        ours.close()
+        other.join(10)
     return samples
 
 
@@ -121,21 +210,22 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=4, help="of a node")
     parser.add_argument("--policy", default="ones")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-trace", action="store_true")
+    parser.add_argument("--trace", action="store_true", help="what Python allocates too, several times slower")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    if not args.no_trace:
+    if args.trace:
         tracemalloc.start()
     asked = {name: getattr(args, name) for name in ("nodes", "gpus", "policy", "seed")}
-    samples = measure(args.ticks, interval_s=args.interval, trace=not args.no_trace, **asked)
+    samples = measure(args.ticks, interval_s=args.interval, trace=args.trace, **asked)
     first, last = samples.taken[0], samples.taken[-1]
     result = {
         "ticks": args.ticks,
         **asked,
         "jobs_ended": last["jobs_ended"],
         "samples": samples.taken,
+        "rss_slope_kib": round(slope(samples.taken), 3),
         "rss_growth_mib": round(last["rss_mib"] - first["rss_mib"], 2),
-        "python_growth_mib": None if args.no_trace else round(last["python_mib"] - first["python_mib"], 3),
+        "python_growth_mib": round(last["python_mib"] - first["python_mib"], 3) if args.trace else None,
         "grown": samples.grown(),
     }
     for one in result["grown"]:
@@ -143,7 +233,9 @@ def main() -> None:
     print(
         f"from tick {first['tick']} to {last['tick']}, {last['jobs_ended']} jobs ended: RSS {first['rss_mib']} MiB and"
     )
-    print(f"{result['rss_growth_mib']:+.2f} MiB; Python's own outside the simulator {result['python_growth_mib']} MiB")
+    print(f"{result['rss_growth_mib']:+.2f} MiB, {result['rss_slope_kib']} KiB a tick in the second half of them")
+    if args.trace:
+        print(f"Python's own: {result['python_growth_mib']:+} MiB")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -394,6 +394,7 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=12, help="reports of each job before each tick")
     parser.add_argument("--nodes", type=int, default=256)
     parser.add_argument("--gpus", type=int, default=16, help="of each node")
+    parser.add_argument("--only", help="measure this alone, at the largest queue, such as 'pyslurm postgresql'")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     result: dict[str, Any] = {"cpus": os.cpu_count(), "nodes": asked.nodes, "gpus": asked.nodes * asked.gpus}
@@ -406,7 +407,7 @@ def main() -> None:
             more = wanted - queued
             queued = wanted
             load.fill(more["elastic"], more["all"] - more["elastic"] - more["waiting"], more["waiting"])
-            for client in ("command", "pyslurm"):
+            for client in () if asked.only else ("command", "pyslurm"):
                 found = load.measure(client, "sqlite", 2, asked.lines, "advise")
                 result[f"advise {wanted['all']} {client}"] = summary(found)
                 tell(f"{wanted['all']} jobs, {client}, advise", result[f"advise {wanted['all']} {client}"])
@@ -414,6 +415,8 @@ def main() -> None:
         for client in ("command", "pyslurm"):
             for database in ("sqlite", "postgresql") if load.server else ("sqlite",):
                 name = f"{client} {database}"
+                if asked.only not in (None, name):
+                    continue
                 result[name] = summary(load.measure(client, database, asked.ticks, asked.lines, "act"))
                 tell(name, result[name])
         result["load"] = os.getloadavg()

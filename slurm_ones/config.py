@@ -47,12 +47,17 @@ class _Section(BaseModel):
 class ResizeSettings(_Section):
     """Limits on what may be done to a job. Times in seconds."""
 
-    dwell_s: float = Field(300, ge=0, description="least time between two resizes of a job, and after its start")
+    dwell_s: float | None = Field(
+        None,
+        ge=0,
+        description="least time between two resizes of a job, and after its start; none: four times as long as a "
+        "resize interrupts it",
+    )
     blocks_dwell_s: float = Field(
         5,
         ge=0,
         description="the same for a job of blocks that runs; at least 20 times as long as a change of its blocks "
-        "interrupts it, and at most dwell_s",
+        "interrupts it, and at most dwell_s where that is set",
     )
     max_wait_s: float = Field(300, gt=0, description="a resized job that waits longer gets its old shape back")
     blocks_wait_s: float = Field(60, gt=0, description="a block that waits longer before it joins is taken back")
@@ -60,7 +65,7 @@ class ResizeSettings(_Section):
         300, gt=0, description="longest time from an order to drain to its checkpoint; then the job is left alone"
     )
     start_timeout_s: float = Field(300, gt=0, description="longest time from a run's start to its first report")
-    max_open: int = Field(4, ge=1, description="resizes under way at once that requeue a job, or change a waiting one")
+    max_open: int = Field(16, ge=1, description="resizes under way at once that requeue a job, or change a waiting one")
     max_open_blocks: int = Field(32, ge=1, description="changes of blocks under way at once")
     start_now: bool = Field(True, description="skip Slurm's delay after a requeue (StartTime=now)")
     settle_s: float = Field(
@@ -116,8 +121,11 @@ class LimitSettings(_Section):
         description="most interrupting resizes of one job begun within an hour; none: as many as `dwell_s` allows",
     )
     resizes_per_job: Count | None = Field(None, description="the same over the job's life; none: no limit")
-    near_end_s: float = Field(
-        120, ge=0, description="a job that is expected to end within this many seconds is not resized"
+    near_end_s: float | None = Field(
+        None,
+        ge=0,
+        description="a job that is expected to end within this many seconds is not resized; none: twice as long as a "
+        "resize would interrupt it",
     )
     near_limit_s: float = Field(
         300, ge=0, description="a job that reaches its time limit within this many seconds is not resized"

@@ -135,6 +135,8 @@ SENTENCES: dict[str, str] = {
     "changed_lately": "{gpus:GPU|GPUs} would be better, but that changes a job that changed less than "
     "{epochs:epoch|epochs} ago",
     "shortens_most": "GPUs go one by one to the job whose remaining time they shorten most",
+    "expects_arrivals": "jobs are expected to be submitted, one in {minutes:.0f} minutes, which makes its progress "
+    "worth {percent:+.0f} % to all: so it gets {gpus:GPU|GPUs}",
     "highest_index": "GPUs go one by one to the job whose waiting each GPU-second shortens most",
     "best_total": "of all schedules weighed, this one is best by {total}",
     "nearly_best_total": "of all schedules weighed, this one is within {percent:.2g} % of the best by {total}",

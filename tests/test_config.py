@@ -48,7 +48,7 @@ def test_a_whole_file() -> None:
     )
     assert settings.policy_options == {"population": 32, "greedy": True}
     assert settings.whole_node_gpus == {"rtx": 4}
-    assert (settings.resize.dwell_s, settings.resize.start_now, settings.resize.max_open) == (60.0, False, 4)
+    assert (settings.resize.dwell_s, settings.resize.start_now, settings.resize.max_open) == (60.0, False, 16)
 
 
 def test_user_mode_polls_less_often() -> None:

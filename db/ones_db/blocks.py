@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, select, text
 
 from ones_db.engine import add_or_replace
-from ones_db.jobs import among, key_of, keys_of, newest
+from ones_db.jobs import among, key_of, keys_of, lasted_until, newest
 from ones_db.records import BlockRecord, HeldRecord, MembershipRecord
 from ones_db.tables import BLOCKS, JOBS, MEMBERSHIPS, RUNS
 from ones_wrapper.protocol import Membership
@@ -116,10 +116,13 @@ def members_after(runs: Iterable[tuple[int, int]]) -> Any:
     return _with_jobs().where(text(new)).order_by(MEMBERSHIPS.c.number)
 
 
-def all_members(connection: Connection, cluster: int) -> dict[int, list[MembershipRecord]]:
-    """All memberships of a cluster's jobs, by the run (runs.id), in order."""
+def all_members(connection: Connection, cluster: int, since: float | None = None) -> dict[int, list[MembershipRecord]]:
+    """All memberships of a cluster's jobs, by the run (runs.id), in order; of runs that lasted until `since` alone,
+    where that is given."""
     found: dict[int, list[MembershipRecord]] = defaultdict(list)
     query = _with_jobs().where(JOBS.c.cluster_id == cluster).order_by(MEMBERSHIPS.c.run_id, MEMBERSHIPS.c.number)
+    if since is not None:
+        query = query.where(lasted_until(since))
     for row in connection.execute(query).mappings():
         found[row["run_id"]].append(membership_record(row, row["slurm_id"]))
     return found

@@ -80,6 +80,11 @@ def run_end() -> ColumnElement[float | None]:
     return func.coalesce(RUNS.c.end_time, case((requeued, nearest)), JOBS.c.end_time)
 
 
+def lasted_until(since: float) -> ColumnElement[bool]:
+    """Whether a run goes on, or ended after then; in a query as of `run_end`."""
+    return func.coalesce(run_end(), since) >= since
+
+
 def key_of(connection: Connection, cluster: int, job_id: int) -> int:
     """The key of the newest submission with this job id; raises `UnknownRecord`."""
     return keys_of(connection, cluster, [job_id])[job_id]

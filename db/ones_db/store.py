@@ -381,7 +381,8 @@ class Store(SiteStore):
         with self._read() as connection:
             return summary.strategies(connection, self._cluster)
 
-    def timeline(self) -> list[TimelineRow]:
-        """Every run that started of jobs that a companion has seen, by its start, for plots."""
+    def timeline(self, since: float | None = None) -> list[TimelineRow]:
+        """Every run that started of jobs that a companion has seen, by its start, for plots; those alone that had not
+        ended by `since`, where that is given."""
         with self._read() as connection:
-            return summary.timeline(connection, self._cluster)
+            return summary.timeline(connection, self._cluster, since)

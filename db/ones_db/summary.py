@@ -10,7 +10,7 @@ from sqlalchemy import BigInteger, Connection, and_, case, cast, func, null, sel
 
 from ones_db.blocks import all_members
 from ones_db.history_cache import size_of
-from ones_db.jobs import among, newest, observed, run_end
+from ones_db.jobs import among, lasted_until, newest, observed, run_end
 from ones_db.limits import decode_limits
 from ones_db.records import RESIZE_DONE, MembershipRecord
 from ones_db.tables import BATCHES, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
@@ -245,7 +245,7 @@ def strategies(connection: Connection, cluster: int) -> dict[str, int]:
     return {row[0]: row[1] for row in connection.execute(query)}
 
 
-def timeline(connection: Connection, cluster: int) -> list[TimelineRow]:
+def timeline(connection: Connection, cluster: int, since: float | None = None) -> list[TimelineRow]:
     query = (
         select(
             JOBS.c.job_id,
@@ -262,7 +262,9 @@ def timeline(connection: Connection, cluster: int) -> list[TimelineRow]:
         .where(JOBS.c.cluster_id == cluster, RUNS.c.start_time.is_not(None), observed())
         .order_by(RUNS.c.start_time, JOBS.c.job_id)
     )
-    members = all_members(connection, cluster)
+    if since is not None:
+        query = query.where(lasted_until(since))
+    members = all_members(connection, cluster, since)
     return [part for *row, run in connection.execute(query) for part in _parts(TimelineRow(*row), members.get(run, ()))]
 
 

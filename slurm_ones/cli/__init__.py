@@ -13,7 +13,14 @@ from slurm_ones import __version__
 _MODULES = {
     name: name for name in ("run", "status", "jobs", "why", "top", "report", "doctor", "check", "simulate", "db")
 }
-_MODULES |= {"db": "db", "template": "template", "import": "import_", "rehearse": "rehearse", "estimate": "estimate"}
+_MODULES |= {
+    "db": "db",
+    "web": "web",
+    "template": "template",
+    "import": "import_",
+    "rehearse": "rehearse",
+    "estimate": "estimate",
+}
 _MODULES |= dict.fromkeys(("resize", "pin", "release"), "by_hand")
 
 

@@ -37,25 +37,12 @@ from slurm_ones.cli.selection import (
 )
 from slurm_ones.cli.unknown import unknown_job
 from slurm_ones.report.live import causes, counted, newest_decisions, wrong
-from slurm_ones.report.text import per_gpu, safe, seconds, troubles
+from slurm_ones.report.text import per_gpu, progress, safe, seconds, shape, troubles
 
 
 def as_json(job: JobSummary) -> dict[str, Any]:
     """A job as `--json` prints it."""
     return {**asdict(job), "shape": shape(job), "local_batch": job.local_batch, "jct_s": job.jct_s}
-
-
-def shape(job: JobSummary) -> str | None:
-    """Its shape while it runs, None while it waits or has ended."""
-    return f"{job.nodes}x{job.gpus_per_node}" if job.running and job.nodes else None
-
-
-def progress(job: JobSummary) -> str:
-    """Epochs done, of how many, and how far into the present one."""
-    if job.epoch is None:
-        return "–"
-    part = f" + {100 * job.cursor // job.dataset} %" if job.cursor and job.dataset and job.cursor < job.dataset else ""
-    return f"{job.epoch}/{job.epochs}{part}" if job.epochs else f"{job.epoch}{part}"
 
 
 _LEFT = ("job", "name", "user", "state", "shape", "strategy")

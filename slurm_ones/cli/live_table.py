@@ -9,10 +9,9 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 
 from ones_db import JobSummary
-from slurm_ones.cli.jobs import progress, shape
 from slurm_ones.cli.selection import SHORT, Selection
 from slurm_ones.report.live import Live, counted, left_s
-from slurm_ones.report.text import plain, seconds
+from slurm_ones.report.text import plain, progress, seconds, shape
 
 LATE = 3.0
 """Ticks that may be missing before the companion is said to be silent."""

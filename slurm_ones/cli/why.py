@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import pairwise
@@ -23,12 +22,12 @@ from slurm_ones.cli.common import (
     settings_of,
     store_of_reader,
 )
-from slurm_ones.cli.jobs import as_json, progress, shape
+from slurm_ones.cli.jobs import as_json
 from slurm_ones.cli.unknown import unknown_job
 from slurm_ones.report.blocks import change, pause, ran, trains_on
 from slurm_ones.report.blocks import planned as planned_blocks
 from slurm_ones.report.strategy import described
-from slurm_ones.report.text import per_gpu, resized, safe, seconds, starts, troubles
+from slurm_ones.report.text import clock, per_gpu, progress, resized, safe, seconds, shape, starts, troubles
 
 MEMBERSHIPS = 5
 """Newest memberships of a job of blocks that are shown."""
@@ -86,10 +85,6 @@ def _weighed(alternatives: list[dict[str, Any]]) -> str:
     )
 
 
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
 def _pause(resize: dict[str, Any]) -> str:
     by_blocks = resize["mechanism"] == "blocks"
     return pause(resize["pause_s"]) if by_blocks else seconds(resize["pause_s"])
@@ -104,9 +99,9 @@ def _of_blocks(store: Store, job_id: int, *, running: bool) -> Iterator[str]:
         yield f"It {trains_on(members, blocks)}"
     for block in blocks:
         if block.end_time is None:
-            yield f"    {ran(block)} since {_clock(block.start_time)}"
+            yield f"    {ran(block)} since {clock(block.start_time)}"
     for new, old in pairwise(members):
-        yield f"    {_clock(new.time)} generation {new.report.generation}: {change(new, old)}"
+        yield f"    {clock(new.time)} generation {new.report.generation}: {change(new, old)}"
 
 
 def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
@@ -131,13 +126,13 @@ def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
     begun = starts(store.resizes(job), {(job, run.restart): run for run in runs})
     for run in runs:
         if run.note:
-            when = f" ({_clock(run.hello_time)})" if run.hello_time else ""
+            when = f" ({clock(run.hello_time)})" if run.hello_time else ""
             yield f"  Run {run.restart} said{when}: {safe(run.note, 500)}"
         if run.attempts:
             yield f"  Run {run.restart} started its ranks {run.attempts + 1} times."
     for d in found["decisions"]:
         outcome = f" [dim]({safe(d['outcome'], 300)})[/]" if d["outcome"] else ""
-        yield f"  {_clock(d['time'])} {d['policy']} ({d['mode']}): {_allocation(d)}{safe(d['reason'], 500)}{outcome}"
+        yield f"  {clock(d['time'])} {d['policy']} ({d['mode']}): {_allocation(d)}{safe(d['reason'], 500)}{outcome}"
         if d["alternatives"]:
             yield f"      weighed: {_weighed(d['alternatives'])}"
     if not found["decisions"]:
@@ -146,7 +141,7 @@ def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
     for r in found["resizes"]:
         blocks = f" ({planned[r['id']]})" if planned.get(r["id"]) else ""
         yield (
-            f"  {_clock(r['started'])} resize {resized(*(r[name] for name in _CHANGE))}{blocks}: {r['state']}"
+            f"  {clock(r['started'])} resize {resized(*(r[name] for name in _CHANGE))}{blocks}: {r['state']}"
             + (f", {safe(r['outcome'], 300)}" if r["outcome"] else "")
             + (f", training stood still for {_pause(r)}" if r["pause_s"] is not None else "")
         )

@@ -25,6 +25,10 @@ def check_options(options: Any, least: Mapping[str, float]) -> None:
             if not isinstance(value, bool):
                 raise ValueError(f"{field.name}: {value!r} must be true or false")
             continue
+        if isinstance(field.default, str):
+            if not isinstance(value, str):
+                raise ValueError(f"{field.name}: {value!r} must be a text")
+            continue
         whole = isinstance(field.default, int)
         right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
         if not right or not low <= value < math.inf:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,17 +14,17 @@ from ones_db import JobHistory
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.efficiency import CAUTIOUS as CAUTIOUS_NOISE
 from slurm_ones.learn.efficiency import NoiseEfficiency, noise_ratio
+from slurm_ones.learn.hierarchy import Heard, Kin, Tree
 from slurm_ones.learn.layout import layout_of
 from slurm_ones.learn.progress import BetaProgress, FinishedJob, Training, at_least
-from slurm_ones.learn.step_time import CAUTIOUS, SPEED, WIRED, Fit, Points, Prior, fit_all, pool
+from slurm_ones.learn.step_time import CAUTIOUS, WIRED, Fit, Points, Prior, fit_all
 from slurm_ones.learn.throughput import MeasuredThroughput, points_of, reference_of
+from slurm_ones.learn.widths import found_widths
 from slurm_ones.learn.workload import script
 from slurm_ones.schedule.policy import EfficiencyModel, Progress, ThroughputModel
 
-TYPICAL_DEVIATION = 1.5
-"""Standard deviation of the log speeds of jobs that have nothing to do with each other."""
-STRANGERS, KIN = 2.0, 1.0
-"""How many jobs a prior counts for, beside the jobs of the site and beside those that ran the same script."""
+NOWHERE = Kin(None, None, "")
+"""Of a job that has told nothing."""
 PEERS = 3
 """Finished jobs of other users, with the same spec, from which on they bound what a job is believed to be able to."""
 SILENT_S = 600.0
@@ -89,12 +89,12 @@ class Learner:
     """Turns histories into models.
 
     What finished jobs teach is fitted anew when one finishes; a running job's models, when it has reported something
-    new. Jobs that tell the same spec (base batch, local batch, dataset, epochs) are taken to run the same script: what
-    one of them measured is the other's prior. A job that has not run yet has told nothing: it is taken for what jobs
-    of the same user and name told last, where the name may differ in a number at its end.
-
-    No user teaches more than all others together: where one has more finished jobs than they, each of that user's
-    counts so much less. So who runs many jobs that lie does not decide what is expected of other people's.
+    new. Jobs that tell the same spec (base batch, local batch, dataset, epochs) are taken to run the same script, and
+    those that tell the same batches to be of one family: what is expected of a job is what its own user's jobs of that
+    spec measured, shrunk towards others' of that spec, those towards the family, and that towards the site
+    (`hierarchy`, which also bounds what one user teaches about other people's jobs). How wide intervals are follows
+    from how far off such expectations were (`widths`). A job that has not run yet has told nothing: it is taken for
+    what jobs of the same user and name told last, where the name may differ in a number at its end.
     """
 
     def __init__(self, *, seed: int = 0) -> None:
@@ -102,10 +102,12 @@ class Learner:
         self._finished: Sequence[JobHistory] = ()
         self._past: dict[int, tuple[JobHistory, Fit]] = {}
         self._progress = BetaProgress(seed=seed)
-        self._prior, self._wired = CAUTIOUS, WIRED
-        self._priors: dict[Spec, Prior] = {}
-        self._kin: dict[Spec, list[tuple[str, Fit]]] = {}
-        self._peers: dict[tuple[Spec, str], Prior | None] = {}
+        self._trees = {False: Tree((), CAUTIOUS), True: Tree((), WIRED)}
+        self._priors: dict[tuple[bool, Kin], Prior] = {}
+        self._widths = {False: (1.0, 1.0), True: (1.0, 1.0)}
+        self._own: Counter[tuple[Hashable, str]] = Counter()
+        self._specs: Counter[Hashable] = Counter()
+        self._peers: dict[Kin, Prior] = {}
         self._noise = CAUTIOUS_NOISE
         self._noises: dict[Spec, float] = {}
         self._resize_s, self._reshard_s = RESIZE_S, RESHARD * RESIZE_S
@@ -143,18 +145,22 @@ class Learner:
     def _learn_step_times(self, histories: Sequence[JobHistory]) -> None:
         new = [history for history in histories if id(history) not in self._past]
         fits = fit_all([(*_points(history), WIRED if _wired(history.spec) else CAUTIOUS) for history in new])
-        fresh = {id(history): (history, fit) for history, fit in zip(new, fits, strict=True)}
+        self._past |= {id(history): (history, fit) for history, fit in zip(new, fits, strict=True)}
         # Those that are kept hold their history, so that no other object gets its identity.
-        self._past = {key: fresh.get(key) or self._past[key] for key in map(id, histories)}
+        self._past = {key: self._past[key] for key in map(id, histories)}
         measured = [(history, fit) for history, fit in self._past.values() if len(fit.misfit)]
-        self._prior = _site(_shared([(h.job.user, fit) for h, fit in measured if not _wired(h.spec)]), CAUTIOUS)
-        self._wired = _site(_shared([(h.job.user, fit) for h, fit in measured if _wired(h.spec)]), WIRED)
-        kin: dict[Spec, list[tuple[str, Fit]]] = defaultdict(list)
-        for history, fit in measured:
-            if history.spec is not None:
-                kin[_kind(history.spec)].append((history.job.user, fit))
-        self._kin, self._peers = kin, {}
-        self._priors = {spec: pool(self._site_prior(spec), _shared(fits), KIN) for spec, fits in kin.items()}
+        heard = {wired: [(h, fit) for h, fit in measured if _wired(h.spec) is wired] for wired in (False, True)}
+        self._trees = {
+            wired: Tree([(_kin(h), Heard.of(fit)) for h, fit in some], WIRED if wired else CAUTIOUS)
+            for wired, some in heard.items()
+        }
+        self._widths = {
+            wired: found_widths([(_kin(h), fit) for h, fit in some], WIRED if wired else CAUTIOUS)
+            for wired, some in heard.items()
+        }
+        self._own = Counter((_kin(history).spec, history.job.user) for history, _ in measured)
+        self._specs = Counter(_kin(history).spec for history, _ in measured)
+        self._peers, self._priors = {}, {}
 
     def _learn_switches(self, histories: Sequence[JobHistory]) -> None:
         """Joining takes as long as the state is large, so that of jobs of one spec counts before that of all."""
@@ -196,7 +202,9 @@ class Learner:
         jobs = [(*_points(history), prior) for history, prior in zip(stale, priors, strict=True)]
         for history, prior, fit in zip(stale, priors, fit_all(jobs), strict=True):
             self._learned.pop(history.job.job_id, None)
-            model = MeasuredThroughput(fit, layout_of(history.spec), self._peers_of(history))
+            model = MeasuredThroughput(
+                fit, layout_of(history.spec), self._peers_of(history), self._widths[_wired(history.spec)]
+            )
             self._learned[history.job.job_id] = _Learned(history, prior, model)
 
     def _current(self, history: JobHistory) -> bool:
@@ -209,23 +217,19 @@ class Learner:
 
     def _peers_of(self, history: JobHistory) -> Prior | None:
         """What other users' jobs of its spec make plausible of a job; None where there are too few."""
-        if history.spec is None:
+        kin = _kin(history)
+        if kin.spec is None or self._specs[kin.spec] - self._own[kin.spec, kin.user] < PEERS:
             return None
-        key = _kind(history.spec), history.job.user
-        if key not in self._peers:
-            others = [(user, fit) for user, fit in self._kin.get(key[0], ()) if user != history.job.user]
-            self._peers[key] = (
-                pool(self._site_prior(history.spec), _shared(others), KIN) if len(others) >= PEERS else None
-            )
-        return self._peers[key]
-
-    def _site_prior(self, spec: Spec | None) -> Prior:
-        """What is believed of a job of which nobody knows more than what it told."""
-        return self._wired if _wired(spec) else self._prior
+        if kin not in self._peers:
+            self._peers[kin] = self._trees[_wired(history.spec)].expect(kin, others=True)
+        return self._peers[kin]
 
     def _prior_of(self, history: JobHistory) -> Prior:
-        prior = self._site_prior(history.spec)
-        return self._priors.get(_kind(history.spec), prior) if history.spec is not None else prior
+        """What is expected of a job before it measures."""
+        kin = _kin(history)
+        if (wired := _wired(history.spec), kin) not in self._priors:
+            self._priors[wired, kin] = self._trees[wired].expect(kin)
+        return self._priors[wired, kin]
 
     def about(self, history: JobHistory | None, now: float = 0.0, *, blocks: bool = False) -> Known:
         """What is known of a job, one of `blocks` or not; of one without a history, what is typical.
@@ -235,7 +239,7 @@ class Learner:
         """
         if history is None:
             nothing = self._progress.progress(Training(dataset=0, epochs=0.0))
-            typical = MeasuredThroughput.of((), self._prior)
+            typical = MeasuredThroughput.of((), self._trees[False].expect(NOWHERE))
             known = Known(None, typical, NoiseEfficiency(1.0, self._noise), nothing, 0.0, (), self._resize_s)
             return self._hot(known, None) if blocks else known
         history = self._as_told(history)
@@ -295,6 +299,16 @@ def _kind(spec: Spec) -> Spec:
     return replace(spec, term=0) if spec.term else spec
 
 
+def _kin(history: JobHistory) -> Kin:
+    """Where the job is among its like: jobs of a family have their batches alike, and may differ in their data."""
+    spec = history.spec
+    if spec is None:
+        return Kin(None, None, history.job.user)
+    strategy = spec.limits.strategy if spec.limits is not None else ""
+    family = (spec.base_batch, spec.max_batch, spec.max_local_batch, strategy)
+    return Kin(family, _kind(spec), history.job.user)
+
+
 def _reshards(spec: Spec | None) -> bool:
     return spec is not None and spec.limits is not None and spec.limits.reshards
 
@@ -327,36 +341,6 @@ def _points(history: JobHistory) -> tuple[Points, float]:
     reference = reference_of(history.throughput, base, layout.max_local)
     ran = {(nodes, nodes * each): seconds for nodes, each, seconds in history.ran}
     return points_of(history.throughput, reference, layout, ran if history.ran else None), reference
-
-
-def _shared(fits: Sequence[tuple[str, Fit]]) -> list[tuple[Fit, float]]:
-    """Each user's fits with how much each counts: together no more than those of all others, where there are any."""
-    jobs = Counter(user for user, _ in fits)
-    others = {user: len(fits) - count for user, count in jobs.items()}
-    return [(fit, min(1.0, others[user] / jobs[user]) if others[user] else 1.0) for user, fit in fits]
-
-
-def _site(fits: Sequence[tuple[Fit, float]], cautious: Prior) -> Prior:
-    """What jobs of the site teach about one that has nothing to do with any of them."""
-    if not fits:
-        return cautious
-    prior = pool(cautious, fits, STRANGERS)
-    prior.mean[SPEED] = _median([(float(fit.figures[SPEED]), counts) for fit, counts in fits])
-    prior.deviation[SPEED] = TYPICAL_DEVIATION
-    return prior
-
-
-def _median(values: Sequence[tuple[float, float]]) -> float:
-    """The median of values with how much each counts."""
-    ranked = sorted(values)
-    half, below = sum(counts for _, counts in ranked) / 2.0, 0.0
-    for i, (value, counts) in enumerate(ranked):
-        below += counts
-        if below > half + 1e-9:
-            return value
-        if below > half - 1e-9:
-            return (value + ranked[i + 1][0]) / 2.0
-    raise ValueError("no value counts")
 
 
 def _unheard(history: JobHistory, efficiency: NoiseEfficiency, now: float) -> float:

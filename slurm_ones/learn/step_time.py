@@ -15,8 +15,8 @@ all whose bytes are known.
 The figures of many jobs are fitted at once (`fit_all`), with how sure they are. What a job measured is its step time at
 a few sizes, with noise, and no formula is exact: log T = model + misfit + noise. The misfit is alike at sizes that are
 alike (a Gaussian process), so a job that is slower than the formula says at one batch is taken to be slower at the next
-one too. The figures have a prior, which other jobs teach (`pool`). The most likely figures are found by damped Gauss-
-Newton, all jobs in the same few numpy calls; their covariance is that of the linearised model.
+one too. The figures have a prior, which other jobs teach (`hierarchy`). The most likely figures are found by damped
+Gauss-Newton, all jobs in the same few numpy calls; their covariance is that of the linearised model.
 """
 
 from __future__ import annotations
@@ -137,16 +137,23 @@ ALIKE_GPUS = 1.0
 ALIKE_LOCAL = 1.5
 """Sizes whose GPUs (or samples per GPU) differ by a factor of e^this have misfits correlated by 1/e."""
 ITERATIONS = 12
-AMONG = 0.5
-"""Standard deviation of log figures among jobs of one kind."""
 
 
 @dataclass(frozen=True)
 class Prior:
-    """What is believed of a job's figures before it measures: normal and independent, (7,) each."""
+    """What is believed of a job's figures before it measures: normal, (7,) each."""
 
     mean: Floats
     deviation: Floats
+    correlation: Floats | None = None
+    """(7, 7); None where they are independent."""
+
+    @property
+    def covariance(self) -> Floats:
+        """(7, 7)"""
+        correlation = np.eye(FIGURES) if self.correlation is None else self.correlation
+        result: Floats = self.deviation[:, None] * correlation * self.deviation
+        return result
 
 
 def _cautious() -> Prior:
@@ -205,31 +212,6 @@ class Fit:
     weights: Floats
     """(P, P) inverse covariance of misfit and noise."""
 
-    @property
-    def informed(self) -> Floats:
-        """(7,) how much of each figure the job's own measurements say: 0 nothing, 1 all."""
-        left = np.diagonal(self.covariance) / self.prior.deviation**2
-        result: Floats = np.clip(1.0 - left, 0.0, 1.0)
-        return result
-
-
-def pool(parent: Prior, fits: Iterable[tuple[Fit, float]], weight: float, least: float = 0.25) -> Prior:
-    """What jobs, each with how much it counts, teach about another one of their kind; no figure is taken to be surer
-    than `least`.
-
-    In how far they differ, `parent` counts like `weight` jobs; in where they lie, the less the vaguer it is.
-    """
-    known = list(fits)
-    if not known:
-        return parent
-    found = np.stack([fit.figures for fit, _ in known])
-    informed = np.stack([counts * fit.informed for fit, counts in known])
-    vague = weight * np.minimum(AMONG / parent.deviation, 1.0) ** 2
-    mean = (vague * parent.mean + (informed * found).sum(axis=0)) / (vague + informed.sum(axis=0))
-    total = weight + informed.sum(axis=0)
-    square = weight * parent.deviation**2 + (informed * (found - mean) ** 2).sum(axis=0)
-    return Prior(mean, np.maximum(np.sqrt(square / total), least))
-
 
 def correlated(one: Sizes, other: Sizes) -> Floats:
     """(…, Q, P) covariance of the misfits at the sizes of `one` (…, Q) with those of `other` (…, P)."""
@@ -266,7 +248,7 @@ def fit_all(jobs: Sequence[tuple[Points, float, Prior]]) -> list[Fit]:
     count = padded((p.count for p, _, _ in jobs), 0.0)
     reference = np.array([[reference] for _, reference, _ in jobs])
     mean = np.stack([prior.mean for _, _, prior in jobs])
-    precision = np.stack([prior.deviation for _, _, prior in jobs]) ** -2.0
+    precision = np.linalg.inv(np.stack([prior.covariance for _, _, prior in jobs]))
     there = count > 0
     covariance = correlated(at, at) + np.eye(most) * (NOISE**2 / np.where(there, count, 1.0))[:, None, :]
     weights = np.linalg.inv(np.where(there[:, :, None] & there[:, None, :], covariance, np.eye(most)))
@@ -274,7 +256,7 @@ def fit_all(jobs: Sequence[tuple[Points, float, Prior]]) -> list[Fit]:
 
     figures = _search(mean, precision, at, reference, measured, weights)
     found, slopes = log_step_and_slopes(figures, at, reference)
-    hessian = np.einsum("jpa,jpq,jqb->jab", slopes, weights, slopes) + precision[:, :, None] * np.eye(FIGURES)
+    hessian = np.einsum("jpa,jpq,jqb->jab", slopes, weights, slopes) + precision
     posterior = np.linalg.inv(hessian)
     misfit = np.einsum("jpq,jq->jp", weights, measured - found)
     return [
@@ -289,7 +271,8 @@ def _search(mean: Floats, precision: Floats, at: Sizes, reference: Floats, measu
 
     def cost(figures: Floats) -> Floats:
         off = measured - log_step(figures, at, reference)
-        result: Floats = np.einsum("jp,jpq,jq->j", off, weights, off) + (precision * (figures - mean) ** 2).sum(axis=1)
+        far = figures - mean
+        result: Floats = np.einsum("jp,jpq,jq->j", off, weights, off) + np.einsum("ja,jab,jb->j", far, precision, far)
         return result
 
     figures: Floats = mean.copy()
@@ -303,9 +286,10 @@ def _search(mean: Floats, precision: Floats, at: Sizes, reference: Floats, measu
     for _ in range(ITERATIONS):
         found, slopes = log_step_and_slopes(figures, at, reference)
         weighed = np.einsum("jpa,jpq->jaq", slopes, weights)
-        downhill = np.einsum("jap,jp->ja", weighed, measured - found) - precision * (figures - mean)
-        hessian = np.einsum("jap,jpb->jab", weighed, slopes)
-        diagonal = np.einsum("jaa->ja", hessian) * damping[:, None] + precision * (1.0 + damping[:, None])
+        downhill = np.einsum("jap,jp->ja", weighed, measured - found)
+        downhill -= np.einsum("jab,jb->ja", precision, figures - mean)
+        hessian = np.einsum("jap,jpb->jab", weighed, slopes) + precision
+        diagonal = np.einsum("jaa->ja", hessian) * damping[:, None]
         step = np.linalg.solve(hessian + diagonal[:, :, None] * np.eye(FIGURES), downhill[:, :, None])[:, :, 0]
         tried = np.clip(figures + np.clip(step, -2.0, 2.0), LOWEST, HIGHEST)
         now = cost(tried)
@@ -326,7 +310,7 @@ def _unmeasured(points: Points, reference: float, prior: Prior) -> Fit:
         reference,
         prior,
         prior.mean,
-        np.diag(prior.deviation**2),
+        prior.covariance,
         nothing,
         np.zeros((0, FIGURES)),
         np.zeros((0, 0)),

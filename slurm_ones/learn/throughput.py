@@ -14,7 +14,7 @@ What a job says it measured is its user's word, and three things bound it for th
   compute, the step at n ≥ n₀ GPUs takes T(n₀) · c(n) / c(n₀) at least, less `LINEAR`. Nothing scales better than
   linearly but by noise;
 - where `peers` of other users are known, none is faster than they make plausible: `PEERS_BEYOND` standard deviations
-  above what a job of their kind is expected to do.
+  above what a job of their kind is expected to do. All sizes count less by what the smallest claims too much.
 """
 
 from __future__ import annotations
@@ -123,14 +123,32 @@ def _typical(logs: list[float]) -> tuple[float, int]:
 class MeasuredThroughput:
     """A `ThroughputModel` of one job. Always finite, whatever was measured."""
 
-    def __init__(self, fit: Fit, layout: Layout = PLAIN, peers: Prior | None = None) -> None:
+    def __init__(
+        self, fit: Fit, layout: Layout = PLAIN, peers: Prior | None = None, widths: tuple[float, float] = (1.0, 1.0)
+    ) -> None:
         self.fit = fit
         self.layout = layout
+        self.widths = widths
+        """Factors on the deviation inside a node and across nodes that make intervals hold as often as they say."""
         self.peers: MeasuredThroughput | None = None
         """What jobs of its kind may be believed to reach."""
         if peers is not None:
             expected = fit_all([(points_of((), fit.reference), fit.reference, peers)])[0]
             self.peers = MeasuredThroughput(expected, layout)
+        self.believed = self._believed()
+        """Share of the speed that it claims at the smallest size it measured that its peers make plausible: all of its
+        sizes count so much. With a bound at each size alone a claim would seem to scale better than jobs of its kind
+        do, since its peers are in doubt, and so make more plausible, at many GPUs."""
+
+    def _believed(self) -> float:
+        if self.peers is None or not len(self.fit.misfit):
+            return 1.0
+        points, first = self.fit.points, _first(self.fit.points)
+        gpus, log_step = float(points.at.gpus[first]), float(points.log_step[first])
+        batch = gpus * math.exp(float(points.at.local[first])) * self.fit.reference
+        asked = (1 + int(points.at.across[first]), round(gpus), round(batch))
+        most = float(self.peers.plausible(*(np.array([number]) for number in asked))[0])
+        return min(most * math.exp(log_step) / batch, 1.0)
 
     @classmethod
     def of(cls, measured: Iterable[ThroughputPoint] = (), prior: Prior = CAUTIOUS) -> MeasuredThroughput:
@@ -189,21 +207,18 @@ class MeasuredThroughputs:
         self._guarded = [j for j, model in enumerate(models) if model.peers is not None]
         peers = [model.peers for model in models if model.peers is not None]
         self._peers = MeasuredThroughputs(peers) if peers else None
+        self._widths = np.array([model.widths for model in models])
+        self._believed = np.array([[models[j].believed] for j in self._guarded])
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         """See `MeasuredThroughput.throughput`."""
         at = self._at(nodes, gpus, batches)
-        step = log_step(self._figures, at, self._reference)
-        if self._first:
-            step = step + np.einsum("jqp,jp->jq", correlated(at, self._points), self._misfit)
-            measured = [j for j, _ in self._first]
-            step[measured] = np.maximum(step[measured], self._linear(at))
-        step = np.minimum(np.maximum(step, -LONGEST), LONGEST)
+        step = self.log_step(at)
         speed = np.exp(np.log(at.gpus) + at.local + np.log(self._reference) - step)
         if self._peers is not None:
             guarded = self._guarded
             most = self._peers.plausible(nodes[guarded], gpus[guarded], batches[guarded])
-            speed[guarded] = np.minimum(speed[guarded], most)
+            speed[guarded] = np.minimum(speed[guarded] * self._believed, most)
         result: Floats = np.where(gpus > 0, speed, 0.0)
         return result
 
@@ -225,18 +240,31 @@ class MeasuredThroughputs:
 
     def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
         """See `MeasuredThroughput.uncertainty`."""
-        at = self._at(nodes, gpus, batches)
+        doubt: Floats = np.sqrt(np.expm1(self.variance(self._at(nodes, gpus, batches))))
+        return doubt
+
+    def log_step(self, at: Sizes) -> Floats:
+        """Log seconds of a step at each of the sizes (J, Q)."""
+        step = log_step(self._figures, at, self._reference)
+        if self._first:
+            step = step + np.einsum("jqp,jp->jq", correlated(at, self._points), self._misfit)
+            measured = [j for j, _ in self._first]
+            step[measured] = np.maximum(step[measured], self._linear(at))
+        result: Floats = np.minimum(np.maximum(step, -LONGEST), LONGEST)
+        return result
+
+    def variance(self, at: Sizes) -> Floats:
+        """Variance of `log_step` (J, Q)."""
         slopes = log_step_and_slopes(self._figures, at, self._reference)[1]
-        variance = np.full(np.shape(gpus), MISFIT**2)
+        variance = np.full(np.shape(at.gpus), MISFIT**2)
         if self._first:
             near = correlated(at, self._points)
             weighed = near @ self._weights
             slopes = slopes - weighed @ self._slopes
             variance -= (weighed * near).sum(axis=-1)
         variance += ((slopes @ self._covariance) * slopes).sum(axis=-1)
-        variance = np.where(np.isnan(variance), MOST_DOUBT**2, np.minimum(np.maximum(variance, 0.0), MOST_DOUBT**2))
-        doubt: Floats = np.sqrt(np.expm1(variance))
-        return doubt
+        variance *= np.where(at.across > 0, self._widths[:, 1:], self._widths[:, :1]) ** 2
+        return np.where(np.isnan(variance), MOST_DOUBT**2, np.minimum(np.maximum(variance, 0.0), MOST_DOUBT**2))
 
     def _at(self, *asked: Ints) -> Sizes:
         nodes, gpus, batches = (array.astype(np.float64) for array in asked)

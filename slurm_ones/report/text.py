@@ -5,6 +5,7 @@ And figures as people read them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 from rich.markup import escape
@@ -72,6 +73,11 @@ def seconds(value: float | None) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def clock(at: float | None) -> str:
+    """A time as people read it, on this machine's clock."""
+    return "–" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
 def phases(run: RunRecord) -> str:
     """Where the time of a run's start went: `queue 3.1 s, launch 4.0 s (imports 2.5 s), …`; empty where it reported
     nothing."""
@@ -94,6 +100,19 @@ def starts(resizes: Sequence[ResizeRecord], runs: Mapping[tuple[int, int], RunRe
     led = {(resize.job_id, resize.restart): resize.id for resize in requeued}
     found = {id_: runs.get((job_id, restart + 1)) for (job_id, restart), id_ in led.items()}
     return {id_: text for id_, run in found.items() if run is not None and (text := phases(run))}
+
+
+def shape(job: JobSummary) -> str | None:
+    """Its shape while it runs, None while it waits or has ended."""
+    return f"{job.nodes}x{job.gpus_per_node}" if job.running and job.nodes else None
+
+
+def progress(job: JobSummary) -> str:
+    """Epochs done, of how many, and how far into the present one."""
+    if job.epoch is None:
+        return "–"
+    part = f" + {100 * job.cursor // job.dataset} %" if job.cursor and job.dataset and job.cursor < job.dataset else ""
+    return f"{job.epoch}/{job.epochs}{part}" if job.epochs else f"{job.epoch}{part}"
 
 
 def per_gpu(job: JobSummary) -> str:

@@ -1,7 +1,8 @@
 """When a job is left in peace: between two resizes, once it had too many, and near its end.
 
-How long follows from what a resize costs. A requeue costs a job half a minute or more, and the site says how often that
-may be; blocks that join and leave cost it a fraction of a second, so that a multiple of it is enough.
+Whether a change pays is the policy's business. What is here is a guard against figures that waver: whatever a policy
+makes of them, a job trains for a multiple of the time that resizes interrupt it. So how long follows from what a resize
+costs, as far as the site does not say it: of a requeue as measured of the job's last ones, of blocks as their changes.
 """
 
 from __future__ import annotations
@@ -26,19 +27,42 @@ SWITCH_S = 0.5
 """Seconds that a change of its blocks interrupts a job that has had none yet."""
 WORTH = 20.0
 """A job trains at least so many times as long as changes of its blocks interrupt it."""
+REQUEUE_S = 30.0
+"""Seconds that a requeue interrupts a job that has had none yet."""
+REPAYS = 4.0
+"""A job trains at least so many times as long as a requeue interrupts it: at most a fifth of its time is lost."""
+ENDS = 2.0
+"""A job that ends within so many times as long as a requeue would interrupt it is left as it is."""
+
+
+def requeue_s(history: JobHistory | None) -> float:
+    """Seconds that a requeue interrupts the job: the mean of its last few."""
+    return history.pause_s if history is not None and history.pause_s is not None else REQUEUE_S
+
+
+def requeue_dwell_s(history: JobHistory | None, settings: ResizeSettings) -> float:
+    """Least time between two requeues of a job."""
+    return settings.dwell_s if settings.dwell_s is not None else REPAYS * requeue_s(history)
+
+
+def requeue_near_end_s(history: JobHistory | None, limits: LimitSettings) -> float:
+    """How long before its end a job is no longer requeued."""
+    return limits.near_end_s if limits.near_end_s is not None else ENDS * requeue_s(history)
 
 
 def switch_dwell_s(history: JobHistory | None, settings: ResizeSettings) -> float:
     """Least time between two changes of the blocks of a job."""
     switch_s = history.switch_s if history is not None and history.switch_s is not None else SWITCH_S
-    return min(settings.dwell_s, max(settings.blocks_dwell_s, WORTH * switch_s))
+    most = math.inf if settings.dwell_s is None else settings.dwell_s
+    return min(most, max(settings.blocks_dwell_s, WORTH * switch_s))
 
 
 def switch_near_end_s(history: JobHistory | None, settings: ResizeSettings, limits: LimitSettings) -> float:
     """How long before its end the blocks of a job are left as they are: until they have joined, and as long again as
     two changes are apart."""
     join_s = history.join_s if history is not None and history.join_s is not None else SWITCH_S
-    return min(limits.near_end_s, settings.blocks_wait_s, WORTH * join_s + switch_dwell_s(history, settings))
+    most = math.inf if limits.near_end_s is None else limits.near_end_s
+    return min(most, settings.blocks_wait_s, WORTH * join_s + switch_dwell_s(history, settings))
 
 
 def rested_at(job: Job, history: JobHistory | None, dwell_s: float) -> float:

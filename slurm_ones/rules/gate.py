@@ -27,7 +27,7 @@ from slurm_ones.rules.blocks import (
     training,
 )
 from slurm_ones.rules.caps import Cap, CappedJob, caps_of
-from slurm_ones.rules.dwell import near_limit, resized_enough, rested_at, switch_dwell_s
+from slurm_ones.rules.dwell import near_limit, requeue_dwell_s, resized_enough, rested_at, switch_dwell_s
 from slurm_ones.rules.moves import NO_MOVES, Block, Moves
 from slurm_ones.rules.strategy import too_soon
 from slurm_ones.slurm.model import Partition, Shape, free_gpus, partition_gpus, take
@@ -257,9 +257,8 @@ class Round:
 
     def _resting(self, elastic: Elastic, history: JobHistory | None) -> Reason | None:
         """Of a job that is not untouchable."""
-        job, dwell_s = elastic.job, self.settings.resize.dwell_s
-        if hot(elastic):
-            dwell_s = switch_dwell_s(history, self.settings.resize)
+        job, least = elastic.job, switch_dwell_s if hot(elastic) else requeue_dwell_s
+        dwell_s = least(history, self.settings.resize)
         rested = rested_at(job, history, dwell_s)
         # What its owner asks for by hand waits for no dwell time.
         by_hand = elastic.optin is not None and elastic.optin.size not in (None, elastic.shape.gpus)

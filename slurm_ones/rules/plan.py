@@ -112,7 +112,7 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
             # An order in the middle of a resize would call its drain off.
             free_to_change = running and not job.elastic.refusal and job.target is None
             if free_to_change and change.old_batch not in (None, change.new_batch):
-                against = breaks(job.spec, change.old, change.old_batch, change.new_batch)
+                against = breaks(job.spec, change.old, change.old_batch, change.new_batch, rules.node_gpus)
                 begin += [change] if against is None else []
                 outcomes[job_id] = against or reason("batch_changes")
             continue
@@ -157,7 +157,7 @@ def _with_moves(change: Change, job: JobRules, rules: PartitionRules, free: Mapp
     if not found:
         return replace(change, moves=found)
     left = [block.shape for block in job.blocks if block.task not in found.dropped]
-    if parts_groups(job.spec, [*left, *(shape for _, shape in found.added)]):
+    if parts_groups(job.spec, [*left, *(shape for _, shape in found.added)], rules.node_gpus):
         return change
     tasks = {*(change.blocks or ()), *(task for task, _ in found.added)} - {*found.dropped}
     change = replace(change, blocks=tuple(sorted(tasks)), to_hold=job.to_hold if found.added else ())
@@ -203,7 +203,7 @@ def _hindrance(change: Change, job: JobRules, rules: PartitionRules, most: Mappi
             return reason("shrinking_off")
     if job.resting is not None:
         return job.resting
-    against = breaks(job.spec, change.new, change.old_batch, change.new_batch)
+    against = breaks(job.spec, change.new, change.old_batch, change.new_batch, rules.node_gpus)
     if against is not None:
         return against
     # Who gives GPUs up has more for the moment in which other blocks take the place of its own.

@@ -6,6 +6,7 @@ that its owner or the cluster does not allow comes from them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ones_db import JobHistory
@@ -22,14 +23,21 @@ ANY_GPUS = 2**20
 """No job has more."""
 
 
-def size_rules(spec: Spec | None) -> tuple[SizeRule, ...]:
-    """What the job takes at each number of GPUs that its strategy knows; nothing where it takes any number."""
+def size_rules(spec: Spec | None, node_gpus: int) -> tuple[SizeRule, ...]:
+    """What the job takes at each number of GPUs that its strategy knows, on nodes of so many; nothing where it takes
+    any number."""
     if spec is None or spec.limits is None:
         return ()
-    return tuple(_rule(spec, spec.limits, row) for row in spec.limits.sizes)
+    return tuple(_rule(spec, spec.limits, row, node_gpus) for row in spec.limits.sizes)
 
 
-def _rule(spec: Spec, limits: Limits, row: SizeLimits) -> SizeRule:
+def _sharing(row: SizeLimits, node_gpus: int) -> int:
+    """How many consecutive ranks share a node of so many GPUs: a whole group where one node holds the job or groups
+    fill nodes, else as many as divide both."""
+    return row.together if row.gpus <= node_gpus else math.gcd(row.together, max(node_gpus, 1))
+
+
+def _rule(spec: Spec, limits: Limits, row: SizeLimits, node_gpus: int) -> SizeRule:
     """A pass of a replica takes what the script says, or what fits into a GPU's memory where that is less: none at all
     where not one sample fits."""
     if row.gpus > ANY_GPUS or row.quantum > ANY_BATCH:
@@ -37,13 +45,16 @@ def _rule(spec: Spec, limits: Limits, row: SizeLimits) -> SizeRule:
     fits = row.most_local(limits.memory_bytes)
     local = spec.max_local_batch if fits is None else min(spec.max_local_batch, fits)
     most = min(row.replicas * local * max(spec.max_passes, 1), ANY_BATCH)
-    return SizeRule(row.gpus, row.replicas, most, row.quantum, row.together)
+    return SizeRule(row.gpus, row.replicas, most, row.quantum, _sharing(row, node_gpus))
 
 
-def breaks(spec: Spec | None, shape: Shape, old_batch: int | None, new_batch: int | None) -> Reason | None:
+def breaks(
+    spec: Spec | None, shape: Shape, old_batch: int | None, new_batch: int | None, node_gpus: int = 0
+) -> Reason | None:
     """What the job's strategy has against that shape and global batch; None where nothing.
 
-    `old_batch` is the batch in force; a `new_batch` of None leaves it. Looked at once more before a resize begins, and
+    `old_batch` is the batch in force; a `new_batch` of None leaves it. A shape of several nodes is taken for whole ones
+    unless `node_gpus`, the GPUs of a node, are known. Looked at once more before a resize begins, and
     while it is under way: what a policy was shown may have changed.
     """
     limits = spec.limits if spec is not None else None
@@ -51,7 +62,7 @@ def breaks(spec: Spec | None, shape: Shape, old_batch: int | None, new_batch: in
         return None
     if limits.batch_fixed and new_batch is not None and old_batch is not None and new_batch != old_batch:
         return reason("strategy_batch", strategy=limits.strategy, batch=old_batch)
-    rules = {rule.gpus: rule for rule in size_rules(spec)}
+    rules = {rule.gpus: rule for rule in size_rules(spec, node_gpus or shape.gpus_per_node)}
     if not rules:
         return None
     rule = rules.get(shape.gpus)
@@ -82,10 +93,10 @@ def parts(rule: SizeRule, blocks: Sequence[Shape]) -> bool:
     return any(block.gpus_per_node % rule.together for block in blocks)
 
 
-def parts_groups(spec: Spec | None, blocks: Sequence[Shape]) -> bool:
-    """The same of the strategy of a job that is to have these blocks."""
+def parts_groups(spec: Spec | None, blocks: Sequence[Shape], node_gpus: int) -> bool:
+    """The same of the strategy of a job that is to have these blocks, on nodes of so many GPUs."""
     gpus = sum(block.gpus for block in blocks)
-    return any(parts(rule, blocks) for rule in size_rules(spec) if rule.gpus == gpus)
+    return any(parts(rule, blocks) for rule in size_rules(spec, node_gpus) if rule.gpus == gpus)
 
 
 def too_soon(history: JobHistory | None) -> Reason | None:

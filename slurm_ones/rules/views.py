@@ -17,7 +17,7 @@ from slurm_ones.report.strategy import counts
 from slurm_ones.rules.asked import with_sizes
 from slurm_ones.rules.blocks import hot
 from slurm_ones.rules.caps import Cap, capped, narrowed
-from slurm_ones.rules.dwell import near_end, switch_near_end_s
+from slurm_ones.rules.dwell import near_end, requeue_near_end_s, switch_near_end_s
 from slurm_ones.rules.gate import JobRules, PartitionRules, Round
 from slurm_ones.rules.moves import smaller
 from slurm_ones.rules.reclaim import annotate, make_room
@@ -134,14 +134,16 @@ def _smaller(job: JobRules, node_gpus: int, limits: Limits) -> dict[int, dict[st
 def _near_end_s(job: JobRules, round_: Round) -> float:
     """How long before its end the job is left as it is."""
     limits = round_.settings.limits
-    return switch_near_end_s(job.history, round_.settings.resize, limits) if hot(job.elastic) else limits.near_end_s
+    if hot(job.elastic):
+        return switch_near_end_s(job.history, round_.settings.resize, limits)
+    return requeue_near_end_s(job.history, limits)
 
 
 def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, batch: int | None = None) -> Limits:
     """What the job can take: what its owner allows, as far as its script and its strategy can. `batch` is the global
     batch in force, where it has one."""
     low, high = elastic.gpu_range
-    rules = size_rules(spec)
+    rules = size_rules(spec, cluster.gpus_per_node)
     if not rules:
         gpus = valid_counts(cluster, low, high)
         if elastic.shape.gpus and elastic.shape.gpus not in gpus:

@@ -74,7 +74,7 @@ def test_a_companion_that_knows_no_strategies_is_found() -> None:
     """The invariant sees a job that runs at a size outside its limits, which its owner's range does not exclude."""
     with (
         mock.patch("slurm_ones.simulate.engines.world.least_gpus", lambda app: 1),
-        mock.patch("slurm_ones.rules.views.size_rules", lambda spec: ()),
+        mock.patch("slurm_ones.rules.views.size_rules", lambda *known: ()),
         mock.patch("slurm_ones.rules.plan.breaks", lambda *given: None),
         mock.patch("slurm_ones.act.machine.breaks", lambda *given: None),
     ):

@@ -160,7 +160,7 @@ def spec(data: bytes) -> None:
         return
     hold(decode_limits(encode_limits(found.limits)) == found.limits, "its limits are others in the database")
     hold(all(str(line).isprintable() for line in described(found.limits)), "what its strategy holds it to")
-    rules = size_rules(found)
+    rules = size_rules(found, 4)
     limits = Limits(tuple(rule.gpus for rule in rules), 1, 2**31, 64, 1, rules, found.limits.strategy)
     sizes = np.array([1, *limits.gpus], dtype=np.int64)
     bounds(limits, sizes), quanta(limits, sizes, even=True)

@@ -17,8 +17,9 @@ from ones_db import ThroughputPoint
 from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn import step_time
+from slurm_ones.learn.hierarchy import Heard, Kin, Tree
 from slurm_ones.learn.layout import Layout, layout_of
-from slurm_ones.learn.step_time import CAUTIOUS, WIRED, fit_all, pool
+from slurm_ones.learn.step_time import CAUTIOUS, WIRED, fit_all
 from slurm_ones.learn.throughput import MeasuredThroughput, believable, points_of
 from slurm_ones.schedule.policy import Floats
 
@@ -242,12 +243,13 @@ def test_jobs_of_a_kind_teach_each_other() -> None:
         for _ in range(10)
     ]
     fits = fit_all([(points_of(line, 64.0), 64.0, CAUTIOUS) for line in lines])
-    prior = pool(CAUTIOUS, [(fit, 1.0) for fit in fits], 1.0)
+    mine = Kin("family", "spec", "alice")
+    prior = Tree([(mine, Heard.of(fit)) for fit in fits], CAUTIOUS).expect(mine)
     taught = MeasuredThroughput(fit_all([(points_of([], 64.0), 64.0, prior)])[0])
     for gpus in (1, 4, 8):
         assert at(taught, gpus) == pytest.approx(50.0 * gpus**0.6, rel=0.25)
         assert at(taught, gpus, doubt=True) < 0.5 * at(MeasuredThroughput.of(), gpus, doubt=True)
-    assert pool(CAUTIOUS, [], 1.0) is CAUTIOUS
+    assert Tree([], CAUTIOUS).expect(mine) is CAUTIOUS
 
 
 def test_many_at_once_are_as_each_alone() -> None:

@@ -261,7 +261,7 @@ class TestCompanion:
 
     def test_every_module_works_without_the_extras(self, service: Environment) -> None:
         """What needs an extra imports it when it is used."""
-        service.python(IMPORT_ALL, "slurm_ones", "pyslurm", "pytest", "hypothesis")
+        service.python(IMPORT_ALL, "slurm_ones", "pyslurm", "pytest", "hypothesis", "starlette", "markupsafe")
 
     @pytest.mark.parametrize("command", [["--help"], ["doctor", "--help"], ["db", "--help"], ["template"]])
     def test_commands_answer(self, service: Environment, command: list[str]) -> None:

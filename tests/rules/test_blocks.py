@@ -166,11 +166,12 @@ def test_training_that_cannot_take_blocks_in_is_left_alone() -> None:
 
 
 def test_dwell_follows_from_what_a_change_costs() -> None:
-    """A few seconds where it is nearly free, and never more than for a requeue."""
-    settings = ResizeSettings()
+    """A few seconds where it is nearly free, and never more than the site says."""
+    settings = ResizeSettings(dwell_s=300)
     assert switch_dwell_s(told(switch_s=0.1), settings) == settings.blocks_dwell_s
     assert switch_dwell_s(told(switch_s=1.5), settings) == 30.0
     assert switch_dwell_s(told(switch_s=100.0), settings) == settings.dwell_s
+    assert switch_dwell_s(told(switch_s=100.0), ResizeSettings()) == 2000.0
     assert switch_dwell_s(None, settings) == 10.0
     assert switch_near_end_s(told(join_s=0.2, switch_s=0.1), settings, LimitSettings()) == 9.0
     rested = told(last_resize_end=NOW - 11)

@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from slurm_ones.config import LimitSettings
-from slurm_ones.rules.dwell import near_end, near_limit, resized_enough, rested_at
+from slurm_ones.config import LimitSettings, ResizeSettings
+from slurm_ones.rules.dwell import (
+    near_end,
+    near_limit,
+    requeue_dwell_s,
+    requeue_near_end_s,
+    resized_enough,
+    rested_at,
+)
 from slurm_ones.schedule.policy import Progress
 from slurm_ones.slurm.model import JobState
 from slurm_ones.testing.policies import job as view
@@ -77,3 +84,12 @@ def test_near_its_end() -> None:
     assert near_end(replace(runs, progress=guess), 120) is not None
     for odd in (math.nan, math.inf):
         assert near_end(replace(runs, progress=Progress(1.0, odd)), 30) is None
+
+
+def test_the_waits_follow_from_what_a_requeue_costs_the_job() -> None:
+    """At most a fifth of a job's time is lost, whatever it is resized for; what the site says holds as it says it."""
+    dear, unknown = history(1, pause_s=100.0), history(1)
+    assert [requeue_dwell_s(told, ResizeSettings()) for told in (dear, unknown, None)] == [400.0, 120.0, 120.0]
+    assert [requeue_near_end_s(told, LimitSettings()) for told in (dear, unknown, None)] == [200.0, 60.0, 60.0]
+    assert requeue_dwell_s(dear, ResizeSettings(dwell_s=0)) == 0.0
+    assert requeue_near_end_s(dear, LimitSettings(near_end_s=30)) == 30.0

@@ -55,9 +55,10 @@ def test_sizes_are_those_of_owner_cluster_and_strategy() -> None:
 
 
 def test_ranks_that_share_a_node_do_so() -> None:
-    """Rings of eight do not fit nodes of four; what is on one node is together."""
+    """A ring of eight fills two nodes of four; what is on one node is together."""
     found = allowed(strategy(SizeLimits(4, 1, 1, 4), SizeLimits(8, 1, 1, 8), SizeLimits(16, 4, 1, 4)))
-    assert found.gpus == (4, 16)
+    assert found.gpus == (4, 8, 16)
+    assert [found.at(n).fits(Shape(n // 2, 2)) for n in found.gpus] == [False, False, False]
 
 
 def test_a_size_without_memory_for_a_sample_is_none() -> None:
@@ -158,6 +159,20 @@ def test_blocks_hold_whole_groups() -> None:
     assert parts(pairs, [Shape(4, 1)])
 
 
+def test_the_nodes_say_which_ranks_share_one() -> None:
+    """What the job wrote on whatever it started on is judged by the nodes that it may run on: groups that fill them,
+    as many of a group as divide both where they do not, and all where one node holds the job."""
+    rows = (SizeLimits(n, 1, together=n) for n in (1, 2, 3, 4, 8, 9))
+    spec = strategy(*rows, SizeLimits(12, 4, together=3))
+    assert [rule.together for rule in size_rules(spec, 4)] == [1, 2, 3, 4, 4, 1, 1]
+    assert [rule.together for rule in size_rules(spec, 6)] == [1, 2, 3, 4, 2, 3, 3]
+    assert [rule.together for rule in size_rules(spec, 16)] == [1, 2, 3, 4, 8, 9, 3]
+    spread = breaks(spec, Shape(2, 2), 64, 64, 4)
+    assert spread is not None and spread.code == "strategy_together"
+    assert breaks(spec, Shape(2, 4), 64, 64, 4) is None and breaks(spec, Shape(3, 4), 64, 64) is None
+    assert allowed(spec).gpus == (1, 2, 3, 4, 8, 12)
+
+
 @settings(max_examples=60, deadline=None)
 @given(rounds(max_jobs=6, uniform=True), st.data())
 def test_rules_keep_strategies_too(drawn: Round, data: st.DataObject) -> None:
@@ -219,4 +234,4 @@ def test_what_a_strategy_holds_its_job_to_is_said() -> None:
 
 def test_nothing_breaks_a_plain_job() -> None:
     assert breaks(replace(RING, limits=None), Shape(3, 3), 7, 11) is None
-    assert size_rules(None) == ()
+    assert size_rules(None, 4) == ()

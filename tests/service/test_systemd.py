@@ -158,7 +158,7 @@ def test_the_unit_waits_for_a_graceful_stop_and_leaves_no_orphan() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-@pytest.mark.parametrize("name", [UNIT.name, "slurm-ones-maintain.service"])
+@pytest.mark.parametrize("name", [UNIT.name, "slurm-ones-maintain.service", "slurm-ones-web.service"])
 def test_systemd_finds_the_unit_sound_and_well_protected(tmp_path: Path, name: str) -> None:
     """Without a word of complaint, and exposed no more than we say."""
     copy = tmp_path / name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY
 from ones_wrapper.limits import Limits, SizeLimits
-from ones_wrapper.local_batch import largest
+from ones_wrapper.local_batch import keep_for_first_step, largest
 from ones_wrapper.memory import Found
 from ones_wrapper.protocol import Spec, decode_spec
 from ones_wrapper.replicas import as_found, divide
@@ -62,14 +63,17 @@ def _probed(sizes: tuple[int, ...]) -> int | None:
     optimizer = job.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     loader = job.loader(TensorDataset(torch.ones(64, 4)))
     before, tracked, calls = torch.get_rng_state(), int(plain[1].num_batches_tracked), []
+    held: list[int] = []
 
     def one_pass(samples: int) -> None:
         calls.append(samples)
+        held.append(sum(type(one) is torch.Tensor and one.shape == (1, 4) for one in gc.get_objects()))
         plain(torch.rand(samples + 1, 4)).sum().backward()
         if samples > HELD and job.rank == job.world - 1:
             raise torch.OutOfMemoryError("emulated")
 
     found = job.probe(one_pass) if job.world < 4 else 0
+    assert all(found >= 3 for found in held)  # of the weight: what the first step will make
     assert torch.equal(torch.get_rng_state(), before)
     assert int(plain[1].num_batches_tracked) == tracked and plain[0].weight.grad is None
     for _ in job.epochs():
@@ -127,6 +131,28 @@ def test_a_probe_whose_ranks_wait_ends_at_the_first_failure() -> None:
     """The rank leaves for a restart rather than wait; the next start takes half."""
     found = [put.value for put in testing.run(_waiting, ranks=2)]
     assert found == [(0, 8), (0, 8), (4, 0), (4, 0)]
+
+
+@pytest.mark.parametrize(("stepped", "more"), [(False, 3), (True, 1)])
+def test_what_the_first_step_makes_is_counted(stepped: bool, more: int) -> None:
+    """Two moments and a bucket of each trained parameter are held while trying, and the bucket alone once the optimizer
+    has its own."""
+    numbers = 1 << 20
+    model = torch.nn.Linear(numbers, 1, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    if stepped:
+        model(torch.ones(1, numbers)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def large() -> int:
+        alive = (one for one in gc.get_objects() if type(one) is torch.Tensor)
+        return sum(one.numel() >= numbers for one in alive)
+
+    before, seen = large(), []
+    with keep_for_first_step([optimizer]):
+        seen.append(large() - before)
+    assert seen == [more] and large() == before
 
 
 def _hooked(kind: str) -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 import ones_wrapper as ones
 from ones_wrapper import testing
 from ones_wrapper.checks import MAX_ROWS, ProtocolError
-from ones_wrapper.data.feed import plan
+from ones_wrapper.data.feed import Cut, plan
 from ones_wrapper.decentralized import DecentLam, Lsgd
 from ones_wrapper.frameworks import steps
 from ones_wrapper.fusion.strategy import Fused
@@ -152,7 +152,7 @@ def test_a_batch_comes_down_to_a_multiple_and_is_reported(tmp_path: Path) -> Non
 def test_shares_and_passes_come_in_units(samples: int, replicas: int, unit: int, units: int, count: int) -> None:
     """Each sample once; only an epoch's last step has less than a multiple, in one pass of one replica."""
     batch, most = unit * count * replicas, unit * units
-    each = [list(plan(0, samples, batch, replicas, replica, most, unit)) for replica in range(replicas)]
+    each = [list(plan(0, samples, Cut(batch, replicas, replica, most, unit))) for replica in range(replicas)]
     used = [n for parts in each for part in parts for n in range(part.start, part.start + part.samples)]
     assert sorted(used) == list(range(samples))
     assert len({len(parts) for parts in each}) == 1

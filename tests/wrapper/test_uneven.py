@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import ones_wrapper as ones
 from ones_wrapper import testing
-from ones_wrapper.data.feed import accumulation_count, plan, step_passes
+from ones_wrapper.data.feed import Cut, accumulation_count, plan, step_passes
 from ones_wrapper.data.shares import Shares
 from ones_wrapper.uneven import BOUND, STEPS, WARM_UP, Uneven, Watch, counts
 from tests.wrapper.forked import Team
@@ -77,8 +77,8 @@ def test_passes_of_uneven_shares_use_each_sample_once(
     """Exactly once over the epoch, as many passes on each rank as with even shares, none larger than a rank holds."""
     world = len(speeds)
     shares = Shares(tuple(speeds), (least,) + (least + room,) * (world - 1))
-    ranks = [list(plan(0, samples, batch, world, rank, least, uneven=shares)) for rank in range(world)]
-    even = [list(plan(0, samples, batch, world, rank, least)) for rank in range(world)]
+    ranks = [list(plan(0, samples, Cut(batch, world, rank, least, uneven=shares))) for rank in range(world)]
+    even = [list(plan(0, samples, Cut(batch, world, rank, least))) for rank in range(world)]
     assert [one.count for one in ranks[0]] == [one.count for one in even[0]]
     used: list[int] = []
     for parts in zip(*ranks, strict=True):
@@ -106,7 +106,7 @@ def test_the_gradient_is_that_of_one_process(team: Team, speeds: list[float], to
     """In float64, whatever the shares, over steps of several passes."""
     shares = Shares(tuple(speeds), (least, least + 2, least + 5))
     steps = [
-        [[one.samples for one in step_passes(0, total, 3, rank, least, uneven=shares)] for rank in range(3)]
+        [[one.samples for one in step_passes(0, total, Cut(total, 3, rank, least, uneven=shares))] for rank in range(3)]
         for total in totals
     ]
     expected = in_one_process(steps)

@@ -338,6 +338,10 @@ class Job:
         so later runs on the same devices need not try again. Synchronises all ranks. On a GPU without memory left by
         others it takes a few dozen passes.
 
+        What the first steps will make is held besides: the trained parameters once for the buckets of gradients, and
+        twice for moments of the optimizer, where no checkpoint brought them. An optimizer that keeps less leaves the
+        difference free; what one keeps beyond that, such as 1-bit LAMB's residual, is not counted.
+
         Where ranks wait for each other in a pass (replicas of several ranks, `fsdp`), a pass that runs out of memory
         is not caught: as in training it ends the ranks, `ones-run` starts them again, and half of it is taken.
 

@@ -32,7 +32,8 @@ class SizeLimits:
     quantum: int = 1
     """Global batches are multiples of this, but an epoch's last."""
     together: int = 1
-    """So many consecutive ranks must share a node; 1: any."""
+    """So many consecutive ranks share a node where one holds them, and else as many as divide both; 1: any. Of which
+    nodes there are the companion judges: a job may be moved to others than it runs on."""
     fixed_bytes: int = 0
     """Memory of a GPU that no sample takes: weights, gradients, optimizer, workspace. 0, as below: not known."""
     sample_bytes: int = 0

@@ -7,12 +7,15 @@ finds its largest number of models. Each size is tried several times: a first pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from ones_wrapper import memory
+from ones_wrapper.checkpoint import State
 from ones_wrapper.data.randomness import keep_generators
 from ones_wrapper.group import Group
 from ones_wrapper.launch import hang_detector
@@ -22,6 +25,8 @@ from ones_wrapper.replicas import as_found
 
 TRIES = 3
 """Passes of each size."""
+BUCKETS, MOMENTS = 1, 2
+"""Times the trained parameters that the first steps make: the buckets of gradients, and an optimizer's two moments."""
 
 
 class LocalBatch:
@@ -56,7 +61,7 @@ class LocalBatch:
         """What an error in a pass of so many samples means, as `memory.classify_error`. Not collective."""
         return memory.classify_error(error, self._directory, self._declared, samples, self._device, self._gpus)
 
-    def probe(self, one_pass: Callable[[int], object], model: torch.nn.Module, unit: int, together: bool) -> Found:
+    def probe(self, one_pass: Callable[[int], object], state: State, unit: int, together: bool) -> Found:
         """The most samples of a pass, found by trying where no earlier run has at this size.
 
         `together`: ranks wait for each other in a pass. Then the first that runs out of memory raises that, for
@@ -70,7 +75,7 @@ class LocalBatch:
 
         def fits(size: int) -> bool:
             self.trying = size
-            held = _holds(one_pass, size, model, group, together)
+            held = _holds(one_pass, size, state, group, together)
             self.trying = 0
             return held
 
@@ -98,20 +103,38 @@ def largest(fits: Callable[[int], bool], most: int, unit: int = 1) -> int:
     return held
 
 
-def _holds(
-    one_pass: Callable[[int], object], samples: int, model: torch.nn.Module, group: Group, together: bool
-) -> bool:
+@contextmanager
+def keep_for_first_step(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
+    """Hold as much memory as the first steps will make: moments of those parameters alone of which an optimizer has no
+    state yet, as it has after a checkpoint was loaded."""
+    coming = [
+        torch.empty_like(parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach())
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.requires_grad
+        for _ in range(BUCKETS + (0 if optimizer.state.get(parameter) else MOMENTS))
+    ]
+    try:
+        yield
+    finally:
+        coming.clear()
+
+
+def _holds(one_pass: Callable[[int], object], samples: int, state: State, group: Group, together: bool) -> bool:
     """Whether passes of so many samples fit on all ranks. Gradients are dropped afterwards; buffers and random numbers
     are as before. Collective. What `one_pass` raises for another reason is raised; and where
     ranks wait for each other in a pass (`together`), want of memory, too.
     """
+    model, optimizers = state.model, list(state.optimizers.values())
     buffers = [buffer.detach().clone() for buffer in model.buffers()]
     failed = False
     hang_detector.beat()
     with keep_generators():
         for _ in range(TRIES):
             try:
-                one_pass(samples)
+                with keep_for_first_step(optimizers):
+                    one_pass(samples)
             except Exception as error:
                 if together or not memory.is_out_of_memory(error):
                     raise

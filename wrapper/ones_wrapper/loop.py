@@ -56,8 +56,8 @@ class Loader:
             before, changed = run.cut_by, False
             run.use_batch()
             run.meter.start()
-            cut = (run.batch, *run.division.cut, run.shares)
-            for part, local in feed.batches(epoch, progress.cursor, *cut, seeded=True):
+            cut = run.division.cut(run.batch, run.shares)
+            for part, local in feed.batches(epoch, progress.cursor, cut, seeded=True):
                 try:
                     with self.passing(part):
                         yield local

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd, lcm
 
-from ones_wrapper.data.feed import accumulation_count, clamp_batch
+from ones_wrapper.data.feed import Cut, accumulation_count, clamp_batch
+from ones_wrapper.data.shares import Shares
 from ones_wrapper.group import Group
 from ones_wrapper.limits import MEMORY_SHARE, MOST_GPUS, Limits, SizeLimits
 from ones_wrapper.memory import Found, device_bytes
@@ -29,10 +30,9 @@ class Division:
     unit: int
     """Shares and passes are multiples of this, but in an epoch's last step."""
 
-    @property
-    def cut(self) -> tuple[int, int, int, int]:
-        """As a feed takes it."""
-        return self.replicas, self.replica, self.max_local, self.unit
+    def cut(self, batch: int, uneven: Shares | None = None) -> Cut:
+        """By what a feed cuts samples at this global batch."""
+        return Cut(batch, self.replicas, self.replica, self.max_local, self.unit, uneven)
 
     def passes(self, batch: int) -> int:
         """Accumulation steps of a step of so many samples."""

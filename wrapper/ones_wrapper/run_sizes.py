@@ -79,7 +79,7 @@ class Sized:
         world = self.group.world
         together = self.division.replicas < world or (exchanges.gathers and world > 1)
         with exchanges.trying():
-            found = self.local_batch.probe(one_pass, self.state.model, unit, together)
+            found = self.local_batch.probe(one_pass, self.state, unit, together)
         self.spec = replicas.as_found(self.spec, self.group.world, found)
         self.division = replicas.divide(self.spec, self.group.world, self.group.rank)
         self.batch = self._in_force(self.progress.batch)

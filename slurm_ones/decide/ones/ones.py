@@ -11,9 +11,11 @@ import numpy as np
 from slurm_ones.decide.evolution import best_of, check_options, uniform_crossover
 from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones import explain
+from slurm_ones.decide.ones.arriving import Arriving
 from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
 from slurm_ones.decide.ones.changes import Changes
 from slurm_ones.decide.ones.deadlines import Promises
+from slurm_ones.decide.ones.favour import Favour, favour_of
 from slurm_ones.decide.ones.kinds import ByKind
 from slurm_ones.decide.ones.places import Leaves, moved
 from slurm_ones.decide.ones.reach import UNKNOWN, Reach
@@ -71,6 +73,8 @@ class Options:
     changed again."""
     fair_bound: float = 1.5
     """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
+    arrivals: float = 0.0
+    """Jobs that are expected to be submitted count in the prices by this much: 1 as many as are expected, 0 none."""
     places: bool = True
     """Where leaf switches or the speeds of nodes are known: weigh what sizes across leaf switches cost their job and
     each other, and say which nodes."""
@@ -81,6 +85,8 @@ class Options:
     amplification: float = 0.0
     """A job grows only to sizes at which its progress takes no more than this multiple of the GPU-seconds that it takes
     at its most efficient size (DeepPool); 0 switches it off."""
+    favour: str = ""
+    """Counts beside mean JCT: `makespan`, `gpu_hours` or `fairness`, with a weight up to 1 as in `makespan:0.5`."""
     preempt: bool = False
     """Running jobs may be taken to zero GPUs for a while."""
     kinds: bool = True
@@ -88,6 +94,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check_options(self, LEAST)
+        favour_of(self.favour)
 
 
 LARGEST = 1e15
@@ -109,6 +116,10 @@ def terms_of(options: Options, reach: Reach, leaves: Leaves | None) -> tuple[Ter
         found.append(Caution(options.caution))
     if options.fair_bound:
         found.append(Fairness(options.fair_bound))
+    if options.favour:
+        found.append(Favour(*favour_of(options.favour)))
+    if options.arrivals:
+        found.append(Arriving(options.arrivals))
     if options.resize_cost:
         found.append(Changes(options.horizon_s, options.horizon_share, options.tenure, reach))
     if options.deadlines:
@@ -220,8 +231,12 @@ class Ones:
         weight = np.ones(len(jobs))
         for term in self._terms:
             weight = term.weight(outlook, weight)
+        price = 0.0
+        for term in self._terms:
+            price = term.price(outlook, price)
+        recursive = options.completion_prices
         unit, ends = worth_of_progress(
-            speed, tables.sizes, remaining, weight, at.nodes.gpus, recursive=options.completion_prices
+            speed, tables.sizes, remaining, weight, at.nodes.gpus, recursive=recursive, price=price
         )
         return Priced(**_fields(outlook), weight=weight, unit=unit, ends=ends)
 

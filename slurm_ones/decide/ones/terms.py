@@ -91,6 +91,11 @@ class Term:
         """(J,) what a second of waiting counts, from the `weight` (J,) without this rule."""
         return weight
 
+    def price(self, at: Outlook, price: float) -> float:
+        """What a GPU-second costs on top of what others would make of it, in seconds of waiting, from the `price`
+        without this rule. Where it is above 0, `worth` takes it off as well."""
+        return price
+
     def worth(self, at: Priced, worth: Floats) -> Floats:
         """(J, U) what each column is worth, from the `worth` (J, U) without this rule; column 0 is waiting."""
         return worth

@@ -28,13 +28,21 @@ CELLS = 1 << 18
 
 
 def worth_of_progress(
-    goodput: Floats, sizes: Ints, remaining: Floats, weight: Floats, gpus: int, *, recursive: bool = True
+    goodput: Floats,
+    sizes: Ints,
+    remaining: Floats,
+    weight: Floats,
+    gpus: int,
+    *,
+    recursive: bool = True,
+    price: float = 0.0,
 ) -> tuple[Floats, Floats]:
     """(v, C): worth (J,) of a unit of progress in weighted seconds, and predicted seconds (J,) to each job's end.
 
     `goodput` (J, U) is progress/s at each of the `sizes` (U,), ascending from 0; it is 0 where the job cannot be, and
     in the first column. `remaining` (J,) is progress to come; `weight` (J,) what a second of a job's waiting counts.
-    Without `recursive` today's price holds for all. Jobs without any size are worth 0. Costs jobs × prices × sizes.
+    Without `recursive` today's price holds for all. `price` is what a GPU-second costs on top of what others would make
+    of it, in seconds of waiting. Jobs without any size are worth 0. Costs jobs × prices × sizes.
     """
     jobs = len(goodput)
     possible: Bools = np.asarray((goodput > 0).any(axis=1))
@@ -42,7 +50,7 @@ def worth_of_progress(
     at = np.zeros((jobs, len(PRICES)), dtype=np.int64)
     with np.errstate(divide="ignore"):
         slowness = np.where(goodput > 0, 1.0 / goodput, np.inf)
-    bill = PRICES[:, None] * sizes
+    bill = (PRICES[:, None] + price) * sizes
     each = max(CELLS // bill.size, 1)
     for some in np.split(np.flatnonzero(possible), range(each, jobs, each)):
         cost = (weight[some, None, None] + bill) * slowness[some, None, :]
@@ -90,15 +98,20 @@ def fair_weights(
     """
     if bound <= 0 or not len(goodput):
         return np.ones(len(goodput))
+    left, fair = fair_ends(goodput, sizes, done, remaining, gpus)
+    late = (age_s + left) / fair / bound
+    result: Floats = np.clip(late, 1.0, HEAVIEST ** (1 / STEEPNESS)) ** STEEPNESS
+    return result
+
+
+def fair_ends(goodput: Floats, sizes: Ints, done: Floats, remaining: Floats, gpus: int) -> tuple[Floats, Floats]:
+    """Seconds (J,) that each job still needs alone on 1/J of the GPUs, and those that all its work takes there."""
     share = max(gpus // len(goodput), 1)
     can = goodput > 0
     within = can & (sizes <= np.maximum(share, np.where(can, sizes, np.iinfo(np.int64).max).min(axis=1))[:, None])
     rate = np.where(within, goodput, 0.0).max(axis=1)
     rate[rate == 0] = np.inf  # a job that can have no size waits, whatever its weight
-    fair = np.maximum((done + remaining) / rate, 1.0)
-    late = (age_s + remaining / rate) / fair / bound
-    result: Floats = np.clip(late, 1.0, HEAVIEST ** (1 / STEEPNESS)) ** STEEPNESS
-    return result
+    return remaining / rate, np.maximum((done + remaining) / rate, 1.0)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
 
-from ones_wrapper.data.feed import AccumulationStep, Feed, accumulation_steps, clamp_batch, permutation, split
+from ones_wrapper.data.feed import AccumulationStep, Cut, Feed, accumulation_steps, clamp_batch, permutation, split
 
 stretches = st.lists(
     st.tuples(st.integers(1, 9), st.integers(1, 50), st.integers(1, 20), st.integers(0, 6)), min_size=0, max_size=8
@@ -94,7 +94,8 @@ def steps_of(feeds: list[Feed], *where: int) -> Iterator[list[list[tuple[Accumul
     epoch, cursor, batch, max_local = where
     world = len(feeds)
     together = zip(
-        *(feed.batches(epoch, cursor, batch, world, rank, max_local) for rank, feed in enumerate(feeds)), strict=True
+        *(feed.batches(epoch, cursor, Cut(batch, world, rank, max_local)) for rank, feed in enumerate(feeds)),
+        strict=True,
     )
     step: list[list[tuple[AccumulationStep, Any]]] = []
     for one in together:
@@ -162,7 +163,7 @@ def test_persistent_workers_persist() -> None:
     )
     seen: list[tuple[int, int, int]] = []
     for epoch, cursor, batch in ((0, 0, 3), (0, 6, 4), (1, 0, 8)):
-        for number, (_, got) in enumerate(feed.batches(epoch, cursor, batch, 1, 0, 8)):
+        for number, (_, got) in enumerate(feed.batches(epoch, cursor, Cut(batch, 1, 0, 8))):
             seen += got
             if number == 1 and cursor < 6 and not epoch:
                 break  # the batch changes
@@ -176,7 +177,7 @@ def test_workers_of_another_kind(context: str) -> None:
     """Protects: `multiprocessing_context` works, so what goes to workers can be pickled."""
     options = {"multiprocessing_context": context, "worker_init_fn": mark, "timeout": 60}
     feed = Feed(Whoami(5), shuffle=False, seed=0, num_workers=1, collate_fn=pairs, options=options)
-    got = [got for _, got in feed.batches(0, 1, 4, 2, 0, 1)]
+    got = [got for _, got in feed.batches(0, 1, Cut(4, 2, 0, 1))]
     assert [(index, marked) for batch in got for index, _, marked in batch] == [(1, 1), (2, 1)]
     assert got[0][0][1] != os.getpid()
 
@@ -185,7 +186,7 @@ def test_workers_of_another_kind(context: str) -> None:
 def test_pinned_memory() -> None:
     """Protects: `pin_memory` pins the batch."""
     feed = Feed(tensors(4), shuffle=False, seed=0, options={"pin_memory": True})
-    assert all(x.is_pinned() for _, (x,) in feed.batches(0, 0, 2, 1, 0, 2))
+    assert all(x.is_pinned() for _, (x,) in feed.batches(0, 0, Cut(2, 1, 0, 2)))
 
 
 def test_permutations_differ_by_epoch_and_seed_alone() -> None:
@@ -203,12 +204,12 @@ def test_feed_fetches_what_the_shares_say(workers: int) -> None:
     feed = Feed(tensors(11), shuffle=True, seed=0, num_workers=workers)
     order = feed.order(0)
     state = torch.get_rng_state()
-    got = [(part.share, part.samples, x.tolist()) for part, (x,) in feed.batches(0, 3, 4, 3, 2, 9)]
+    got = [(part.share, part.samples, x.tolist()) for part, (x,) in feed.batches(0, 3, Cut(4, 3, 2, 9))]
     assert torch.equal(state, torch.get_rng_state())
     assert got == [
         (share, 1, [order[p]]) for share, p in zip((split(3, 4, 3, 2), split(7, 4, 3, 2)), (6, 10), strict=True)
     ]
-    alone = [(part.samples, x.tolist()) for part, (x,) in feed.batches(0, 10, 4, 3, 2, 9)]
+    alone = [(part.samples, x.tolist()) for part, (x,) in feed.batches(0, 10, Cut(4, 3, 2, 9))]
     assert alone == [(0, [order[10]])]  # borrowed, and not counted
 
 

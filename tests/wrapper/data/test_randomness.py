@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, TensorDataset
 
-from ones_wrapper.data.feed import Feed
+from ones_wrapper.data.feed import Cut, Feed
 from ones_wrapper.data.randomness import key, may_draw, sample_keys, seed_all, seed_step
 
 Drawn = tuple[float, float, float]
@@ -46,7 +46,7 @@ def drawn(epoch: int, cursor: int, batch: int, world: int, seed: int = 0, **how:
     found: dict[int, Drawn] = {}
     for rank in range(world):
         feed = Feed(Augmented(), shuffle=True, seed=seed, collate_fn=plain, **how)
-        for part, got in feed.batches(epoch, cursor, batch, world, rank, 3):
+        for part, got in feed.batches(epoch, cursor, Cut(batch, world, rank, 3)):
             found |= dict(got[: part.samples])
     return found
 
@@ -82,9 +82,9 @@ def test_fetching_leaves_the_generators_alone(failing: bool) -> None:
     feed = Feed(Augmented(), shuffle=True, seed=0, collate_fn=collate)
     if failing:
         with pytest.raises(OSError, match="broken"):
-            next(feed.batches(0, 0, 5, 1, 0, 5))
+            next(feed.batches(0, 0, Cut(5, 1, 0, 5)))
     else:
-        next(feed.batches(0, 0, 5, 1, 0, 5))
+        next(feed.batches(0, 0, Cut(5, 1, 0, 5)))
     assert draw() == expected
 
 
@@ -93,7 +93,7 @@ def test_what_collating_draws_repeats() -> None:
 
     def all_of(workers: int, cursor: int) -> list[Drawn]:
         feed = Feed(Augmented(), shuffle=True, seed=0, collate_fn=with_a_draw, num_workers=workers)
-        return [got[1] for _, got in feed.batches(0, cursor, 6, 1, 0, 6)]
+        return [got[1] for _, got in feed.batches(0, cursor, Cut(6, 1, 0, 6))]
 
     assert all_of(0, 0) == all_of(1, 0)
     assert all_of(0, 12) == all_of(0, 0)[2:]
@@ -119,7 +119,7 @@ def test_fetching_at_once() -> None:
     """Protects: a dataset's `__getitems__` is used where its random numbers are not keyed, by item otherwise."""
     for keyed in (True, False):
         feed = Feed(AtOnce(), shuffle=False, seed=0, keyed=keyed, collate_fn=plain)
-        got = next(feed.batches(0, 0, 3, 1, 0, 3))[1]
+        got = next(feed.batches(0, 0, Cut(3, 1, 0, 3)))[1]
         assert [index for index, _ in got] == [0, 1, 2]
         assert (got[0][1] != (0.0, 0.0, 0.0)) == keyed
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, TensorDataset
 
-from ones_wrapper.data.feed import Feed
+from ones_wrapper.data.feed import Cut, Feed
 from ones_wrapper.data.streams import StreamFeed, make_feed
 
 
@@ -79,7 +79,7 @@ def use(feed: StreamFeed, history: list[tuple[int, int, int, int]], samples: int
     used: list[int] = []
     for world, batch, max_local, steps in [*history, (2, 7, 3, samples + 1)]:
         cursor, taken = len(used), 0
-        ranks = [feed.batches(3, cursor, batch, world, rank, max_local) for rank in range(world)]
+        ranks = [feed.batches(3, cursor, Cut(batch, world, rank, max_local)) for rank in range(world)]
         step: dict[int, int] = {}
         for together in zip(*ranks, strict=True):  # strict: the end comes to all alike
             assert len({(part.share.total, part.index, part.count) for part, _ in together}) == 1
@@ -126,9 +126,9 @@ def test_what_a_sample_draws_follows_from_its_position(workers: int) -> None:
     """
     state = random.getstate(), torch.get_rng_state()
     feed = StreamFeed(Augmented(20), seed=0, collate_fn=plain, num_workers=workers)
-    alone = [one for _, got in feed.batches(1, 0, 6, 1, 0, 6) for one in got]
+    alone = [one for _, got in feed.batches(1, 0, Cut(6, 1, 0, 6)) for one in got]
     assert len({value for one in alone for value in one[1:]}) == 60
-    parts = [feed.batches(1, 7, 5, 3, rank, 1) for rank in range(3)]
+    parts = [feed.batches(1, 7, Cut(5, 3, rank, 1)) for rank in range(3)]
     later = [one for part in parts for part, got in part for one in got[: part.samples]]
     assert sorted(later) == sorted(alone[7:])
     assert state[0] == random.getstate() and torch.equal(state[1], torch.get_rng_state())
@@ -145,7 +145,7 @@ def test_which_feed() -> None:
     assert isinstance(make_feed(TensorDataset(torch.arange(3)), **how), Feed)
     sized = make_feed(Sized(9), **how)
     assert isinstance(sized, StreamFeed) and sized.samples == 9
-    tensors = list(sized.batches(0, 4, 4, 2, 1, 4))
+    tensors = list(sized.batches(0, 4, Cut(4, 2, 1, 4)))
     assert [len(local) for _, local in tensors] == [2, 1] and tensors[1][0].samples == 0
 
 
@@ -167,4 +167,4 @@ def test_what_cannot_be_obeyed_is_refused() -> None:
     with pytest.raises(ValueError, match="prefetch_factor"):
         StreamFeed(Skips(3), seed=0, options={"prefetch_factor": 2})
     with pytest.raises(ValueError, match="empty"):
-        list(StreamFeed(Skips(0), seed=0).batches(0, 0, 2, 1, 0, 2))
+        list(StreamFeed(Skips(0), seed=0).batches(0, 0, Cut(2, 1, 0, 2)))

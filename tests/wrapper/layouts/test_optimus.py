@@ -135,14 +135,14 @@ def test_the_numbers_of_gpus_that_make_meshes() -> None:
     assert [(row.gpus, row.replicas, row.quantum, row.together) for row in limits(q=(2, 3)).sizes] == [
         (4, 1, 2, 4),
         (8, 2, 4, 4),
-        (9, 1, 3, 1),
+        (9, 1, 3, 9),
         (12, 3, 6, 4),
         (16, 4, 8, 4),
-        (18, 2, 6, 1),
+        (18, 2, 6, 9),
         (20, 5, 10, 4),
     ]
     assert [(row.gpus, row.replicas) for row in limits(5, q=(1, 2)).sizes] == [(1, 1), (2, 2), (3, 3), (4, 1), (5, 5)]
-    assert limits(q=3, ranks_per_node=6).sizes[0].together == 3
+    assert limits(q=2, ranks_per_node=1) == limits(q=2, ranks_per_node=8)
     assert limits(q=(1, 2)).reshards and not limits(q=2).reshards
 
 

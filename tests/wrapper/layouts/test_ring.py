@@ -72,14 +72,15 @@ def test_rings_as_small_as_the_memory_allows() -> None:
 
 
 def test_which_ranks_share_a_node() -> None:
-    """Rings that a node holds; larger ones spread over whole nodes."""
+    """The ranks of a ring, on whatever nodes it runs now: the companion knows those that it may run on."""
+    assert Ring(64).limits(SPEC, 16, 1) == Ring(64).limits(SPEC, 16, 4)
     assert [row.together for row in Ring(64, ranks=2).limits(SPEC, 8, 4).sizes] == [2, 2, 2, 2]
     assert [(row.gpus, row.together) for row in Ring(64).limits(SPEC, 16, 4).sizes] == [
         (1, 1),
         (2, 2),
         (4, 4),
-        (8, 1),
-        (16, 1),
+        (8, 8),
+        (16, 16),
     ]
 
 

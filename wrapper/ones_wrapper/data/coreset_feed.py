@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from ones_wrapper.data.coreset import Chosen, Coreset, Floats, Ints
-from ones_wrapper.data.feed import AccumulationStep, Feed, fetched_indices, permutation
+from ones_wrapper.data.feed import AccumulationStep, Cut, Feed, fetched_indices, permutation
 
 LABELS = (
     "coreset: the class of each sample of {kind} is not known; give them: Coreset(labels=...), a whole number for each "
@@ -109,9 +109,10 @@ class CoresetFeed(Feed):
             self._order = epoch, self._selection.chosen.indices[order][: self.samples]
         return self._order[1]
 
-    def batches(self, *args: Any, **options: Any) -> Iterator[tuple[AccumulationStep, Any]]:
-        epoch = args[0]
-        for part, local in super().batches(*args, **options):
+    def batches(
+        self, epoch: int, cursor: int, cut: Cut, *, seeded: bool = False
+    ) -> Iterator[tuple[AccumulationStep, Any]]:
+        for part, local in super().batches(epoch, cursor, cut, seeded=seeded):
             yield part, (local, self.weights(fetched_indices(self.order(epoch), part)))
 
     def weights(self, indices: Sequence[int]) -> torch.Tensor:

@@ -132,32 +132,39 @@ def accumulation_steps(
         )
 
 
-def step_passes(
-    cursor: int, total: int, replicas: int, replica: int, max_local: int, unit: int = 1, uneven: Shares | None = None
-) -> Iterator[AccumulationStep]:
-    """The replica's passes of the step of `total` samples from `cursor` on, with even shares or `uneven` ones."""
-    if uneven is None:
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """By what the samples of steps are cut for one replica."""
+
+    batch: int
+    """Samples of a step over all replicas, but of an epoch's last."""
+    replicas: int
+    replica: int
+    """Its number, from 0."""
+    max_local: int
+    """Most samples of a pass."""
+    unit: int = 1
+    """Shares and passes are multiples of this, but in an epoch's last step."""
+    uneven: Shares | None = None
+    """Shares by speed; None: even ones."""
+
+
+def step_passes(cursor: int, total: int, cut: Cut) -> Iterator[AccumulationStep]:
+    """The replica's passes of the step of `total` samples from `cursor` on."""
+    replicas, replica, max_local, unit = cut.replicas, cut.replica, cut.max_local, cut.unit
+    if cut.uneven is None:
         return accumulation_steps(split(cursor, total, replicas, replica, unit), replicas, max_local, unit)
-    counts = uneven.samples(total, accumulation_count(total, replicas, max_local))
+    counts = cut.uneven.samples(total, accumulation_count(total, replicas, max_local))
     start = cursor + sum(counts[:replica])
     share = Share(start, start + counts[replica], total)
     return accumulation_steps(share, replicas, max_local, largest_share=max(counts))
 
 
-def plan(
-    cursor: int,
-    samples: int,
-    batch: int,
-    replicas: int,
-    replica: int,
-    max_local: int,
-    unit: int = 1,
-    uneven: Shares | None = None,
-) -> Iterator[AccumulationStep]:
+def plan(cursor: int, samples: int, cut: Cut) -> Iterator[AccumulationStep]:
     """The replica's passes of all steps from `cursor` to the end of the epoch."""
     while cursor < samples:
-        total = min(batch, samples - cursor)
-        yield from step_passes(cursor, total, replicas, replica, max_local, unit, uneven)
+        total = min(cut.batch, samples - cursor)
+        yield from step_passes(cursor, total, cut)
         cursor += total
 
 
@@ -218,20 +225,9 @@ class Feed:
         return self._order[1]
 
     def batches(
-        self,
-        epoch: int,
-        cursor: int,
-        batch: int,
-        replicas: int,
-        replica: int,
-        max_local: int,
-        unit: int = 1,
-        uneven: Shares | None = None,
-        *,
-        seeded: bool = False,
+        self, epoch: int, cursor: int, cut: Cut, *, seeded: bool = False
     ) -> Iterator[tuple[AccumulationStep, Any]]:
-        """(pass, local batch) of each step from `cursor` to the end of the epoch, at one global batch. Shares and
-        passes are multiples of `unit`, as far as an epoch's last step has so many samples.
+        """(pass, local batch) of each step from `cursor` to the end of the epoch, at one global batch.
 
         A replica without samples in a pass gets one that its gradient does not count, so that it takes part in
         the exchange. Workers fetch ahead; what they fetched is not used until a step used it.
@@ -239,9 +235,9 @@ class Feed:
         Global generators are as they were after each fetch, which costs 0.1 ms; with `seeded`, whoever asks seeds them
         before each step's first pass, and those before it are left as they come.
         """
-        todo = partial(plan, cursor, self.samples, batch, replicas, replica, max_local, unit, uneven)
+        todo = partial(plan, cursor, self.samples, cut)
         order = self.order(epoch)
-        self._generator.manual_seed(key(self._seed, epoch, cursor, replica) >> 1)
+        self._generator.manual_seed(key(self._seed, epoch, cursor, cut.replica) >> 1)
         self._requests.to_come = (
             _Request(epoch, fetched_indices(order, part), part.index > 0 or not seeded) for part in todo()
         )

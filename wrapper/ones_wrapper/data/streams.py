@@ -21,9 +21,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from ones_wrapper.data.coreset import Coreset
 from ones_wrapper.data.coreset_feed import CoresetFeed, Selection
-from ones_wrapper.data.feed import AccumulationStep, Feed, check_options, identity, step_passes
+from ones_wrapper.data.feed import AccumulationStep, Cut, Feed, check_options, identity, step_passes
 from ones_wrapper.data.randomness import WorkerInit, keep_generators, key, seed_all
-from ones_wrapper.data.shares import Shares
 
 SKIP_HELP = (
     "give it skip(n), which returns the same stream without its first n samples (as Hugging Face's streams have), "
@@ -65,42 +64,22 @@ class StreamFeed:
         self._stream = _Stream(dataset, seed, keyed, collate_fn or default_collate)
         options["worker_init_fn"] = WorkerInit(options.get("worker_init_fn"))
         self._options = {"num_workers": num_workers, **options}
-        self._loader(0, 0, 1, 1, 0, 1, 1, None)  # options that contradict each other raise now
+        self._loader(0, 0, Cut(1, 1, 0, 1))  # options that contradict each other raise now
 
-    def _loader(
-        self,
-        epoch: int,
-        cursor: int,
-        batch: int,
-        replicas: int,
-        replica: int,
-        max_local: int,
-        unit: int,
-        uneven: Shares | None,
-    ) -> DataLoader[Any]:
+    def _loader(self, epoch: int, cursor: int, cut: Cut) -> DataLoader[Any]:
         return DataLoader(
-            _ReplicaStream(self._stream, epoch, cursor, batch, replicas, replica, max_local, unit, uneven),
+            _ReplicaStream(self._stream, epoch, cursor, cut),
             batch_size=None,
             collate_fn=identity,
-            generator=torch.Generator().manual_seed(key(self._stream.seed, epoch, cursor, replica) >> 1),
+            generator=torch.Generator().manual_seed(key(self._stream.seed, epoch, cursor, cut.replica) >> 1),
             **self._options,
         )
 
     def batches(
-        self,
-        epoch: int,
-        cursor: int,
-        batch: int,
-        replicas: int,
-        replica: int,
-        max_local: int,
-        unit: int = 1,
-        uneven: Shares | None = None,
-        *,
-        seeded: bool = False,
+        self, epoch: int, cursor: int, cut: Cut, *, seeded: bool = False
     ) -> Iterator[tuple[AccumulationStep, Any]]:
         """As `Feed.batches`. The last step is as large as what is left, and the same on all ranks."""
-        return iter(self._loader(epoch, cursor, batch, replicas, replica, max_local, unit, uneven))
+        return iter(self._loader(epoch, cursor, cut))
 
     def indices(self, epoch: int, part: AccumulationStep) -> list[int]:
         """The positions in the stream that a pass counts."""
@@ -120,23 +99,10 @@ class _Stream:
 class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
     """One replica's walk from `cursor` to the end of an epoch, as the loader or its worker sees it."""
 
-    def __init__(
-        self,
-        stream: _Stream,
-        epoch: int,
-        cursor: int,
-        batch: int,
-        replicas: int,
-        replica: int,
-        max_local: int,
-        unit: int,
-        uneven: Shares | None,
-    ) -> None:
+    def __init__(self, stream: _Stream, epoch: int, cursor: int, cut: Cut) -> None:
         self.dataset = stream.dataset
         self._stream = stream
-        self._epoch, self._cursor, self._batch = epoch, cursor, batch
-        self._replicas, self._replica = replicas, replica
-        self._max_local, self._unit, self._uneven = max_local, unit, uneven
+        self._epoch, self._cursor, self._cut = epoch, cursor, cut
 
     def __iter__(self) -> Iterator[tuple[AccumulationStep, Any]]:
         stream, cursor, full = self._stream, self._cursor, True
@@ -144,15 +110,14 @@ class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
             self._seed(cursor)
             samples = open_stream(stream.dataset, self._epoch, cursor)
         while full and (step := self._read(samples, cursor)):
-            cut = (self._replicas, self._replica, self._max_local, self._unit, self._uneven)
-            for part in step_passes(cursor, len(step), *cut):
+            for part in step_passes(cursor, len(step), self._cut):
                 first = part.start - cursor
                 with self._own_numbers():
                     self._seed(part.start, max(part.samples, 1))
                     local = stream.collate(step[first : first + max(part.samples, 1)])
                 yield part, local
             cursor += len(step)
-            full = len(step) == self._batch
+            full = len(step) == self._cut.batch
         if cursor == 0:
             raise ValueError("loader: the stream is empty")
 
@@ -160,7 +125,7 @@ class _ReplicaStream(IterableDataset[tuple[AccumulationStep, Any]]):
         """The samples of the step that begins there; fewer, or none, at the end."""
         step: list[Any] = []
         with self._own_numbers():
-            while len(step) < self._batch:
+            while len(step) < self._cut.batch:
                 self._seed(position + len(step))
                 try:
                     step.append(next(samples))

@@ -84,7 +84,7 @@ class Ring(Strategy):
 
     def _holds(self, size: int) -> bool:
         """Whether a ring of so many ranks has the memory for one sequence."""
-        return self._row(size, size, 1).most_local(self.memory_bytes) != 0
+        return self._row(size, size).most_local(self.memory_bytes) != 0
 
     def replicas(self, world: int) -> int:
         if size := self.size(world):
@@ -104,20 +104,19 @@ class Ring(Strategy):
 
     def limits(self, spec: Spec, most_gpus: int, ranks_per_node: int) -> Limits:
         sizes = ((gpus, self.size(gpus)) for gpus in range(1, most_gpus + 1))
-        rows = rows_within((self._row(gpus, size, ranks_per_node) for gpus, size in sizes if size), any_number=False)
+        rows = rows_within((self._row(gpus, size) for gpus, size in sizes if size), any_number=False)
         if not rows:
             raise ValueError(f"ring: none of 1 to {most_gpus} GPUs can be used: {self._why(most_gpus)}")
         return Limits(self.name, rows, self.memory_bytes)
 
-    def _row(self, gpus: int, size: int, ranks_per_node: int) -> SizeLimits:
-        # A ring that a node holds stays on one: its messages are waited for in each layer.
-        together = size if gpus <= ranks_per_node or ranks_per_node % size == 0 else 1
+    def _row(self, gpus: int, size: int) -> SizeLimits:
+        # A ring shares a node where one holds it: its messages are waited for in each layer.
         if self.model is None:
-            return SizeLimits(gpus, gpus // size, together=together)
+            return SizeLimits(gpus, gpus // size, together=size)
         return SizeLimits(
             gpus,
             gpus // size,
-            together=together,
+            together=size,
             fixed_bytes=self.model.fixed_bytes,
             sample_bytes=self.model.sample_bytes(self.length, size, self.two_pass),
             replica_bytes=self.model.ring_bytes(self.length, size),

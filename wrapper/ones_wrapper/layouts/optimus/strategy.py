@@ -100,13 +100,13 @@ class Optimus2D(Strategy):
                 f"optimus2d: no number of GPUs up to {most_gpus} makes a mesh of side {', '.join(map(str, self.sides))}"
                 + (f" that holds the model in {self._memory_bytes} bytes a GPU" if self._memory_bytes else "")
             )
-        rows = (self._row(gpus, side, spec.base_batch, ranks_per_node) for gpus, side in usable)
+        rows = (self._row(gpus, side, spec.base_batch) for gpus, side in usable)
         sizes = rows_within(rows, any_number=False)
         return Limits(self.name, sizes, memory_bytes=self._memory_bytes, reshards=len(self.sides) > 1)
 
-    def _row(self, gpus: int, q: int, batch: int, ranks_per_node: int) -> SizeLimits:
+    def _row(self, gpus: int, q: int, batch: int) -> SizeLimits:
         costs, each, replicas = self.costs, self._element_bytes, gpus // (q * q)
-        row = SizeLimits(gpus, replicas, quantum=replicas * q, together=_together(q, ranks_per_node))
+        row = SizeLimits(gpus, replicas, quantum=replicas * q, together=q * q)
         if not costs.known:
             return row
         # The parameters travel in each pass whatever its samples; counted with the samples of the base batch.
@@ -184,10 +184,3 @@ class Optimus2D(Strategy):
     def whole(self, blocks: torch.Tensor) -> torch.Tensor:
         """The whole tensor of blocks, on all ranks of the replica; no gradient flows back."""
         return self.mesh.whole(blocks)
-
-
-def _together(q: int, ranks_per_node: int) -> int:
-    """A mesh in a node where it fits; else a row of it, where rows divide the node."""
-    if q * q <= ranks_per_node:
-        return q * q
-    return q if ranks_per_node % q == 0 else 1

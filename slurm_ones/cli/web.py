@@ -1,0 +1,76 @@
+"""`slurm-ones web`: the live page."""
+
+from __future__ import annotations
+
+import secrets
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from ones_db import Store, StoreError
+from ones_db.query import Reader
+from slurm_ones.cli.common import (
+    ConfigOption,
+    DatabaseOption,
+    command,
+    console,
+    is_view,
+    settings_of,
+    store_of_reader,
+)
+from slurm_ones.cli.report import allowed
+
+NEEDED = ("starlette", "uvicorn", "jinja2")
+CONNECTIONS = 1_200
+"""At once; more are refused."""
+
+
+@command
+def web(
+    port: Annotated[int, typer.Option(help="Port.", min=0, max=65535)] = 8675,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    root: Annotated[str, typer.Option(help="Path below which a proxy serves it, such as /node/n1/8675.")] = "",
+    token: Annotated[
+        str, typer.Option(envvar="SLURM_ONES_WEB_TOKEN", help="What a viewer has to show (default: drawn anew).")
+    ] = "",
+    user_header: Annotated[
+        str,
+        typer.Option(help="Header in which a proxy names the user, who then sees their own jobs alone; no token."),
+    ] = "",
+    config: ConfigOption = None,
+    database: DatabaseOption = "",
+) -> None:
+    """Serve a live page of the cluster, its jobs and what was decided. It changes nothing."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise StoreError(f"the page needs {', '.join(missing)}: pip install 'slurm-ones[web]'")
+    import uvicorn
+
+    from slurm_ones.web.app import Access, Web, address
+
+    settings = settings_of(config, database)
+
+    def opened() -> Store:
+        return store_of_reader(settings, named=bool(database))
+
+    def reader() -> Reader:
+        with opened() as store:
+            url = f"sqlite:///{store.place}" if is_view(settings, store) else settings.database_url
+        return Reader(url)
+
+    # What is wrong is said at once.
+    opened().close()
+    secret = "" if user_header else token or secrets.token_urlsafe(24)
+    app = Web(opened, reader, allowed, Access(secret, user_header), root).app
+    console.print(f"The live page: {address(host, port, root, secret)}", markup=False, soft_wrap=True)
+    console.print("Ctrl-C ends it.")
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=5,
+        server_header=False,
+    )

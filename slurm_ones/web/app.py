@@ -1,0 +1,189 @@
+"""The server: who may ask for what, and how a browser hears of a new tick."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hmac
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from importlib.resources import files
+from urllib.parse import parse_qs, urlencode
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ones_db import Store
+from ones_db.query import Reader
+from slurm_ones.report.advice import Allowed
+from slurm_ones.report.text import plain
+from slurm_ones.web import pages
+from slurm_ones.web.feed import ERRORS, Feed, Moment
+
+COOKIE = "slurm-ones"
+VIEWERS = 1_000
+"""Browsers that hear of ticks at once; the next one looks by itself every minute."""
+BEAT_S = 20.0
+"""A browser hears at least so often, so that proxies keep the connection."""
+QUERY = 2_000
+"""Characters of a query that are read."""
+STATIC = {"live.js": "text/javascript", "style.css": "text/css", "icon.svg": "image/svg+xml"}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may look. Whoever has the token sees what the server may read; with a header, that user's jobs alone."""
+
+    token: str
+    """Empty: whoever reaches the server may look, as behind a proxy that has asked them."""
+    user_header: str = ""
+    """Header in which a proxy names the user."""
+
+
+class Web:
+    """The pages over one database. `root` is the path below which a proxy serves them, such as `/node/n1/8675`."""
+
+    def __init__(
+        self,
+        opened: Callable[[], Store],
+        reader: Callable[[], Reader],
+        allowed: Callable[[str], Allowed],
+        access: Access,
+        root: str = "",
+    ) -> None:
+        self.feed = Feed(opened)
+        self._opened, self._reader, self._allowed, self._access = opened, reader, allowed, access
+        self._root = "/" + root.strip("/") if root.strip("/") else ""
+        self._viewers = 0
+        routes = [
+            Route("/", self._overview),
+            Route("/jobs/{job_id:int}", self._job),
+            Route("/decisions", self._decisions),
+            Route("/events", self._events),
+            Route("/static/{name}", self._static),
+        ]
+        self.app = Starlette(routes=routes, lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        watching = asyncio.ensure_future(self.feed.run())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+
+    def _refused(self, request: Request) -> Response | None:
+        """Why the request is not answered; None where it is."""
+        if len(request.url.query) > QUERY:
+            return PlainTextResponse("the query is too long\n", 414, HEADERS)
+        if not self._access.token:
+            return None
+        given = parse_qs(request.url.query).get("token", [""])[0] or request.cookies.get(COOKIE, "")
+        if not hmac.compare_digest(given.encode(), self._access.token.encode()):
+            return PlainTextResponse(
+                "open the address that `slurm-ones web` printed: it holds a token, and this one does not fit\n",
+                403,
+                HEADERS,
+            )
+        if "token" in parse_qs(request.url.query):
+            # Out of the address, where it could be copied or logged by accident.
+            answer = RedirectResponse(self._root + request.url.path, 303, HEADERS)
+            answer.set_cookie(COOKIE, self._access.token, path=self._root or "/", httponly=True, samesite="strict")
+            return answer
+        return None
+
+    def _user(self, request: Request) -> str | None:
+        """Whose jobs are seen: "" for all; None where the proxy names nobody."""
+        if not self._access.user_header:
+            return ""
+        return request.headers.get(self._access.user_header) or None
+
+    async def _page(self, request: Request, part: str, title: str, make: Callable[[Moment], bytes | None]) -> Response:
+        refused = self._refused(request)
+        if refused is not None:
+            return refused
+        user = self._user(request)
+        if user is None:
+            return PlainTextResponse(f"no user in the header {self._access.user_header}\n", 403, HEADERS)
+        alone = parse_qs(request.url.query).get("part") == ["1"]
+
+        def made(moment: Moment) -> bytes:
+            inner = make(moment)
+            if inner is None:
+                return b""
+            whole = inner if alone else pages.frame(self._root, part, title, inner)
+            return gzip.compress(whole, 1, mtime=0)
+
+        try:
+            body = await self.feed.once(user, f"{part}:{alone}", made)
+        except ERRORS as error:
+            return PlainTextResponse(f"the database cannot be read: {plain(str(error), 500)}\n", 503, HEADERS)
+        if not body:
+            return PlainTextResponse(f"{title}: not among the jobs that can be seen here\n", 404, HEADERS)
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return Response(gzip.decompress(body), headers=HEADERS, media_type="text/html")
+        return Response(body, headers={**HEADERS, "Content-Encoding": "gzip"}, media_type="text/html")
+
+    async def _overview(self, request: Request) -> Response:
+        return await self._page(request, "", "Cluster", lambda moment: pages.overview(moment, self._root))
+
+    async def _decisions(self, request: Request) -> Response:
+        def make(moment: Moment) -> bytes:
+            return pages.decisions(moment, self._root, self._opened)
+
+        return await self._page(request, "decisions", "Decisions", make)
+
+    async def _job(self, request: Request) -> Response:
+        job_id = min(int(request.path_params["job_id"]), 2**62)
+
+        def make(moment: Moment) -> bytes | None:
+            return pages.job(moment, self._root, job_id, self._opened, self._reader, self._allowed)
+
+        return await self._page(request, f"jobs/{job_id}", f"Job {job_id}", make)
+
+    async def _static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in STATIC:
+            return PlainTextResponse("no such file\n", 404, HEADERS)
+        text = files("slurm_ones.web").joinpath(f"static/{name}").read_bytes()
+        return Response(text, headers={**HEADERS, "Cache-Control": "max-age=3600"}, media_type=STATIC[name])
+
+    async def _events(self, request: Request) -> Response:
+        refused = self._refused(request)
+        if refused is not None:
+            return refused
+        if self._viewers >= VIEWERS:
+            return PlainTextResponse(f"{VIEWERS} browsers hear of ticks already\n", 503, HEADERS)
+        return StreamingResponse(self._ticks(), headers=HEADERS, media_type="text/event-stream")
+
+    async def _ticks(self) -> AsyncIterator[bytes]:
+        """A line for each tick; a browser that reads slowly misses some, and nothing is kept for it."""
+        self._viewers += 1
+        try:
+            number = self.feed.moment.number
+            yield f"retry: 5000\ndata: {number}\n\n".encode()
+            while True:
+                newest = await self.feed.after(number, BEAT_S)
+                yield b": here\n\n" if newest == number else f"data: {newest}\n\n".encode()
+                number = newest
+        finally:
+            self._viewers -= 1
+
+
+def address(host: str, port: int, root: str, token: str) -> str:
+    """What to type into a browser."""
+    shown = f"[{host}]" if ":" in host else host
+    path = "/" + root.strip("/") + "/" if root.strip("/") else "/"
+    return f"http://{shown}:{port}{path}" + (f"?{urlencode({'token': token})}" if token else "")

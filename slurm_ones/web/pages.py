@@ -1,0 +1,149 @@
+"""The pages, each as a part that changes from tick to tick and the frame around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ones_db import Store
+from ones_db.query import Reader
+from slurm_ones.reasons import CAUSES
+from slurm_ones.report.advice import Allowed, advice
+from slurm_ones.report.live import Live, left_s
+from slurm_ones.report.text import changed, clock, per_gpu, plain, progress, seconds, shape
+from slurm_ones.report.usage import usage
+from slurm_ones.web import pictures
+from slurm_ones.web.feed import HISTORY_S, Moment
+
+DECISIONS = 5
+"""Newest decisions that are shown of a job, or in all."""
+LATE = 3.0
+"""Ticks that may be missing before the companion is said to be silent."""
+
+
+@cache
+def environment() -> Any:
+    """Jinja2's environment of this room's templates, in which all text is escaped."""
+    from jinja2 import Environment, PackageLoader
+
+    made = Environment(loader=PackageLoader("slurm_ones.web", "templates"), autoescape=True, trim_blocks=True)
+    made.filters |= {"plain": plain, "seconds": seconds, "clock": clock, "change": changed}
+    made.globals |= {
+        "shape": shape,
+        "progress": progress,
+        "per_gpu": per_gpu,
+        "left_s": left_s,
+        "colour": pictures.colour,
+        "causes": CAUSES,
+    }
+    return made
+
+
+def frame(root: str, part: str, title: str, inner: bytes) -> bytes:
+    """A whole page around a part of it. `root` is the path below which all pages are."""
+    template = environment().get_template("frame.html")
+    text: str = template.render(root=root, part=part, title=title, inner=inner.decode())
+    return text.encode()
+
+
+def overview(moment: Moment, root: str) -> bytes:
+    """The cluster: how the companion is, why jobs wait, who held which GPUs, the nodes, the jobs."""
+    live = moment.live
+    alive = [job for job in live.jobs if job.end_time is None]
+    capacity = sum(node.gpus for node in live.nodes if node.usable)
+    counts: dict[str, int] = {}
+    for code in live.causes.values():
+        counts[code] = counts.get(code, 0) + 1
+    return _part(
+        "overview.html",
+        root=root,
+        live=live,
+        problem=moment.problem,
+        health=_health(live, moment.at),
+        jobs=alive,
+        ended=[job for job in live.jobs if job.end_time is not None][-20:][::-1],
+        waiting=[job for job in alive if not job.running],
+        running=[job for job in alive if job.running],
+        held=sum(one.gpus for one in live.held),
+        capacity=capacity,
+        counts=sorted(counts.items(), key=lambda item: (-item[1], item[0])),
+        picture=pictures.gpus_over_time(moment.timeline, capacity, moment.at - HISTORY_S, moment.at),
+        nodes=pictures.node_rows(live),
+    )
+
+
+def decisions(moment: Moment, root: str, opened: Callable[[], Store]) -> bytes:
+    """What was decided last: what each job gets, and why."""
+    names = {job.job_id: job for job in moment.live.jobs}
+    with opened() as store:
+        newest = store.recent_decisions(DECISIONS)
+    return _part("decisions.html", root=root, decisions=newest, names=names, problem=moment.problem)
+
+
+def job(
+    moment: Moment,
+    root: str,
+    job_id: int,
+    opened: Callable[[], Store],
+    reader: Callable[[], Reader],
+    allowed: Callable[[str], Allowed],
+) -> bytes | None:
+    """A job: why it has what it has, sizes, throughput, training, resizes, advice. None where it is not there."""
+    summary = moment.job(job_id)
+    if summary is None:
+        return None
+    with opened() as store:
+        record = store.jobs([job_id]).get(job_id)
+        found = store.decisions(job_id, DECISIONS)
+        decided = [(one, given) for one in found for given in one.jobs if given.job_id == job_id]
+        resizes = store.resizes(job_id)[::-1][:50]
+        steps = {one.id: store.resize_steps(one.id) for one in resizes}
+        history = store.histories([job_id]).get(job_id)
+        source = reader()
+        try:
+            used = usage(source, store.cluster, job_id=job_id)
+        finally:
+            source.close()
+        own = [row for row in store.timeline() if row.job_id == job_id]
+    told = used[-1] if used else None
+    epochs = history.epochs if history is not None else ()
+    now = summary.end_time or moment.at
+    return _part(
+        "job.html",
+        root=root,
+        problem=moment.problem,
+        job=summary,
+        why=moment.live.why.get(job_id, ""),
+        cause=moment.live.causes.get(job_id, ""),
+        decided=decided,
+        resizes=resizes,
+        steps=steps,
+        usage=told,
+        advice=advice(told, allowed(record.comment if record else ""), summary) if told else [],
+        gpus=pictures.gpus_over_time(own, max((r.nodes * r.gpus_per_node for r in own), default=0), own[0].start, now)
+        if own
+        else "",
+        sizes=pictures.sizes(told.measured) if told else "",
+        loss=pictures.curve(epochs, "loss"),
+        accuracy=pictures.curve(epochs, "accuracy"),
+    )
+
+
+def _health(live: Live, now: float) -> tuple[bool, str]:
+    """Whether the companion is well, and a sentence on it."""
+    if live.health is None or live.leader is None:
+        return False, "No companion has led here yet."
+    if not live.leader.holder:
+        return False, "No companion runs."
+    if live.health.tick_time is None:
+        return True, f"The companion runs in mode {live.health.mode}; it has not ticked yet."
+    ago = max(now - live.health.tick_time, 0.0)
+    well = ago <= LATE * live.health.interval_s
+    text = f"The companion runs in mode {live.health.mode}; its last tick took {live.health.tick_s or 0.0:.2f} s."
+    return well, text if well else f"The companion is silent: its last tick was {seconds(ago)} ago."
+
+
+def _part(template: str, **values: Any) -> bytes:
+    text: str = environment().get_template(template).render(**values)
+    return text.encode()

@@ -1,0 +1,168 @@
+"""Pictures as SVG: who held which GPUs, who is on which node, throughput by size, loss and accuracy.
+
+Every text is escaped, and colours are classes of the style sheet: a job has the same one in every picture, light and
+dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from ones_db import EpochPoint, TimelineRow
+from slurm_ones.report.charts import Bar, held
+from slurm_ones.report.live import Live
+from slurm_ones.report.text import clock, plain, seconds
+from slurm_ones.report.usage import Measured
+
+COLOURS = 8
+"""Of jobs, by their numbers: those of Okabe and Ito, which people who see fewer colours can tell apart."""
+WIDTH, HEIGHT = 1000.0, 240.0
+MOST_SHAPES = 4_000
+
+
+def colour(job_id: int) -> str:
+    """The class that gives a job its colour."""
+    return f"c{job_id % COLOURS}"
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """A node: what it is, and who holds how many of its GPUs."""
+
+    name: str
+    state: str
+    gpus: int
+    held: Mapping[int, int]
+    """GPUs by job id."""
+
+    @property
+    def free(self) -> int:
+        """GPUs that no elastic job holds."""
+        return max(self.gpus - sum(self.held.values()), 0)
+
+
+def node_rows(live: Live) -> list[NodeRow]:
+    """The nodes by their names; those that only a job names last."""
+    holding: dict[str, dict[int, int]] = {}
+    for one in live.held:
+        of_node = holding.setdefault(one.node, {})
+        of_node[one.job_id] = of_node.get(one.job_id, 0) + one.gpus
+    known = {node.name: node for node in live.nodes}
+    rows = [NodeRow(name, node.state, node.gpus, holding.get(name, {})) for name, node in known.items()]
+    return rows + [NodeRow(name, "", 0, holding[name]) for name in sorted(holding.keys() - known.keys())]
+
+
+def gpus_over_time(rows: Sequence[TimelineRow], capacity: int, begin: float, now: float) -> Markup:
+    """GPUs that each job held from `begin`, or the first start after it, to now, one job on another; each stretch names
+    its job and size."""
+    begin = max(begin, min((row.start for row in rows), default=begin))
+    bars = [
+        Bar(str(row.job_id), max(row.start, begin), now if row.end is None else row.end, row.nodes * row.gpus_per_node)
+        for row in rows
+        if (row.end is None or row.end > begin) and row.nodes
+    ]
+    bars = [bar for bar in bars if bar.end > bar.start]
+    names = {str(row.job_id): row.name for row in rows}
+    jobs = list(dict.fromkeys(bar.job for bar in sorted(bars, key=lambda bar: bar.start)))
+    if not jobs:
+        return Markup('<p class="quiet">No elastic job ran in the last day.</p>')
+    moments, holding = held(bars, jobs)
+    most = max(capacity, int(holding.sum(axis=0).max(initial=1.0)), 1)
+    tops = holding.cumsum(axis=0)
+    parts: list[Markup] = []
+    for j, job in enumerate(jobs):
+        for m in range(len(moments) - 1):
+            gpus = holding[j, m]
+            if gpus <= 0 or len(parts) >= MOST_SHAPES:
+                continue
+            x, width = _x(moments[m], begin, now), (moments[m + 1] - moments[m]) / max(now - begin, 1e-9) * WIDTH
+            title = f"job {job} {plain(names[job], 40)}: {gpus:.0f} GPUs for {seconds(moments[m + 1] - moments[m])}"
+            parts.append(
+                Markup(
+                    '<rect class="{}" x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}"><title>{}</title></rect>'
+                ).format(
+                    colour(int(job)), x, HEIGHT * (1 - tops[j, m] / most), max(width, 0.5), HEIGHT * gpus / most, title
+                )
+            )
+    line = HEIGHT * (1 - capacity / most)
+    parts.append(Markup('<line class="edge" x1="0" x2="{0}" y1="{1:.1f}" y2="{1:.1f}"/>').format(int(WIDTH), line))
+    label = f"GPUs held by elastic jobs within {seconds(now - begin)}, of {capacity or 'an unknown number'}"
+    return _figure(label, parts, HEIGHT, clock(begin), f"height: {most} GPUs", clock(now))
+
+
+def curve(points: Sequence[EpochPoint], name: str) -> Markup:
+    """Loss or accuracy by epoch, as a line with a point for each."""
+    values = [(point.epoch, getattr(point, name)) for point in points if getattr(point, name) is not None]
+    if not values:
+        return Markup("")
+    low, high = min(value for _, value in values), max(value for _, value in values)
+    first, last = values[0][0], values[-1][0]
+    at = [
+        (
+            20 + (epoch - first) / max(last - first, 1) * (WIDTH - 40),
+            20 + (HEIGHT - 40) * (1 - (value - low) / ((high - low) or 1.0)),
+            f"epoch {epoch}: {name} {value:.4g}",
+        )
+        for epoch, value in values
+    ]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in at)
+    parts = [Markup('<polyline class="line" points="{}"/>').format(path)]
+    parts += [
+        Markup('<circle class="point" cx="{:.1f}" cy="{:.1f}" r="5"><title>{}</title></circle>').format(x, y, text)
+        for x, y, text in at[-MOST_SHAPES:]
+    ]
+    label = f"{name} by epoch: from {values[0][1]:.4g} to {values[-1][1]:.4g}"
+    return _figure(
+        label,
+        parts,
+        HEIGHT,
+        f"epoch {first}: {values[0][1]:.4g}",
+        f"from {low:.4g} to {high:.4g}",
+        f"epoch {last}: {values[-1][1]:.4g}",
+    )
+
+
+def sizes(measured: Sequence[Measured]) -> Markup:
+    """Useful samples/s at each number of GPUs and batch that was measured, as bars."""
+    if not measured:
+        return Markup("")
+    most, row = max(one.useful for one in measured), 26.0
+    parts = []
+    for n, one in enumerate(measured):
+        label = (
+            f"{one.gpus} GPUs, batch {one.batch}: {one.useful:.4g} useful samples/s, measured {seconds(one.measured_s)}"
+        )
+        parts.append(
+            Markup(
+                '<rect class="bar" x="190" y="{:.1f}" width="{:.1f}" height="20"><title>{}</title></rect>'
+                '<text x="180" y="{:.1f}" text-anchor="end">{}</text><text x="{:.1f}" y="{:.1f}">{}</text>'
+            ).format(
+                n * row + 3,
+                max(one.useful / most * 640, 1.0),
+                label,
+                n * row + 18,
+                f"{one.gpus} GPUs, batch {one.batch}",
+                200 + one.useful / most * 640,
+                n * row + 18,
+                f"{one.useful:.4g}",
+            )
+        )
+    return _svg("useful samples/s by size", parts, row * len(measured) + 6)
+
+
+def _x(at: float, begin: float, now: float) -> float:
+    return float((at - begin) / max(now - begin, 1e-9) * WIDTH)
+
+
+def _svg(label: str, parts: Sequence[Markup], height: float) -> Markup:
+    head = Markup('<svg viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="{}">').format(WIDTH, height, label)
+    return head + Markup("").join(parts) + Markup("</svg>")
+
+
+def _figure(label: str, parts: Sequence[Markup], height: float, left: str, middle: str, right: str) -> Markup:
+    """The picture, and below it what its left end, its height and its right end stand for."""
+    caption = Markup("<figcaption><span>{}</span><span>{}</span><span>{}</span></figcaption>")
+    return Markup("<figure>") + _svg(label, parts, height) + caption.format(left, middle, right) + Markup("</figure>")

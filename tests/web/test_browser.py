@@ -1,0 +1,133 @@
+"""The live page in a real Chromium: what it shows at each width, light and dark, and that it changes by itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ones_db import Store
+from tests.cluster import paths
+from tests.db.make import job
+from tests.web.conftest import TOKEN, Page
+
+pytestmark = pytest.mark.slow
+PACKAGES = ("chromium", "chromium-driver", "fonts-dejavu-core")
+PICTURES = paths.REPOSITORY / "build" / "pictures"
+"""Screenshots, for whoever wants to look."""
+
+# Contrast by WCAG 2 of each text against what is behind it.
+CONTRAST = """
+const seen = new Map();
+const line = (x) => (x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+const lum = (c) => { const v = c.map((x) => line(x / 255));
+  return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2]; };
+const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+const behind = (e) => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
+  if (c.length < 4 || c[3] > 0) return c; } return [255, 255, 255]; };
+const worst = [];
+for (const e of document.querySelectorAll("body *")) {
+  if (e.hidden || e.getAttribute("aria-hidden") || !e.textContent.trim() || !e.offsetParent) continue;
+  if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
+  const a = lum(parse(getComputedStyle(e).color)), b = lum(behind(e));
+  const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  if (ratio < 4.5) worst.push([e.tagName, e.textContent.trim().slice(0, 40), ratio]);
+}
+return worst;
+"""
+
+
+def installed() -> str:
+    """Why there is no browser, empty where there is one; installs Debian's where that can be done."""
+    if shutil.which("chromedriver") and shutil.which("chromium"):
+        return ""
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        return "no chromium and chromium-driver here, and installing them needs root on Debian"
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["update"], ["install", "-y", "--no-install-recommends", *PACKAGES]):
+        done = subprocess.run(["apt-get", "-q", *command], env=environment, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else f"apt-get cannot install {', '.join(PACKAGES)}: {done.stderr[-300:]}"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    why = installed()
+    if why:
+        pytest.skip(why)
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    driver.set_page_load_timeout(60)
+    yield driver
+    driver.quit()
+
+
+def sized(browser: Any, width: int, scheme: str) -> None:
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+    )
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
+
+
+def picture(browser: Any, name: str) -> None:
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    browser.save_screenshot(str(PICTURES / name))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_each_width_light_and_dark(serve: Callable[..., Page], browser: Any, scheme: str) -> None:
+    """Protects readers: nothing beside the window, every text has WCAG AA's contrast, nothing in the console."""
+    page = serve()
+    browser.get_log("browser")
+    browser.get(f"http://127.0.0.1:{page.port}/?token={TOKEN}")
+    for width in (360, 1280, 2560):
+        sized(browser, width, scheme)
+        for path in ("", "decisions", "jobs/10", "jobs/7"):
+            browser.get(f"http://127.0.0.1:{page.port}/{path}")
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= width, (width, path)
+            assert browser.execute_script(CONTRAST) == [], (width, path)
+            picture(browser, f"{path.replace('/', '-') or 'cluster'}-{width}-{scheme}.png")
+    assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+
+
+def test_it_changes_by_itself(serve: Callable[..., Page], browser: Any) -> None:
+    """Protects what makes it live: a tick changes the page, and neither the reader's filter nor place is lost."""
+    page = serve()
+    sized(browser, 1280, "light")
+    browser.get(f"http://127.0.0.1:{page.port}/?token={TOKEN}")
+    page.until(lambda: browser.find_element("id", "state").text == "live")
+    browser.find_element("id", "filter").send_keys("newcomer")
+    browser.execute_script("window.stays = true")
+    with Store.open(page.url, "gres") as store:
+        store.record_jobs([job(11, name="newcomer", state="PENDING")])
+    page.tick(time.time() + 1)
+    rows = "#waiting tbody tr:not([hidden])"
+    page.until(lambda: [row.text for row in browser.find_elements("css selector", rows) if "newcomer" in row.text])
+    assert len(browser.find_elements("css selector", rows)) == 1
+    assert browser.execute_script("return window.stays") is True
+
+
+def test_by_keyboard_alone(serve: Callable[..., Page], browser: Any) -> None:
+    """Protects people without a mouse: from the page's top, tabs reach a job, and Enter opens it."""
+    page = serve()
+    sized(browser, 1280, "light")
+    browser.get(f"http://127.0.0.1:{page.port}/?token={TOKEN}")
+    for _ in range(12):
+        browser.switch_to.active_element.send_keys("\ue004")
+        if (browser.switch_to.active_element.get_attribute("href") or "").endswith("/jobs/8"):
+            break
+    browser.switch_to.active_element.send_keys("\ue007")
+    page.until(lambda: browser.current_url.endswith("/jobs/8"))
+    assert "Why is it waiting?" in browser.find_element("tag name", "main").text

@@ -1,0 +1,168 @@
+"""The live page on a real server: who sees what, how a tick reaches viewers, and what hostile input becomes."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+
+import pytest
+
+from ones_db import Store
+from slurm_ones.web import app as web_app
+from slurm_ones.web.app import Access, address
+from slurm_ones.web.pictures import colour
+from tests.db.make import job
+from tests.web.conftest import TOKEN, Page
+
+Serve = Callable[..., Page]
+OURS = {
+    *("html", "head", "meta", "title", "link", "script", "body", "header", "nav", "main", "section", "h1", "h2"),
+    *("a", "b", "i", "p", "div", "span", "small", "ul", "li", "label", "input", "table", "thead", "tbody", "tr", "th"),
+    *("td", "figure", "figcaption", "svg", "rect", "line", "polyline", "circle", "text"),
+}
+PAGES = ("/", "/decisions", "/jobs/7", "/jobs/9", "/jobs/10")
+
+
+class Elements(HTMLParser):
+    """The elements and attributes of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+
+def test_the_cluster_at_a_glance(serve: Serve) -> None:
+    """Protects the first page: how the companion is, why a job waits, who is on which node."""
+    status, _, text = serve().get("/")
+    assert status == 200
+    assert "The companion runs in mode act" in text and "Why do jobs wait?" in text
+    assert "waits-for-gpus" in text and "reason 8" in text
+    assert 'href="/jobs/10"' in text and "n3" in text and 'class="gpus"><i class="held ' + colour(10) in text
+    assert text.count("<rect") >= 1
+
+
+def test_a_job(serve: Serve) -> None:
+    """Protects the page of a job: why, throughput by size, loss, resizes with their steps."""
+    page = serve()
+    _, _, trains = page.get("/jobs/10")
+    assert "Why this size?" in trains and "reason 10" in trains and "Useful throughput by size" in trains
+    assert "Loss" in trains and "Accuracy" in trains and trains.count("<circle") == 8
+    _, _, resized = page.get("/jobs/7")
+    assert "1x1 → 1x4, batch 64 → 256" in resized and "drained 100.0 s" in resized and "running at 1x4" in resized
+    assert page.get("/jobs/4711")[0] == 404
+    assert page.get("/jobs/x")[0] == 404 and page.get(f"/jobs/{'9' * 300}")[0] == 404
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_names_are_text_and_nothing_else(serve: Serve, path: str) -> None:
+    """Protects viewers' browsers from names, reasons and comments: no element, attribute or style but ours."""
+    _, headers, text = serve().get(path)
+    found = Elements(text)
+    assert "\x1b" not in text and "\x07" not in text
+    assert set(found.tags) <= OURS
+    assert not [name for name, _ in found.attributes if name.startswith("on") or name == "style"]
+    assert found.tags.count("script") == 1
+    assert "default-src 'none'" in headers["content-security-policy"] and headers["x-content-type-options"] == "nosniff"
+
+
+def test_only_with_the_token(serve: Serve) -> None:
+    """Protects a site's jobs from other users of the machine on which the page is served."""
+    page = serve()
+    for path in (*PAGES, "/events", "/?token=wrong", "/?token="):
+        status, _, text = page.get(path, Cookie="slurm-ones=wrong")
+        assert status == 403 and "trains" not in text
+    status, headers, _ = page.get(f"/decisions?token={TOKEN}", Cookie="")
+    assert status == 303 and headers["location"] == "/decisions"
+    assert "HttpOnly" in headers["set-cookie"] and "strict" in headers["set-cookie"].lower()
+    assert page.get("/?" + "x" * 3000)[0] == 414
+    assert page.get("/static/style.css")[0] == 200
+    assert page.get("/static/..%2fapp.py")[0] == 404 and page.get("/static/app.py")[0] == 404
+
+
+def test_a_proxys_user_sees_their_own_jobs_alone(serve: Serve) -> None:
+    """Protects users from each other behind a proxy that names them; nobody is seen where nobody is named."""
+    page = serve(Access("", "X-User"))
+    _, _, text = page.get("/", **{"X-User": "bob"})
+    assert "trains" in text and "job7" not in text and "owned" not in text
+    assert page.get("/jobs/7", **{"X-User": "bob"})[0] == 404
+    assert page.get("/jobs/7", **{"X-User": "alice"})[0] == 200
+    _, _, decided = page.get("/decisions", **{"X-User": "bob"})
+    assert "reason 10" in decided and "reason 7" not in decided
+    assert page.get("/")[0] == 403
+
+
+def test_below_a_proxys_path(serve: Serve) -> None:
+    """Protects links, scripts and the cookie behind Open OnDemand."""
+    page = serve(root="/node/n1/8675/")
+    _, _, text = page.get("/")
+    assert 'href="/node/n1/8675/jobs/10"' in text and 'data-root="/node/n1/8675"' in text
+    assert 'src="/node/n1/8675/static/live.js"' in text and '="/static' not in text and '="/jobs' not in text
+    _, headers, _ = page.get(f"/?token={TOKEN}", Cookie="")
+    assert headers["location"] == "/node/n1/8675/" and "Path=/node/n1/8675" in headers["set-cookie"]
+    assert address("::1", 1, "/a/", "t&t") == "http://[::1]:1/a/?token=t%26t"
+
+
+def listener(page: Page) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
+    connection.request("GET", "/events", headers={"Cookie": f"slurm-ones={TOKEN}"})
+    answer = connection.getresponse()
+    assert answer.status == 200, answer.read()
+    answer.readline()
+    assert answer.readline().startswith(b"data: ")
+    answer.readline()
+    return answer
+
+
+def test_one_look_a_tick_for_a_hundred_viewers(serve: Serve) -> None:
+    """Protects the database: each tick is read once, and each page made once, whatever the number of viewers."""
+    page = serve()
+    listeners = [listener(page) for _ in range(100)]
+    looks, made = page.web.feed.looks, []
+    render = web_app.pages.overview
+    web_app.pages.overview = lambda moment, root: made.append(moment.number) or render(moment, root)
+    try:
+        with Store.open(page.url, "gres") as store:
+            store.record_jobs([job(11, name="newcomer", state="PENDING")])
+        page.tick(time.time() + 1)
+        for answer in listeners:
+            assert answer.readline().startswith(b"data: ")
+            assert "newcomer" in page.get("/?part=1")[2]
+    finally:
+        web_app.pages.overview = render
+    assert page.web.feed.looks == looks + 1 and len(made) == 1
+
+
+def test_viewers_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the server from a page that is opened too often; who leaves makes room."""
+    monkeypatch.setattr(web_app, "VIEWERS", 2)
+    monkeypatch.setattr(web_app, "BEAT_S", 0.1)
+    page = serve()
+    first, second = listener(page), listener(page)
+    assert page.get("/events")[0] == 503
+    assert second.fp is not None
+    second.close()
+    page.until(lambda: page.web._viewers < 2)
+    listener(page)
+    assert first.readline() == b": here\n"
+
+
+def test_a_database_that_is_away(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects viewers from old figures that pass for new ones; the page comes back by itself."""
+    page = serve()
+    opened = page.web.feed._opened
+
+    def away() -> Store:
+        raise OSError("away")
+
+    page.web.feed._opened = away
+    page.until(lambda: "cannot be read: away" in page.get("/")[2])
+    page.web.feed._opened = opened
+    page.until(lambda: "cannot be read" not in page.get("/")[2])
