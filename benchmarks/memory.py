@@ -144,6 +144,8 @@ class Clock:
 class Served:
     """Whatever is asked of it, the other process answers: the client, or the world."""
 
+    name = "simulated"
+
     def __init__(self, of: str, pipe: Connection, clock: Clock) -> None:
         self._of, self._pipe, self._clock = of, pipe, clock
 
@@ -166,7 +168,6 @@ class ServedWorld(Served):
         super().__init__("world", pipe, self.timeline)
         self.directory = directory
         self.client = Served("client", pipe, self.timeline)
-        self.client.name = "simulated"
 
 
 def measure(ticks: int, *, interval_s: float, nodes: int, gpus: int, policy: str, seed: int, trace: bool) -> Samples:

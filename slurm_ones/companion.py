@@ -149,6 +149,7 @@ class Companion:
         self, observation: Observation, histories: Mapping[int, JobHistory], resizes: list[ResizeRecord]
     ) -> Round:
         blocks = [job_id for job_id, one in observation.elastic.items() if one.blocks]
+        due = any(one.optin is not None and one.optin.deadline is not None for one in observation.elastic.values())
         return Round.build(
             observation,
             histories,
@@ -157,6 +158,7 @@ class Companion:
             self._clock(),
             held={job_id: self._held.of(job_id) for job_id in blocks},
             split_nodes=not blocks or self._may_split_nodes(),
+            promises=self._store.promises() if due else {},
         )
 
     def _may_split_nodes(self) -> bool:

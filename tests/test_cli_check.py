@@ -58,6 +58,9 @@ def test_the_limits_of_an_earlier_run(tmp_path: Path) -> None:
     said = call("check", "ones: gpus=4-16", "--spec", str(file))
     assert said.exit_code == 0, said.output
     assert "strategy: ring runs on 4, 8 or 16 GPUs" in said.output and "ring keeps its batch now" in said.output
+    assert "allow it steps of 4 alone, gpus=4-16:4" in " ".join(said.output.split())
+    said = call("check", "ones: gpus=4-16:4", "--spec", str(file))
+    assert "4 to 16 GPUs in steps of 4" in said.output and "allow it" not in said.output
     said = call("check", "ones: gpus=1-16", "--spec", str(file))
     assert "let it begin at 4" in said.output
     said = call("check", "ones: gpus=1-3", "--spec", str(file))

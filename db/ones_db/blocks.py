@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, and_, select, text
+from sqlalchemy import Connection, Row, and_, select
 
 from ones_db.engine import add_or_replace
 from ones_db.jobs import among, key_of, keys_of, lasted_until, newest
@@ -109,11 +109,11 @@ def _memberships() -> Any:
     return select(MEMBERSHIPS, RUNS.c.restart.label("term")).join(RUNS, RUNS.c.id == MEMBERSHIPS.c.run_id)
 
 
-def members_after(runs: Iterable[tuple[int, int]]) -> Any:
-    """The query for the memberships of runs (runs.id) after a report each, with their jobs' ids, in order."""
-    # Written out: SQLAlchemy would take long to compile so many conditions.
+def members_after(connection: Connection, runs: Iterable[tuple[int, int]]) -> Iterable[Row[Any]]:
+    """The memberships of runs (runs.id) after a report each, with their jobs' ids, in order."""
+    # Written out, and past SQLAlchemy: it would compile it at each look, since the numbers differ, and keep hundreds.
     new = " OR ".join(f"(memberships.run_id = {key:d} AND memberships.number > {number:d})" for key, number in runs)
-    return _with_jobs().where(text(new)).order_by(MEMBERSHIPS.c.number)
+    return connection.exec_driver_sql(f"{_WITH_JOBS} WHERE {new} ORDER BY memberships.number")
 
 
 def all_members(connection: Connection, cluster: int, since: float | None = None) -> dict[int, list[MembershipRecord]]:
@@ -137,3 +137,6 @@ def membership_record(row: Mapping[Any, Any], job_id: int) -> MembershipRecord:
     values = {field: row[column] for column, field in FIELDS.items()}
     values |= {name: numbers(row[name]) for name in _LISTS}
     return MembershipRecord(job_id, row["term"], row["number"], row["time"], Membership(**values))
+
+
+_WITH_JOBS = str(_with_jobs())

@@ -169,7 +169,7 @@ def _read_members(connection: Connection, runs: Mapping[int, CachedRun]) -> None
     """Take in the new memberships of these runs. Most have none."""
     after = [(key, run.number) for key, run in runs.items()]
     for first in range(0, len(after), CHUNK):
-        for row in connection.execute(members_after(after[first : first + CHUNK])):
+        for row in members_after(connection, after[first : first + CHUNK]):
             runs[row.run_id].members.append(membership_record(row._mapping, row.slurm_id))
 
 

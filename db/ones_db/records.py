@@ -200,6 +200,20 @@ class AlternativeRecord(NamedTuple):
 
 
 @dataclass(frozen=True)
+class PromiseRecord:
+    """A job's deadline, and whether it was promised."""
+
+    job_id: int
+    deadline: float
+    """Unix seconds."""
+    time: float
+    """When that was said, Unix seconds."""
+    given: bool
+    reason: ReasonRecord = NO_REASON
+    """Why."""
+
+
+@dataclass(frozen=True)
 class DecisionJobRecord:
     """What a decision gives one job: a shape and batch, or None (it waits)."""
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from types import TracebackType
 
 from sqlalchemy import Connection, Engine, select
 
-from ones_db import blocks, decisions, history, jobs, leaders, reports, resizes, submissions, summary
+from ones_db import blocks, decisions, history, jobs, leaders, promises, reports, resizes, submissions, summary
 from ones_db.backend import UPGRADE
 from ones_db.engine import add_new, backend_behind, backend_of, check_revision, transaction
 from ones_db.errors import SchemaError, StoreError
@@ -22,6 +22,7 @@ from ones_db.records import (
     JobHistory,
     JobRecord,
     MembershipRecord,
+    PromiseRecord,
     ReasonRecord,
     ResizeRecord,
     ResizeStepRecord,
@@ -192,6 +193,11 @@ class Store(SiteStore):
         with self._write() as connection:
             return decisions.add_decision(connection, self._cluster, record)
 
+    def record_promises(self, records: Iterable[PromiseRecord]) -> None:
+        """Store which deadlines were promised or refused, in place of what was said of those jobs before."""
+        with self._write() as connection:
+            promises.record_promises(connection, self._cluster, records)
+
     def set_outcome(self, decision_id: int, job_id: int, *, acted: bool, outcome: ReasonRecord) -> None:
         """Store what became of a decision for one job."""
         with self._write() as connection:
@@ -312,6 +318,11 @@ class Store(SiteStore):
         before that. By the clocks of the job's own nodes."""
         with self._read() as connection:
             return reports.pause_after(connection, self._cluster, job_id, restart)
+
+    def promises(self, job_ids: Collection[int] | None = None) -> dict[int, PromiseRecord]:
+        """What was said of the deadlines of these jobs, or of all that have not ended, by job id."""
+        with self._read() as connection:
+            return promises.promises(connection, self._cluster, job_ids)
 
     def open_resizes(self) -> list[ResizeRecord]:
         """Resizes that have not ended, oldest first: what a companion that starts has to finish or roll

@@ -13,7 +13,7 @@ from sqlalchemy import text as condition
 
 from ones_db.columns import column, flag, key, number, of, reason, text, whole
 
-SCHEMA_REVISION = "0013"
+SCHEMA_REVISION = "0014"
 """The newest migration. Revisions are numbers of four digits, so that older and newer are known from the
 name."""
 
@@ -246,6 +246,19 @@ MEMBERSHIPS = Table(
 )
 
 # What was decided and done
+
+PROMISES = Table(
+    "promises",
+    METADATA,
+    of("job_id", "jobs.id", "job (jobs.id)", primary_key=True),
+    number("deadline", "when the job is to have ended, Unix seconds"),
+    number("time", "when that was promised or refused, Unix seconds"),
+    flag("given", "it was promised"),
+    text("reason", "why, in words"),
+    *reason("reason"),
+    comment="deadlines that were promised to jobs, or refused",
+    sqlite_with_rowid=False,
+)
 
 DECISIONS = Table(
     "decisions",

@@ -32,6 +32,7 @@ from ones_db.tables import (
     JOBS,
     LEADERS,
     MEMBERSHIPS,
+    PROMISES,
     RESIZES,
     RUNS,
     STEPS,
@@ -139,6 +140,7 @@ def _rows_of(connection: Connection, cluster: int, user: str, since: float) -> I
         of_runs.setdefault(table, set()).update(rows(query, keys=[run[0] for run in runs]))
     yield from ((table, [*found]) for table, found in of_runs.items())
     yield BLOCKS, rows(_BLOCKS, keys=keys)
+    yield PROMISES, rows(_PROMISES, keys=keys)
     resizes = rows(_RESIZES, keys=keys)
     decided = rows(_DECIDED, keys=keys)
     place = [*RESIZES.columns].index(RESIZES.c.decision_id)
@@ -215,6 +217,7 @@ _FIGURES = (
     select(BLOCKS.c.job_id, func.count(), func.count(BLOCKS.c.end_time))
     .where(_among(BLOCKS.c.job_id))
     .group_by(BLOCKS.c.job_id),
+    select(PROMISES.c.job_id, PROMISES.c.time).where(_among(PROMISES.c.job_id)),
 )
 """By which it is seen that something of a job has changed."""
 _NEW_DECISIONS = (
@@ -231,6 +234,7 @@ _OF_RUNS = (
     (MEMBERSHIPS, _newest(MEMBERSHIPS, MEMBERSHIPS.c.run_id, MEMBERSHIPS.c.number, MOST_MEMBERSHIPS)),
 )
 _BLOCKS = _newest(BLOCKS, BLOCKS.c.job_id, BLOCKS.c.start_time, MOST_BLOCKS)
+_PROMISES = select(PROMISES).where(_among(PROMISES.c.job_id))
 _RESIZES = _newest(RESIZES, RESIZES.c.job_id, RESIZES.c.started, MOST_RESIZES)
 _STEPS = select(STEPS).where(_among(STEPS.c.resize_id))
 _DECIDED = _decided()

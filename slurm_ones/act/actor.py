@@ -7,7 +7,16 @@ import time
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 
-from ones_db import AlternativeRecord, DecisionJobRecord, DecisionRecord, NotLeader, ReasonRecord, ResizeRecord, Store
+from ones_db import (
+    AlternativeRecord,
+    DecisionJobRecord,
+    DecisionRecord,
+    NotLeader,
+    PromiseRecord,
+    ReasonRecord,
+    ResizeRecord,
+    Store,
+)
 from ones_wrapper.protocol import Order
 from slurm_ones.act.advice import commands, waiting_commands
 from slurm_ones.act.deferrals import Deferrals
@@ -114,6 +123,7 @@ class Actor:
                 stopped = reason("stop_file", path=str(self._settings.stop_file))
                 made = Plan((), dict.fromkeys(made.outcomes, stopped))
             # A job in the middle of a resize is not decided about.
+            self._promise(one)
             decision = self._write(one, [job for job in rules.jobs.values() if job.target is None], made)
             for change in made.begin:
                 self._begin(change, decision, one.views.get(change.job_id))
@@ -129,6 +139,17 @@ class Actor:
         self._reconcile(deferred | {*kept}, queued, seen)
         self._forget(seen)
         return begun
+
+    def _promise(self, one: PartitionSchedule) -> None:
+        """Store what was said of deadlines, before anything is done for them. In advise mode nothing is promised."""
+        if not (self.acting and one.schedule.promises):
+            return
+        now = self._clock()
+        self._store.record_promises(
+            PromiseRecord(job_id, deadline, now, said.given, ReasonRecord.of(said.reason))
+            for job_id, said in one.schedule.promises.items()
+            if (deadline := one.views[job_id].deadline) is not None
+        )
 
     def _forget(self, seen: Observation) -> None:
         """Leave nothing behind of jobs that have ended. Their deferrals and resizes end by themselves."""

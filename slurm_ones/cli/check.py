@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ones_wrapper.limits import Limits
+from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import MAX_SPEC, ProtocolError, decode_spec
 from slurm_ones.cli.common import JsonOption, command, console, print_json
 from slurm_ones.observe.batch_script import Finding, Verdict, Weight, comment_findings, examine
@@ -25,6 +26,7 @@ def _allowed(optin: OptIn) -> str:
     """The opt-in in words."""
     name, limits = ("nodes", optin.nodes) if optin.nodes else ("GPUs", optin.gpus)
     size = f"{limits[0]} to {limits[1]} {name}" if limits else "its size"
+    size += f" in steps of {optin.step}" if optin.step > 1 else ""
     batch = "its own batch" if optin.batch is None else f"batch {optin.batch[0]} to {optin.batch[1]}"
     if optin.batch is not None and optin.batch[0] == optin.batch[1]:
         batch = f"batch {optin.batch[0]} always"
@@ -79,10 +81,22 @@ def _against(limits: Limits, verdict: Verdict) -> list[Finding]:
             found.append(Finding(Weight.ERROR, 0, f"{text}: none of them"))
         elif within[0].gpus != low:
             found.append(Finding(Weight.WARNING, 0, f"{text}: let it begin at {within[0].gpus}"))
+        else:
+            found += _steps(within, verdict.optin.step if verdict.optin is not None else 1, text)
     nodes, each = verdict.shape or (0, 0)
     if sizes and nodes * each and nodes * each not in sizes:
         found.append(Finding(Weight.ERROR, 0, f"it starts with {nodes * each} GPUs: {limits.refusal(nodes * each)}"))
     return found
+
+
+def _steps(within: list[SizeLimits], step: int, text: str) -> list[Finding]:
+    """That the comment's range holds numbers between those that the strategy can use, of which nobody knows before the
+    first run."""
+    low, high = within[0].gpus, within[-1].gpus
+    wanted = math.gcd(*(row.gpus - low for row in within))
+    if wanted <= 1 or step % wanted == 0:
+        return []
+    return [Finding(Weight.WARNING, 0, f"{text}: allow it steps of {wanted} alone, gpus={low}-{high}:{wanted}")]
 
 
 @command

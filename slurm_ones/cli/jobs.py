@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from ones_db import JobSummary
+from ones_db import JobSummary, PromiseRecord
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
@@ -36,6 +36,7 @@ from slurm_ones.cli.selection import (
     UsersOption,
 )
 from slurm_ones.cli.unknown import unknown_job
+from slurm_ones.report.deadlines import deadline
 from slurm_ones.report.live import causes, counted, newest_decisions, wrong
 from slurm_ones.report.text import per_gpu, progress, safe, seconds, shape, troubles
 
@@ -111,10 +112,11 @@ def _width(widths: dict[str, int]) -> int:
     return sum(widths.values()) + 2 * (len(widths) - 1)
 
 
-def notes(jobs: list[JobSummary], wrong: Mapping[int, str]) -> list[str]:
+def notes(jobs: list[JobSummary], wrong: Mapping[int, str], due: Mapping[int, PromiseRecord]) -> list[str]:
     """What people should know of single jobs, a line each: why one is left alone, what is `wrong` with how it was
-    started, what of its reports was odd, what is wrong with its training."""
-    texts = ((job, (job.refusal, wrong.get(job.job_id), job.report_note, *troubles(job))) for job in jobs)
+    started, what of its reports was odd, what is wrong with its training, and what was said of its deadline (`due`)."""
+    texts = [(job, (job.refusal, wrong.get(job.job_id), job.report_note, *troubles(job))) for job in jobs]
+    texts += [(job, (deadline(due[job.job_id]),)) for job in jobs if job.job_id in due and job.end_time is None]
     found = [(job.job_id, text) for job, words in texts for text in words if text]
     return [f"job {job_id}: {safe(text, 300)}" for job_id, text in found]
 
@@ -146,7 +148,8 @@ def jobs(
     found = [one for one in store.job_summaries(ids or None) if one.job_id in (ids or ()) or selection.takes(one)]
     newest = newest_decisions(store)
     asked = bool(ids) or bool(selection.restricts)
-    _show(found, causes(found, newest), wrong(found, newest), json=json, asked=asked)
+    due = store.promises([one.job_id for one in found])
+    _show(found, causes(found, newest), wrong(found, newest), due, json=json, asked=asked)
     unknown = sorted({*(ids or ())} - {job.job_id for job in found})
     for job_id in unknown:
         said = unknown_job(settings, job_id, store.place, own_only=is_view(settings, store))
@@ -155,9 +158,19 @@ def jobs(
         raise typer.Exit(1)
 
 
-def _show(found: list[JobSummary], why: dict[int, str], wrong: dict[int, str], *, json: bool, asked: bool) -> None:
+def _show(
+    found: list[JobSummary],
+    why: dict[int, str],
+    wrong: dict[int, str],
+    due: Mapping[int, PromiseRecord],
+    *,
+    json: bool,
+    asked: bool,
+) -> None:
     if json:
-        print_json([{**as_json(job), "cause": why.get(job.job_id)} for job in found])
+        said = {job_id: {"deadline": one.deadline, "promised": one.given} for job_id, one in due.items()}
+        none = {"deadline": None, "promised": None}
+        print_json([{**as_json(job), "cause": why.get(job.job_id), **said.get(job.job_id, none)} for job in found])
     elif found:
         shown, width, left_out = table(found, console.width if console.is_terminal else None)
         console.print(shown, width=width, crop=False)
@@ -165,7 +178,7 @@ def _show(found: list[JobSummary], why: dict[int, str], wrong: dict[int, str], *
             console.print(f"[dim]too narrow here for {', '.join(left_out)}; --json has all[/]", soft_wrap=True)
         if why:
             console.print(counted(why.values()), soft_wrap=True)
-        for note in notes(found, wrong):
+        for note in notes(found, wrong, due):
             console.print(note, soft_wrap=True)
     elif not asked:
         console.print("No job has opted in yet: `slurm-ones template` lists batch scripts that do.")

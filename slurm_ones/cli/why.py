@@ -24,8 +24,10 @@ from slurm_ones.cli.common import (
 )
 from slurm_ones.cli.jobs import as_json
 from slurm_ones.cli.unknown import unknown_job
+from slurm_ones.observe.optin import BadComment, parse_comment
 from slurm_ones.report.blocks import change, pause, ran, trains_on
 from slurm_ones.report.blocks import planned as planned_blocks
+from slurm_ones.report.deadlines import deadline, open_deadline
 from slurm_ones.report.strategy import described
 from slurm_ones.report.text import clock, per_gpu, progress, resized, safe, seconds, shape, starts, troubles
 
@@ -39,6 +41,7 @@ def explain(store: Store, summary: JobSummary, decisions: int) -> dict[str, Any]
     job_id = summary.job_id
     return {
         "job": as_json(summary),
+        "deadline": [asdict(said) for said in store.promises([job_id]).values()],
         "runs": [asdict(run) for run in store.runs(job_id)],
         "blocks": [asdict(block) for block in store.blocks(job_id)],
         "memberships": [asdict(member) for member in store.memberships(job_id, MEMBERSHIPS)],
@@ -104,6 +107,21 @@ def _of_blocks(store: Store, job_id: int, *, running: bool) -> Iterator[str]:
         yield f"    {clock(new.time)} generation {new.report.generation}: {change(new, old)}"
 
 
+def _deadline(store: Store, job_id: int) -> Iterator[str]:
+    """What is said of its deadline; nothing of a job without one."""
+    said = store.promises([job_id]).get(job_id)
+    record = store.jobs([job_id])[job_id]
+    try:
+        optin = parse_comment(record.comment)
+    except BadComment:
+        return
+    if optin is None or optin.deadline is None:
+        return
+    at = optin.deadline.after(record.submit_time)
+    # One that was promised before the comment was changed holds no longer.
+    yield deadline(said) if said is not None and abs(said.deadline - at) < 1.0 else open_deadline(at)
+
+
 def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
     """What the command prints of a job, in rich's markup, a line each."""
     job, found = summary.job_id, explain(store, summary, decisions)
@@ -118,6 +136,8 @@ def told(store: Store, summary: JobSummary, decisions: int) -> Iterator[str]:
         yield f"  Its strategy: {safe(str(said), 500)}."
     if summary.report_note:
         yield f"  Not believed of its reports: {safe(summary.report_note, 500)}"
+    for line in _deadline(store, job):
+        yield f"  Its {safe(line, 500)}."
     for trouble in troubles(summary):
         yield f"  [bold red]Look at it[/]: {trouble}."
     for line in _of_blocks(store, job, running=summary.running):

@@ -10,6 +10,7 @@ from typing import Any
 from slurm_ones.decide.drl import Drl
 from slurm_ones.decide.ees import Ees
 from slurm_ones.decide.elasticflow import ElasticFlow
+from slurm_ones.decide.gavel import Gavel
 from slurm_ones.decide.ones import Ones
 from slurm_ones.decide.ones_sc21 import OnesSc21
 from slurm_ones.decide.optimus import Optimus
@@ -21,7 +22,23 @@ from slurm_ones.schedule.policy import Policy
 
 POLICIES: dict[str, Any] = {
     policy.name: policy
-    for policy in (Ones, OnesSc21, Fifo, Srtf, Srsf, Edf, Tiresias, Optimus, Pollux, Sia, ElasticFlow, Ees, Wham, Drl)
+    for policy in (
+        Ones,
+        OnesSc21,
+        Fifo,
+        Srtf,
+        Srsf,
+        Edf,
+        Tiresias,
+        Optimus,
+        Pollux,
+        Sia,
+        Gavel,
+        ElasticFlow,
+        Ees,
+        Wham,
+        Drl,
+    )
 }
 """The class of each policy of ours, by name. It takes one argument, of the dataclass `options_type`."""
 GROUP = "slurm_ones.policies"

@@ -9,8 +9,9 @@ there:
 - The program: at most one configuration a job, no more GPUs than there are, Σ goodput^p over the chosen plus λ for each
   job without one, minimised for p < 0 (§3.4). p = -0.5, λ = 1.1 and the gap of 1e-4 are its authors' values.
 - A job starts on one GPU and grows to at most twice the most it has had (§3.4).
+- Where GPUs are of several kinds a configuration is a kind and a number, and each kind has its own GPUs (§3.3).
 
-Where we differ, because this is Slurm: there is one kind of GPU. A job that keeps its size fixed on its nodes, so
+Where we differ, because this is Slurm: a job that keeps its size fixed on its nodes, so
 fragments may be in the way of what the program wants: then a growing job fixed as it is and a starting one gets less.
 Whole nodes are a second constraint, since rigid jobs may hold parts of some. HiGHS solves it, not CBC. A job that takes
 none of these configurations (a rigid count) is offered its own.
@@ -18,7 +19,7 @@ none of these configurations (a rigid count) is offered its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,8 +27,10 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from slurm_ones.decide.build import build_schedule, free_after_fixed
+from slurm_ones.decide.by_kind import build_by_kind, views_on
 from slurm_ones.decide.job_figures import History, bounded, restart_factor
 from slurm_ones.reasons import Reason, reason
+from slurm_ones.schedule.kinds import free_of_kind, side_by_side
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Schedule
 from slurm_ones.schedule.tables import Tables, build_tables
@@ -64,7 +67,7 @@ class Options:
 
 
 class Sia:
-    """Sia (SOSP 2023) for one kind of GPU. It remembers the most GPUs of each job."""
+    """Sia (SOSP 2023). It remembers the most GPUs of each job."""
 
     name = "sia"
     options_type = Options
@@ -78,6 +81,8 @@ class Sia:
         self._history.update(jobs)
         fixed = fixed_jobs(cluster, jobs)
         mobile = sorted((j for j in jobs if j.job_id not in fixed), key=lambda j: (j.submitted, j.job_id))
+        if len(cluster.kinds) > 1:
+            return self._over_kinds(cluster, jobs, fixed, mobile, now)
         views = [_limited(cluster, job, self._history.bound(job)) for job in mobile]
         tables = build_tables(cluster, views, "best")
         costs = _costs(tables, now, self.options.power)
@@ -87,11 +92,41 @@ class Sia:
         wanted = {job.job_id: int(tables.sizes[u]) for job, u in zip(mobile, solved.column, strict=True)}
         return build_schedule(cluster, jobs, fixed, tables, wanted, solved.reason, solved.cost)
 
+    def _over_kinds(
+        self,
+        cluster: ClusterView,
+        jobs: Sequence[JobView],
+        fixed: Mapping[int, Reason],
+        mobile: Sequence[JobView],
+        now: float,
+    ) -> Schedule:
+        """One program over the configurations of all kinds. Jobs on GPUs of several kinds count as waiting."""
+        parts, needs, there = [], [], []
+        for kind in cluster.kinds:
+            part = cluster.of_kind(kind)
+            views = views_on(cluster, mobile, kind)
+            parts.append(build_tables(part, [_limited(part, job, self._history.bound(job)) for job in views], "best"))
+        tables = side_by_side(mobile, parts)
+        left = free_of_kind(cluster, [job for job in jobs if job.job_id in fixed])
+        for k in range(len(cluster.kinds)):
+            needs.append(np.where(tables.kind == k, tables.tables.sizes, 0))
+            there.append(int(left[k]))
+        costs = _costs(tables.tables, now, self.options.power)
+        solved = _program(tables.tables.current, costs, needs, there, self.options)
+        wanted = {
+            job.job_id: (cluster.kinds[int(tables.kind[u])], int(tables.tables.sizes[u]))
+            for job, u in zip(mobile, solved.column.tolist(), strict=True)
+            if u
+        }
+        return build_by_kind(cluster, jobs, fixed, wanted, "best", solved.reason, solved.cost)
+
 
 def _limited(cluster: ClusterView, job: JobView, bound: int) -> JobView:
     """With the configurations that it may have now."""
     per_node = cluster.gpus_per_node
-    sizes = tuple(n for n in job.limits.gpus if n > 0 and ((_power_of_two(n) and n < per_node) or n % per_node == 0))
+    sizes = tuple(
+        n for n in job.limits.gpus if n > 0 and ((_power_of_two(n) and n < per_node) or n % max(per_node, 1) == 0)
+    )
     offered = replace(job, limits=replace(job.limits, gpus=sizes or job.limits.gpus)) if per_node else job
     return replace(offered, limits=replace(offered.limits, gpus=bounded(cluster, offered, bound)))
 
@@ -128,18 +163,22 @@ class Solved:
 
 def solve(tables: Tables, costs: Floats, free: int, whole: int, per_node: int, options: Options) -> Solved:
     """The configurations of least cost. `free` GPUs there are in all, and `whole` nodes with all of theirs."""
+    sizes = tables.sizes
+    nodes = np.where(sizes % max(per_node, 1) == 0, sizes // max(per_node, 1), 0)
+    if whole * per_node >= free:  # then the GPUs say it all
+        return _program(tables.current, costs, [sizes], [free], options)
+    return _program(tables.current, costs, [sizes, nodes], [free, whole], options)
+
+
+def _program(current: Ints, costs: Floats, needs: Sequence[Ints], there: Sequence[int], options: Options) -> Solved:
+    """The configurations of least cost (J, U) that need, in each respect (U,), no more than there is."""
     row, column = np.nonzero(np.isfinite(costs))
-    jobs, count = len(tables.jobs), len(row)
+    jobs, count = len(costs), len(row)
     if not count:
         return Solved(np.zeros(jobs, dtype=np.int64), options.left_out * jobs)
-    sizes = tables.sizes[column]
-    nodes = np.where(sizes % max(per_node, 1) == 0, sizes // max(per_node, 1), 0)
     index = np.arange(count)
     one = csr_array((np.ones(count), (row, index)), shape=(jobs, count))
-    needs, there = [sizes, nodes], [free, whole]
-    if whole * per_node >= free:  # then the GPUs say it all
-        needs, there = [sizes], [free]
-    total = csr_array(np.stack(needs).astype(np.float64))
+    total = csr_array(np.stack([need[column] for need in needs]).astype(np.float64))
     found = milp(
         (costs[row, column] - options.left_out) * SCALE,
         integrality=np.ones(count, dtype=np.int64),
@@ -150,7 +189,7 @@ def solve(tables: Tables, costs: Floats, free: int, whole: int, per_node: int, o
     result = np.zeros(jobs, dtype=np.int64)
     if found.x is None:
         why = str(found.message).partition(" (")[0]
-        return Solved(tables.current, float("nan"), reason("no_solution", message=why))
+        return Solved(current, float("nan"), reason("no_solution", message=why))
     chosen = np.flatnonzero(found.x > 0.5)
     result[row[chosen]] = column[chosen]
     cost = float(found.fun) / SCALE + options.left_out * jobs

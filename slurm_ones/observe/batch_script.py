@@ -257,10 +257,11 @@ def _shape(script: Script) -> tuple[int, int] | None:
 def _range(script: Script, optin: OptIn, shape: tuple[int, int]) -> list[Finding]:
     nodes, each = shape
     asked, name, limits = (nodes, "nodes", optin.nodes) if optin.nodes else (nodes * each, "gpus", optin.gpus)
-    if limits is None or not asked or limits[0] <= asked <= limits[1]:
+    step = 1 if optin.nodes else optin.step
+    if limits is None or not asked or (limits[0] <= asked <= limits[1] and (asked - limits[0]) % step == 0):
         return []
     low, high = limits
-    text = f"it starts with {asked} {name}, outside its {name}={low}-{high}"
+    text = f"it starts with {asked} {name}, outside its {name}={low}-{high}{f':{step}' if step > 1 else ''}"
     return [Finding(Weight.WARNING, script.line("--comment"), text)]
 
 

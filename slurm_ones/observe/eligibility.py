@@ -80,6 +80,11 @@ class Elastic:
             return low * self.gpus_per_node, high * self.gpus_per_node
         return self.shape.gpus, self.shape.gpus
 
+    def allows(self, gpus: int) -> bool:
+        """Whether its owner's range holds this number of GPUs, by its steps."""
+        low, high = self.gpu_range
+        return low <= gpus <= high and (gpus - low) % (self.optin.step if self.optin is not None else 1) == 0
+
 
 @dataclass(frozen=True)
 class Observation:

@@ -1,9 +1,10 @@
 """Opting in: what a job's comment says it can take.
 
-``ones: gpus=1-16 batch=256-4096`` makes a job elastic; `nodes=` instead of `gpus=` counts whole nodes; `batch=N`
-keeps the global batch; `resize=off` asks for measuring alone; `array=blocks` says that the tasks of this job array are
-blocks of one job; `size=8` asks for 8 GPUs, by hand; `fuse=NAME` says that jobs of this sweep may be trained as one;
-`deadline=2026-12-01T18:00`, local time, or `deadline=6h`, since its submission, says by when it shall have ended.
+``ones: gpus=1-16 batch=256-4096`` makes a job elastic; `gpus=4-16:4` allows 4, 8, 12 and 16 alone, as Slurm writes the
+steps of an array; `nodes=` instead of `gpus=` counts whole nodes; `batch=N` keeps the global batch; `resize=off` asks
+for measuring alone; `array=blocks` says that the tasks of this job array are blocks of one job; `size=8` asks for 8
+GPUs, by hand; `fuse=NAME` says that jobs of this sweep may be trained as one; `deadline=2026-12-01T18:00`, local time,
+or `deadline=6h`, since its submission, says by when it shall have ended.
 
 A comment that does not start with ``ones:`` opts in to nothing, not even where those words follow other text: what a
 comment says about ones, or quotes, is not what its owner allows, and a guess would change somebody's job. One that
@@ -26,7 +27,7 @@ _NEARLY = re.compile(
     re.IGNORECASE,
 )
 """What nobody writes who does not mean to opt in."""
-_WORD = re.compile(r"\b(gpus|nodes|batch|resize|array)\s*[=:]\s*(\w+)(?:\s*[-–—]\s*(\d+))?", re.IGNORECASE)
+_WORD = re.compile(r"\b(gpus|nodes|batch|resize|array)\s*[=:]\s*(\w+)(?:\s*[-–—]\s*(\d+)(:\d+)?)?", re.IGNORECASE)
 _EXAMPLE = "ones: gpus=1-16 batch=32-1024"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
 _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
@@ -69,6 +70,20 @@ class OptIn:
     """The sweep whose jobs may be trained as one; empty: none."""
     deadline: Deadline | None = None
     """When it shall have ended."""
+    step: int = 1
+    """Of the range of GPUs every so many-th number, from the first on: what a strategy can use that nobody knows
+    before the job's first run."""
+
+
+def _stepped(word: str, text: str) -> tuple[tuple[int, int], int]:
+    """A range of GPUs, and its step."""
+    whole, colon, step = text.partition(":")
+    low, high = _range(word, whole, MAX_GPUS)
+    if not colon:
+        return (low, high), 1
+    if re.fullmatch(r"[1-9]\d{0,5}", step, re.ASCII) is None or int(step) > max(high - low, 1):
+        raise BadComment(f"{word!r}: expected a step within the range, such as 4-16:4 for 4, 8, 12 and 16")
+    return (low, high), int(step)
 
 
 def _range(word: str, text: str, most: int) -> tuple[int, int]:
@@ -95,7 +110,10 @@ def _deadline(word: str, text: str) -> Deadline:
 
 def meant(comment: str) -> str:
     """The comment that its words would make if they were written right; an example where they would make none."""
-    found = {one[1].lower(): one[2] + (f"-{one[3]}" if one[3] else "") for one in _WORD.finditer(comment[:1000])}
+    found = {
+        one[1].lower(): one[2] + (f"-{one[3]}{one[4] or ''}" if one[3] else "")
+        for one in _WORD.finditer(comment[:1000])
+    }
     line = "ones: " + " ".join(f"{key}={value}" for key, value in found.items())
     try:
         return line if len(line) < 80 and _parse(line) is not None else _EXAMPLE
@@ -133,13 +151,15 @@ def _parse(comment: str) -> OptIn | None:
         return None
     found: dict[str, tuple[int, int]] = {}
     resize: bool | None = None
-    blocks, fuse, deadline = False, "", None
+    blocks, fuse, deadline, step = False, "", None, 1
     for word in comment[match.end() :].replace(",", " ").split():
         shown = "".join(c if c.isprintable() else "?" for c in word[:40])
         key, _, value = word.partition("=")
         if key in found or (key == "resize" and resize is not None):
             raise BadComment(f"{shown!r}: {key} is given twice")
-        if key in ("gpus", "nodes", "size"):
+        if key == "gpus":
+            found[key], step = _stepped(shown, value)
+        elif key in ("nodes", "size"):
             found[key] = _range(shown, value, MAX_GPUS)
         elif key == "batch":
             found[key] = _range(shown, value, MAX_BATCH)
@@ -169,12 +189,12 @@ def _parse(comment: str) -> OptIn | None:
         raise BadComment("gpus= and nodes= contradict each other: give one of them")
     if not {"gpus", "nodes"} & found.keys() and resize is not False:
         raise BadComment("neither gpus= nor nodes=: say how far the job may grow, such as gpus=1-16")
-    size = _size(found)
+    size = _size(found, step)
     ranges = found.get("gpus"), found.get("nodes"), found.get("batch")
-    return OptIn(*ranges, resize is not False, blocks, size, fuse, deadline)
+    return OptIn(*ranges, resize is not False, blocks, size, fuse, deadline, step)
 
 
-def _size(found: dict[str, tuple[int, int]]) -> int | None:
+def _size(found: dict[str, tuple[int, int]], step: int) -> int | None:
     if "size" not in found:
         return None
     low, high = found["size"]
@@ -183,6 +203,8 @@ def _size(found: dict[str, tuple[int, int]]) -> int | None:
     least, most = found.get("gpus", (low, low))
     if not least <= low <= most:
         raise BadComment(f"'size={low}': not within gpus={least}-{most}")
+    if (low - least) % step:
+        raise BadComment(f"'size={low}': not in steps of {step} from {least}, as gpus={least}-{most}:{step} says")
     return low
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ones_db import JobHistory, ResizeRecord
+from ones_db import JobHistory, PromiseRecord, ResizeRecord
 from ones_wrapper.protocol import Spec
 from slurm_ones.config import ResizeSettings, Settings
 from slurm_ones.observe.eligibility import Elastic, Observation
@@ -141,6 +141,8 @@ class Round:
     """Tasks that stand in holds of ours, of jobs of blocks."""
     split_nodes: bool = True
     """Two blocks of a job on one node see each other's GPUs."""
+    promises: Mapping[int, PromiseRecord] = field(default_factory=dict)
+    """What was said of the jobs' deadlines, by job."""
 
     @classmethod
     def build(
@@ -153,11 +155,12 @@ class Round:
         *,
         held: Mapping[int, frozenset[int]] | None = None,
         split_nodes: bool = True,
+        promises: Mapping[int, PromiseRecord] | None = None,
     ) -> Round:
         under_way = list(resizes)
         targets = {resize.job_id: target_of(resize) for resize in under_way}
         moves = {resize.job_id: moves_of(resize) for resize in under_way if resize.mechanism == BLOCKS}
-        return cls(seen, histories, settings, targets, now, moves, held or {}, split_nodes)
+        return cls(seen, histories, settings, targets, now, moves, held or {}, split_nodes, promises or {})
 
     def begun(self, targets: Mapping[int, Shape], moves: Mapping[int, Moves] | None = None) -> Round:
         """The same once resizes to these shapes, or by these moves of blocks, are under way as well."""

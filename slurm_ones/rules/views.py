@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,8 +24,12 @@ from slurm_ones.rules.moves import smaller
 from slurm_ones.rules.reclaim import annotate, make_room
 from slurm_ones.rules.rigid import RigidDemand, rigid_demand, rigid_jobs
 from slurm_ones.rules.strategy import ANY_BATCH, parts, size_rules
-from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView, Policy, Schedule
+from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView, Policy, Reserved, Schedule
 from slurm_ones.schedule.shapes import strategy_counts, takes, valid_counts
+from slurm_ones.slurm.model import Partition
+
+SAME_S = 1.0
+"""Deadlines closer than this are the same."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
         NodeView(name, (gpus if offered else 0) + held[name], leaf=known[name].leaf if name in known else "")
         for name, gpus in rules.free.items()
     )
-    return ClusterView(nodes, whole, full, taper=round_.settings.taper)
+    return ClusterView(nodes, whole, full, taper=round_.settings.taper, reserved=_reserved(round_, part, full))
 
 
 def bounds_of(round_: Round, rules: PartitionRules) -> Bounds:
@@ -110,10 +115,33 @@ def job_views(round_: Round, rules: PartitionRules, cluster: ClusterView, learne
         view = _view(job.elastic, limits, job.history, known, fixed, round_.now)
         if hot(job.elastic):
             view = replace(view, smaller=_smaller(job, rules.node_gpus, limits))
+        view = _dated(view, job, round_)
         if view.fixed is None and job.asked is None:
             view = replace(view, fixed=near_end(view, _near_end_s(job, round_)))
         views.append(view)
     return views
+
+
+def _dated(view: JobView, job: JobRules, round_: Round) -> JobView:
+    """With the deadline that its owner wants, and what was said of that one."""
+    optin = job.elastic.optin
+    if optin is None or optin.deadline is None:
+        return view
+    deadline = optin.deadline.after(view.submitted)
+    said = round_.promises.get(view.job_id)
+    known = said is not None and abs(said.deadline - deadline) < SAME_S
+    return replace(view, deadline=deadline, promised=said.given if said is not None and known else None)
+
+
+def _reserved(round_: Round, part: Partition, full: int) -> tuple[Reserved, ...]:
+    """What of a partition's nodes the site sets aside in time to come."""
+    nodes = round_.seen.snapshot.nodes
+    return tuple(
+        Reserved(one.start_time, one.end_time or math.inf, gpus)
+        for one in round_.seen.snapshot.reservations
+        if one.start_time > round_.now
+        and (gpus := sum(nodes[n].gpus or full for n in one.node_names if n in nodes and n in part.node_names))
+    )
 
 
 def _smaller(job: JobRules, node_gpus: int, limits: Limits) -> dict[int, dict[str, int]]:
@@ -145,7 +173,7 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, batch: 
     low, high = elastic.gpu_range
     rules = size_rules(spec, cluster.gpus_per_node)
     if not rules:
-        gpus = valid_counts(cluster, low, high)
+        gpus = tuple(n for n in valid_counts(cluster, low, high) if elastic.allows(n))
         if elastic.shape.gpus and elastic.shape.gpus not in gpus:
             # An odd size that its owner asked for is valid: it runs there.
             gpus = tuple(sorted({*gpus, elastic.shape.gpus}))
@@ -160,7 +188,7 @@ def limits_of(elastic: Elastic, cluster: ClusterView, spec: Spec | None, batch: 
         least = most = base
     if rules:
         every = Limits((), least, most, _most_per_gpu(spec), _quantum(spec), rules)
-        gpus = tuple(n for n in strategy_counts(cluster, rules, low, high) if takes(every, n))
+        gpus = tuple(n for n in strategy_counts(cluster, rules, low, high) if takes(every, n) and elastic.allows(n))
     name = spec.limits.strategy if spec is not None and spec.limits is not None else ""
     return Limits(gpus, least, most, _most_per_gpu(spec), _quantum(spec), rules, name)
 

@@ -112,7 +112,7 @@ class ClusterView:
         if self.kinds == (kind,):
             return self
         nodes = tuple(node for node in self.nodes if node.kind == kind)
-        full = self.gpus_of_kind.get(kind, 0) or max((node.gpus for node in nodes), default=0)
+        full = self.gpus_of_kind.get(kind, 0) or self.node_gpus or max((node.gpus for node in nodes), default=0)
         return replace(self, nodes=nodes, node_gpus=full, gpus_of_kind={})
 
 

@@ -9,6 +9,8 @@ from ones_db import (
     AlternativeRecord,
     BlockRecord,
     NodeRecord,
+    PromiseRecord,
+    ReasonRecord,
     Store,
 )
 from ones_db.access import CLOSED, OPEN
@@ -41,6 +43,7 @@ def fill(url: str) -> None:
                 number=7,
             )
             store.record_blocks([BlockRecord(number, 0, 0, number, 1, 4, ("n1",), "COMPLETED", 3000.0, 3600.0)])
+            store.record_promises([PromiseRecord(number, 4000.0, 2400.0, True, ReasonRecord("why", {}, "so"))])
             store.end_run(number, 1, 3600.0, "COMPLETED")
             ended = job(number, user=user, restart=1, submit_time=2901.0, state="COMPLETED", end_time=3600.0)
             store.record_jobs([replace(ended, requested_gpus_per_node=1)])

@@ -381,3 +381,20 @@ def test_submissions_newest_first_with_what_they_held(store: Store) -> None:
         Submission("gpu", "alice", 1001.0, 2500.0, 4000.0),
     ]
     assert len(store.submissions(4000.0, 2)) == 2
+
+
+def test_looks_compile_no_statement_anew(store: Store) -> None:
+    """Protects the length of a tick and the memory of a companion: SQLAlchemy keeps hundreds of compiled statements."""
+    store.record_jobs([job(n) for n in (1, 2)])
+    store.record_runs([run(n) for n in (1, 2)])
+    for n in (1, 2):
+        report(store, n, 0, offset=1, number=1, hello=hello())
+    kept = []
+    for look in range(6):
+        for n in (1, 2):
+            report(store, n, 0, offset=2 + look, number=2 + look, line=throughput(2 + look))
+        store.histories([1, 2])
+        cache = store._engine._compiled_cache
+        assert cache is not None
+        kept.append(len(cache))
+    assert kept[-1] == kept[2]

@@ -16,6 +16,7 @@ from slurm_ones.decide import (
     Ees,
     ElasticFlow,
     Fifo,
+    Gavel,
     Ones,
     OnesSc21,
     Optimus,
@@ -37,6 +38,7 @@ TestEdf = policy_contract(Edf)
 TestEes = policy_contract(Ees)
 TestElasticFlow = policy_contract(ElasticFlow)
 TestFifo = policy_contract(Fifo)
+TestGavel = policy_contract(Gavel, starts_what_fits=False)
 TestOnes = policy_contract(Ones)
 TestOnesSc21 = policy_contract(OnesSc21)
 TestOptimus = policy_contract(Optimus)

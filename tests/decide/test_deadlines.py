@@ -29,7 +29,7 @@ def decide(jobs: list[JobView], nodes: int = 2, **options: object) -> Schedule:
 
 def test_a_promise_is_given_only_where_it_can_be_kept() -> None:
     """Beside a job that was promised the same GPUs it is refused, and the reason says why; alone it is not."""
-    first = replace(due(1, 950.0, 550.0), promised=True)
+    first = replace(due(1, 900.0, 500.0), promised=True)
     assert decide([due(2, 1000.0, 580.0)]).promises[2].given
     refused = decide([first, due(2, 1000.0, 580.0)]).promises
     assert refused.keys() == {2}
@@ -55,6 +55,8 @@ def test_a_promised_job_gets_what_it_needs_and_why_says_so() -> None:
     schedule = decide([urgent, replace(other, resize_s=1.0)], nodes=1)
     assert schedule.allocations[1].shape.gpus >= 2
     assert schedule.allocations[2].shape.gpus < 3
+    assert schedule.reasons[1].code == "deadline_needs"
+    assert "to end by its deadline, which is promised" in str(schedule.reasons[1])
     free = decide([urgent, replace(other, resize_s=1.0)], nodes=1, deadlines=False)
     assert not free.promises
 

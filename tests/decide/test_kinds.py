@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_ones.decide import Ones, make_policy
+from slurm_ones.decide.gavel import allocate
 from slurm_ones.decide.ones.assign import assign
 from slurm_ones.schedule.kinds import kinds_held
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints
@@ -44,20 +46,21 @@ def mixed_rounds(draw: st.DrawFn) -> Round:
 
 
 class TestContract:
-    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(mixed_rounds(), min_size=1, max_size=2), st.integers(0, 3))
-    def test_schedules_can_be_had(self, history: list[Round], seed: int) -> None:
+    @pytest.mark.parametrize("name", ["ones", "sia", "gavel"])
+    def test_schedules_can_be_had(self, name: str, history: list[Round], seed: int) -> None:
         """Whatever the kinds of nodes and jobs, a schedule keeps the contract, and is equal for equal seeds."""
         found = []
         for _ in range(2):
-            policy, rng = Ones(), seeded(seed)
+            policy, rng = make_policy(name), seeded(seed)
             for number, (view, jobs) in enumerate(history):
                 schedule = policy.decide(view, jobs, number * 60.0, rng)
                 check(view, jobs, schedule)
             found.append(repr(schedule))
         assert found[0] == found[1]
 
-    @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(rounds(), st.integers(0, 3))
     def test_with_one_kind_nothing_changes(self, drawn: Round, seed: int) -> None:
         """A cluster whose GPUs all have one name is decided about to the last bit as if they had none."""
@@ -124,11 +127,43 @@ class TestChoice:
         assert (schedule.allocations[1].kind, schedule.allocations[1].shape) == ("", Shape(2, 4))
         assert schedule.reasons[1].code == "several_kinds"
 
+    @pytest.mark.parametrize("name", ["ones", "sia", "gavel"])
+    def test_jobs_whose_nodes_are_gone_stay_as_they_are(self, name: str) -> None:
+        """Nobody knows the kind of their GPUs, and nobody else gets them."""
+        view = of_kinds(cluster(2), "slow", "fast")
+        jobs = [job(1, {"n9": 4}, epochs=5), replace(job(2, {"n1": 1}, epochs=5), nodes={}), job(3, gpus=(4,))]
+        schedule = make_policy(name).decide(view, jobs, 0.0, seeded())
+        for kept in jobs[:2]:
+            assert (schedule.allocations[kept.job_id].shape, schedule.allocations[kept.job_id].kind) == (kept.shape, "")
+            assert schedule.reasons[kept.job_id].code == "nodes_do_not_add_up"
+        assert schedule.allocations[3].kind in ("slow", "fast")
+
     def test_kinds_can_be_ignored(self) -> None:
         """With `kinds=False` a schedule names none."""
         view = of_kinds(cluster(2), "slow", "fast")
         schedule = make_policy("ones", kinds=False).decide(view, [job(1, on=fast_and_slow(3.0))], 10.0, seeded())
         assert {got.kind for got in schedule.allocations.values()} == {""}
+
+
+@pytest.mark.parametrize("name", ["sia", "gavel"])
+def test_rivals_give_the_faster_kind_to_who_gains_most(name: str) -> None:
+    """Of two jobs that wait, by an integer program or by shares of time."""
+    view = of_kinds(cluster(2), "slow", "fast")
+    jobs = [job(i, gpus=(4,), on=fast_and_slow(factor)) for i, factor in enumerate((1.0, 4.0))]
+    schedule = make_policy(name).decide(view, jobs, 10.0, seeded())
+    assert [schedule.allocations[i].kind for i in range(2)] == ["slow", "fast"]
+
+
+def test_gavel_shares_time() -> None:
+    """Two equal jobs and one node of each kind: each job has each kind half of its time, and rounds keep to it."""
+    shares = allocate(np.full((2, 2), 4), np.array([[1.0, 3.0], [1.0, 3.0]]), np.array([4, 4]), "max_min")
+    assert shares.sum(axis=0) == pytest.approx([1.0, 1.0]) and (shares @ [1.0, 3.0]) == pytest.approx([2.0, 2.0])
+    view, policy, had = of_kinds(cluster(2), "slow", "fast"), make_policy("gavel"), Counter[tuple[int, str]]()
+    jobs = [job(i, gpus=(4,), on=fast_and_slow(3.0)) for i in range(2)]
+    for number in range(8):
+        schedule = policy.decide(view, jobs, 60.0 * number, seeded())
+        had.update((i, got.kind) for i, got in schedule.allocations.items())
+    assert 3 <= had[0, "fast"] <= 5 and had[0, "fast"] + had[1, "fast"] == 8
 
 
 def best_of_all(worth: Floats, sizes: Ints, kind: Ints, gpus: Ints) -> float:

@@ -61,6 +61,15 @@ def test_ranks_that_share_a_node_do_so() -> None:
     assert [found.at(n).fits(Shape(n // 2, 2)) for n in found.gpus] == [False, False, False]
 
 
+def test_an_owner_names_steps_before_the_strategy_is_known() -> None:
+    """No policy is shown a size that the strategy cannot use; what is known later holds as well."""
+    waits = seen(waiting(1, Shape(1, 4), comment="ones: gpus=4-16:4")).elastic[1]
+    assert limits_of(waits, CLUSTER, None).gpus == (4, 8, 12, 16)
+    pairs = seen(waiting(1, Shape(1, 2), comment="ones: gpus=2-16:2")).elastic[1]
+    assert limits_of(pairs, CLUSTER, None).gpus == (2, 4, 8, 12, 16)
+    assert allowed(RING, "ones: gpus=4-16:6 batch=32-4096").gpus == (4, 16)
+
+
 def test_a_size_without_memory_for_a_sample_is_none() -> None:
     """8 GB of 16 are taken, and a sample takes 10 on one GPU: it takes two at least."""
     rows = (SizeLimits(n, 1, fixed_bytes=8 * 10**9, sample_bytes=10**10 // n) for n in (1, 2, 4))

@@ -34,6 +34,8 @@ ASKED = 8
 """Jobs that are considered for a promise in one decision, those first that were not refused."""
 SPARE = 0.03
 """Share of the time to its deadline that is kept in reserve as a promise is given, or put off."""
+ROUND_S = 60.0
+"""Seconds that are kept besides, for a decision that comes late; and one pause."""
 NEXT_S = 300.0
 """Seconds up to which what a job needs now is not put off."""
 LONGEST = 1e12
@@ -155,7 +157,8 @@ def _now(timeline: Timeline, curves: Sequence[Curve], shares: Sequence[Filled]) 
 
 def _hurried(curve: Curve) -> Curve:
     """The same with some time in reserve."""
-    return replace(curve, due_s=curve.due_s * (1.0 - SPARE))
+    spare = SPARE * curve.due_s + ROUND_S + float(curve.pause_s.max(initial=0.0))
+    return replace(curve, due_s=max(curve.due_s - spare, 0.0))
 
 
 def _smallest(rate: Floats, sizes: Ints) -> Ints:

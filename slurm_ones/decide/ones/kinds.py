@@ -109,10 +109,16 @@ class ByKind:
         for attempt in range(ROUNDS + 1):
             kinds = self._kinds_of(cluster, wanted, columns)
             kinds |= {job.job_id: (*held[job.job_id], *cluster.kinds)[0] for job in jobs if job.job_id in fixed}
+            # Those that keep GPUs of several kinds, or of none here, take part in no search.
             spread = {
                 job.job_id
-                for j, job in [*enumerate(mobile), *((-1, job) for job in jobs if job.job_id in fixed)]
-                if len(held[job.job_id]) > 1 and (j < 0 or columns[j] == wanted.tables.tables.current[j])
+                for j, job in enumerate(mobile)
+                if len(held[job.job_id]) > 1 and columns[j] == wanted.tables.tables.current[j]
+            }
+            spread |= {
+                job.job_id
+                for job in jobs
+                if job.job_id in fixed and job.shape is not None and len(held[job.job_id]) != 1
             }
             found = {
                 kind: self._within_kind(cluster, kind, jobs, kinds, held, spread, wanted, columns, now, rng)
@@ -124,7 +130,7 @@ class ByKind:
             if attempt == ROUNDS - 1:
                 back = list(range(len(mobile)))
             columns[back] = wanted.tables.tables.current[back]
-        return self._joined(cluster, jobs, wanted, held, kinds, spread, found)
+        return self._joined(cluster, jobs, fixed, wanted, held, kinds, spread, found)
 
     def _wanted(
         self,
@@ -254,6 +260,7 @@ class ByKind:
         self,
         cluster: ClusterView,
         jobs: Sequence[JobView],
+        fixed: Mapping[int, Reason],
         wanted: _Wanted,
         held: Mapping[int, Sequence[str]],
         kinds: Mapping[int, str],
@@ -268,7 +275,9 @@ class ByKind:
         for job in jobs:
             if job.job_id in spread and job.shape is not None:
                 allocations[job.job_id] = Allocation(job.shape, job.batch)
-                reasons[job.job_id] = job.fixed or reason("several_kinds", kinds=", ".join(held[job.job_id]))
+                reasons[job.job_id] = fixed.get(job.job_id) or reason(
+                    "several_kinds", kinds=", ".join(held[job.job_id])
+                )
         reasons |= self._changes(cluster, wanted, held, kinds, allocations, spread)
         allocations = {job.job_id: allocations[job.job_id] for job in jobs if job.job_id in allocations}
         reasons = {job.job_id: reasons[job.job_id] for job in jobs}

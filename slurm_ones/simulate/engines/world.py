@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from ones_db import PromiseRecord
 from slurm_ones.simulate.engines.outcome import JobOutcome, Segment, fair_seconds
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
@@ -192,6 +193,8 @@ class World:
         batch = f"{app.min_batch or app.base_batch}-{app.max_batch}"
         blocks = submission.elastic and self._of_blocks(submission)
         comment = f"ones: gpus={least_gpus(app)}-{most} batch={batch}{' array=blocks' if blocks else ''}"
+        if submission.deadline_s is not None:
+            comment += f" deadline={round(submission.deadline_s)}s"
         return Request(
             nodes=shape.nodes,
             gpus_per_node=0 if self.spec.whole_nodes else shape.gpus_per_node,
@@ -257,8 +260,14 @@ class VirtualStop:
         return self._set
 
 
-def job_outcome(world: World, submission: Submission, presence: Sequence[tuple[float, int]]) -> JobOutcome:
-    """One submission's; `presence` is (seconds, jobs in the system) in order."""
+def job_outcome(
+    world: World,
+    submission: Submission,
+    presence: Sequence[tuple[float, int]],
+    promises: Mapping[int, PromiseRecord],
+) -> JobOutcome:
+    """One submission's; `presence` is (seconds, jobs in the system) in order, `promises` what the companion stored of
+    deadlines."""
     app = world.workload.applications[submission.application]
     job_id = world.job_ids[submission.name]
     training = world.trainings[job_id]
@@ -283,6 +292,8 @@ def job_outcome(world: World, submission: Submission, presence: Sequence[tuple[f
         metric=app.metric_at(training.position.progress, training.batch),
         target=app.target,
         elastic=submission.elastic,
+        deadline=None if submission.deadline_s is None else submission.time + round(submission.deadline_s),
+        promised=promises[job_id].given if job_id in promises else None,
     )
 
 
