@@ -136,12 +136,6 @@ def release_commands(job_id: JobKey, *, start: str = "") -> list[list[str]]:
     return [*([defer_command(job_id, start)] if start else []), ["scontrol", "release", str(job_id)]]
 
 
-def switches_command(job_id: JobKey, most: int) -> list[str]:
-    """`most` leaf switches, 0 for as many as it takes."""
-    wish = f"{most}@{SWITCH_WAIT_S / 60:02.0f}:00" if most else "0"
-    return ["scontrol", "update", f"JobId={job_id}", f"Switches={wish}"]
-
-
 class CommandClient:
     """Slurm through its commands, which must be on the PATH."""
 
@@ -249,12 +243,9 @@ class CommandClient:
 
     def leaves(self) -> dict[str, str]:
         """The leaf switch of each node; of no node where Slurm knows no topology, which some releases call an error."""
-        try:
+        with suppress(Refused):
             return parse_topology(self._ask(["scontrol", "-o", "show", "topology"]))
-        except Unreachable:
-            raise
-        except Refused:
-            return {}
+        return {}
 
     def snapshot(self) -> Snapshot:
         jobs = self._queue()
@@ -331,7 +322,8 @@ class CommandClient:
         self.run(defer_command(job_id, f"uts{math.ceil(until)}" if until > time.time() else self._now))
 
     def few_switches(self, job_id: JobKey, most: int) -> None:
-        self.run(switches_command(job_id, most))
+        wish = f"{most}@{SWITCH_WAIT_S / 60:02.0f}:00" if most else "0"
+        self.run(["scontrol", "update", f"JobId={job_id}", f"Switches={wish}"])
 
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         # Without a look first, scancel says nothing of a job that is not there.
