@@ -261,6 +261,8 @@ class Submission:
     """False for a rigid job, which never opted in."""
     epochs: float = 1.0
     """Share of the application's epochs that it trains."""
+    declares: float = 1.0
+    """Epochs that it says it trains over those that it does; 0 where it does not say."""
     priority: int = 1
     """Slurm's: jobs of higher priority come first."""
     deadline_s: float | None = None
