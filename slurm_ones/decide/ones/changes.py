@@ -1,4 +1,10 @@
-"""What a change of a job's size costs, and for how long it is expected to pay."""
+"""What a change of a job's size costs, and for how long it is expected to pay.
+
+In a pause the job waits and its new GPUs are held. That costs (w + λn) a second, w the weight of its waiting and λ the
+price of a GPU, and at the size n that is best for it w + λn is the worth v g(n) of training there. So a pause costs the
+worth of the new size, and a change from n to m that lasts L seconds, p of them a pause, brings
+v g(m) (L − p) − v g(n) L.
+"""
 
 from __future__ import annotations
 
