@@ -2,8 +2,9 @@
 
 Half of the jobs run and half wait. Their throughput is learned from a few noisy measurements, as the companion learns
 it, and jobs that have not run know only what others of their kind taught. The first decision is a cold one; the second,
-after each waiting job that was started has started, has the memory of the first. Both are timed, from views to
-schedule, in seconds of the clock and of the processor: on a busy machine only the second say something.
+after each waiting job that was started has started, has the memory of the first. Then comes a tick in which nothing has
+changed. All are timed, from views to schedule, in seconds of the clock and of the processor: on a busy machine only the
+second say something.
 
     OMP_NUM_THREADS=1 python benchmarks/decision.py --json decision.json
 """
@@ -47,6 +48,8 @@ NOISE = 0.05
 NOW = 4 * 3600.0
 WAITED_S = 60.0
 """From the first decision to the second."""
+TICK_S = 15.0
+"""From there to the tick in which nothing has changed."""
 
 Placement = tuple[Shape, dict[str, int]]
 
@@ -206,7 +209,7 @@ def measure(name: str, gpus: int, jobs: int, repeats: int) -> dict[str, Any]:
     wall: dict[str, list[float]] = {"cold": [], "warm": []}
     cpu: dict[str, list[float]] = {"cold": [], "warm": []}
     policy = make_policy(name)
-    running = []
+    running, unchanged = [], []
     for seed in range(repeats):
         cluster, waiting = views(gpus, jobs, seed)
         running.append(sum(job.shape is not None for job in waiting))
@@ -215,6 +218,8 @@ def measure(name: str, gpus: int, jobs: int, repeats: int) -> dict[str, Any]:
             schedule, clock, used = timed(policy, cluster, waiting, now, rng)
             wall[kind].append(clock)
             cpu[kind].append(used)
+            if kind == "warm":
+                unchanged.append(timed(policy, cluster, waiting, now + TICK_S, rng)[2])
             waiting, now = later(cluster, waiting, schedule), now + WAITED_S
     every = [*cpu["cold"], *cpu["warm"]]
     return {
@@ -224,6 +229,7 @@ def measure(name: str, gpus: int, jobs: int, repeats: int) -> dict[str, Any]:
         "cpu_most_s": max(every),
         **{f"{kind}_s": statistics.median(found) for kind, found in wall.items()},
         **{f"{kind}_cpu_s": statistics.median(found) for kind, found in cpu.items()},
+        "unchanged_cpu_s": statistics.median(unchanged),
         "generations": getattr(getattr(policy, "options", None), "generations", None),
         "running": statistics.median(running),
     }
@@ -248,13 +254,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="F", help="write the figures there")
     options = parser.parse_args()
     found: dict[str, Any] = {}
-    print("| GPUs × jobs | clock, s | processor, s | least – most | cold | warm | target |")
-    print("| --- |" + " ---: |" * 6)
+    print("| GPUs × jobs | clock, s | processor, s | least – most | cold | warm | unchanged | target |")
+    print("| --- |" + " ---: |" * 7)
     for (gpus, jobs), target in zip(CASES, TARGETS, strict=True):
         case = found[f"{gpus}x{jobs}"] = measure(options.policy, gpus, jobs, options.repeats)
         spread = f"{case['cpu_least_s']:.3f} – {case['cpu_most_s']:.3f}"
         cells = (f"{case[key]:.3f}" for key in ("seconds", "cpu_s"))
-        both = (f"{case[key]:.3f}" for key in ("cold_cpu_s", "warm_cpu_s"))
+        both = (f"{case[key]:.3f}" for key in ("cold_cpu_s", "warm_cpu_s", "unchanged_cpu_s"))
         print(f"| {gpus} × {jobs} | {' | '.join(cells)} | {spread} | {' | '.join(both)} | {target} |", flush=True)
     found["growth"] = growth(found, "cpu_s")
     for name, value in found["growth"].items():

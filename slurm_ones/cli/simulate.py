@@ -221,6 +221,12 @@ def simulate(
             "--idealized", "--plain", help="Assumptions of published studies: no Slurm, no companion, no noise."
         ),
     ] = False,
+    bound: Annotated[
+        bool,
+        typer.Option(
+            "--bound", help="Compute a mean JCT that no schedule can beat, and on what each policy's time goes."
+        ),
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="Write all figures and jobs to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this file.")] = None,
     processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0,
@@ -230,6 +236,7 @@ def simulate(
     ] = None,
 ) -> None:
     """Compare policies on a simulated cluster, with the companion itself, in virtual time."""
+    from slurm_ones.simulate.study.bounds import bounds_of
     from slurm_ones.simulate.study.plan import Plan, Source
     from slurm_ones.simulate.study.present import as_json, page
     from slurm_ones.simulate.study.runs import summarize
@@ -259,14 +266,19 @@ def simulate(
         settings=parse_pairs("--set", settings or ()),
         parts=parts if parts[0].kind else (),
     )
+    if bound and plan.parts:
+        raise BadInput("--bound: it is known for GPUs of one kind, and this cluster has several")
     _check_outputs(json, html)
     plan.check()
     console.print(plain(_headline(plan), 400), markup=False, soft_wrap=True)
     runs = _run(plan, processes or os.cpu_count() or 1)
-    found = summarize(plan, runs)
+    bounds = bounds_of(plan, processes or os.cpu_count() or 1) if bound else {}
+    found = summarize(plan, runs, bounds)
     _print(found)
     if json is not None:
-        json.write_text(json_format.dumps(as_json(plan, found, runs), indent=1, allow_nan=False), encoding="utf-8")
+        json.write_text(
+            json_format.dumps(as_json(plan, found, runs, bounds), indent=1, allow_nan=False), encoding="utf-8"
+        )
     if html is not None:
         from slurm_ones.report.page import write_study
 

@@ -153,6 +153,17 @@ def test_ranks_that_were_started_again_within_a_run(store: Store) -> None:
     assert [point.time for point in store.histories([1])[1].epochs] == [2200.0]
 
 
+def test_a_run_that_says_its_end_alone(store: Store) -> None:
+    """A job that another one trained: how long, on whose GPU, is the note of its run."""
+    store.record_jobs([job(1)])
+    store.record_runs([run(1)])
+    bye = line(1, Bye("finished", 0, 0, "job 9 trained it: 12.50 s of that job's GPU"))
+    report(store, 1, 0, bye=bye, offset=90, number=1)
+    (found,) = store.runs(1)
+    assert (found.end_reason, found.exit_code) == ("finished", 0)
+    assert found.note == "job 9 trained it: 12.50 s of that job's GPU" and found.hello_time is None
+
+
 def test_several_starts_told_in_any_pieces_come_to_the_same(store: Store, url: str) -> None:
     """Protects from an earlier start's words when a file is read again, or all at once after an outage."""
     store.record_jobs([job(1), job(2)])

@@ -55,6 +55,8 @@ def test_a_promised_job_gets_what_it_needs_and_why_says_so() -> None:
     schedule = decide([urgent, replace(other, resize_s=1.0)], nodes=1)
     assert schedule.allocations[1].shape.gpus >= 2
     assert schedule.allocations[2].shape.gpus < 3
+    assert schedule.reasons[1].code == "deadline_needs"
+    assert "to end by its deadline, which is promised" in str(schedule.reasons[1])
     free = decide([urgent, replace(other, resize_s=1.0)], nodes=1, deadlines=False)
     assert not free.promises
 

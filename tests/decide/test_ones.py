@@ -135,14 +135,17 @@ def test_an_unknown_job_starts_at_no_more_than_it_asked_for(requested: int) -> N
     assert gpus(decide(policy, cluster(), [replace(ran, shape=None, nodes={}, requested=1)])) == {1: 4}
 
 
-def test_a_hot_job_may_start_with_more_than_it_asked_for() -> None:
-    """Where giving up GPUs costs next to nothing the first size follows its worth, as far as the speed is known; not
-    where a resize is dear, nor on a guess, nor where that is switched off."""
+def test_a_job_may_start_with_more_than_it_asked_for() -> None:
+    """Where its speed is known, or giving up GPUs costs next to nothing, the first size follows its worth; not where
+    a doubtful size is dear to undo, nor on a guess, nor where that is switched off."""
     hot = job(1, requested=1, model=Power(exponent=1.0), resize_s=0.5, shrink_s=0.03, prepare_s=7.0)
     assert gpus(decide(ones(), cluster(), [hot]))[1] > 1
     assert gpus(decide(ones(first_size=False), cluster(), [hot])) == {1: 1}
-    for other in (replace(hot, shrink_s=None, resize_s=30.0), replace(hot, model=Power(exponent=1.0, doubt=1.0))):
-        assert gpus(decide(ones(), cluster(), [other])) == {1: 1}
+    doubtful, dear = Power(exponent=0.5, doubt=0.9), {"shrink_s": None, "resize_s": 40.0}
+    assert gpus(decide(ones(), cluster(), [replace(hot, **dear)]))[1] > 1
+    assert gpus(decide(ones(), cluster(), [replace(hot, model=doubtful)]))[1] > 1
+    assert gpus(decide(ones(), cluster(), [replace(hot, model=doubtful, **dear)])) == {1: 1}
+    assert gpus(decide(ones(), cluster(), [replace(hot, model=Power(exponent=1.0, doubt=1.0))])) == {1: 1}
 
 
 def test_a_batch_that_is_nearly_best_stays() -> None:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurm_ones.decide.evolution import best_of, uniform_crossover
-from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
+from slurm_ones.decide.ones.candidates import Nodes, clearing_price, dual_bound, fill, greedy, improve, mutate, repair
 from slurm_ones.decide.ones.changes import Costs, less_costs
 from slurm_ones.decide.ones.worth import HEAVIEST, Choices, fair_weights, worth_of_progress
 from slurm_ones.schedule.placement import place
@@ -274,3 +274,12 @@ def test_who_has_waited_weighs_more() -> None:
     # Alone on one GPU of the four it takes 1000 s; it will have taken its age and 1000 s.
     assert found.tolist() == pytest.approx([1.0, (2500 / 1500) ** 2, (5000 / 1500) ** 2, HEAVIEST])
     assert (fair_weights(goodput, sizes, done, remaining, age, 4, 0.0) == 1.0).all()
+
+
+@some
+@given(tables())
+def test_no_candidate_is_worth_more_than_the_dual_bound(choices: Choices) -> None:
+    """At the clearing price, and at any other."""
+    best = best_value(choices)
+    for price in (clearing_price(choices), 0.0, 0.3, 5.0):
+        assert dual_bound(choices, price) >= best - 1e-9 * abs(best)

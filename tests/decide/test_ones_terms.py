@@ -119,3 +119,24 @@ def test_what_a_job_holds_stays_allowed_whatever_is_masked() -> None:
 class Nothing(Term):
     def mask(self, at: Situation, allowed: Bools) -> Bools:
         return np.zeros_like(allowed)
+
+
+def test_a_decision_stands_while_nothing_has_changed() -> None:
+    """For a minute, and until a job is slower, nearer its end, elsewhere or gone; it may be switched off."""
+    policy, same = Ones(), QUEUE
+    first = policy.decide(VIEW, same, 100.0, seeded())
+    shape = first.allocations[1].shape
+    nearly = [replace(j, progress=replace(j.progress, beta=j.progress.beta * 0.97), running_s=15.0) for j in same]
+    assert policy.decide(VIEW, nearly, 115.0, seeded()) is first
+    assert policy.decide(VIEW, nearly, 160.0, seeded()) is not first
+    for other in (
+        [replace(same[0], progress=replace(same[0].progress, beta=1.0)), same[1]],
+        [replace(same[0], model=Power(exponent=0.3, per_gpu=90.0)), same[1]],
+        [replace(same[0], shape=shape, nodes={"n1": shape.gpus}), same[1]],
+        same[:1],
+    ):
+        fresh = Ones()
+        before = fresh.decide(VIEW, same, 100.0, seeded())
+        assert fresh.decide(VIEW, other, 115.0, seeded()) is not before
+    anew = Ones(Options(stand=False))
+    assert anew.decide(VIEW, same, 100.0, seeded()) is not anew.decide(VIEW, same, 115.0, seeded())

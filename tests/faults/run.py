@@ -22,7 +22,7 @@ from slurm_ones.observe.report_reader import FUTURE_S
 from slurm_ones.rules.gate import Round
 from slurm_ones.schedule.policy import Policy
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.simulate.engines.companion_engine import companion_settings, fast_directory
+from slurm_ones.simulate.engines.companion_engine import AT_ONCE, companion_settings, fast_directory
 from slurm_ones.simulate.engines.world import USER
 from slurm_ones.simulate.slurm.timeline import EPOCH
 from slurm_ones.slurm.model import Shape
@@ -107,7 +107,7 @@ class FaultRun:
         self.injector = FaultInjector(plan.seed, plan.rates)
         self.world = FaultyWorld(plan, directory, self.injector)
         self.settings = companion_settings(
-            plan.spec, directory, plan.settings, tick_s=plan.interval_s, policy="fifo", seed=plan.seed
+            plan.spec, directory, {**AT_ONCE, **plan.settings}, tick_s=plan.interval_s, policy="fifo", seed=plan.seed
         )
         self.quiet = False
         self.resizes = self.changes_of_blocks = 0

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ones_db import EpochPoint, JobHistory, NoisePoint, ResizeRecord, ThroughputPoint
+from ones_db import EpochPoint, JobHistory, NoisePoint, PromiseRecord, ResizeRecord, ThroughputPoint
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.knowledge import Learner
 from slurm_ones.observe.eligibility import Observation, elastic_job
 from slurm_ones.rules.views import ANY_BATCH, job_views
 from slurm_ones.rules.views import limits_of as limits
-from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView
+from slurm_ones.schedule.policy import ClusterView, JobView, Limits, NodeView, Reserved
 from slurm_ones.schedule.shapes import least_and_most
-from slurm_ones.slurm.model import Job, JobState, Node, Partition, Shape, Snapshot
+from slurm_ones.slurm.model import Job, JobState, Node, Partition, Reservation, Shape, Snapshot
 from tests.act.make import history
 from tests.rules.make import round_of, shown
 from tests.slurm.make import job_of
@@ -58,6 +58,26 @@ def seen(
 
 def gpus(view: ClusterView) -> dict[str, int]:
     return {node.name: node.gpus for node in view.nodes}
+
+
+def test_reservations_to_come_are_not_the_policys() -> None:
+    """Those of this partition's nodes; one that is in force is in the nodes already."""
+    look_ = seen()
+    reserved = (Reservation("soon", ("n1", "n2", "x1"), 50.0, 90.0), Reservation("now", ("n3",), -9.0, 20.0))
+    view = shown(replace(look_, snapshot=replace(look_.snapshot, reservations=reserved)))
+    assert view.reserved == (Reserved(50.0, 90.0, 8),)
+
+
+@pytest.mark.parametrize(("deadline", "promised"), [(100.0, True), (99.0, None), (None, None)])
+def test_a_deadline_counts_from_the_first_submission(deadline: float | None, promised: bool | None) -> None:
+    """And what was promised of another one than the comment names now is void."""
+    words = "ones: gpus=1-4" + ("" if deadline is None else f" deadline={deadline:.0f}s")
+    look_ = seen(waiting(1, Shape(1, 1), comment=words, submit_time=5.0))
+    said = {1: PromiseRecord(1, 105.0, 10.0, True)}
+    round_ = replace(round_of(look_), promises=said)
+    (view,) = job_views(round_, round_.partition("gpu"), shown(look_), Learner())
+    assert view.deadline == (None if deadline is None else 5.0 + deadline)
+    assert view.promised is promised
 
 
 def test_gpus_that_elastic_jobs_hold_are_the_policys_and_rigid_ones_are_not() -> None:

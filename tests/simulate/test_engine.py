@@ -12,7 +12,7 @@ import pytest
 
 from slurm_ones.decide.ordered import Fifo
 from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
-from slurm_ones.simulate.engines.companion_engine import SimulationFailed, run
+from slurm_ones.simulate.engines.companion_engine import AT_ONCE, SimulationFailed, run
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.engines.world import ClusterSpec, asked_shape
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
@@ -54,7 +54,7 @@ def with_changing_policy(
     work: Workload, cluster_settings: ClusterSettings = ClusterSettings(), **other: Any
 ) -> Outcome:
     """Every job resized at every tick. Invariants are checked by the engine, which raises where one does not hold."""
-    options: dict[str, Any] = {"interval_s": 60.0, "make": ChangingPolicy, **other}
+    options: dict[str, Any] = {"interval_s": 60.0, "make": ChangingPolicy, "settings": AT_ONCE, **other}
     spec = options.pop("spec", SMALL)
     return run("fifo", {}, work, spec, cluster_settings=cluster_settings, **options)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurm_ones.simulate.engines.companion_engine import run
+from slurm_ones.simulate.engines.companion_engine import AT_ONCE, run
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.engines.world import HOT, REQUEUE, ClusterSpec
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
@@ -30,6 +30,7 @@ def changing(resize: str, *, spec: ClusterSpec = SMALL, jobs: int = 3, **setting
         resize_s=START_S[resize],
         cluster_settings=ClusterSettings(**settings),
         make=ChangingPolicy,
+        settings=AT_ONCE,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurm_ones.simulate.engines.companion_engine import run
+from slurm_ones.simulate.engines.companion_engine import AT_ONCE, run
 from slurm_ones.simulate.engines.outcome import JobOutcome
 from slurm_ones.simulate.engines.world import ClusterSpec
 from slurm_ones.simulate.training.application import Submission
@@ -27,7 +27,7 @@ def outcomes(asked: int, priority: int, **limits: Any) -> tuple[JobOutcome, JobO
         Submission("rigid", AT, "brief", 2, BRIEF.base_batch, elastic=False, priority=priority),
     )
     work = Workload("two", jobs, {"long": LONG, "brief": BRIEF})
-    elastic, rigid = run("ones", {}, work, ClusterSpec(1, 4), settings={"limits": limits}).jobs
+    elastic, rigid = run("ones", {}, work, ClusterSpec(1, 4), settings={**AT_ONCE, "limits": limits}).jobs
     return elastic, rigid
 
 

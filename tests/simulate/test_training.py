@@ -332,3 +332,13 @@ def test_progress_is_the_same_in_small_stretches_and_large_ones() -> None:
     assert at.progress == pytest.approx(whole)
     assert course.samples_left(at, 4096) == pytest.approx(course.samples_left(Position(), 4096) - 40_000)
     assert math.isclose(course.use(Position(), 1000, 128, 8).progress, 1000.0)
+
+
+@pytest.mark.parametrize(("declares", "told"), [(1.0, 45), (0.0, 0), (2.0, 90), (0.001, 1)])
+def test_a_job_declares_what_its_user_says(declares: float, told: int, tmp_path: Path) -> None:
+    """Its spec has the epochs that it says it trains, which are not those that it does."""
+    files = JobFiles(tmp_path, 1)
+    submission = Submission("job", 0.0, CIFAR.name, 2, 128, epochs=0.5, declares=declares)
+    training = Training(submission, CIFAR, files, Timeline(1000.0), QUIET, RESIZE_S, np.random.default_rng(0))
+    assert training._reporter.spec.epochs == told
+    assert training.curve.epochs == 45

@@ -26,14 +26,21 @@ def greedy(choices: Choices) -> Ints:
 
     Starts from each job's least where even that is too much: then the least worthy jobs go down to it or wait.
     """
-    best = _at_price(choices, 0.0)
-    if _gpus(choices, best) > choices.gpus:
-        best = _cheapest(choices)
-    return fill(choices, best)
+    return fill(choices, _at_price(choices, clearing_price(choices)))
 
 
-def _cheapest(choices: Choices) -> Ints:
+def dual_bound(choices: Choices, price: float) -> float:
+    """Worth that no candidate exceeds: by weak duality, all choose freely and pay the price for each GPU, and what all
+    GPUs cost is given back. It is least at the clearing price."""
+    return float((choices.worth - price * choices.sizes).max(axis=1).sum()) + price * choices.gpus
+
+
+def clearing_price(choices: Choices) -> float:
+    """Price of a GPU, in worth, at which the GPUs just suffice for what every job would choose by itself; 0 where they
+    suffice for nothing paid."""
     low, high = 0.0, 1.0
+    if _gpus(choices, _at_price(choices, low)) <= choices.gpus:
+        return low
     while _gpus(choices, _at_price(choices, high)) > choices.gpus and high < 1e12:
         low, high = high, high * 16.0
     for _ in range(HALVINGS):
@@ -44,7 +51,7 @@ def _cheapest(choices: Choices) -> Ints:
             high = middle
         if high - low <= 1e-9 * high:
             break
-    return _at_price(choices, high)
+    return high
 
 
 def _at_price(choices: Choices, price: float) -> Ints:

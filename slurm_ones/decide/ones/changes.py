@@ -1,4 +1,10 @@
-"""What a change of a job's size costs, and for how long it is expected to pay."""
+"""What a change of a job's size costs, and for how long it is expected to pay.
+
+In a pause the job waits and its new GPUs are held. That costs (w + λn) a second, w the weight of its waiting and λ the
+price of a GPU, and at the size n that is best for it w + λn is the worth v g(n) of training there. So a pause costs the
+worth of the new size, and a change from n to m that lasts L seconds, p of them a pause, brings
+v g(m) (L − p) − v g(n) L.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from slurm_ones.decide.job_figures import within
-from slurm_ones.decide.ones.reach import LARGEST_S, Reach, shrink_s
+from slurm_ones.decide.ones.reach import LARGEST_S, shrink_s
 from slurm_ones.decide.ones.terms import Priced, Term
 from slurm_ones.schedule.policy import Floats, Ints, JobView
+
+CHEAP = 0.01
+"""Share of the time a change lasts up to which giving up GPUs again costs next to nothing."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,6 @@ class Changes(Term):
     horizon_s: float
     horizon_share: float
     tenure: float
-    reach: Reach
 
     def worth(self, at: Priced, worth: Floats) -> Floats:
         return less_costs(worth, at.tables.current, self.costs(at))
@@ -48,8 +56,7 @@ class Changes(Term):
         horizon = max(self.horizon_s, at.quiet_s)
         tenure = np.array([_tenure(job) for job in jobs])
         # Who has run for a short while may be changed again soon; where that costs next to nothing, it is no reason.
-        tries = np.array([self.reach.tries(job) for job in jobs], dtype=np.bool_)
-        tenure = np.where(tries, np.maximum(tenure, self.horizon_s), tenure)
+        tenure = np.where(shrink <= CHEAP * self.horizon_s, np.maximum(tenure, self.horizon_s), tenure)
         lasts = np.minimum(np.minimum(horizon, self.horizon_share * at.ends), self.tenure * tenure)
         return Costs(grow, shrink, prepare, lasts)
 

@@ -12,7 +12,7 @@ from slurm_ones.decide.evolution import best_of, check_options, uniform_crossove
 from slurm_ones.decide.job_figures import within
 from slurm_ones.decide.ones import explain
 from slurm_ones.decide.ones.arriving import Arriving
-from slurm_ones.decide.ones.candidates import Nodes, fill, greedy, improve, mutate, repair
+from slurm_ones.decide.ones.candidates import Nodes, clearing_price, dual_bound, fill, greedy, improve, mutate, repair
 from slurm_ones.decide.ones.changes import Changes
 from slurm_ones.decide.ones.deadlines import Promises
 from slurm_ones.decide.ones.favour import Favour, favour_of
@@ -20,6 +20,7 @@ from slurm_ones.decide.ones.kinds import ByKind
 from slurm_ones.decide.ones.places import Leaves, moved
 from slurm_ones.decide.ones.reach import UNKNOWN, Reach
 from slurm_ones.decide.ones.terms import Amplification, Caution, Fairness, Outlook, Priced, Room, Situation, Term
+from slurm_ones.decide.ones.unchanged import Decided, decided
 from slurm_ones.decide.ones.worth import Choices, worth_of_progress
 from slurm_ones.reasons import Reason
 from slurm_ones.schedule.placement import fixed_jobs, place
@@ -75,7 +76,7 @@ class Options:
     """A job whose predicted JCT exceeds this multiple of that alone on its share weighs more; 0 switches it off."""
     arrivals: float = 0.0
     """Jobs that are expected to be submitted count in the prices by this much: 1 as many as are expected, 0 none."""
-    places: bool = True
+    places: bool = False
     """Where leaf switches or the speeds of nodes are known: weigh what sizes across leaf switches cost their job and
     each other, and say which nodes."""
     deadlines: bool = True
@@ -85,6 +86,8 @@ class Options:
     amplification: float = 0.0
     """A job grows only to sizes at which its progress takes no more than this multiple of the GPU-seconds that it takes
     at its most efficient size (DeepPool); 0 switches it off."""
+    stand: bool = True
+    """A decision stands for up to a minute while nothing has changed; False decides anew at each tick."""
     favour: str = ""
     """Counts beside mean JCT: `makespan`, `gpu_hours` or `fairness`, with a weight up to 1 as in `makespan:0.5`."""
     preempt: bool = False
@@ -103,6 +106,8 @@ STEADY = 0.97
 """A batch in force that reaches this share of the best goodput stays."""
 UNKNOWN_S = 600.0
 """Seconds that a job of which nothing is known is taken to need."""
+ENOUGH = 0.9995
+"""Share of what no candidate can exceed from which on the search is at its end."""
 ROUNDS = 6
 """Of local search for each candidate."""
 
@@ -121,7 +126,7 @@ def terms_of(options: Options, reach: Reach, leaves: Leaves | None) -> tuple[Ter
     if options.arrivals:
         found.append(Arriving(options.arrivals))
     if options.resize_cost:
-        found.append(Changes(options.horizon_s, options.horizon_share, options.tenure, reach))
+        found.append(Changes(options.horizon_s, options.horizon_share, options.tenure))
     if options.deadlines:
         found.append(Promises(options.sure))
     return (*found, Room())
@@ -145,11 +150,20 @@ class Ones:
         self._most: dict[int, int] = {}
         self._last_arrival_or_end = 0.0
         self._by_kind: ByKind | None = None
+        self._decided: Decided | None = None
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
         jobs = sorted(jobs, key=lambda job: (job.submitted, job.job_id))
         self._remember(jobs, now)
+        if not self.options.stand:
+            return self._decide(cluster, jobs, now, rng)
+        if self._decided is None or not self._decided.stands(cluster, jobs, now):
+            self._decided = decided(cluster, jobs, now, self._decide(cluster, jobs, now, rng))
+        return self._decided.schedule
+
+    def _decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
+        """`jobs` in order of submission, and remembered."""
         if self.options.kinds and len(cluster.kinds) > 1:
             self._by_kind = self._by_kind or ByKind(self, lambda: Ones(self.options))
             undated = [job if job.deadline is None else replace(job, deadline=None) for job in jobs]
@@ -280,7 +294,10 @@ class Ones:
             return found
 
         population, scores = best_of(population, score(population), options.population)
+        enough = ENOUGH * dual_bound(choices, clearing_price(choices)) if options.greedy and len(jobs) else np.inf
         for _ in range(options.generations if len(jobs) else 0):
+            if scores[0] >= enough:
+                break
             parents = population[np.arange(options.population) % len(population)]
             children = uniform_crossover(parents, rng)
             mutants = mutate(choices, parents, options.mutation, rng)

@@ -1,14 +1,15 @@
 """What may enter the objective of `ones`: the protocol of its rules, and the small rules.
 
-The search maximises Σ_j worth[j, column] less what whole candidates lose together. A rule enters this at any of five
+The search maximises Σ_j worth[j, column] less what whole candidates lose together. A rule enters this at any of six
 places, and leaves the others as they are:
 
 1. `mask`: columns that a job may have;
 2. `speed`: how fast a job counts as there (caution, a factor of a kind of GPU);
 3. `weight`: what a second of a job's waiting counts;
-4. `worth`: seconds of waiting saved per second, by job and column (costs of changes, a deadline, the price of GPUs that
+4. `price`: what a GPU-second costs besides what others would make of it;
+5. `worth`: seconds of waiting saved per second, by job and column (costs of changes, a deadline, the price of GPUs that
    arrivals will need);
-5. `penalty`: what a whole candidate loses (GPUs without room, contention, packing). It chooses among the candidates;
+6. `penalty`: what a whole candidate loses (GPUs without room, contention, packing). It chooses among the candidates;
    greedy seeds and local search go by the worth of single jobs.
 
 A rule is made from its own options once, may remember from decision to decision, and names the jobs for which it

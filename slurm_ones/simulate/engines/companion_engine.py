@@ -47,13 +47,17 @@ SHARED_MEMORY = Path("/dev/shm")
 NEEDED_BYTES = 256 << 20
 """Bytes that several simulations side by side take with ease: each some 20 MB."""
 
-DEFAULTS: dict[str, Any] = {
-    "cluster": "simulated",
-    "mode": "act",
-    "resize": {"dwell_s": 0.0, "max_open": 64, "settle_s": 0.0},
-    "limits": {"near_end_s": 0.0, "near_limit_s": 0.0},
+DEFAULTS: dict[str, Any] = {"cluster": "simulated", "mode": "act"}
+"""Settings of the companion in simulations, the same for all policies; whatever is not named is as shipped."""
+AT_ONCE: dict[str, float] = {
+    "resize.dwell_s": 0.0,
+    "resize.max_open": 64,
+    "resize.settle_s": 0.0,
+    "limits.near_end_s": 0.0,
+    "limits.near_limit_s": 0.0,
 }
-"""Settings of the companion in simulations, the same for all policies, which have their own ways to be reluctant."""
+"""Overrides with which nothing keeps a policy from resizing a job; as `--set` of `slurm-ones simulate` they are given
+one by one. Tables made before these were options have them."""
 
 
 class SimulationFailed(Exception):
@@ -119,7 +123,6 @@ def companion_settings(spec: ClusterSpec, directory: Path, overrides: Mapping[st
     Raises pydantic's ValidationError, a ValueError, for what no setting is.
     """
     values: dict[str, Any] = {**DEFAULTS, **own, "stop_file": directory / "stop"}
-    values["resize"] = dict(DEFAULTS["resize"])
     if spec.whole_nodes:
         values["whole_node_gpus"] = {PARTITION: spec.gpus_per_node}
     for key, value in overrides.items():

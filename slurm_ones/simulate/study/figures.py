@@ -54,6 +54,18 @@ METRICS: tuple[Metric, ...] = (
 )
 """All figures, in the order in which they are shown."""
 
+BOUND_METRICS: tuple[Metric, ...] = (
+    Metric("bound_s", "bound", "s", "mean JCT that no schedule can beat (--bound)"),
+    Metric("over_bound", "mean JCT over the bound", "", "mean JCT over that bound"),
+    Metric("alone_s", "of it: alone", "s", "mean time of each job alone on the cluster"),
+    Metric(
+        "sharing_s", "of it: sharing", "s", "what sharing adds in a schedule with fractions of GPUs and without costs"
+    ),
+    Metric("pauses_s", "of it: pauses", "s", "holding GPUs without training, and waiting for the first decision"),
+    Metric("rest_s", "of it: the rest", "s", "whole GPUs, placement, changes that were not worth it, doubt"),
+)
+"""Those that need the bound, shown after them."""
+
 
 def end_of(outcome: Outcome) -> float:
     """When the last job ended, or when the simulation was given up."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from slurm_ones.report.charts import Bar, Lane
 from slurm_ones.report.page import StudyText
-from slurm_ones.simulate.study.figures import METRICS, Estimate, completion_times
+from slurm_ones.simulate.bound.bound import Bound
+from slurm_ones.simulate.study.bounds import as_json as bounds_as_json
+from slurm_ones.simulate.study.figures import BOUND_METRICS, METRICS, Estimate, completion_times
 from slurm_ones.simulate.study.plan import Plan
-from slurm_ones.simulate.study.runs import PolicySummary, Run
+from slurm_ones.simulate.study.runs import NO_BOUNDS, PolicySummary, Run
 from slurm_ones.simulate.training.mechanism import Mechanism, Requeue
 from slurm_ones.simulate.workloads.generate import MIXES
 
@@ -55,7 +57,7 @@ def rows(summaries: Sequence[PolicySummary], *, intervals: bool = True) -> list[
         return estimated(found, unit, interval=intervals)
 
     found: list[Row] = []
-    for metric in METRICS:
+    for metric in (*METRICS, *BOUND_METRICS):
         cells = [cell(summary.metrics.get(metric.key), metric.unit) for summary in summaries]
         nothing_wrong = metric.key == "unfinished" and all(c in ("0.00", "–") for c in cells)
         if any(c != "–" for c in cells) and not nothing_wrong:
@@ -77,7 +79,9 @@ def probability(p: float) -> str:
     return "–" if math.isnan(p) else f"{p:.1e}" if p < 0.001 else f"{p:.3f}"
 
 
-def as_json(plan: Plan, summaries: Sequence[PolicySummary], runs: Sequence[Run]) -> dict[str, Any]:
+def as_json(
+    plan: Plan, summaries: Sequence[PolicySummary], runs: Sequence[Run], bounds: Mapping[int, Bound] = NO_BOUNDS
+) -> dict[str, Any]:
     """What was run and all that was found. Means over seeds are under their own names, intervals beside them."""
     policies = {
         summary.label: {
@@ -106,6 +110,7 @@ def as_json(plan: Plan, summaries: Sequence[PolicySummary], runs: Sequence[Run])
             },
             "notes": sorted({note for run in runs if run.outcome is not None for note in run.outcome.notes}),
         },
+        **(bounds_as_json(bounds) if bounds else {}),
         "policies": policies,
         "jobs": [job for run in runs for job in _jobs(run)],
     }
@@ -144,11 +149,12 @@ def page(
     work = plan.workload(seed).submissions
     generated = plan.source.workload in MIXES
     groups = {s.name: VARIANT.sub("", s.application) if generated else s.application for s in work}
+    with_bound = any("bound_s" in summary.metrics for summary in summaries)
     text = StudyText(
         title=f"Policies compared: {plan.source.workload}",
         run=tuple(plan.description().items()),
         rows=rows(summaries),
-        meanings=[(metric.title, metric.meaning) for metric in METRICS],
+        meanings=[(metric.title, metric.meaning) for metric in (*METRICS, *(BOUND_METRICS if with_bound else ()))],
         errors=[f"{summary.label}: {error}" for summary in summaries for error in summary.errors],
     )
     return text, lanes, groups

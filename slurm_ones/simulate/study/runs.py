@@ -15,8 +15,10 @@ from pathlib import Path
 
 from slurm_ones.decide import make_policy
 from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.bound.bound import Bound
 from slurm_ones.simulate.engines.idealized import run_idealized
 from slurm_ones.simulate.engines.outcome import Outcome
+from slurm_ones.simulate.study.bounds import against_bound
 from slurm_ones.simulate.study.figures import Comparison, Estimate, compare, completion_times, estimate, figures
 from slurm_ones.simulate.study.plan import Plan, PolicySpec
 from slurm_ones.simulate.training.mechanism import Requeue
@@ -27,6 +29,8 @@ POLL_S = 0.2
 """Seconds between two looks at how far the processes have come."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What keeps a numerical library from taking more cores than the process is meant to have."""
+
+NO_BOUNDS: Mapping[int, Bound] = {}
 
 
 @dataclass(frozen=True)
@@ -222,8 +226,9 @@ def _one_thread_each() -> Iterator[None]:
             del os.environ[name]
 
 
-def summarize(plan: Plan, runs: Sequence[Run]) -> list[PolicySummary]:
-    """Each policy over the seeds that it came through, and against the first on those that both did."""
+def summarize(plan: Plan, runs: Sequence[Run], bounds: Mapping[int, Bound] = NO_BOUNDS) -> list[PolicySummary]:
+    """Each policy over the seeds that it came through, against the first on those that both did, and against the bound
+    of each seed where there is one."""
     done = {(run.policy, run.seed): run.outcome for run in runs if run.outcome is not None}
     work = {seed: _work_of(plan.workload(seed), plan.gpus_per_node) for seed in plan.seeds}
     first = plan.policies[0].label
@@ -232,6 +237,9 @@ def summarize(plan: Plan, runs: Sequence[Run]) -> list[PolicySummary]:
         label = policy.label
         seeds = tuple(seed for seed in plan.seeds if (label, seed) in done)
         each = [figures(done[label, seed], work[seed]) for seed in seeds]
+        for seed, found_there in zip(seeds, each, strict=True):
+            if seed in bounds:
+                found_there |= against_bound(done[label, seed], bounds[seed], plan.interval_s)
         both = [seed for seed in seeds if (first, seed) in done]
         against = None
         if label != first and both:

@@ -128,16 +128,21 @@ class Application:
         """Samples/s on nodes that give the job that many GPUs each, as far as the profile tells them apart."""
         key = (placement, batch, slowdown)
         if key not in self._placed:
-            gpus, batches = sum(placement), np.array([batch])
-            passes, local = self._passes(np.array([gpus]), batches)
-            if isinstance(self.speed, PlacedSpeed):
-                step, sync = self.speed.placed(placement, local)
-            else:
-                step, sync = self.speed.step(len(placement), gpus, local)
-            compute = np.maximum(step - sync, 0.0)
-            more = passes * compute * (slowdown.compute - 1.0) + sync * (slowdown.exchange - 1.0)
-            self._placed[key] = batch / float((step + (passes - 1.0) * compute + more)[0])
+            self._placed[key] = float(self.placed_speeds(placement, np.array([batch]), slowdown)[0])
         return self._placed[key]
+
+    def placed_speeds(self, placement: tuple[int, ...], batches: npt.ArrayLike, slowdown: Slowdown = NONE) -> Floats:
+        """The same at many batches."""
+        gpus, wanted = sum(placement), np.asarray(batches, dtype=np.float64)
+        passes, local = self._passes(np.array([gpus]), wanted)
+        if isinstance(self.speed, PlacedSpeed):
+            step, sync = self.speed.placed(placement, local)
+        else:
+            step, sync = self.speed.step(len(placement), gpus, local)
+        compute = np.maximum(step - sync, 0.0)
+        more = passes * compute * (slowdown.compute - 1.0) + sync * (slowdown.exchange - 1.0)
+        result: Floats = wanted / (step + (passes - 1.0) * compute + more)
+        return result
 
     def _seconds(self, nodes: Ints, gpus: Ints, batches: Floats) -> Floats:
         """Seconds of a step: passes that accumulate gradients exchange none. All arrays of one dimension."""
@@ -256,6 +261,8 @@ class Submission:
     """False for a rigid job, which never opted in."""
     epochs: float = 1.0
     """Share of the application's epochs that it trains."""
+    declares: float = 1.0
+    """Epochs that it says it trains over those that it does; 0 where it does not say."""
     priority: int = 1
     """Slurm's: jobs of higher priority come first."""
     deadline_s: float | None = None

@@ -127,10 +127,13 @@ class Reporter:
         timeline: Timeline,
         settings: ClusterSettings,
         rng: np.random.Generator,
+        declares: float = 1.0,
     ) -> None:
+        """`declares` is what it says of its epochs over what it trains; 0 where it does not say."""
         app = curve.application
+        epochs = max(round(curve.epochs * declares), 1) if declares > 0 else 0
         # Gradients are accumulated where a batch does not fit at once, so one GPU takes all of it.
-        self.spec = Spec(app.base_batch, app.max_batch, app.max_batch, curve.dataset, curve.epochs)
+        self.spec = Spec(app.base_batch, app.max_batch, app.max_batch, curve.dataset, epochs)
         if app.by is not None:
             passes = math.ceil(app.max_batch / app.max_local_batch)
             limits = app.limits(0.0)

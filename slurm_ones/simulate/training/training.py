@@ -92,7 +92,7 @@ class Training:
         self._timeline = timeline
         self._settings = settings
         self._resize_s = resize_s
-        self._reporter = Reporter(self.curve, files, timeline, settings, rng)
+        self._reporter = Reporter(self.curve, files, timeline, settings, rng, submission.declares)
         wanted = min(max(submission.batch, application.min_batch or application.base_batch), application.max_batch)
         self.durable = Position(wanted=wanted)
         """What the newest checkpoint holds."""

@@ -20,10 +20,12 @@ from ones_wrapper.protocol import (
     FUSION,
     MANIFEST,
     ORDERS,
+    Bye,
     First,
     FusedMember,
     Order,
     decode_fusion,
+    decode_report,
     encode,
 )
 from tests.wrapper.runs import Run
@@ -208,6 +210,18 @@ def test_a_result_that_is_not_this_jobs_own_is_not_taken(job: Path, result: Any)
     (job / RESULT).write_text(json.dumps(result))
     assert start(job, "--lr", "0.2", wait_s=0)[0] is None
     assert (job / LEFT).exists()
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_database_is_told_what_a_member_took(job: Path, code: int) -> None:
+    """In the report of its own short run: of whose GPU, and how long."""
+    words = [str(Path("train.py").resolve()), "--lr", "0.2"]
+    (job / TAKEN).write_text('{"by": 9}')
+    (job / RESULT).write_text(json.dumps({"by": 9, "code": code, "gpu_s": 12.5, "words": words}))
+    assert start(job, "--lr", "0.2")[0] == code
+    (line,) = (job / "reports-0.jsonl").read_bytes().splitlines(keepends=True)
+    note = "job 9 trained it: 12.50 s of that job's GPU"
+    assert decode_report(line)[2] == Bye("error" if code else "finished", 0, code, note)
 
 
 def test_a_job_that_has_trained_does_not_take_a_result(job: Path) -> None:

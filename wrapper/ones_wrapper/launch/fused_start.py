@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ones_wrapper.job_io import OrderReader, log
+from ones_wrapper.job_io import OrderReader, ReportWriter, log
 from ones_wrapper.launch.job_directory import newest_checkpoint
 from ones_wrapper.launch.main_module import MODULE
 from ones_wrapper.launch.rank_placement import number
-from ones_wrapper.protocol import FUSION, FusedMember, Fusion, directory_name, encode
+from ones_wrapper.protocol import FUSION, Bye, FusedMember, Fusion, directory_name, encode
 
 TAKEN, LEFT, RESULT = "taken.json", "left", "result.json"
 FUSED = "ONES_FUSED"
@@ -58,7 +58,7 @@ def before_ranks(
     words, program = [first, *arguments], 2 if script == MODULE else 1
     # One that goes on from checkpoints, by --resume-from too, does not begin as the others do.
     untouched = not any(job_dir.glob("reports-*.jsonl")) and newest_checkpoint(job_dir) is None
-    if (code := _collect(job_dir, words, untouched)) is not None:
+    if (code := _collect(job_dir, words, untouched, restart)) is not None:
         return code
     if _read(job_dir / FUSION).get("rows"):
         env[FUSED] = str(job_dir / FUSION)
@@ -71,9 +71,9 @@ def before_ranks(
     return None
 
 
-def _collect(job_dir: Path, words: list[str], untouched: bool) -> int | None:
-    """The exit code in a result that is for this job and these very words; where another job has not come to its end,
-    this one takes itself out."""
+def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> int | None:
+    """The exit code in a result that is for this job and these very words, which goes into its report too; where
+    another job has not come to its end, this one takes itself out."""
     taken = _read(job_dir / TAKEN)
     if not taken:
         return None
@@ -84,6 +84,10 @@ def _collect(job_dir: Path, words: list[str], untouched: bool) -> int | None:
         log(
             f"job {by} trained this one: exit code {code}, {seconds} s of its GPU; results are in {job_dir}", "ones-run"
         )
+        if type(by) is int and isinstance(seconds, (int, float)):
+            # For the database: its own run takes a GPU for a moment alone.
+            note = f"job {by} trained it: {seconds:.2f} s of that job's GPU"
+            ReportWriter(job_dir, restart).send(Bye("error" if code else "finished", 0, code, note))
         return code
     with suppress(FileExistsError), (job_dir / LEFT).open("x"):
         log(f"job {taken.get('by')} was to train this one and has no result for it: it trains by itself", "ones-run")

@@ -1,0 +1,67 @@
+"""Whether anything has changed since the last decision: where nothing has, it stands, and a tick costs next to nothing.
+
+A decision stands for `STANDS_S` at most, as long as the cluster and the jobs are the same, each with the same GPUs,
+batch and limits, and as long as what is expected of them is nearly the same: the speed of each at one size, and what it
+still has to do. Its time passes meanwhile, which the next decision takes into account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slurm_ones.decide.job_figures import to_come
+from slurm_ones.schedule.policy import ClusterView, Floats, JobView, Schedule
+from slurm_ones.schedule.shapes import nodes_of
+from slurm_ones.schedule.tables import predict_each
+
+STANDS_S = 60.0
+"""Longest that a decision stands."""
+SPEED, TO_COME = 0.02, 0.05
+"""Relative changes of a job's speed, and of what it still has to do, that are too small to decide anew."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A decision, and what it was made from."""
+
+    cluster: ClusterView
+    jobs: tuple[JobView, ...]
+    """In order of submission."""
+    now: float
+    figures: Floats
+    """(2, J) each job's speed at one size, and what it has to do."""
+    schedule: Schedule
+
+    def stands(self, cluster: ClusterView, jobs: Sequence[JobView], now: float) -> bool:
+        """Whether nothing has changed since; `jobs` in order of submission."""
+        if not 0.0 <= now - self.now < STANDS_S or len(jobs) != len(self.jobs):
+            return False
+        if cluster != self.cluster or any(_kept(a) != _kept(b) for a, b in zip(self.jobs, jobs, strict=True)):
+            return False
+        drift = np.abs(figures(cluster, jobs) - self.figures)
+        return bool((drift <= np.array([[SPEED], [TO_COME]]) * self.figures).all())
+
+
+def decided(cluster: ClusterView, jobs: Sequence[JobView], now: float, schedule: Schedule) -> Decided:
+    """What is to be remembered of a decision on these jobs, in order of submission."""
+    return Decided(cluster, tuple(jobs), now, figures(cluster, jobs), schedule)
+
+
+def figures(cluster: ClusterView, jobs: Sequence[JobView]) -> Floats:
+    """(2, J) each job's speed where it runs, or at what it asked for, and its progress to come."""
+    gpus = np.array([job.shape.gpus if job.shape else max(job.requested, 1) for job in jobs], dtype=np.int64)
+    nodes = [job.shape.nodes if job.shape else nodes_of(cluster, max(job.requested, 1)) for job in jobs]
+    batch = np.maximum(np.array([job.batch for job in jobs], dtype=np.int64), 1)
+    _, goodput = predict_each(jobs, np.array(nodes, dtype=np.int64), gpus, batch)
+    return np.stack([goodput, np.array([to_come(job) for job in jobs])]) if jobs else np.zeros((2, 0))
+
+
+def _kept(job: JobView) -> tuple[object, ...]:
+    """What of a job must be the same."""
+    return (
+        *(job.job_id, job.requested, job.shape, job.nodes, job.batch, job.limits, job.smaller, job.fixed),
+        *(job.resizes, job.resize_s, job.shrink_s, job.prepare_s, job.deadline, job.promised, job.on),
+    )

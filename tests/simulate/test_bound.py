@@ -1,0 +1,243 @@
+"""The bound: never beaten, near the optimum where that is known, and what `--bound` shows of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from slurm_ones.cli import app as command_line
+from slurm_ones.decide import make_policy
+from slurm_ones.schedule.policy import Floats
+from slurm_ones.simulate.bound.bound import Bound, bound_of
+from slurm_ones.simulate.bound.curves import Curve, curve
+from slurm_ones.simulate.bound.dual import Dual, improved
+from slurm_ones.simulate.bound.fluid import fluid_mean_jct_s
+from slurm_ones.simulate.bound.work import Work, work_of
+from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
+from slurm_ones.simulate.engines.outcome import alone_seconds
+from slurm_ones.simulate.training.mechanism import Hot, Requeue
+from slurm_ones.simulate.workloads.generate import generate, undisturbed_s
+from slurm_ones.simulate.workloads.workload import Workload
+
+PARTS = 8
+
+
+def flat(work: float, exponent: float, most: int) -> Curve:
+    """Rate n^exponent, the same all the time."""
+    sizes = np.arange(1, most + 1)
+    return Curve(np.full(PARTS, work / PARTS), sizes, np.tile(sizes**exponent, (PARTS, 1)))
+
+
+def bound(work: Work, intervals: int = 24, evaluations: int = 40) -> float:
+    """Mean JCT."""
+    over = float(work.submitted.max() + 3.0 * work.alone_s.sum() * work.gpus)
+    edges = np.linspace(0.0, over, intervals + 1)
+    return improved(Dual(work, edges), evaluations)[0] / len(work.submitted)
+
+
+def optimum(curves: list[Curve], submitted: list[int], gpus: int) -> float:
+    """Mean JCT of the best schedule of whole GPUs that changes at whole seconds alone, by trying all."""
+    total = [round(float(c.work.sum()), 6) for c in curves]
+
+    @cache
+    def best(now: int, done: tuple[float, ...]) -> float:
+        live = [j for j in range(len(curves)) if done[j] < total[j] - 1e-9]
+        if not live:
+            return 0.0
+        there = [j for j in live if submitted[j] <= now]
+        if not there:
+            return best(now + 1, done)
+        found = np.inf
+        for sizes in itertools.product(*(range(min(gpus, len(curves[j].sizes)) + 1) for j in there)):
+            if not 0 < sum(sizes) <= gpus:
+                continue
+            after, waited = list(done), 0.0
+            for j, n in zip(there, sizes, strict=True):
+                rate = float(curves[j].rate[0, n - 1]) if n else 0.0
+                needs = (total[j] - done[j]) / rate if n else np.inf
+                waited += min(needs, 1.0)
+                after[j] = total[j] if needs <= 1.0 else round(done[j] + rate, 6)
+            found = min(found, waited + best(now + 1, tuple(after)))
+        return found
+
+    return best(0, (0.0,) * len(curves)) / len(curves)
+
+
+@pytest.mark.parametrize(
+    ("works", "exponent", "submitted", "gpus"),
+    [
+        ((4.0, 7.0), 0.5, (0, 0), 2),
+        ((3.0, 6.0, 9.0), 1.0, (0, 0, 0), 2),
+        ((8.0, 3.0), 0.7, (0, 2), 3),
+        ((5.0, 5.0, 2.0), 0.8, (0, 1, 3), 2),
+    ],
+)
+def test_is_just_below_the_best_of_all_schedules(
+    works: tuple[float, ...], exponent: float, submitted: tuple[int, ...], gpus: int
+) -> None:
+    curves = [flat(work, exponent, gpus) for work in works]
+    found = bound(Work(curves, np.arange(len(works)), np.array(submitted, float), gpus), intervals=40, evaluations=40)
+    best = optimum(curves, list(submitted), gpus)
+    assert 0.9 * best <= found <= best + 1e-6
+
+
+def random_schedule(work: Work, rng: np.random.Generator) -> float:
+    """Mean JCT where shares of the GPUs are drawn at random whenever a job comes, ends or begins another part."""
+    jobs = len(work.submitted)
+    left = [work.curves[c].work.copy() for c in work.curve]
+    now, ended = 0.0, np.full(jobs, np.nan)
+    while np.isnan(ended).any():
+        there = [j for j in range(jobs) if work.submitted[j] <= now and np.isnan(ended[j])]
+        later = [float(t) - now for t in work.submitted if t > now]
+        rates, horizon = {}, min(later, default=np.inf)
+        shares = rng.dirichlet(np.full(len(there), rng.choice([0.2, 1.0, 5.0])), 1)[0] * work.gpus if there else ()
+        for j, share in zip(there, shares, strict=True):
+            own = work.curves[work.curve[j]]
+            part = int(np.flatnonzero(left[j] > 1e-12)[0])
+            size = int(rng.integers(max(int(share), 1), len(own.sizes) + 1))
+            # In turns with nobody: a share of the time on a larger size.
+            rates[j] = (part, float(own.rate[part, size - 1]) * min(share / own.sizes[size - 1], 1.0))
+            if rates[j][1] > 0:
+                horizon = min(horizon, left[j][part] / rates[j][1])
+        now += horizon
+        for j, (part, rate) in rates.items():
+            left[j][part] = max(left[j][part] - rate * horizon, 0.0)
+            if left[j][part] < 1e-9:
+                left[j][part] = 0.0
+            if not left[j].any():
+                ended[j] = now
+    return float((ended - work.submitted).mean())
+
+
+@st.composite
+def works(draw: st.DrawFn) -> Work:
+    """A few jobs whose speed on many GPUs changes while they train."""
+    gpus = draw(st.integers(2, 8))
+    curves = []
+    for _ in range(draw(st.integers(1, 3))):
+        low, high = draw(st.floats(0.1, 0.9)), draw(st.floats(0.1, 1.0))
+        sizes = np.arange(1, gpus + 1)
+        rate = np.array([sizes ** (low + (high - low) * k / PARTS) for k in range(PARTS)])
+        # Parts take equally long with every GPU, as `curves` cuts them.
+        curves.append(Curve(draw(st.floats(5.0, 500.0)) / PARTS * rate[:, -1], sizes, rate))
+    jobs = draw(st.integers(1, 5))
+    curve = np.array(draw(st.lists(st.integers(0, len(curves) - 1), min_size=jobs, max_size=jobs)))
+    submitted = np.sort(draw(st.lists(st.floats(0.0, 300.0), min_size=jobs, max_size=jobs)))
+    return Work(curves, curve, submitted - submitted[0], gpus)
+
+
+@settings(max_examples=8, deadline=None)
+@given(works(), st.integers(0, 2**32 - 1))
+def test_no_schedule_drawn_at_random_beats_it(work: Work, seed: int) -> None:
+    found = bound(work, intervals=16, evaluations=8)
+    rng = np.random.default_rng(seed)
+    assert all(found <= random_schedule(work, rng) * (1 + 1e-6) for _ in range(8))
+    assert found <= fluid_mean_jct_s(work) * (1 + 1e-3)
+
+
+def test_any_prices_give_a_bound() -> None:
+    work = Work([flat(40.0, 0.6, 4), flat(90.0, 0.9, 4)], np.array([0, 1, 0]), np.array([0.0, 3.0, 20.0]), 4)
+    dual = Dual(work, np.linspace(0.0, 300.0, 31))
+    best, _ = improved(dual, 80)
+    rng = np.random.default_rng(1)
+    drawn = [dual.value(rng.gamma(0.5, 0.3, 30))[0] for _ in range(10)]
+    assert max(drawn) <= best + 1e-6
+    least = float(work.alone_s.sum())
+    assert dual.value(np.zeros(30))[0] == pytest.approx(least, rel=1e-6) and best > least
+
+
+def gradient_by_differences(dual: Dual, prices: Floats, i: int) -> float:
+    step = np.zeros(len(prices))
+    step[i] = 1e-6
+    return (dual.value(prices + step)[0] - dual.value(prices - step)[0]) / 2e-6
+
+
+def test_the_gradient_is_that_of_the_value() -> None:
+    work = Work([flat(40.0, 0.6, 4), flat(90.0, 0.9, 4)], np.array([0, 1, 0]), np.array([0.0, 3.0, 20.0]), 4)
+    dual = Dual(work, np.linspace(0.0, 300.0, 31))
+    prices = np.linspace(0.2, 0.01, 30)
+    _, gradient = dual.value(prices)
+    for i in (0, 2, 5):
+        assert gradient[i] == pytest.approx(gradient_by_differences(dual, prices, i), rel=0.1, abs=0.5)
+
+
+def short(kind: str, jobs: int) -> Workload:
+    """A generated workload without its longest jobs."""
+    found = generate(kind, jobs=3 * jobs, seed=3, gpus=8, gpus_per_node=4, rigid=0.25)
+    length = {s.name: undisturbed_s(found.applications[s.application], s, 4) for s in found.submissions}
+    kept = sorted(found.submissions, key=lambda s: length[s.name])[:jobs]
+    return replace(found, submissions=tuple(sorted(kept, key=lambda s: s.time)))
+
+
+@pytest.mark.parametrize("kind", ["philly", "ones-sc21", "strategies"])
+def test_no_policy_beats_it(kind: str) -> None:
+    workload = short(kind, 6)
+    found = bound_of(workload, 2, 4, evaluations=8)
+    assert found.alone_mean_jct_s <= found.mean_jct_s <= found.fluid_mean_jct_s * 1.001
+    for policy, mechanism in (("ones", Requeue(0.0)), ("srtf", Requeue(0.0)), ("ones", Hot(launch_s=0.0))):
+        cluster = idealized_cluster(2, 4)
+        run = run_idealized(make_policy(policy), workload, cluster, mechanism=mechanism, interval_s=60.0)
+        assert found.mean_jct_s <= np.mean([job.jct_s for job in run.jobs])
+
+
+def test_a_curve_is_never_slower_than_the_truth() -> None:
+    workload = generate("philly", jobs=12, seed=4, gpus=16, gpus_per_node=4)
+    for name, app in workload.applications.items():
+        found = curve(app, 1.0, 1, 4, 4, 16)
+        truth = alone_seconds(app, 1.0, 16, 4)
+        assert 0.9 * truth <= found.alone_s <= truth * (1 + 1e-9), name
+        cuts = np.append(0.0, np.cumsum(found.work))
+        for progress in np.linspace(0.0, float(cuts[-1]) * 0.999, 7):
+            part = int(np.searchsorted(cuts, progress, side="right")) - 1
+            for placement, batch in (((1,), app.base_batch), ((4,), app.max_batch), ((2, 2), app.max_batch // 2)):
+                batch = max(batch, app.base_batch)
+                speed = app.placed_speed(placement, float(batch)) * float(app.efficiency(progress, batch))
+                column = int(np.searchsorted(found.sizes, sum(placement)))
+                assert speed <= found.rate[part, column] * (1 + 1e-9)
+
+
+def test_more_parts_raise_it_a_little() -> None:
+    workload, found, prices = short("philly", 5), [], np.zeros(0)
+    for parts in (16, 64):
+        work = work_of(workload, 2, 4, parts)
+        dual = Dual(work, np.linspace(0.0, float(work.submitted.max() + 2 * work.alone_s.max()), 33))
+        prices = improved(dual, 10)[1] if parts == 16 else prices
+        found.append(dual.value(prices)[0])
+    assert found[0] == pytest.approx(found[1], rel=0.08) and found[0] <= found[1] * 1.002
+
+
+def test_the_command_shows_and_writes_it(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    args = [
+        "simulate",
+        "--jobs",
+        "4",
+        "--cluster",
+        "2x4",
+        "--plain",
+        "--bound",
+        "--processes",
+        "1",
+        "--json",
+        str(path),
+    ]
+    shown = CliRunner().invoke(command_line, args)
+    assert shown.exit_code == 0, shown.output
+    assert "mean JCT over the bound" in shown.output and "of it: sharing, s" in shown.output
+    written = json.loads(path.read_text())
+    assert set(written["bound"]) == {"mean_jct_s", "fluid_mean_jct_s", "alone_mean_jct_s"}
+    assert Bound(**written["bound"]).mean_jct_s <= written["policies"]["ones"]["mean_jct_s"]
+    own = written["policies"]["ones"]
+    parts = own["alone_s"] + own["sharing_s"] + own["pauses_s"] + own["rest_s"]
+    assert parts == pytest.approx(own["mean_jct_s"])
+    assert own["over_bound"] == pytest.approx(own["mean_jct_s"] / written["bound"]["mean_jct_s"])
+    assert written["bounds"][0]["seed"] == 0
