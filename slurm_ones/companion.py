@@ -32,6 +32,7 @@ from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_v
 from slurm_ones.schedule.policy import Arrivals, Policy
 from slurm_ones.slurm.client import LeaderOnlyClient, Refused, SlurmClient
 from slurm_ones.slurm.configured import hides_gpus
+from slurm_ones.slurm.model import Job, Shape, Snapshot, fewest_switches
 
 ARRIVALS_S = 3600.0
 """Between two looks at what was submitted."""
@@ -89,6 +90,7 @@ class Companion:
         self._make = make or (lambda: policy_of(settings))
         self._make()
         self._rng = np.random.default_rng(settings.seed)
+        self._seen: Snapshot | None = None
         deferrals = Deferrals(client, store, settings.deferral_s, clock)
         orders = OrderWriter(client, settings.spool, clock, check)
         machine = ResizeMachine(
@@ -102,6 +104,7 @@ class Companion:
             wanted=self._observer.may_resize,
             rival=self._observer.rivals.number,
             told=read_spec,
+            switches=self._switches,
         )
         self._fusions = Fusions(client, deferrals, orders, clock)
         self._held = HeldTasks(store)
@@ -117,6 +120,7 @@ class Companion:
         self._actor.advance()
         self._stop_file.check(self._clock())
         observation = self._observer.observe()
+        self._seen = observation.snapshot
         resizes = self._store.open_resizes()
         fused = self._fused(observation, {resize.job_id for resize in resizes})
         observation = without_fused(observation, fused)
@@ -127,6 +131,13 @@ class Companion:
         decided = self._decide(round_)
         begun = self._actor.act(round_, decided, kept=fused.keys())
         return Tick(observation, decided, begun, time.monotonic() - started)
+
+    def _switches(self, job: Job, shape: Shape) -> int:
+        """See `Machine.switches`: 0 where leaf switches make no difference here, or Slurm was not looked at yet."""
+        seen = self._seen
+        if self.settings.taper <= 1 or seen is None:
+            return 0
+        return fewest_switches(seen, job.partition.partition(",")[0], shape.nodes)
 
     def _fused(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
         """The waiting jobs that are trained within others. None where nothing may be changed: they may start then."""

@@ -198,6 +198,12 @@ class Settings(_Section):
     whole_node_gpus: dict[str, int] = Field(
         default_factory=dict, description="GPUs per node of partitions where Slurm has no GRES"
     )
+    taper: float = Field(
+        1.0,
+        ge=1,
+        description="how many times longer gradients take between leaf switches than below one; above 1, and where "
+        "Slurm knows the topology, they are weighed, and Slurm is asked for few of them",
+    )
     resize: ResizeSettings = ResizeSettings()
     limits: LimitSettings = Field(LimitSettings(), description="limits on elastic jobs, below")
     retention: RetentionSettings = Field(

@@ -81,6 +81,7 @@ LONG = (
     "tests/endtoend/test_guide.py",
     "tests/endtoend/test_job_log.py",
     "tests/endtoend/test_kill.py",
+    "tests/endtoend/test_leaves.py",
     "tests/endtoend/test_long.py",
     "tests/endtoend/test_move.py",
     "tests/endtoend/test_park.py",

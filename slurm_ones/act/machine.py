@@ -17,8 +17,8 @@ from slurm_ones.config import ResizeSettings
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.rules.gate import new_of
 from slurm_ones.rules.strategy import breaks
-from slurm_ones.slurm.client import SlurmClient
-from slurm_ones.slurm.model import Job
+from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, Refused, SlurmClient
+from slurm_ones.slurm.model import Job, Shape
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,8 @@ class Machine:
     """Whether a job is still to be resized: it has not opted out, and the stop file is not there."""
     rival: Callable[[Job], int] = lambda job: 0
     """Number of the newest order that another companion gave the job; 0 for none."""
+    switches: Callable[[Job, Shape], int] = lambda job, shape: 0
+    """Fewest leaf switches that a shape of the job needs; 0 where none are to be asked for."""
     told: Callable[[Job], tuple[Spec | None, str]] = lambda job: (None, "")
     """What the job says now that it can do, and what of that could not be believed; neither where it says nothing."""
 
@@ -94,6 +96,22 @@ class Machine:
         if problem:
             return reason("strategy_unread", problem=problem)
         return breaks(spec, new_of(resize), resize.old_batch, resize.new_batch)
+
+    def ask_for_few_switches(self, job: Job, shape: Shape) -> None:
+        """Have Slurm look for the shape below as few leaf switches as it needs: a wish that ends by itself, and whose
+        refusal changes nothing. A wish of the owner's, for longer than ours, stays."""
+        most = self.switches(job, shape)
+        if not most:
+            return
+        try:
+            if self.client.version() < SHOWS_SWITCHES:
+                return  # a wish of the owner's could not be told from ours
+            now = self.client.details([job.job_id]).get(job.job_id)
+            if now is None or (now.switches and now.switch_wait_s != SWITCH_WAIT_S) or now.switches == most:
+                return
+            self.client.few_switches(job.key, most)
+        except Refused as error:
+            log.warning("job %d: few leaf switches could not be asked for: %s", job.job_id, error)
 
     def move(
         self,

@@ -167,6 +167,7 @@ class ResizeMachine(Machine):
             self.client.reshape(job.key, target_of(resize))
         except Refused as error:
             return self.move(resize, State.RESHAPING_BACK, reason("shape_refused", answer=str(error)))
+        self.ask_for_few_switches(job, target_of(resize))
         return self.move(resize, State.RELEASING)
 
     def _releasing(self, resize: ResizeRecord, job: Job) -> ResizeRecord:
@@ -312,6 +313,7 @@ class ResizeMachine(Machine):
             except OrderError as error:
                 log.warning("job %d: its batch could not be put back: %s", job.job_id, error)
         self.client.reshape(job.key, target_of(resize))
+        self.ask_for_few_switches(job, target_of(resize))
 
     def _finish(
         self, resize: ResizeRecord, job: Job, *, remark: str = "", pause_s: float | None = None

@@ -80,8 +80,12 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
         if one.weighed:
             held.update(one.holdings)
     offered = not rigid_jobs(snapshot, rules.name, elastic)
-    nodes = tuple(NodeView(name, (gpus if offered else 0) + held[name]) for name, gpus in rules.free.items())
-    return ClusterView(nodes, whole, full, reserved=_reserved(round_, part, full))
+    known = snapshot.nodes
+    nodes = tuple(
+        NodeView(name, (gpus if offered else 0) + held[name], leaf=known[name].leaf if name in known else "")
+        for name, gpus in rules.free.items()
+    )
+    return ClusterView(nodes, whole, full, taper=round_.settings.taper, reserved=_reserved(round_, part, full))
 
 
 def bounds_of(round_: Round, rules: PartitionRules) -> Bounds:

@@ -81,6 +81,12 @@ class Places:
         far = self._cluster.taper * float(self.load[leaves].max() + 1) if len(leaves) > 1 else 1.0
         return (1.0 - share) / float(self._speed[nodes].min()) + share * far
 
+    def _meets(self, nodes: Ints) -> tuple[float, float]:
+        """Leaf switches that nodes are below, and about how many jobs across leaf switches are met on their links, each
+        of which has two ends at least; none where it is one."""
+        leaves = np.unique(self._leaf[nodes])
+        return float(len(leaves)), float(self.load[leaves].sum()) / 2 if len(leaves) > 1 else 0.0
+
     def best(self, shape: Shape, share: float, own: Ints) -> Place | None:
         """The best place for a shape, for a job that has had its `own` nodes; None where there is no room."""
         whole = self._cluster.gpus_per_node
@@ -96,9 +102,14 @@ class Places:
                 nodes, gpus = filled
                 place = Place(nodes, gpus, self.step(nodes, share))
                 more = float(len(nodes) - least)
-                left_over = float(self.free[self._leaf == self._leaf[nodes[0]]].sum()), float(self.free[nodes].sum())
+                # Nodes are filled before leaf switches: who finds no node whole is slower than who spans two switches.
+                on_nodes = float(self.free[nodes].sum() - gpus.sum())
+                on_leaf = float(self.free[self._leaf == self._leaf[nodes[0]]].sum())
                 strange = float(gpus[~mine[nodes]].sum())
-                key = (more if least == 1 else 0.0, round(place.step, 9), more, strange, *left_over)
+                far, met = self._meets(nodes)
+                # What it costs those whom it meets counts as well: each waits for one more on its links.
+                cost = place.step + share * self._cluster.taper * met
+                key = (more if least == 1 else 0.0, round(cost, 9), far, more, on_nodes, strange, on_leaf)
                 if found is None or key < found[0]:
                     found = key, place
         return None if found is None else found[1]

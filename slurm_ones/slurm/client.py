@@ -12,6 +12,12 @@ from slurm_ones.slurm.model import Job, JobKey, Shape, Snapshot, Task
 log = logging.getLogger(__name__)
 
 
+SHOWS_SWITCHES = (23, 2)
+"""The first release in which `SlurmClient.details` shows how few switches a job asks for."""
+SWITCH_WAIT_S = 60.0
+"""For which Slurm lets a job wait for few switches: it counts in minutes, and 0 would be the site's longest wait."""
+
+
 class SlurmError(Exception):
     """Slurm did not do what was asked; the message says what that was and what Slurm answered.
 
@@ -111,6 +117,13 @@ class SlurmClient(Protocol):
         `eligible_time` shows it, to the whole second after `until`. Raises `Refused` for a job that is not pending.
         """
 
+    def few_switches(self, job_id: JobKey, most: int) -> None:
+        """Ask that a pending job be below at most so many leaf switches; 0 takes the wish back.
+
+        A wish, which Slurm drops by itself once the job has waited a minute for it alone, and has no effect where Slurm
+        knows no topology. The job's `switches` show it in `details`.
+        """
+
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         """Send a signal, such as USR1, to the job's steps, or to its batch script too; to those of each task that runs
         where the id is an array's. Raises `Refused` where only tasks that wait are meant."""
@@ -194,6 +207,11 @@ class LeaderOnlyClient:
 
     def defer(self, job_id: JobKey, until: float) -> None:
         self._change(f"defer job {job_id}", lambda: self._client.defer(job_id, until))
+
+    def few_switches(self, job_id: JobKey, most: int) -> None:
+        self._change(
+            f"ask for {most or 'any'} switches for job {job_id}", lambda: self._client.few_switches(job_id, most)
+        )
 
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         self._check()

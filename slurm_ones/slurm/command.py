@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import tenacity
 
 from slurm_ones.slurm.client import (
+    SWITCH_WAIT_S,
     NotPermitted,
     NotResizable,
     Refused,
@@ -36,7 +37,7 @@ from slurm_ones.slurm.client import (
 from slurm_ones.slurm.model import Job, JobKey, JobState, Node, Shape, Snapshot, Task
 from slurm_ones.slurm.parse import BITSTR
 from slurm_ones.slurm.reshape import reshape
-from slurm_ones.slurm.scontrol import nodes_of, parse_nodes, parse_partitions, parse_reservations
+from slurm_ones.slurm.scontrol import nodes_of, parse_nodes, parse_partitions, parse_reservations, parse_topology
 from slurm_ones.slurm.squeue import COMMAND, FORMAT, asked, json_fault, parse_jobs, parse_queue, separator
 
 T = TypeVar("T")
@@ -240,12 +241,19 @@ class CommandClient:
         """All nodes; `-d` adds the GPUs in use, which sites without gres/gpu in AccountingStorageTRES do not count."""
         return parse_nodes(self._ask(["scontrol", "-o", "-d", "show", "nodes"]))
 
+    def leaves(self) -> dict[str, str]:
+        """The leaf switch of each node; of no node where Slurm knows no topology, which some releases call an error."""
+        with suppress(Refused):
+            return parse_topology(self._ask(["scontrol", "-o", "show", "topology"]))
+        return {}
+
     def snapshot(self) -> Snapshot:
         jobs = self._queue()
         partitions = parse_partitions(self._ask(["scontrol", "-o", "show", "partitions"]))
         reservations = parse_reservations(self._ask(["scontrol", "-o", "show", "reservations"]))
         now = time.time()
-        return Snapshot(now, jobs, nodes_of(self.nodes(), jobs, reservations, now), partitions, reservations)
+        nodes = nodes_of(self.nodes(), jobs, reservations, now, self.leaves())
+        return Snapshot(now, jobs, nodes, partitions, reservations)
 
     def job(self, job_id: JobKey) -> Job:
         found = self._json(str(job_id))
@@ -312,6 +320,10 @@ class CommandClient:
     def defer(self, job_id: JobKey, until: float) -> None:
         # Seconds since 1970 mean the same in every time zone, and in the night when the clocks change.
         self.run(defer_command(job_id, f"uts{math.ceil(until)}" if until > time.time() else self._now))
+
+    def few_switches(self, job_id: JobKey, most: int) -> None:
+        wish = f"{most}@{SWITCH_WAIT_S / 60:02.0f}:00" if most else "0"
+        self.run(["scontrol", "update", f"JobId={job_id}", f"Switches={wish}"])
 
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         # Without a look first, scancel says nothing of a job that is not there.

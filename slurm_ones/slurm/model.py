@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -143,6 +144,11 @@ class Job:
     """Its task of the array. Slurm keeps waiting tasks that nothing sets apart in one record, which has several."""
     throttle: int = 0
     """Most tasks of its array that may run at once; 0 for no limit. A snapshot need not show it."""
+    switches: int = field(default=0, compare=False)
+    """Most leaf switches that it asks for, 0 for no wish. `SlurmClient.details` alone shows it, and what follows, from
+    Slurm 23.02 on."""
+    switch_wait_s: float = field(default=0.0, compare=False)
+    """So long it waits for that at most."""
     command: str = field(default="", compare=False)
     """The path of its batch script. `SlurmClient.details` alone shows it, and the next two."""
     submit_line: str = field(default="", compare=False)
@@ -193,6 +199,8 @@ class Node:
     partitions: tuple[str, ...]
     idle: bool
     """No job has any part of it."""
+    leaf: str = ""
+    """Its leaf switch, or its block where the network is one of blocks; empty where Slurm knows no topology."""
 
 
 @dataclass(frozen=True)
@@ -267,6 +275,21 @@ def free_gpus(snapshot: Snapshot, partition: str, whole_node_gpus: Mapping[str, 
         else:
             free[name] = node.gpus - node.gpus_used
     return free
+
+
+def fewest_switches(snapshot: Snapshot, partition: str, nodes: int) -> int:
+    """Fewest leaf switches that so many usable nodes of the partition are below; 0 where that is not known."""
+    part = snapshot.partitions.get(partition)
+    known = [snapshot.nodes[name] for name in (part.node_names if part is not None else ()) if name in snapshot.nodes]
+    below = Counter(node.leaf for node in known if node.usable)
+    if not below or "" in below or len({node.leaf for node in known}) < 2:
+        return 0
+    left = nodes
+    for switches, (_, count) in enumerate(below.most_common(), 1):
+        left -= count
+        if left <= 0:
+            return switches
+    return 0
 
 
 def take(shape: Shape, free: dict[str, int], own: Mapping[str, int] | None = None) -> bool:

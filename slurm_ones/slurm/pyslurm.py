@@ -140,7 +140,9 @@ class PySlurmClient:
         reservations = tuple(_reservation(raw) for raw in found)
         now = time.time()
         nodes = self._command.nodes()
-        return Snapshot(now, jobs, nodes_of(nodes, jobs, reservations, now), partitions, reservations)
+        # PySlurm has no names for topologies.
+        found_nodes = nodes_of(nodes, jobs, reservations, now, self._command.leaves())
+        return Snapshot(now, jobs, found_nodes, partitions, reservations)
 
     def job(self, job_id: JobKey) -> Job:
         if isinstance(job_id, Task):
@@ -194,6 +196,9 @@ class PySlurmClient:
         when = math.ceil(until) if until > time.time() else "now"
         with _errors(f"defer job {job_id}"):
             pyslurm.Job(job_id).modify(pyslurm.JobSubmitDescription(begin_time=when))
+
+    def few_switches(self, job_id: JobKey, most: int) -> None:
+        self._command.few_switches(job_id, most)
 
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         self._command.signal(job_id, signal, batch=batch)

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from slurm_ones.slurm.model import Job, Node, Partition, Reservation
 from slurm_ones.slurm.parse import DIGITS, gpus, hosts, seconds
@@ -94,10 +95,26 @@ def parse_reservations(text: str) -> tuple[Reservation, ...]:
     )
 
 
+def parse_topology(text: str) -> dict[str, str]:
+    """The leaf switch, or the block, of each node from `scontrol -o show topology`; nothing where there is none."""
+    found: dict[str, str] = {}
+    for fields in records(text):
+        leaf = fields.get("SwitchName") if fields.get("Level") == "0" else fields.get("BlockName")
+        # A block of blocks names those that it is made of.
+        if leaf and "AggregatedBlock" not in fields:
+            for name in hosts(fields.get("Nodes")):
+                found.setdefault(name, leaf)
+    return found
+
+
 def nodes_of(
-    nodes: Mapping[str, Node], jobs: Mapping[int, Job], reservations: Iterable[Reservation], now: float
+    nodes: Mapping[str, Node],
+    jobs: Mapping[int, Job],
+    reservations: Iterable[Reservation],
+    now: float,
+    leaves: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Node]:
-    """The nodes with what jobs hold of them, those in an active reservation marked unusable.
+    """The nodes with their leaf switch and what jobs hold of them, those in an active reservation marked unusable.
 
     What Slurm says of a node's GPUs in use depends on the release and on how it was asked, so the jobs are counted
     as well and the larger figure believed.
@@ -117,6 +134,7 @@ def nodes_of(
             gpus_used=min(node.gpus, max(node.gpus_used, used[name])),
             idle=node.idle and name not in busy,
             usable=node.usable and name not in reserved,
+            leaf=leaves.get(name, ""),
         )
         for name, node in nodes.items()
     }

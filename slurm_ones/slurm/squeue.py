@@ -257,6 +257,8 @@ def _job_of_json(entry: Mapping[str, Any]) -> Job:
         array_tasks=(task,) if (task := number(entry.get("array_task_id"), -1)) >= 0 else tasks_of(waiting),
         throttle=number(entry.get("array_max_tasks")),
         batch=bool(entry.get("batch_flag", True)),
+        switches=number(entry.get("required_switches")),
+        switch_wait_s=float(number(entry.get("maximum_switch_wait_time"))),
         command=entry.get("command"),
         submit_line=entry.get("submit_line"),
         stdout=_log(entry),

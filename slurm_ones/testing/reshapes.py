@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_ones.slurm.client import NotResizable
+from slurm_ones.slurm.client import SHOWS_SWITCHES, SWITCH_WAIT_S, NotResizable
 from slurm_ones.slurm.model import Job, Shape
 from slurm_ones.testing.site import OPERATOR, OWNER, Site
 
@@ -39,6 +39,19 @@ class ReshapeContract:
                 client.requeue_hold(job_id)
                 site.wait(job_id, lambda job: job.pending and not job.completing, "PENDING")
         assert site.owner.job(job_id).restart == 2
+
+    def test_few_switches_are_a_wish(self, site: Site) -> None:
+        """Shown as it was asked for, kept from start to start, and taken back; a job of one switch starts at once."""
+        job_id = site.held(*ELASTIC)
+        for most in (2, 0, 1):
+            site.owner.few_switches(job_id, most)
+            shown = site.owner.details([job_id])[job_id]
+            if site.owner.version() >= SHOWS_SWITCHES:
+                assert shown.switches == most and shown.switch_wait_s in (
+                    (SWITCH_WAIT_S,) if most else (0.0, SWITCH_WAIT_S)
+                )
+        site.owner.release(job_id)
+        site.wait(job_id, lambda job: job.running, "RUNNING")
 
     def test_several_times_while_held(self, site: Site) -> None:
         """Every shape on the way is what Slurm holds: 22.05 goes on showing the nodes of the last run."""

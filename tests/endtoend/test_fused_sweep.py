@@ -55,6 +55,9 @@ def test_a_sweep_is_trained_as_one_job(harness: Harness) -> None:
             job = harness.wait(one, lambda job: job.ended, "over", 90.0)
             assert job.exit_code == (3 if one == ids[5] else 0), harness.log(one)
             assert (job.restart, f"job {carrier} trained this one" in harness.log(one)) == (0, one != carrier)
+        with harness.store(settings) as store:
+            for one in (ids[1], ids[5]):
+                wait_until(lambda: f"job {carrier} trained it" in str([run.note for run in store.runs(one)]))  # noqa: B023
         assert not (harness.directory(gone) / "result.json").exists()
         weights = [
             torch.load(harness.directory(one) / f"{one}.pt")["model"]["weight"] for one in [carrier, ids[1], ids[3]]

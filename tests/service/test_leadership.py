@@ -170,6 +170,7 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "hold_waiting": (1,),
     "reuse": (Task(1, 2),),
     "throttle": (1, 0),
+    "few_switches": (1, 1),
     "cancel_waiting": (1,),
 }
 READS = {"version", "config", "snapshot", "job", "tasks", "details", "name"}

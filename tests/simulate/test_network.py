@@ -79,10 +79,10 @@ def test_ones_names_places_that_are_better(made: Workload) -> None:
     cluster = wired(idealized_cluster(4, 4), NETWORK)
     # The first job's nodes are below two switches; it moves once that repays.
     jobs = [job(1, {"n1": 4, "n3": 4}, gpus=(8,), running_s=9e4), job(2, gpus=(8,))]
-    found = Ones().decide(cluster, jobs, 9e4, seeded())
+    found = Ones(Options(places=True)).decide(cluster, jobs, 9e4, seeded())
     assert {found.allocations[i].shape.gpus for i in (1, 2)} == {8}
     assert found.allocations[2].nodes
-    blind = Ones(Options(places=False)).decide(cluster, jobs, 9e4, seeded())
+    blind = Ones().decide(cluster, jobs, 9e4, seeded())
     assert not any(one.nodes for one in blind.allocations.values())
 
 
@@ -90,7 +90,7 @@ def test_what_the_search_is_told_of_leaf_switches() -> None:
     """Sizes that need several are slower by their exchange; jobs that meet there cost each other more."""
     cluster = wired(idealized_cluster(8, 4), Network(2, 4, 3.0))
     views = [job(i, gpus=(4, 8, 16, 32), requested=32) for i in (1, 2)]
-    policy, rng = Ones(), seeded()
+    policy, rng = Ones(Options(places=True)), seeded()
     leaves = next(term for term in policy._terms if isinstance(term, Leaves))
     policy.take_over(views, {1: 0, 2: 0}, 0.0)
     at, may = policy.situation(cluster, views, [], 0.0)
@@ -116,7 +116,7 @@ def test_what_the_search_is_told_of_leaf_switches() -> None:
 def test_why_a_job_moves_is_said() -> None:
     cluster = wired(idealized_cluster(4, 4), NETWORK)
     apart = job(1, {"n1": 4, "n3": 4}, gpus=(8,), running_s=9e4)
-    found = Ones().decide(cluster, [apart], 9e4, seeded())
+    found = Ones(Options(places=True)).decide(cluster, [apart], 9e4, seeded())
     assert found.reasons[1].code == "fewer_switches"
     assert set(found.allocations[1].nodes) in ({"n1", "n2"}, {"n3", "n4"})
 

@@ -120,6 +120,9 @@ class Remote:
     def defer(self, job_id: JobKey, until: float) -> None:
         self._call("defer", job_id, until)
 
+    def few_switches(self, job_id: JobKey, most: int) -> None:
+        self._call("few_switches", job_id, most)
+
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         self._call("signal", job_id, signal, batch=batch)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ones.slurm import command, parse, scontrol, squeue
-from slurm_ones.slurm.model import Job, JobState, Shape, Task
+from slurm_ones.slurm.model import Job, JobState, Node, Partition, Shape, Snapshot, Task, fewest_switches
 
 DATA = Path(__file__).parent / "data"
 RELEASES = ["22.05", "26.05"]
@@ -92,6 +93,40 @@ def test_nodes_partitions_and_reservations_as_captured(release: str) -> None:
     }
     (maint,) = scontrol.parse_reservations(records(release, "ReservationName"))
     assert (maint.name, maint.node_names, maint.end_time - maint.start_time) == ("maint", ("n3", "n4"), 600.0)
+
+
+def test_leaf_switches_and_blocks() -> None:
+    """Of a tree the switches above no other, as 22.05 and 26.05 print them; of blocks those that are made of no others.
+    Without a topology nothing is printed."""
+    tree = """SwitchName=s1 Level=0 LinkSpeed=100 Nodes=n[1-2]
+SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n[3-4]
+SwitchName=top Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=s[1-2]
+"""
+    assert scontrol.parse_topology(tree) == {"n1": "s1", "n2": "s1", "n3": "s2", "n4": "s2"}
+    blocks = """BlockName=b1 BlockIndex=0 Nodes=n[1-2] BlockSize=2
+BlockName=b2 BlockIndex=1 Nodes=n[3-4] BlockSize=2
+AggregatedBlock=b[1-2] BlockIndex=2 Nodes=n[1-4] BlockSize=4
+"""
+    assert scontrol.parse_topology(blocks) == {"n1": "b1", "n2": "b1", "n3": "b2", "n4": "b2"}
+    assert scontrol.parse_topology("") == {}
+
+
+def test_fewest_switches_of_a_shape() -> None:
+    """Those that most usable nodes are below come first; one switch for all is no topology."""
+    partition = Partition("gpu", True, ("n1", "n2", "n3", "n4"), 0.0, 0, False)
+
+    def snapshot(leaves: Sequence[str], usable: Sequence[bool] = (True,) * 4) -> Snapshot:
+        nodes = {
+            f"n{i + 1}": Node(f"n{i + 1}", "IDLE", good, 4, 0, ("gpu",), True, leaf=leaf)
+            for i, (leaf, good) in enumerate(zip(leaves, usable, strict=True))
+        }
+        return Snapshot(0.0, {}, nodes, {"gpu": partition})
+
+    two = snapshot(["s1", "s1", "s2", "s2"])
+    assert [fewest_switches(two, "gpu", n) for n in (1, 2, 3, 4, 5)] == [1, 1, 2, 2, 0]
+    assert fewest_switches(snapshot(["s1", "s1", "s2", "s2"], [False, True, False, True]), "gpu", 2) == 2
+    assert fewest_switches(snapshot(["s1"] * 4), "gpu", 2) == fewest_switches(snapshot([""] * 4), "gpu", 2) == 0
+    assert fewest_switches(two, "other", 1) == 0
 
 
 def test_a_reserved_node_is_unusable_while_the_reservation_lasts() -> None:

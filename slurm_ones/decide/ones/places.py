@@ -66,8 +66,11 @@ class Leaves(Term):
         if not _known(at.cluster):
             return {}
         column = {int(size): u for u, size in enumerate(at.tables.sizes)}
+        # A job of one node may have to be split, and then exchanges as at the smallest size of several.
+        several = np.where(self._shares > 0, self._shares, np.inf).min(axis=1, initial=np.inf)
+        least = np.where(np.isfinite(several), several, 0.0)
         shares = {
-            job.job_id: float(self._shares[j, column[got.shape.gpus]])
+            job.job_id: float(self._shares[j, column[got.shape.gpus]] or least[j])
             for j, job in enumerate(at.tables.jobs)
             if (got := allocations.get(job.job_id)) is not None
         }

@@ -200,6 +200,15 @@ class SimulatedClient:
         self._changeable(job_id)
         self._change(f"StartTime of {job_id}", lambda: self._cluster.set_begin(job_id, until))
 
+    def few_switches(self, job_id: JobKey, most: int) -> None:
+        self._changeable(job_id)
+
+        def ask() -> None:
+            for job in self._cluster.records.waiting(job_id):
+                job.switches = most
+
+        self._change(f"Switches of {job_id}", ask)
+
     def signal(self, job_id: JobKey, signal: str, *, batch: bool = False) -> None:
         if f"SIG{signal}" not in signals.Signals.__members__:
             raise Refused(f"scancel: error: Unknown job signal: {signal}")

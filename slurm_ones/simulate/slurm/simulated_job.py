@@ -119,6 +119,8 @@ class SimulatedJob:
     """Nobody, user, admin, or slurm itself."""
     requeue_held: bool = False
     """Its hold is that of a requeue."""
+    switches: int = 0
+    """Most leaf switches that were asked for; here all nodes are below one."""
     restart: int = 0
     begin: float = 0.0
     """Earliest start."""
@@ -231,6 +233,8 @@ class SimulatedJob:
             array=request.array or self.array is not None,
             array_id=self.array.array_id if self.array is not None else 0,
             array_tasks=self.array_tasks,
+            switches=self.switches,
+            switch_wait_s=60.0 if self.switches else 0.0,
             throttle=self.array.throttle if self.array is not None else 0,
             batch=request.batch,
             exit_code=self.exit_code,

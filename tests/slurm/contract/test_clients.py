@@ -10,6 +10,7 @@ import pytest
 from slurm_ones.slurm.client import NotPermitted, NotResizable, SlurmMissing
 from slurm_ones.slurm.model import Shape, Snapshot
 from slurm_ones.testing import client_contract
+from tests.cluster.topology import leaf_switches
 from tests.slurm.simulated import SimulatedSite
 from tests.slurm.sites import OPERATOR, Site, until
 
@@ -51,6 +52,17 @@ def test_a_reservation_of_tomorrow_closes_nothing_today(site: Site) -> None:
         site.cluster.run(["scontrol", "delete", "ReservationName=later"], user="root")
     assert [r.name for r in seen.reservations] == ["later"]
     assert _unusable(seen) == set()
+
+
+def test_leaf_switches_of_nodes(site: Site) -> None:
+    """As topology.conf says; of none where there is none. 22.05 reads that file as it starts alone."""
+    site.cluster.run(["scontrol", "show", "topology"], user="root")
+    if site.is_old:
+        assert {node.leaf for node in site.owner.snapshot().nodes.values()} == {""}
+        return
+    with leaf_switches(site.cluster):
+        leaves = {name: node.leaf for name, node in site.owner.snapshot().nodes.items()}
+    assert leaves == {"n1": "s1", "n2": "s1", "n3": "s2", "n4": "s2", **dict.fromkeys(("w1", "w2", "w3", "w4"), "w")}
 
 
 def test_drained_and_down_nodes_are_unusable(site: Site) -> None:
