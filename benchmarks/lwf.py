@@ -1,6 +1,6 @@
 """LWF-κ, the packing rule of Wang et al. (arXiv 2002.10105), under the sizes that `ones` chooses: a rival.
 
-Only the abstract was read, which names the rule. The rest follows the name, as far as it applies to unshared GPUs.
+The paper was not at hand: this follows the rule's name, as far as it applies to unshared GPUs.
 
     slurm-ones simulate --plain --network 4x4:3 --policy ones --policy benchmarks.lwf:OnesLwf
 """

@@ -159,12 +159,13 @@ def test_a_deferred_job_whose_resize_waits_its_turn_does_not_start_at_its_old_sh
     bench.add(1, Shape(1, 1), **AT)
     bench.add(2, Shape(1, 1), **AT)
     bench.act({}, 1)
-    for job_id in range(10, 14):
+    most = bench.settings.resize.max_open
+    for job_id in range(10, 10 + most):
         bench.store.record_jobs([JobRecord(job_id, "job", "alice", 1.0, 1, 1)])
         bench.store.begin_resize(ResizeRecord(job_id, 0, 1, 1, 32, 1, 2, 64, State.STARTING.value, NOW))
     bench.now += 500
     assert bench.act({1: Allocation(Shape(1, 2), 32), 2: Allocation(Shape(1, 2), 32)}) == []
-    assert outcome(bench, 1) == "waits its turn: 4 resizes are under way"
+    assert outcome(bench, 1) == f"waits its turn: {most} resizes are under way"
     assert bench.slurm.deferred == [(1, 901), (1, 1401)]
 
 

@@ -7,7 +7,7 @@ shares (`schedule.timeline`, after ElasticFlow, ASPLOS 2023).
 
 What a promised job cannot be without now follows from what can be put off. A size at which it is slower counts as
 `UNMET` times what all jobs' waiting counts, so that a promise comes before all else that the search weighs; GPUs beyond
-it are given as to any other job. PAC-ML (arXiv 2301.13799; its released code was read alone) learns for one job at a
+it are given as to any other job. PAC-ML (arXiv 2301.13799; not read, but what is said of it) learns for one job at a
 time the smallest size that meets its deadline.
 
 A job that was refused is asked about again while its deadline is ahead, since others leave.

@@ -139,8 +139,8 @@ class Fairness(Term):
 @dataclass(frozen=True)
 class Amplification(Term):
     """A job grows only as far as its progress takes at most `most` times the GPU-seconds that it takes at its most
-    efficient size: DeepPool's bound (Park et al., arXiv 2112.10065), which sets it on layers; its abstract and released
-    planner were read."""
+    efficient size: DeepPool's bound (Park et al., arXiv 2112.10065), which sets it on layers; its
+    abstract was read."""
 
     most: float
 
