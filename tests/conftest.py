@@ -74,6 +74,7 @@ LONG = (
     "tests/endtoend/test_blocks.py",
     "tests/endtoend/test_container.py",
     "tests/endtoend/test_cron.py",
+    "tests/endtoend/test_deadlines.py",
     "tests/endtoend/test_exactly_once.py",
     "tests/endtoend/test_faults.py",
     "tests/endtoend/test_frameworks.py",

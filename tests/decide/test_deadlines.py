@@ -40,6 +40,13 @@ def test_a_promise_is_given_only_where_it_can_be_kept() -> None:
     assert "it has passed" in str(decide([due(3, -1.0, 5.0)]).promises[3].reason)
 
 
+def test_a_job_that_is_alone_is_not_refused_for_what_was_promised_before() -> None:
+    """It would just end in time, with none in reserve: that is said, and not that others were in its way."""
+    refused = decide([due(1, 1000.0, 640.0)]).promises[1]
+    assert not refused.given
+    assert refused.reason.code == "deadline_too_soon" and "in reserve" in str(refused.reason)
+
+
 def test_an_earlier_deadline_breaks_no_earlier_promise() -> None:
     """A later job could be met by taking what was promised: it is refused, and runs with what is left."""
     first = replace(due(1, 1000.0, 580.0), promised=True)

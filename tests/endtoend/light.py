@@ -4,6 +4,7 @@ It starts in a tenth of a second, where a rank that imports torch needs seconds 
 does to a job. With LIGHT_AGAIN in its environment one that is killed starts again in the same run, as `ones-run` has
 its ranks do. One that finds a file `EXIT_IN_DRAIN` in its directory ends by itself when it is drained.
 `light_blocks.py` is the same of a job of blocks.
+LIGHT_EPOCHS are the epochs that it declares; with LIGHT_SCALES so many GPUs are so many times as fast.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from ones_wrapper.job_io import OrderReader, ReportWriter, log, write_spec
@@ -55,6 +57,9 @@ class Light:
         self.inbox: OrderReader
         self.outbox: ReportWriter
         self.step_s = float(env.get("LIGHT_STEP_S") or 0.05)
+        if env.get("LIGHT_SCALES"):
+            self.step_s /= self.nodes * self.gpus
+        self.epochs = int(env.get("LIGHT_EPOCHS") or SPEC.epochs)
         self.step, self.batch = 0, SPEC.base_batch
         self.told, self.told_at = 0, 0.0
         """Step and time of the last report of its speed."""
@@ -73,14 +78,14 @@ class Light:
         if found:
             state = json.loads((found[-1] / MANIFEST).read_text())
             self.step, self.batch = state["step"], state["batch"]
-        write_spec(self.directory, SPEC)
+        write_spec(self.directory, replace(SPEC, epochs=self.epochs))
         self.look(first=True)
         epoch, cursor = divmod(self.step, STEPS)
         checkpoint = found[-1].name if found else ""
         self.outbox.send(
             Hello(
                 *(self.nodes, self.gpus, self.nodes * self.gpus, self.batch, 1.0),
-                *(SPEC.base_batch, SPEC.max_batch, SPEC.dataset, SPEC.epochs),
+                *(SPEC.base_batch, SPEC.max_batch, SPEC.dataset, self.epochs),
                 *(epoch, cursor * SPEC.base_batch, self.step, checkpoint),
                 attempt=self.attempt,
                 # One that reads no spool says nothing, as former wrappers did.

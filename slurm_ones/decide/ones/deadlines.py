@@ -221,9 +221,10 @@ def _asked(jobs: Sequence[JobView], due: Sequence[int], known: Bools | None) -> 
 def _promise(timeline: Timeline, promised: Sequence[Curve], shares: Sequence[Filled], curve: Curve) -> Promise:
     if curve.due_s <= 0:
         return Promise(False, reason("deadline_passed"))
-    found, broken = admitted(timeline, promised, _hurried(curve), shares)
+    hurried = _hurried(curve)
+    found, broken = admitted(timeline, promised, hurried, shares)
     if not found.met:
-        alone = Timeline.of(int(timeline.free.max(initial=0)) + curve.least, [curve.due_s], 0.0).fill(curve)
+        alone = Timeline.of(int(timeline.free.max(initial=0)) + curve.least, [curve.due_s], 0.0).fill(hurried)
         if not alone.met:
             return Promise(False, reason("deadline_too_soon", percent=100 * alone.share))
         return Promise(False, reason("deadline_no_room", percent=100 * found.share))
