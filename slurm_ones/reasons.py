@@ -154,7 +154,7 @@ SENTENCES: dict[str, str] = {
     # Whether its deadline is promised (decide/)
     "deadline_promised": "it is expected to be met on {gpus:GPU|GPUs} at most, beside what was promised before",
     "deadline_passed": "it has passed",
-    "deadline_too_soon": "even alone, some time kept in reserve, it would have done {percent:.0f} % of its work by then",
+    "deadline_too_soon": "even alone it would have done {percent:.0f} % of its work by then, some time kept in reserve",
     "deadline_no_room": "beside what was promised before, and reservations, it would have done {percent:.0f} % of its "
     "work by then",
     "deadline_breaks": "a job whose deadline was promised before would miss it",

@@ -68,6 +68,16 @@ def test_a_promised_job_gets_what_it_needs_and_why_says_so() -> None:
     assert not free.promises
 
 
+def test_who_gives_way_keeps_what_is_left() -> None:
+    """The other job is so young that no change repays its pause. It gives up what is needed and no more."""
+    urgent = replace(due(1, 880.0, 220.0, {"n4": 1}, gpus=(1, 4)), promised=True, resize_s=30.0)
+    other = job(2, {"n1": 4, "n2": 4, "n3": 4}, gpus=(1, 2, 4, 8, 12), model=SPEED, to_come=1e4, running_s=5.0)
+    view = cluster(4, free=(4, 4, 4, 2))
+    made = make_policy("ones").decide(view, [urgent, replace(other, resize_s=30.0)], 0.0, seeded())
+    assert made.reasons[1].code == "deadline_needs"
+    assert [made.allocations[id_].shape.gpus for id_ in (1, 2)] == [4, 8]
+
+
 def test_what_is_not_needed_yet_is_put_off() -> None:
     """A job with time to spare holds nobody up."""
     idle = replace(due(1, 1e6, 330.0), promised=True)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.cluster
 def test_a_deadline_is_promised_and_served_or_refused(harness: Harness) -> None:
     """All GPUs are taken. A job that would end too late on its one is promised its deadline, and another one shrinks
     for it; a job that has too much to do is refused, and trains on. A companion that starts anew keeps the promise."""
-    rival = harness.light("--nodes=3", "--gres=gpu:4", LIGHT_STEP_S="1.2", LIGHT_SCALES="1")
+    rival = harness.light("--nodes=3", "--gres=gpu:4", LIGHT_STEP_S="1.2", LIGHT_SCALES="1", LIGHT_EPOCHS="9000")
     harness.wait(rival, lambda job: job.running, "running")
     harness.rigid("--gres=gpu:2")
     allowed, speed = "--comment=ones: gpus=1-8 batch=16-64 deadline=15m", {"LIGHT_STEP_S": "0.1", "LIGHT_SCALES": "1"}
@@ -34,7 +34,7 @@ def test_a_deadline_is_promised_and_served_or_refused(harness: Harness) -> None:
     assert not refused["given"] and refused["reason"]["code"] == "deadline_too_soon"
     acted = [one for one in told["decisions"] if one["acted"]]
     assert [(one["reason_code"], one["reason_arguments"]["gpus"]) for one in acted] == [("deadline_needs", gpus(grown))]
-    assert gpus(harness.job(rival)) < 12 and harness.job(late).running
+    assert gpus(harness.job(rival)) == 8 and harness.job(late).running
 
     with harness.running(settings, "--act", "--own"):
         harness.ticks(settings, 3)

@@ -30,6 +30,8 @@ from slurm_ones.schedule.timeline import Curve, Filled, Timeline, admitted, fill
 
 UNMET = 4.0
 """Times the weight of all jobs that a promised job without what it needs counts."""
+FORCED = 0.01
+"""Share of its worth that a size keeps which does not repay the pause before it, where some have to give way."""
 ASKED = 8
 """Jobs that are considered for a promise in one decision, those first that were not refused."""
 SPARE = 0.03
@@ -55,7 +57,13 @@ class Promises(Term):
         self._found = found = decide_deadlines(
             tables, at.speed, self._sure, at.nodes.gpus, at.now, at.cluster.reserved, known
         )
-        return worth + found.worth(at.speed, tables.sizes, at.weight) if found.needs.any() else worth
+        if not found.needs.any():
+            return worth
+        # No change of a young job repays its pause: all sizes but its own are worth nothing. One that has to give way
+        # takes the best that is left, and not any of them.
+        training = at.unit[:, None] * at.speed
+        worth = np.where(worth == 0.0, FORCED * training, worth)
+        return worth + found.worth(at.speed, tables.sizes, at.weight)
 
     def promises(self) -> Mapping[int, Promise]:
         return self._found.promises if self._found is not None else {}
