@@ -171,7 +171,7 @@ def test_dwell_follows_from_what_a_change_costs() -> None:
     assert switch_dwell_s(told(switch_s=0.1), settings) == settings.blocks_dwell_s
     assert switch_dwell_s(told(switch_s=1.5), settings) == 30.0
     assert switch_dwell_s(told(switch_s=100.0), settings) == settings.dwell_s
-    assert switch_dwell_s(told(switch_s=100.0), ResizeSettings()) == 2000.0
+    assert switch_dwell_s(told(switch_s=50.0), ResizeSettings()) == 1000.0
     assert switch_dwell_s(None, settings) == 10.0
     assert switch_near_end_s(told(join_s=0.2, switch_s=0.1), settings, LimitSettings()) == 9.0
     rested = told(last_resize_end=NOW - 11)
