@@ -51,13 +51,13 @@ class ResizeSettings(_Section):
         None,
         ge=0,
         description="least time between two resizes of a job, and after its start; none: four times as long as a "
-        "resize interrupts it",
+        "resize interrupts it, and at most half an hour",
     )
     blocks_dwell_s: float = Field(
         5,
         ge=0,
         description="the same for a job of blocks that runs; at least 20 times as long as a change of its blocks "
-        "interrupts it, and at most dwell_s where that is set",
+        "interrupts it, and at most dwell_s, or half an hour where that is not set",
     )
     max_wait_s: float = Field(300, gt=0, description="a resized job that waits longer gets its old shape back")
     blocks_wait_s: float = Field(60, gt=0, description="a block that waits longer before it joins is taken back")
@@ -118,14 +118,14 @@ class LimitSettings(_Section):
     )
     resizes_per_hour: Count | None = Field(
         None,
-        description="most interrupting resizes of one job begun within an hour; none: as many as `dwell_s` allows",
+        description="most interrupting resizes of one job begun within an hour; none: as many as the dwell time allows",
     )
     resizes_per_job: Count | None = Field(None, description="the same over the job's life; none: no limit")
     near_end_s: float | None = Field(
         None,
         ge=0,
         description="a job that is expected to end within this many seconds is not resized; none: twice as long as a "
-        "resize would interrupt it",
+        "resize would interrupt it, and at most half an hour",
     )
     near_limit_s: float = Field(
         300, ge=0, description="a job that reaches its time limit within this many seconds is not resized"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ones_db import migrate
-from tests.cluster import Cluster, ClusterError, unavailable
+from tests.cluster import Cluster, ClusterError, Site, unavailable
 from tests.cluster.cli import Progress
 from tests.db.server import NoServer, Server
 
@@ -92,6 +92,7 @@ LONG = (
     "tests/endtoend/test_strategies.py",
     "tests/endtoend/test_views.py",
     "tests/endtoend/test_wrong.py",
+    "tests/slurm/test_types.py",
     "tests/templates/test_sites.py::test_one_of_each_kind_trains",
     "tests/wrapper/frameworks/test_resized.py",
     "tests/wrapper/layouts/test_hot_ring.py",
@@ -152,7 +153,7 @@ def quick(cluster: Cluster) -> None:
     cluster.run(["scontrol", "reconfigure"], user="root")
 
 
-def start(request: pytest.FixtureRequest, site: str) -> Cluster:
+def start(request: pytest.FixtureRequest, site: str | Site) -> Cluster:
     """A running cluster of that site. A build takes minutes, so its progress is shown, captured output or not."""
     why = unavailable()
     if why is not None:

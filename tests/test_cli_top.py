@@ -26,10 +26,11 @@ from textual.widgets import DataTable, Static
 from ones_db import HealthRecord, NodeRecord, Store, migrate
 from ones_db.leader_lock import LeaderLock
 from slurm_ones.cli import log_tail
+from slurm_ones.cli.common import NotSeenYet
 from slurm_ones.cli.live_table import Choice, columns_within, header, lines, node_map
 from slurm_ones.cli.top import reader
 from slurm_ones.cli.top_app import TopApp
-from slurm_ones.config import Settings
+from slurm_ones.config import ConfigError, Settings
 from slurm_ones.report.live import Live, left_s, read_live
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Shape
@@ -147,6 +148,14 @@ def test_sorting(filled: str) -> None:
     ]
 
 
+@pytest.mark.parametrize("falling", [False, True])
+def test_what_is_not_known_stands_last(filled: str, falling: bool) -> None:
+    """Protects the top of the table, whichever way it is sorted."""
+    shown = Choice(by="left", falling=falling).jobs(live_of(filled))
+    known = [left_s(job) is not None for job in shown]
+    assert known == sorted(known, reverse=True) and any(known) and not all(known)
+
+
 def test_hostile_names_stay_text(filled: str) -> None:
     """Protects the terminal of whoever looks."""
     done = call("top", "--once", "-t", "all", "--database", filled)
@@ -216,13 +225,20 @@ def test_a_database_that_fails_is_said_and_looked_at_again(filled: str) -> None:
         app.look_again()
         await settled(pilot)
         assert "cannot read the jobs" in str(app.query_one("#header", Static).render())
+        for error in (NotSeenYet("nothing yet"), ConfigError("no such cluster")):
+            failure[0] = error
+            app.look_again()
+            await settled(pilot)
+            assert str(error) in str(app.query_one("#header", Static).render())
         app._look = look
         app.look_again()
         await settled(pilot)
         assert "mode act" in str(app.query_one("#header", Static).render())
 
+    failure: list[Exception] = [OSError("gone")]
+
     def failing() -> Live:
-        raise OSError("gone")
+        raise failure[0]
 
     driven(filled, play)
 

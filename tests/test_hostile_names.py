@@ -135,7 +135,7 @@ def test_the_log_on_a_terminal() -> None:
 def test_advice() -> None:
     """Commands are for a shell, perhaps root's: nothing that the owner named begins one."""
     path = "/home/a\nrm -rf /\n'; id; '"
-    found = job_of(Shape(1, 1), work_dir=path, held=False)
+    found = job_of(Shape(1, 1), work_dir=path, held=False, kind="$(id)\nrm -rf /\n; id;")
     change = Change(Elastic(found, None, 4, False), Shape(1, 1), Shape(1, 2), None, 64)
     import shlex
 

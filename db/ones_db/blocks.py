@@ -116,13 +116,17 @@ def members_after(connection: Connection, runs: Iterable[tuple[int, int]]) -> It
     return connection.exec_driver_sql(f"{_WITH_JOBS} WHERE {new} ORDER BY memberships.number")
 
 
-def all_members(connection: Connection, cluster: int, since: float | None = None) -> dict[int, list[MembershipRecord]]:
-    """All memberships of a cluster's jobs, by the run (runs.id), in order; of runs that lasted until `since` alone,
-    where that is given."""
+def all_members(
+    connection: Connection, cluster: int, since: float | None = None, job_id: int | None = None
+) -> dict[int, list[MembershipRecord]]:
+    """All memberships of a cluster's jobs, by the run (runs.id), in order; of runs that lasted until `since` alone, and
+    of jobs with that id alone, where these are given."""
     found: dict[int, list[MembershipRecord]] = defaultdict(list)
     query = _with_jobs().where(JOBS.c.cluster_id == cluster).order_by(MEMBERSHIPS.c.run_id, MEMBERSHIPS.c.number)
     if since is not None:
         query = query.where(lasted_until(since))
+    if job_id is not None:
+        query = query.where(JOBS.c.job_id == job_id)
     for row in connection.execute(query).mappings():
         found[row["run_id"]].append(membership_record(row, row["slurm_id"]))
     return found

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from ones_db.errors import UnknownRecord
-from ones_db.jobs import among, key_of, keys_of, reason_columns, reason_of
+from ones_db.jobs import among, key_of, keys_of, newest, reason_columns, reason_of
 from ones_db.records import AlternativeRecord, DecisionJobRecord, DecisionRecord, ReasonRecord
 from ones_db.tables import ALTERNATIVES, DECISION_JOBS, DECISIONS, JOBS
 
@@ -90,7 +90,8 @@ def recent_decisions(connection: Connection, cluster: int, limit: int) -> list[D
     lines = (
         select(DECISION_JOBS, JOBS.c.job_id.label("slurm_id"))
         .join(JOBS, JOBS.c.id == DECISION_JOBS.c.job_id)
-        .where(among(DECISION_JOBS.c.decision_id, [row["id"] for row in heads]))
+        # What was decided of an earlier job with the same id is not the newest one's, nor its user's.
+        .where(newest(cluster), among(DECISION_JOBS.c.decision_id, [row["id"] for row in heads]))
         .order_by(JOBS.c.job_id)
     )
     jobs: dict[int, list[DecisionJobRecord]] = {row["id"]: [] for row in heads}

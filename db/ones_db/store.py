@@ -392,8 +392,8 @@ class Store(SiteStore):
         with self._read() as connection:
             return summary.strategies(connection, self._cluster)
 
-    def timeline(self, since: float | None = None) -> list[TimelineRow]:
+    def timeline(self, since: float | None = None, job_id: int | None = None) -> list[TimelineRow]:
         """Every run that started of jobs that a companion has seen, by its start, for plots; those alone that had not
-        ended by `since`, where that is given."""
+        ended by `since`, and those of the newest job with that id, where these are given."""
         with self._read() as connection:
-            return summary.timeline(connection, self._cluster, since)
+            return summary.timeline(connection, self._cluster, since, job_id)

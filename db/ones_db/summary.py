@@ -245,7 +245,9 @@ def strategies(connection: Connection, cluster: int) -> dict[str, int]:
     return {row[0]: row[1] for row in connection.execute(query)}
 
 
-def timeline(connection: Connection, cluster: int, since: float | None = None) -> list[TimelineRow]:
+def timeline(
+    connection: Connection, cluster: int, since: float | None = None, job_id: int | None = None
+) -> list[TimelineRow]:
     query = (
         select(
             JOBS.c.job_id,
@@ -264,7 +266,9 @@ def timeline(connection: Connection, cluster: int, since: float | None = None) -
     )
     if since is not None:
         query = query.where(lasted_until(since))
-    members = all_members(connection, cluster, since)
+    if job_id is not None:
+        query = query.where(JOBS.c.job_id == job_id, newest(cluster))
+    members = all_members(connection, cluster, since, job_id)
     return [part for *row, run in connection.execute(query) for part in _parts(TimelineRow(*row), members.get(run, ()))]
 
 

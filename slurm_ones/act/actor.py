@@ -122,8 +122,9 @@ class Actor:
             if self._settings.stop_file.exists():
                 stopped = reason("stop_file", path=str(self._settings.stop_file))
                 made = Plan((), dict.fromkeys(made.outcomes, stopped))
+            else:
+                self._promise(one)
             # A job in the middle of a resize is not decided about.
-            self._promise(one)
             decision = self._write(one, [job for job in rules.jobs.values() if job.target is None], made)
             for change in made.begin:
                 self._begin(change, decision, one.views.get(change.job_id))
@@ -141,7 +142,8 @@ class Actor:
         return begun
 
     def _promise(self, one: PartitionSchedule) -> None:
-        """Store what was said of deadlines, before anything is done for them. In advise mode nothing is promised."""
+        """Store what was said of deadlines, before anything is done for them. Where nothing may be done, in advise mode
+        or for the stop file, nothing is promised."""
         if not (self.acting and one.schedule.promises):
             return
         now = self._clock()

@@ -40,7 +40,7 @@ def commands(change: Change, number: int, spool: Path | None, defer_s: float, *,
     if change.parks:
         end = [*waiting_commands(job.job_id, defer_s), *map(shlex.join, release_commands(job.job_id))]
     else:
-        reshape = reshape_command(job.job_id, change.new, whole_nodes=change.elastic.whole_nodes)
+        reshape = reshape_command(job.job_id, change.new, whole_nodes=change.elastic.whole_nodes, kind=job.kind)
         start = "now" if start_now and not job.pending else ""
         end = [shlex.join(reshape), *map(shlex.join, release_commands(job.job_id, start=start))]
     if job.pending:
@@ -65,7 +65,9 @@ def _moves(change: Change, moves: Moves, order: str) -> list[str]:
     for task, shape in moves.added:
         if not tasks[task].pending:
             lines.append(shlex.join(["scontrol", "requeuehold", str(Task(job_id, task))]))
-        reshape = reshape_command(Task(job_id, task), shape, whole_nodes=change.elastic.whole_nodes)
+        reshape = reshape_command(
+            Task(job_id, task), shape, whole_nodes=change.elastic.whole_nodes, kind=tasks[task].kind
+        )
         lines.append(shlex.join(reshape))
     lines.append(order)
     for task, _ in moves.added:

@@ -10,11 +10,8 @@ from rich.cells import cell_len, set_cell_size
 
 from ones_db import JobSummary
 from slurm_ones.cli.selection import SHORT, Selection
-from slurm_ones.report.live import Live, counted, left_s
+from slurm_ones.report.live import Live, counted, left_s, silent
 from slurm_ones.report.text import plain, progress, seconds, shape
-
-LATE = 3.0
-"""Ticks that may be missing before the companion is said to be silent."""
 
 Row = tuple[str, ...]
 
@@ -27,17 +24,13 @@ class Column:
     width: int
     text: Callable[[JobSummary, Live], str]
     key: Callable[[JobSummary], Any]
+    """None where there is nothing to sort by: such a job stands last, whichever way is sorted."""
     left: bool = False
     """Begins at the left."""
 
 
 def _gpus(job: JobSummary) -> int:
     return (job.nodes or 0) * (job.gpus_per_node or 0) if job.running else 0
-
-
-def _last(value: float | None) -> float:
-    """Where there is none it stands last, whichever way is sorted by."""
-    return float("inf") if value is None else value
 
 
 COLUMNS = (
@@ -54,7 +47,7 @@ COLUMNS = (
         lambda job: (job.samples_per_s or 0.0) if job.running else 0.0,
     ),
     Column("epochs", 9, lambda job, _: progress(job), lambda job: job.epoch or 0),
-    Column("left", 8, lambda job, _: seconds(left_s(job)), lambda job: _last(left_s(job))),
+    Column("left", 8, lambda job, _: seconds(left_s(job)), left_s),
     Column("resizes", 7, lambda job, _: str(job.resizes), lambda job: job.resizes),
     Column("why", 20, lambda job, live: plain(_why(job, live), 300), lambda job: job.state, left=True),
 )
@@ -84,7 +77,10 @@ class Choice:
     def jobs(self, live: Live) -> list[JobSummary]:
         """The jobs to show, in order."""
         taken = [job for job in live.jobs if (self.every_state or job.end_time is None) and self.selection.takes(job)]
-        return sorted(taken, key=BY_NAME[self.by].key, reverse=self.falling)
+        keys = {job.job_id: BY_NAME[self.by].key(job) for job in taken}
+        with_key = [job for job in taken if keys[job.job_id] is not None]
+        without = [job for job in taken if keys[job.job_id] is None]
+        return sorted(with_key, key=lambda job: keys[job.job_id], reverse=self.falling) + without
 
 
 def columns_within(width: int) -> tuple[Column, ...]:
@@ -120,8 +116,8 @@ def _companion(live: Live, now: float) -> str:
     if live.health.tick_time is None:
         return f"mode {live.health.mode}, no tick yet"
     ago = max(now - live.health.tick_time, 0.0)
-    silent = "SILENT: " if ago > LATE * live.health.interval_s else ""
-    return f"{silent}mode {live.health.mode}, last tick {seconds(ago)} ago, every {live.health.interval_s:.0f} s"
+    late = "SILENT: " if silent(live.health, now) else ""
+    return f"{late}mode {live.health.mode}, last tick {seconds(ago)} ago, every {live.health.interval_s:.0f} s"
 
 
 def rows(live: Live, shown: Sequence[JobSummary], columns: Sequence[Column]) -> list[Row]:

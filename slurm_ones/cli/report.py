@@ -40,7 +40,8 @@ def allowed(comment: str) -> Allowed:
         opted = None
     if opted is None:
         return Allowed()
-    return Allowed(opted.gpus, opted.batch[1] if opted.batch else None, opted.blocks)
+    low, high = opted.batch or (0, 0)
+    return Allowed(opted.gpus, high if low < high else None, opted.blocks, opted.step)
 
 
 def moment(text: str) -> float:

@@ -14,16 +14,19 @@ from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Static
 from textual.worker import get_current_worker
 
-from ones_db import JobSummary, SchemaError, Store, StoreError
+from ones_db import JobSummary, Store, StoreError
+from slurm_ones.cli.common import NotSeenYet
 from slurm_ones.cli.live_table import COLUMNS, Choice, cell, columns_within, header, node_map, rows
 from slurm_ones.cli.log_tail import log_tail
 from slurm_ones.cli.why import told
-from slurm_ones.config import Settings
+from slurm_ones.config import ConfigError, Settings
 from slurm_ones.report.live import Live
 from slurm_ones.report.text import plain
 
 DECISIONS = 3
 LOG_LINES = 200
+ERRORS = (StoreError, ConfigError, NotSeenYet, OSError)
+"""What may be otherwise at the next look."""
 
 
 class TopApp(App[None]):
@@ -113,7 +116,7 @@ class TopApp(App[None]):
         worker = get_current_worker()
         try:
             live = self._look()
-        except (StoreError, SchemaError, OSError) as error:
+        except ERRORS as error:
             if not worker.is_cancelled:
                 self.call_from_thread(self._complain, str(error))
             return
@@ -164,7 +167,7 @@ class TopApp(App[None]):
         worker = get_current_worker()
         try:
             text = self._told(what, job_id, live)
-        except (StoreError, SchemaError, OSError) as error:
+        except ERRORS as error:
             text = Text(plain(str(error), 500), style="red")
         if not worker.is_cancelled:
             self.call_from_thread(self.query_one("#text", Static).update, text)

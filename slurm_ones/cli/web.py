@@ -13,6 +13,7 @@ from ones_db.query import Reader
 from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
+    NotSeenYet,
     command,
     console,
     is_view,
@@ -20,6 +21,7 @@ from slurm_ones.cli.common import (
     store_of_reader,
 )
 from slurm_ones.cli.report import allowed
+from slurm_ones.config import ConfigError
 
 NEEDED = ("starlette", "uvicorn", "jinja2")
 CONNECTIONS = 1_200
@@ -28,7 +30,7 @@ CONNECTIONS = 1_200
 
 @command
 def web(
-    port: Annotated[int, typer.Option(help="Port.", min=0, max=65535)] = 8675,
+    port: Annotated[int, typer.Option(help="Port.", min=1, max=65535)] = 8675,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     root: Annotated[str, typer.Option(help="Path below which a proxy serves it, such as /node/n1/8675.")] = "",
     token: Annotated[
@@ -52,7 +54,10 @@ def web(
     settings = settings_of(config, database)
 
     def opened() -> Store:
-        return store_of_reader(settings, named=bool(database))
+        try:
+            return store_of_reader(settings, named=bool(database))
+        except (ConfigError, NotSeenYet) as error:
+            raise StoreError(str(error)) from error
 
     def reader() -> Reader:
         with opened() as store:
@@ -60,7 +65,7 @@ def web(
         return Reader(url)
 
     # What is wrong is said at once.
-    opened().close()
+    store_of_reader(settings, named=bool(database)).close()
     secret = "" if user_header else token or secrets.token_urlsafe(24)
     app = Web(opened, reader, allowed, Access(secret, user_header), root).app
     console.print(f"The live page: {address(host, port, root, secret)}", markup=False, soft_wrap=True)
@@ -72,5 +77,7 @@ def web(
         log_level="warning",
         limit_concurrency=CONNECTIONS,
         timeout_keep_alive=5,
+        # Browsers that listen would keep it from ending.
+        timeout_graceful_shutdown=2,
         server_header=False,
     )

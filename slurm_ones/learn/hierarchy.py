@@ -16,7 +16,8 @@ Who runs many jobs that lie must not decide what is expected of other people's:
 
 - in a spec each owner counts once, and elsewhere no user counts for more than half of all others together;
 - a child that is further than `FAR` deviations from the node above it pulls no harder than one that is there (Huber);
-- what others have measured moves a job's figures by at most `MOVES` deviations of the group above, its own by any.
+- what others of its family, and of its spec, have measured moves a job's figures by at most `MOVES` deviations of the
+  group above, its own by any. The site's own figures are not held: where one user's jobs alone are known they decide.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -139,8 +140,7 @@ class Learner:
                 self._scripts.pop(key, None)
                 self._scripts[key] = history.spec
         # Users choose the names.
-        while len(self._scripts) > SCRIPTS:
-            del self._scripts[next(iter(self._scripts))]
+        _keep(self._scripts, SCRIPTS)
 
     def _learn_step_times(self, histories: Sequence[JobHistory]) -> None:
         new = [history for history in histories if id(history) not in self._past]
@@ -193,8 +193,9 @@ class Learner:
         self._learn_scripts(histories)
         self._fit(map(self._as_told, histories))
         self._most = max(self._most, len(histories))
-        while len(self._learned) > self._most + SPARE:
-            del self._learned[next(iter(self._learned))]
+        # What is expected is found again when it is asked for; no job may ever end that would make all of it anew.
+        for known in (self._learned, self._priors, self._peers):
+            _keep(known, self._most + SPARE)
 
     def _fit(self, histories: Iterable[JobHistory]) -> None:
         stale = [history for history in histories if not self._current(history)]
@@ -289,6 +290,12 @@ class Learner:
         kin = self._noise if _inexact(history.spec) else self._noises.get(_kind(history.spec), self._noise)
         ratio = _noise(history) or kin
         return NoiseEfficiency(history.spec.base_batch, ratio * max(history.spec.base_batch, 1))
+
+
+def _keep(known: dict[Any, Any], most: int) -> None:
+    """Those that were added last, so many of them."""
+    while len(known) > most:
+        del known[next(iter(known))]
 
 
 def _kind(spec: Spec) -> Spec:

@@ -42,7 +42,8 @@ def found_widths(jobs: Sequence[tuple[Kin, Fit]], around: Prior) -> tuple[float,
     if not held:
         return 1.0, 1.0
     trees = [Tree([(kin, Heard.of(fit)) for kin, fit in some], around) for some in (jobs[1::2], jobs[0::2])]
-    fits = fit_all([(_some(fit.points, ~out), fit.reference, trees[half].expect(kin)) for half, kin, fit, out in held])
+    priors = {(half, kin): trees[half].expect(kin) for half, kin in {(half, kin) for half, kin, _, _ in held}}
+    fits = fit_all([(_some(fit.points, ~out), fit.reference, priors[half, kin]) for half, kin, fit, out in held])
     models = MeasuredThroughput.together([MeasuredThroughput(fit) for fit in fits])
     tests = [_some(fit.points, np.arange(len(out)) == np.argmax(out)) for _, _, fit, out in held]
     at = Sizes(*(np.stack([getattr(test.at, field.name) for test in tests]) for field in fields(Sizes)))

@@ -125,6 +125,8 @@ def _refusal(
     live = [one for one in blocks.blocks if not one.ended] if blocks is not None else [job]
     if not whole and any(one.gpus_per_node == 0 for one in live):
         return reason("gpus_per_job")
+    if not all(one.of_one_kind for one in live):
+        return reason("several_gpu_types")
     if not optin.resize:
         return reason("resize_off")
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ones_db import JobSummary
 from slurm_ones.report.text import seconds, troubles
@@ -28,7 +28,18 @@ class Allowed:
 
     gpus: tuple[int, int] | None = None
     max_batch: int | None = None
+    """None too where the owner fixed the batch."""
     blocks: bool = False
+    step: int = 1
+    """Of the GPUs: every so many-th number, from the first on."""
+    valid: frozenset[int] = frozenset()
+    """Numbers of GPUs that its training strategy can use; empty: any."""
+    batch_fixed: bool = False
+    """Its training strategy keeps the batch."""
+
+    def gpus_to(self, low: int, high: int) -> str:
+        """The word of the comment that allows so many, in the present step."""
+        return f"gpus={low}-{high}" + (f":{self.step}" if self.step > 1 else "")
 
 
 Rule = Callable[[Usage, Allowed], str | None]
@@ -37,6 +48,9 @@ Rule = Callable[[Usage, Allowed], str | None]
 def advice(usage: Usage, allowed: Allowed, summary: JobSummary | None = None) -> list[str]:
     """Sentences without their full stops, most telling first; what is wrong with its training comes before all."""
     found = list(troubles(summary)) if summary is not None else []
+    if summary is not None and summary.limits is not None:
+        valid = frozenset(row.gpus for row in summary.limits.sizes)
+        allowed = replace(allowed, valid=valid, batch_fixed=summary.limits.batch_fixed)
     return found + [text for rule in RULES if (text := rule(usage, allowed)) is not None]
 
 
@@ -62,6 +76,8 @@ def _more(usage: Usage, allowed: Allowed) -> str | None:
         return None
     low, high = allowed.gpus
     largest, smallest = sizes[-1], sizes[0]
+    if allowed.valid and max(allowed.valid) <= high:
+        return None
     if largest.gpus < high or largest.gpus <= smallest.gpus:
         return None
     each = largest.useful / largest.gpus / (smallest.useful / smallest.gpus)
@@ -69,8 +85,8 @@ def _more(usage: Usage, allowed: Allowed) -> str | None:
         return None
     return (
         f"its comment ends at {_gpus(high)}, where each GPU still did {each:.0%} of what one did on {smallest.gpus} "
-        f"({largest.useful:.4g} and {smallest.useful:.4g} useful samples/s in all): gpus={low}-{2 * high} would let it "
-        "use more where they are free"
+        f"({largest.useful:.4g} and {smallest.useful:.4g} useful samples/s in all): "
+        f"{allowed.gpus_to(low, 2 * high)} would let it use more where they are free"
     )
 
 
@@ -83,7 +99,7 @@ def _batch(usage: Usage, allowed: Allowed) -> str | None:
         return None
     one = known[-1]
     worth = one.statistical_efficiency or 0.0
-    if worth < NEARLY:
+    if worth < NEARLY or allowed.batch_fixed:
         return None
     return (
         f"trained at its largest batch, {one.batch}, where a sample was still worth {worth:.0%} of one at its base "
@@ -98,11 +114,12 @@ def _waited(usage: Usage, allowed: Allowed) -> str | None:
     if allowed.gpus is None or not job.queueing_s or not job.running_s or job.queueing_s <= job.running_s:
         return None
     low, high = allowed.gpus
-    if low <= 1:
+    least = min(allowed.valid, default=allowed.step)
+    if low <= least:
         return None
     return (
-        f"waited {seconds(job.queueing_s)} to run {seconds(job.running_s)}: gpus=1-{high} in place of {low}-{high} "
-        "would let it start on a single free GPU and grow"
+        f"waited {seconds(job.queueing_s)} to run {seconds(job.running_s)}: {allowed.gpus_to(least, high)} in place of "
+        f"{low}-{high} would let it start on {_gpus(least)} and grow, where its model fits there"
     )
 
 
@@ -155,10 +172,22 @@ def _gpus(count: int) -> str:
 
 
 def _sizes(usage: Usage) -> list[Measured]:
-    """The best batch at each number of GPUs that was measured long enough, by GPUs."""
+    """The best batch at each number of GPUs that was measured long enough, by GPUs.
+
+    Of those with a goodput, if there are any. Without one, throughput tells nothing across batches: of the batch that
+    was measured longest.
+    """
+    long = [one for one in usage.measured if one.measured_s >= LONG_S]
+    alike = [one for one in long if one.goodput is not None]
+    if long and not alike:
+        of_batch: dict[int, float] = {}
+        for one in long:
+            of_batch[one.batch] = of_batch.get(one.batch, 0.0) + one.measured_s
+        longest = max(of_batch, key=lambda batch: of_batch[batch])
+        alike = [one for one in long if one.batch == longest]
     best: dict[int, Measured] = {}
-    for one in usage.measured:
-        if one.measured_s >= LONG_S and (one.gpus not in best or one.useful > best[one.gpus].useful):
+    for one in alike:
+        if one.gpus not in best or one.useful > best[one.gpus].useful:
             best[one.gpus] = one
     return [best[gpus] for gpus in sorted(best)]
 

@@ -15,6 +15,9 @@ from slurm_ones.reasons import CAUSES, WRONG
 DECISIONS = 10
 """The newest decisions, of one partition each, in which a job's outcome is looked for."""
 
+LATE = 3.0
+"""Ticks that may be missing before the companion is said to be silent."""
+
 
 @dataclass(frozen=True)
 class Live:
@@ -90,6 +93,13 @@ def counted(codes: Iterable[str]) -> str:
     counts = Counter(codes)
     shown = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return "; ".join(f"{count} job{'s' * (count != 1)}: {CAUSES[code]}" for code, count in shown)
+
+
+def silent(health: HealthRecord | None, now: float) -> bool:
+    """Whether ticks are missing of a companion that has ticked before."""
+    if health is None or health.tick_time is None:
+        return False
+    return now - health.tick_time > LATE * health.interval_s
 
 
 def left_s(job: JobSummary) -> float | None:

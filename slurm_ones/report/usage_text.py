@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from slurm_ones.report.blocks import pause
 from slurm_ones.report.text import plain, seconds
-from slurm_ones.report.usage import Job, Usage
+from slurm_ones.report.usage import MOST_JOBS, Job, Usage
 
 BAR = 30
 """Characters of the longest bar."""
@@ -93,8 +93,9 @@ def of_jobs(found: Sequence[Usage], title: str) -> list[str]:
     ended = [job for job in jobs if job.jct_s is not None]
     total = sum(job.gpu_hours or 0.0 for job in jobs)
     waits = sorted(job.queueing_s for job in jobs if job.queueing_s is not None)
+    newest = ", the newest alone" if len(jobs) >= MOST_JOBS else ""
     lines = [
-        f"{plain(title, 200)}: {len(jobs)} elastic job{'s' * (len(jobs) != 1)}, {len(ended)} ended",
+        f"{plain(title, 200)}: {len(jobs)} elastic job{'s' * (len(jobs) != 1)}, {len(ended)} ended{newest}",
         f"  GPU hours  {total:.1f}",
     ]
     if waits:

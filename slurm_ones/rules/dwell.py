@@ -33,6 +33,9 @@ REPAYS = 4.0
 """A job trains at least so many times as long as a requeue interrupts it: at most a fifth of its time is lost."""
 ENDS = 2.0
 """A job that ends within so many times as long as a requeue would interrupt it is left as it is."""
+LONGEST_S = 1800.0
+"""No wait that follows from pauses is longer: jobs themselves say when they paused, and one that rests gives up no GPUs
+to others."""
 
 
 def requeue_s(history: JobHistory | None) -> float:
@@ -42,18 +45,18 @@ def requeue_s(history: JobHistory | None) -> float:
 
 def requeue_dwell_s(history: JobHistory | None, settings: ResizeSettings) -> float:
     """Least time between two requeues of a job."""
-    return settings.dwell_s if settings.dwell_s is not None else REPAYS * requeue_s(history)
+    return settings.dwell_s if settings.dwell_s is not None else min(REPAYS * requeue_s(history), LONGEST_S)
 
 
 def requeue_near_end_s(history: JobHistory | None, limits: LimitSettings) -> float:
     """How long before its end a job is no longer requeued."""
-    return limits.near_end_s if limits.near_end_s is not None else ENDS * requeue_s(history)
+    return limits.near_end_s if limits.near_end_s is not None else min(ENDS * requeue_s(history), LONGEST_S)
 
 
 def switch_dwell_s(history: JobHistory | None, settings: ResizeSettings) -> float:
     """Least time between two changes of the blocks of a job."""
     switch_s = history.switch_s if history is not None and history.switch_s is not None else SWITCH_S
-    most = math.inf if settings.dwell_s is None else settings.dwell_s
+    most = LONGEST_S if settings.dwell_s is None else settings.dwell_s
     return min(most, max(settings.blocks_dwell_s, WORTH * switch_s))
 
 

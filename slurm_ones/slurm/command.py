@@ -114,8 +114,9 @@ def hold_command(job_id: JobKey) -> list[str]:
     return ["scontrol", "uhold", str(job_id)]
 
 
-def reshape_command(job_id: JobKey, shape: Shape, *, whole_nodes: bool) -> list[str]:
-    """The pair N-N, since a job submitted with -N1 has a maximum too.
+def reshape_command(job_id: JobKey, shape: Shape, *, whole_nodes: bool, kind: str) -> list[str]:
+    """The pair N-N, since a job submitted with -N1 has a maximum too. `kind` is the type of GPUs that the job asks for:
+    without it Slurm would take any.
 
     The CPUs come along: Slurm raises their number with the nodes and leaves it there, so that a job back on one node
     may ask for more CPUs than that has, and after a node count that was refused can be neither updated nor released.
@@ -123,7 +124,7 @@ def reshape_command(job_id: JobKey, shape: Shape, *, whole_nodes: bool) -> list[
     """
     command = ["scontrol", "update", f"JobId={job_id}", f"NumNodes={shape.nodes}-{shape.nodes}"]
     command += [f"NumCPUs={shape.nodes}"]
-    return command if whole_nodes else [*command, f"Gres=gpu:{shape.gpus_per_node}"]
+    return command if whole_nodes else [*command, f"Gres=gpu:{f'{kind}:' if kind else ''}{shape.gpus_per_node}"]
 
 
 def defer_command(job_id: JobKey, when: str) -> list[str]:
@@ -302,7 +303,7 @@ class CommandClient:
 
     def update_shape(self, job: Job, shape: Shape) -> None:
         """Ask for a shape, without looking at what became of it."""
-        self.run(reshape_command(job.key, shape, whole_nodes=job.gpus_per_node == 0))
+        self.run(reshape_command(job.key, shape, whole_nodes=job.gpus_per_node == 0, kind=job.kind))
 
     def reshape(self, job_id: JobKey, shape: Shape) -> None:
         reshape(self.job, self.update_shape, job_id, shape)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
+
+_ONE_KIND = re.compile(r"[A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, order=True)
@@ -144,6 +147,9 @@ class Job:
     """Its task of the array. Slurm keeps waiting tasks that nothing sets apart in one record, which has several."""
     throttle: int = 0
     """Most tasks of its array that may run at once; 0 for no limit. A snapshot need not show it."""
+    kind: str = ""
+    """Type of the GPUs that it asks for on each node, as in `--gres=gpu:TYPE:4`, empty where any will do; where it asks
+    for several, all of them with commas between."""
     switches: int = field(default=0, compare=False)
     """Most leaf switches that it asks for, 0 for no wish. `SlurmClient.details` alone shows it, and what follows, from
     Slurm 23.02 on."""
@@ -170,6 +176,11 @@ class Job:
     @property
     def pending(self) -> bool:
         return self.state is JobState.PENDING
+
+    @property
+    def of_one_kind(self) -> bool:
+        """Its GPUs are of one type, which an update can name, or of any."""
+        return _ONE_KIND.fullmatch(self.kind) is not None
 
     @property
     def running(self) -> bool:

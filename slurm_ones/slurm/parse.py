@@ -13,7 +13,8 @@ from ones_wrapper.hostlist import expand
 from slurm_ones.slurm.client import Refused
 from slurm_ones.slurm.model import Job, JobState
 
-_GPUS = re.compile(r"(?:gres[/:])?gpu(?::[^:=,()\d][^:=,()]*)?[:=]([0-9]{1,9})(?![0-9])")
+_GPUS = re.compile(r"(?:gres[/:])?gpu(?::(?=[0-9]*[^0-9:=,()])([^:=,()]+))?[:=]([0-9]{1,9})(?![0-9A-Za-z_])")
+"""Type and count. A type has a character at least that is no digit."""
 _ALL_GPUS = re.compile(r"(?:^|,)gres/gpu=([0-9]{1,9})(?![0-9])")
 _NODES = re.compile(r"(?:^|,)node=([0-9]{1,9})(?![0-9])")
 _TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
@@ -73,7 +74,14 @@ def hosts(text: Any) -> tuple[str, ...]:
 
 def gpus(text: Any) -> int:
     """GPUs named in a TRES or GRES text such as gres/gpu:4, gres:gpu:a100:2 or gpu:1(IDX:0)."""
-    return sum(int(count) for count in _GPUS.findall(text)) if isinstance(text, str) else 0
+    return sum(int(count) for _, count in _GPUS.findall(text)) if isinstance(text, str) else 0
+
+
+def gpu_kind(text: Any) -> str:
+    """The type of the GPUs in such a text, empty where it names none. Several stand with commas between, and GPUs of no
+    type beside others as an empty one."""
+    found = _GPUS.findall(text) if isinstance(text, str) else ()
+    return ",".join(sorted({kind for kind, count in found if int(count)}))
 
 
 def allocated_gpus(text: str) -> int:
@@ -169,6 +177,7 @@ def job_of(
     array_id: int = 0,
     array_tasks: tuple[int, ...] = (),
     throttle: int = 0,
+    kind: str = "",
     batch: bool,
     exit_code: tuple[int, int],
     switches: int = 0,
@@ -232,6 +241,7 @@ def job_of(
         array_id=array_id if array_tasks else 0,
         array_tasks=array_tasks if array_id else (),
         throttle=throttle if array_id and array_tasks else 0,
+        kind=text_of(kind),
         batch=batch,
         switches=switches,
         switch_wait_s=switch_wait_s,

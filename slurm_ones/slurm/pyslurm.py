@@ -22,7 +22,7 @@ import pyslurm
 
 from slurm_ones.slurm.command import CommandClient, error_of, with_retries
 from slurm_ones.slurm.model import Job, JobKey, Partition, Reservation, Shape, Snapshot, Task
-from slurm_ones.slurm.parse import BITSTR, gpus, hosts, job_of, tasks_of
+from slurm_ones.slurm.parse import BITSTR, gpu_kind, gpus, hosts, job_of, tasks_of
 from slurm_ones.slurm.scontrol import nodes_of
 
 # libslurm, too, looks there, when it reads the first array.
@@ -47,6 +47,11 @@ def _gpus(gres: Any) -> int:
     return sum(gpus(f"{name}:{count}") for name, count in (gres or {}).items())
 
 
+def _kind(gres: Any) -> str:
+    """Type of the GPUs of such a dict."""
+    return gpu_kind(",".join(f"{name}:{count}" for name, count in (gres or {}).items()))
+
+
 def _job(raw: Any) -> Job:
     options = str(raw.submit_line or "").split()
     return job_of(
@@ -65,6 +70,7 @@ def _job(raw: Any) -> Job:
         nodes=_count(raw.num_nodes),
         max_nodes=_count(raw.max_nodes),
         gpus_per_node=_gpus(raw.gres_per_node),
+        kind=_kind(raw.gres_per_node),
         tasks=_count(raw.ntasks),
         tasks_per_node=_count(raw.ntasks_per_node),
         # PySlurm does not show the flag of an exact task count.

@@ -30,6 +30,8 @@ def _fault(job: Job, shape: Shape, before: Job) -> str:
     """What is wrong with the job as read back, empty when nothing."""
     if not has_shape(job, shape) or bool(job.gpus_per_node) != bool(before.gpus_per_node):
         return f"Slurm holds {job.nodes}-{job.max_nodes} nodes with {job.gpus_per_node} GPUs each"
+    if job.kind != before.kind:
+        return f"Slurm holds GPUs of {f'type {job.kind}' if job.kind else 'any type'}"
     if 0 < job.tasks < shape.nodes:
         return f"it was submitted with a task count ({job.tasks}), which is less than {shape.nodes} nodes"
     # What Slurm said before is about the shape before, until it has looked again.
@@ -52,6 +54,8 @@ def reshape(read: Callable[[JobKey], Job], update: Callable[[Job, Shape], None],
         raise NotResizable(f"job {job_id} was submitted with task counts, which its user cannot change: it keeps them")
     if before.gpus_total and not before.gpus_per_node:
         raise NotResizable(f"job {job_id} asks for GPUs per job (--gpus), and Slurm does not let that form change")
+    if not before.of_one_kind:
+        raise NotResizable(f"job {job_id} asks for GPUs of several types ({before.kind!r}): give it one, or none")
     if shape.nodes < 1 or (before.gpus_per_node and shape.gpus_per_node < 1):
         raise NotResizable(f"job {job_id}: {shape} is no shape of a job that runs")
     if has_shape(before, shape):
@@ -66,12 +70,13 @@ def reshape(read: Callable[[JobKey], Job], update: Callable[[Job, Shape], None],
     fault = _fault(after, shape, before)
     if not fault and refused is None:
         return
-    if not has_shape(after, old):
+    if not has_shape(after, old) or after.kind != before.kind:
         try:
             update(before, old)
         except Refused as error:
             raise NotResizable(f"job {job_id}: {refused or fault}; and {old} could not be put back: {error}") from None
-        if not has_shape(read(job_id), old):
+        back = read(job_id)
+        if not has_shape(back, old) or back.kind != before.kind:
             raise NotResizable(f"job {job_id}: {refused or fault}; and Slurm did not take {old} back")
     if refused is not None:
         raise refused

@@ -22,6 +22,7 @@ from slurm_ones.slurm.parse import (
     MOST_TASKS,
     allocated_gpus,
     exit_status,
+    gpu_kind,
     gpus,
     job_of,
     number,
@@ -75,6 +76,7 @@ _ID = re.compile(r"\s*[0-9]{1,15}")
 
 # Of thousands of jobs many ask for the same.
 _gpus, _allocated_gpus, _seconds = lru_cache(4096)(gpus), lru_cache(4096)(allocated_gpus), lru_cache(4096)(seconds)
+_gpu_kind = lru_cache(4096)(gpu_kind)
 
 
 def separator() -> str:
@@ -179,6 +181,7 @@ def _job_of_fields(values: list[str]) -> Job:
         max_nodes=_count(max_nodes),
         tres=tres,
         gpus_per_node=_gpus(per_node),
+        kind=_gpu_kind(per_node),
         gpus_per_job=_gpus(per_job),
         gpus_allocated=_allocated_gpus(tres),
         tasks=_count(tasks),
@@ -239,6 +242,7 @@ def _job_of_json(entry: Mapping[str, Any]) -> Job:
         max_nodes=number(entry.get("max_nodes")),
         tres=str(entry.get("tres_req_str") or ""),
         gpus_per_node=gpus(entry.get("tres_per_node")),
+        kind=gpu_kind(entry.get("tres_per_node")),
         gpus_per_job=gpus(entry.get("tres_per_job")),
         gpus_allocated=sum(map(gpus, _texts(entry.get("gres_detail")))),
         tasks=number(entry.get("tasks")),

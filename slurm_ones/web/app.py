@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlencode
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from ones_db import Store
 from ones_db.query import Reader
@@ -72,7 +72,9 @@ class Web:
             Route("/events", self._events),
             Route("/static/{name}", self._static),
         ]
-        self.app = Starlette(routes=routes, lifespan=self._lifespan)
+        # Some proxies take the path away before they pass a request on, and some do not.
+        below = [Mount(self._root, routes=routes)] if self._root else []
+        self.app = Starlette(routes=[*below, *routes], lifespan=self._lifespan)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -86,20 +88,23 @@ class Web:
 
     def _refused(self, request: Request) -> Response | None:
         """Why the request is not answered; None where it is."""
-        if len(request.url.query) > QUERY:
+        if len(request.scope["query_string"]) > QUERY:
             return PlainTextResponse("the query is too long\n", 414, HEADERS)
         if not self._access.token:
             return None
-        given = parse_qs(request.url.query).get("token", [""])[0] or request.cookies.get(COOKIE, "")
+        asked = _asked(request)
+        given = asked.get("token", [""])[0] or request.cookies.get(COOKIE, "")
         if not hmac.compare_digest(given.encode(), self._access.token.encode()):
             return PlainTextResponse(
                 "open the address that `slurm-ones web` printed: it holds a token, and this one does not fit\n",
                 403,
                 HEADERS,
             )
-        if "token" in parse_qs(request.url.query):
+        if "token" in asked:
             # Out of the address, where it could be copied or logged by accident.
-            answer = RedirectResponse(self._root + request.url.path, 303, HEADERS)
+            path: str = request.scope["path"]
+            whole = bool(self._root) and path.startswith(self._root + "/")
+            answer = RedirectResponse(path if whole else self._root + path, 303, HEADERS)
             answer.set_cookie(COOKIE, self._access.token, path=self._root or "/", httponly=True, samesite="strict")
             return answer
         return None
@@ -108,7 +113,9 @@ class Web:
         """Whose jobs are seen: "" for all; None where the proxy names nobody."""
         if not self._access.user_header:
             return ""
-        return request.headers.get(self._access.user_header) or None
+        named = request.headers.getlist(self._access.user_header)
+        # Of two one may be the client's own.
+        return (named[0] or None) if len(named) == 1 else None
 
     async def _page(self, request: Request, part: str, title: str, make: Callable[[Moment], bytes | None]) -> Response:
         refused = self._refused(request)
@@ -116,14 +123,14 @@ class Web:
             return refused
         user = self._user(request)
         if user is None:
-            return PlainTextResponse(f"no user in the header {self._access.user_header}\n", 403, HEADERS)
-        alone = parse_qs(request.url.query).get("part") == ["1"]
+            return PlainTextResponse(f"no user, or several, in the header {self._access.user_header}\n", 403, HEADERS)
+        alone = _asked(request).get("part") == ["1"]
 
         def made(moment: Moment) -> bytes:
             inner = make(moment)
             if inner is None:
                 return b""
-            whole = inner if alone else pages.frame(self._root, part, title, inner)
+            whole = inner if alone else pages.frame(self._root, part, title, inner, moment)
             return gzip.compress(whole, 1, mtime=0)
 
         try:
@@ -180,6 +187,12 @@ class Web:
                 number = newest
         finally:
             self._viewers -= 1
+
+
+def _asked(request: Request) -> dict[str, list[str]]:
+    """What the query names; whatever bytes it has."""
+    query: bytes = request.scope["query_string"]
+    return parse_qs(query.decode("latin-1"))
 
 
 def address(host: str, port: int, root: str, token: str) -> str:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ones_db import JobSummary, SchemaError, Store, StoreError, TimelineRow
-from slurm_ones.report.live import Live, read_live
+from slurm_ones.report.live import Live, read_live, silent
 
 HISTORY_S = 24 * 3600.0
 """How much of the past the picture of the GPUs shows."""
@@ -31,6 +32,8 @@ class Moment:
     timeline: tuple[TimelineRow, ...] = ()
     problem: str = ""
     """Why the database could not be read; empty where it could."""
+    user: str = ""
+    """Whose jobs these are alone; empty: everybody's."""
 
     def of(self, user: str) -> Moment:
         """What one user may see: their own jobs, and of the others nothing."""
@@ -43,7 +46,7 @@ class Moment:
             causes={job_id: code for job_id, code in self.live.causes.items() if job_id in ids},
             held=tuple(one for one in self.live.held if one.job_id in ids),
         )
-        return replace(self, live=live, timeline=tuple(row for row in self.timeline if row.user == user))
+        return replace(self, live=live, timeline=tuple(row for row in self.timeline if row.user == user), user=user)
 
     def job(self, job_id: int) -> JobSummary | None:
         """The job, where it is among those that are seen."""
@@ -72,15 +75,23 @@ class Feed:
                 if tick != seen or self.moment.problem:
                     await self._publish(await asyncio.to_thread(self._read))
                     seen = tick
-            except ERRORS as error:
-                if str(error) != self.moment.problem:
-                    await self._publish(replace(self.moment, number=self.moment.number + 1, problem=str(error)))
+            # Whatever it is: a watcher that had ended would leave old figures that pass for new ones.
+            except Exception as error:
+                problem = str(error) or type(error).__name__
+                if problem != self.moment.problem:
+                    await self._publish(replace(self.moment, number=self.moment.number + 1, problem=problem))
             await asyncio.sleep(self._look_s)
 
     def _tick(self) -> object:
+        """What is another one once there is something new: a tick, another leader or none, or a tick that is late."""
         with self._opened() as store:
-            health = store.health()
-            return (store.cluster, health.tick_time if health else None)
+            health, leader = store.health(), store.leader()
+            return (
+                store.cluster,
+                health.tick_time if health else None,
+                leader.holder if leader else None,
+                silent(health, time.time()),
+            )
 
     def _read(self) -> Moment:
         self.looks += 1
@@ -109,5 +120,11 @@ class Feed:
             if len(self._made) >= KEPT:
                 self._made.clear()
             seen = moment.of(user) if user else moment
-            self._made[key] = asyncio.ensure_future(asyncio.to_thread(make, seen))
+            made = self._made[key] = asyncio.ensure_future(asyncio.to_thread(make, seen))
+            made.add_done_callback(partial(self._forget_failed, key))
         return await asyncio.shield(self._made[key])
+
+    def _forget_failed(self, key: tuple[int, str, str], made: asyncio.Task[bytes]) -> None:
+        """So that whoever asks next has it made again, and need not wait for the next tick."""
+        if (made.cancelled() or made.exception() is not None) and self._made.get(key) is made:
+            del self._made[key]

@@ -10,16 +10,16 @@ from ones_db import Store
 from ones_db.query import Reader
 from slurm_ones.reasons import CAUSES
 from slurm_ones.report.advice import Allowed, advice
-from slurm_ones.report.live import Live, left_s
+from slurm_ones.report.live import Live, left_s, silent
 from slurm_ones.report.text import changed, clock, per_gpu, plain, progress, seconds, shape
 from slurm_ones.report.usage import usage
 from slurm_ones.web import pictures
 from slurm_ones.web.feed import HISTORY_S, Moment
 
+MOST_NODES = 600
+"""Nodes that are drawn; of more their number is said."""
 DECISIONS = 5
 """Newest decisions that are shown of a job, or in all."""
-LATE = 3.0
-"""Ticks that may be missing before the companion is said to be silent."""
 
 
 @cache
@@ -36,14 +36,15 @@ def environment() -> Any:
         "left_s": left_s,
         "colour": pictures.colour,
         "causes": CAUSES,
+        "MOST_NODES": MOST_NODES,
     }
     return made
 
 
-def frame(root: str, part: str, title: str, inner: bytes) -> bytes:
-    """A whole page around a part of it. `root` is the path below which all pages are."""
+def frame(root: str, part: str, title: str, inner: bytes, moment: Moment) -> bytes:
+    """A whole page around a part of it, as of the moment. `root` is the path below which all pages are."""
     template = environment().get_template("frame.html")
-    text: str = template.render(root=root, part=part, title=title, inner=inner.decode())
+    text: str = template.render(root=root, part=part, title=title, inner=inner.decode(), moment=moment)
     return text.encode()
 
 
@@ -105,7 +106,7 @@ def job(
             used = usage(source, store.cluster, job_id=job_id)
         finally:
             source.close()
-        own = [row for row in store.timeline() if row.job_id == job_id]
+        own = store.timeline(job_id=job_id)
     told = used[-1] if used else None
     epochs = history.epochs if history is not None else ()
     now = summary.end_time or moment.at
@@ -138,10 +139,11 @@ def _health(live: Live, now: float) -> tuple[bool, str]:
         return False, "No companion runs."
     if live.health.tick_time is None:
         return True, f"The companion runs in mode {live.health.mode}; it has not ticked yet."
-    ago = max(now - live.health.tick_time, 0.0)
-    well = ago <= LATE * live.health.interval_s
-    text = f"The companion runs in mode {live.health.mode}; its last tick took {live.health.tick_s or 0.0:.2f} s."
-    return well, text if well else f"The companion is silent: its last tick was {seconds(ago)} ago."
+    # The moment, and not how long ago: this stays on the page until there is something new.
+    if silent(live.health, now):
+        return False, f"The companion is silent: its last tick was at {clock(live.health.tick_time)}."
+    took = f"its last tick, at {clock(live.health.tick_time)}, took {live.health.tick_s or 0.0:.2f} s"
+    return True, f"The companion runs in mode {live.health.mode}; {took}."
 
 
 def _part(template: str, **values: Any) -> bytes:

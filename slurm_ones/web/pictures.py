@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from markupsafe import Markup
 
 from ones_db import EpochPoint, TimelineRow
-from slurm_ones.report.charts import Bar, held
+from slurm_ones.report.charts import Bar, Floats, held
 from slurm_ones.report.live import Live
 from slurm_ones.report.text import clock, plain, seconds
 from slurm_ones.report.usage import Measured
@@ -21,6 +22,8 @@ COLOURS = 8
 """Of jobs, by their numbers: those of Okabe and Ito, which people who see fewer colours can tell apart."""
 WIDTH, HEIGHT = 1000.0, 240.0
 MOST_SHAPES = 4_000
+FEWEST_INTERVALS = 24
+"""Of a picture that is not drawn change by change, since so many jobs run at once."""
 
 
 def colour(job_id: int) -> str:
@@ -56,7 +59,7 @@ def node_rows(live: Live) -> list[NodeRow]:
 
 
 def gpus_over_time(rows: Sequence[TimelineRow], capacity: int, begin: float, now: float) -> Markup:
-    """GPUs that each job held from `begin`, or the first start after it, to now, one job on another; each stretch names
+    """GPUs that each job held from `begin`, or the first start after it, to now, one job on another; each shape names
     its job and size."""
     begin = max(begin, min((row.start for row in rows), default=begin))
     bars = [
@@ -69,17 +72,15 @@ def gpus_over_time(rows: Sequence[TimelineRow], capacity: int, begin: float, now
     jobs = list(dict.fromkeys(bar.job for bar in sorted(bars, key=lambda bar: bar.start)))
     if not jobs:
         return Markup('<p class="quiet">No elastic job ran in the last day.</p>')
-    moments, holding = held(bars, jobs)
+    moments, holding = _coarser(*held(bars, jobs))
     most = max(capacity, int(holding.sum(axis=0).max(initial=1.0)), 1)
     tops = holding.cumsum(axis=0)
     parts: list[Markup] = []
     for j, job in enumerate(jobs):
-        for m in range(len(moments) - 1):
+        for m in holding[j, :-1].nonzero()[0]:
             gpus = holding[j, m]
-            if gpus <= 0 or len(parts) >= MOST_SHAPES:
-                continue
             x, width = _x(moments[m], begin, now), (moments[m + 1] - moments[m]) / max(now - begin, 1e-9) * WIDTH
-            title = f"job {job} {plain(names[job], 40)}: {gpus:.0f} GPUs for {seconds(moments[m + 1] - moments[m])}"
+            title = f"job {job} {plain(names[job], 40)}: {gpus:.0f} GPUs at {clock((moments[m] + moments[m + 1]) / 2)}"
             parts.append(
                 Markup(
                     '<rect class="{}" x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}"><title>{}</title></rect>'
@@ -91,6 +92,18 @@ def gpus_over_time(rows: Sequence[TimelineRow], capacity: int, begin: float, now
     parts.append(Markup('<line class="edge" x1="0" x2="{0}" y1="{1:.1f}" y2="{1:.1f}"/>').format(int(WIDTH), line))
     label = f"GPUs held by elastic jobs within {seconds(now - begin)}, of {capacity or 'an unknown number'}"
     return _figure(label, parts, HEIGHT, clock(begin), f"height: {most} GPUs", clock(now))
+
+
+def _coarser(moments: Floats, holding: Floats) -> tuple[Floats, Floats]:
+    """The same; where every change would be too many shapes, equal intervals, each as it is in its middle and the last
+    as it is at the end."""
+    if np.count_nonzero(holding) <= MOST_SHAPES:
+        return moments, holding
+    at_once = int(np.count_nonzero(holding, axis=0).max())
+    edges = np.linspace(moments[0], moments[-1], max(MOST_SHAPES // at_once, FEWEST_INTERVALS) + 1)
+    middle = np.searchsorted(moments, (edges[:-1] + edges[1:]) / 2, side="right") - 1
+    middle[-1] = len(moments) - 2
+    return edges, np.pad(holding[:, middle], ((0, 0), (0, 1)))
 
 
 def curve(points: Sequence[EpochPoint], name: str) -> Markup:

@@ -17,7 +17,7 @@ from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import reason
 from slurm_ones.rules.gate import Round
-from slurm_ones.schedule.policy import Allocation, JobView, Schedule
+from slurm_ones.schedule.policy import Allocation, JobView, Promise, Schedule
 from slurm_ones.slurm.client import NotResizable, SlurmError, UnknownJob
 from slurm_ones.slurm.model import Job, Node, Partition, Shape, Snapshot
 from tests.act.make import NOW, elastic, history
@@ -76,6 +76,8 @@ class Bench:
         self.jobs: dict[int, Elastic] = {}
         self.views: dict[int, JobView] = {}
         """What the policy was shown."""
+        self.promises: dict[int, Promise] = {}
+        """What it says of deadlines."""
         self.folder = folder
         settings = {"mode": "act", "stop_file": folder / "stop"} | settings
         self.settings = Settings(**settings)
@@ -112,7 +114,9 @@ class Bench:
         nodes = {name: Node(name, "IDLE", True, 4, 1, ("gpu",), False) for name in ("n1", "n2")}
         partitions = {job.partition for job in jobs.values()}
         parts = {name: Partition(name, True, ("n1", "n2"), 0.0, 0, False) for name in partitions}
-        schedule = Schedule(wanted, dict.fromkeys(wanted, reason("network")), parked=frozenset(parked))
+        schedule = Schedule(
+            wanted, dict.fromkeys(wanted, reason("network")), parked=frozenset(parked), promises=self.promises
+        )
         decided = [PartitionSchedule(name, schedule, 0.1, self.views) for name in sorted(parts)]
         seen = Observation(Snapshot(NOW, jobs, nodes, parts), dict(elastic))
         histories = {id_: history(id_) for id_ in elastic}

@@ -12,8 +12,9 @@ from ones_db import JobRecord, ReportLine, ResizeRecord, RunReports, Store
 from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Bye, Order, decode_order, directory_name, encode, spool_order_name
 from slurm_ones.act.orders import OrderError, order_path, write_order
 from slurm_ones.act.transitions import HOLDS_JOB, State
+from slurm_ones.reasons import reason
 from slurm_ones.schedule.gain import expected_gain
-from slurm_ones.schedule.policy import Allocation
+from slurm_ones.schedule.policy import Allocation, Promise
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState, Shape
 from slurm_ones.testing.policies import job
@@ -93,6 +94,20 @@ def test_the_stop_file_stops_everything_that_would_begin(own_store: Store, tmp_p
     assert own_store.resizes(one) == [] and bench.order(two) is None
     outcome = own_store.last_decision(one).jobs[0].outcome.text  # type: ignore[union-attr]
     assert outcome == f"{tmp_path / 'stop'} exists: nothing is begun"
+
+
+def test_nothing_is_promised_where_nothing_may_be_done(own_store: Store, tmp_path: Path) -> None:
+    """A deadline is not promised while the stop file is there; once it is gone, it is."""
+    bench = Bench(own_store, tmp_path)
+    bench.add(1, Shape(1, 1), "n1")
+    bench.views[1] = replace(job(1, {"n1": 1}), deadline=2 * NOW)
+    bench.promises[1] = Promise(True, reason("deadline_promised", gpus=1))
+    (tmp_path / "stop").touch()
+    bench.act({1: Allocation(Shape(1, 1), 32)})
+    assert not own_store.promises([1])
+    (tmp_path / "stop").unlink()
+    bench.act({1: Allocation(Shape(1, 1), 32)})
+    assert own_store.promises([1])[1].given
 
 
 def test_decisions_are_stored_where_they_change(own_store: Store, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 USERS: dict[str, int] = {"alice": 2001, "bob": 2002, "ops": 2003}
@@ -37,6 +37,18 @@ class Partition:
     gres: bool = True
     """Whether Slurm knows of the GPUs. If not, only the site's own configuration does."""
     options: str = ""
+    kinds: tuple[str, ...] = ()
+    """Type of the GPUs of each node; empty where they have none."""
+
+    @property
+    def groups(self) -> list[tuple[str, str, str]]:
+        """Nodes that are alike, their ports, and the type of their GPUs."""
+        if not self.kinds:
+            return [(self.hostlist, self.ports, "")]
+        return [
+            (name, str(self.first_port + i), kind)
+            for i, (name, kind) in enumerate(zip(self.names, self.kinds, strict=True))
+        ]
 
     @property
     def names(self) -> list[str]:
@@ -148,5 +160,10 @@ OLD = Site(
     requeue_delay=False,
     cgroup_plugin="cgroup/v1",
 )
+
+TYPED = Partition("gpu", "t", 17001, nodes=3, kinds=("2080ti", "a100", "a100"), options="Default=YES")
+"""Nodes with GPUs of two types, on sites that the tests of those alone start."""
+GRES_TYPED = replace(GRES, name="gres-typed", accounting=False, partitions=(TYPED,))
+OLD_TYPED = replace(OLD, name="old-typed", partitions=(TYPED,))
 
 SITES: dict[str, Site] = {site.name: site for site in (GRES, OLD)}

@@ -68,11 +68,16 @@ def _authentication(site: Site) -> list[str]:
 
 
 def _partition(partition: Partition, host: str) -> list[str]:
-    gres = f" Gres=gpu:{partition.gpus}" if partition.gres else ""
+    def gres(kind: str) -> str:
+        return f" Gres=gpu:{f'{kind}:' if kind else ''}{partition.gpus}" if partition.gres else ""
+
     return [
-        f"NodeName={partition.hostlist} NodeHostname={host} NodeAddr=127.0.0.1 "
-        f"Port={partition.ports} CPUs={partition.cpus} RealMemory={partition.memory_mb}{gres} "
-        "State=UNKNOWN",
+        *(
+            f"NodeName={names} NodeHostname={host} NodeAddr=127.0.0.1 "
+            f"Port={ports} CPUs={partition.cpus} RealMemory={partition.memory_mb}{gres(kind)} "
+            "State=UNKNOWN"
+            for names, ports, kind in partition.groups
+        ),
         f"PartitionName={partition.name} Nodes={partition.hostlist} {partition.options}",
     ]
 
@@ -80,7 +85,12 @@ def _partition(partition: Partition, host: str) -> list[str]:
 def gres_conf(site: Site) -> str:
     """gres.conf. A GPU needs a device file (a bare Count= leaves the node INVALID), so the box
     makes /dev/gpu0 and so on, which are /dev/null by other names."""
-    return "".join(f"NodeName={p.hostlist} Name=gpu File=/dev/gpu[0-{p.gpus - 1}]\n" for p in site.partitions if p.gres)
+    return "".join(
+        f"NodeName={names} Name=gpu {f'Type={kind} ' if kind else ''}File=/dev/gpu[0-{p.gpus - 1}]\n"
+        for p in site.partitions
+        for names, _, kind in p.groups
+        if p.gres
+    )
 
 
 def devices(site: Site) -> list[str]:

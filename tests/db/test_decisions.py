@@ -26,6 +26,14 @@ def test_decisions_of_a_job_and_of_all(store: Store) -> None:
     assert [d.id for d in store.recent_decisions(2)] == [ids[2], ids[1]]
 
 
+def test_a_decision_on_an_earlier_job_of_the_same_id(store: Store) -> None:
+    """Protects users from each other: what was decided of a job is not shown of the next one with its id."""
+    store.record_jobs([job(1), job(2)])
+    store.add_decision(decision(100.0, 1, 2))
+    store.record_jobs([job(1, submit_time=9000.0, user="bob")])
+    assert [[one.job_id for one in d.jobs] for d in store.recent_decisions()] == [[2]]
+
+
 def test_the_same_decision_again(store: Store) -> None:
     """Protects from doubled decisions."""
     store.record_jobs([job(1)])

@@ -67,6 +67,7 @@ def test_a_job_id_used_again_is_another_job(store: Store) -> None:
     assert store.runs(1) == []
     store.record_runs([run(1, 0, start_time=9100.0)])
     assert [row.name for row in store.timeline()] == ["job1", "other"]
+    assert [row.name for row in store.timeline(job_id=1)] == ["other"]
     assert [row.name for row in store.job_summaries()] == ["other"]
 
 

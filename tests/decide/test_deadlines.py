@@ -9,6 +9,7 @@ import pytest
 
 from slurm_ones.decide import make_policy
 from slurm_ones.decide.ones.deadlines import work_of
+from slurm_ones.reasons import reason
 from slurm_ones.schedule.policy import JobView, Progress, Reserved, Schedule
 from slurm_ones.testing.policies import Power, cluster, job, seeded
 
@@ -94,6 +95,31 @@ def test_reserved_gpus_are_not_promised() -> None:
     policy = make_policy("ones")
     assert policy.decide(view, [asked], 0.0, seeded()).promises[1].given
     assert not make_policy("ones").decide(taken, [asked], 0.0, seeded()).promises[1].given
+
+
+def test_nothing_is_promised_while_a_promised_job_that_may_not_change_needs_more() -> None:
+    """What it holds now is not all that it will need; one that ends in time where it is stands in nobody's way."""
+    kept = replace(due(1, 1000.0, 330.0, {"n1": 1}, epochs=3), promised=True, fixed=reason("size_kept", gpus=1))
+    asked = due(2, 1000.0, 250.0)
+    assert not decide([kept, asked]).promises
+    ends = replace(kept, progress=Progress(2.0, 90.0, most=90.0))
+    assert decide([ends, asked]).promises[2].given
+    assert decide([replace(kept, deadline=-1.0), asked]).promises[2].given
+
+
+def test_what_a_job_holds_beyond_its_deadline_is_not_promised() -> None:
+    """It missed a promise and trains on: its GPUs are free once it is expected to end."""
+    late = replace(due(1, -10.0, 3000.0, {"n1": 4}, epochs=3, gpus=(4,)), promised=True)
+    asked = due(2, 1000.0, 250.0, gpus=(4,))
+    assert not decide([late, asked], nodes=1).promises[2].given
+    assert decide([replace(late, progress=Progress(2.0, 10.0, most=10.0)), asked], nodes=1).promises[2].given
+
+
+@pytest.mark.parametrize("options", [{"sure": 1.5}, {"amplification": 0.5}])
+def test_options_beyond_their_range_are_refused(options: dict[str, float]) -> None:
+    """A probability above 1 would promise anything, and a cap below 1 leave no job any size."""
+    with pytest.raises(ValueError, match=next(iter(options))):
+        make_policy("ones", **options)
 
 
 def test_nothing_is_promised_of_an_unknown_speed() -> None:

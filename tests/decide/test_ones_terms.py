@@ -121,6 +121,21 @@ class Nothing(Term):
         return np.zeros_like(allowed)
 
 
+def test_gpus_without_room_cost_whatever_worths_are() -> None:
+    """Also where all sizes are worth less than nothing, no candidate gains by what finds no room."""
+    found: list[float] = []
+
+    class Negative(Term):
+        def worth(self, at: Priced, worth: Floats) -> Floats:
+            return worth - 1e6
+
+        def penalty(self, at: Priced, choices: Choices, dear: float) -> None:
+            found.append(dear)
+
+    sizes(Negative())
+    assert found[0] > 0
+
+
 def test_a_decision_stands_while_nothing_has_changed() -> None:
     """For a minute, and until a job is slower, nearer its end, elsewhere or gone; it may be switched off."""
     policy, same = Ones(), QUEUE

@@ -154,6 +154,16 @@ def test_jobs_that_went_are_forgotten() -> None:
     assert 6 * SPARE - 1 in learner._learned and 0 not in learner._learned
 
 
+def test_what_is_expected_is_forgotten_too() -> None:
+    """Where no job ends any more, jobs that tell ever new specs leave nothing behind."""
+    learner = Learner()
+    learner.finished([history(0, 10)])
+    for told in range(3 * SPARE):
+        learner.look([replace(history(1, 1), spec=Spec(32, 256, 64, 5000 + told, 10))])
+    assert len(learner._priors) <= 1 + SPARE
+    assert speed_of(learner.about(history(1, 1))) == pytest.approx(100.0, rel=0.1)
+
+
 def test_what_a_resize_costs() -> None:
     """A job's own pauses, else the site's, else half a minute."""
     learner = Learner()

@@ -176,6 +176,7 @@ def test_an_array_without_a_throttle_is_refused_until_it_was_prepared() -> None:
         ({"task_counts": True}, "task_counts"),
         ({"requeue": False}, "not_requeueable"),
         ({"gpus_per_node": 0}, "gpus_per_job"),
+        ({"kind": "a100,v100"}, "several_gpu_types"),
         ({"partition": "gpu,whole"}, ""),
     ],
 )

@@ -67,6 +67,7 @@ def test_a_waiting_job_of_several_partitions_is_judged_by_the_first() -> None:
         ({"requeue": False}, ("--requeue", "scontrol update JobId=… Requeue=1")),
         ({"task_counts": True}, ("task counts", "leave out --ntasks")),
         ({"gpus_per_node": 0, "gpus_total": 2}, ("per job, not per node", "--nodes and --gres=gpu:N")),
+        ({"kind": "a100,v100"}, ("GPUs of several types", "--gres=gpu:TYPE:N")),
         ({"partition": "whole", "gpus_per_node": 0}, ("no GPUs in partition whole", "whole_node_gpus.whole")),
         ({"comment": "ones: gpus=1-4 resize=off"}, ("resize=off", "measured")),
         ({"partition": "gone"}, ("no GPUs in partition gone", "whole_node_gpus.gone")),

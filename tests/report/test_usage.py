@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import subprocess
@@ -58,7 +57,7 @@ def requeued(pause_s: float, import_s: float = 1.0) -> Resized:
         (
             Usage(replace(PLAIN, queueing_s=7200.0, running_s=600.0)),
             Allowed((8, 16)),
-            "waited 2 h 00 m to run 10 m 00 s: gpus=1-16 in place of 8-16",
+            "waited 2 h 00 m to run 10 m 00 s: gpus=1-16 in place of 8-16 would let it start on 1 GPU and grow",
         ),
         (
             Usage(PLAIN, resized=(requeued(60.0), requeued(60.0))),
@@ -91,6 +90,15 @@ def test_each_piece_of_advice_has_its_figures(usage: Usage, may: Allowed, expect
         (Usage(PLAIN, (measured(4, 500.0, measured_s=5.0), measured(8, 540.0))), Allowed()),  # measured too shortly
         (Usage(PLAIN, (measured(8, 700.0, 512, statistical_efficiency=0.4, goodput=280.0),)), Allowed((1, 8), 512)),
         (Usage(replace(PLAIN, queueing_s=7200.0, running_s=600.0)), Allowed((1, 16))),  # could not begin smaller
+        (Usage(replace(PLAIN, queueing_s=7200.0, running_s=600.0)), Allowed((4, 16), step=4)),
+        (Usage(replace(PLAIN, queueing_s=7200.0, running_s=600.0)), Allowed((4, 16), valid=frozenset({4, 8, 16}))),
+        (Usage(PLAIN, (measured(2, 200.0), measured(8, 700.0))), Allowed((2, 8), valid=frozenset({2, 4, 8}))),
+        (Usage(PLAIN, (measured(4, 530.0, 1024), measured(8, 540.0, 64))), Allowed()),  # throughput of other batches
+        (Usage(PLAIN, (measured(4, 500.0), measured(8, 900.0, goodput=540.0))), Allowed()),  # goodput, and throughput
+        (
+            Usage(PLAIN, (measured(8, 700.0, 512, statistical_efficiency=0.95, goodput=665.0),)),
+            Allowed((1, 8), 512, batch_fixed=True),
+        ),
         (Usage(PLAIN, resized=(requeued(60.0), requeued(60.0))), Allowed(blocks=True)),
         (Usage(replace(PLAIN, resizes=2), predicted_jct_s=1200.0), Allowed()),
     ],
@@ -169,6 +177,7 @@ def test_no_job(url: str) -> None:
 def test_what_a_comment_allows() -> None:
     """Protects advice from comments that say something else."""
     assert allowed("ones: gpus=2-8 batch=32-512 array=blocks") == Allowed((2, 8), 512, True)
+    assert allowed("ones: gpus=4-16:4 batch=64") == Allowed((4, 16), None, step=4)
     assert allowed("ones: gpus=x") == allowed("") == Allowed()
 
 
@@ -187,4 +196,20 @@ def test_mail_goes_out_with_the_report_and_without(tmp_path: Path, works: bool) 
     subprocess.run(["sh", str(hook), "-s", subject, "alice"], env=environment, check=True, stdin=subprocess.DEVNULL)
     assert called.read_text() == "report 4711\n"
     assert sent.read_text() == f"-s|{subject}|alice|" + ("the report\n" if works else "")
-    assert json.dumps(subject)
+
+
+def test_a_name_asks_for_no_other_jobs_report(tmp_path: Path) -> None:
+    """Protects users from each other: what a mail reports on is the job that Slurm names, not one in a job's name."""
+    called, hook = tmp_path / "called", paths.REPOSITORY / "slurm_ones/service/units/slurm-ones-mail"
+    reporter = tmp_path / "reporter"
+    reporter.write_text(f'#!/bin/sh\necho "$@" >> {called}\n')
+    reporter.chmod(stat.S_IRWXU)
+    environment = {**os.environ, "SLURM_ONES_MAILER": "cat", "SLURM_ONES": str(reporter)}
+    for subject in (
+        "Slurm Job_id=4711 Name=Job_id=99 Ended, COMPLETED",
+        "Slurm Job_id=4711 Name=x\nJob_id=99 Ended, COMPLETED",
+        "Slurm Array Summary Job_id=4711_* (4711) Name=Job_id=99_1 Ended",
+        "Slurm Name=Job_id=99 Ended",
+    ):
+        subprocess.run(["sh", str(hook), "-s", subject, "alice"], env=environment, check=False, capture_output=True)
+    assert called.read_text() == "report 4711\n" * 3

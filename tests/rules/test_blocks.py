@@ -171,7 +171,7 @@ def test_dwell_follows_from_what_a_change_costs() -> None:
     assert switch_dwell_s(told(switch_s=0.1), settings) == settings.blocks_dwell_s
     assert switch_dwell_s(told(switch_s=1.5), settings) == 30.0
     assert switch_dwell_s(told(switch_s=100.0), settings) == settings.dwell_s
-    assert switch_dwell_s(told(switch_s=100.0), ResizeSettings()) == 2000.0
+    assert switch_dwell_s(told(switch_s=50.0), ResizeSettings()) == 1000.0
     assert switch_dwell_s(None, settings) == 10.0
     assert switch_near_end_s(told(join_s=0.2, switch_s=0.1), settings, LimitSettings()) == 9.0
     rested = told(last_resize_end=NOW - 11)
@@ -293,6 +293,9 @@ def test_the_commands_of_a_change_by_hand() -> None:
         task(1, Shape(1, 1), held=False, throttle=1, reason="JobArrayTaskLimit"),
     )
     (change,) = planned({1: Shape(1, 2)}, [first], {"n1": 3}, ours=()).begin
+    blocks = tuple(replace(block, kind="a100") for block in change.elastic.blocks)
+    typed = replace(change, elastic=replace(change.elastic, blocks=blocks))
+    assert commands(typed, 7, None, 900.0)[2].endswith(" Gres=gpu:a100:1")
     lines = commands(change, 7, None, 900.0)
     assert lines[:3] == [
         "scontrol uhold 1_1",

@@ -10,12 +10,14 @@ import pytest
 
 from slurm_ones.config import LimitSettings, ResizeSettings
 from slurm_ones.rules.dwell import (
+    LONGEST_S,
     near_end,
     near_limit,
     requeue_dwell_s,
     requeue_near_end_s,
     resized_enough,
     rested_at,
+    switch_dwell_s,
 )
 from slurm_ones.schedule.policy import Progress
 from slurm_ones.slurm.model import JobState
@@ -93,3 +95,11 @@ def test_the_waits_follow_from_what_a_requeue_costs_the_job() -> None:
     assert [requeue_near_end_s(told, LimitSettings()) for told in (dear, unknown, None)] == [200.0, 60.0, 60.0]
     assert requeue_dwell_s(dear, ResizeSettings(dwell_s=0)) == 0.0
     assert requeue_near_end_s(dear, LimitSettings(near_end_s=30)) == 30.0
+
+
+def test_a_job_does_not_rest_for_ever_by_its_own_word() -> None:
+    """Pauses are what jobs say: one that claims a day keeps its GPUs from others for half an hour at most."""
+    liar = history(1, pause_s=86_400.0, switch_s=86_400.0)
+    assert requeue_dwell_s(liar, ResizeSettings()) == switch_dwell_s(liar, ResizeSettings()) == LONGEST_S
+    assert requeue_near_end_s(liar, LimitSettings()) == LONGEST_S
+    assert requeue_dwell_s(liar, ResizeSettings(dwell_s=7200)) == 7200.0

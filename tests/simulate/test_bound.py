@@ -24,6 +24,7 @@ from slurm_ones.simulate.bound.fluid import fluid_mean_jct_s
 from slurm_ones.simulate.bound.work import Work, work_of
 from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealized
 from slurm_ones.simulate.engines.outcome import alone_seconds
+from slurm_ones.simulate.engines.world import ClusterSpec, asked_shape
 from slurm_ones.simulate.training.mechanism import Hot, Requeue
 from slurm_ones.simulate.workloads.generate import generate, undisturbed_s
 from slurm_ones.simulate.workloads.workload import Workload
@@ -203,6 +204,19 @@ def test_a_curve_is_never_slower_than_the_truth() -> None:
                 speed = app.placed_speed(placement, float(batch)) * float(app.efficiency(progress, batch))
                 column = int(np.searchsorted(found.sizes, sum(placement)))
                 assert speed <= found.rate[part, column] * (1 + 1e-9)
+
+
+def test_a_rigid_job_may_hold_what_slurm_rounds_it_up_to() -> None:
+    """Five GPUs on nodes of four are three on each of two: the bound allows both, and its fluid schedule ends."""
+    workload = generate("philly", jobs=12, seed=4, gpus=16, gpus_per_node=4)
+    name, app = next((name, app) for name, app in workload.applications.items() if app.max_gpus >= 6)
+    held = asked_shape(5, ClusterSpec(4, 4))
+    found = curve(app, 1.0, 5, 4, 4, 16, 5, app.max_batch)
+    assert found.sizes.tolist() == [5, 6] and held.gpus == 6
+    truth = app.seconds(held.nodes, held.gpus, app.max_batch, 0.0)
+    assert found.alone_s <= truth * (1 + 1e-9)
+    rigid = replace(workload.submissions[0], application=name, gpus=5, batch=app.max_batch, elastic=False)
+    assert fluid_mean_jct_s(work_of(replace(workload, submissions=(rigid,)), 4, 4, 16)) <= truth * 1.01
 
 
 def test_more_parts_raise_it_a_little() -> None:

@@ -38,7 +38,7 @@ def client_of(name: str) -> SlurmClient:
 
 def _nodes_alone(self: CommandClient, job: Job, shape: Shape) -> None:
     """An update that Slurm takes only in part, the nodes without the GPUs; the way back is taken whole."""
-    command = reshape_command(job.key, shape, whole_nodes=False)
+    command = reshape_command(job.key, shape, whole_nodes=False, kind=job.kind)
     back = shape == Shape(job.nodes, job.gpus_per_node)
     self.run([word for word in command if back or not word.startswith("Gres=")])
 

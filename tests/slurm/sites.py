@@ -25,7 +25,7 @@ class Site(site.Site):
     @property
     def is_old(self) -> bool:
         """Whether it is 22.05."""
-        return self.cluster.site.name == "old"
+        return self.cluster.site.name.startswith("old")
 
     def as_(self, user: str) -> Remote:
         """The client as it works for that user."""

@@ -52,8 +52,10 @@ def test_answers_of_slurm(answer: str, kind: type[SlurmError]) -> None:
 
 def test_commands_keep_to_what_slurm_takes() -> None:
     """The pair N-N, a user hold, `Incomplete`, and GPUs only where Slurm knows of them."""
-    assert command.reshape_command(7, Shape(2, 4), whole_nodes=False)[3:] == ["NumNodes=2-2", "NumCPUs=2", "Gres=gpu:4"]
-    assert command.reshape_command(7, Shape(2, 4), whole_nodes=True)[3:] == ["NumNodes=2-2", "NumCPUs=2"]
+    same = ["NumNodes=2-2", "NumCPUs=2"]
+    assert command.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="")[3:] == [*same, "Gres=gpu:4"]
+    assert command.reshape_command(7, Shape(2, 4), whole_nodes=False, kind="a100")[3:] == [*same, "Gres=gpu:a100:4"]
+    assert command.reshape_command(7, Shape(2, 4), whole_nodes=True, kind="")[3:] == ["NumNodes=2-2", "NumCPUs=2"]
     assert command.hold_command(7) == ["scontrol", "uhold", "7"]
     assert command.requeue_command(7) == ["scontrol", "requeuehold", "Incomplete", "7"]
     assert command.release_commands(7) == [["scontrol", "release", "7"]]

@@ -285,3 +285,22 @@ def test_no_record_stops_a_tick(text: str) -> None:
 def test_a_shape_reads_back(nodes: int, gpus: int) -> None:
     """`parse` is the inverse of `str`."""
     assert Shape.parse(str(Shape(nodes, gpus))) == Shape(nodes, gpus)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "kind"),
+    [
+        ("gres/gpu:a100:4", 4, "a100"),
+        ("gres:gpu:2080ti:2", 2, "2080ti"),
+        ("gpu:v100:8(S:0-1)", 8, "v100"),
+        ("gres/gpu:a100=2", 2, "a100"),
+        ("gpu:4", 4, ""),
+        ("gpu:a100:2,gpu:v100:2", 4, "a100,v100"),
+        ("gpu:a100:2,gpu:1", 3, ",a100"),
+        ("gpu:a b:2", 2, "a b"),
+        (None, 0, ""),
+    ],
+)
+def test_types_of_gpus(text: str | None, count: int, kind: str) -> None:
+    """The types are told from counts, though one may begin with a digit; several are all told."""
+    assert (parse.gpus(text), parse.gpu_kind(text)) == (count, kind)

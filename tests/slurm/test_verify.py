@@ -21,7 +21,7 @@ class FakeSlurm:
     """One job, whose updates can be taken in part, refused, or taken and then spoilt."""
 
     def __init__(self, job: Job, *, takes: tuple[str, ...] = ("nodes", "gpus"), times: int = 10**9) -> None:
-        self.job = job
+        self.job, self.kind = job, job.kind
         self.takes = takes
         self.faulty_updates = times
         self.refusals: list[SlurmError | None] = []
@@ -32,6 +32,7 @@ class FakeSlurm:
         return self.job
 
     def update(self, job: Job, shape: Shape) -> None:
+        assert job.kind == self.kind, "the type that it was submitted with"
         self.updates.append(shape)
         refusal = self.refusals.pop(0) if self.refusals else None
         takes = self.takes if len(self.updates) <= self.faulty_updates else ("nodes", "gpus")
@@ -39,7 +40,7 @@ class FakeSlurm:
         if "nodes" in takes:
             changes |= {"nodes": shape.nodes, "max_nodes": shape.nodes, "tasks": shape.nodes}
         if "gpus" in takes and self.job.gpus_per_node:
-            changes["gpus_per_node"] = shape.gpus_per_node
+            changes |= {"gpus_per_node": shape.gpus_per_node, "kind": job.kind}
         self.job = replace(self.job, **changes)
         if len(self.updates) <= self.faulty_updates:
             self.job = replace(self.job, **self.spoil)
@@ -70,6 +71,29 @@ def test_a_part_of_an_update_is_undone(old: Shape, new: Shape, part: str, refuse
         assert has_shape(slurm.job, old)
     else:
         assert has_shape(slurm.job, new)
+
+
+@pytest.mark.parametrize("lost", ["", "v100"])
+def test_a_job_keeps_the_type_of_its_gpus(lost: str) -> None:
+    """Slurm holds it after an update, or the job has its old shape and type again."""
+    slurm = FakeSlurm(replace(job_of(Shape(1, 2)), kind="a100"), times=1)
+    slurm.spoil = {"kind": lost}
+    with pytest.raises(NotResizable, match=f"GPUs of {f'type {lost}' if lost else 'any type'}; it has 1x2 again"):
+        slurm.reshape(Shape(2, 2))
+    # The way back is refused the type as well.
+    slurm = FakeSlurm(slurm.job, times=2)
+    slurm.spoil = {"kind": lost}
+    with pytest.raises(NotResizable, match="did not take 1x2 back"):
+        slurm.reshape(Shape(2, 2))
+
+
+@pytest.mark.parametrize("kinds", ["a100,v100", ",a100", "a b"])
+def test_gpus_of_several_types_are_left_alone(kinds: str) -> None:
+    """An update would ask for one of them, or for any."""
+    slurm = FakeSlurm(replace(job_of(Shape(1, 2)), kind=kinds))
+    with pytest.raises(NotResizable, match="several types"):
+        slurm.reshape(Shape(2, 2))
+    assert slurm.updates == []
 
 
 def test_a_refusal_that_changed_nothing_is_not_undone() -> None:

@@ -18,6 +18,8 @@ from tests.web.conftest import TOKEN, Page
 
 pytestmark = pytest.mark.slow
 PACKAGES = ("chromium", "chromium-driver", "fonts-dejavu-core")
+APT = ("-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10", "-o", "Acquire::https::Timeout=10")
+APT += ("-o", "DPkg::Lock::Timeout=120")
 PICTURES = paths.REPOSITORY / "build" / "pictures"
 """Screenshots, for whoever wants to look."""
 
@@ -49,9 +51,24 @@ def installed() -> str:
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         return "no chromium and chromium-driver here, and installing them needs root on Debian"
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["update"], ["install", "-y", "--no-install-recommends", *PACKAGES]):
-        done = subprocess.run(["apt-get", "-q", *command], env=environment, capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else f"apt-get cannot install {', '.join(PACKAGES)}: {done.stderr[-300:]}"
+    # All that needs the network comes first: what unpacks is not cut short.
+    install = ["install", "-y", "--no-install-recommends", *PACKAGES]
+    for command in (["update"], [*install, "--download-only"], [*install, "--no-download"]):
+        try:
+            done = subprocess.run(
+                ["apt-get", "-q", *APT, *command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=None if "--no-download" in command else 180,
+            )
+        except subprocess.TimeoutExpired:
+            return f"apt-get {' '.join(command)}: no end within 180 s"
+        if done.returncode != 0 and command != ["update"]:
+            return f"apt-get cannot install {', '.join(PACKAGES)}: {done.stderr[-300:]}"
+    return ""
 
 
 @pytest.fixture(scope="module")

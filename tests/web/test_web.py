@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from html.parser import HTMLParser
 
 import pytest
 
-from ones_db import Store
+from ones_db import Store, StoreError, TimelineRow
 from slurm_ones.web import app as web_app
 from slurm_ones.web.app import Access, address
-from slurm_ones.web.pictures import colour
+from slurm_ones.web.pictures import MOST_SHAPES, colour, gpus_over_time
 from tests.db.make import job
 from tests.web.conftest import TOKEN, Page
 
@@ -108,6 +113,96 @@ def test_below_a_proxys_path(serve: Serve) -> None:
     _, headers, _ = page.get(f"/?token={TOKEN}", Cookie="")
     assert headers["location"] == "/node/n1/8675/" and "Path=/node/n1/8675" in headers["set-cookie"]
     assert address("::1", 1, "/a/", "t&t") == "http://[::1]:1/a/?token=t%26t"
+
+
+@pytest.mark.parametrize("below", ["", "/node/n1/8675"])
+def test_a_proxy_may_take_its_path_away_or_pass_it_on(serve: Serve, below: str) -> None:
+    """Protects both kinds of proxies, and the address that is printed."""
+    page = serve(root="/node/n1/8675/")
+    for path in (*PAGES, "/static/live.js"):
+        assert page.get(below + path)[0] == 200, path
+    _, headers, _ = page.get(f"{below}/jobs/7?token={TOKEN}", Cookie="")
+    assert headers["location"] == "/node/n1/8675/jobs/7"
+
+
+def test_a_user_that_is_named_twice_is_nobody(serve: Serve) -> None:
+    """Protects users from each other where a proxy adds its header to the client's own."""
+    page = serve(Access("", "X-User"))
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
+    connection.putrequest("GET", "/")
+    for user in ("alice", "bob"):
+        connection.putheader("X-User", user)
+    connection.endheaders()
+    assert connection.getresponse().status == 403
+    assert "the jobs of bob alone" in page.get("/", **{"X-User": "bob"})[2]
+
+
+def test_a_companion_that_falls_silent(serve: Serve) -> None:
+    """Protects viewers from a companion that has died, of which no tick tells."""
+    page = serve()
+    assert "The companion runs" in page.get("/")[2]
+    with Store.open(page.url, "gres") as store:
+        health = store.health()
+        assert health is not None and health.tick_time is not None
+        store.record_health(health._replace(interval_s=0.5))
+    page.until(lambda: "The companion is silent: its last tick was at" in page.get("/")[2])
+
+
+def test_what_failed_once_is_made_again(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects viewers from one failure that stays until the next tick, and the watcher from any failure."""
+    page = serve()
+    opened = page.web._opened
+
+    def away() -> Store:
+        raise StoreError("away")
+
+    page.web._opened = away
+    assert page.get("/jobs/7")[0] == 503
+    page.web._opened = opened
+    assert page.get("/jobs/7")[0] == 200
+
+    def odd() -> object:
+        raise ValueError("odd")
+
+    monkeypatch.setattr(page.web.feed, "_tick", odd)
+    page.until(lambda: "cannot be read: odd" in page.get("/")[2])
+    monkeypatch.undo()
+    page.until(lambda: "cannot be read" not in page.get("/")[2])
+
+
+def test_many_jobs_are_drawn_to_the_end() -> None:
+    """Protects the picture of a large cluster: bounded, and the jobs that run now are in it."""
+    rows = [
+        TimelineRow(n, f"job{n}", "alice", 0, 1, 1, float(n), float(n + 100) if n < 900 else None) for n in range(1000)
+    ]
+    drawn = str(gpus_over_time(rows, 128, 0.0, 1000.0))
+    assert drawn.count("<rect") <= MOST_SHAPES
+    assert "job 5 job5: 1 GPUs" in drawn and "job 990 job990: 1 GPUs" in drawn
+
+
+def test_ctrl_c_ends_it_while_browsers_listen(url: str) -> None:
+    """Protects whoever stops it, by hand or by systemd, from waiting for every browser to be closed."""
+    pytest.importorskip("uvicorn")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "slurm_ones.cli", "web", "--port", str(port), "--database", url]
+    process = subprocess.Popen(command, env={**os.environ, "SLURM_ONES_WEB_TOKEN": TOKEN}, stdout=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 60
+        while True:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            try:
+                connection.request("GET", "/events", headers={"Cookie": f"slurm-ones={TOKEN}"})
+                break
+            except ConnectionRefusedError:
+                assert time.monotonic() < until and process.poll() is None
+                time.sleep(0.1)
+        assert connection.getresponse().readline().startswith(b"retry")
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def listener(page: Page) -> http.client.HTTPResponse:

@@ -10,7 +10,8 @@ What a promised job cannot be without now follows from what can be put off. A si
 it are given as to any other job. PAC-ML (arXiv 2301.13799; not read, but what is said of it) learns for one job at a
 time the smallest size that meets its deadline.
 
-A job that was refused is asked about again while its deadline is ahead, since others leave.
+A job that was refused is asked about again while its deadline is ahead, since others leave. While a promised job that
+must keep its GPUs for now needs more of them later, nothing is promised.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from slurm_ones.decide.ones.reach import UNKNOWN
 from slurm_ones.decide.ones.terms import Priced, Term
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.policy import Bools, Floats, Ints, JobView, Promise, Reserved
-from slurm_ones.schedule.tables import Tables
+from slurm_ones.schedule.tables import Tables, predict
 from slurm_ones.schedule.timeline import Curve, Filled, Timeline, admitted, filled
 
 UNMET = 4.0
@@ -54,6 +55,7 @@ class Promises(Term):
     def worth(self, at: Priced, worth: Floats) -> Floats:
         tables = at.tables
         known = np.asarray((tables.allowed & (tables.uncertainty < UNKNOWN)).any(axis=1))
+        known &= not any(_needs_more(job, self._sure, at.now) for job in at.running)
         self._found = found = decide_deadlines(
             tables, at.speed, self._sure, at.nodes.gpus, at.now, at.cluster.reserved, known
         )
@@ -192,6 +194,15 @@ def work_of(job: JobView, sure: float) -> float:
     return max(job.dataset, 1) * within(told.to_come(sure), 0.0, LONGEST)
 
 
+def _needs_more(job: JobView, sure: float, now: float) -> bool:
+    """Whether a promised job whose deadline is ahead does not end by it where it runs."""
+    if job.shape is None or job.deadline is None or not job.promised or not job.deadline > now:
+        return False
+    nodes, gpus = np.array([job.shape.nodes]), np.array([job.shape.gpus])
+    _, goodput = predict(job, nodes, gpus, np.array([[max(job.batch, 1)]]))
+    return work_of(job, sure) > (job.deadline - now) * float(goodput[0, 0])
+
+
 def _timeline(
     tables: Tables,
     rate: Floats,
@@ -201,13 +212,13 @@ def _timeline(
     now: float,
     reserved: Sequence[Reserved],
 ) -> Timeline:
-    """The GPUs to come, less what running jobs keep whatever happens: those with a deadline until it, the others until
-    they are expected to end at their smallest size."""
+    """The GPUs to come, less what running jobs keep whatever happens: those whose promised deadline is ahead until it,
+    the others until they are expected to end at their smallest size."""
     running = np.flatnonzero(least > 0)
     slowest = np.where(rate > 0, rate, np.inf).min(axis=1)
     ends = {
         j: curves[j].due_s
-        if j in curves and tables.jobs[j].promised
+        if j in curves and tables.jobs[j].promised and curves[j].due_s > 0
         else work_of(tables.jobs[j], 0.5) / float(slowest[j])
         for j in running.tolist()
     }

@@ -98,6 +98,10 @@ class Options:
     def __post_init__(self) -> None:
         check_options(self, LEAST)
         favour_of(self.favour)
+        if self.sure > 1:
+            raise ValueError(f"sure: {self.sure!r} must be a probability between 0 and 1")
+        if 0 < self.amplification < 1:
+            raise ValueError(f"amplification: {self.amplification!r} must be 0 for no cap, or at least 1")
 
 
 LARGEST = 1e15
@@ -284,7 +288,8 @@ class Ones:
         seeds = [kept, least, choices.current] if options.greedy else [kept, choices.current]
         population = np.concatenate([np.array(seeds), self._recalled(choices, jobs)])
         population = repair(choices, population, kept, rng)
-        dear = 2.0 * float(choices.value(least[None]).sum()) / max(choices.gpus, 1)
+        # Worths are below 0 where a promised deadline goes short, or GPU hours count.
+        dear = 2.0 * float(np.abs(choices.value(least[None])).sum()) / max(choices.gpus, 1)
         penalties = [lost for term in self._terms if (lost := term.penalty(at, choices, dear)) is not None]
 
         def score(candidates: Ints) -> Floats:

@@ -5,7 +5,8 @@ The bound holds for every schedule, preemptive and clairvoyant ones included, of
 - a job makes progress as its application truly does (`training.application`), at the best placement and batch of each
   moment whatever the others hold; changes, starts and stops cost nothing, and it may have fractions of GPUs;
 - nodes are at most as fast as the fastest, and the network at most as fast as where jobs do not notice it;
-- a rigid job has its one size and batch, and may be interrupted all the same;
+- a rigid job has its one batch, and the size that it asks for or that one rounded up to equally many GPUs on each
+  node, whichever suits it, and may be interrupted all the same;
 - a job is done when its application is, at the earliest: where patience may end a training, at the least progress at
   which it ever could.
 

@@ -66,9 +66,9 @@ def curve(
     """The curve of an application over that share of its epochs, in `parts` parts.
 
     `asked` is the most that a user asks for, which runs even where the application is not meant to be run so large. A
-    rigid job has so many `gpus` and that `batch` alone.
+    rigid job has so many `gpus`, as they are or rounded up, and that `batch` alone.
     """
-    sizes = np.array([gpus]) if gpus else _sizes(app, asked, nodes, per_node)
+    sizes = np.unique([gpus, _rounded(gpus, per_node)]) if gpus else _sizes(app, asked, nodes, per_node)
     batches = np.array([batch]) if batch else _batches(app)
     total = _end(app, epochs, batches)
     ends = np.append(app.ends[app.ends < total * (1 - 1e-12)], total)
@@ -131,6 +131,12 @@ def _sizes(app: Application, asked: int, nodes: int, per_node: int) -> Ints:
     # What is asked for is rounded up to whole nodes, or to as many GPUs of each.
     wanted = -(-asked // per_node) * per_node if asked > per_node else asked
     return np.arange(1, min(max(app.max_gpus, wanted), gpus) + 1)
+
+
+def _rounded(gpus: int, per_node: int) -> int:
+    """As many GPUs as a rigid job holds on a Slurm that gives it equally many on each node (`world.asked_shape`)."""
+    nodes = -(-gpus // per_node)
+    return -(-gpus // nodes) * nodes
 
 
 def _batches(app: Application) -> Ints:

@@ -16,7 +16,7 @@ from slurm_ones.simulate.bound.curves import Curve
 from slurm_ones.simulate.bound.work import Work
 
 COUNTS: Ints = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64])
-"""GPUs that are weighed, those of larger jobs besides."""
+"""GPUs that are weighed, those of larger jobs besides, and each job's two smallest sizes: a rigid one has no more."""
 STEPS = 1500
 """Decisions, at least, over the time in which jobs are submitted."""
 SHARE = 0.1
@@ -61,7 +61,7 @@ def fluid_mean_jct_s(work: Work) -> float:
 
 def _sizes(curves: Sequence[Curve]) -> Ints:
     most = max(int(curve.sizes[-1]) for curve in curves)
-    fixed = [int(curve.sizes[0]) for curve in curves if len(curve.sizes) == 1]
+    fixed = [int(size) for curve in curves for size in curve.sizes[:2]]
     return np.unique(np.concatenate([COUNTS[most >= COUNTS], [most], fixed])).astype(np.int64)
 
 

@@ -4,8 +4,9 @@
   const root = document.body.dataset.root;
   const part = document.body.dataset.part;
   const state = document.getElementById("state");
-  let shown = null;
+  let shown = document.body.dataset.number;
   let busy = false;
+  let again = false;
 
   function say(text) {
     if (state.textContent !== text) state.textContent = text;
@@ -36,7 +37,11 @@
   }
 
   async function look(number) {
-    if (busy || (number !== null && number === shown)) return;
+    if (number !== null && number === shown) return;
+    if (busy) {
+      again = true;
+      return;
+    }
     busy = true;
     try {
       const answer = await fetch(`${root}/${part}?part=1`, { credentials: "same-origin" });
@@ -48,6 +53,10 @@
       say(`not live: ${String(error.message || error).slice(0, 200)}`);
     } finally {
       busy = false;
+      if (again) {
+        again = false;
+        look(null);
+      }
     }
   }
 
@@ -65,18 +74,13 @@
   if (field !== null) field.addEventListener("input", filter);
 
   const events = new EventSource(`${root}/events`);
-  let first = true;
   events.onmessage = (event) => {
-    if (first) {
-      first = false;
-      shown = event.data;
-      say("live");
-    } else {
-      look(event.data);
-    }
+    if (event.data === shown) say("live");
+    else look(event.data);
   };
   events.onerror = () => {
-    first = false;
+    // A server that was started anew counts from 1 again.
+    shown = null;
     say("not live: the server does not answer; trying again");
   };
   // Where too many listen already, and after a laptop has slept.

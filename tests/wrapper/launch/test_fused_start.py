@@ -224,6 +224,18 @@ def test_the_database_is_told_what_a_member_took(job: Path, code: int) -> None:
     assert decode_report(line)[2] == Bye("error" if code else "finished", 0, code, note)
 
 
+@pytest.mark.parametrize("restart", ["0", "1"])
+def test_who_starts_again_once_its_result_is_taken_is_told_the_same(job: Path, restart: str) -> None:
+    """A loop in the batch script, or a requeue at the wrong moment: what was reported is no training of its own."""
+    words = [str(Path("train.py").resolve()), "--lr", "0.2"]
+    (job / TAKEN).write_text('{"by": 9}')
+    (job / RESULT).write_text(json.dumps({"by": 9, "code": 3, "gpu_s": 12.5, "words": words}))
+    assert start(job, "--lr", "0.2")[0] == 3
+    assert start(job, "--lr", "0.2", SLURM_RESTART_COUNT=restart)[0] == 3
+    assert not (job / LEFT).exists()
+    assert start(job, "--lr", "0.3", wait_s=0)[0] is None, "other words"
+
+
 def test_a_job_that_has_trained_does_not_take_a_result(job: Path) -> None:
     words = [str(Path("train.py").resolve()), "--lr", "0.2"]
     (job / TAKEN).write_text('{"by": 9}')

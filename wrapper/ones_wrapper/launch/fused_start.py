@@ -27,6 +27,8 @@ from ones_wrapper.launch.rank_placement import number
 from ones_wrapper.protocol import FUSION, Bye, FusedMember, Fusion, directory_name, encode
 
 TAKEN, LEFT, RESULT = "taken.json", "left", "result.json"
+COLLECTED = "collected"
+"""In the result, once its job has ended with it."""
 FUSED = "ONES_FUSED"
 """In the environment of a script that trains others: the file that says whom."""
 WAIT_S = 60.0
@@ -79,7 +81,9 @@ def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> 
         return None
     result = _read(job_dir / RESULT)
     code = result.get("code")
-    if untouched and result.get("words") == words and type(code) is int and 0 <= code < 256:
+    # Once it was collected there is a report, and whoever starts again is told the same.
+    known = untouched or result.get(COLLECTED) is True
+    if known and result.get("words") == words and type(code) is int and 0 <= code < 256:
         seconds, by = result.get("gpu_s"), result.get("by")
         log(
             f"job {by} trained this one: exit code {code}, {seconds} s of its GPU; results are in {job_dir}", "ones-run"
@@ -87,7 +91,9 @@ def _collect(job_dir: Path, words: list[str], untouched: bool, restart: int) -> 
         if type(by) is int and isinstance(seconds, (int, float)):
             # For the database: its own run takes a GPU for a moment alone.
             note = f"job {by} trained it: {seconds:.2f} s of that job's GPU"
-            ReportWriter(job_dir, restart).send(Bye("error" if code else "finished", 0, code, note))
+            with suppress(OSError):  # without the mark no report
+                _replace(job_dir / RESULT, json.dumps({**result, COLLECTED: True}).encode())
+                ReportWriter(job_dir, restart).send(Bye("error" if code else "finished", 0, code, note))
         return code
     with suppress(FileExistsError), (job_dir / LEFT).open("x"):
         log(f"job {taken.get('by')} was to train this one and has no result for it: it trains by itself", "ones-run")
