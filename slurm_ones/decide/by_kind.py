@@ -16,12 +16,11 @@ Wanted = Mapping[int, tuple[str, int]]
 
 
 def views_on(cluster: ClusterView, jobs: Sequence[JobView], kind: str) -> list[JobView]:
-    """Each job as it is on that kind of GPU, with no size there where it does not accept it."""
+    """Each job as it is on that kind of GPU; where it does not accept it, with the size alone that it has there."""
     found = []
     for job in jobs:
         view = view_on(job, kind, runs=kinds_held(cluster, job) == (kind,))
-        possible = accepts(job, kind) or view.shape is not None
-        found.append(view if possible else replace(view, limits=replace(view.limits, gpus=())))
+        found.append(view if accepts(job, kind) else replace(view, limits=replace(view.limits, gpus=())))
     return found
 
 

@@ -71,21 +71,28 @@ def installed() -> str:
     return ""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    why = installed()
-    if why:
-        pytest.skip(why)
-    webdriver = pytest.importorskip("selenium.webdriver")
+def driver() -> Any:
+    """A Chromium without a window, to be driven."""
+    from selenium import webdriver
+
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
-    driver.set_page_load_timeout(60)
-    yield driver
-    driver.quit()
+    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    found.set_page_load_timeout(60)
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    why = installed()
+    if why:
+        pytest.skip(why)
+    found = driver()
+    yield found
+    found.quit()
 
 
 def sized(browser: Any, width: int, scheme: str) -> None:

@@ -148,8 +148,7 @@ class ByKind:
             for job in jobs:
                 mine = held[job.job_id]
                 view = view_on(job, kind, runs=bool(mine) and slowest(job, mine) == kind)
-                possible = accepts(job, kind) or view.shape is not None
-                views.append(view if possible else replace(view, limits=replace(view.limits, gpus=())))
+                views.append(view if accepts(job, kind) else replace(view, limits=replace(view.limits, gpus=())))
             # Where on the nodes is seen to within the kind.
             views = [replace(view, nodes={}) for view in views]
             found.append(self._search.situation(cluster.of_kind(kind), views, [], now))

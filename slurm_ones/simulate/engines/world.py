@@ -59,7 +59,8 @@ def asked_shape(gpus: int, spec: ClusterSpec) -> Shape:
 
 
 def least_gpus(app: Application) -> int:
-    """Fewest GPUs that its owner allows: before its first run nobody else knows what its strategy can use."""
+    """Fewest GPUs that its owner allows, and the step between sizes: before its first run nobody else knows what its
+    strategy can use."""
     return app.by.degree if app.by is not None else 1
 
 
@@ -192,7 +193,9 @@ class World:
         most = max(min(app.max_gpus, self.spec.gpus), shape.gpus)
         batch = f"{app.min_batch or app.base_batch}-{app.max_batch}"
         blocks = submission.elastic and self._of_blocks(submission)
-        comment = f"ones: gpus={least_gpus(app)}-{most} batch={batch}{' array=blocks' if blocks else ''}"
+        least = least_gpus(app)
+        step = f":{least}" if 1 < least <= most - least else ""
+        comment = f"ones: gpus={least}-{most}{step} batch={batch}{' array=blocks' if blocks else ''}"
         if submission.deadline_s is not None:
             comment += f" deadline={round(submission.deadline_s)}s"
         return Request(

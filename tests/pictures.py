@@ -1,0 +1,80 @@
+"""The pictures of page and terminal in the documents: `python -m tests.pictures build/demo/ones.sqlite docs/img`."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from ones_db import Store
+from slurm_ones.cli.live_table import Choice
+from slurm_ones.cli.top import reader
+from slurm_ones.cli.top_app import TopApp
+from slurm_ones.config import Settings
+from tests.web.test_browser import driver, installed
+
+PORT = 8699
+
+
+def terminal(url: str, cluster: str, picture: Path) -> None:
+    """`slurm-ones top` as it looks in a terminal of 120 columns, as SVG."""
+
+    def opened() -> Store:
+        return Store.open(url, cluster, read_only=True)
+
+    async def main() -> None:
+        app = TopApp(
+            Settings(database=url, cluster=cluster), reader(Settings(database=url), named=True), opened,
+            Choice(every_state=True), 60.0,
+        )  # fmt: skip
+        async with app.run_test(size=(120, 32)) as pilot:
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            drawn = app.export_screenshot(title="slurm-ones top")
+            # Fonts from the network: the reader's own will do.
+            picture.write_text(re.sub(r"@font-face\s*{[^}]*}", "", drawn))
+
+    asyncio.run(main())
+
+
+def page(url: str, job_id: int, folder: Path) -> None:
+    """The live page in a Chromium, 1280 pixels wide."""
+    command = [sys.executable, "-m", "slurm_ones.cli", "web", "--port", str(PORT), "--token", "t", "--database", url]
+    with subprocess.Popen(command) as server:
+        try:
+            for _ in range(60):
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{PORT}/static/icon.svg", timeout=2)
+                    break
+                except OSError:
+                    time.sleep(0.5)
+            browser = driver()
+            browser.set_window_size(1280, 1000)
+            for path, name in (("", "page-cluster"), (f"jobs/{job_id}", "page-job")):
+                browser.get(f"http://127.0.0.1:{PORT}/{path}?token=t")
+                time.sleep(2.0)
+                browser.save_screenshot(str(folder / f"{name}.png"))
+            browser.quit()
+        finally:
+            server.terminate()
+
+
+def main(database: str, folder: str) -> None:
+    """Draw all of them from a job database."""
+    if why := installed():
+        sys.exit(why)
+    url = f"sqlite:///{Path(database).resolve()}"
+    with Store.open(url, "", read_only=True) as store:
+        cluster, jobs = store.cluster, store.job_summaries()
+    terminal(url, cluster, Path(folder) / "top.svg")
+    page(url, max(jobs, key=lambda job: job.resizes).job_id, Path(folder))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])
