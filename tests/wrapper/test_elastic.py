@@ -97,7 +97,8 @@ def test_batch_order_takes_effect_without_a_restart(tmp_path: Path) -> None:
 
 def test_newer_order_calls_a_drain_off(tmp_path: Path) -> None:
     """Protects: a resize that the companion gives up costs the job a pause, not a run."""
-    run = Run(tmp_path, "--step-ms", "30")
+    # Long enough that on a busy machine it is still training when the orders come.
+    run = Run(tmp_path, "--step-ms", "150")
     run.wait_for(Throughput)
     write_order(tmp_path, Order(1, 0, drain=True))
     run.wait_for(Checkpoint, lambda report: report.order == 1)
