@@ -27,12 +27,11 @@ from slurm_ones.cli.common import (
 )
 from slurm_ones.config import SITE_VIEW, ConfigError, Settings, view_name
 from slurm_ones.report.blocks import planned
+from slurm_ones.report.live import LATE
 from slurm_ones.report.text import changed, plain, seconds
 from slurm_ones.slurm.client import SlurmError
 from slurm_ones.slurm.connect import connect
 
-LATE = 3.0
-"""Ticks that may be missing before the last one is too old; one that asks Slurm in vain waits longer each time."""
 RECENT_S = 3600.0
 """How long an error is worth telling."""
 SEVERAL = 2

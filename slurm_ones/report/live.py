@@ -16,7 +16,7 @@ DECISIONS = 10
 """The newest decisions, of one partition each, in which a job's outcome is looked for."""
 
 LATE = 3.0
-"""Ticks that may be missing before the companion is said to be silent."""
+"""Ticks that may be missing before the last one is too old; one that asks Slurm in vain waits longer each time."""
 
 
 @dataclass(frozen=True)
