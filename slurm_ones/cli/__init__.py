@@ -17,6 +17,7 @@ _MODULES |= {
     "db": "db",
     "web": "web",
     "template": "template",
+    "plugin": "plugin",
     "import": "import_",
     "rehearse": "rehearse",
     "estimate": "estimate",
