@@ -172,10 +172,9 @@ def _hold(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None
     """Hold what waits; why that cannot be, or None."""
     client, unheld = machine.client, _unheld(resize, array)
     try:
-        if len(unheld) > 1 and not any(
-            is_alive(job) and job.pending for t, job in array.tasks.items() if t not in unheld
-        ):
-            client.hold_waiting(resize.job_id)
+        if len(unheld) > 1:
+            # By name: a block that trains and is requeued by Slurm at this moment waits too, and has to start again.
+            client.hold_waiting(resize.job_id, unheld)
         else:
             for task in unheld:
                 client.hold(array.key(task))

@@ -208,6 +208,23 @@ def test_a_block_that_its_owner_holds_before_we_do(make: Make) -> None:
     assert world.tasks[1].held, "its owner keeps it, and the job did not say that it is over"
 
 
+def test_a_block_that_slurm_requeues_while_the_others_are_held_starts_again(make: Make) -> None:
+    """It waits as they do at that moment, and nobody would ever let it go: it was never ours to hold."""
+    world = make()
+
+    def requeue(number: int, event: str) -> None:
+        if event == "before hold_waiting":
+            world.cluster.preempt(Task(world.job_id, 0))
+
+    world.interrupt = requeue
+    world.begin({1: TWO})
+    world.finish()
+    assert "after hold_waiting" in world.events
+    assert not world.tasks[0].held and world.tasks[2].held
+    world.simulated.pass_time(300)
+    assert world.tasks[0].running and 0 in world.training.members
+
+
 def test_an_owner_who_opts_out_between_two_blocks(make: Make) -> None:
     """Each block gets its shape after a look of its own: what the owner said meanwhile counts."""
     world = make()
