@@ -92,6 +92,7 @@ LONG = (
     "tests/endtoend/test_real_scripts.py",
     "tests/endtoend/test_service.py",
     "tests/endtoend/test_strategies.py",
+    "tests/endtoend/test_studies.py",
     "tests/endtoend/test_views.py",
     "tests/endtoend/test_wrong.py",
     "tests/slurm/test_types.py",
