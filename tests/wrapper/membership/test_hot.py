@@ -156,7 +156,7 @@ def test_the_others_go_on_when_one_is_killed(job: Job, leader: bool, how: str) -
     job.hurry()
     job.end()
     assert all(block.end() == 0 for block in job.blocks if block is not victim), job.errors()
-    assert job.terms() == 2
+    assert job.terms() == 2, job.errors()
     assert job.of(Hello)[-1].step >= whole.step, "the rescue was not used"
     assert took < 10.0, left
     job.assert_as_undisturbed()

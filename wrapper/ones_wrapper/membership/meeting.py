@@ -57,7 +57,7 @@ def find_or_found(
                     continue
             except BoardLostError:
                 pass
-        term = folder.next_term()
+        term = folder.next_term(leader)
         ready(term - 1)
         board = Board.host(address, new_token())
         leader = Leader(term, address, board.port, board.token, block.task, block.restart)
