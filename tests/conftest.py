@@ -71,6 +71,8 @@ PostgreSQL is."""
 
 
 LONG = (
+    "tests/demo/test_demo.py::test_a_training_really_grows_and_shrinks",
+    "tests/demo/test_demo.py::test_nothing_outlives_a_demo_that_is_ended",
     "tests/endtoend/test_blocks.py",
     "tests/endtoend/test_container.py",
     "tests/endtoend/test_cron.py",
@@ -90,6 +92,7 @@ LONG = (
     "tests/endtoend/test_real_scripts.py",
     "tests/endtoend/test_service.py",
     "tests/endtoend/test_strategies.py",
+    "tests/endtoend/test_studies.py",
     "tests/endtoend/test_views.py",
     "tests/endtoend/test_wrong.py",
     "tests/slurm/test_types.py",

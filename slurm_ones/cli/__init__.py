@@ -16,6 +16,7 @@ _MODULES = {
 _MODULES |= {
     "db": "db",
     "web": "web",
+    "demo": "demo",
     "template": "template",
     "import": "import_",
     "rehearse": "rehearse",

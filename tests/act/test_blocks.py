@@ -359,6 +359,31 @@ def test_a_job_whose_owner_keeps_it_from_running_is_not_cancelled(make: Make) ->
     assert world.tasks[2].state is JobState.PENDING
 
 
+@pytest.mark.parametrize("looked", [True, False], ids=["acted before", "acted then"])
+def test_a_job_whose_owner_holds_it_after_a_change_is_not_cancelled(make: Make, looked: bool) -> None:
+    """The block that took its first one's place trained, was requeued, and waits when the change is looked at again."""
+    world = make()
+    world.begin({1: TWO}, (0,))
+    world.until(State.JOINING)
+    world.simulated.pass_time(60)
+    assert world.training.members == (1,)
+    world.observer.observe()
+    world.cluster.preempt(Task(world.job_id, 1))
+    world.simulated.pass_time(30)  # until its last process is gone
+    if looked:
+        world.finish()
+    assert world.tasks[1].pending and not world.tasks[1].held
+    world.cluster.hold(world.job_id)
+    world.finish()
+    assert world.resize.state == (State.ROLLED_BACK if looked else State.ENDED)
+    world.simulated.pass_time(60)
+    world.tidy()
+    assert all(job.pending and job.held for task, job in world.tasks.items() if task)
+    world.cluster.release(Task(world.job_id, 1))
+    world.simulated.pass_time(200)
+    assert world.tasks[1].running
+
+
 def test_a_block_put_back_without_a_report_of_it_is_ours(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job never says that it trains without it, and ends: what waits is cancelled, though by the newest report it
     trained last."""
