@@ -35,6 +35,7 @@ def environment() -> Any:
         "per_gpu": per_gpu,
         "left_s": left_s,
         "colour": pictures.colour,
+        "cells": pictures.cells,
         "causes": CAUSES,
         "MOST_NODES": MOST_NODES,
     }
@@ -91,10 +92,11 @@ def job(
     allowed: Callable[[str], Allowed],
 ) -> bytes | None:
     """A job: why it has what it has, sizes, throughput, training, resizes, advice. None where it is not there."""
-    summary = moment.job(job_id)
-    if summary is None:
-        return None
-    with opened() as store:
+    with opened() as store, store.one_moment():
+        # Of those that ended long ago the moment knows nothing.
+        summary = moment.job(job_id) or next(iter(store.job_summaries([job_id])), None)
+        if summary is None or moment.user not in ("", summary.user):
+            return None
         record = store.jobs([job_id]).get(job_id)
         found = store.decisions(job_id, DECISIONS)
         decided = [(one, given) for one in found for given in one.jobs if given.job_id == job_id]
