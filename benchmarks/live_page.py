@@ -2,31 +2,33 @@
 
     OMP_NUM_THREADS=1 python benchmarks/live_page.py --json live_page.json
 
-Three sites are made, in SQLite: an idle one, one with 1,000 jobs (700 run, 300 wait, each with reports, and decisions on
-all of them), and that one with 100,000 jobs more that have ended. `slurm-ones web` serves each, in a process of its own.
+Three sites of 256 nodes are made, in SQLite: an idle one, one with 1,000 jobs (700 run, 300 wait, with reports, and
+decisions on all of them), and that one with 100,000 jobs more that have ended. `slurm-ones web` serves each, in a
+process of its own.
 
-* `update_ms`: the server's processor time for one tick of the companion: its looks each second until then, the reading,
-  and one browser's request for the page that changed. The mean over `--ticks` ticks, from /proc's schedstat.
+* `update_ms`: the server's processor time for one tick of the companion: its look, the reading, the page, and one
+  browser's request for what changed. The mean over `--ticks` ticks, from /proc's schedstat, less what the server uses
+  in as many seconds without a tick (`idle_ms_a_second`: its looks, and its framework's clock).
 * `first_paint_ms`: from the address to the first text on the screen, in a real Chromium that has never seen the page:
   the browser's own `first-contentful-paint`. The median and the largest of `--paints`.
-* `tick_ratio`: the processor time of the companion's tick on a simulated cluster of 1,000 jobs, with a server and 100
-  browsers that hear of each tick and fetch the page, over that without a server. Both kinds of ticks in turns, in one
-  run of one companion; the ratio of the medians.
+* `tick_ratio`: the processor time of the companion's tick on a simulated cluster of 1,000 jobs, while a server serves
+  100 browsers that hear of each tick and fetch the page, over that without a server. Some ticks of each kind in turns,
+  in one run of one companion; the ratio of the medians.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import gzip
 import http.client
 import json
 import os
-import shutil
 import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +44,14 @@ from ones_db.records import AlternativeRecord
 from ones_db.tables import METADATA
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from slurm_ones.companion import Companion
+from slurm_ones.simulate.engines.companion_engine import companion_settings
+from slurm_ones.simulate.engines.world import ClusterSpec, World
+from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.simulate.training.application import Submission
+from slurm_ones.simulate.workloads.catalogue import KINDS, build
+from slurm_ones.simulate.workloads.workload import Workload
 
 TOKEN = "benchmark"
 CLUSTER = "bench"
@@ -95,7 +105,8 @@ def _fill(connection: Connection, now: float, running: int, waiting: int, ended:
             | {"elastic": True, "refusal": "", "report_note": ""}
             | {"state": "COMPLETED" if over else "RUNNING" if runs else "PENDING"}
             | {"end_time": begin + 7200.0 if over else None, "exit_code": 0 if over else None}
-            | {"base_batch": 64, "max_batch": 512, "max_local_batch": 64, "dataset": 6400, "epochs": 100, "max_passes": 1}
+            | {"base_batch": 64, "max_batch": 512, "max_local_batch": 64, "dataset": 6400, "epochs": 100}
+            | {"max_passes": 1}
         )
         for restart in (0, 1) if runs else ():
             run, start = 2 * n - 1 + restart, begin + 30.0 + 30.0 * restart
@@ -162,9 +173,10 @@ class Server:
     def get(self, path: str) -> str:
         """What is answered."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("GET", path, headers={"Cookie": f"slurm-ones={TOKEN}", "Accept-Encoding": "identity"})
+        connection.request("GET", path, headers={"Cookie": f"slurm-ones={TOKEN}", "Accept-Encoding": "gzip"})
         answer = connection.getresponse()
-        text = answer.read().decode()
+        body = answer.read()
+        text = (gzip.decompress(body) if answer.getheader("Content-Encoding") == "gzip" else body).decode()
         connection.close()
         if answer.status != 200:
             raise SystemExit(f"{path}: {answer.status} {text[:200]}")
@@ -208,18 +220,21 @@ def served(url: str) -> Iterator[Server]:
 def updates(url: str, ticks: int) -> dict[str, float]:
     """The server's processor time a tick, with one browser that fetches what changed."""
     with served(url) as server:
-        stream, times, sizes = server.listen(), [], []
+        stream, times, sizes, idle = server.listen(), [], [], 0.0
         for n in range(ticks + 1):
-            before = server.processor_s()
-            tick(url)
-            _next(stream)
-            sizes.append(len(server.get("/?part=1")))
-            time.sleep(BETWEEN_S)
+            before, began = server.processor_s(), time.monotonic()
             if n:
-                times.append(server.processor_s() - before)
+                tick(url)
+                _next(stream)
+                sizes.append(len(server.get("/?part=1")))
+            time.sleep(BETWEEN_S if n else 2 * BETWEEN_S)
+            used, took = server.processor_s() - before, time.monotonic() - began
+            idle = idle if n else used / took
+            times += [used - idle * took] if n else []
     return {
         "update_ms": round(1e3 * statistics.fmean(times), 1),
         "largest_ms": round(1e3 * max(times), 1),
+        "idle_ms_a_second": round(1e3 * idle, 1),
         "page_kib": round(sizes[-1] / 1024),
     }
 
@@ -248,13 +263,121 @@ def paints(url: str, count: int) -> dict[str, float]:
     return {"first_paint_ms": round(statistics.median(found)), "largest_paint_ms": round(max(found))}
 
 
+# -- the companion beside it ------------------------------------------------------------------------------------------
+
+
+def beside(rounds: int, each: int) -> dict[str, float]:
+    """The companion's ticks on 1,000 simulated jobs, `each` without a server, as many with one, and so on."""
+    spec = ClusterSpec(NODES, GPUS)
+    apps = {"cnn": build(KINDS["resnet18-cifar10"], name="cnn")}
+    jobs = [
+        Submission(f"job-{n}", 0.0, "cnn", 1 + n % 4, apps["cnn"].base_batch, elastic=True, epochs=20.0)
+        for n in range(RUNNING + WAITING)
+    ]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        world = World(Workload("live", tuple(jobs), apps), spec, folder, ClusterSettings(), resize_s=30.0)
+        settings = companion_settings(spec, folder, {}, tick_s=60.0, policy="fifo", seed=1)
+        url = f"sqlite:///{folder / 'ones.sqlite'}"
+        migrate.upgrade(url)
+        took: dict[bool, list[float]] = {False: [], True: []}
+        with Store.open(url, settings.cluster) as store:
+            companion = Companion(settings, world.client, store, clock=world.timeline)
+
+            def ticked() -> float:
+                world.pass_time(60.0)
+                began = time.process_time()
+                companion.tick()
+                used = time.process_time() - began
+                now = world.timeline.now
+                store.record_health(HealthRecord(now, "act", 60.0, now, used, RUNNING, WAITING, 0))
+                time.sleep(BETWEEN_S)
+                return used
+
+            for _ in range(3):
+                ticked()
+            heard = 0
+            # Each kind comes first as often as last.
+            for watched in [False, True, True, False] * rounds:
+                if not watched:
+                    took[False] += [ticked() for _ in range(each)]
+                    continue
+                with served(url) as server, Audience(server.port) as audience:
+                    took[True] += [ticked() for _ in range(each)]
+                    heard += audience.fetched()
+    usual, seen = statistics.median(took[False]), statistics.median(took[True])
+    return {
+        "tick_ratio": round(seen / usual, 3),
+        "tick_ms": round(1e3 * usual, 1),
+        "watched_tick_ms": round(1e3 * seen, 1),
+        "ticks_of_each": len(took[True]),
+        "pages_fetched": heard,
+    }
+
+
+class Audience:
+    """Browsers, as far as a server can tell, in a process of their own."""
+
+    def __init__(self, port: int) -> None:
+        command = [sys.executable, __file__, "--audience", str(port)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
+
+    def __enter__(self) -> Audience:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def fetched(self) -> int:
+        """How many pages they have fetched."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("?\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
+async def audience(port: int) -> None:
+    """The audience's own process: each listens, and fetches the page at each tick."""
+    fetched = 0
+    head = f"HTTP/1.1\r\nHost: x\r\nCookie: slurm-ones={TOKEN}\r\nAccept-Encoding: gzip\r\n"
+
+    async def one(listening: asyncio.Event) -> None:
+        nonlocal fetched
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET /events {head}\r\n".encode())
+        while line := await reader.readline():
+            if line.startswith(b"data: "):
+                if not listening.is_set():
+                    listening.set()
+                    continue
+                page, asking = await asyncio.open_connection("127.0.0.1", port)
+                asking.write(f"GET /?part=1 {head}Connection: close\r\n\r\n".encode())
+                await page.read()
+                asking.close()
+                fetched += 1
+
+    started = [asyncio.Event() for _ in range(VIEWERS)]
+    tasks = [asyncio.ensure_future(one(event)) for event in started]
+    await asyncio.gather(*(event.wait() for event in started))
+    print(len(tasks), flush=True)
+    while await asyncio.to_thread(sys.stdin.readline):
+        print(fetched, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ticks", type=int, default=5, help="of each site, after a first one")
     parser.add_argument("--paints", type=int, default=3)
     parser.add_argument("--ended", type=int, default=ENDED, help="jobs that have ended, of the largest site")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--audience", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.audience is not None:
+        asyncio.run(audience(asked.audience))
+        return
     found: dict[str, Any] = {"cpus": os.cpu_count(), "load": os.getloadavg()}
     with tempfile.TemporaryDirectory() as name:
         for title, sizes in (
@@ -268,6 +391,8 @@ def main() -> None:
             if sizes[0]:
                 found[title] |= paints(url, asked.paints)
             print(f"{title}: {found[title]}", flush=True)
+    found["the companion beside it"] = beside(rounds=2, each=asked.ticks)
+    print(found["the companion beside it"], flush=True)
     if asked.json is not None:
         asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -81,7 +81,9 @@ def decisions(connection: Connection, cluster: int, job_id: int, limit: int) -> 
 
 
 def newest_decisions(connection: Connection, cluster: int) -> dict[int, DecisionJobRecord]:
-    rows = connection.execute(_newest_decisions(cluster)).mappings()
+    found = connection.execute(_newest_decisions(cluster))
+    names = tuple(found.keys())
+    rows = (dict(zip(names, row, strict=True)) for row in found)
     return {row["slurm_id"]: _decision_job(row, row["slurm_id"], ()) for row in rows}
 
 

@@ -44,7 +44,9 @@ def reason_columns(name: str, reason: ReasonRecord) -> dict[str, str]:
 
 def reason_of(name: str, row: Mapping[Any, Any]) -> ReasonRecord:
     """The reason that a row has in the columns of that name."""
-    return ReasonRecord(row[f"{name}_code"], json.loads(row[f"{name}_arguments"]), row[name])
+    arguments = row[f"{name}_arguments"]
+    # Of thousands of rows most have none.
+    return ReasonRecord(row[f"{name}_code"], {} if arguments == "{}" else json.loads(arguments), row[name])
 
 
 def job_columns(record: JobRecord) -> dict[str, Any]:

@@ -413,9 +413,7 @@ class Store(SiteStore):
         with self._read() as connection:
             return submissions.submissions(connection, self._cluster, now, limit)
 
-    def job_summaries(
-        self, job_ids: Sequence[int] | None = None, *, ended: int | None = None
-    ) -> list[JobSummary]:
+    def job_summaries(self, job_ids: Sequence[int] | None = None, *, ended: int | None = None) -> list[JobSummary]:
         """One line a job, in the order of their submission: those named, or all that a companion has seen; with
         `ended`, of those that have ended only so many, the last. That costs the same however many have ended."""
         with self._read() as connection:

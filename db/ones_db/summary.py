@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -106,7 +106,9 @@ def job_summaries(
         query = query.where(JOBS.c.cluster_id == cluster)
     else:
         query = query.where(JOBS.c.id.in_(_open_or_last(cluster, ended)))
-    return [_summary(row) for row in connection.execute(query).mappings()]
+    rows = connection.execute(query)
+    names = tuple(rows.keys())
+    return [_summary(dict(zip(names, row, strict=True))) for row in rows]
 
 
 @cache
@@ -190,8 +192,8 @@ def _believed(text: str | None) -> Limits | None:
         return None
 
 
-def _summary(row: Mapping[Any, Any]) -> JobSummary:
-    values = {**row, "running": bool(row["running"]), "limits": _believed(row["limits"])}
+def _summary(row: dict[str, Any]) -> JobSummary:
+    values = row | {"running": bool(row["running"]), "limits": _believed(row["limits"])}
     gpus, most = (row["nodes"] or 0) * (row["gpus_per_node"] or 0), values.pop("max_local")
     if row["passes"] is None and row["batch"] is not None and gpus and most:
         # Said when it changes; until then, as many as the samples of a GPU take. Of whole numbers ⌈a / b⌉ = -(-a // b).

@@ -52,8 +52,8 @@ def web(
 
     if token and user_header:
         raise typer.BadParameter(
-            "--user-header and a token (--token, SLURM_ONES_WEB_TOKEN) exclude each other: with the header, who may look "
-            "is for the proxy to say, and a token would keep nobody out; leave one of them away"
+            "--user-header and a token (--token, SLURM_ONES_WEB_TOKEN) exclude each other: with the header the proxy "
+            "says who may look, and the token would keep nobody out; leave one of them out"
         )
     settings = settings_of(config, database)
 

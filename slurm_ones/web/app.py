@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import hmac
 from collections.abc import AsyncIterator, Callable
@@ -78,6 +79,9 @@ class Web:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        # What was imported stays: not to be gone through again at each collection.
+        gc.collect()
+        gc.freeze()
         watching = asyncio.ensure_future(self.feed.run())
         try:
             yield

@@ -13,9 +13,9 @@ from itertools import pairwise
 import numpy as np
 from markupsafe import Markup, escape
 
-from ones_db import EpochPoint, TimelineRow
-from slurm_ones.report.charts import Bar, Floats, held
-from slurm_ones.report.live import Live
+from ones_db import EpochPoint, HeldRecord, NodeRecord, TimelineRow
+from slurm_ones.report import charts
+from slurm_ones.report.charts import Bar, Floats
 from slurm_ones.report.text import clock, plain, seconds
 from slurm_ones.report.usage import Measured
 
@@ -50,13 +50,13 @@ class NodeRow:
         return max(self.gpus - sum(self.held.values()), 0)
 
 
-def node_rows(live: Live) -> list[NodeRow]:
+def node_rows(nodes: Sequence[NodeRecord], held: Sequence[HeldRecord]) -> list[NodeRow]:
     """The nodes by their names; those that only a job names last."""
     holding: dict[str, dict[int, int]] = {}
-    for one in live.held:
+    for one in held:
         of_node = holding.setdefault(one.node, {})
         of_node[one.job_id] = of_node.get(one.job_id, 0) + one.gpus
-    known = {node.name: node for node in live.nodes}
+    known = {node.name: node for node in nodes}
     rows = [NodeRow(name, node.state, node.gpus, holding.get(name, {})) for name, node in known.items()]
     return rows + [NodeRow(name, "", 0, holding[name]) for name in sorted(holding.keys() - known.keys())]
 
@@ -82,10 +82,10 @@ def gpus_over_time(rows: Sequence[TimelineRow], capacity: int, begin: float, now
     jobs = list(dict.fromkeys(bar.job for bar in sorted(bars, key=lambda bar: bar.start)))
     if not jobs:
         return Markup('<p class="quiet">No elastic job ran in the last day.</p>')
-    moments, holding = held(bars, jobs)
-    single = np.count_nonzero(holding) <= MOST_SHAPES
-    if not single:
-        moments, holding = _coarser(moments, holding)
+    starts, ends = np.array([bar.start for bar in bars]), np.array([bar.end for bar in bars])
+    changes = np.unique(np.concatenate([starts, ends]))
+    single = (np.searchsorted(changes, ends) - np.searchsorted(changes, starts)).sum() <= MOST_SHAPES
+    moments, holding = charts.held(bars, jobs) if single else _coarser(bars, jobs, changes, starts, ends)
     most = max(capacity, int(holding.sum(axis=0).max(initial=1.0)), 1)
     titles = [escape(f"job {job} {plain(names[job], 40)}") for job in jobs]
     made = (_stretches if single else _outlines)(jobs, titles, moments, holding, most, begin, now)
@@ -135,13 +135,23 @@ def _outlines(
         yield f'<path class="{colour(int(job))}" d="{drawn}"><title>{title}: {held_text} GPUs</title></path>'
 
 
-def _coarser(moments: Floats, holding: Floats) -> tuple[Floats, Floats]:
-    """In place of every change equal intervals, each as it is in its middle and the last as it is at the end."""
-    at_once = int(np.count_nonzero(holding, axis=0).max())
-    edges = np.linspace(moments[0], moments[-1], max(MOST_SHAPES // at_once, FEWEST_INTERVALS) + 1)
-    middle = np.searchsorted(moments, (edges[:-1] + edges[1:]) / 2, side="right") - 1
-    middle[-1] = len(moments) - 2
-    return edges, np.pad(holding[:, middle], ((0, 0), (0, 1)))
+def _coarser(
+    bars: Sequence[Bar], jobs: Sequence[str], changes: Floats, starts: Floats, ends: Floats
+) -> tuple[Floats, Floats]:
+    """As `charts.held`, and in place of every change equal intervals, each as it is in its middle and the last as it is
+    at the end."""
+    begun = np.searchsorted(np.sort(starts), changes, side="right") - np.searchsorted(np.sort(ends), changes, "right")
+    edges = np.linspace(changes[0], changes[-1], max(MOST_SHAPES // int(begun.max()), FEWEST_INTERVALS) + 1)
+    middle = (edges[:-1] + edges[1:]) / 2
+    middle[-1] = (changes[-2] + changes[-1]) / 2
+    row = {job: j for j, job in enumerate(jobs)}
+    rows, gpus = np.array([row[bar.job] for bar in bars]), np.array([float(bar.gpus) for bar in bars])
+    change = np.zeros((len(jobs), len(edges)))
+    np.add.at(change, (rows, np.searchsorted(middle, starts)), gpus)
+    np.add.at(change, (rows, np.searchsorted(middle, ends)), -gpus)
+    holding: Floats = change.cumsum(axis=1)
+    holding[:, -1] = 0.0
+    return edges, holding
 
 
 def curve(points: Sequence[EpochPoint], name: str) -> Markup:

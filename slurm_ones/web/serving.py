@@ -52,6 +52,7 @@ class Bounded(H11Protocol):
 
 OPTIONS: dict[str, Any] = {
     "http": Bounded,
+    "ws": "none",
     "log_level": "warning",
     "limit_concurrency": CONNECTIONS,
     "timeout_keep_alive": 5,
