@@ -19,6 +19,7 @@ _MODULES |= {
     "template": "template",
     "import": "import_",
     "rehearse": "rehearse",
+    "study": "study",
     "estimate": "estimate",
 }
 _MODULES |= dict.fromkeys(("resize", "pin", "release"), "by_hand")

@@ -268,7 +268,7 @@ def simulate(
     )
     if bound and plan.parts:
         raise BadInput("--bound: it is known for GPUs of one kind, and this cluster has several")
-    _check_outputs(json, html)
+    check_outputs(json, html)
     plan.check()
     console.print(plain(_headline(plan), 400), markup=False, soft_wrap=True)
     runs = _run(plan, processes or os.cpu_count() or 1)
@@ -290,7 +290,7 @@ def simulate(
         raise typer.Exit(1)
 
 
-def _check_outputs(json: Path | None, html: Path | None) -> None:
+def check_outputs(json: Path | None, html: Path | None) -> None:
     """Raises `BadInput` where what is found could not be written; better before an hour's work than after it."""
     for option, path in (("--json", json), ("--html", html)):
         if path is not None and (path.is_dir() or not os.access(path.resolve().parent, os.W_OK)):
