@@ -5,18 +5,17 @@ from __future__ import annotations
 import json as json_format
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from slurm_ones.cli.common import command, console, errors
 from slurm_ones.cli.import_ import moment
-from slurm_ones.cli.simulate import ProgressLines, check_outputs, parse_cluster
+from slurm_ones.cli.simulate import check_outputs, parse_cluster
+from slurm_ones.cli.simulate_progress import say, shown
 from slurm_ones.config import ConfigError
 from slurm_ones.report.text import plain, seconds
 from slurm_ones.simulate import BadInput
@@ -25,7 +24,6 @@ from slurm_ones.simulate import BadInput
 if TYPE_CHECKING:
     from slurm_ones.simulate.elasticity.curves import Curves
     from slurm_ones.simulate.elasticity.study import Study
-    from slurm_ones.simulate.study.runs import OnProgress, RunProgress
     from slurm_ones.simulate.traces.trace import Trace
 
 PAGE = Path("elasticity.html")
@@ -79,15 +77,15 @@ def study(
     read = _read(trace, since, until, partition)
     stretch = stretch_of(read, jobs, size)
     runs = runs_of(seeds)
-    _say(
+    say(
         f"{read.name} ({read.format}): {len(read.jobs)} jobs with GPUs, of which {len(stretch.jobs)} within "
         f"{seconds(stretch.hours * 3600)} are simulated on {stretch.nodes}x{stretch.gpus_per_node} GPUs; "
         f"{runs} runs, a decision every {seconds(interval_of(stretch))}"
     )
     for why, count in read.left_out:
-        _say(f"left out: {count}: {why}")
-    with _progress(runs) as on_progress:
-        found = run(read.name, stretch, curves, range(seeds), processes or os.cpu_count() or 1, on_progress)
+        say(f"left out: {count}: {why}")
+    workers = processes or os.cpu_count() or 1
+    found = shown(runs, lambda on_progress: run(read.name, stretch, curves, range(seeds), workers, on_progress))
     if found.outcomes:
         _print(found)
         for line in [*verdict(found), fidelity(found)]:
@@ -95,15 +93,11 @@ def study(
     if json is not None:
         json.write_text(json_format.dumps(as_json(found, read), indent=1, allow_nan=False), encoding="utf-8")
     write_elasticity(html, *lanes(found), page(found, read))
-    _say(f"{html} says what was assumed, and shows more")
+    say(f"{html} says what was assumed, and shows more")
     for error in found.errors:
         errors.print(f"slurm-ones: {plain(error, 1000)}", markup=False, soft_wrap=True)
     if found.errors:
         raise typer.Exit(1)
-
-
-def _say(text: str) -> None:
-    errors.print(plain(text, 600), markup=False, soft_wrap=True)
 
 
 def _curves(profiles: Path | None) -> Curves:
@@ -131,25 +125,6 @@ def _read(path: Path | None, since: str, until: str, partition: str) -> Trace:
             Sacct(), began, ended, partition,
             lambda share, rows: bar.update(task, completed=share, description=f"accounting, {rows} rows"),
         )  # fmt: skip
-
-
-@contextmanager
-def _progress(runs: int) -> Iterator[OnProgress]:
-    """Progress on stderr: a bar that fills as jobs end on a terminal, lines elsewhere."""
-    if not errors.is_terminal:
-        yield ProgressLines(runs, _say)
-        return
-    shares: dict[tuple[str, int], float] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task(f"{runs} runs", total=float(runs))
-
-        def on_progress(progress: RunProgress) -> None:
-            key = progress.policy, progress.seed
-            shares[key] = max(progress.share, shares.get(key, 0.0))
-            bar.update(task, completed=sum(shares.values()), description=f"{key[0]} elastic, seed {key[1]}")
-
-        yield on_progress
 
 
 def _print(found: Study) -> None:
