@@ -16,7 +16,9 @@ _MODULES = {
 _MODULES |= {
     "db": "db",
     "web": "web",
+    "demo": "demo",
     "template": "template",
+    "plugin": "plugin",
     "import": "import_",
     "rehearse": "rehearse",
     "estimate": "estimate",
