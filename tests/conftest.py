@@ -71,6 +71,8 @@ PostgreSQL is."""
 
 
 LONG = (
+    "tests/demo/test_demo.py::test_a_training_really_grows_and_shrinks",
+    "tests/demo/test_demo.py::test_nothing_outlives_a_demo_that_is_ended",
     "tests/endtoend/test_blocks.py",
     "tests/endtoend/test_container.py",
     "tests/endtoend/test_cron.py",
@@ -90,8 +92,10 @@ LONG = (
     "tests/endtoend/test_real_scripts.py",
     "tests/endtoend/test_service.py",
     "tests/endtoend/test_strategies.py",
+    "tests/endtoend/test_studies.py",
     "tests/endtoend/test_views.py",
     "tests/endtoend/test_wrong.py",
+    "tests/plugin/test_plugin.py",
     "tests/slurm/test_types.py",
     "tests/templates/test_sites.py::test_one_of_each_kind_trains",
     "tests/wrapper/frameworks/test_resized.py",

@@ -371,6 +371,12 @@ class Store(SiteStore):
         with self._read() as connection:
             return resizes.resize_steps(connection, self._cluster, resize_id)
 
+    def resize_phases(self, ended: Iterable[ResizeRecord]) -> dict[int, dict[str, float]]:
+        """Seconds that the phases of these resizes took, by the resize's id and the phase's column in the view
+        `resize_cost`; what is not known is left out."""
+        with self._read() as connection:
+            return resizes.resize_phases(connection, self.cluster, ended)
+
     def last_decision(self, job_id: int) -> DecisionRecord | None:
         """The newest decision on a job, with what it gave that job alone."""
         return next(iter(self.decisions(job_id, 1)), None)

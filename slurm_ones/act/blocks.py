@@ -73,6 +73,10 @@ def advance_blocks(
     except UnknownJob:
         return machine.move(resize, State.ENDED, reason("job_unknown"))
     if not array.alive:
+        seen = _newest(machine, array)
+        if seen is not None and seen.order == resize.order_number:
+            # Who trained by its order is not held by us any more: if it waits in a hold, somebody else's.
+            resize = _note_held(machine, resize, {*resize.held} - {*seen.blocks})
         ended = [job for job in array.tasks.values() if job.ended]
         last = max(ended, key=lambda job: job.end_time, default=array.job)
         return machine.move(resize, State.ENDED, reason("job_ended", state=last.state.value))
@@ -172,10 +176,9 @@ def _hold(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None
     """Hold what waits; why that cannot be, or None."""
     client, unheld = machine.client, _unheld(resize, array)
     try:
-        if len(unheld) > 1 and not any(
-            is_alive(job) and job.pending for t, job in array.tasks.items() if t not in unheld
-        ):
-            client.hold_waiting(resize.job_id)
+        if len(unheld) > 1:
+            # By name: a block that trains and is requeued by Slurm at this moment waits too, and has to start again.
+            client.hold_waiting(resize.job_id, unheld)
         else:
             for task in unheld:
                 client.hold(array.key(task))
@@ -327,13 +330,16 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: Array) -> Resize
     # Where some had joined already they stay, and those whose place they took are gone.
     training = _training(machine, resize, array)
     tasks = [task for task in (*(task for task, _, _ in resize.added), *resize.dropped) if task not in training]
-    if not {*tasks} <= {*resize.held}:
-        # That it was we who held them must be known also where the job never reports that they left.
-        resize = machine.store.note_held(resize.id, sorted({*resize.held, *tasks}))
+    # Whom we hold must be known also where the job never reports that they left, or is stopped right after.
+    resize = _note_held(machine, resize, ({*resize.held} - training) | {*tasks})
     left = _put_back(machine, array, tasks)
     if left and not machine.times.late(resize):
         return resize
     return machine.move(resize, State.ROLLED_BACK, _cause(machine, resize))
+
+
+def _note_held(machine: Machine, resize: ResizeRecord, tasks: set[int]) -> ResizeRecord:
+    return resize if tasks == {*resize.held} else machine.store.note_held(resize.id, sorted(tasks))
 
 
 def _cause(machine: Machine, resize: ResizeRecord) -> Reason:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ones_db import DecisionJobRecord, HealthRecord, HeldRecord, JobSummary, LeaderRecord, NodeRecord, Store
-from slurm_ones.reasons import CAUSES, WRONG
+from slurm_ones.reasons import CAUSES, WRONG, cause_of
 
 ENDED = 200
 """Jobs that have ended, those that did last: a view costs the same however many a site has had."""
@@ -69,10 +69,9 @@ def causes(jobs: Iterable[JobSummary], newest: Mapping[int, DecisionJobRecord]) 
     found = {}
     for job in jobs:
         if job.end_time is None:
-            code, decided = job.refusal_code, newest.get(job.job_id)
-            if decided is not None and not code:
-                code = decided.outcome.code or (decided.reason.code if decided.reason.code in WRONG else "")
-            if code in CAUSES:
+            decided = newest.get(job.job_id)
+            outcome, given = (decided.outcome.code, decided.reason.code) if decided is not None else ("", "")
+            if code := cause_of(job.refusal_code, outcome, given):
                 found[job.job_id] = code
     return found
 

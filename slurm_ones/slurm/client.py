@@ -97,9 +97,10 @@ class SlurmClient(Protocol):
     def hold(self, job_id: JobKey) -> None:
         """Put a pending job into a user hold."""
 
-    def hold_waiting(self, array_id: int) -> None:
-        """Put those tasks of an array that wait into a user hold; those that run are not touched. A hold of the array
-        by its id would hold what runs as well, and so keep it from coming back after a requeue."""
+    def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
+        """Put those tasks of an array that wait into a user hold, and of these the named ones where some are named;
+        those that run are not touched. A hold of the array by its id would hold what runs as well, and so keep it from
+        coming back after a requeue."""
 
     def reshape(self, job_id: JobKey, shape: Shape) -> None:
         """Give a pending job another shape, verified by reading it back.
@@ -196,8 +197,8 @@ class LeaderOnlyClient:
     def hold(self, job_id: JobKey) -> None:
         self._change(f"hold job {job_id}", lambda: self._client.hold(job_id))
 
-    def hold_waiting(self, array_id: int) -> None:
-        self._change(f"hold the waiting tasks of {array_id}", lambda: self._client.hold_waiting(array_id))
+    def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
+        self._change(f"hold the waiting tasks of {array_id}", lambda: self._client.hold_waiting(array_id, tasks))
 
     def reshape(self, job_id: JobKey, shape: Shape) -> None:
         self._change(f"give job {job_id} the shape {shape}", lambda: self._client.reshape(job_id, shape))

@@ -290,8 +290,10 @@ class CommandClient:
     def hold(self, job_id: JobKey) -> None:
         self.run(hold_command(job_id))
 
-    def hold_waiting(self, array_id: int) -> None:
+    def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
         asked = {task for job in self.tasks(array_id) if job.pending and not job.held for task in job.array_tasks}
+        if tasks is not None:
+            asked &= {*tasks}
         if not asked:
             return
         # One command for all: what is asked of the whole of a record leaves it whole.

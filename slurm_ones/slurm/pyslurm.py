@@ -179,8 +179,8 @@ class PySlurmClient:
     def hold(self, job_id: JobKey) -> None:
         self._command.hold(job_id)
 
-    def hold_waiting(self, array_id: int) -> None:
-        self._command.hold_waiting(array_id)
+    def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
+        self._command.hold_waiting(array_id, tasks)
 
     def reshape(self, job_id: JobKey, shape: Shape) -> None:
         # Read back by the command line, too: PySlurm shows neither GPUs asked for per job nor exact task counts.

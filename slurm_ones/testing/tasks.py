@@ -112,6 +112,12 @@ class TaskContract:
             assert all((job.held, job.admin_held, job.pending) == (True, False, True) for job in others)
             assert len(others) == 5
 
+    def test_of_what_waits_the_named_tasks_alone_are_held(self, site: Site) -> None:
+        """The others wait on, as those do that Slurm requeues."""
+        array_id = site.blocks(*BLOCKS)
+        site.owner.hold_waiting(array_id, (0, 2, 3))
+        assert [job.held for job in site.owner.tasks(array_id)] == [False, False, True, True, False, False]
+
     @both
     def test_blocks_come_and_go_beside_what_runs(self, site: Site, user: str) -> None:
         """Held, another shape, released, beside task 0; it completes, is held again, and runs at a third shape."""

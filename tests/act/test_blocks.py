@@ -208,6 +208,23 @@ def test_a_block_that_its_owner_holds_before_we_do(make: Make) -> None:
     assert world.tasks[1].held, "its owner keeps it, and the job did not say that it is over"
 
 
+def test_a_block_that_slurm_requeues_while_the_others_are_held_starts_again(make: Make) -> None:
+    """It waits as they do at that moment, and nobody would ever let it go: it was never ours to hold."""
+    world = make()
+
+    def requeue(number: int, event: str) -> None:
+        if event == "before hold_waiting":
+            world.cluster.preempt(Task(world.job_id, 0))
+
+    world.interrupt = requeue
+    world.begin({1: TWO})
+    world.finish()
+    assert "after hold_waiting" in world.events
+    assert not world.tasks[0].held and world.tasks[2].held
+    world.simulated.pass_time(300)
+    assert world.tasks[0].running and 0 in world.training.members
+
+
 def test_an_owner_who_opts_out_between_two_blocks(make: Make) -> None:
     """Each block gets its shape after a look of its own: what the owner said meanwhile counts."""
     world = make()
@@ -340,6 +357,31 @@ def test_a_job_whose_owner_keeps_it_from_running_is_not_cancelled(make: Make) ->
     world.tidy()
     assert world.tasks[0].pending and world.tasks[2].pending
     assert world.tasks[2].state is JobState.PENDING
+
+
+@pytest.mark.parametrize("looked", [True, False], ids=["acted before", "acted then"])
+def test_a_job_whose_owner_holds_it_after_a_change_is_not_cancelled(make: Make, looked: bool) -> None:
+    """The block that took its first one's place trained, was requeued, and waits when the change is looked at again."""
+    world = make()
+    world.begin({1: TWO}, (0,))
+    world.until(State.JOINING)
+    world.simulated.pass_time(60)
+    assert world.training.members == (1,)
+    world.observer.observe()
+    world.cluster.preempt(Task(world.job_id, 1))
+    world.simulated.pass_time(30)  # until its last process is gone
+    if looked:
+        world.finish()
+    assert world.tasks[1].pending and not world.tasks[1].held
+    world.cluster.hold(world.job_id)
+    world.finish()
+    assert world.resize.state == (State.ROLLED_BACK if looked else State.ENDED)
+    world.simulated.pass_time(60)
+    world.tidy()
+    assert all(job.pending and job.held for task, job in world.tasks.items() if task)
+    world.cluster.release(Task(world.job_id, 1))
+    world.simulated.pass_time(200)
+    assert world.tasks[1].running
 
 
 def test_a_block_put_back_without_a_report_of_it_is_ours(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
@@ -102,9 +102,9 @@ class FaultyClient(SimulatedClient):
             self._checker.check_hold(job_id)
         super().hold(job_id)
 
-    def hold_waiting(self, array_id: int) -> None:
+    def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
         self._checker.check_wanted(array_id, "hold what waits of")
-        super().hold_waiting(array_id)
+        super().hold_waiting(array_id, tasks)
 
     def reshape(self, job_id: JobKey, shape: Shape) -> None:
         if isinstance(job_id, Task):

@@ -31,6 +31,12 @@ KEPT = {
 }
 """Seeds that once broke an invariant, and how."""
 
+KEPT_WITH_BLOCKS = {
+    512984238: "a block that trained was requeued while the others were put into our hold, and stayed in it with them",
+    20260063: "a job that an operator held was cancelled: by a change taken back, who trained last was held by us",
+}
+"""The same with jobs of blocks."""
+
 FRESH = 5
 """Seeds that nobody has tried."""
 
@@ -38,6 +44,11 @@ FRESH = 5
 @pytest.mark.parametrize("seed", KEPT, ids=str)
 def test_what_was_mended_stays_mended(seed: int) -> None:
     assert run(FaultPlan.of(seed)).violations == ()
+
+
+@pytest.mark.parametrize("seed", KEPT_WITH_BLOCKS, ids=str)
+def test_what_was_mended_of_blocks_stays_mended(seed: int) -> None:
+    assert run(FaultPlan.with_blocks(seed)).violations == ()
 
 
 def test_fresh_seeds(seed: int) -> None:

@@ -610,7 +610,7 @@ def leader(data: bytes) -> None:
         found = folder.newest()
         hold(folder.over() == (data.strip() == b"7" and len(data) <= MOST_BYTES), "whether the job has ended")
     hold(len(words.getvalue()) < 1000, "a flood of words")
-    hold(folder.next_term() == 4 if found else folder.next_term() == 0, "the next term")
+    hold(folder.next_term(found) == (4 if found else 0), "the next term")
     if found is not None:
         hold(len(data) <= MOST_BYTES and found.term == 3 and 1 <= found.port < 65_536, f"{found}")
         hold(found.host.isprintable() and " " not in found.host and found.token.isprintable(), f"{found}")

@@ -108,8 +108,8 @@ class Remote:
     def hold(self, job_id: JobKey) -> None:
         self._call("hold", job_id)
 
-    def hold_waiting(self, array_id: int) -> None:
-        self._call("hold_waiting", array_id)
+    def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
+        self._call("hold_waiting", array_id, tasks if tasks is None else list(tasks))
 
     def reshape(self, job_id: JobKey, shape: Shape) -> None:
         self._call("reshape", job_id, [shape.nodes, shape.gpus_per_node])

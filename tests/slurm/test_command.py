@@ -249,3 +249,12 @@ def test_a_task_that_starts_between_look_and_hold_is_let_go(commands: Path) -> N
     fake(commands, "scontrol", f"echo $* >> {commands}/said")
     CommandClient().hold_waiting(7)
     assert (commands / "said").read_text() == "uhold 7_[1,2,3]\nrelease 7_2\n"
+
+
+def test_of_what_waits_the_named_tasks_alone_are_held(commands: Path) -> None:
+    """One that runs is not among those that wait, named or not."""
+    fake(commands, "squeue", f"echo '{WAITS}'")
+    fake(commands, "scontrol", f"echo $* >> {commands}/said")
+    CommandClient().hold_waiting(7, [1, 3, 9])
+    CommandClient().hold_waiting(7, [9])
+    assert (commands / "said").read_text() == "uhold 7_[1,3]\n"

@@ -6,7 +6,7 @@ What it does beyond Slurm's documentation is what real ones were seen to do; tes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -179,11 +179,15 @@ class SimulatedCluster:
 
     # -- arrays --------------------------------------------------------------------------------------------------
 
-    def hold_waiting(self, array_id: int) -> None:
-        """Hold what waits of an array, and nothing that runs."""
+    def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
+        """Hold what waits of an array, of that the named tasks alone where some are named, and nothing that runs."""
         for job in self.records.known_of(array_id):
-            if job.pending and not job.held_by:
-                job.held_by = "user"
+            if not job.pending or job.held_by:
+                continue
+            named = [task for task in job.array_tasks if tasks is None or task in tasks]
+            whole = len(named) == len(job.array_tasks)
+            for record in [job] if whole else [self.records.set_apart(job, task) for task in named]:
+                record.held_by = "user"
 
     def reuse(self, task: Task) -> None:
         """Have a task that has ended wait again, held; one that waits stays as it is. Raises `Refused` for one that

@@ -219,9 +219,9 @@ class SimulatedClient:
             code = 128 + signals.Signals[f"SIG{signal}"]
             self._change(f"signal {job_id}", lambda: self._cluster.kill(job_id, code))
 
-    def hold_waiting(self, array_id: int) -> None:
+    def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
         self._changeable_array(array_id)
-        self._change(f"uhold {array_id}", lambda: self._cluster.hold_waiting(array_id))
+        self._change(f"uhold {array_id}", lambda: self._cluster.hold_waiting(array_id, tasks))
 
     def reuse(self, task: Task) -> None:
         self._changeable(task)

@@ -389,7 +389,7 @@ hot, fork, rank = HotFolder(Path(env["ONES_JOB_DIR"]), block.array), int(env.get
 def lead():
     if rank == 0:
         server = socket.create_server(("127.0.0.1", 0))
-        term, port = hot.next_term(), server.getsockname()[1]
+        term, port = hot.next_term(hot.newest()), server.getsockname()[1]
         assert hot.claim(Leader(term, "127.0.0.1", port, "secret", block.task, block.restart))
         return server
 """

@@ -55,12 +55,13 @@ def test_which_block_this_is(change: dict[str, str], block: Block | None) -> Non
 
 def test_a_leader_is_found(folder: HotFolder) -> None:
     """Protects every start of a block: what was claimed last is read back, by other processes of the job too."""
-    assert (folder.newest(), folder.next_term()) == (None, 0)
+    assert (folder.newest(), folder.next_term(None)) == (None, 0)
     assert folder.claim(LEADER)
     assert HotFolder(folder.path.parent, ARRAY).newest() == LEADER
-    later = replace(LEADER, term=folder.next_term(), task=3)
+    later = replace(LEADER, term=folder.next_term(LEADER), task=3)
     assert folder.claim(later)
-    assert (later.term, folder.newest(), folder.next_term()) == (1, later, 2)
+    assert (later.term, folder.newest(), folder.next_term(later)) == (1, later, 2)
+    assert folder.next_term(LEADER) == 1, "whoever saw the one before only would replace a leader that lives"
     assert not [path for path in folder.path.iterdir() if path.name.startswith(".")]
 
 
@@ -180,7 +181,7 @@ def test_things_that_are_no_leader_files(
     make(folder.path / "leader-1.json")
     assert folder.newest() == LEADER
     assert "is ignored" in capsys.readouterr().err
-    assert folder.next_term() == 2
+    assert folder.next_term(LEADER) == 2
     assert not folder.claim(replace(LEADER, term=1))
     assert folder.claim(replace(LEADER, term=2))
 
@@ -191,7 +192,7 @@ def test_things_that_are_no_leader_files(
 def test_names_that_are_none(folder: HotFolder, name: str) -> None:
     """Protects from a copy that an editor left."""
     (folder.path / name).write_text(json.dumps(asdict(LEADER) | {"term": 1, "array": ARRAY}))
-    assert (folder.newest(), folder.next_term()) == (None, 0)
+    assert (folder.newest(), folder.next_term(None)) == (None, 0)
 
 
 def test_a_stranger_s_leader(folder: HotFolder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,12 +120,14 @@ class HotFolder:
                 return leader
         return None
 
-    def next_term(self) -> int:
-        """The term to claim next: the first after the newest leader's whose name is free, since a file that isn't
-        sound keeps its name."""
-        newest, taken = self.newest(), set(self._terms())
-        term = newest.term + 1 if newest else 0
-        while term in taken:
+    def next_term(self, after: Leader | None) -> int:
+        """The term to claim once the leader `after`, the newest one seen, is lost: the first after it that no sound
+        file has or had. A term that another block has claimed since is returned as it is, so that the claim fails:
+        the next one would replace a leader that lives.
+        """
+        taken = set(self._terms())
+        term = after.term + 1 if after else 0
+        while term in taken and self._read(term) is None:  # a file that isn't sound keeps its name
             term += 1
         return term
 

@@ -1,0 +1,57 @@
+"""Blocks that look for a leader at the same moment."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ones_wrapper.membership import meeting
+from ones_wrapper.membership.board import Board
+from ones_wrapper.membership.connections import new_token
+from ones_wrapper.membership.files import Block, HotFolder, Leader
+
+
+def test_a_leader_that_came_while_one_looked_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects what was trained: two blocks find their leader lost; the one that looks later joins the other, and does
+    not replace it."""
+    folder = HotFolder(tmp_path, 7)
+    folder.prepare()
+    lost = Leader(0, "127.0.0.1", 1, "gone", 0, 0)
+    assert folder.claim(lost)
+    board = Board.host("127.0.0.1", new_token())
+    other = Leader(1, "127.0.0.1", board.port, board.token, 2, 0)
+
+    def living(leader: Leader) -> bool:
+        if leader == lost:
+            assert folder.claim(other)
+        return leader == other
+
+    monkeypatch.setattr(meeting, "living", living)
+    found = meeting.find_or_found(folder, Block(7, 1, 0), "127.0.0.1", lambda term: None)
+    assert found == (other, None)
+    assert folder.newest() == other
+
+
+def test_a_leader_that_ends_while_it_is_asked_is_given_up_soon(tmp_path: Path) -> None:
+    """Protects seconds of training: the port answered and then closed, as that of a process that ends."""
+    folder = HotFolder(tmp_path, 7)
+    folder.prepare()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert folder.claim(Leader(0, "127.0.0.1", server.getsockname()[1], "dying", 0, 0))
+
+        def die() -> None:
+            server.accept()[0].close()
+            server.close()
+
+        dying = threading.Thread(target=die)
+        dying.start()
+        began = time.monotonic()
+        found, board = meeting.find_or_found(folder, Block(7, 1, 0), "127.0.0.1", lambda term: None)
+        took = time.monotonic() - began
+        dying.join()
+    assert found is not None and (found.term, found.task) == (1, 1) and board is not None
+    assert took < 4.0
