@@ -95,6 +95,7 @@ LONG = (
     "tests/endtoend/test_studies.py",
     "tests/endtoend/test_views.py",
     "tests/endtoend/test_wrong.py",
+    "tests/plugin/test_plugin.py",
     "tests/slurm/test_types.py",
     "tests/templates/test_sites.py::test_one_of_each_kind_trains",
     "tests/wrapper/frameworks/test_resized.py",
