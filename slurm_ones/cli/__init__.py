@@ -16,9 +16,12 @@ _MODULES = {
 _MODULES |= {
     "db": "db",
     "web": "web",
+    "demo": "demo",
     "template": "template",
+    "plugin": "plugin",
     "import": "import_",
     "rehearse": "rehearse",
+    "study": "study",
     "estimate": "estimate",
 }
 _MODULES |= dict.fromkeys(("resize", "pin", "release"), "by_hand")

@@ -7,27 +7,26 @@ import json as json_format
 import math
 import os
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from slurm_ones.cli.common import command, console, errors
-from slurm_ones.report.text import plain, safe, seconds
+from slurm_ones.cli.simulate_progress import say, shown
+from slurm_ones.report.text import plain
 from slurm_ones.simulate import BadInput
 
 # What simulates is imported by the command itself: no other command is to wait for it.
 if TYPE_CHECKING:
     from slurm_ones.simulate.engines.idealized import Part
     from slurm_ones.simulate.study.plan import Plan, PolicySpec
-    from slurm_ones.simulate.study.runs import PolicySummary, Run, RunProgress
+    from slurm_ones.simulate.study.runs import PolicySummary, Run
     from slurm_ones.simulate.training.mechanism import Mechanism
     from slurm_ones.simulate.training.network import Network
 
@@ -39,6 +38,9 @@ REQUEUE_S = "30"
 """`--resize-cost` where it is not given."""
 MOST_ACROSS = 4
 """Policies beyond which a terminal's table no longer shows intervals."""
+EXECUTORS = ("local", "slurm")
+DIRECTORY = "ones-study"
+"""`--directory` where it is not given."""
 _CLUSTER = re.compile(r"(\d{1,5})x(\d{1,3})(?::([a-z0-9]{1,20}))?")
 
 
@@ -230,6 +232,17 @@ def simulate(
     json: Annotated[Path | None, typer.Option(help="Write all figures and jobs to this file.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this file.")] = None,
     processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0,
+    executor: Annotated[
+        str, typer.Option(help="local, or slurm: a job of this site for each policy and seed, gone on with if killed.")
+    ] = "local",
+    sbatch: Annotated[
+        str | None,
+        typer.Option(help="Options of sbatch for these jobs, such as '--partition=cpu --time=4:00:00 --account=a'."),
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="Where results and logs of these jobs are; nodes must see it (default: ./ones-study)."),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="Setting of the companion, such as resize.dwell_s=60. Repeatable."),
@@ -268,10 +281,17 @@ def simulate(
     )
     if bound and plan.parts:
         raise BadInput("--bound: it is known for GPUs of one kind, and this cluster has several")
-    _check_outputs(json, html)
+    if executor not in EXECUTORS:
+        raise BadInput(f"--executor: {executor!r:.40} is neither {' nor '.join(EXECUTORS)}")
+    if executor == "local" and (sbatch is not None or directory is not None):
+        raise BadInput("--sbatch and --directory: only --executor slurm sends jobs")
+    check_outputs(json, html)
     plan.check()
     console.print(plain(_headline(plan), 400), markup=False, soft_wrap=True)
-    runs = _run(plan, processes or os.cpu_count() or 1)
+    if executor == "local":
+        runs = _run(plan, processes or os.cpu_count() or 1)
+    else:
+        runs = _send(plan, sbatch or "", directory or Path(DIRECTORY))
     bounds = bounds_of(plan, processes or os.cpu_count() or 1) if bound else {}
     found = summarize(plan, runs, bounds)
     _print(found)
@@ -290,7 +310,7 @@ def simulate(
         raise typer.Exit(1)
 
 
-def _check_outputs(json: Path | None, html: Path | None) -> None:
+def check_outputs(json: Path | None, html: Path | None) -> None:
     """Raises `BadInput` where what is found could not be written; better before an hour's work than after it."""
     for option, path in (("--json", json), ("--html", html)):
         if path is not None and (path.is_dir() or not os.access(path.resolve().parent, os.W_OK)):
@@ -308,67 +328,25 @@ def _headline(plan: Plan) -> str:
     )
 
 
-class ProgressLines:
-    """Progress where there is no terminal: a line when a run ends, and in between one every `EVERY_S` seconds."""
-
-    EVERY_S = 15.0
-
-    def __init__(self, runs: int, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """`runs` is how many there are in all; `write` takes each line."""
-        self._runs = runs
-        self._write = write
-        self._clock = clock
-        self._began = self._written = clock()
-        self._latest: dict[tuple[str, int], RunProgress] = {}
-
-    def __call__(self, progress: RunProgress) -> None:
-        """See `runs.OnProgress`."""
-        key = progress.policy, progress.seed
-        before = self._latest.get(key)
-        if before is not None and before.finished:
-            return
-        if progress.finished and before is not None:
-            progress = replace(before, finished=True)
-        self._latest[key] = progress
-        now = self._clock()
-        if progress.finished or now - self._written >= self.EVERY_S:
-            self._written = now
-            self._write(self._line(progress, now - self._began))
-
-    def _line(self, progress: RunProgress, elapsed_s: float) -> str:
-        done = sum(one.share for one in self._latest.values()) / self._runs
-        finished = sum(one.finished for one in self._latest.values())
-        left = seconds(elapsed_s * (1.0 - done) / done) if done > 0 else "–"
-        return (
-            f"{finished} of {self._runs} runs done after {seconds(elapsed_s)}, about {left} left; {progress.policy}, "
-            f"seed {progress.seed}: {progress.ended} of {progress.jobs} jobs ended in "
-            f"{seconds(progress.simulated_s)} of simulated time{', done' * progress.finished}"
-        )
-
-
 def _run(plan: Plan, processes: int) -> list[Run]:
-    """All runs. Progress goes to stderr: a bar that fills as jobs end on a terminal, lines elsewhere."""
+    """All runs, in processes of this machine."""
     from slurm_ones.simulate.study.runs import run_all
 
     runs = len(plan.policies) * len(plan.seeds)
-    processes = min(processes, runs)
-    if not errors.is_terminal:
-        lines = ProgressLines(runs, lambda line: errors.print(plain(line, 400), markup=False, soft_wrap=True))
-        return run_all(plan, processes, lines)
-    shares: dict[tuple[str, int], float] = {}
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[last]}"),
-        TimeElapsedColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=errors, transient=True) as bar:
-        task = bar.add_task(f"{runs} runs", total=float(runs), last="")
+    return shown(runs, lambda on_progress: run_all(plan, min(processes, runs), on_progress))
 
-        def on_progress(progress: RunProgress) -> None:
-            key = progress.policy, progress.seed
-            shares[key] = max(progress.share, shares.get(key, 0.0))
-            bar.update(task, completed=sum(shares.values()), last=f"{safe(key[0], 40)}, seed {key[1]}")
 
-        return run_all(plan, processes, on_progress)
+def _send(plan: Plan, sbatch: str, directory: Path) -> list[Run]:
+    """All runs, as jobs of the site's Slurm."""
+    from slurm_ones.simulate.study.elsewhere import Study
+    from slurm_ones.simulate.study.parts import StudyFolder
+    from slurm_ones.simulate.study.slurm_site import SlurmSite, parse_sbatch
+
+    folder = StudyFolder(directory.absolute())
+    site = SlurmSite(folder.jobs, parse_sbatch(sbatch))
+    with folder.locked():
+        study = Study(plan, folder, site, say)
+        return shown(study.left, study.run)
 
 
 def _print(found: Sequence[PolicySummary]) -> None:

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from slurm_ones.cli import app
-from slurm_ones.cli.simulate import ProgressLines, parse_cluster, parse_pairs, parse_policy, parse_resize_cost
+from slurm_ones.cli.simulate import parse_cluster, parse_pairs, parse_policy, parse_resize_cost
+from slurm_ones.cli.simulate_progress import ProgressLines
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.study.runs import RunProgress
 

@@ -77,17 +77,21 @@ class World:
         resize_s: float | None = 30.0,
         resize: str = REQUEUE,
         seed: int = 0,
+        timeline: Timeline | None = None,
+        beside: Sequence[PartitionSpec] = (),
     ) -> None:
         """Jobs keep their files in `directory`. `resize_s` of None takes each application's own.
 
-        `resize` is how elastic jobs change their size: `requeue`, or `hot`, which makes them jobs of blocks.
+        `resize` is how elastic jobs change their size: `requeue`, or `hot`, which makes them jobs of blocks. Times of
+        submissions count from `timeline`'s now. `beside` are partitions that the workload does not use.
         """
         self.spec = spec
         self.workload = workload
         self.directory = directory
         self.settings = settings
-        self.timeline = Timeline()
-        self.cluster = SimulatedCluster([spec.partition()], settings, self.timeline, seed=seed)
+        self.timeline = timeline or Timeline()
+        self.began = self.timeline.now
+        self.cluster = SimulatedCluster([spec.partition(), *beside], settings, self.timeline, seed=seed)
         self.client = SimulatedClient(self.cluster, user=USER)
         self.trainings: dict[int, Training] = {}
         self.job_ids: dict[str, int] = {}
@@ -97,13 +101,13 @@ class World:
         self._seed = seed
         self._upcoming = sorted((s.time for s in workload.submissions), reverse=True)
         for submission in workload.submissions:
-            self.timeline.at(EPOCH + submission.time, lambda s=submission: self._submit(s))  # type: ignore[misc]
+            self.timeline.at(self.began + submission.time, lambda s=submission: self._submit(s))  # type: ignore[misc]
         self.pass_time(0.0)
 
     @property
     def seconds(self) -> float:
         """Since the start."""
-        return self.timeline.now - EPOCH
+        return self.timeline.now - self.began
 
     @property
     def done(self) -> bool:
@@ -130,7 +134,7 @@ class World:
         """Seconds until something can happen, where Slurm knows of no job; 0 otherwise."""
         if not self.cluster.empty or not self._upcoming:
             return 0.0
-        return max(EPOCH + self._upcoming[-1] - self.timeline.now, 0.0)
+        return max(self.began + self._upcoming[-1] - self.timeline.now, 0.0)
 
     def _submit(self, submission: Submission) -> None:
         self._upcoming.pop()
@@ -207,6 +211,7 @@ class World:
             throttle=int(blocks),
             work_dir=str(self.directory),
             priority=submission.priority,
+            time_limit_s=submission.limit_s,
             user=USER,
             uid=os.geteuid(),
         )

@@ -134,7 +134,7 @@ def run_all(plan: Plan, processes: int, on_progress: OnProgress = lambda progres
     if processes <= 1:
         runs = []
         for policy, seed in tasks:
-            runs.append(_attempt(plan, policy, seed, on_progress))
+            runs.append(attempt(plan, policy, seed, on_progress))
             on_progress(RunProgress(policy.label, seed, finished=True))
         return runs
     context = multiprocessing.get_context("spawn")
@@ -158,7 +158,8 @@ def run_all(plan: Plan, processes: int, on_progress: OnProgress = lambda progres
         return [_result(future, policy, seed) for future, (policy, seed) in futures.items()]
 
 
-def _attempt(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress) -> Run:
+def attempt(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress) -> Run:
+    """One policy on one seed, in this process; a policy that crashes is a run with an error. Raises `BadInput`."""
     try:
         outcome = simulate(plan, policy, seed, on_progress)
     except BadInput:
@@ -196,7 +197,7 @@ def _run_in_worker(plan: Plan, policy: PolicySpec, seed: int) -> Run:
             sent = now
             _reported.put(progress)
 
-    return _attempt(plan, policy, seed, on_progress)
+    return attempt(plan, policy, seed, on_progress)
 
 
 def _forward(reported: multiprocessing.Queue[RunProgress], on_progress: OnProgress) -> None:

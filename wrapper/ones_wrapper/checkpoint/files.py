@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future as Hashing
@@ -69,8 +70,9 @@ def write_tensors(path: Path, header: bytes, tensors: list[torch.Tensor]) -> Sum
             for pieces in _pieces(header, tensors):
                 before, hashing = hashing, hasher.submit(add, pieces)
                 written = _write(handle, pieces)
-                # The disk begins now and not at the fsync; nobody reads these pages soon.
-                os.posix_fadvise(handle, size, written, os.POSIX_FADV_DONTNEED)
+                # The disk begins now and not at the fsync; nobody reads these pages soon. macOS takes no such advice.
+                if sys.platform != "darwin":
+                    os.posix_fadvise(handle, size, written, os.POSIX_FADV_DONTNEED)
                 size += written
                 if before is not None:  # no more than two blocks that are copies from a GPU are held
                     before.result()

@@ -100,8 +100,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Have the kernel kill this process when its parent is gone; only Linux knows how."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -118,9 +119,10 @@ def prefetch_checkpoint(job_dir: Path) -> int | None:
     try:
         files = sorted(path for path in checkpoint.iterdir() if path.is_file() and not path.is_symlink())
         size = sum(path.stat().st_size for path in files)
-    except OSError:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):  # the latter where nobody says how much memory is free, as on macOS
         return None
-    if size > PREFETCH_SHARE * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+    if size > PREFETCH_SHARE * free:
         return None
     parent = os.getpid()
     child = os.fork()

@@ -1,0 +1,105 @@
+"""`slurm-ones demo`: elastic trainings on this machine, without Slurm, root or a GPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slurm_ones.cli.common import command, console
+from slurm_ones.cli.report import report
+from slurm_ones.demo.jobs import JOBS, SLOTS, SMALL, LocalJob
+from slurm_ones.demo.progress import samples_line
+from slurm_ones.demo.run import Demo, ended_by_signals, page_lacks, prepare, torch_version
+
+TAKES_S = 100
+"""What a demo takes on two cores; measured, see the documentation."""
+
+
+def say(line: str) -> None:
+    console.print(line, markup=False, soft_wrap=True)
+
+
+@command
+def demo(
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the page's address alone.")] = False,
+    directory: Annotated[
+        Path | None, typer.Option(help="Where all files of the demo go: new or empty (default: a new temporary one).")
+    ] = None,
+    small: Annotated[bool, typer.Option("--small", help="Fewer and shorter trainings.", hidden=True)] = False,
+) -> None:
+    """Watch trainings grow and shrink on this machine: no Slurm, no root, no GPU needed."""
+    folder = (directory or Path(tempfile.mkdtemp(prefix="slurm-ones-demo-"))).absolute()
+    prepare(folder)
+    torch, lacks = torch_version(), page_lacks()
+    jobs = (SMALL if small else JOBS) if torch else ()
+    say(f"A demo of about {TAKES_S} s; Ctrl-C ends it at any time. All its files are in {folder}")
+    if torch:
+        say(
+            f"- {len(jobs)} real PyTorch trainings (torch {torch}) share {SLOTS} emulated GPUs: processes of this "
+            "machine that sleep as long as a GPU would compute. Their gradients and resizes are real."
+        )
+    else:
+        say("- torch is not installed here, so no real training runs: pip install 'slurm-ones[demo]'")
+    say("- Simulated jobs, in the partition and of the user `simulated`, share 16 simulated GPUs beside them.")
+    say("The companion that resizes both is the one that runs at a site.")
+    status = 130
+    try:
+        with ended_by_signals():
+            status = _run(folder, jobs, lacks, no_browser)
+    except KeyboardInterrupt:
+        say("interrupted: all processes of the demo have ended")
+    raise typer.Exit(status)
+
+
+def _run(folder: Path, jobs: tuple[LocalJob, ...], lacks: list[str], no_browser: bool) -> int:
+    """Exit code of a demo that came to its end."""
+    began = time.time()
+
+    def at(when: float, line: str) -> None:
+        say(f"{max(when - began, 0.0):4.0f} s  {line}")
+
+    with Demo(folder, jobs, at) as running:
+        if lacks:
+            say(f"No live page: {', '.join(lacks)} not installed: pip install 'slurm-ones[demo]'")
+        else:
+            address = running.serve_page()
+            at(time.time(), f"The live page: {address}")
+            if not no_browser and can_open():
+                webbrowser.open(address)
+        done = running.run()
+        good = _report(folder, running, page="jinja2" not in lacks)
+        if not done:
+            say("Not every job has ended in time: this machine may be too busy. The logs are in the folder.")
+        say(f"{time.time() - began:.0f} s in all. All files: {folder}")
+        if not lacks and not no_browser and sys.stdin.isatty():
+            say("The page stays for an hour; Ctrl-C ends it.")
+            running.wait(3600.0)
+        return 0 if done and good else 1
+
+
+def _report(folder: Path, running: Demo, *, page: bool) -> bool:
+    """Print the report; whether every training used each of its samples once."""
+    say("")
+    for one in running.submitted:
+        report(job=one.job_id, config=running.settings)
+    checked = [samples_line(one, folder) for one in running.submitted]
+    for _, line in checked:
+        say(f"Samples, by what each rank wrote down: {line}")
+    say("With the simulated jobs, whose speed is that of a model:")
+    html = folder / "report.html" if page else None
+    report(html=html, config=running.settings)
+    if html is not None:
+        say(f"The whole report as a page: {html}")
+    return all(good for good, _ in checked)
+
+
+def can_open() -> bool:
+    """Whether a browser would open in a window, and not in this terminal."""
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

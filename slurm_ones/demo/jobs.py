@@ -1,0 +1,117 @@
+"""The jobs of a demo: real trainings here, simulated ones beside them, and the settings of the companion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_ones.simulate.slurm.timeline import ClusterSettings
+from slurm_ones.simulate.training.application import Submission
+from slurm_ones.simulate.workloads.catalogue import KINDS, build
+from slurm_ones.simulate.workloads.workload import Workload
+
+CLUSTER = "demo"
+HERE, SIMULATED = "this-machine", "simulated"
+"""The two partitions; the second is the user of its jobs as well."""
+SLOTS = 4
+"""Ranks that this machine runs at once: its emulated GPUs."""
+NODES, GPUS = 4, 4
+"""Simulated nodes, and the GPUs of each."""
+BLOCKS = 8
+"""Tasks of each array, as the templates have it."""
+SCRIPT = "spirals.py"
+"""Among the examples of the wrapper."""
+BASE_BATCH = 32
+PACE_MS, STEP_MS = 5.0, 10.0
+"""Sleep of a rank for each sample of its local batch, and for each step: the emulated GPU."""
+
+
+@dataclass(frozen=True)
+class LocalJob:
+    """A training of this machine's own processes, submitted `at` seconds after the start; it asks for one GPU."""
+
+    name: str
+    at: float
+    epochs: int
+    samples: int = 1536
+    """Of an epoch."""
+
+    def comment(self) -> str:
+        """What its owner allows."""
+        return f"ones: gpus=1-{SLOTS} batch={BASE_BATCH}-{BASE_BATCH * SLOTS} array=blocks"
+
+    def arguments(self, seed: int) -> list[str]:
+        """Of the script."""
+        return [
+            f"--epochs={self.epochs}",
+            f"--samples={self.samples}",
+            f"--batch={BASE_BATCH}",
+            f"--max-batch={BASE_BATCH * SLOTS}",
+            f"--max-local-batch={BASE_BATCH}",
+            f"--seed={seed}",
+            f"--pace={PACE_MS:g}",
+            f"--pace-step={STEP_MS:g}",
+        ]
+
+
+JOBS = (LocalJob("spirals-1", 0.0, 14), LocalJob("spirals-2", 18.0, 5), LocalJob("spirals-3", 32.0, 4))
+"""The first has the machine for itself, gives way to the others, and has it back."""
+SMALL = (LocalJob("spirals-1", 0.0, 7), LocalJob("spirals-2", 14.0, 2))
+"""For tests."""
+
+
+def simulated_jobs(until_s: float) -> Workload:
+    """Jobs of usual kinds, so short that they end within the demo; those that are submitted by then."""
+    kinds = {"resnet18-cifar10": 0.03, "bert-glue": 0.03, "unet-cells": 0.025, "wideresnet-cifar100": 0.01}
+    applications = {kind: build(KINDS[kind], length=length) for kind, length in kinds.items()}
+    rows = (
+        ("sim-resnet18", 1.0, "resnet18-cifar10", 2, 256),
+        ("sim-bert", 4.0, "bert-glue", 4, 64),
+        ("sim-unet", 9.0, "unet-cells", 1, 4),
+        ("sim-wideresnet", 15.0, "wideresnet-cifar100", 2, 256),
+        ("sim-bert-2", 24.0, "bert-glue", 2, 32),
+        ("sim-resnet18-2", 33.0, "resnet18-cifar10", 4, 512),
+    )
+    submissions = tuple(
+        Submission(name, at, kind, gpus, batch) for name, at, kind, gpus, batch in rows if at <= until_s
+    )
+    return Workload("demo", submissions, applications)
+
+
+CLUSTER_SETTINGS = ClusterSettings(
+    requeue_delay_s=1.0,
+    schedule_s=0.3,
+    backfill_s=2.0,
+    ending_s=0.3,
+    report_s=1.0,
+    first_report_s=1.0,
+)
+START_S = 3.0
+"""What a start costs a simulated job."""
+
+SETTINGS = """\
+cluster = "{cluster}"
+database = "sqlite:///{folder}/ones.sqlite"
+client = "slurm_ones.demo.remote:RemoteClient"
+mode = "act"
+stop_file = "{folder}/stop"
+tick_s = 2
+[policy_options]
+# Jobs this short: with the defaults, which are meant for jobs of hours, no resize would be repaid.
+horizon_share = 2.0
+tenure = 10.0
+[resize]
+dwell_s = 4
+max_wait_s = 30
+advance_s = 0.3
+leave_s = 2
+[limits]
+near_end_s = 5
+"""
+
+
+def write_settings(folder: Path) -> Path:
+    """The companion's settings, in the demo's folder."""
+    path = folder / "ones.toml"
+    path.write_text(SETTINGS.format(cluster=CLUSTER, folder=folder), encoding="utf-8")
+    return path

@@ -1,0 +1,149 @@
+"""A Slurm of this machine alone: the simulated one, by the clock, in whose first partition real processes run."""
+
+from __future__ import annotations
+
+import getpass
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from slurm_ones.demo.jobs import (
+    BLOCKS,
+    CLUSTER_SETTINGS,
+    GPUS,
+    HERE,
+    NODES,
+    SCRIPT,
+    SIMULATED,
+    SLOTS,
+    START_S,
+    LocalJob,
+    simulated_jobs,
+)
+from slurm_ones.demo.processes import BlockProgram, Processes, clean_environment, make_shims
+from slurm_ones.simulate.engines.world import HOT, ClusterSpec, World
+from slurm_ones.simulate.slurm.scheduler import PartitionSpec
+from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
+from slurm_ones.simulate.slurm.simulated_job import Program, Request
+from slurm_ones.simulate.slurm.timeline import Timeline
+from slurm_ones.simulate.training.application import Application, Submission
+from slurm_ones.slurm.model import JobKey, Task
+
+
+class _SimulatedNodes(ClusterSpec):
+    def partition(self) -> PartitionSpec:
+        names = tuple(f"{SIMULATED}-{i}" for i in range(1, self.nodes + 1))
+        return PartitionSpec(SIMULATED, names, self.gpus_per_node)
+
+
+class _SimulatedJobs(World):
+    """The simulated jobs, which say so in their partition and user."""
+
+    def _request(self, submission: Submission, app: Application) -> Request:
+        return replace(super()._request(submission, app), user=SIMULATED, partition=SIMULATED)
+
+
+@dataclass
+class Submitted:
+    """A training of this machine's, once it was submitted."""
+
+    job: LocalJob
+    job_id: int
+    programs: list[BlockProgram]
+
+
+class LocalSlurm:
+    """Time passes in `look`, which is to be called again and again. `lock` is held whenever something is changed."""
+
+    def __init__(self, folder: Path, processes: Processes, jobs: Sequence[LocalJob]) -> None:
+        self.lock = threading.RLock()
+        self.submitted: list[Submitted] = []
+        self._folder, self._processes = folder, processes
+        self._upcoming = sorted(jobs, key=lambda job: job.at)
+        here = PartitionSpec(HERE, (HERE,), SLOTS, default=False)
+        spec = _SimulatedNodes(NODES, GPUS)
+        self.world = _SimulatedJobs(
+            simulated_jobs(max((job.at for job in jobs), default=math.inf)), spec, folder, CLUSTER_SETTINGS,
+            resize_s=START_S, resize=HOT, timeline=Timeline(time.time()), beside=[here] if jobs else [],
+        )  # fmt: skip
+        self.client = SimulatedClient(self.world.cluster, user=getpass.getuser())
+        self._env = self._environment(make_shims(folder / "bin"))
+        examples = find_spec("ones_wrapper")
+        places = (examples.submodule_search_locations if examples is not None else None) or []
+        self._script = Path(*places[:1]) / "examples" / SCRIPT
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.time() - self.world.began
+
+    @property
+    def over(self) -> bool:
+        """Every job has been submitted, and none is left."""
+        return not self._upcoming and self.world.done
+
+    def look(self) -> None:
+        """Let happen what is due: processes that ended, jobs to be submitted, and the simulated ones."""
+        with self.lock:
+            for one in self.submitted:
+                for program in one.programs:
+                    code = program.ended()
+                    if code is not None:
+                        self.world.cluster.exited(program.task, code)
+                        self._cancel_waiting(one)
+            while self._upcoming and self._upcoming[0].at <= self.seconds:
+                self._submit(self._upcoming.pop(0))
+            self.world.pass_time(max(time.time() - self.world.timeline.now, 0.0))
+
+    def _cancel_waiting(self, one: Submitted) -> None:
+        """What `ones-run` asks Slurm for at the end of a job, by a command that is out of its reach here."""
+        if (self._folder / f"ones-{one.job_id}" / "hot" / "over").exists():
+            self.world.cluster.cancel_waiting(one.job_id)
+
+    def _submit(self, job: LocalJob) -> None:
+        request = Request(
+            gpus_per_node=1,
+            partition=HERE,
+            name=job.name,
+            comment=job.comment(),
+            work_dir=str(self._folder),
+            array_tasks=tuple(range(BLOCKS)),
+            throttle=1,
+            user=getpass.getuser(),
+            uid=os.geteuid(),
+        )
+        programs: list[BlockProgram] = []
+        seed = len(self.submitted)
+
+        def command(ranks: int) -> list[str]:
+            options = ["--blocks", f"--gpus-per-node={ranks}", str(self._script)]
+            return [sys.executable, "-m", "ones_wrapper.launch", *options, *job.arguments(seed)]
+
+        def program(key: JobKey) -> Program:
+            assert isinstance(key, Task)
+            folder = self._folder / f"ones-{key.array}"
+            env = {**self._env, "ONES_TRACE": str(folder / "trace-{restart}-{rank}.jsonl")}
+            programs.append(BlockProgram(key, command, env, self._folder, self._processes))
+            return programs[-1]
+
+        self.submitted.append(Submitted(job, self.world.cluster.submit(request, program), programs))
+
+    @staticmethod
+    def _environment(path: str) -> dict[str, str]:
+        """Of the trainings: on processors, over the loopback alone."""
+        return {
+            **clean_environment(),
+            "PATH": path,
+            "CUDA_VISIBLE_DEVICES": "",
+            "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+            "OMP_NUM_THREADS": "1",
+            "ONES_LAUNCHER": "local",
+            "ONES_BACKEND": "gloo",
+            "ONES_REPORT_EVERY_S": "1",
+        }

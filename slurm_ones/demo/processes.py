@@ -1,0 +1,145 @@
+"""The processes that a demo starts: each in a group of its own, and none that outlives the demo, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurm_ones.demo import reaper
+from slurm_ones.slurm.model import Task
+
+SHIM = "#!/bin/sh\nexit {code}\n"
+"""Stands for a command of Slurm, so that no job of a demo reaches a real Slurm of this machine by its number."""
+SHIMS = {"scancel": 0, "scontrol": 1, "squeue": 1, "srun": 1}
+
+
+class Processes:
+    """All processes of a demo; a context, at whose end they end."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-I", "-S", reaper.__file__]
+        quiet = subprocess.DEVNULL
+        self._reaper = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
+        )
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, command: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
+        """Start one in `folder`, away from the terminal's Ctrl-C; what it prints is added to `log`."""
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        self._tell("+", process.pid)
+        self._running[process.pid] = process
+        return process
+
+    def poll(self, process: subprocess.Popen[bytes]) -> int | None:
+        """Its exit code, 128+n after signal n; None while it runs."""
+        code = process.poll()
+        if code is None:
+            return None
+        if self._running.pop(process.pid, None) is not None:
+            self._tell("-", process.pid)
+        return 128 - code if code < 0 else code
+
+    def end(self, *processes: subprocess.Popen[bytes]) -> None:
+        """End these; returns once they are gone."""
+        for process in processes:
+            if self.poll(process) is None:
+                reaper.signal_group(process.pid, signal.SIGTERM)
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(reaper.GRACE_S)
+            if self.poll(process) is None:
+                reaper.signal_group(process.pid, signal.SIGKILL)
+                process.wait()
+                self.poll(process)
+
+    def close(self) -> None:
+        """End all that run, and the reaper."""
+        self.end(*self._running.values())
+        if self._reaper.stdin is not None:
+            with suppress(OSError):
+                self._reaper.stdin.close()
+        self._reaper.wait()
+
+    def _tell(self, sign: str, pid: int) -> None:
+        if self._reaper.stdin is not None:
+            with suppress(OSError):
+                self._reaper.stdin.write(f"{sign}{pid}\n".encode())
+                self._reaper.stdin.flush()
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what is of a job that it may itself be in."""
+    stale = ("SLURM_", "ONES_", "SBATCH_", "PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(stale)}
+
+
+def make_shims(folder: Path) -> str:
+    """A PATH on which Slurm's commands are ones that do nothing, kept in `folder`."""
+    folder.mkdir()
+    for name, code in SHIMS.items():
+        (folder / name).write_text(SHIM.format(code=code))
+        (folder / name).chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+
+@dataclass
+class BlockProgram:
+    """One task of a job of blocks whose starts are an `ones-run` here: `simulated_job.Program`."""
+
+    task: Task
+    command: Callable[[int], Sequence[str]]
+    """Of `ones-run` for so many ranks."""
+    env: Mapping[str, str]
+    folder: Path
+    """Where the job was submitted from; its output goes there, as Slurm names it."""
+    processes: Processes
+    batch: int = 0
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def start(self, restart: int, gpus: Mapping[str, int]) -> None:
+        """See `Program`."""
+        array, task = self.task.array, self.task.task
+        slurm = {
+            "SLURM_ARRAY_JOB_ID": str(array),
+            "SLURM_ARRAY_TASK_ID": str(task),
+            "SLURM_ARRAY_TASK_MIN": "0",
+            "SLURM_JOB_ID": str(array + task),
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_JOB_NODELIST": "127.0.0.1",
+            "SLURM_RESTART_COUNT": str(restart),
+        }
+        log = self.folder / f"slurm-{array}_{task}.out"
+        command = self.command(sum(gpus.values()))
+        self._process = self.processes.start(command, {**self.env, **slurm}, self.folder, log)
+
+    def stop(self, *, killed: bool = False) -> float:
+        """See `Program`. Returns once the processes are gone."""
+        process, self._process = self._process, None
+        if process is not None and killed:
+            reaper.signal_group(process.pid, signal.SIGKILL)
+        if process is not None:
+            self.processes.end(process)
+        return 0.0
+
+    def ended(self) -> int | None:
+        """Exit code of a start that ended by itself, once; None otherwise."""
+        code = self.processes.poll(self._process) if self._process is not None else None
+        if code is not None:
+            self._process = None
+        return code

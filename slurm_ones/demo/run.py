@@ -1,0 +1,171 @@
+"""One demo from its start to its end: what is started, watched, and ended again."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from ones_db import Store, migrate
+from slurm_ones.demo.jobs import CLUSTER, LocalJob, write_settings
+from slurm_ones.demo.local_slurm import LocalSlurm, Submitted
+from slurm_ones.demo.processes import Processes, clean_environment
+from slurm_ones.demo.progress import Progress
+from slurm_ones.demo.remote import Served
+from slurm_ones.slurm.client import Refused
+
+LOOK_S = 0.1
+"""Between two looks at processes and simulated jobs …"""
+DATABASE_S = 1.0
+"""… and at the database."""
+SETTLE_S = 20.0
+"""How long after the last job's end the companion may take to know of it."""
+LONGEST_S = 240.0
+"""After which a demo is given up."""
+START_S = 30.0
+"""How long page and companion may take to start."""
+PAGE_NEEDS = ("starlette", "uvicorn", "jinja2")
+
+Say = Callable[[float, str], None]
+
+
+class DemoFailed(Refused):
+    """The demo cannot go on; the message says why."""
+
+
+def torch_version() -> str:
+    """Of the torch that is installed beside us; empty where there is none."""
+    if find_spec("torch") is None:
+        return ""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "of an unknown version"
+
+
+def page_lacks() -> list[str]:
+    """What the live page needs and is not installed."""
+    return [name for name in PAGE_NEEDS if find_spec(name) is None]
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder. Raises `DemoFailed` for one that holds anything, which a demo would mix with its own."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise DemoFailed(f"{folder} is not empty: name a folder that is new or empty with --directory")
+        folder.chmod(0o700)
+    except OSError as error:
+        raise DemoFailed(f"{folder}: cannot be used ({error.strerror}); name another with --directory") from None
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and a closed terminal end the demo as Ctrl-C does, by KeyboardInterrupt."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+class Demo:
+    """A running demo; a context, at whose end nothing of it is left but its folder."""
+
+    def __init__(self, folder: Path, jobs: Sequence[LocalJob], say: Say) -> None:
+        """`say` gets a time, Unix seconds, and a line."""
+        self.folder, self._say = folder, say
+        self.url = f"sqlite:///{folder / 'ones.sqlite'}"
+        self.settings = write_settings(folder)
+        migrate.upgrade(self.url)
+        self.processes = Processes()
+        try:
+            self.slurm = LocalSlurm(folder, self.processes, jobs)
+            self._served = Served(self.slurm.client, self.slurm.lock)
+            self._companion = self._program("run", self._served.env)
+        except BaseException:
+            self.processes.close()
+            raise
+        self._page: subprocess.Popen[bytes] | None = None
+        self.progress = Progress(say, self.slurm.world.began)
+
+    def __enter__(self) -> Demo:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A second Ctrl-C would leave the rest to the reaper.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            self.processes.close()
+            self._served.close()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @property
+    def submitted(self) -> list[Submitted]:
+        """The real trainings so far."""
+        return self.slurm.submitted
+
+    def serve_page(self) -> str:
+        """Start the live page; its address, once it answers. The jobs go on meanwhile."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        token = secrets.token_urlsafe(16)
+        self._page = self._program("web", {"SLURM_ONES_WEB_TOKEN": token}, f"--port={port}")
+        until = time.monotonic() + START_S
+        while True:
+            self._look()
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), LOOK_S):
+                return f"http://127.0.0.1:{port}/?token={token}"
+            if self.processes.poll(self._page) is not None or time.monotonic() > until:
+                raise DemoFailed(f"the live page did not start: {self._tail('web.log')}")
+
+    def run(self) -> bool:
+        """Until every job has ended and the companion knows it; False where that took too long."""
+        began, over_since, database_at = time.monotonic(), 0.0, 0.0
+        while time.monotonic() - began < LONGEST_S:
+            self._look()
+            if time.monotonic() < database_at:
+                continue
+            database_at = time.monotonic() + DATABASE_S
+            # Opened anew each time: at first it knows of no cluster.
+            with Store.open(self.url, CLUSTER, read_only=True) as store:
+                jobs = self.progress.look(store, self.submitted, time.time())
+            if not self.slurm.over:
+                continue
+            over_since = over_since or time.monotonic()
+            if all(job.end_time is not None for job in jobs) or time.monotonic() - over_since > SETTLE_S:
+                return True
+        return False
+
+    def wait(self, seconds: float) -> None:
+        """Let the page be looked at."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._look()
+
+    def _look(self) -> None:
+        self.slurm.look()
+        if self.processes.poll(self._companion) is not None:
+            raise DemoFailed(f"the companion has ended: {self._tail('run.log')}")
+        time.sleep(LOOK_S)
+
+    def _program(self, name: str, env: dict[str, str], *more: str) -> subprocess.Popen[bytes]:
+        """Start one of our commands, as a site does."""
+        command = [sys.executable, "-m", "slurm_ones.cli", name, f"--config={self.settings}", *more]
+        return self.processes.start(command, clean_environment() | env, self.folder, self.folder / f"{name}.log")
+
+    def _tail(self, name: str) -> str:
+        lines = (self.folder / name).read_text(errors="replace").strip().splitlines()
+        return lines[-1][:500] if lines else "it printed nothing"

@@ -1,0 +1,268 @@
+"""`slurm-ones demo` as a user runs it, and its parts."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from slurm_ones.cli import app
+from slurm_ones.demo import local_slurm, remote
+from slurm_ones.demo.jobs import LocalJob
+from slurm_ones.demo.local_slurm import LocalSlurm, Submitted
+from slurm_ones.demo.processes import Processes, clean_environment
+from slurm_ones.demo.progress import samples_line
+from slurm_ones.demo.remote import RemoteClient, Served
+from slurm_ones.slurm.client import Refused, UnknownJob, Unreachable
+from slurm_ones.slurm.model import Task
+from tests.slurm.simulated import SimulatedSite
+
+LONGEST_S = 150.0
+
+
+def in_folder(folder: Path) -> list[int]:
+    """The processes that work in a folder, or are named by it."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (place / "cmdline").read_bytes().decode(errors="replace")
+            if (place / "cwd").readlink() == folder or str(folder) in words:
+                found.append(int(place.name))
+    return found
+
+
+class Started:
+    """A demo in the background."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.text = folder, ""
+        command = [sys.executable, "-u", "-m", "slurm_ones.cli", "demo", "--no-browser", "--small"]
+        self.process = subprocess.Popen(
+            [*command, f"--directory={folder}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def until(self, pattern: str) -> str:
+        """Read on to a line in which the pattern is found; what its first group has there."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.text += line
+            if match := re.search(pattern, line):
+                return match[1] if match.groups() else match[0]
+        raise AssertionError(f"{pattern} did not come:\n{self.text}")
+
+    def end(self) -> int:
+        """Read to its end; its exit code."""
+        assert self.process.stdout is not None
+        self.text += self.process.stdout.read()
+        return self.process.wait(LONGEST_S)
+
+    def gone(self, within_s: float) -> bool:
+        """Whether nothing of it runs any more, so many seconds from now at the latest."""
+        until = time.monotonic() + within_s
+        while left := set(in_folder(self.folder)) - {self.process.pid}:
+            if time.monotonic() > until:
+                print(left)
+                return False
+            time.sleep(0.1)
+        return True
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Started]:
+    demo = Started(tmp_path / "demo")
+    timer = threading.Timer(LONGEST_S, demo.process.kill)
+    timer.start()
+    yield demo
+    timer.cancel()
+    demo.process.kill()
+    demo.process.wait()
+
+
+def get(address: str, cookie: str = "") -> tuple[int, str, str]:
+    """Status, text and cookie of a page."""
+    where = re.fullmatch(r"http://([\d.]+:\d+)(/.*)", address)
+    assert where is not None
+    connection = http.client.HTTPConnection(where[1], timeout=30)
+    connection.request("GET", where[2], headers={"Cookie": cookie} if cookie else {})
+    answer = connection.getresponse()
+    found = answer.status, answer.read().decode(), (answer.getheader("set-cookie") or "").partition(";")[0]
+    connection.close()
+    return found
+
+
+@pytest.mark.slow
+def test_a_training_really_grows_and_shrinks(started: Started) -> None:
+    """Protects what the demo promises: PyTorch processes change their size while they train, no sample is lost or used
+    twice, the page answers and tells what is simulated, the report is written, and nothing is left running."""
+    address = started.until(r"live page: (\S+)")
+    assert address.startswith("http://127.0.0.1:")
+    assert get(address.partition("?")[0])[0] == 403
+    status, _, cookie = get(address)
+    assert status == 303
+    started.until("spirals-1 trains on 1 GPU")
+    started.until("spirals-1 grew from 1")
+    status, page, _ = get(address.partition("?")[0], cookie)
+    assert status == 200
+    assert "spirals-1" in page and "sim-bert" in page and "simulated-1" in page
+    started.until("spirals-1 shrank from")
+    assert started.end() == 0, started.text
+    for job in ("spirals-1: each of 1536 samples was used once in each of 7", "spirals-2: each of 1536 samples"):
+        assert job in started.text
+    assert "sim-resnet18" in (started.folder / "report.html").read_text()
+    assert started.gone(2.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_a_demo_that_is_ended(started: Started, number: signal.Signals) -> None:
+    """Protects the machine from trainings that nobody watches: after Ctrl-C, and after a crash."""
+    started.until("spirals-1 trains on 1 GPU")
+    assert len(in_folder(started.folder)) >= 5  # itself, companion, page, and of a block three processes
+    started.process.send_signal(number)
+    code = started.end()
+    assert code == (130 if number == signal.SIGINT else -signal.SIGKILL), started.text
+    assert "Traceback" not in started.text
+    assert started.gone(10.0)
+
+
+def test_a_crash_leaves_no_process(tmp_path: Path) -> None:
+    """The reaper ends what runs when its parent is killed, also what does not want to end."""
+    code = (
+        "import sys, time; from pathlib import Path; from slurm_ones.demo.processes import *\n"
+        "with Processes() as all_:\n"
+        "    for text in ('import time; time.sleep(60)', 'import signal, time; '\n"
+        "                 'signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)'):\n"
+        "        all_.start([sys.executable, '-S', '-c', text], clean_environment(), Path(sys.argv[1]), "
+        "Path(sys.argv[1], 'log'))\n"
+        "    while not Path(sys.argv[1], 'log').read_text():\n"
+        "        time.sleep(0.05)\n"
+        "    print('ready', flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None and parent.stdout.readline() == "ready\n"
+    assert len(in_folder(tmp_path)) == 3
+    parent.kill()
+    parent.wait()
+    until = time.monotonic() + 15
+    while in_folder(tmp_path):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_processes_end_with_their_context(tmp_path: Path) -> None:
+    """And their exit codes are as Slurm counts them."""
+    with Processes() as processes:
+        sleeps = processes.start(["sleep", "60"], clean_environment(), tmp_path, tmp_path / "log")
+        fails = processes.start(["sh", "-c", "exit 3"], clean_environment(), tmp_path, tmp_path / "log")
+        fails.wait()
+        assert (processes.poll(sleeps), processes.poll(fails)) == (None, 3)
+    assert processes.poll(sleeps) == 128 + signal.SIGTERM
+
+
+class TestRemoteClient:
+    """The companion's end of the door."""
+
+    @pytest.fixture
+    def site(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedSite]:
+        site = SimulatedSite()
+        served = Served(site.owner, threading.RLock())
+        for name, value in served.env.items():
+            monkeypatch.setenv(name, value)
+        yield site
+        served.close()
+
+    def test_answers_and_errors_come_through(self, site: SimulatedSite) -> None:
+        """As from the client itself."""
+        client = RemoteClient()
+        array_id = site.blocks("--array=0-3%1", "--nodes=1", "--gres=gpu:1")
+        assert client.version() == site.owner.version()
+        assert client.job(Task(array_id, 0)).running
+        assert client.snapshot().jobs == site.owner.snapshot().jobs
+        client.hold_waiting(array_id)
+        assert site.owner.job(Task(array_id, 1)).held
+        with pytest.raises(UnknownJob, match="99"):
+            client.job(99)
+        with pytest.raises(AttributeError):
+            client.forbid_shape(1)
+        with pytest.raises(Refused, match="no call"):
+            client._ask("__class__")
+
+    def test_strangers_are_not_heard(self, site: SimulatedSite, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Who does not know the key; and the door goes on for who does."""
+        port, _, key = os.environ[remote.DOOR].partition(" ")
+        monkeypatch.setenv(remote.DOOR, f"{port} {'00' * 16}")
+        with pytest.raises(Unreachable):
+            RemoteClient()
+        monkeypatch.setenv(remote.DOOR, f"{port} {key}")
+        assert RemoteClient().version() == (26, 5)
+        monkeypatch.delenv(remote.DOOR)
+        with pytest.raises(Refused, match="slurm-ones demo"):
+            RemoteClient()
+
+
+def test_no_command_of_slurm_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects a user's real jobs: those of a demo have numbers that may be theirs."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(local_slurm, "SCRIPT", "gone.py")
+    with Processes() as processes:
+        slurm = LocalSlurm(tmp_path, processes, [LocalJob("one", 0.0, 1)])
+        slurm.look()
+        until = time.monotonic() + 30
+        while not (out := sorted(tmp_path.glob("slurm-*.out"))) or "no such file" not in out[0].read_text():
+            assert time.monotonic() < until
+            slurm.look()
+            time.sleep(0.05)
+    env = slurm._env
+    found = subprocess.run(["sh", "-c", "command -v scancel"], env=env, capture_output=True, text=True, check=True)
+    assert found.stdout == f"{tmp_path}/bin/scancel\n"
+    assert "SLURM_JOB_ID" not in env
+
+
+def test_samples_are_counted(tmp_path: Path) -> None:
+    """A sample that was left out, or used twice, is told."""
+    one = Submitted(LocalJob("one", 0.0, 2, samples=4), 7, [])
+    folder = tmp_path / "ones-7"
+    folder.mkdir()
+    lines = [
+        {"epoch": 0, "samples": [0, 1]},
+        {"begin": 3},
+        {"epoch": 0, "samples": [2, 3]},
+        {"epoch": 1, "samples": [3]},
+    ]
+
+    def write(more: dict[str, object]) -> tuple[bool, str]:
+        (folder / "trace-0-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, more]))
+        return samples_line(one, tmp_path)
+
+    assert write({"epoch": 1, "samples": [0, 1, 2]})[0]
+    good, words = write({"epoch": 1, "samples": [0, 0]})
+    assert not good and "2 were not used, and 1 more than once" in words
+
+
+class TestCommand:
+    """What it says where it cannot go on."""
+
+    def test_a_folder_in_use(self, tmp_path: Path) -> None:
+        """Nobody's files are mixed with a demo's."""
+        (tmp_path / "mine").touch()
+        done = CliRunner().invoke(app, ["demo", f"--directory={tmp_path}"])
+        assert (done.exit_code, list(tmp_path.iterdir())) == (2, [tmp_path / "mine"])
+        assert "is not empty: name a folder that is new or empty" in done.output
+
+    def test_a_folder_that_cannot_be(self, tmp_path: Path) -> None:
+        """A file is there."""
+        (tmp_path / "file").touch()
+        done = CliRunner().invoke(app, ["demo", f"--directory={tmp_path / 'file'}"])
+        assert done.exit_code == 2 and "cannot be used" in done.output
