@@ -87,6 +87,7 @@ def verdict(study: Study) -> list[str]:
             for seed in study.seeds
             if share and (share, seed) in study.figures and (0.0, seed) in study.figures
         ]
+        pairs = [one for one in pairs if math.isfinite(one)]
         if not pairs:
             continue
         low, high, mean = 100 * (min(pairs) - 1), 100 * (max(pairs) - 1), 100 * (sum(pairs) / len(pairs) - 1)
@@ -122,25 +123,22 @@ def assumptions(study: Study, trace: Trace) -> list[str]:
     """What was taken for granted."""
     s = study.stretch
     cluster = f"{s.nodes} nodes of {s.gpus_per_node} GPUs"
-    cluster += ", as named" if s.given else ", which are the GPUs that the trace's jobs held at once at most"
-    begin = (
-        "The cluster is empty when the first job comes."
-        if s.given
-        else f"{len(s.before)} earlier jobs that still ran or waited are there when the first one comes, uncounted."
-    )
+    cluster += ", as named; jobs" if s.given else ", since jobs"
+    cluster += f" held {s.most_held} at once at most, by the trace"
     kind = (
         "measured profiles"
         if study.curves.measured
         else "the package's own catalogue, by round figures that nobody measured"
     )
-    jobs = f"{len(s.jobs)} of the {s.of_all} jobs with GPUs"
+    sampled = "" if s.sample >= 1 else f" that a sample of {100 * s.sample:g} % left"
+    jobs = f"{len(s.jobs)} of the {s.of_all} jobs with GPUs{sampled}"
     if len(s.jobs) + s.left_out < s.of_all:
         jobs += ", those that follow each other in the stretch whose load is the median of all stretches of that many"
     return [
         f"Cluster: one partition of {cluster}. Limits of users, accounts and reservations are not there.",
         f"Jobs: {jobs}. They are submitted within {seconds(s.hours * 3600)}.",
         *([f"{s.left_out} jobs asked for more GPUs than the cluster has, and are left out."] if s.left_out else []),
-        begin,
+        f"{len(s.before)} earlier jobs that still ran or waited are there when the first one comes, uncounted.",
         "A job that is not elastic comes when it came, asks for what it asked for, and holds it for as long as it did, "
         "whether it then ended well, failed or was cancelled.",
         "Slurm starts jobs in the order of their submission, with backfill by time limits; where none was recorded, "
@@ -213,6 +211,7 @@ def as_json(study: Study, trace: Trace) -> dict[str, Any]:
     return {
         "trace": {"name": trace.name, "format": trace.format, "jobs": s.of_all, "left_out": dict(trace.left_out)},
         "stretch": {
+            "sample": s.sample,
             "jobs": len(s.jobs),
             "before": len(s.before),
             "hours": s.hours,
