@@ -144,5 +144,7 @@ def _print(found: Study) -> None:
     for title in ("jobs elastic", "recorded", *map(label, shares(found))):
         table.add_column(title, justify="left" if title == "jobs elastic" else "right")
     for row in rows(found):
-        table.add_row(row.title, row.recorded, *row.cells)
+        table.add_row(
+            row.title, row.recorded, *(f"{mean}\n({between})" if between else mean for mean, between in row.cells)
+        )
     console.print(table)

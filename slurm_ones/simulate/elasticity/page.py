@@ -30,7 +30,8 @@ class Row:
 
     title: str
     recorded: str
-    cells: Sequence[str]
+    cells: Sequence[tuple[str, str]]
+    """The mean over the seeds, and the lowest and highest of them; nothing where those are equal."""
 
 
 def value(found: float, unit: str) -> str:
@@ -44,17 +45,17 @@ def value(found: float, unit: str) -> str:
     return f"{100 * found:.0f} %" if unit == "share" else f"{found:.2f}"
 
 
-def _cell(study: Study, figure: Figure, share: float) -> str:
-    """The mean over the seeds, and the lowest and highest of them."""
+def _cell(study: Study, figure: Figure, share: float) -> tuple[str, str]:
+    """See `Row.cells`."""
     found = [
         study.figures[share, seed].get(figure.key, math.nan) for seed in study.seeds if (share, seed) in study.figures
     ]
     known = [one for one in found if math.isfinite(one)]
     if not known:
-        return "–"
+        return "–", ""
     mean = value(sum(known) / len(known), figure.unit)
     low, high = value(min(known), figure.unit), value(max(known), figure.unit)
-    return mean if low == high else f"{mean} ({low} – {high})"
+    return mean, "" if low == high else f"{low} – {high}"
 
 
 def rows(study: Study) -> list[Row]:
@@ -63,7 +64,8 @@ def rows(study: Study) -> list[Row]:
     for figure in FIGURES:
         cells = [_cell(study, figure, share) for share in shares(study)]
         was = value(study.recorded.get(figure.key, math.nan), figure.unit)
-        if any(cell != "–" for cell in cells) and not (figure.key == "unfinished" and set(cells) == {"0.00"}):
+        means = {mean for mean, _ in cells}
+        if means != {"–"} and not (figure.key == "unfinished" and means == {"0.00"}):
             found.append(Row(figure.title, was, cells))
     return found
 
