@@ -101,6 +101,7 @@ LONG = (
     "tests/endtoend/test_places.py",
     "tests/endtoend/test_service.py",
     "tests/endtoend/test_studies.py",
+    "tests/endtoend/test_study.py",
     "tests/endtoend/test_views.py",
     "tests/endtoend/test_wrong.py",
     "tests/plugin/test_plugin.py",
