@@ -21,6 +21,7 @@ _MODULES |= {
     "plugin": "plugin",
     "import": "import_",
     "rehearse": "rehearse",
+    "study": "study",
     "estimate": "estimate",
 }
 _MODULES |= dict.fromkeys(("resize", "pin", "release"), "by_hand")
