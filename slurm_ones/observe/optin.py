@@ -118,6 +118,12 @@ def _deadline(word: str, text: str) -> Deadline:
     raise BadComment(f"{word!r}: expected a time such as deadline=2026-12-01T18:00, or since submission deadline=6h30m")
 
 
+def _words(text: str) -> list[str]:
+    if "kinds=" in text:
+        return [word for word in _SEPARATORS.split(text) if word]
+    return text.replace(",", " ").split()
+
+
 def _kinds(word: str, text: str) -> tuple[str, ...]:
     kinds = tuple(text.split(","))
     if not all(map(KIND.fullmatch, kinds)) or len(kinds) > MOST_KINDS or (ANY in kinds and len(kinds) > 1):
@@ -170,8 +176,10 @@ def _parse(comment: str) -> OptIn | None:
     resize: bool | None = None
     blocks, fuse, deadline, step = False, "", None, 1
     kinds: tuple[str, ...] = ()
-    for word in filter(None, _SEPARATORS.split(comment[match.end() :])):
-        shown = "".join(c if c.isprintable() else "?" for c in word[:40])
+    for word in _words(comment[match.end() :]):
+        shown = word[:40]
+        if not shown.isprintable():
+            shown = "".join(c if c.isprintable() else "?" for c in shown)
         key, _, value = word.partition("=")
         if key in found or (key == "resize" and resize is not None):
             raise BadComment(f"{shown!r}: {key} is given twice")

@@ -19,7 +19,7 @@ from slurm_ones.simulate.training.mechanism import Requeue
 SHARES = (0.0, 0.2, 0.5, 1.0)
 """Of the jobs that are drawn to be elastic."""
 POLICY = "ones"
-INTERVAL_S = (60.0, 600.0)
+INTERVAL_S = (60.0, 300.0)
 """Least and most seconds between two decisions."""
 TICKS = 3000
 """Decisions that a run is to take about at most: beyond, they are further apart."""
@@ -167,7 +167,7 @@ def figures_of(outcome: Outcome, stretch: Stretch, rigid: dict[str, float]) -> d
 
 def _spread_of(jct: Floats, waits: Floats) -> dict[str, float]:
     if not len(jct):
-        return {}
+        jct = waits = np.array([math.nan])
     waits = np.maximum(waits, 0.0)
     return {
         "mean_jct_s": float(jct.mean()),
