@@ -172,9 +172,9 @@ class Companion:
         )
 
     def _gives_types(self, seen: Observation) -> bool:
-        """Whether Slurm takes a type of GPU for jobs that asked for none; it is asked once there is such a job."""
+        """Whether Slurm lets jobs change their type of GPU; it is asked once there is a job for which that matters."""
         if self._types_given is None and any(
-            one.optin is not None and one.optin.kinds and not one.job.kind for one in seen.elastic.values()
+            one.blocks or (one.optin is not None and one.optin.kinds) for one in seen.elastic.values()
         ):
             try:
                 self._types_given = self._client.version() >= GIVES_TYPES

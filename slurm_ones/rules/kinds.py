@@ -24,7 +24,7 @@ class Kinds:
     of: Mapping[str, str] = field(default_factory=dict)
     """The kind of each node that has GPUs; empty where nobody names them."""
     given: bool = True
-    """Slurm takes a type for a job that asked for none."""
+    """Slurm lets jobs ask for another type than they were submitted with."""
 
     @cached_property
     def every(self) -> tuple[str, ...]:
@@ -41,8 +41,8 @@ class Kinds:
 
     def may_change(self, elastic: Elastic) -> bool:
         """Whether the job's owner lets it change between kinds, and Slurm can be asked for them."""
-        asks = bool(elastic.job.gpus_per_node) and not elastic.whole_nodes and (elastic.job.kind or self.given)
-        return elastic.optin is not None and bool(elastic.optin.kinds and asks)
+        asks = bool(elastic.job.gpus_per_node) and not elastic.whole_nodes
+        return elastic.optin is not None and bool(elastic.optin.kinds) and asks and self.given
 
     def accepted(self, elastic: Elastic) -> tuple[str, ...]:
         """Kinds that the job may have GPUs of; none where nobody names them."""
@@ -58,7 +58,7 @@ class Kinds:
         asks, held = elastic.job.kind, self.held(elastic)
         if not got.kind or len(self.every) < 2:
             return asks
-        if elastic.blocks and held in self.every and (asks or self.given):
+        if elastic.blocks and held in self.every and self.given:
             # Blocks that join are of the kind of those that train, or take the place of all of them.
             return got.kind if self.may_change(elastic) else held
         if not self.may_change(elastic) or (got.shape == elastic.shape and held == got.kind):

@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 SHOWS_SWITCHES = (23, 2)
 """The first release in which `SlurmClient.details` shows how few switches a job asks for."""
 GIVES_TYPES = (26, 5)
-"""The first release that was seen to take a type of GPU for a job that asked for none; 22.05 refuses it."""
+"""The first release on which jobs were seen to run on another type of GPU than they were submitted for. 22.05 takes
+another type, and then starts the job never."""
 SWITCH_WAIT_S = 60.0
 """For which Slurm lets a job wait for few switches: it counts in minutes, and 0 would be the site's longest wait."""
 

@@ -62,8 +62,8 @@ def test_kinds_that_a_job_may_have(
 
 
 def test_slurm_is_asked_for_a_kind_only_where_that_is_ours_to_say() -> None:
-    """An owner who names none keeps what was asked for, whatever a policy says; also one who asked for no type where
-    Slurm takes none later, and where all GPUs are alike."""
+    """An owner who names none keeps what was asked for, whatever a policy says; so does everybody where Slurm would not
+    start a job of another type, and where all GPUs are alike."""
     fast, slow = Allocation(ONE, 32, "fast"), Allocation(Shape(1, 2), 32, "slow")
     assert KINDS.asked(job(1, "n1", kinds=("any",)), fast) == "fast"
     assert KINDS.asked(job(1, "n1", kind="", kinds=("any",)), fast) == "fast"
@@ -71,7 +71,9 @@ def test_slurm_is_asked_for_a_kind_only_where_that_is_ours_to_say() -> None:
     assert KINDS.asked(job(1, "n1", kind="", kinds=("any",)), replace(slow, shape=ONE)) == ""
     assert KINDS.asked(job(1, "n1"), fast) == "slow"
     assert KINDS.asked(job(1, "n1", kind=""), fast) == ""
-    assert Kinds(NODES, given=False).asked(job(1, "n1", kind="", kinds=("any",)), fast) == ""
+    old = Kinds(NODES, given=False)
+    assert old.asked(job(1, "n1", kinds=("any",)), fast) == "slow" and old.accepted(job(1, kinds=("any",))) == ("slow",)
+    assert old.asked(job(1, "n1", kind="", kinds=("any",)), fast) == ""
     assert Kinds({"n1": "slow", "n2": "slow"}).asked(job(1, "n1", kind="", kinds=("any",)), fast) == ""
 
 
