@@ -79,6 +79,12 @@ LONG = (
     "tests/endtoend/test_frameworks.py",
     "tests/endtoend/test_real_scripts.py",
     "tests/wrapper/membership/test_endurance.py",
+    # Of each of these, which have three variants or more, every run has one at least.
+    "tests/endtoend/test_blocks_light.py::test_a_job_grows_and_shrinks_while_it_trains",
+    "tests/endtoend/test_blocks_light.py::test_a_block_that_its_owner_cancels_stays_cancelled",
+    "tests/wrapper/gradients/test_mpi_exchange.py::test_exchange",
+    "tests/wrapper/launch/test_launchers.py::test_stop_reaches_ranks_through_any_launcher",
+    "tests/wrapper/membership/test_hot.py::test_everything_is_carried",
     "tests/demo/test_demo.py::test_a_training_really_grows_and_shrinks",
     "tests/demo/test_demo.py::test_nothing_outlives_a_demo_that_is_ended",
     "tests/endtoend/test_container.py",

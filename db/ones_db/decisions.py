@@ -142,8 +142,13 @@ def _alternatives(
     return found
 
 
+_APART = ("job_id", "alternatives", "reason", "outcome")
+_PLAIN = tuple(name for name in DecisionJobRecord.__dataclass_fields__ if name not in _APART)
+"""Fields that are columns as they are."""
+
+
 def _decision_job(row: Any, job_id: int, alternatives: tuple[AlternativeRecord, ...]) -> DecisionJobRecord:
     given: dict[str, Any] = {"job_id": job_id, "alternatives": alternatives}
     given |= {name: reason_of(name, row) for name in ("reason", "outcome")}
-    values = {name: row[name] for name in DecisionJobRecord.__dataclass_fields__ if name not in given}
+    values = {name: row[name] for name in _PLAIN}
     return DecisionJobRecord(**values, **given)
