@@ -62,8 +62,8 @@ class Change:
 
     def __str__(self) -> str:
         old, new = self.old, self.new
-        text = resized(old.nodes, old.gpus_per_node, new.nodes, new.gpus_per_node, self.old_batch, self.new_batch)
-        return text if self.old_kind == self.new_kind else f"{text} on {self.new_kind or 'any kind of GPU'}"
+        shapes = old.nodes, old.gpus_per_node, new.nodes, new.gpus_per_node
+        return resized(*shapes, self.old_batch, self.new_batch, self.old_kind, self.new_kind)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def test_a_move_to_another_kind_needs_room_there() -> None:
     one = job(1, "n1", kinds=("any",))
     change = planned(Allocation(ONE, 32, "fast"), one, n1=3, n2=1)
     assert isinstance(change, Change) and change.resizes
-    assert (change.old_kind, change.new_kind, str(change).endswith("on fast")) == ("slow", "fast", True)
+    assert (change.old_kind, change.new_kind, str(change).endswith("→ 1x1 fast")) == ("slow", "fast", True)
     assert not isinstance(planned(Allocation(ONE, 32, "fast"), one, n1=3, n2=0), Change)
     assert not isinstance(planned(Allocation(Shape(1, 2), 32, "slow"), job(2, "n1"), n1=0, n2=4), Change)
 
