@@ -113,7 +113,8 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
         running, by_blocks = job.elastic.job.running, hot(job.elastic)
         if by_blocks:
             change = _with_moves(change, job, rules, free)
-        if not (change.resizes or change.parks) and change.old.gpus == change.new.gpus:
+        moves_on = change.resizes or change.parks or (by_blocks and _leaves_kind(change, rules))
+        if not moves_on and change.old.gpus == change.new.gpus:
             # An order in the middle of a resize would call its drain off.
             free_to_change = running and not job.elastic.refusal and job.target is None
             if free_to_change and change.old_batch not in (None, change.new_batch):
