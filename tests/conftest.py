@@ -72,6 +72,7 @@ PostgreSQL is."""
 
 LONG = (
     "tests/demo/test_demo.py::test_a_training_really_grows_and_shrinks",
+    "tests/packaging/test_wheels.py::TestCompanion::test_a_demo_without_torch",
     "tests/demo/test_demo.py::test_nothing_outlives_a_demo_that_is_ended",
     "tests/endtoend/test_blocks.py",
     "tests/endtoend/test_container.py",

@@ -14,11 +14,11 @@ import typer
 
 from slurm_ones.cli.common import command, console
 from slurm_ones.cli.report import report
-from slurm_ones.demo.jobs import JOBS, SLOTS, SMALL, LocalJob
+from slurm_ones.demo.jobs import JOBS, SIMULATED_JOBS, SLOTS, SMALL, SMALL_SIMULATED, LocalJob
 from slurm_ones.demo.progress import samples_line
 from slurm_ones.demo.run import Demo, ended_by_signals, page_lacks, prepare, torch_version
 
-TAKES_S = 100
+TAKES_S = 90
 """What a demo takes on two cores; measured, see the documentation."""
 
 
@@ -39,6 +39,7 @@ def demo(
     prepare(folder)
     torch, lacks = torch_version(), page_lacks()
     jobs = (SMALL if small else JOBS) if torch else ()
+    simulated = SMALL_SIMULATED if small else len(SIMULATED_JOBS)
     say(f"A demo of about {TAKES_S} s; Ctrl-C ends it at any time. All its files are in {folder}")
     if torch:
         say(
@@ -52,20 +53,20 @@ def demo(
     status = 130
     try:
         with ended_by_signals():
-            status = _run(folder, jobs, lacks, no_browser)
+            status = _run(folder, jobs, simulated, lacks, no_browser)
     except KeyboardInterrupt:
         say("interrupted: all processes of the demo have ended")
     raise typer.Exit(status)
 
 
-def _run(folder: Path, jobs: tuple[LocalJob, ...], lacks: list[str], no_browser: bool) -> int:
+def _run(folder: Path, jobs: tuple[LocalJob, ...], simulated: int, lacks: list[str], no_browser: bool) -> int:
     """Exit code of a demo that came to its end."""
     began = time.time()
 
     def at(when: float, line: str) -> None:
         say(f"{max(when - began, 0.0):4.0f} s  {line}")
 
-    with Demo(folder, jobs, at) as running:
+    with Demo(folder, jobs, simulated, at) as running:
         if lacks:
             say(f"No live page: {', '.join(lacks)} not installed: pip install 'slurm-ones[demo]'")
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import math
 import os
 import sys
 import threading
@@ -21,10 +20,11 @@ from slurm_ones.demo.jobs import (
     NODES,
     SCRIPT,
     SIMULATED,
+    SIMULATED_JOBS,
     SLOTS,
     START_S,
     LocalJob,
-    simulated_jobs,
+    simulated_workload,
 )
 from slurm_ones.demo.processes import BlockProgram, Processes, clean_environment, make_shims
 from slurm_ones.simulate.engines.world import HOT, ClusterSpec, World
@@ -61,7 +61,10 @@ class Submitted:
 class LocalSlurm:
     """Time passes in `look`, which is to be called again and again. `lock` is held whenever something is changed."""
 
-    def __init__(self, folder: Path, processes: Processes, jobs: Sequence[LocalJob]) -> None:
+    def __init__(
+        self, folder: Path, processes: Processes, jobs: Sequence[LocalJob], simulated: int = len(SIMULATED_JOBS)
+    ) -> None:
+        """`simulated` is how many simulated jobs there are."""
         self.lock = threading.RLock()
         self.submitted: list[Submitted] = []
         self._folder, self._processes = folder, processes
@@ -69,7 +72,7 @@ class LocalSlurm:
         here = PartitionSpec(HERE, (HERE,), SLOTS, default=False)
         spec = _SimulatedNodes(NODES, GPUS)
         self.world = _SimulatedJobs(
-            simulated_jobs(max((job.at for job in jobs), default=math.inf)), spec, folder, CLUSTER_SETTINGS,
+            simulated_workload(simulated), spec, folder, CLUSTER_SETTINGS,
             resize_s=START_S, resize=HOT, timeline=Timeline(time.time()), beside=[here] if jobs else [],
         )  # fmt: skip
         self.client = SimulatedClient(self.world.cluster, user=getpass.getuser())

@@ -82,15 +82,15 @@ def ended_by_signals() -> Iterator[None]:
 class Demo:
     """A running demo; a context, at whose end nothing of it is left but its folder."""
 
-    def __init__(self, folder: Path, jobs: Sequence[LocalJob], say: Say) -> None:
-        """`say` gets a time, Unix seconds, and a line."""
+    def __init__(self, folder: Path, jobs: Sequence[LocalJob], simulated: int, say: Say) -> None:
+        """With so many simulated jobs; `say` gets a time, Unix seconds, and a line."""
         self.folder, self._say = folder, say
         self.url = f"sqlite:///{folder / 'ones.sqlite'}"
         self.settings = write_settings(folder)
         migrate.upgrade(self.url)
         self.processes = Processes()
         try:
-            self.slurm = LocalSlurm(folder, self.processes, jobs)
+            self.slurm = LocalSlurm(folder, self.processes, jobs, simulated)
             self._served = Served(self.slurm.client, self.slurm.lock)
             self._companion = self._program("run", self._served.env)
         except BaseException:
