@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -81,7 +82,8 @@ def _run(folder: Path, jobs: tuple[LocalJob, ...], simulated: int, lacks: list[s
         say(f"{time.time() - began:.0f} s in all. All files: {folder}")
         if not lacks and not no_browser and sys.stdin.isatty():
             say("The page stays for an hour; Ctrl-C ends it.")
-            running.wait(3600.0)
+            with suppress(KeyboardInterrupt):
+                running.wait(3600.0)
         return 0 if done and good else 1
 
 
@@ -91,6 +93,11 @@ def _report(folder: Path, running: Demo, *, page: bool) -> bool:
     for one in running.submitted:
         report(job=one.job_id, config=running.settings)
     checked = [samples_line(one, folder) for one in running.submitted]
+    for one in running.submitted:
+        state = running.progress.states.get(one.job_id, "never seen")
+        if state != "COMPLETED":
+            log = folder / f"slurm-{one.job_id}_0.out"
+            say(f"{one.job.name} should have completed and is {state}: what it printed is in {log}")
     for _, line in checked:
         say(f"Samples, by what each rank wrote down: {line}")
     say("With the simulated jobs, whose speed is that of a model:")

@@ -91,7 +91,7 @@ START_S = 3.0
 
 SETTINGS = """\
 cluster = "{cluster}"
-database = "sqlite:///{folder}/ones.sqlite"
+database = "{database}"
 client = "slurm_ones.demo.remote:RemoteClient"
 mode = "act"
 stop_file = "{folder}/stop"
@@ -110,8 +110,8 @@ near_end_s = 5
 """
 
 
-def write_settings(folder: Path) -> Path:
+def write_settings(folder: Path, database: str) -> Path:
     """The companion's settings, in the demo's folder."""
     path = folder / "ones.toml"
-    path.write_text(SETTINGS.format(cluster=CLUSTER, folder=folder), encoding="utf-8")
+    path.write_text(SETTINGS.format(cluster=CLUSTER, folder=folder, database=database), encoding="utf-8")
     return path

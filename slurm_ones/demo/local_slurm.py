@@ -26,7 +26,7 @@ from slurm_ones.demo.jobs import (
     LocalJob,
     simulated_workload,
 )
-from slurm_ones.demo.processes import BlockProgram, Processes, clean_environment, make_shims
+from slurm_ones.demo.processes import BlockProgram, Processes, cancelled, clean_environment, make_shims
 from slurm_ones.simulate.engines.world import HOT, ClusterSpec, World
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
@@ -99,15 +99,11 @@ class LocalSlurm:
                     code = program.ended()
                     if code is not None:
                         self.world.cluster.exited(program.task, code)
-                        self._cancel_waiting(one)
+            for array_id in cancelled(self._folder / "bin"):
+                self.client.cancel_waiting(array_id)
             while self._upcoming and self._upcoming[0].at <= self.seconds:
                 self._submit(self._upcoming.pop(0))
             self.world.pass_time(max(time.time() - self.world.timeline.now, 0.0))
-
-    def _cancel_waiting(self, one: Submitted) -> None:
-        """What `ones-run` asks Slurm for at the end of a job, by a command that is out of its reach here."""
-        if (self._folder / f"ones-{one.job_id}" / "hot" / "over").exists():
-            self.world.cluster.cancel_waiting(one.job_id)
 
     def _submit(self, job: LocalJob) -> None:
         request = Request(

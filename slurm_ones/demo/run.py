@@ -32,6 +32,7 @@ LONGEST_S = 240.0
 """After which a demo is given up."""
 START_S = 30.0
 """How long page and companion may take to start."""
+UNFIT = frozenset('?#%"\\')
 PAGE_NEEDS = ("starlette", "uvicorn", "jinja2")
 
 Say = Callable[[float, str], None]
@@ -58,6 +59,8 @@ def page_lacks() -> list[str]:
 
 def prepare(folder: Path) -> None:
     """Make the folder. Raises `DemoFailed` for one that holds anything, which a demo would mix with its own."""
+    if not UNFIT.isdisjoint(str(folder)) or not str(folder).isprintable():
+        raise DemoFailed(f"{folder!s:.200}: a database's address cannot have ? # % \" \\ in it; name another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -86,7 +89,7 @@ class Demo:
         """With so many simulated jobs; `say` gets a time, Unix seconds, and a line."""
         self.folder, self._say = folder, say
         self.url = f"sqlite:///{folder / 'ones.sqlite'}"
-        self.settings = write_settings(folder)
+        self.settings = write_settings(folder, self.url)
         migrate.upgrade(self.url)
         self.processes = Processes()
         try:

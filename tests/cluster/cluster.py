@@ -132,7 +132,7 @@ class Cluster:
         if self._compile:
             pyslurm = pyslurm_build.build(self.site, self._report)
         else:
-            pyslurm = pyslurm_build.find(self.site) or PySlurm(None, "it was not compiled")
+            pyslurm = pyslurm_build.find(self.site) or PySlurm(None, "PySlurm is not compiled")
         self.box.remove()  # whatever a cluster of this name, ended hard, may have left
         shown = [*self._folders(), *interpreter.environment_binds(), *binds]
         if pyslurm.folder:

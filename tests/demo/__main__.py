@@ -22,8 +22,6 @@ from slurm_ones.slurm.model import Job
 from tests.cluster.cli import Progress
 from tests.cluster.cluster import Cluster
 from tests.cluster.errors import ClusterError
-from tests.cluster.root import is_built
-from tests.cluster.sites import SITES
 from tests.db.server import NoServer, Server
 from tests.demo import move as moving
 from tests.demo import results
@@ -33,9 +31,8 @@ from tests.demo.scenario import DATABASE, TOP, Outcome, companion, gpus_of, oper
 # Wide enough for the last table where nobody says how wide it is.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 OUT = TOP / "build" / "demo"
-FIRST = "a small Debian with Slurm is made for it, once: about 90 s, and its download"
 RESIZED = "about 2 minutes 30 s"
-ALONE = "about 2 minutes 30 s"
+ALONE = "about 3 minutes"
 """How long each part takes on two cores, as it is said before."""
 
 
@@ -156,7 +153,7 @@ def main(arguments: list[str]) -> int:
         console.print("usage: python -m tests.demo [--move]")
         return 2
     began = time.time()
-    console.print(f"1 of 3: a Slurm of 4 nodes; {'some seconds' if is_built(SITES['gres']) else FIRST}")
+    console.print("1 of 3: a Slurm of 4 nodes; about 10 s, where it is made first about 90 s more")
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     try:
