@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,6 +26,7 @@ from slurm_ones.learn.knowledge import Learner
 from slurm_ones.observe.eligibility import Observation
 from slurm_ones.observe.observer import DrainReports, Observer, StopFile
 from slurm_ones.observe.report_reader import read_spec
+from slurm_ones.reasons import Reason
 from slurm_ones.rules.gate import Round
 from slurm_ones.rules.plan import Change
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
@@ -46,6 +47,11 @@ class Tick:
     decided: list[PartitionSchedule] = field(default_factory=list)
     begun: list[Change] = field(default_factory=list)
     seconds: float = 0.0
+    histories: Mapping[int, JobHistory] = field(default_factory=dict)
+    outcomes: Mapping[int, Reason] = field(default_factory=dict)
+    """What became of what was decided, by job."""
+    ended: Sequence[ResizeRecord] = ()
+    """Resizes that ended since the tick before."""
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -106,6 +112,7 @@ class Companion:
             told=read_spec,
             switches=self._switches,
         )
+        self._machine = machine
         self._fusions = Fusions(client, deferrals, orders, clock)
         self._held = HeldTasks(store)
         self._leftovers = Leftovers(client, store, self._held, orders, clock)
@@ -130,7 +137,8 @@ class Companion:
         round_ = self._round(observation, histories, resizes)
         decided = self._decide(round_)
         begun = self._actor.act(round_, decided, kept=fused.keys())
-        return Tick(observation, decided, begun, time.monotonic() - started)
+        outcomes, ended = self._actor.outcomes, self._machine.take_ended()
+        return Tick(observation, decided, begun, time.monotonic() - started, histories, outcomes, ended)
 
     def _switches(self, job: Job, shape: Shape) -> int:
         """See `Machine.switches`: 0 where leaf switches make no difference here, or Slurm was not looked at yet."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import difflib
 import getpass
+import ipaddress
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ones_db.engine import names_password
 
@@ -23,7 +24,7 @@ else:
     import tomli as tomllib
 
 
-FIXED_KEYS = ("cluster", "database", "database_url_file", "client", "takeover_s", "metrics_port")
+FIXED_KEYS = ("cluster", "database", "database_url_file", "client", "takeover_s", "metrics_port", "metrics_address")
 """Settings that a companion keeps until it ends: the leader's lock, the store and open connections depend on them."""
 
 
@@ -175,7 +176,12 @@ class Settings(_Section):
     )
     timeout_s: float = Field(30, gt=0, description="longest wait for one answer of Slurm")
     metrics_port: int | None = Field(
-        None, ge=1, le=65535, description="port on localhost with figures for Prometheus; without a value there is none"
+        None, ge=1, le=65535, description="port with figures for Prometheus; without a value there is none"
+    )
+    metrics_address: str = Field(
+        "127.0.0.1",
+        description="address of this machine at which that port is; whoever reaches another one than localhost reads "
+        "the figures, so put a proxy or a firewall before it",
     )
     policy: str = Field("ones", description="name of the policy, or `package.module:Class`")
     policy_options: dict[str, float | int | bool | str] = Field(
@@ -209,6 +215,14 @@ class Settings(_Section):
     retention: RetentionSettings = Field(
         RetentionSettings(), description="when `slurm-ones db maintain` reduces old rows, below"
     )
+
+    @field_validator("metrics_address")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        try:
+            return str(ipaddress.ip_address(value))
+        except ValueError:
+            raise ValueError("write an IP address of this machine, such as 127.0.0.1 or ::1") from None
 
     @model_validator(mode="after")
     def _counts(self) -> Settings:

@@ -296,6 +296,16 @@ CAUSES = {
 """What a job that does not get another size is counted under, where many are."""
 
 
+def cause_of(refusal: str, outcome: str, given: str) -> str:
+    """The code of `CAUSES` under which a job is counted that does not get another size; empty where there is none.
+
+    `refusal` is the code of why it is left alone, `outcome` of what became of the newest decision about it, and `given`
+    of why it was decided so.
+    """
+    code = refusal or outcome or (given if given in WRONG else "")
+    return code if code in CAUSES else ""
+
+
 @dataclass(frozen=True)
 class Reason:
     """A code of `SENTENCES` and its arguments, in the order in which they were given. Made by `reason`."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, text
 
 from ones_db.blocks import numbers
 from ones_db.errors import ResizeConflict, UnknownRecord
@@ -111,6 +111,35 @@ def resize_steps(connection: Connection, cluster: int, resize_id: int) -> list[R
         ResizeStepRecord(**{name: row[name] for name in names}, detail=reason_of("detail", row))
         for row in connection.execute(query).mappings()
     ]
+
+
+PHASES = (
+    "pause_s",
+    "checkpoint_s",
+    "stall_s",
+    "queue_s",
+    "launch_s",
+    "import_s",
+    "group_s",
+    "load_s",
+    "first_step_s",
+    "ready_s",
+    "transfer_s",
+)
+"""Columns of the view `resize_cost` that say how long something took."""
+
+
+def resize_phases(connection: Connection, cluster: str, ended: Iterable[ResizeRecord]) -> dict[int, dict[str, float]]:
+    query = text(
+        f"SELECT {', '.join(PHASES)} FROM resize_cost "
+        "WHERE cluster = :cluster AND job_id = :job_id AND start_time = :started"
+    )
+    found = {}
+    for one in ended:
+        asked = {"cluster": cluster, "job_id": one.job_id, "started": one.started}
+        for row in connection.execute(query, asked).mappings():
+            found[one.id] = {name: float(row[name]) for name in PHASES if row[name] is not None}
+    return found
 
 
 def _with_job(cluster: int) -> Any:

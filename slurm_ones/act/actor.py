@@ -26,7 +26,7 @@ from slurm_ones.act.resize import ResizeMachine
 from slurm_ones.act.transitions import State, first_state
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Observation
-from slurm_ones.reasons import reason
+from slurm_ones.reasons import Reason, reason
 from slurm_ones.rules.blocks import BLOCKS, REQUEUE
 from slurm_ones.rules.gate import JobRules, Round
 from slurm_ones.rules.moves import Moves
@@ -76,6 +76,8 @@ class Actor:
         self._ordered: dict[int, int | None] = {}
         self._advised: dict[int, Hashable] = {}
         self._written: dict[str, tuple[object, ...]] = {}
+        self.outcomes: dict[int, Reason] = {}
+        """What became of what was decided for each job, at the last tick."""
 
     @property
     def acting(self) -> bool:
@@ -114,6 +116,7 @@ class Actor:
         if self.acting and not self._settings.stop_file.exists():
             self._orders.mark()
         begun: list[Change] = []
+        self.outcomes = {}
         deferred: set[int] = set()
         queued: set[int] = set()
         for one in schedules:
@@ -124,6 +127,7 @@ class Actor:
                 made = Plan((), dict.fromkeys(made.outcomes, stopped))
             else:
                 self._promise(one)
+            self.outcomes |= {**one.schedule.refused, **made.outcomes}
             # A job in the middle of a resize is not decided about.
             decision = self._write(one, [job for job in rules.jobs.values() if job.target is None], made)
             for change in made.begin:

@@ -87,6 +87,14 @@ class Machine:
         """What the decision expected of resizes that this companion has begun (`Order.gain`). For the job's log alone,
         so that it need not outlive the companion."""
 
+        self.ended: list[ResizeRecord] = []
+        """Resizes that ended since somebody last asked (`take_ended`)."""
+
+    def take_ended(self) -> list[ResizeRecord]:
+        """The resizes that ended since the last call."""
+        ended, self.ended = self.ended, []
+        return ended
+
     def hindered(self, resize: ResizeRecord, job: Job) -> Reason | None:
         """Why the resize must not go on, of a job whose size is still the old one: it is no longer wanted, or the job's
         strategy cannot use the new size any more."""
@@ -132,4 +140,6 @@ class Machine:
         self.times.forget(resize)
         self.gains.pop(resize.id, None)
         self.new.discard(resize.id)
-        return self.store.end_resize(resize.id, state.value, detail, self.clock(), pause_s)
+        ended = self.store.end_resize(resize.id, state.value, detail, self.clock(), pause_s)
+        self.ended.append(ended)
+        return ended

@@ -18,8 +18,10 @@ _MODULES |= {
     "web": "web",
     "demo": "demo",
     "template": "template",
+    "plugin": "plugin",
     "import": "import_",
     "rehearse": "rehearse",
+    "study": "study",
     "estimate": "estimate",
 }
 _MODULES |= dict.fromkeys(("resize", "pin", "release"), "by_hand")

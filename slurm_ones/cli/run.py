@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -21,12 +21,15 @@ from slurm_ones.config import ConfigError, ReloadableSettings, Settings
 from slurm_ones.report.text import plain
 from slurm_ones.service import logs
 from slurm_ones.service.daemon import Daemon
-from slurm_ones.service.health import Health, serve, summary
+from slurm_ones.service.health import Health, summary
 from slurm_ones.service.leadership import Leadership
 from slurm_ones.service.publisher import Publisher
 from slurm_ones.service.systemd import Notifier
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.connect import connect
+
+if TYPE_CHECKING:
+    from slurm_ones.service.metrics import Metrics
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -71,14 +74,24 @@ def jitter() -> float:
     return random.uniform(1 - JITTER, 1 + JITTER)
 
 
+def _metrics(settings: Settings) -> Metrics | None:
+    """Figures for Prometheus, served from now on, where the settings ask for them. Raises `ConfigError`."""
+    if settings.metrics_port is None:
+        return None
+    try:
+        from slurm_ones.service.metrics_server import serve
+    except ImportError:
+        raise ConfigError("metrics_port: prometheus-client is not installed: pip install prometheus-client") from None
+    return serve(settings.metrics_address, settings.metrics_port)
+
+
 class _Service:
     """One start of the companion: signals, reloads, and waiting for what is not there yet."""
 
     def __init__(self, notifier: Notifier, read: Callable[[], Settings], last: logs.LastErrorHandler) -> None:
         self.notifier = notifier
         self.current = ReloadableSettings(read)
-        port = self.current.settings.metrics_port
-        self.health = Health(self.notifier, last, metrics=serve(port) if port is not None else None)
+        self.health = Health(self.notifier, last, metrics=_metrics(self.current.settings))
         self.stop = threading.Event()
         self.publisher: Publisher | None = None
         self._reload_asked = threading.Event()

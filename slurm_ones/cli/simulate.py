@@ -285,7 +285,7 @@ def simulate(
         raise BadInput(f"--executor: {executor!r:.40} is neither {' nor '.join(EXECUTORS)}")
     if executor == "local" and (sbatch is not None or directory is not None):
         raise BadInput("--sbatch and --directory: only --executor slurm sends jobs")
-    _check_outputs(json, html)
+    check_outputs(json, html)
     plan.check()
     console.print(plain(_headline(plan), 400), markup=False, soft_wrap=True)
     if executor == "local":
@@ -310,7 +310,7 @@ def simulate(
         raise typer.Exit(1)
 
 
-def _check_outputs(json: Path | None, html: Path | None) -> None:
+def check_outputs(json: Path | None, html: Path | None) -> None:
     """Raises `BadInput` where what is found could not be written; better before an hour's work than after it."""
     for option, path in (("--json", json), ("--html", html)):
         if path is not None and (path.is_dir() or not os.access(path.resolve().parent, os.W_OK)):

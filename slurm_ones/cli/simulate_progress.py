@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -13,7 +13,9 @@ from slurm_ones.cli.common import errors
 from slurm_ones.report.text import plain, safe, seconds
 
 if TYPE_CHECKING:
-    from slurm_ones.simulate.study.runs import OnProgress, Run, RunProgress
+    from slurm_ones.simulate.study.runs import OnProgress, RunProgress
+
+Found = TypeVar("Found")
 
 
 class ProgressLines:
@@ -54,7 +56,7 @@ class ProgressLines:
         )
 
 
-def shown(runs: int, run: Callable[[OnProgress], list[Run]]) -> list[Run]:
+def shown(runs: int, run: Callable[[OnProgress], Found]) -> Found:
     """What `run` finds, which has so many runs to do, with its progress shown: a bar that fills as jobs end on a
     terminal, lines elsewhere."""
     if not errors.is_terminal:

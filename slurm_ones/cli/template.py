@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib.resources import files
 from typing import Annotated
@@ -13,8 +14,8 @@ from slurm_ones.cli.site_script import Wishes, batch_script
 from slurm_ones.cli.sites import SITES
 from slurm_ones.simulate import BadInput
 
-FOLDERS = ("sbatch_templates", "service/units")
-"""Where the package keeps them: users' batch scripts, and what systemd needs."""
+FOLDERS = ("sbatch_templates", "service/units", "service/monitoring")
+"""Where the package keeps them: users' batch scripts, what systemd needs, and what Prometheus and Grafana need."""
 
 
 def templates() -> dict[str, str]:
@@ -24,7 +25,9 @@ def templates() -> dict[str, str]:
 
 
 def summary(text: str) -> str:
-    """The first sentence of a file's first comment."""
+    """The first sentence of a file's first comment; of a dashboard what it says of itself."""
+    if text.startswith("{"):
+        return str(json.loads(text)["description"])
     first = next((line for line in text.splitlines() if line.startswith("# ")), "")
     return first.removeprefix("# ").partition(". ")[0].rstrip(".")
 

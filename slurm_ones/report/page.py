@@ -115,3 +115,11 @@ def write_study(path: Path, text: StudyText, lanes: Sequence[Lane], groups: Mapp
 
     pictures = {name: Markup(svg) for name, svg in study_charts(lanes, groups).items()}
     write(path, "study.html", text=text, lanes=lanes, pictures=pictures)
+
+
+def write_elasticity(path: Path, lanes: Sequence[Lane], groups: Mapping[str, str], values: Mapping[str, Any]) -> None:
+    """Write the page of a study of elasticity. `groups` says of each bar's job what it is."""
+    from markupsafe import Markup
+
+    pictures = {name: Markup(svg) for name, svg in study_charts(lanes, groups).items()} if lanes else {}
+    write(path, "elasticity.html", pictures=pictures, **values)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ones_db import HealthRecord, Store, StoreError
 from slurm_ones.companion import Tick
-from slurm_ones.config import ConfigError, Settings
+from slurm_ones.config import Settings
 from slurm_ones.service.logs import LastErrorHandler
 from slurm_ones.service.systemd import Notifier
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from slurm_ones.service.metrics import Metrics, Phases
 
-HOST = "127.0.0.1"
-"""Prometheus finds the metrics at this machine alone."""
+log = logging.getLogger(__name__)
 
 
 class Health:
@@ -46,6 +46,8 @@ class Health:
         """A companion leads over that store, which is written to from now on."""
         self._store = store
         self._record = self._record._replace(mode=settings.mode, interval_s=settings.interval_s)
+        if self._metrics is not None:
+            self._metrics.leads(settings)
         self._write()
 
     def ticked(self, tick: Tick) -> None:
@@ -59,9 +61,27 @@ class Health:
             gpus=sum(e.shape.gpus for e in running),
         )
         if self._metrics is not None:
-            self._metrics.ticked(self._clock(), tick)
+            self._measure(self._metrics, tick)
         self._notifier.status(summary(tick))
         self._write()
+
+    def _measure(self, metrics: Metrics, tick: Tick) -> None:
+        try:
+            metrics.ticked(self._clock(), tick, self._phases(metrics))
+        except Exception:
+            # No figure is worth a tick.
+            log.exception("this tick is missing in the figures for Prometheus")
+
+    def _phases(self, metrics: Metrics) -> Phases:
+        """Where the time of those resizes went that ended at the tick before."""
+        due = metrics.due
+        if not due or self._store is None:
+            return {}
+        try:
+            return self._store.resize_phases(due)
+        except StoreError as error:
+            log.warning("where the time of %d resizes went is missing in the figures: %s", len(due), error)
+            return {}
 
     def watchdog_ping(self) -> None:
         """Feed the watchdog, and report an error that is new."""
@@ -92,51 +112,3 @@ def summary(tick: Tick) -> str:
         f"{len(running)} elastic jobs run on {sum(e.shape.gpus for e in running)} GPUs, {len(jobs) - len(running)} wait"
         f" ({tick.seconds:.2f} s)" + (f"; begun: {begun}" if begun else "")
     )
-
-
-class Metrics:
-    """Gauges and counters of one companion; raises `ImportError` where prometheus-client is not installed."""
-
-    def __init__(self) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge
-
-        # Nothing of the process itself: that is systemd's to tell.
-        self.registry = CollectorRegistry()
-        here: dict[str, Any] = {"namespace": "slurm_ones", "registry": self.registry}
-        self._time = Gauge("last_tick_timestamp_seconds", "end of the last tick that was not in vain", **here)
-        self._took = Gauge("last_tick_seconds", "what the last tick took", **here)
-        self._running = Gauge("running_jobs", "elastic jobs that run", **here)
-        self._waiting = Gauge("waiting_jobs", "elastic jobs that wait", **here)
-        self._gpus = Gauge("gpus", "GPUs on which elastic jobs run", **here)
-        self._ticks = Counter("ticks", "ticks that were not in vain", **here)
-        self._begun = Counter("resizes_begun", "resizes begun, or advised", **here)
-        self._errors = Counter("errors", "errors that were logged", **here)
-
-    def ticked(self, now: float, tick: Tick) -> None:
-        """Take in a tick that ended at `now`, Unix seconds."""
-        running = [e for e in tick.observation.elastic.values() if e.job.running]
-        self._time.set(now)
-        self._took.set(tick.seconds)
-        self._running.set(len(running))
-        self._waiting.set(len(tick.observation.elastic) - len(running))
-        self._gpus.set(sum(e.shape.gpus for e in running))
-        self._ticks.inc()
-        self._begun.inc(len(tick.begun))
-
-    def failed(self) -> None:
-        """Count an error."""
-        self._errors.inc()
-
-
-def serve(port: int) -> Metrics:
-    """Serve http://127.0.0.1:port/metrics from a thread, as long as the process lives. Raises `ConfigError`."""
-    try:
-        from prometheus_client import start_http_server
-
-        metrics = Metrics()
-        start_http_server(port, addr=HOST, registry=metrics.registry)
-    except ImportError:
-        raise ConfigError("metrics_port: prometheus-client is not installed: pip install prometheus-client") from None
-    except OSError as error:
-        raise ConfigError(f"metrics_port: port {port} of {HOST}: {error.strerror}") from None
-    return metrics

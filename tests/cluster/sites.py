@@ -83,6 +83,8 @@ PYTHON_LIBRARIES = (
 # MariaDB's server alone: its clients, its Perl and its scripts are for people.
 ACCOUNTING_PACKAGES = ("slurmdbd", "mariadb-server-core")
 TOOLS = ("procps", "iproute2")
+# What PySlurm and our own plugin are compiled with.
+COMPILER = ("libslurm-dev", "gcc", "libc6-dev")
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,8 @@ GRES = Site(
         *ACCOUNTING_PACKAGES,
         *PYTHON_LIBRARIES,
         *TOOLS,
-        *("libssl3t64", "libreadline8t64", "libslurm-dev", "gcc", "libc6-dev"),
+        *("libssl3t64", "libreadline8t64"),
+        *COMPILER,
     ),
     auth="slurm",
     requeue_delay=True,
@@ -155,7 +158,7 @@ OLD = Site(
     name="old",
     about="Slurm 22.05 (Debian 12), command line only",
     suite="bookworm",
-    packages=(*SLURM_PACKAGES, *PYTHON_LIBRARIES, *TOOLS, "libssl3", "libreadline8"),
+    packages=(*SLURM_PACKAGES, *PYTHON_LIBRARIES, *TOOLS, *COMPILER, "libssl3", "libreadline8"),
     auth="munge",
     requeue_delay=False,
     cgroup_plugin="cgroup/v1",

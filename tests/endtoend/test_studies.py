@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from slurm_ones.cli import app
 from tests.endtoend.harness import Harness
 
 pytestmark = pytest.mark.cluster
@@ -66,6 +68,7 @@ def test_a_study_goes_on_after_a_kill(harness: Harness) -> None:
     jobs = cluster.run(["squeue", "-h", "--array", "--states=all", "-u", "alice", "-o", "%F|%j"]).stdout.splitlines()
     assert {job for job in jobs if "ones-study-" in job} == {f"{rows[0][0]}|{rows[0][1]}"}
 
-    cluster.run([*STUDY, "--processes", "1", "--json", "here.json"], cwd=f"/scratch/{work.name}")
+    here = CliRunner().invoke(app, [*STUDY[1:], "--processes", "1", "--json", str(work / "here.json")])
+    assert here.exit_code == 0, here.stderr
     found = [unclocked(json.loads((work / name).read_text())) for name in ("slurm.json", "here.json")]
     assert found[0] == found[1]

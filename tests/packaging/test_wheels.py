@@ -36,6 +36,9 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 """Imports every module of a package, and prints what that brought in; `may_lack` are what extras bring."""
 
+PAGES = ("starlette", "markupsafe", "prometheus_client")
+"""What whole modules of a service need that only serve pages or figures."""
+
 TRAIN = """
 import torch
 import ones_wrapper as ones
@@ -261,7 +264,7 @@ class TestCompanion:
 
     def test_every_module_works_without_the_extras(self, service: Environment) -> None:
         """What needs an extra imports it when it is used."""
-        service.python(IMPORT_ALL, "slurm_ones", "pyslurm", "pytest", "hypothesis", "starlette", "markupsafe")
+        service.python(IMPORT_ALL, "slurm_ones", "pyslurm", "pytest", "hypothesis", *PAGES)
 
     @pytest.mark.parametrize("command", [["--help"], ["doctor", "--help"], ["db", "--help"], ["template"]])
     def test_commands_answer(self, service: Environment, command: list[str]) -> None:

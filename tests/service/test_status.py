@@ -151,15 +151,15 @@ def test_ticks_and_errors_are_written_down(url: str) -> None:
 def test_prometheus_finds_figures_on_this_machine_alone() -> None:
     """At the port that was asked for, not on the network; a port that is taken is a setting that is refused."""
     pytest.importorskip("prometheus_client")
-    from slurm_ones.service.health import serve
+    from slurm_ones.service.metrics_server import serve
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.listen()
         with pytest.raises(ConfigError, match=f"metrics_port: port {port}"):
-            serve(port)
-    figures = serve(port)
+            serve("127.0.0.1", port)
+    figures = serve("127.0.0.1", port)
     figures.ticked(500.0, tick())
     figures.failed()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:

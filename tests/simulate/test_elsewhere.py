@@ -159,6 +159,21 @@ def test_what_would_end_the_same_way_is_not_repeated(folder: StudyFolder, state:
     assert site.sent == [2] and all(named in run.error and state in run.error for run in runs)
 
 
+def test_a_waiting_task_that_is_gone_was_cancelled(folder: StudyFolder) -> None:
+    """Of an array's waiting tasks Slurm forgets those that are cancelled; sending them again would help nobody."""
+    said: list[str] = []
+
+    class Forgetful(Fake):
+        def states(self, names: Collection[str]) -> Mapping[Task, Seen]:
+            found = super().states(names)
+            self.known.clear()
+            return found
+
+    site = Forgetful(folder.root, lambda sent, call: JobState.PENDING)
+    runs = Study(SMALL, folder, site, said.append, QUICK).run(lambda progress: None)
+    assert site.sent == [2] and all("somebody cancelled it; Slurm knows job 7 no more" in run.error for run in runs)
+
+
 def test_a_crash_is_a_result_of_this_command_alone(folder: StudyFolder, crashing: PolicySpec) -> None:
     """As where it runs in this process, with its log named; it is not repeated, but the next command tries again."""
     plan = replace(SMALL, policies=(FIFO, crashing))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,14 +10,13 @@ from typing import Any
 import pytest
 
 from ones_db import Store
+from tests import debian
 from tests.cluster import paths
 from tests.db.make import job
 from tests.web.conftest import TOKEN, Page
 
 pytestmark = pytest.mark.slow
 PACKAGES = ("chromium", "chromium-driver", "fonts-dejavu-core")
-APT = ("-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10", "-o", "Acquire::https::Timeout=10")
-APT += ("-o", "DPkg::Lock::Timeout=120")
 PICTURES = paths.REPOSITORY / "build" / "pictures"
 """Screenshots, for whoever wants to look."""
 
@@ -46,29 +43,7 @@ return worst;
 
 def installed() -> str:
     """Why there is no browser, empty where there is one; installs Debian's where that can be done."""
-    if shutil.which("chromedriver") and shutil.which("chromium"):
-        return ""
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        return "no chromium and chromium-driver here, and installing them needs root on Debian"
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    # All that needs the network comes first: what unpacks is not cut short.
-    install = ["install", "-y", "--no-install-recommends", *PACKAGES]
-    for command in (["update"], [*install, "--download-only"], [*install, "--no-download"]):
-        try:
-            done = subprocess.run(
-                ["apt-get", "-q", *APT, *command],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=None if "--no-download" in command else 180,
-            )
-        except subprocess.TimeoutExpired:
-            return f"apt-get {' '.join(command)}: no end within 180 s"
-        if done.returncode != 0 and command != ["update"]:
-            return f"apt-get cannot install {', '.join(PACKAGES)}: {done.stderr[-300:]}"
-    return ""
+    return debian.installed(("chromium", "chromedriver"), PACKAGES)
 
 
 def driver() -> Any:

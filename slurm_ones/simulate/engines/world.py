@@ -211,6 +211,7 @@ class World:
             throttle=int(blocks),
             work_dir=str(self.directory),
             priority=submission.priority,
+            time_limit_s=submission.limit_s,
             user=USER,
             uid=os.geteuid(),
         )

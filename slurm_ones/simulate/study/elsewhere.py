@@ -237,7 +237,7 @@ class Study:
             # A job that ended well, or that is forgotten, may have left a result that is not seen yet.
             due = seen is None or seen.state is JobState.COMPLETED
             if now - since >= (self.waits.late_s if due else self.waits.first_s):
-                self._fail(self._left[key], on_progress)
+                self._fail(self._left[key], seen, on_progress)
         changed = before != self._seen
         if changed:
             running = sum(seen.state is JobState.RUNNING for key, seen in self._seen.items() if key in self._sent)
@@ -246,22 +246,28 @@ class Study:
                 self.say(f"in the queue: {waiting} parts wait, {running} run")
         return changed
 
-    def _fail(self, part: Part, on_progress: OnProgress) -> None:
-        """A job ended without a result: another one, or no more of this part."""
-        seen = self._seen.get(part.key)
+    def _fail(self, part: Part, seen: Seen | None, on_progress: OnProgress) -> None:
+        """A job ended without a result: another one, or no more of this part. `seen` is what the site knows of it now,
+        None for nothing."""
+        before = self._seen.get(part.key)
         name = self._sent.pop(part.key).name
         self._gone.pop(part.key)
         self._tries[part.key] += 1
+        same_again = SAME_AGAIN.get(seen.state, "") if seen is not None else ""
         if seen is None:
-            why = f"the site does not know its job, named {name}; logs: {self.folder.jobs}"
+            job = f"job {before.job}" if before is not None else f"its job, named {name},"
+            why = f"Slurm knows {job} no more; logs: {self.folder.jobs}"
+            # One that ran is known for some minutes after its end; of an array's waiting tasks nothing is left.
+            if before is not None and before.state is JobState.PENDING:
+                same_again = SAME_AGAIN[JobState.CANCELLED]
         else:
             why = f"job {seen.job} ended without a result ({seen.state.value}); log: {seen.log}"
             if not seen.log.exists():
                 why += " is not there: do the nodes see this directory (--directory)?"
-            if seen.state in SAME_AGAIN:
-                why = f"{SAME_AGAIN[seen.state]}; {why}"
+        if same_again:
+            why = f"{same_again}; {why}"
         tries = self._tries[part.key]
-        if tries < TRIES and (seen is None or seen.state not in SAME_AGAIN):
+        if tries < TRIES and not same_again:
             self.say(f"{part.label}: {why}; sent again, try {tries + 1} of {TRIES}")
             self._todo.append(part)
             return
@@ -271,7 +277,8 @@ class Study:
         self._runs[part.key] = run
         for known in (self._left, self._sent, self._gone):
             known.pop(part.key, None)
-        on_progress(self.folder.progress(part) or RunProgress(part.policy.label, part.seed))
+        if (progress := self.folder.progress(part)) is not None:
+            on_progress(progress)
         on_progress(RunProgress(part.policy.label, part.seed, finished=True))
 
     def _say_what_runs(self) -> None:

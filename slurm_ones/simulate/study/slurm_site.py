@@ -35,6 +35,8 @@ KEPT = ("SLURM_CONF", "SLURM_JWT")
 """Variables of Slurm's that lead to it; all others belong to a job from which a study may be started."""
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]{0,40}")
+_UNSENT = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]{32}\.sh")
+"""Files of submitit's for jobs that Slurm did not take; those of others bear their ids."""
 _WHERE = "%F|%K|%T|%j"
 """Of a job: its id or its array's, its place in the array, its state and its name."""
 
@@ -95,6 +97,9 @@ class SlurmSite:
                 )
                 jobs: list[submitit.Job[Any]] = executor.submit_array(calls)
             except (FailedJobError, FailedSubmissionError) as error:
+                for path in self._folder.iterdir():
+                    if _UNSENT.fullmatch(path.name) and not path.is_symlink():
+                        path.unlink()
                 raise error_of("sbatch", str(error)) from None
             except (FileNotFoundError, RuntimeError) as error:
                 raise SlurmMissing(f"sbatch: {error}") from None

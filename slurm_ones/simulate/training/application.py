@@ -267,3 +267,5 @@ class Submission:
     """Slurm's: jobs of higher priority come first."""
     deadline_s: float | None = None
     """Seconds after its submission by which its user wants it to have ended."""
+    limit_s: float = 0.0
+    """Its time limit; 0 for that of the cluster."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -31,3 +34,24 @@ def test_a_leader_that_came_while_one_looked_is_joined(tmp_path: Path, monkeypat
     found = meeting.find_or_found(folder, Block(7, 1, 0), "127.0.0.1", lambda term: None)
     assert found == (other, None)
     assert folder.newest() == other
+
+
+def test_a_leader_that_ends_while_it_is_asked_is_given_up_soon(tmp_path: Path) -> None:
+    """Protects seconds of training: the port answered and then closed, as that of a process that ends."""
+    folder = HotFolder(tmp_path, 7)
+    folder.prepare()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert folder.claim(Leader(0, "127.0.0.1", server.getsockname()[1], "dying", 0, 0))
+
+        def die() -> None:
+            server.accept()[0].close()
+            server.close()
+
+        dying = threading.Thread(target=die)
+        dying.start()
+        began = time.monotonic()
+        found, board = meeting.find_or_found(folder, Block(7, 1, 0), "127.0.0.1", lambda term: None)
+        took = time.monotonic() - began
+        dying.join()
+    assert found is not None and (found.term, found.task) == (1, 1) and board is not None
+    assert took < 4.0

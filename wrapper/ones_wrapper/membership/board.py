@@ -40,8 +40,9 @@ class Board:
 
     @classmethod
     def connect(cls, address: str, port: int, token: str, timeout_s: float = ANSWER_S) -> Board:
-        """Raises `BoardLostError` where there is none of this token, or it does not answer."""
-        return in_time(lambda: cls._connect(address, port, token, timeout_s), timeout_s)
+        """Raises `BoardLostError` where there is none of this token, or it does not answer within `timeout_s`."""
+        # The store tries a second time, so half of the time is for each.
+        return in_time(lambda: cls._connect(address, port, token, timeout_s / 2), timeout_s)
 
     @classmethod
     def _connect(cls, address: str, port: int, token: str, timeout_s: float) -> Board:
@@ -54,6 +55,7 @@ class Board:
         board = cls(store, token)
         if board.read("open") is None:
             raise BoardLostError("another job's store is at this address")
+        store.set_timeout(timedelta(seconds=ANSWER_S))
         return board
 
     def again(self) -> Board:

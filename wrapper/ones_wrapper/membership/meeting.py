@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 
 import torch.distributed as dist
 
-from ones_wrapper.membership.board import Board, BoardLostError
+from ones_wrapper.membership.board import ANSWER_S, Board, BoardLostError
 from ones_wrapper.membership.connections import new_token
 from ones_wrapper.membership.files import Block, HotFolder, Leader, living
 
 DYING_S = 15.0
 """How long a leader that said that its membership is lost may take to end."""
+_TRY_S = 2.0
+"""How long one attempt to reach a leader's board may take."""
 
 _PEER = re.compile(r"gloo|nccl|process ?group|connection|broken pipe|\bpeer\b", re.IGNORECASE)
 
@@ -49,7 +51,7 @@ def find_or_found(
         leader = folder.newest()
         if leader is not None and living(leader):
             try:
-                board = Board.connect(leader.host, leader.port, leader.token)
+                board = _board(leader)
                 if board.read("lost") is None:
                     return leader, None
                 if time.monotonic() < until:
@@ -65,3 +67,17 @@ def find_or_found(
             return leader, board
         time.sleep(0.05)
     return None, None
+
+
+def _board(leader: Leader) -> Board:
+    """The board of a leader, asked again as long as something is there: one that is ending is given up within seconds.
+
+    Raises `BoardLostError`.
+    """
+    until = time.monotonic() + ANSWER_S
+    while True:
+        try:
+            return Board.connect(leader.host, leader.port, leader.token, timeout_s=_TRY_S)
+        except BoardLostError:
+            if time.monotonic() > until or not living(leader):
+                raise

@@ -1,0 +1,81 @@
+"""`slurm-ones plugin`: sbatch's options `--elastic-…`, compiled, installed and tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slurm_ones.cli.common import command, console
+from slurm_ones.plugin import PluginError, Site, compile_spank, look, trial, write_own, write_site
+from slurm_ones.report.text import plain
+from slurm_ones.simulate import BadInput
+
+app = typer.Typer(
+    help="Options --elastic-… of sbatch, and checks of elastic jobs as they are submitted.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+IncludeOption = Annotated[
+    Path | None, typer.Option("--include", help="Folder that holds slurm/spank.h, where the compiler does not find it.")
+]
+
+
+@app.command()
+@command
+def build(
+    to: Annotated[Path, typer.Option("--to", help="Folder to write it to.")] = Path(),
+    include: IncludeOption = None,
+) -> None:
+    """Compile the SPANK plugin with this machine's compiler and Slurm's headers. It is not installed."""
+    try:
+        console.print(f"written: {compile_spank(to, include)}", markup=False, soft_wrap=True)
+    except (PluginError, OSError) as error:
+        raise BadInput(str(error)) from None
+
+
+@app.command()
+@command
+def install(
+    to: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write: for a site, the folder of slurm.conf.")],
+    own: Annotated[bool, typer.Option("--own", help="For your own commands alone, without privileges.")] = False,
+    include: IncludeOption = None,
+    spank: Annotated[
+        bool, typer.Option("--spank/--no-spank", help="With the options of sbatch, or the checks alone.")
+    ] = True,
+) -> None:
+    """Write the plugin's files to a folder, and say which lines of Slurm's own files use them."""
+    try:
+        written, todo = write_own(to, include, look()) if own else write_site(to, include, spank, _seen())
+    except PluginError as error:
+        raise BadInput(str(error)) from None
+    for path in written:
+        console.print(f"written: {path}", markup=False, soft_wrap=True)
+    for text in todo:
+        console.print(text, markup=False, soft_wrap=True)
+
+
+def _seen() -> Site | None:
+    """The site's configuration, None where Slurm does not answer."""
+    try:
+        return look()
+    except PluginError:
+        return None
+
+
+@app.command()
+@command
+def check() -> None:
+    """Try whether the plugin is loaded and works. Nothing is submitted. Exit code 1: something does not."""
+    try:
+        findings = trial(look())
+    except PluginError as error:
+        raise BadInput(str(error)) from None
+    for one in findings:
+        console.print(
+            f"{'ok' if one.good else 'NO':4}{one.what:12}{plain(one.text, 500)}", markup=False, soft_wrap=True
+        )
+    if not all(one.good for one in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,150 @@
+"""`slurm-ones study`: what elasticity would bring to a cluster, from Slurm's accounting or from a trace."""
+
+from __future__ import annotations
+
+import json as json_format
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from slurm_ones.cli.common import command, console, errors
+from slurm_ones.cli.import_ import moment
+from slurm_ones.cli.simulate import check_outputs, parse_cluster
+from slurm_ones.cli.simulate_progress import say, shown
+from slurm_ones.config import ConfigError
+from slurm_ones.report.text import plain, seconds
+from slurm_ones.simulate import BadInput
+
+# What simulates is imported by the command itself: no other command is to wait for it.
+if TYPE_CHECKING:
+    from slurm_ones.simulate.elasticity.curves import Curves
+    from slurm_ones.simulate.elasticity.study import Study
+    from slurm_ones.simulate.traces.trace import Trace
+
+PAGE = Path("elasticity.html")
+CROWDED = 0.7
+"""Share of the GPUs that were held at once, below which a named cluster is likely not the trace's own."""
+
+
+@command
+def study(
+    trace: Annotated[
+        Path | None,
+        typer.Argument(
+            help="File of sacct --parsable2 with header, SWF, Philly, Helios, Acme or Alibaba (default: ask sacct)."
+        ),
+    ] = None,
+    since: Annotated[
+        str, typer.Option(help="Start of what sacct is asked for: 2026-01-31, or an age such as 30d.")
+    ] = "30d",
+    until: Annotated[str, typer.Option(help="End of it (default: now).")] = "",
+    partition: Annotated[str, typer.Option("--partition", "-p", help="Jobs of this partition alone (sacct).")] = "",
+    cluster: Annotated[
+        str | None, typer.Option(help="Nodes x GPUs per node, such as 16x4 (default: what the jobs held at once).")
+    ] = None,
+    sample: Annotated[
+        float, typer.Option(help="Share of the jobs that are taken, for a --cluster smaller than the trace's own.")
+    ] = 1.0,
+    jobs: Annotated[int, typer.Option(min=1, help="Most jobs that are simulated.")] = 100,
+    seeds: Annotated[int, typer.Option(min=1, help="Assignments of curves, each simulated.")] = 3,
+    profiles: Annotated[
+        Path | None, typer.Option(help="Folder of measured profiles, in place of our own figures.")
+    ] = None,
+    html: Annotated[Path, typer.Option(help="The page.")] = PAGE,
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
+    processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0,
+) -> None:
+    """Say what elastic jobs would bring here: simulate the past with 0, 20, 50 and 100 % of its jobs elastic.
+
+    Reads Slurm's accounting, as far as you may see it, and changes nothing. Writes one page.
+    """
+    from slurm_ones.report.page import write_elasticity
+    from slurm_ones.simulate.elasticity.page import as_json, fidelity, lanes, page, verdict
+    from slurm_ones.simulate.elasticity.stretch import stretch_of
+    from slurm_ones.simulate.elasticity.study import interval_of, runs_of
+    from slurm_ones.simulate.elasticity.study import study as run
+
+    check_outputs(json, html)
+    size = None
+    if cluster is not None:
+        parts = parse_cluster(cluster)
+        if len(parts) > 1 or parts[0].kind:
+            raise BadInput(
+                f"--cluster: {cluster!r:.40}: a trace tells no kinds of GPUs; give NODESxGPUS of one partition"
+            )
+        size = parts[0].nodes, parts[0].gpus_per_node
+    if not 0 < sample <= 1:
+        raise BadInput(f"--sample: {sample:g} is not above 0 and at most 1")
+    curves = _curves(profiles)
+    read = _read(trace, since, until, partition)
+    stretch = stretch_of(read, jobs, size, sample)
+    runs = runs_of(seeds)
+    say(
+        f"{read.name} ({read.format}): {len(read.jobs)} jobs with GPUs, of which {len(stretch.jobs)} within "
+        f"{seconds(stretch.hours * 3600)} are simulated on {stretch.nodes}x{stretch.gpus_per_node} GPUs; "
+        f"{runs} runs, a decision every {seconds(interval_of(stretch))}"
+    )
+    there = stretch.nodes * stretch.gpus_per_node / stretch.most_held
+    if there < CROWDED:
+        say(f"jobs held {stretch.most_held} GPUs at once: --sample {sample * there:.2g} asks as much of this cluster")
+    for why, count in read.left_out:
+        say(f"left out: {count}: {why}")
+    workers = processes or os.cpu_count() or 1
+    found = shown(runs, lambda on_progress: run(read.name, stretch, curves, range(seeds), workers, on_progress))
+    if found.outcomes:
+        _print(found)
+        for line in [*verdict(found), fidelity(found)]:
+            console.print(plain(line, 1000), markup=False, soft_wrap=True)
+    if json is not None:
+        json.write_text(json_format.dumps(as_json(found, read), indent=1, allow_nan=False), encoding="utf-8")
+    write_elasticity(html, *lanes(found), page(found, read))
+    say(f"{html} says what was assumed, and shows more")
+    for error in found.errors:
+        errors.print(f"slurm-ones: {plain(error, 1000)}", markup=False, soft_wrap=True)
+    if found.errors:
+        raise typer.Exit(1)
+
+
+def _curves(profiles: Path | None) -> Curves:
+    from slurm_ones.simulate.elasticity.curves import catalogue, measured
+    from slurm_ones.simulate.workloads.profiles import read_profiles
+
+    return catalogue() if profiles is None else measured(read_profiles(profiles))
+
+
+def _read(path: Path | None, since: str, until: str, partition: str) -> Trace:
+    """The trace of a file, or what `sacct` says."""
+    from slurm_ones.simulate.traces.accounting import read_sacct
+    from slurm_ones.simulate.traces.read import read_trace
+    from slurm_ones.slurm.sacct import Sacct
+
+    if path is not None:
+        return read_trace(path, partition)
+    now = time.time()
+    began, ended = moment(since, "--since", now), moment(until, "--until", now) if until else now
+    if not 0 <= began < ended <= now:
+        raise ConfigError(f"--since: {since} is not before {until or 'now'}, or that is not in the past")
+    with Progress(TextColumn("{task.description}"), BarColumn(), console=errors, transient=True) as bar:
+        task = bar.add_task("accounting", total=1.0)
+        return read_sacct(
+            Sacct(), began, ended, partition,
+            lambda share, rows: bar.update(task, completed=share, description=f"accounting, {rows} rows"),
+        )  # fmt: skip
+
+
+def _print(found: Study) -> None:
+    from slurm_ones.simulate.elasticity.page import label, rows, shares
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("jobs elastic", "recorded", *map(label, shares(found))):
+        table.add_column(title, justify="left" if title == "jobs elastic" else "right")
+    for row in rows(found):
+        table.add_row(
+            row.title, row.recorded, *(f"{mean}\n({between})" if between else mean for mean, between in row.cells)
+        )
+    console.print(table)

@@ -1,0 +1,158 @@
+"""Writes the plugin's files where they are asked for, each as a whole, and says which lines of Slurm's files use them.
+
+Slurm's own files are not touched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_ones.plugin.build import SPANK, PluginError, compile_spank, run, source
+
+RULES = "slurm_ones.lua"
+JOB_SUBMIT = "job_submit.lua"
+CLI_FILTER = "cli_filter.lua"
+OURS = "Written by slurm-ones plugin install."
+_PATH = re.compile(r"/[A-Za-z0-9._+@:/-]*")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What this Slurm says of its configuration; empty where it says nothing."""
+
+    conf: str
+    """Path of slurm.conf."""
+    job_submit: str
+    cli_filter: str
+    plugstack: str
+    """Path of plugstack.conf."""
+
+
+def look() -> Site:
+    """This Slurm's configuration; raises `PluginError` where it does not answer."""
+    done = run("scontrol", "show", "config")
+    pairs = (line.partition("=") for line in done.stdout.splitlines())
+    found = {key.strip().lower(): value.strip() for key, _, value in pairs}
+    if "jobsubmitplugins" not in found:
+        raise PluginError(f"Slurm does not say how it is configured: {(done.stderr or done.stdout).strip()[:500]}")
+    names = ("slurm_conf", "jobsubmitplugins", "clifilterplugins", "plugstackconfig")
+    conf, submit, filters, plugstack = (re.sub(r"^\((?:null|none)\)$", "", found.get(name, "")) for name in names)
+    return Site(conf, submit, filters, plugstack or (str(Path(conf).with_name("plugstack.conf")) if conf else ""))
+
+
+def _write(path: Path, text: str) -> None:
+    """The file with this text, or as it was."""
+    handle, name = tempfile.mkstemp(prefix=".slurm-ones-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink()
+        raise
+
+
+def _folder(to: Path) -> Path:
+    """The folder as the files name it; raises `PluginError` for one whose name Slurm's files cannot hold."""
+    to = to.resolve()
+    if _PATH.fullmatch(str(to)) is None:
+        raise PluginError(f"{to}: choose a folder whose path is made of letters, digits and ._+@:/-")
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PluginError(f"{to}: {error.strerror}") from None
+    return to
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a file of that name is there that we did not write."""
+    try:
+        return OURS not in path.read_text("utf-8", errors="replace")[:200]
+    except FileNotFoundError:
+        return False
+
+
+def _files(to: Path, names: tuple[str, ...]) -> list[Path]:
+    for name in names:
+        _write(to / name, source(name).replace("@DIRECTORY@", str(to)))
+    return [to / name for name in names]
+
+
+def _and_lua(plugins: str) -> str:
+    return plugins if "lua" in plugins.split(",") else f"{plugins},lua".lstrip(",")
+
+
+def write_site(to: Path, include: Path | None, spank: bool, site: Site | None) -> tuple[list[Path], list[str]]:
+    """Write the files for a whole site into `to`, the folder of slurm.conf; the files, and what is left to do.
+
+    A job_submit.lua or cli_filter.lua of the site's stays as it is. Raises `PluginError`."""
+    to = _folder(to)
+    foreign = [name for name in (JOB_SUBMIT, CLI_FILTER) if _is_foreign(to / name)]
+    try:
+        written = [compile_spank(to, include)] if spank else []
+        written += _files(to, (RULES, *(name for name in (JOB_SUBMIT, CLI_FILTER) if name not in foreign)))
+    except OSError as error:
+        raise PluginError(f"{to}: {error.strerror or error}") from None
+    todo = []
+    for name, calls in ((JOB_SUBMIT, "submitted(job_desc)"), (CLI_FILTER, "filtered(options)")):
+        if name in foreign:
+            todo.append(
+                f"{to / name} is your site's and stays as it is. To check elastic jobs, call ours in it:\n"
+                f'    local loaded, ones = pcall(dofile, "{to / RULES}")\n'
+                f"    local ran, refused = pcall(function() return ones.{calls} end)\n"
+                "Where it ran and refused is no nil, show that sentence and return slurm.ERROR."
+            )
+    if spank:
+        plugstack = site.plugstack if site is not None and site.plugstack else f"{to}/plugstack.conf"
+        todo.append(f"On login nodes, add to {plugstack}:\n    optional {to / SPANK}")
+    conf = site.conf if site is not None and site.conf else f"{to}/slurm.conf"
+    submit, filters = (
+        _and_lua(value) for value in ((site.job_submit, site.cli_filter) if site is not None else ("", ""))
+    )
+    todo.append(f"In {conf}, once the files are on the controller's machine:\n    JobSubmitPlugins={submit}")
+    todo.append(
+        "To have --open-mode and --signal completed too, and jobs checked by sbatch itself, also the following. Slurm "
+        f"ends every sbatch, srun and salloc on a machine without {CLI_FILTER}, so it must be on all first:\n"
+        f"    CliFilterPlugins={filters}"
+    )
+    todo.append("Then:\n    scontrol reconfigure\n    slurm-ones plugin check")
+    return written, todo
+
+
+def write_own(to: Path, include: Path | None, site: Site) -> tuple[list[Path], list[str]]:
+    """Write into `to` what one user needs at a site that installs nothing: the files, and what is left to do.
+
+    A slurm.conf there includes the site's, and adds the filter and the options for this user's own commands. Raises
+    `PluginError`, also where the site has a filter of its own, which would not run."""
+    if not site.conf:
+        raise PluginError("Slurm does not say where its slurm.conf is")
+    to = _folder(to)
+    if Path(site.conf).is_relative_to(to):
+        raise PluginError("SLURM_CONF names the file that would be written: unset SLURM_CONF first")
+    if site.cli_filter:
+        raise PluginError(
+            f"this site has a filter of its own (CliFilterPlugins={site.cli_filter}), which would not run beside "
+            "yours: ask its administrator to install the plugin"
+        )
+    foreign = [to / name for name in ("slurm.conf", "plugstack.conf", CLI_FILTER) if _is_foreign(to / name)]
+    if foreign:
+        raise PluginError(f"{foreign[0]} is there and is not ours: choose an empty folder")
+    theirs = f"include {site.plugstack}\n" if Path(site.plugstack).exists() else ""
+    try:
+        written = [compile_spank(to, include), *_files(to, (RULES, CLI_FILTER))]
+        _write(to / "plugstack.conf", f"# {OURS}\n{theirs}optional {to / SPANK}\n")
+        _write(
+            to / "slurm.conf",
+            f"# {OURS}\nInclude {site.conf}\nCliFilterPlugins=lua\nPlugStackConfig={to}/plugstack.conf\n",
+        )
+    except OSError as error:
+        raise PluginError(f"{to}: {error.strerror or error}") from None
+    todo = [f"Where you submit:\n    export SLURM_CONF={to}/slurm.conf\n    slurm-ones plugin check"]
+    return [*written, to / "plugstack.conf", to / "slurm.conf"], todo

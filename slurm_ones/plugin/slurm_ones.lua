@@ -1,0 +1,257 @@
+-- What slurm-ones checks and completes in a job as it is submitted. job_submit.lua and cli_filter.lua call it, and so
+-- can a site's own. Part of slurm-ones, BSD-3-Clause.
+--
+-- A job that neither has options --elastic-… nor a comment that begins with "ones:" is left as it is. What a comment
+-- means is defined by slurm-ones, in Python: here a wrong word is found early, and what is not looked at is handed on.
+
+local ones = {}
+
+local RANGE, STEPPED, ANY = 1, 2, 3
+local KEYS = { gpus = STEPPED, nodes = RANGE, batch = RANGE, size = RANGE, resize = ANY, array = ANY, fuse = ANY,
+               deadline = ANY }
+local KNOWN = "gpus=, nodes=, batch=, resize=, array=, size=, fuse= or deadline="
+local MOST, DIGITS = 1000, 12
+local UNSET_32, UNSET_16 = 4294967294, 65534 -- Slurm's NO_VAL and NO_VAL16
+
+-- Text of a user, shown: printable and short.
+local function shown(text)
+    return "'" .. text:sub(1, 40):gsub("[^ -~]", "?") .. "'"
+end
+
+-- The words after "ones:", nil where the comment does not begin so.
+local function words_of(comment)
+    local rest = comment:match("^%s*[oO][nN][eE][sS]:(.*)$")
+    if rest == nil then
+        return nil
+    end
+    local words = {}
+    for word in rest:gmatch("[^%s,]+") do
+        words[#words + 1] = word
+    end
+    return words
+end
+
+-- What is wrong with a word's value, nil where nothing is, or nothing that is looked at here.
+local function fault_of_value(key, value)
+    local kind = KEYS[key]
+    if kind == ANY then
+        return value == "" and "it has no value" or nil
+    end
+    local range, step = value, nil
+    if kind == STEPPED then
+        local whole, after = value:match("^([^:]*):(.*)$")
+        range, step = whole or value, after
+    end
+    local low, high = range:match("^(%d+)%-(%d+)$")
+    low, high = low or range:match("^%d+$"), high
+    if low == nil or #low > DIGITS or #(high or "") > DIGITS or (step ~= nil and not step:match("^[1-9]%d*$")) then
+        return "expected a number or a range such as 1-16"
+    end
+    if tonumber(low) < 1 or (high ~= nil and tonumber(high) < tonumber(low)) then
+        return "expected 1 <= first <= last"
+    end
+    return nil
+end
+
+-- Whether the text holds bytes whose meaning as space or letter only slurm-ones knows.
+local function is_plain(text)
+    return #text <= MOST and not text:find("[^\t-\r -~]")
+end
+
+-- What is wrong with a comment that begins with "ones:", as a sentence; nil where nothing is.
+function ones.fault(comment)
+    local words = words_of(comment)
+    if words == nil or not is_plain(comment) then
+        return nil
+    end
+    local found = {}
+    for _, word in ipairs(words) do
+        local key, value = word:match("^([^=]*)=?(.*)$")
+        if KEYS[key] == nil then
+            return shown(word) .. ": expected " .. KNOWN
+        elseif found[key] then
+            return shown(word) .. ": " .. key .. " is given twice"
+        end
+        local fault = fault_of_value(key, value)
+        if fault ~= nil then
+            return shown(word) .. ": " .. fault
+        end
+        found[key] = value
+    end
+    if found.gpus and found.nodes then
+        return "gpus= and nodes= contradict each other: give one of them"
+    elseif not found.gpus and not found.nodes and found.resize ~= "off" then
+        return "neither gpus= nor nodes=: say how far the job may grow, such as gpus=1-16"
+    end
+    return nil
+end
+
+-- Whether a comment that does not opt in surely means to: "one: gpus=1-16", "ones gpus=1-16".
+function ones.near_miss(comment)
+    if not is_plain(comment) or words_of(comment) ~= nil then
+        return false
+    end
+    local key = comment:lower():match("^%s*ones?%s*[^%w_%s]?%s*(%l+)=%d")
+    return key == "gpus" or key == "nodes" or key == "batch"
+end
+
+-- The comment with these words in it, in place of those that it has of the same name; nil where it says something else.
+function ones.merged(comment, words)
+    local old = {}
+    if comment ~= nil and comment:match("%S") then
+        old = words_of(comment)
+        if old == nil then
+            return nil
+        end
+    end
+    local new, keys = {}, {}
+    for word in words:gmatch("[^%s,]+") do
+        new[#new + 1] = word
+        keys[word:match("^[^=]*")] = true
+    end
+    -- A size in GPUs takes the place of one in nodes, and the other way round.
+    keys.gpus, keys.nodes = keys.gpus or keys.nodes, keys.gpus or keys.nodes
+    local kept = {}
+    for _, word in ipairs(old) do
+        if not keys[word:match("^[^=]*")] then
+            kept[#kept + 1] = word
+        end
+    end
+    return "ones: " .. table.concat(new, " ") .. (#kept > 0 and " " .. table.concat(kept, " ") or "")
+end
+
+-- Whether a batch script starts ones-run in blocks.
+function ones.runs_blocks(script)
+    for line in script:gmatch("[^\n]+") do
+        local command = line:match("^%s*([^#]*)")
+        if command:find("ones%-run%s.*%-%-blocks") or command:find("ONES_BLOCKS=1") then
+            return true
+        end
+    end
+    return false
+end
+
+local function has(words, word)
+    return (" " .. words .. " "):gsub("[,%s]+", "  "):find(" " .. word .. " ", 1, true) ~= nil
+end
+
+-- The comment that a job shall have, and whether it is elastic; or nil, nil and a sentence where it is refused.
+-- `job` has `comment`, `words` (of options), `array`, `script`; `no_requeue`, `tasks`, `per_job` where they are known.
+function ones.check(job)
+    local comment = job.comment
+    if job.words ~= nil then
+        comment = ones.merged(comment, job.words)
+        if comment == nil then
+            return nil, nil, "the options --elastic-... become the job's comment, so leave out --comment or begin it with ones:"
+        end
+    elseif comment == nil then
+        return nil, false
+    elseif words_of(comment) == nil then
+        if ones.near_miss(comment) then
+            return nil, nil, "this comment does not opt in, since it does not begin with ones: as in --comment=\"ones: gpus=1-16\""
+        end
+        return nil, false
+    end
+    if job.array ~= nil and job.script ~= nil and not comment:find("array=", 1, true) and ones.runs_blocks(job.script) then
+        comment = comment .. " array=blocks"
+    end
+    local fault = ones.fault(comment)
+    if fault ~= nil then
+        return nil, nil, fault
+    elseif has(comment, "resize=off") then
+        return comment, false
+    elseif job.interactive then
+        return nil, nil, "an elastic job is a batch job of one component: submit it with sbatch"
+    elseif job.no_requeue then
+        return nil, nil, "Slurm must be able to requeue an elastic job: leave out --no-requeue"
+    elseif job.tasks then
+        return nil, nil, "Slurm does not let a user change task counts: leave out --ntasks and --ntasks-per-..."
+    elseif job.per_job then
+        return nil, nil, "say how many GPUs a node takes, by --nodes and --gres=gpu:N, in place of --gpus or --gpus-per-task"
+    elseif has(comment, "array=blocks") then
+        if job.array == nil then
+            return nil, nil, "array=blocks needs a job array: add --array=0-7%1"
+        elseif not job.array:find("%%1$") then
+            return nil, nil, "blocks start one by one: end --array with %1"
+        end
+    end
+    return comment, true
+end
+
+local function is_set(number, unset)
+    return type(number) == "number" and number ~= 0 and number < unset
+end
+
+local function names_gpu(tres)
+    return type(tres) == "string" and tres:find("gpu", 1, true) ~= nil
+end
+
+-- For job_submit.lua: checks and completes a job description of Slurm's. Returns a sentence where the job is refused,
+-- else nil, and what the job may have if options of ours said that.
+function ones.submitted(desc)
+    local words
+    for _, entry in pairs(desc.spank_job_env or {}) do
+        words = words or entry:match("^ONES_ELASTIC=(.*)$")
+    end
+    if words == nil and desc.comment == nil then
+        return nil
+    end
+    local comment, elastic, refused = ones.check({
+        comment = desc.comment,
+        words = words,
+        array = desc.array_inx,
+        script = desc.script,
+        interactive = desc.script == nil,
+        no_requeue = desc.requeue == 0,
+        tasks = is_set(desc.num_tasks, UNSET_32) or is_set(desc.ntasks_per_node, UNSET_16)
+            or is_set(desc.ntasks_per_tres, UNSET_16) or is_set(desc.ntasks_per_socket, UNSET_16),
+        per_job = names_gpu(desc.tres_per_job) or names_gpu(desc.tres_per_task) or names_gpu(desc.tres_per_socket),
+    })
+    if refused ~= nil then
+        return refused
+    end
+    if comment ~= nil and comment ~= desc.comment then
+        desc.comment = comment
+    end
+    if elastic and desc.requeue ~= 1 then
+        desc.requeue = 1
+    end
+    return nil, words ~= nil and comment or nil
+end
+
+-- For cli_filter.lua: the same for the options of sbatch, before they are sent, and what only sbatch can complete.
+function ones.filtered(options)
+    local given = (options["spank"] or {})["slurm_ones"] or {}
+    local words = {}
+    for _, key in ipairs({ "gpus", "nodes", "batch", "deadline" }) do
+        local value = given["elastic-" .. key]
+        if value ~= nil then
+            words[#words + 1] = key .. "=" .. value
+        end
+    end
+    local comment, elastic, refused = ones.check({
+        comment = options["comment"],
+        words = #words > 0 and table.concat(words, " ") or nil,
+        array = options["array"],
+        no_requeue = options["no-requeue"] == "no-requeue",
+        per_job = options["gpus"] ~= nil or options["gpus-per-task"] ~= nil,
+    })
+    if refused ~= nil then
+        return refused
+    end
+    if comment ~= nil and comment ~= options["comment"] then
+        options["comment"] = comment
+    end
+    if elastic then
+        options["requeue"] = "" -- newer releases take no other word here, older ones any
+        if options["open-mode"] == nil then
+            options["open-mode"] = "append"
+        end
+        if options["signal"] == "0@0" or options["signal"] == nil then
+            options["signal"] = "B:USR2@120"
+        end
+    end
+    return nil
+end
+
+return ones

@@ -1,0 +1,181 @@
+"""The part of a trace that is simulated, and the cluster that it is simulated on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+
+from slurm_ones.simulate import BadInput
+from slurm_ones.simulate.elasticity.curves import Curves, fitted, rigid
+from slurm_ones.simulate.study.plan import Source
+from slurm_ones.simulate.traces.trace import Trace, TraceJob
+from slurm_ones.simulate.training.application import Application, Submission
+from slurm_ones.simulate.workloads.workload import Workload
+
+USUAL_NODE = 8
+"""GPUs of a node where neither the trace nor its jobs tell."""
+SLACK_S = 60.0
+"""Slurm ends a job so long after its time limit."""
+PATIENCE = 2.0
+"""Jobs that were there before hold their GPUs for at most so many times as long as the counted ones take about: nobody
+waits for them any more, and the simulation would go on for them alone."""
+BEFORE = "before-"
+"""How the names of jobs begin that were there when the stretch began, and are not counted."""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Jobs that follow each other, who was there before them, and the cluster."""
+
+    jobs: tuple[TraceJob, ...]
+    before: tuple[TraceJob, ...]
+    """Jobs that ran or waited when it begins, with what they still had to run; they stay rigid, and are not counted."""
+    nodes: int
+    gpus_per_node: int
+    of_all: int
+    """Jobs from which it was chosen."""
+    left_out: int = 0
+    """Jobs that asked for more than the cluster has."""
+    sample: float = 1.0
+    """Share of the trace's jobs that were taken."""
+    most_held: int = 0
+    """GPUs that those jobs held at once at most."""
+    given: bool = False
+    """Its user named the cluster; else it has `most_held` GPUs."""
+
+    @property
+    def begins(self) -> float:
+        """The first submission."""
+        return self.jobs[0].submitted
+
+    @property
+    def hours(self) -> float:
+        """From the first submission to the last."""
+        return (self.jobs[-1].submitted - self.begins) / 3600.0
+
+
+def stretch_of(trace: Trace, most: int, cluster: tuple[int, int] | None = None, sample: float = 1.0) -> Stretch:
+    """At most so many jobs of a trace that follow each other: of all such stretches the one whose load is the median.
+
+    `cluster` is nodes and GPUs of each; None for as many as were held at once. `sample` is the share of the jobs that
+    are taken, at random but always the same, for a cluster that is smaller than the trace's. Raises `BadInput`.
+    """
+    jobs = [job for job in trace.jobs if _drawn(job) < sample]
+    if not jobs:
+        raise BadInput(f"--sample: {sample:g} leaves none of the {len(trace.jobs)} jobs of {trace.name}")
+    held = most_held(jobs)
+    per_node = cluster[1] if cluster else node_gpus(trace)
+    nodes = cluster[0] if cluster else max(-(-held // per_node), 1)
+    fitting = [job for job in jobs if _held(job.gpus, per_node) <= nodes * per_node]
+    if not fitting:
+        raise BadInput(f"--cluster: {nodes}x{per_node} is too small for every job of {trace.name}")
+    first = _median_load(fitting, most)
+    chosen = tuple(fitting[first : first + most])
+    before = tuple(_there(fitting[:first], chosen[0].submitted, PATIENCE * expected_s(chosen, nodes * per_node)))
+    left_out = len(jobs) - len(fitting)
+    return Stretch(chosen, before, nodes, per_node, len(jobs), left_out, sample, held, cluster is not None)
+
+
+def _drawn(job: TraceJob) -> float:
+    """A number from 0 to 1, by the job alone."""
+    return int.from_bytes(blake2b(f"{job.name} {job.submitted}".encode(), digest_size=6).digest(), "big") / 2**48
+
+
+def _held(gpus: int, per_node: int) -> int:
+    """GPUs that a job takes of nodes of which it takes equally many."""
+    nodes = -(-gpus // per_node)
+    return -(-gpus // nodes) * nodes
+
+
+def node_gpus(trace: Trace) -> int:
+    """GPUs of a node: the most that a job had on one."""
+    found = [-(-job.gpus // job.nodes) for job in trace.jobs if job.nodes]
+    return trace.gpus_per_node or max(found, default=USUAL_NODE)
+
+
+def most_held(jobs: Sequence[TraceJob]) -> int:
+    """GPUs that were held at once at most."""
+    starts, ends = np.array([job.began for job in jobs]), np.array([job.began + job.run_s for job in jobs])
+    gpus = np.array([job.gpus for job in jobs])
+    times, change = np.concatenate([ends, starts]), np.concatenate([-gpus, gpus])
+    # Of equal times ends come first.
+    order = np.lexsort((change, times))
+    return int(change[order].cumsum().max())
+
+
+def _median_load(jobs: Sequence[TraceJob], most: int) -> int:
+    """Where the stretch of median load begins."""
+    if len(jobs) <= most:
+        return 0
+    firsts = list(range(0, len(jobs) - most + 1, most))
+
+    def load(first: int) -> float:
+        part = jobs[first : first + most]
+        return sum(job.gpu_hours for job in part) / max(part[-1].submitted - part[0].submitted, 1.0)
+
+    return sorted(firsts, key=load)[len(firsts) // 2]
+
+
+def expected_s(jobs: Sequence[TraceJob], gpus: int) -> float:
+    """Seconds from the first submission that these jobs take about on so many GPUs."""
+    work_s = sum(job.gpus * job.run_s for job in jobs)
+    return max(jobs[-1].submitted - jobs[0].submitted, work_s / gpus) + max(job.run_s for job in jobs)
+
+
+def _there(earlier: Sequence[TraceJob], at: float, most_s: float) -> list[TraceJob]:
+    """What ran or waited at that moment, with what it still had to run, `most_s` at most."""
+    there = [job for job in earlier if job.began + job.run_s > at]
+    return [job._replace(run_s=min(job.run_s, job.began + job.run_s - at, most_s), submitted=at) for job in there]
+
+
+@dataclass(frozen=True)
+class TraceSource(Source):
+    """The work of a study: the stretch, a share of whose jobs are elastic."""
+
+    stretch: Stretch = field(kw_only=True)
+    curves: Curves = field(kw_only=True)
+    share: float = field(kw_only=True)
+
+    def load_workload(self, seed: int, gpus: int, per_node: int) -> Workload:
+        """The seed says which jobs are elastic, and which curves they have; a larger share has the same and more."""
+        begins = self.stretch.begins
+        submissions: list[Submission] = []
+        applications: dict[str, Application] = {}
+        for i, job in enumerate(self.stretch.before):
+            _add(job, f"{BEFORE}{i}", begins, None, submissions, applications, per_node)
+        picks = picked(self.stretch, self.curves, self.share, seed)
+        for i, (job, pick) in enumerate(zip(self.stretch.jobs, picks, strict=True)):
+            app = self.curves.applications[pick] if pick else None
+            _add(job, f"{i + 1}", begins, app, submissions, applications, per_node)
+        return Workload(self.workload, tuple(sorted(submissions, key=lambda s: s.time)), applications)
+
+
+def picked(stretch: Stretch, curves: Curves, share: float, seed: int) -> list[str | None]:
+    """The application of each job that is elastic; None for those that stay rigid."""
+    drawn = np.random.default_rng([seed, 62]).permutation(len(stretch.jobs)) < round(share * len(stretch.jobs))
+    return [curves.pick(job, seed, stretch.gpus_per_node) if drawn[i] else None for i, job in enumerate(stretch.jobs)]
+
+
+def _add(
+    job: TraceJob,
+    name: str,
+    begins: float,
+    app: Application | None,
+    submissions: list[Submission],
+    applications: dict[str, Application],
+    per_node: int,
+) -> None:
+    at = float(math.floor(job.submitted - begins))
+    if app is not None:
+        applications[name], batch = fitted(app, name, job, per_node)
+        submissions.append(Submission(name, at, name, job.gpus, batch))
+        return
+    held = rigid(f"{job.gpus}x{max(round(job.run_s), 1)}", job.gpus, job.run_s)
+    applications.setdefault(held.name, held)
+    # Where no limit was recorded, Slurm plans with the true run time, as in most studies of backfill.
+    limit = max(job.limit_s, job.run_s) + SLACK_S
+    submissions.append(Submission(name, at, held.name, job.gpus, job.gpus, elastic=False, limit_s=limit))

@@ -1,0 +1,1 @@
+"""What real clusters recorded of their jobs, each format read into one form."""

@@ -1,0 +1,280 @@
+"""What the figures for Prometheus say of ticks, whatever partitions and accounts are called and jobs say of themselves;
+and that whoever reaches their port harms nobody."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("prometheus_client")
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ones_db import JobRecord, ReasonRecord, ResizeRecord, Store, ThroughputPoint, migrate
+from slurm_ones.act.actor import PartitionSchedule
+from slurm_ones.companion import Tick
+from slurm_ones.config import ConfigError, Settings, parse
+from slurm_ones.learn.throughput import MeasuredThroughput
+from slurm_ones.observe.eligibility import Elastic, Observation
+from slurm_ones.reasons import reason
+from slurm_ones.schedule.policy import Schedule
+from slurm_ones.service import metrics_server
+from slurm_ones.service.health import Health
+from slurm_ones.service.labels import OTHER, Labels
+from slurm_ones.service.logs import LastErrorHandler
+from slurm_ones.service.metrics import NO_PHASES, Metrics, Phases, lost
+from slurm_ones.service.systemd import Notifier
+from slurm_ones.slurm.model import Shape, Snapshot
+from tests.act.make import elastic, history
+from tests.db.make import resized_job
+from tests.prometheus import free_port
+from tests.test_hostile_names import NAME
+
+HERE = {"partition": "gpu", "account": "none"}
+
+
+def tick(at: float, *jobs: Elastic, **other: Any) -> Tick:
+    seen = Observation(Snapshot(at, {}, {}, {}), {one.job.job_id: one for one in jobs})
+    return Tick(seen, **{"seconds": 0.25, **other})
+
+
+class Figures:
+    """Metrics, and what they serve."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.metrics = Metrics(lambda: self.now)
+        self.metrics.leads(Settings(mode="act"))
+
+    def tick(self, *jobs: Elastic, after: float = 60.0, phases: Phases = NO_PHASES, **other: Any) -> None:
+        self.now += after
+        self.metrics.ticked(self.now, tick(self.now, *jobs, **other), phases)
+
+    def samples(self, name: str) -> dict[frozenset[tuple[str, str]], float]:
+        """Of a figure each value by its labels, as Prometheus's own parser reads them."""
+        text = generate_latest(self.metrics.registry).decode()
+        found = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == f"slurm_ones_{name}":
+                    found[frozenset(sample.labels.items())] = sample.value
+        return found
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.samples(name).get(frozenset({**HERE, **labels}.items()))
+
+
+def resize(state: str = "done", **changes: Any) -> ResizeRecord:
+    outcome = ReasonRecord("no_checkpoint", {}, "") if state != "done" else ReasonRecord()
+    given: dict[str, Any] = {"ended": 100.0, "outcome": outcome, "id": 1} | changes
+    return ResizeRecord(1, 0, 1, 1, 32, 1, 4, 64, state, 50.0, **given)
+
+
+def test_gpu_seconds_beyond_what_jobs_asked_for() -> None:
+    """Also of a job that runs with fewer; none of one that waits, nor of a time in which there was no tick."""
+    figures = Figures()
+    big, small, waits = elastic(1, Shape(1, 4), "n1"), elastic(2, Shape(1, 1), "n2"), elastic(3, Shape(1, 2))
+    asked = {1: history(1), 2: history(2, job=JobRecord(2, "j", "a", 1.0, 2, 2)), 3: history(3)}
+    figures.tick(big, small, waits, histories=asked)
+    assert figures.value("gpu_seconds_total") == 0.0
+    figures.tick(big, small, waits, histories=asked)
+    assert figures.value("gpu_seconds_total") == 300.0
+    assert figures.value("gpu_seconds_gained_total") == 180.0
+    assert figures.value("gpu_seconds_given_up_total") == 180.0
+    figures.tick(big, after=86_400.0, histories=asked)
+    assert figures.value("gpu_seconds_total") == 300.0 + 4 * 180.0
+    figures.tick(elastic(4, Shape(1, 4), "n1", start_time=figures.now + 50.0), histories={4: history(4)})
+    assert figures.value("gpu_seconds_total") == 300.0 + 4 * 180.0 + 4 * 10.0
+    figures.tick(big, after=-500.0)
+    assert figures.value("gpu_seconds_total") == 300.0 + 4 * 180.0 + 4 * 10.0
+
+
+def test_why_jobs_stay_as_they_are() -> None:
+    """Counted when it begins, shown as long as it lasts, and gone once nobody ticks here."""
+    figures = Figures()
+    refused, waits = elastic(1, Shape(1, 1), "n1", refusal=reason("resize_off")), elastic(2, Shape(1, 2))
+    outcomes = {2: reason("gpus_not_free", shape="1x2")}
+    for _ in range(3):
+        figures.tick(refused, waits, outcomes=outcomes)
+    assert figures.value("refused_jobs", reason="resize_off") == 1.0
+    assert figures.value("refusals_total", reason="gpus_not_free") == 1.0
+    figures.tick(refused, waits, outcomes={2: reason("begins")})
+    assert figures.value("refused_jobs", reason="gpus_not_free") is None
+    figures.tick(refused, waits, outcomes=outcomes)
+    assert figures.value("refusals_total", reason="gpus_not_free") == 2.0
+    assert (figures.value("running_jobs"), figures.value("waiting_jobs"), figures.value("gpus")) == (1.0, 1.0, 1.0)
+    figures.now += 1000.0
+    assert figures.value("running_jobs") is None and figures.value("refused_jobs", reason="resize_off") is None
+    assert figures.value("refusals_total", reason="gpus_not_free") == 2.0
+
+
+def test_a_resize_is_counted_once_with_its_phases() -> None:
+    """At the tick after its end, though its job has ended with it; what a job says is no longer than the resize was."""
+    figures = Figures()
+    job = elastic(1, Shape(1, 4), "n1")
+    figures.tick(job)
+    figures.tick(ended=[resize()])
+    assert [one.id for one in figures.metrics.due] == [1]
+    assert figures.value("resizes_total", way="requeue", state="done") == 1.0
+    told = {"pause_s": 1e300, "stall_s": 2.0, "launch_s": -5.0, "load_s": 3.0, "ready_s": 9.0}
+    figures.tick(phases={1: told})
+    figures.tick(phases={1: told})
+
+    def phase(name: str) -> tuple[float | None, float | None]:
+        labels = {"way": "requeue", "phase": name}
+        count, total = (figures.value(f"resize_phase_seconds_{of}", **labels) for of in ("count", "sum"))
+        return count, total
+
+    assert phase("total") == phase("pause") == (1.0, 50.0)
+    assert phase("load") == (1.0, 3.0) and phase("launch") == (1.0, 0.0) and phase("queue") == (0.0, 0.0)
+    assert phase("ready") == (None, None)
+    assert figures.value("gpu_seconds_lost_total", way="requeue") == 1 * 2.0 + 4 * 3.0
+    figures.tick(
+        job, ended=[resize("abandoned"), replace(resize("ended"), restart=-1, outcome=ReasonRecord(NAME, {}, NAME))]
+    )
+    assert figures.value("resize_failures_total", reason="no_checkpoint") == 1.0
+    assert figures.value("resize_failures_total", reason=OTHER) == 1.0
+    assert figures.value("resizes_total", way="waiting", state="ended") == 1.0
+
+
+def test_what_blocks_lose() -> None:
+    """All GPUs during the pause, and those that join until they train."""
+    joins = resize(mechanism="blocks", added=((1, 1, 2), (2, 1, 1)))
+    assert lost(joins, {"pause": 0.5, "ready": 8.0}, 0.0) == 4 * 0.5 + 3 * 8.0
+
+
+def test_how_far_off_a_model_was() -> None:
+    """The first measurement at a size, over what the model said before it: a number that is none counts for nothing."""
+    figures = Figures()
+    job = elastic(1, Shape(1, 2), "n1")
+
+    def look(model: Any, *points: ThroughputPoint) -> None:
+        view: Any = SimpleNamespace(model=model)
+        decided = [PartitionSchedule("gpu", Schedule({}), 0.1, {1: view})]
+        figures.tick(job, decided=decided, histories={1: history(1, throughput=points)})
+
+    first = ThroughputPoint(1, 1, 32, 100.0, 5.0)
+    learned = MeasuredThroughput.of([first])
+    look(MeasuredThroughput.of(()))
+    look(learned, first)
+    look(learned, first)
+    assert figures.value("throughput_ratio_count", learned_from="other jobs") == 1.0
+    assert figures.value("throughput_ratio_count", learned_from="own sizes") is None
+    second = ThroughputPoint(1, 2, 64, 190.0, 9.0)
+    look(learned, first, second)
+    assert figures.value("throughput_ratio_count", learned_from="own sizes") == 1.0
+    ratio = figures.value("throughput_ratio_sum", learned_from="own sizes")
+    assert ratio is not None and 0.5 < ratio < 2.0
+    for odd in (math.nan, math.inf, 1e300):
+        look(learned, second, ThroughputPoint(1, 4, 64, odd, 10.0))
+        look(learned, second)
+    total = figures.value("throughput_ratio_sum", learned_from="own sizes")
+    assert total is not None and total < 2000.0
+
+
+def test_names_are_text_and_few() -> None:
+    """Protects a Prometheus from whoever names partitions and accounts: no line of its own, no series without end."""
+    labels = Labels(partitions=3, pairs=5)
+    assert labels.who("gpu", "") == ("gpu", "none") and labels.who("gpu", NAME)[1].isprintable()
+    assert len(labels.who("x" * 10_000, "")[0]) == 64
+    pairs = {labels.who(f"p{i % 50}", f"a{i}") for i in range(1000)}
+    assert len({name for name, _ in pairs}) <= 4 and len(pairs) <= 10 and (OTHER, OTHER) in pairs
+    assert labels.who("gpu", "") == ("gpu", "none")
+
+    figures = Figures()
+    jobs = [elastic(1, Shape(1, 1), "n1", account=NAME, partition=NAME)]
+    jobs += [elastic(2, Shape(1, 1), "n1", account='"} evil 1\n# TYPE x', partition="\udcff\ud800")]
+    jobs += [elastic(i, Shape(1, 1), "n1", account=f"a{i}", partition=f"p{i % 40}") for i in range(3, 3000)]
+    figures.tick(*jobs)
+    figures.tick(*jobs, ended=[replace(resize(), job_id=job.job.job_id) for job in jobs])
+    figures.tick(*jobs)
+    text = generate_latest(figures.metrics.registry).decode()
+    assert text.count("\n") < 20_000 and all(line.isprintable() for line in text.split("\n"))
+    assert sum(figures.samples("running_jobs").values()) == len(jobs)
+
+
+def test_phases_come_from_the_database(tmp_path: Path) -> None:
+    """As the companion runs: one that cannot be read costs its figures, and nothing else."""
+    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
+    migrate.upgrade(url)
+    metrics = Metrics()
+    with Store.open(url, "here") as store:
+        resized_job(store, 7)
+        (done,) = store.resizes(7)
+        assert store.resize_phases([done])[done.id]["load_s"] > 0
+        health = Health(Notifier({}), LastErrorHandler(), metrics=metrics)
+        health.leads(store, Settings())
+        health.ticked(tick(1.0, ended=[done]))
+        assert metrics.due == [done]
+        health.ticked(tick(2.0))
+        assert metrics.due == []
+        text = generate_latest(metrics.registry).decode()
+        assert 'phase="load",way="requeue"} 1.0' in text
+        health.ticked(tick(3.0, ended=[done]))
+    (tmp_path / "ones.sqlite").write_bytes(b"no database" * 1000)
+    health.ticked(tick(4.0))
+    text = generate_latest(metrics.registry).decode()
+    assert 'phase="load",way="requeue"} 1.0' in text and 'phase="total",way="requeue"} 2.0' in text
+    health.ticked(tick(5.0, ended=[None]))  # an error of ours
+    health.ticked(tick(6.0))
+    assert "slurm_ones_ticks_total 6.0" in generate_latest(metrics.registry).decode()
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.5)
+    monkeypatch.setattr(metrics_server, "LONGEST_S", 1.0)
+    found = free_port()
+    metrics_server.serve("127.0.0.1", found)
+    yield found
+
+
+def fetched(port: int) -> bool:
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        return b"slurm_ones_ticks_total" in answer.read()
+    return False
+
+
+def test_who_keeps_the_port_busy_harms_nobody(port: int) -> None:
+    """A thousand silent clients, some that send a byte now and then, and one with an endless line: a few at a time,
+    none for long, and then figures again."""
+    clients = []
+    for n in range(1000):
+        client = socket.socket()
+        client.setblocking(False)
+        client.connect_ex(("127.0.0.1", port))
+        clients.append(client)
+        if n % 100 == 0:
+            time.sleep(0.01)
+    assert threading.active_count() < 40
+    end = time.monotonic() + 20
+    while not fetched(port):
+        assert time.monotonic() < end
+        for client in clients[:20]:
+            with suppress(OSError):
+                client.send(b"G" * 2000)
+        time.sleep(0.1)
+    for client in clients:
+        client.close()
+
+
+def test_where_it_listens() -> None:
+    """At an address of this machine; a name, or what is no address, is refused with a word of what is."""
+    assert parse('metrics_address = "::1"').metrics_address == "::1"
+    for wrong in ("localhost", "10.0.0", "", "0.0.0.0:80"):
+        with pytest.raises(ConfigError, match=r"metrics_address: .*write an IP address of this machine"):
+            parse(f'metrics_address = "{wrong}"')
+    with pytest.raises(ConfigError, match="metrics_port: port 1 of"):
+        metrics_server.serve("192.0.2.7", 1)
