@@ -86,6 +86,7 @@ LONG = (
     "tests/endtoend/test_kill.py",
     "tests/endtoend/test_leaves.py",
     "tests/endtoend/test_long.py",
+    "tests/endtoend/test_metrics.py",
     "tests/endtoend/test_move.py",
     "tests/endtoend/test_park.py",
     "tests/endtoend/test_places.py",
