@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start a thousand processes: where bytecode may not be kept, each of them compiles all of our modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: install check-host demo check test lint docs cluster-up cluster-down clean
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,55 +70,66 @@ PostgreSQL is."""
 
 
 LONG = (
+    "tests/endtoend/test_blocks.py",
+    "tests/endtoend/test_long.py",
+    "tests/endtoend/test_guide.py",
+    "tests/wrapper/frameworks/test_resized.py",
+    "tests/endtoend/test_strategies.py",
+    "tests/templates/test_sites.py::test_one_of_each_kind_trains",
+    "tests/endtoend/test_frameworks.py",
+    "tests/endtoend/test_real_scripts.py",
+    "tests/wrapper/membership/test_endurance.py",
+    # Of each of these, which have three variants or more, every run has one at least.
+    "tests/endtoend/test_blocks_light.py::test_a_job_grows_and_shrinks_while_it_trains",
+    "tests/endtoend/test_blocks_light.py::test_a_block_that_its_owner_cancels_stays_cancelled",
+    "tests/wrapper/gradients/test_mpi_exchange.py::test_exchange",
+    "tests/wrapper/launch/test_launchers.py::test_stop_reaches_ranks_through_any_launcher",
+    "tests/wrapper/membership/test_hot.py::test_everything_is_carried",
     "tests/demo/test_demo.py::test_a_training_really_grows_and_shrinks",
     "tests/demo/test_demo.py::test_nothing_outlives_a_demo_that_is_ended",
-    "tests/endtoend/test_blocks.py",
     "tests/endtoend/test_container.py",
     "tests/endtoend/test_cron.py",
     "tests/endtoend/test_deadlines.py",
     "tests/endtoend/test_exactly_once.py",
     "tests/endtoend/test_faults.py",
-    "tests/endtoend/test_frameworks.py",
     "tests/endtoend/test_fused_sweep.py",
-    "tests/endtoend/test_guide.py",
     "tests/endtoend/test_job_log.py",
     "tests/endtoend/test_kill.py",
     "tests/endtoend/test_leaves.py",
-    "tests/endtoend/test_long.py",
     "tests/endtoend/test_metrics.py",
     "tests/endtoend/test_move.py",
     "tests/endtoend/test_park.py",
     "tests/endtoend/test_places.py",
-    "tests/endtoend/test_real_scripts.py",
     "tests/endtoend/test_service.py",
-    "tests/endtoend/test_strategies.py",
     "tests/endtoend/test_studies.py",
+    "tests/endtoend/test_study.py",
     "tests/endtoend/test_views.py",
     "tests/endtoend/test_wrong.py",
     "tests/plugin/test_plugin.py",
     "tests/slurm/test_types.py",
-    "tests/templates/test_sites.py::test_one_of_each_kind_trains",
-    "tests/wrapper/frameworks/test_resized.py",
     "tests/wrapper/layouts/test_hot_ring.py",
     "tests/wrapper/layouts/test_lm_ring.py",
-    "tests/wrapper/membership/test_endurance.py",
     "tests/wrapper/membership/test_hot_apart.py",
-    "tests/wrapper/membership/test_launched.py",
-    "tests/wrapper/strategies/test_contract.py::test_resizes",
-    "tests/wrapper/test_same_result.py",
     "tests/wrapper/membership/test_hot_onebit.py",
     "tests/wrapper/membership/test_hot_uneven.py",
+    "tests/wrapper/membership/test_launched.py",
+    "tests/wrapper/strategies/test_contract.py::test_resizes",
     "tests/wrapper/test_onebit_lamb.py",
+    "tests/wrapper/test_same_result.py",
 )
-"""What takes longest. A third of it runs each time, drawn by the run's seed; all of it with ONES_LONG=all."""
+"""What takes longest, the longest of it first. A third of it runs each time; all of it with ONES_LONG=all."""
 LONG_TESTS = "ONES_LONG"
 MANY = 1000
 """More tests than this are all tests."""
 
 
-def is_drawn(test: str) -> bool:
-    """Whether a long test runs this time."""
-    return os.environ.get(LONG_TESTS) == "all" or zlib.crc32(f"{os.environ[SEED]} {test}".encode()) % 3 == 0
+def drawn(tests: Iterable[str]) -> set[str]:
+    """The long tests that run this time, by the run's seed. All are dealt into three hands, the longest first, so that
+    each run takes about as long as any other."""
+    if os.environ.get(LONG_TESTS) == "all":
+        return {*tests}
+    place = {test: next(i for i, begin in enumerate(LONG) if test.startswith(begin)) for test in tests}
+    return {*sorted(place, key=lambda test: (place[test], test))[int(os.environ[SEED]) % 3 :: 3]}
 
 
 def pytest_configure() -> None:
@@ -128,12 +138,14 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    long = {item.nodeid for item in items if item.nodeid.startswith(LONG)}
+    # One that was asked for by its name runs.
+    left_out = long - drawn(long) if len(items) > MANY else set()
     for item in items:
         on_server = "server" in getattr(item, "fixturenames", ()) or "postgresql" in item.name
         if on_server or item.nodeid.startswith(SLOW):
             item.add_marker(pytest.mark.slow)
-        # One that was asked for by its name runs.
-        if len(items) > MANY and item.nodeid.startswith(LONG) and not is_drawn(item.nodeid):
+        if item.nodeid in left_out:
             item.add_marker(pytest.mark.skip(reason=f"not drawn by this run's seed: {LONG_TESTS}=all runs all"))
     # Those that need a Slurm wait, the others compute: begun first, they leave others to fill the machine with.
     items.sort(key=lambda item: item.get_closest_marker("cluster") is None)

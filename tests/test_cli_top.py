@@ -256,16 +256,39 @@ def test_the_end_of_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             return {7: asked["job"]}
 
     monkeypatch.setattr(log_tail, "connect", lambda settings: Client())
-    settings = Settings()
-    assert log_tail.log_tail(settings, 7, 10) == ["first", " 20 %", "?[2Jlast"]
+
+    def tail() -> list[str]:
+        return log_tail.Logs(Settings()).tail(7, 10)
+
+    assert tail() == ["first", " 20 %", "?[2Jlast"]
     link = tmp_path / "link"
     link.symlink_to(log)
     asked["job"] = job_of(Shape(1, 1), job_id=7, uid=os.geteuid(), stdout=str(link))
-    assert "links are not followed" in log_tail.log_tail(settings, 7, 10)[0]
+    assert "links are not followed" in tail()[0]
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    assert "not yours to see" in log_tail.log_tail(settings, 7, 10)[0]
+    assert "not yours to see" in tail()[0]
     asked["job"] = None
-    assert "cannot be asked" in log_tail.log_tail(settings, 7, 10)[0]
+    assert "cannot be asked" in tail()[0]
+
+
+def test_slurm_is_asked_once_a_minute_where_a_log_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects the controller from each look of each user, and lets a log grow."""
+    log, asked, now = tmp_path / "out", [], [0.0]
+    log.write_text("first\n")
+
+    class Client:
+        def details(self, job_ids: list[int]) -> dict[int, Any]:
+            asked.append(job_ids)
+            return {7: job_of(Shape(1, 1), job_id=7, uid=os.geteuid(), stdout=str(log))}
+
+    monkeypatch.setattr(log_tail, "connect", lambda settings: Client())
+    logs = log_tail.Logs(Settings(), lambda: now[0])
+    assert logs.tail(7, 10) == ["first"]
+    log.write_text("first\nsecond\n")
+    now[0] = 59.0
+    assert logs.tail(7, 10) == ["first", "second"] and asked == [[7]]
+    now[0] = 61.0
+    assert logs.tail(7, 10) == ["first", "second"] and asked == [[7], [7]]
 
 
 @pytest.fixture

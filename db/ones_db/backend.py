@@ -17,8 +17,9 @@ BUSY_S = 30.0
 
 UPGRADE = "slurm-ones db upgrade"
 
-Mode = Literal["read", "write", "upgrade"]
-"""What connections are for: reading alone; a store that writes; making or changing the tables."""
+Mode = Literal["read", "watch", "write", "upgrade"]
+"""What connections are for: reading alone; the same again and again; a store that writes; making or changing the
+tables."""
 
 TOO_LARGE = "a number beyond 64 bits cannot be stored"
 
@@ -39,6 +40,9 @@ class Backend(Protocol):
 
     def exists(self) -> bool:
         """Whether there is a database, with tables or without."""
+
+    def stamp(self) -> object:
+        """What is another one after each write, found without asking the database; None where only that tells."""
 
     def engine(self, mode: Mode) -> Engine:
         """Connections to it, each with the settings that the store's contract rests on."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, select
+from sqlalchemy import Connection, Row, Select, and_, select
 
 from ones_db.engine import add_or_replace
-from ones_db.jobs import among, key_of, keys_of, lasted_until, newest
+from ones_db.jobs import alive, among, key_of, keys_of, lasted, latest, newest
 from ones_db.records import BlockRecord, HeldRecord, MembershipRecord
 from ones_db.tables import BLOCKS, JOBS, MEMBERSHIPS, RUNS
 from ones_wrapper.protocol import Membership
@@ -60,16 +61,27 @@ def open_blocks(connection: Connection, cluster: int) -> list[BlockRecord]:
 
 def held(connection: Connection, cluster: int) -> list[HeldRecord]:
     """What jobs hold on each node now: by their open blocks, and by the open runs of jobs that have none."""
+    found = [row for query in _held(cluster) for row in connection.execute(query)]
+    rows = [(job_id, nodes.split(",") if nodes else [], gpus) for job_id, nodes, gpus in found]
+    return [HeldRecord(job_id, node, gpus or 0) for job_id, nodes, gpus in rows for node in nodes]
+
+
+@cache
+def _held(cluster: int) -> tuple[Select[Any], Select[Any]]:
     has_blocks = select(BLOCKS.c.job_id).where(BLOCKS.c.job_id == JOBS.c.id).exists()
     runs = (
         select(JOBS.c.job_id, RUNS.c.node_list, RUNS.c.gpus_per_node)
         .join(RUNS, and_(RUNS.c.job_id == JOBS.c.id, RUNS.c.restart == JOBS.c.restart))
-        .where(newest(cluster), JOBS.c.end_time.is_(None), RUNS.c.end_time.is_(None), ~has_blocks)
+        .where(alive(cluster), latest(cluster), RUNS.c.end_time.is_(None), ~has_blocks)
         .order_by(JOBS.c.job_id)
     )
-    rows = [(job_id, nodes.split(",") if nodes else [], gpus) for job_id, nodes, gpus in connection.execute(runs)]
-    rows += [(block.job_id, block.node_list, block.gpus_per_node) for block in open_blocks(connection, cluster)]
-    return [HeldRecord(job_id, node, gpus or 0) for job_id, nodes, gpus in rows for node in nodes]
+    blocks = (
+        select(JOBS.c.job_id, BLOCKS.c.node_list, BLOCKS.c.gpus_per_node)
+        .join(BLOCKS, BLOCKS.c.job_id == JOBS.c.id)
+        .where(alive(cluster), latest(cluster), BLOCKS.c.end_time.is_(None))
+        .order_by(JOBS.c.id, BLOCKS.c.start_time, BLOCKS.c.task)
+    )
+    return runs, blocks
 
 
 def started_blocks(connection: Connection, cluster: int, slurm_ids: Collection[int]) -> dict[int, list[float]]:
@@ -122,14 +134,18 @@ def all_members(
     """All memberships of a cluster's jobs, by the run (runs.id), in order; of runs that lasted until `since` alone, and
     of jobs with that id alone, where these are given."""
     found: dict[int, list[MembershipRecord]] = defaultdict(list)
-    query = _with_jobs().where(JOBS.c.cluster_id == cluster).order_by(MEMBERSHIPS.c.run_id, MEMBERSHIPS.c.number)
-    if since is not None:
-        query = query.where(lasted_until(since))
+    query, given = _all_members(cluster, recent=since is not None), {} if since is None else {"since": since}
     if job_id is not None:
         query = query.where(JOBS.c.job_id == job_id)
-    for row in connection.execute(query).mappings():
+    for row in connection.execute(query, given).mappings():
         found[row["run_id"]].append(membership_record(row, row["slurm_id"]))
     return found
+
+
+@cache
+def _all_members(cluster: int, *, recent: bool) -> Any:
+    query = _with_jobs().order_by(MEMBERSHIPS.c.run_id, MEMBERSHIPS.c.number)
+    return query.where(lasted(cluster) if recent else JOBS.c.cluster_id == cluster)
 
 
 def _with_jobs() -> Any:

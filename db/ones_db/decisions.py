@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, func, select
 
 from ones_db.errors import UnknownRecord
-from ones_db.jobs import among, key_of, keys_of, newest, reason_columns, reason_of
+from ones_db.jobs import alive, among, key_of, keys_of, latest, newest, reason_columns, reason_of
 from ones_db.records import AlternativeRecord, DecisionJobRecord, DecisionRecord, ReasonRecord
 from ones_db.tables import ALTERNATIVES, DECISION_JOBS, DECISIONS, JOBS
 
@@ -79,6 +80,25 @@ def decisions(connection: Connection, cluster: int, job_id: int, limit: int) -> 
     return [_decision(row, (_decision_job(row, job_id, weighed.get((row["id"], job), ())),)) for row in rows]
 
 
+def newest_decisions(connection: Connection, cluster: int) -> dict[int, DecisionJobRecord]:
+    found = connection.execute(_newest_decisions(cluster))
+    names = tuple(found.keys())
+    rows = (dict(zip(names, row, strict=True)) for row in found)
+    return {row["slurm_id"]: _decision_job(row, row["slurm_id"], ()) for row in rows}
+
+
+@cache
+def _newest_decisions(cluster: int) -> Select[Any]:
+    of_job = DECISION_JOBS.alias("of_job")
+    last = select(func.max(of_job.c.decision_id)).where(of_job.c.job_id == JOBS.c.id).correlate(JOBS)
+    return (
+        select(DECISION_JOBS, JOBS.c.job_id.label("slurm_id"))
+        .select_from(JOBS)
+        .join(DECISION_JOBS, DECISION_JOBS.c.job_id == JOBS.c.id)
+        .where(alive(cluster), latest(cluster), DECISION_JOBS.c.decision_id == last.scalar_subquery())
+    )
+
+
 def recent_decisions(connection: Connection, cluster: int, limit: int) -> list[DecisionRecord]:
     query = (
         select(DECISIONS)
@@ -122,8 +142,13 @@ def _alternatives(
     return found
 
 
+_APART = ("job_id", "alternatives", "reason", "outcome")
+_PLAIN = tuple(name for name in DecisionJobRecord.__dataclass_fields__ if name not in _APART)
+"""Fields that are columns as they are."""
+
+
 def _decision_job(row: Any, job_id: int, alternatives: tuple[AlternativeRecord, ...]) -> DecisionJobRecord:
     given: dict[str, Any] = {"job_id": job_id, "alternatives": alternatives}
     given |= {name: reason_of(name, row) for name in ("reason", "outcome")}
-    values = {name: row[name] for name in DecisionJobRecord.__dataclass_fields__ if name not in given}
+    values = {name: row[name] for name in _PLAIN}
     return DecisionJobRecord(**values, **given)

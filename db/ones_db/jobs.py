@@ -9,7 +9,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, bindparam, case, exists, func, select
+from sqlalchemy import ColumnElement, Connection, Float, bindparam, case, exists, func, select, union_all
 
 from ones_db.columns import storable
 from ones_db.engine import add_or_replace
@@ -44,7 +44,9 @@ def reason_columns(name: str, reason: ReasonRecord) -> dict[str, str]:
 
 def reason_of(name: str, row: Mapping[Any, Any]) -> ReasonRecord:
     """The reason that a row has in the columns of that name."""
-    return ReasonRecord(row[f"{name}_code"], json.loads(row[f"{name}_arguments"]), row[name])
+    arguments = row[f"{name}_arguments"]
+    # Of thousands of rows most have none.
+    return ReasonRecord(row[f"{name}_code"], {} if arguments == "{}" else json.loads(arguments), row[name])
 
 
 def job_columns(record: JobRecord) -> dict[str, Any]:
@@ -63,11 +65,30 @@ def among(column: ColumnElement[Any], values: Collection[int]) -> ColumnElement[
 def newest(cluster: int) -> ColumnElement[bool]:
     """The condition that a row of jobs belongs to the cluster and is the newest submission with its job
     id."""
-    return (JOBS.c.cluster_id == cluster) & ~exists().where(
+    return (JOBS.c.cluster_id == cluster) & latest(cluster)
+
+
+@cache
+def latest(cluster: int) -> ColumnElement[bool]:
+    """The condition that a row of jobs, which belongs to the cluster, is the newest submission with its job id."""
+    return ~exists().where(
         _LATER.c.cluster_id == cluster,
         _LATER.c.job_id == JOBS.c.job_id,
         _LATER.c.submit_time > JOBS.c.submit_time,
     )
+
+
+def alive(cluster: int, since: ColumnElement[float] | None = None) -> ColumnElement[bool]:
+    """The condition that a job of the cluster has not ended, or not before `since`.
+
+    By its key, so that databases find it by the index of ends however many jobs have ended; say no more of the cluster
+    beside it, since SQLite would rather look at all its jobs.
+    """
+    key = select(JOBS.c.id).where(JOBS.c.cluster_id == cluster)
+    keys = [key.where(JOBS.c.end_time.is_(None))]
+    if since is not None:
+        keys.append(key.where(JOBS.c.end_time >= since))
+    return JOBS.c.id.in_(union_all(*keys))
 
 
 def run_end() -> ColumnElement[float | None]:
@@ -80,9 +101,10 @@ def run_end() -> ColumnElement[float | None]:
     return func.coalesce(RUNS.c.end_time, case((requeued, nearest)), JOBS.c.end_time)
 
 
-def lasted_until(since: float) -> ColumnElement[bool]:
-    """Whether a run goes on, or ended after then; in a query as of `run_end`."""
-    return func.coalesce(run_end(), since) >= since
+def lasted(cluster: int) -> ColumnElement[bool]:
+    """Whether a run of the cluster goes on, or ended after `since`, a parameter; in a query as of `run_end`."""
+    since = bindparam("since", type_=Float())
+    return alive(cluster, since) & (func.coalesce(run_end(), since) >= since)
 
 
 def key_of(connection: Connection, cluster: int, job_id: int) -> int:

@@ -64,6 +64,9 @@ class PostgreSQL:
         # A server that cannot be reached says so where it is first asked.
         return True
 
+    def stamp(self) -> object:
+        return None
+
     def engine(self, mode: Mode) -> Engine:
         try:
             engine = create_engine(
@@ -82,7 +85,7 @@ class PostgreSQL:
         def _connected(connection: Any, record: Any) -> None:
             settings = {
                 "lock_timeout": f"{backend.BUSY_S * 1000:.0f}ms",
-                "default_transaction_read_only": "on" if mode == "read" else "off",
+                "default_transaction_read_only": "on" if mode in ("read", "watch") else "off",
                 # A server may be set to answer before it flushed; a call that returned must be durable.
                 "synchronous_commit": "on",
                 # What a killed writer had asked for does not keep the next one waiting (PostgreSQL 14).

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import Connection, Select, and_, func, select
 
 from ones_db import accounting, leaders, retention
 from ones_db.accounting import AccountingJob, Imported, PastJob
@@ -93,6 +94,11 @@ def record_nodes(connection: Connection, cluster: int, time: float, nodes: Colle
 
 
 def _last(connection: Connection, cluster: int) -> dict[str, NodeRecord]:
+    return {row.name: NodeRecord(*row) for row in connection.execute(_last_of(cluster))}
+
+
+@cache
+def _last_of(cluster: int) -> Select[Any]:
     newest = (
         select(CHANGES.c.node_id, func.max(CHANGES.c.time).label("time"))
         .join(NODES, NODES.c.id == CHANGES.c.node_id)
@@ -100,12 +106,11 @@ def _last(connection: Connection, cluster: int) -> dict[str, NodeRecord]:
         .group_by(CHANGES.c.node_id)
         .subquery()
     )
-    query = (
+    return (
         select(NODES.c.name, *(CHANGES.c[name] for name in NodeRecord._fields if name != "name"))
         .join(CHANGES, CHANGES.c.node_id == NODES.c.id)
         .join(newest, and_(newest.c.node_id == CHANGES.c.node_id, newest.c.time == CHANGES.c.time))
     )
-    return {row.name: NodeRecord(*row) for row in connection.execute(query)}
 
 
 def node_changes(connection: Connection, cluster: int, name: str | None) -> list[NodeChange]:

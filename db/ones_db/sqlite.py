@@ -6,20 +6,23 @@ import os
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Dialect, Engine, Table, create_engine, event, text
 from sqlalchemy.dialects.sqlite import insert
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from ones_db import backend
 from ones_db.backend import UPGRADE, Mode
 from ones_db.errors import SchemaError, StoreBusy, StoreError
 
-_MODES = {"read": "ro", "write": "rw", "upgrade": "rwc"}
+GRAIN_S = 0.1
+"""Two writes so short after one another may leave a file with the same time."""
+_MODES = {"read": "ro", "watch": "ro", "write": "rw", "upgrade": "rwc"}
 """SQLite's own words; the last creates the file."""
 
 
@@ -46,6 +49,15 @@ class SQLite:
         except PermissionError:
             raise StoreError(f"{self.path}: closed to you; check the owner and mode of its directory") from None
 
+    def stamp(self) -> object:
+        """Raises OSError where there is no file."""
+        found = [self.path.stat()]
+        with suppress(FileNotFoundError):
+            found.append(Path(f"{self.path}-wal").stat())
+        if time.time() - max(one.st_mtime for one in found) < GRAIN_S:
+            return None
+        return tuple((one.st_ino, one.st_size, one.st_mtime_ns) for one in found)
+
     def engine(self, mode: Mode) -> Engine:
         """Writers use a write-ahead log, so that they never wait for readers nor readers for them, and flush it at
         each commit: what the companion does to a job may rest only on what would survive a power cut."""
@@ -60,7 +72,9 @@ class SQLite:
                 check_same_thread=False,
             )
 
-        pool = NullPool if mode == "read" else QueuePool
+        # To connect takes longer than to read a little: SQLite then reads the schema, and prepares what it is asked.
+        watch = mode == "watch" and os.access(self.path.parent, os.W_OK)
+        pool = QueuePool if watch or mode in ("write", "upgrade") else NullPool
         options = {"ones_backend": self}
         engine = create_engine("sqlite://", creator=connect, poolclass=pool, execution_options=options)
 
@@ -69,11 +83,17 @@ class SQLite:
             # Rebuilding a table drops the old one: with foreign keys in force that would fail, so an upgrade checks
             # them afterwards.
             connection.execute(f"PRAGMA foreign_keys = {'OFF' if mode == 'upgrade' else 'ON'}")
-            if mode == "read":
+            record.info["file"] = self._file() if watch else None
+            if mode in ("read", "watch"):
                 connection.execute("PRAGMA query_only = ON")
             else:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = FULL")
+
+        @event.listens_for(engine, "checkout")
+        def _taken(connection: Any, record: Any, proxy: Any) -> None:
+            if watch and record.info["file"] != self._file():
+                raise DisconnectionError("another file has taken its place")
 
         @event.listens_for(engine, "begin")
         def _begin(connection: Connection) -> None:
@@ -84,6 +104,14 @@ class SQLite:
 
         return engine
 
+    def _file(self) -> object:
+        """Which file is there now."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
     def _query(self, mode: Mode) -> str:
         """The part of SQLite's URI after the question mark.
 
@@ -92,7 +120,7 @@ class SQLite:
         hence a connection for each transaction of a reader, which asks anew.
         """
         log = Path(f"{self.path}-wal")
-        alone = mode == "read" and not os.access(self.path.parent, os.W_OK) and not log.exists()
+        alone = mode in ("read", "watch") and not os.access(self.path.parent, os.W_OK) and not log.exists()
         return "mode=ro&immutable=1" if alone else f"mode={_MODES[mode]}"
 
     def options(self, write: bool) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Lock
+from threading import Lock, local
 from types import TracebackType
 
 from sqlalchemy import Connection, Engine, select
@@ -17,6 +17,7 @@ from ones_db.history_cache import HistoryCache
 from ones_db.records import (
     NO_REASON,
     BlockRecord,
+    DecisionJobRecord,
     DecisionRecord,
     HeldRecord,
     JobHistory,
@@ -65,6 +66,8 @@ class Store(SiteStore):
         self._term = term
         self._cache = HistoryCache()
         self._cache_lock = Lock()
+        self._thread = local()
+        """Of each thread: the connection over which it reads now."""
         self.place = self._backend.place
         self.cluster = cluster
         self.read_only = read_only
@@ -125,10 +128,33 @@ class Store(SiteStore):
     ) -> None:
         self.close()
 
+    def watch(self) -> None:
+        """Stay connected from now on: for who reads again and again."""
+        self._engine.dispose()
+        self._engine = self._backend.engine("watch" if self.read_only else "write")
+
+    def stamp(self) -> object:
+        """What is another one after each write to the database, found at next to no cost; None where only reading
+        tells. Raises OSError where the database is gone."""
+        return self._backend.stamp()
+
+    @contextmanager
+    def one_moment(self) -> Iterator[None]:
+        """Within the block, whatever this thread reads is of one and the same moment, and over one connection."""
+        if getattr(self._thread, "connection", None) is not None:
+            yield
+            return
+        with transaction(self._engine) as connection:
+            self._thread.connection = connection
+            try:
+                yield
+            finally:
+                self._thread.connection = None
+
     @contextmanager
     def _read(self) -> Iterator[Connection]:
-        with transaction(self._engine) as connection:
-            yield connection
+        with self.one_moment():
+            yield self._thread.connection
 
     @contextmanager
     def _read_with_cache(self) -> Iterator[Connection]:
@@ -360,6 +386,11 @@ class Store(SiteStore):
         with self._read() as connection:
             return decisions.decisions(connection, self._cluster, job_id, limit)
 
+    def newest_decisions(self) -> dict[int, DecisionJobRecord]:
+        """What the newest decision on each job that has not ended gave it, without what it weighed."""
+        with self._read() as connection:
+            return decisions.newest_decisions(connection, self._cluster)
+
     def recent_decisions(self, limit: int = 10) -> list[DecisionRecord]:
         """The newest decisions, newest first, each with all its jobs."""
         with self._read() as connection:
@@ -388,10 +419,11 @@ class Store(SiteStore):
         with self._read() as connection:
             return submissions.submissions(connection, self._cluster, now, limit)
 
-    def job_summaries(self, job_ids: Sequence[int] | None = None) -> list[JobSummary]:
-        """One line a job, in the order of their submission: those named, or all that a companion has seen."""
+    def job_summaries(self, job_ids: Sequence[int] | None = None, *, ended: int | None = None) -> list[JobSummary]:
+        """One line a job, in the order of their submission: those named, or all that a companion has seen; with
+        `ended`, of those that have ended only so many, the last. That costs the same however many have ended."""
         with self._read() as connection:
-            return summary.job_summaries(connection, self._cluster, job_ids)
+            return summary.job_summaries(connection, self._cluster, job_ids, ended)
 
     def strategies(self) -> dict[str, int]:
         """How many jobs that have not ended train by each training strategy, the most frequent first."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, and_, case, cast, func, null, select
+from sqlalchemy import BigInteger, Connection, Select, and_, case, cast, func, null, select, union_all
 
 from ones_db.blocks import all_members
 from ones_db.history_cache import size_of
-from ones_db.jobs import among, lasted_until, newest, observed, run_end
+from ones_db.jobs import among, lasted, latest, newest, observed, run_end
 from ones_db.limits import decode_limits
 from ones_db.records import RESIZE_DONE, MembershipRecord
 from ones_db.tables import BATCHES, EPOCHS, JOBS, MEMBERSHIPS, RESIZES, RUNS, THROUGHPUT
@@ -96,7 +97,23 @@ class TimelineRow(NamedTuple):
     end: float | None
 
 
-def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] | None) -> list[JobSummary]:
+def job_summaries(
+    connection: Connection, cluster: int, job_ids: Sequence[int] | None, ended: int | None = None
+) -> list[JobSummary]:
+    query = _summaries(cluster)
+    query = query.where(observed() if job_ids is None else among(JOBS.c.job_id, job_ids))
+    if ended is None:
+        query = query.where(JOBS.c.cluster_id == cluster)
+    else:
+        query = query.where(JOBS.c.id.in_(_open_or_last(cluster, ended)))
+    rows = connection.execute(query)
+    names = tuple(rows.keys())
+    return [_summary(dict(zip(names, row, strict=True))) for row in rows]
+
+
+@cache
+def _summaries(cluster: int) -> Select[Any]:
+    """Made once: to make it takes longer than to answer it where there are few jobs."""
     of_job = RUNS.alias("of_job")
     # The newest run has the shape; the newest that reported a position has the progress, as the newest may be
     # loading.
@@ -117,7 +134,7 @@ def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] |
     resizing = select(RESIZES.c.state).where(RESIZES.c.job_id == JOBS.c.id, RESIZES.c.ended.is_(None)).limit(1)
     pause = select(func.coalesce(func.sum(RESIZES.c.pause_s), 0.0)).where(RESIZES.c.job_id == JOBS.c.id)
     start = select(func.min(of_job.c.start_time)).where(of_job.c.job_id == JOBS.c.id)
-    query = (
+    return (
         select(
             *(JOBS.c[name] for name in _JOB),
             JOBS.c.user_name.label("user"),
@@ -148,11 +165,18 @@ def job_summaries(connection: Connection, cluster: int, job_ids: Sequence[int] |
                 at.c.restart == last.where(of_job.c.epoch.is_not(None)).scalar_subquery(),
             ),
         )
-        .where(newest(cluster))
+        .where(latest(cluster))
         .order_by(JOBS.c.submit_time, JOBS.c.job_id)
     )
-    query = query.where(observed() if job_ids is None else among(JOBS.c.job_id, job_ids))
-    return [_summary(row) for row in connection.execute(query).mappings()]
+
+
+@cache
+def _open_or_last(cluster: int, ended: int) -> Any:
+    """The keys of the jobs that have not ended and of so many that ended last, each by the index of ends."""
+    key = select(JOBS.c.id).where(JOBS.c.cluster_id == cluster)
+    over = key.where(JOBS.c.end_time.is_not(None), observed())
+    last = over.order_by(JOBS.c.end_time.desc(), JOBS.c.id.desc()).limit(ended).subquery()
+    return union_all(key.where(JOBS.c.end_time.is_(None)), select(last.c.id))
 
 
 def _replicas(limits: Limits | None, gpus: int) -> int:
@@ -168,8 +192,8 @@ def _believed(text: str | None) -> Limits | None:
         return None
 
 
-def _summary(row: Mapping[Any, Any]) -> JobSummary:
-    values = {**row, "running": bool(row["running"]), "limits": _believed(row["limits"])}
+def _summary(row: dict[str, Any]) -> JobSummary:
+    values = row | {"running": bool(row["running"]), "limits": _believed(row["limits"])}
     gpus, most = (row["nodes"] or 0) * (row["gpus_per_node"] or 0), values.pop("max_local")
     if row["passes"] is None and row["batch"] is not None and gpus and most:
         # Said when it changes; until then, as many as the samples of a GPU take. Of whole numbers ⌈a / b⌉ = -(-a // b).
@@ -248,6 +272,17 @@ def strategies(connection: Connection, cluster: int) -> dict[str, int]:
 def timeline(
     connection: Connection, cluster: int, since: float | None = None, job_id: int | None = None
 ) -> list[TimelineRow]:
+    query, given = _timeline(cluster, recent=since is not None), {} if since is None else {"since": since}
+    if job_id is not None:
+        query = query.where(JOBS.c.job_id == job_id, newest(cluster))
+    members = all_members(connection, cluster, since, job_id)
+    rows = connection.execute(query, given)
+    return [part for *row, run in rows for part in _parts(TimelineRow(*row), members.get(run, ()))]
+
+
+@cache
+def _timeline(cluster: int, *, recent: bool) -> Select[Any]:
+    """With `recent` those alone that had not ended by `since`."""
     query = (
         select(
             JOBS.c.job_id,
@@ -261,15 +296,10 @@ def timeline(
             RUNS.c.id,
         )
         .join(RUNS, RUNS.c.job_id == JOBS.c.id)
-        .where(JOBS.c.cluster_id == cluster, RUNS.c.start_time.is_not(None), observed())
+        .where(RUNS.c.start_time.is_not(None), observed())
         .order_by(RUNS.c.start_time, JOBS.c.job_id)
     )
-    if since is not None:
-        query = query.where(lasted_until(since))
-    if job_id is not None:
-        query = query.where(JOBS.c.job_id == job_id, newest(cluster))
-    members = all_members(connection, cluster, since, job_id)
-    return [part for *row, run in connection.execute(query) for part in _parts(TimelineRow(*row), members.get(run, ()))]
+    return query.where(lasted(cluster) if recent else JOBS.c.cluster_id == cluster)
 
 
 def _parts(run: TimelineRow, members: Sequence[MembershipRecord]) -> list[TimelineRow]:

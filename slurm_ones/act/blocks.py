@@ -8,7 +8,7 @@ stored state. A block that is not wanted any more ends by itself and is put back
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -314,21 +314,20 @@ def _withdraw(machine: Machine, resize: ResizeRecord, why: Reason) -> ResizeReco
 def _withdrawing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
     number, last = resize.order_number or 0, machine.orders.last_number(array.job)
     seen = _joined(machine, resize, array) if last >= number else None
+    training = _training(machine, resize, array) or _to_start(resize, array)
     try:
         if seen is not None and last > number:
             # It had the order before it could be called off: what it does is what it is to do.
             running = {*seen.blocks} & _running(array)
             _order(machine, resize, array, running, resize.new_batch, machine.orders.next_number(array.job))
         elif seen is None and last == number:
-            blocks = _training(machine, resize, array)
-            _order(machine, resize, array, blocks, resize.old_batch, machine.orders.next_number(array.job))
+            _order(machine, resize, array, training, resize.old_batch, machine.orders.next_number(array.job))
     except OrderError as error:
         log.warning("job %d: its order could not be called off: %s", resize.job_id, error)
     if seen is not None:
         deadline = machine.clock() + machine.settings.blocks_wait_s
         return machine.move(resize, State.LEAVING, reason("blocks_joined"), deadline=deadline)
     # Where some had joined already they stay, and those whose place they took are gone.
-    training = _training(machine, resize, array)
     tasks = [task for task in (*(task for task, _, _ in resize.added), *resize.dropped) if task not in training]
     # Whom we hold must be known also where the job never reports that they left, or is stopped right after.
     resize = _note_held(machine, resize, ({*resize.held} - training) | {*tasks})
@@ -352,10 +351,12 @@ def _cause(machine: Machine, resize: ResizeRecord) -> Reason:
 # -- both --------------------------------------------------------------------------------------------------------------
 
 
-def _put_back(machine: Machine, array: Array, tasks: Iterable[int]) -> list[int]:
+def _put_back(machine: Machine, array: Array, tasks: Collection[int]) -> list[int]:
     """Have those of the tasks wait in a hold that do not run any more; those that still run. What ended in another way
-    than it was to, or Slurm has forgotten, is let go."""
+    than it was to, or Slurm has forgotten, is let go; and what waits where no other block is left for the job."""
     left = []
+    others = (job for task, job in array.tasks.items() if task not in tasks and not job.ended)
+    alone = all(job.pending and job.held for job in others)
     for task in tasks:
         job = array.tasks.get(task)
         if job is None or (job.ended and job.state is not JobState.COMPLETED) or (job.pending and job.held):
@@ -365,7 +366,8 @@ def _put_back(machine: Machine, array: Array, tasks: Iterable[int]) -> list[int]
             continue
         try:
             if job.pending:
-                machine.client.hold(array.key(task))
+                if not alone:
+                    machine.client.hold(array.key(task))
             elif machine.wanted(array.job):
                 machine.client.reuse(array.key(task))
         except Refused as error:
@@ -401,6 +403,13 @@ def _training(machine: Machine, resize: ResizeRecord, array: Array) -> set[int]:
     known = {task for task, job in array.tasks.items() if is_alive(job)}
     members = {*seen.blocks} & known if seen is not None else set()
     return members or _running(array) - {task for task, _, _ in resize.added}
+
+
+def _to_start(resize: ResizeRecord, array: Array) -> set[int]:
+    """The tasks that wait in no hold: where none is known to train, those with which the job starts again. One that is
+    to join is meant where there is no other."""
+    waiting = {task for task, job in array.tasks.items() if job.pending and not job.held}
+    return waiting - {task for task, _, _ in resize.added} or waiting
 
 
 def _running(array: Array) -> set[int]:

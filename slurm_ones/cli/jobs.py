@@ -37,7 +37,7 @@ from slurm_ones.cli.selection import (
 )
 from slurm_ones.cli.unknown import unknown_job
 from slurm_ones.report.deadlines import deadline
-from slurm_ones.report.live import causes, counted, newest_decisions, wrong
+from slurm_ones.report.live import causes, counted, wrong
 from slurm_ones.report.text import per_gpu, progress, safe, seconds, shape, troubles
 
 
@@ -146,7 +146,7 @@ def jobs(
             print_json([])
         raise
     found = [one for one in store.job_summaries(ids or None) if one.job_id in (ids or ()) or selection.takes(one)]
-    newest = newest_decisions(store)
+    newest = store.newest_decisions()
     asked = bool(ids) or bool(selection.restricts)
     due = store.promises([one.job_id for one in found])
     _show(found, causes(found, newest), wrong(found, newest), due, json=json, asked=asked)

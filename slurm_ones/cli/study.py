@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from slurm_ones.simulate.traces.trace import Trace
 
 PAGE = Path("elasticity.html")
+CROWDED = 0.7
+"""Share of the GPUs that were held at once, below which a named cluster is likely not the trace's own."""
 
 
 @command
@@ -45,6 +47,9 @@ def study(
     cluster: Annotated[
         str | None, typer.Option(help="Nodes x GPUs per node, such as 16x4 (default: what the jobs held at once).")
     ] = None,
+    sample: Annotated[
+        float, typer.Option(help="Share of the jobs that are taken, for a --cluster smaller than the trace's own.")
+    ] = 1.0,
     jobs: Annotated[int, typer.Option(min=1, help="Most jobs that are simulated.")] = 100,
     seeds: Annotated[int, typer.Option(min=1, help="Assignments of curves, each simulated.")] = 3,
     profiles: Annotated[
@@ -73,15 +78,20 @@ def study(
                 f"--cluster: {cluster!r:.40}: a trace tells no kinds of GPUs; give NODESxGPUS of one partition"
             )
         size = parts[0].nodes, parts[0].gpus_per_node
+    if not 0 < sample <= 1:
+        raise BadInput(f"--sample: {sample:g} is not above 0 and at most 1")
     curves = _curves(profiles)
     read = _read(trace, since, until, partition)
-    stretch = stretch_of(read, jobs, size)
+    stretch = stretch_of(read, jobs, size, sample)
     runs = runs_of(seeds)
     say(
         f"{read.name} ({read.format}): {len(read.jobs)} jobs with GPUs, of which {len(stretch.jobs)} within "
         f"{seconds(stretch.hours * 3600)} are simulated on {stretch.nodes}x{stretch.gpus_per_node} GPUs; "
         f"{runs} runs, a decision every {seconds(interval_of(stretch))}"
     )
+    there = stretch.nodes * stretch.gpus_per_node / stretch.most_held
+    if there < CROWDED:
+        say(f"jobs held {stretch.most_held} GPUs at once: --sample {sample * there:.2g} asks as much of this cluster")
     for why, count in read.left_out:
         say(f"left out: {count}: {why}")
     workers = processes or os.cpu_count() or 1
@@ -134,5 +144,7 @@ def _print(found: Study) -> None:
     for title in ("jobs elastic", "recorded", *map(label, shares(found))):
         table.add_column(title, justify="left" if title == "jobs elastic" else "right")
     for row in rows(found):
-        table.add_row(row.title, row.recorded, *row.cells)
+        table.add_row(
+            row.title, row.recorded, *(f"{mean}\n({between})" if between else mean for mean, between in row.cells)
+        )
     console.print(table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -57,12 +57,13 @@ def _as_json(live: Live, shown: Sequence[JobSummary]) -> dict[str, Any]:
     }
 
 
-def reader(settings: Settings, *, named: bool) -> Callable[[], Live]:
-    """What reads the jobs at each look. What the companion published is another file each time: it is opened anew."""
+def reader(settings: Settings, *, named: bool, also: Collection[int] = ()) -> Callable[[], Live]:
+    """What reads the jobs at each look, and `also` those with these ids. What the companion published is another file
+    each time: it is opened anew."""
 
     def look() -> Live:
         with _opened(settings, named) as store:
-            return read_live(store)
+            return read_live(store, also)
 
     return look
 
@@ -95,7 +96,7 @@ def top(
     selection = Selection.of(me=me, user=user, partition=partition, account=account, states=states, jobs=job)
     choice = Choice(selection, bool(states or job), name, sort.startswith("-"))
     settings = settings_of(config, database)
-    look = reader(settings, named=bool(database))
+    look = reader(settings, named=bool(database), also=selection.jobs)
     if json:
         live = look()
         print_json(_as_json(live, choice.jobs(live)))

@@ -17,7 +17,7 @@ from textual.worker import get_current_worker
 from ones_db import JobSummary, Store, StoreError
 from slurm_ones.cli.common import NotSeenYet
 from slurm_ones.cli.live_table import COLUMNS, Choice, cell, columns_within, header, node_map, rows
-from slurm_ones.cli.log_tail import log_tail
+from slurm_ones.cli.log_tail import Logs
 from slurm_ones.cli.why import told
 from slurm_ones.config import ConfigError, Settings
 from slurm_ones.report.live import Live
@@ -59,7 +59,8 @@ class TopApp(App[None]):
     ) -> None:
         """Use `run`. `look` is called every `every_s` seconds from a thread; `opened` opens the database."""
         super().__init__()
-        self._settings, self._look, self._opened, self._choice, self._every_s = settings, look, opened, choice, every_s
+        self._look, self._opened, self._choice, self._every_s = look, opened, choice, every_s
+        self._logs = Logs(settings)
         self._live = Live("")
         self._shown: list[JobSummary] = []
         self._below = "why"
@@ -178,7 +179,7 @@ class TopApp(App[None]):
         if job_id is None:
             return Text("no elastic job is shown")
         if what == "log":
-            return Text("\n".join(log_tail(self._settings, job_id, LOG_LINES)))
+            return Text("\n".join(self._logs.tail(job_id, LOG_LINES)))
         with self._opened() as store:
             found = store.job_summaries([job_id])
             lines = list(told(store, found[0], DECISIONS)) if found else [f"job {job_id} is no longer there"]

@@ -24,8 +24,6 @@ from slurm_ones.cli.report import allowed
 from slurm_ones.config import ConfigError
 
 NEEDED = ("starlette", "uvicorn", "jinja2")
-CONNECTIONS = 1_200
-"""At once; more are refused."""
 
 
 @command
@@ -50,7 +48,13 @@ def web(
     import uvicorn
 
     from slurm_ones.web.app import Access, Web, address
+    from slurm_ones.web.serving import OPTIONS
 
+    if token and user_header:
+        raise typer.BadParameter(
+            "--user-header and a token (--token, SLURM_ONES_WEB_TOKEN) exclude each other: with the header the proxy "
+            "says who may look, and the token would keep nobody out; leave one of them out"
+        )
     settings = settings_of(config, database)
 
     def opened() -> Store:
@@ -70,14 +74,4 @@ def web(
     app = Web(opened, reader, allowed, Access(secret, user_header), root).app
     console.print(f"The live page: {address(host, port, root, secret)}", markup=False, soft_wrap=True)
     console.print("Ctrl-C ends it.")
-    uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        limit_concurrency=CONNECTIONS,
-        timeout_keep_alive=5,
-        # Browsers that listen would keep it from ending.
-        timeout_graceful_shutdown=2,
-        server_header=False,
-    )
+    uvicorn.run(app, host=host, port=port, **OPTIONS)

@@ -153,7 +153,9 @@ def _parse(comment: str) -> OptIn | None:
     resize: bool | None = None
     blocks, fuse, deadline, step = False, "", None, 1
     for word in comment[match.end() :].replace(",", " ").split():
-        shown = "".join(c if c.isprintable() else "?" for c in word[:40])
+        shown = word[:40]
+        if not shown.isprintable():
+            shown = "".join(c if c.isprintable() else "?" for c in shown)
         key, _, value = word.partition("=")
         if key in found or (key == "resize" and resize is not None):
             raise BadComment(f"{shown!r}: {key} is given twice")

@@ -161,7 +161,7 @@ function ones.check(job)
     elseif has(comment, "resize=off") then
         return comment, false
     elseif job.interactive then
-        return nil, nil, "an elastic job is a batch job: submit it with sbatch"
+        return nil, nil, "an elastic job is a batch job of one component: submit it with sbatch"
     elseif job.no_requeue then
         return nil, nil, "Slurm must be able to requeue an elastic job: leave out --no-requeue"
     elseif job.tasks then

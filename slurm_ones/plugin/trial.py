@@ -30,42 +30,29 @@ def trial(site: Site) -> tuple[Finding, ...]:
     """What works of the plugin, here and for the user who asks; raises `PluginError` where there is no Slurm."""
     taken, said = _submission()
     # A site may refuse such a job for reasons of its own: what counts is that none of them is ours.
-    plain = Finding(
-        "plain jobs",
-        "ones:" not in said,
-        "a job without our options is not touched" if taken else f"not submitted: {_last(said)}",
-    )
+    text = "a job without our options is not touched" if taken else f"not submitted: {_last(said)}"
+    found = [Finding("plain jobs", "ones:" not in said, text)]
     offered = "--elastic-gpus" in run("sbatch", "--help").stdout
-    known = Finding(
-        "options",
-        offered,
-        "sbatch knows --elastic-gpus" if offered else f"sbatch does not know --elastic-gpus: see {site.plugstack}",
-    )
+    text = "sbatch knows --elastic-gpus" if offered else f"sbatch does not know --elastic-gpus: see {site.plugstack}"
+    found.append(Finding("options", offered, text))
     option = f"--elastic-gpus={WRONG}" if offered else f"--comment=ones: gpus={WRONG}"
-    wrong_taken, said = _submission(option)
-    refused = not wrong_taken and "ones:" in said
-    lua = [name for name, value in _lua(site).items() if "lua" in value.split(",")]
-    checked = Finding(
-        "checks",
-        refused,
-        f"{option} is refused: {_ours(said)}"
-        if refused
-        else f"{option} is not refused: the options have no effect ("
-        + (
-            f"{' and '.join(lua)} name lua: are job_submit.lua and cli_filter.lua ours?)"
-            if lua
-            else f"{site.conf}: neither JobSubmitPlugins nor CliFilterPlugins names lua)"
-        ),
-    )
-    return plain, known, checked
+    taken, said = _submission(option)
+    ours = next((line.partition("ones:")[2].strip() for line in said.splitlines() if "ones:" in line), "")
+    if taken:
+        text = f"{option} is taken, so nothing is checked and options have no effect: {_why(site)}"
+    else:
+        text = f"{option} is refused: {ours}" if ours else f"could not be tried: {_last(said)}"
+    found.append(Finding("checks", not taken and bool(ours), text))
+    return tuple(found)
 
 
-def _lua(site: Site) -> dict[str, str]:
-    return {"JobSubmitPlugins": site.job_submit, "CliFilterPlugins": site.cli_filter}
-
-
-def _ours(said: str) -> str:
-    return next((line.partition("ones:")[2].strip() for line in said.splitlines() if "ones:" in line), "")
+def _why(site: Site) -> str:
+    """What is probably missing where no script of ours runs."""
+    plugins = {"JobSubmitPlugins": site.job_submit, "CliFilterPlugins": site.cli_filter}
+    lua = [name for name, value in plugins.items() if "lua" in value.split(",")]
+    if not lua:
+        return f"neither JobSubmitPlugins nor CliFilterPlugins names lua in {site.conf}"
+    return f"lua is in {' and '.join(lua)}, so its script does not call ours, or cannot read it"
 
 
 def _last(said: str) -> str:

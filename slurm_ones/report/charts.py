@@ -184,6 +184,8 @@ def _gpus(lanes: Sequence[Lane], groups: Mapping[str, str]) -> str:
 
 
 def _distribution(lanes: Sequence[Lane]) -> str:
+    from matplotlib.ticker import NullFormatter
+
     figure, (axis,) = _figure(1, 3.6)
     for lane, colour in zip(lanes, _colours(len(lanes)), strict=True):
         jct = np.sort(np.array([t for t in lane.jct_s if t > 0]))
@@ -191,6 +193,9 @@ def _distribution(lanes: Sequence[Lane]) -> str:
             axis.step(jct / 3600.0, np.arange(1, len(jct) + 1) / len(jct), where="post", label=lane.label, color=colour)
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter("{x:g}")
+    # Of less than a decade matplotlib labels the small ticks too, as formulas, which the pages do not draw.
+    low, high = axis.get_xlim()
+    axis.xaxis.set_minor_formatter("{x:g}" if high < 10 * low else NullFormatter())
     axis.set_xlabel("job completion time, hours")
     axis.set_ylabel("share of jobs")
     axis.set_ylim(0, 1.02)

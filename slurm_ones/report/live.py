@@ -6,14 +6,14 @@ Read at once, so that a view costs the same however much of it is looked at.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ones_db import DecisionJobRecord, HealthRecord, HeldRecord, JobSummary, LeaderRecord, NodeRecord, Store
 from slurm_ones.reasons import CAUSES, WRONG, cause_of
 
-DECISIONS = 10
-"""The newest decisions, of one partition each, in which a job's outcome is looked for."""
+ENDED = 100
+"""Jobs that have ended, those that did last: a view costs the same however many a site has had."""
 
 LATE = 3.0
 """Ticks that may be missing before the last one is too old; one that asks Slurm in vain waits longer each time."""
@@ -25,7 +25,7 @@ class Live:
 
     cluster: str
     jobs: tuple[JobSummary, ...] = ()
-    """In the order of their submission."""
+    """Those that have not ended and the last that have, in the order of their submission."""
     why: Mapping[int, str] = field(default_factory=dict)
     """Of jobs that have not ended why they have what they have, a sentence each."""
     causes: Mapping[int, str] = field(default_factory=dict)
@@ -42,29 +42,25 @@ class Live:
         return (self.health.tick_time if self.health else None, self.leader.beat if self.leader else None)
 
 
-def read_live(store: Store) -> Live:
-    """What the database has now. Raises `StoreError`."""
-    jobs = tuple(store.job_summaries())
-    newest = newest_decisions(store)
-    return Live(
-        store.cluster,
-        jobs,
-        {job.job_id: text for job in jobs if (text := _why(job, newest.get(job.job_id)))},
-        causes(jobs, newest),
-        tuple(store.held()),
-        tuple(store.nodes()),
-        store.leader(),
-        store.health(),
-    )
-
-
-def newest_decisions(store: Store) -> dict[int, DecisionJobRecord]:
-    """What the newest decision about each job gave it."""
-    found: dict[int, DecisionJobRecord] = {}
-    for decision in store.recent_decisions(DECISIONS):
-        for job in decision.jobs:
-            found.setdefault(job.job_id, job)
-    return found
+def read_live(store: Store, also: Collection[int] = ()) -> Live:
+    """What the database has now; of jobs that ended the last `ENDED`, and `also` those with these ids. Raises
+    `StoreError`."""
+    with store.one_moment():
+        jobs = store.job_summaries(ended=ENDED)
+        older = sorted({*also} - {job.job_id for job in jobs})
+        jobs += store.job_summaries(older) if older else []
+        jobs.sort(key=lambda job: (job.submit_time, job.job_id))
+        newest = store.newest_decisions()
+        return Live(
+            store.cluster,
+            tuple(jobs),
+            {job.job_id: text for job in jobs if (text := _why(job, newest.get(job.job_id)))},
+            causes(jobs, newest),
+            tuple(store.held()),
+            tuple(store.nodes()),
+            store.leader(),
+            store.health(),
+        )
 
 
 def causes(jobs: Iterable[JobSummary], newest: Mapping[int, DecisionJobRecord]) -> dict[int, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import hmac
 from collections.abc import AsyncIterator, Callable
@@ -78,6 +79,9 @@ class Web:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        # What was imported stays: not to be gone through again at each collection.
+        gc.collect()
+        gc.freeze()
         watching = asyncio.ensure_future(self.feed.run())
         try:
             yield
@@ -105,7 +109,9 @@ class Web:
             path: str = request.scope["path"]
             whole = bool(self._root) and path.startswith(self._root + "/")
             answer = RedirectResponse(path if whole else self._root + path, 303, HEADERS)
-            answer.set_cookie(COOKIE, self._access.token, path=self._root or "/", httponly=True, samesite="strict")
+            # Lax: a link in a mail or on a portal's page comes from another site, and is to work. Requests that other
+            # sites make behind the reader's back carry no cookie, and none would change anything.
+            answer.set_cookie(COOKIE, self._access.token, path=self._root or "/", httponly=True, samesite="lax")
             return answer
         return None
 

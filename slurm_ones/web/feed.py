@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from ones_db import JobSummary, SchemaError, Store, StoreError, TimelineRow
+from ones_db import HealthRecord, JobSummary, SchemaError, Store, StoreError, TimelineRow
 from slurm_ones.report.live import Live, read_live, silent
 
 HISTORY_S = 24 * 3600.0
@@ -63,18 +63,21 @@ class Feed:
         self.moment = Moment()
         self.looks = 0
         """How often all was read."""
+        self._kept: Store | None = None
+        self._stamp: object = None
+        self._health: HealthRecord | None = None
+        self._seen: tuple[object, ...] = (None,)
+        """What of the database says that there is something new."""
         self._changed = asyncio.Condition()
         self._made: dict[tuple[int, str, str], asyncio.Task[bytes]] = {}
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
-        seen: object = None
         while True:
             try:
-                tick = await asyncio.to_thread(self._tick)
-                if tick != seen or self.moment.problem:
-                    await self._publish(await asyncio.to_thread(self._read))
-                    seen = tick
+                moment = await asyncio.to_thread(self._look)
+                if moment is not None:
+                    await self._publish(moment)
             # Whatever it is: a watcher that had ended would leave old figures that pass for new ones.
             except Exception as error:
                 problem = str(error) or type(error).__name__
@@ -82,22 +85,44 @@ class Feed:
                     await self._publish(replace(self.moment, number=self.moment.number + 1, problem=problem))
             await asyncio.sleep(self._look_s)
 
-    def _tick(self) -> object:
-        """What is another one once there is something new: a tick, another leader or none, or a tick that is late."""
-        with self._opened() as store:
-            health, leader = store.health(), store.leader()
-            return (
-                store.cluster,
-                health.tick_time if health else None,
-                leader.holder if leader else None,
-                silent(health, time.time()),
-            )
+    @contextmanager
+    def _store(self) -> Iterator[Store]:
+        """The database at one moment; it stays open, and is opened anew after a failure."""
+        try:
+            if self._kept is None:
+                self._kept = self._opened()
+                self._kept.watch()
+            with self._kept.one_moment():
+                yield self._kept
+        except BaseException:
+            self._close()
+            raise
 
-    def _read(self) -> Moment:
-        self.looks += 1
-        now = time.time()
-        with self._opened() as store:
-            return Moment(self.moment.number + 1, now, read_live(store), tuple(store.timeline(now - HISTORY_S)))
+    def _close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+    def _look(self) -> Moment | None:
+        """What there is now; None where there is nothing new: no tick, no other leader, no tick that is late."""
+        now, before = time.time(), self.moment
+        if self._kept is not None and not before.problem:
+            stamp = self._kept.stamp()
+            same = stamp is not None and stamp == self._stamp
+            if same and silent(self._health, now) == self._seen[-1]:
+                return None
+            self._stamp = stamp
+        with self._store() as store:
+            health, leader = store.health(), store.leader()
+            tick = health.tick_time if health else None
+            seen = (store.cluster, tick, leader.holder if leader else None, silent(health, now))
+            self._health = health
+            if seen == self._seen and not before.problem:
+                return None
+            self.looks += 1
+            moment = Moment(before.number + 1, now, read_live(store), tuple(store.timeline(now - HISTORY_S)))
+        self._seen = seen
+        return moment
 
     async def _publish(self, moment: Moment) -> None:
         async with self._changed:

@@ -6,15 +6,16 @@ dark.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from ones_db import EpochPoint, TimelineRow
-from slurm_ones.report.charts import Bar, Floats, held
-from slurm_ones.report.live import Live
+from ones_db import EpochPoint, HeldRecord, NodeRecord, TimelineRow
+from slurm_ones.report import charts
+from slurm_ones.report.charts import Bar, Floats
 from slurm_ones.report.text import clock, plain, seconds
 from slurm_ones.report.usage import Measured
 
@@ -22,8 +23,10 @@ COLOURS = 8
 """Of jobs, by their numbers: those of Okabe and Ito, which people who see fewer colours can tell apart."""
 WIDTH, HEIGHT = 1000.0, 240.0
 MOST_SHAPES = 4_000
+"""Where there were more changes, a job is one shape, and only so many stretches of time are told apart."""
+MOST_CELLS = 32
 FEWEST_INTERVALS = 24
-"""Of a picture that is not drawn change by change, since so many jobs run at once."""
+"""Of these, since so many jobs run at once."""
 
 
 def colour(job_id: int) -> str:
@@ -47,15 +50,22 @@ class NodeRow:
         return max(self.gpus - sum(self.held.values()), 0)
 
 
-def node_rows(live: Live) -> list[NodeRow]:
+def node_rows(nodes: Sequence[NodeRecord], held: Sequence[HeldRecord]) -> list[NodeRow]:
     """The nodes by their names; those that only a job names last."""
     holding: dict[str, dict[int, int]] = {}
-    for one in live.held:
+    for one in held:
         of_node = holding.setdefault(one.node, {})
         of_node[one.job_id] = of_node.get(one.job_id, 0) + one.gpus
-    known = {node.name: node for node in live.nodes}
+    known = {node.name: node for node in nodes}
     rows = [NodeRow(name, node.state, node.gpus, holding.get(name, {})) for name, node in known.items()]
     return rows + [NodeRow(name, "", 0, holding[name]) for name in sorted(holding.keys() - known.keys())]
+
+
+def cells(gpus: int, job_id: int | None = None) -> Markup:
+    """A small square for each GPU of a node that the job holds, or that no elastic job does."""
+    free = '<i title="not held by an elastic job"></i>'
+    one = free if job_id is None else f'<i class="held {colour(job_id)}" title="job {int(job_id)}"></i>'
+    return Markup(one * min(gpus, MOST_CELLS))
 
 
 def gpus_over_time(rows: Sequence[TimelineRow], capacity: int, begin: float, now: float) -> Markup:
@@ -72,38 +82,76 @@ def gpus_over_time(rows: Sequence[TimelineRow], capacity: int, begin: float, now
     jobs = list(dict.fromkeys(bar.job for bar in sorted(bars, key=lambda bar: bar.start)))
     if not jobs:
         return Markup('<p class="quiet">No elastic job ran in the last day.</p>')
-    moments, holding = _coarser(*held(bars, jobs))
+    starts, ends = np.array([bar.start for bar in bars]), np.array([bar.end for bar in bars])
+    changes = np.unique(np.concatenate([starts, ends]))
+    single = (np.searchsorted(changes, ends) - np.searchsorted(changes, starts)).sum() <= MOST_SHAPES
+    moments, holding = charts.held(bars, jobs) if single else _coarser(bars, jobs, changes, starts, ends)
     most = max(capacity, int(holding.sum(axis=0).max(initial=1.0)), 1)
-    tops = holding.cumsum(axis=0)
-    parts: list[Markup] = []
-    for j, job in enumerate(jobs):
-        for m in holding[j, :-1].nonzero()[0]:
-            gpus = holding[j, m]
-            x, width = _x(moments[m], begin, now), (moments[m + 1] - moments[m]) / max(now - begin, 1e-9) * WIDTH
-            title = f"job {job} {plain(names[job], 40)}: {gpus:.0f} GPUs at {clock((moments[m] + moments[m + 1]) / 2)}"
-            parts.append(
-                Markup(
-                    '<rect class="{}" x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}"><title>{}</title></rect>'
-                ).format(
-                    colour(int(job)), x, HEIGHT * (1 - tops[j, m] / most), max(width, 0.5), HEIGHT * gpus / most, title
-                )
-            )
+    titles = [escape(f"job {job} {plain(names[job], 40)}") for job in jobs]
+    made = (_stretches if single else _outlines)(jobs, titles, moments, holding, most, begin, now)
+    # Of thousands of shapes: numbers need no escaping, and titles are escaped above.
+    parts = [Markup("".join(made))]
     line = HEIGHT * (1 - capacity / most)
     parts.append(Markup('<line class="edge" x1="0" x2="{0}" y1="{1:.1f}" y2="{1:.1f}"/>').format(int(WIDTH), line))
     label = f"GPUs held by elastic jobs within {seconds(now - begin)}, of {capacity or 'an unknown number'}"
     return _figure(label, parts, HEIGHT, clock(begin), f"height: {most} GPUs", clock(now))
 
 
-def _coarser(moments: Floats, holding: Floats) -> tuple[Floats, Floats]:
-    """The same; where every change would be too many shapes, equal intervals, each as it is in its middle and the last
-    as it is at the end."""
-    if np.count_nonzero(holding) <= MOST_SHAPES:
-        return moments, holding
-    at_once = int(np.count_nonzero(holding, axis=0).max())
-    edges = np.linspace(moments[0], moments[-1], max(MOST_SHAPES // at_once, FEWEST_INTERVALS) + 1)
-    middle = np.searchsorted(moments, (edges[:-1] + edges[1:]) / 2, side="right") - 1
-    middle[-1] = len(moments) - 2
-    return edges, np.pad(holding[:, middle], ((0, 0), (0, 1)))
+def _stretches(
+    jobs: Sequence[str], titles: Sequence[str], moments: Floats, holding: Floats, most: int, begin: float, now: float
+) -> Iterator[str]:
+    """A shape for each stretch of time in which a job kept its size; it names both."""
+    edges = [_x(at, begin, now) for at in moments]
+    middles = [clock((left + right) / 2) for left, right in pairwise(moments)]
+    tops = HEIGHT * (1 - holding.cumsum(axis=0) / most)
+    for j, (job, title) in enumerate(zip(jobs, titles, strict=True)):
+        kind = colour(int(job))
+        for m in holding[j, :-1].nonzero()[0]:
+            gpus, width = holding[j, m], max(edges[m + 1] - edges[m], 0.5)
+            yield (
+                f'<rect class="{kind}" x="{edges[m]:.2f}" y="{tops[j, m]:.2f}" width="{width:.2f}" '
+                f'height="{HEIGHT * gpus / most:.2f}"><title>{title}: {gpus:.0f} GPUs at {middles[m]}</title></rect>'
+            )
+
+
+def _outlines(
+    jobs: Sequence[str], titles: Sequence[str], moments: Floats, holding: Floats, most: int, begin: float, now: float
+) -> Iterator[str]:
+    """A shape for each job; it names the job, and the least and the most that it held."""
+    edges = [f"{_x(at, begin, now):.1f}" for at in moments]
+    widths = [f"{(right - left) / max(now - begin, 1e-9) * WIDTH:.1f}" for left, right in pairwise(moments)]
+    tops = HEIGHT * (1 - holding.cumsum(axis=0) / most)
+    for j, (job, title) in enumerate(zip(jobs, titles, strict=True)):
+        at = holding[j, :-1].nonzero()[0]
+        if not len(at):
+            continue
+        sizes = holding[j, at]
+        drawn = "".join(
+            f"M{edges[m]} {top:.2f}h{widths[m]}v{high:.2f}h-{widths[m]}z"
+            for m, top, high in zip(at.tolist(), tops[j, at].tolist(), (HEIGHT / most * sizes).tolist(), strict=True)
+        )
+        few, many = f"{sizes.min():.0f}", f"{sizes.max():.0f}"
+        held_text = many if few == many else f"{few} to {many}"
+        yield f'<path class="{colour(int(job))}" d="{drawn}"><title>{title}: {held_text} GPUs</title></path>'
+
+
+def _coarser(
+    bars: Sequence[Bar], jobs: Sequence[str], changes: Floats, starts: Floats, ends: Floats
+) -> tuple[Floats, Floats]:
+    """As `charts.held`, and in place of every change equal intervals, each as it is in its middle and the last as it is
+    at the end."""
+    begun = np.searchsorted(np.sort(starts), changes, side="right") - np.searchsorted(np.sort(ends), changes, "right")
+    edges = np.linspace(changes[0], changes[-1], max(MOST_SHAPES // int(begun.max()), FEWEST_INTERVALS) + 1)
+    middle = (edges[:-1] + edges[1:]) / 2
+    middle[-1] = (changes[-2] + changes[-1]) / 2
+    row = {job: j for j, job in enumerate(jobs)}
+    rows, gpus = np.array([row[bar.job] for bar in bars]), np.array([float(bar.gpus) for bar in bars])
+    change = np.zeros((len(jobs), len(edges)))
+    np.add.at(change, (rows, np.searchsorted(middle, starts)), gpus)
+    np.add.at(change, (rows, np.searchsorted(middle, ends)), -gpus)
+    holding: Floats = change.cumsum(axis=1)
+    holding[:, -1] = 0.0
+    return edges, holding
 
 
 def curve(points: Sequence[EpochPoint], name: str) -> Markup:

@@ -384,6 +384,54 @@ def test_a_job_whose_owner_holds_it_after_a_change_is_not_cancelled(make: Make, 
     assert world.tasks[1].running
 
 
+def test_a_block_that_was_to_leave_and_is_requeued_first_starts_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job's reports are not believed, so that nobody is known to train: it has no other block."""
+    monkeypatch.setattr(Store, "membership", lambda *_, **__: None)
+    world = make()
+    world.begin({1: ONE}, (0,))
+    world.simulated.pass_time(70)  # and nobody looks
+    world.cluster.preempt(Task(world.job_id, 0))
+    world.finish()
+    assert world.resize.state == State.ROLLED_BACK and not world.tasks[0].held
+    world.simulated.pass_time(300)
+    assert world.training.members, "it, or the next behind the throttle, which nobody has lifted yet"
+
+
+def test_a_block_that_joined_unseen_and_is_requeued_starts_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one whose place it took has left."""
+    world = make()
+    world.begin({1: TWO}, (0,))
+    world.until(State.JOINING)
+    monkeypatch.setattr(Store, "membership", lambda *_, **__: None)
+    world.simulated.pass_time(60)
+    assert world.training.members == (1,)
+    world.cluster.preempt(Task(world.job_id, 1))
+    world.simulated.pass_time(30)
+    world.finish()
+    assert world.resize.state == State.ROLLED_BACK and world.tasks[0].held and not world.tasks[1].held
+    world.simulated.pass_time(300)
+    assert world.tasks[1].running
+
+
+def test_the_last_block_that_waits_is_not_put_back(make: Make) -> None:
+    """Its owner requeued it, and the one that took its place has failed."""
+    world = make()
+
+    def lose(number: int, event: str) -> None:
+        if event == "before journal leaving":
+            world.cluster.reuse(Task(world.job_id, 0))
+            world.cluster.release(Task(world.job_id, 0))
+            world.cluster.kill(Task(world.job_id, 1), 1)
+
+    world.interrupt = lose
+    world.begin({1: TWO}, (0,))
+    world.finish()
+    assert world.states == THERE and world.tasks[1].state is JobState.FAILED
+    assert world.tasks[0].pending and not world.tasks[0].held
+
+
 def test_a_block_put_back_without_a_report_of_it_is_ours(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job never says that it trains without it, and ends: what waits is cancelled, though by the newest report it
     trained last."""

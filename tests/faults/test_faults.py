@@ -34,6 +34,7 @@ KEPT = {
 KEPT_WITH_BLOCKS = {
     512984238: "a block that trained was requeued while the others were put into our hold, and stayed in it with them",
     20260063: "a job that an operator held was cancelled: by a change taken back, who trained last was held by us",
+    20270204: "a job's only block was requeued while it was to leave, and was held as if it had left",
 }
 """The same with jobs of blocks."""
 

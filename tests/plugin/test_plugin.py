@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from tests.cluster import Cluster
+from ones_wrapper.protocol import Hello
+from tests.cluster import SITES, Cluster
 from tests.cluster.root import slurm_version
+from tests.endtoend.harness import Harness
 from tests.plugin.installed import ETC, PLAIN, clear, comment, installed, reconfigure, submit
 
 pytestmark = pytest.mark.cluster
 SUBMISSIONS = int(os.environ.get("ONES_SUBMISSIONS", "60"))
 """How many plain jobs are submitted; 10000 once, by hand."""
-CHUNK = 300
+CHUNK, MANY = 300, 1000
 SHAPE = ("-H", "--wrap", "ones-run train.py")
 
 NEAR_MISSES = (
@@ -174,16 +178,29 @@ def test_what_is_missing_or_broken_stops_nobody(plugged: Cluster) -> None:
     assert "cannot create cli_filter context" in submit(plugged, *PLAIN).stderr
 
 
-def test_many_submissions(plugged: Cluster) -> None:
+@pytest.mark.parametrize("site", ["gres", "old"])
+def test_many_submissions(request: pytest.FixtureRequest, site: str) -> None:
     """None fails, and none is changed."""
+    with contextlib.ExitStack() as stack:
+        if SUBMISSIONS > MANY:
+            # Slurm counts jobs that have ended for some minutes.
+            cluster = stack.enter_context(Cluster(replace(SITES[site], max_jobs=2 * SUBMISSIONS)))
+        else:
+            cluster = request.getfixturevalue(site)
+        stack.enter_context(installed(cluster))
+        submit_many(cluster)
+
+
+def submit_many(cluster: Cluster) -> None:
+    """Submit jobs that say nothing of ours, and look at each."""
     loop = "for i in $(seq {}); do sbatch -Q -H -J n$i --comment=mine-$i --wrap true || exit 3; done"
     for first in range(0, SUBMISSIONS, CHUNK):
         many = min(CHUNK, SUBMISSIONS - first)
-        done = plugged.run(["bash", "-c", loop.format(many)], timeout=600, check=False)
+        done = cluster.run(["bash", "-c", loop.format(many)], timeout=600, check=False)
         assert done.returncode == 0 and done.stderr == "", done
-        shown = plugged.run(["squeue", "-h", "-u", "alice", "-o", "%j %k"]).stdout.split("\n")
+        shown = cluster.run(["squeue", "-h", "-u", "alice", "-o", "%j %k"]).stdout.split("\n")
         assert sorted(filter(None, shown)) == sorted(f"n{i} mine-{i}" for i in range(1, many + 1))
-        clear(plugged)
+        clear(cluster)
 
 
 def test_a_user_alone(cluster: Cluster) -> None:
@@ -205,3 +222,21 @@ def test_a_user_alone(cluster: Cluster) -> None:
     finally:
         clear(cluster)
         cluster.run(["rm", "-rf", "own"])
+
+
+def test_such_a_job_is_resized(gres: Cluster) -> None:
+    """From an option of sbatch to a companion's resize: the option's range holds, beside the script's batch."""
+    harness = Harness(gres)
+    try:
+        with installed(gres):
+            job_id = harness.light("--elastic-gpus=1-8", LIGHT_STEP_S="0.05")
+            assert harness.job(job_id).comment == "ones: gpus=1-8 batch=16-64"
+            harness.report(job_id, 0, lambda report: isinstance(report, Hello), "hello")
+            with harness.running(harness.settings(scope='"own"', policy='"ones"', resize="dwell_s = 300"), "--act"):
+                wrong = gres.run(["slurm-ones", "resize", str(job_id), "16"], check=False)
+                assert wrong.returncode == 2 and "not within gpus=1-8" in wrong.stderr
+                assert "8 GPUs after" in gres.run(["slurm-ones", "resize", str(job_id), "2x4"]).stdout
+            job = harness.job(job_id)
+            assert (job.nodes, job.gpus_per_node, job.restart) == (2, 4, 1)
+    finally:
+        harness.clear()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from slurm_ones.cli import app
+from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.elasticity.curves import KINDS, LEAST_S, catalogue, fitted, measured, rigid
 from slurm_ones.simulate.elasticity.page import fidelity, rows, verdict
 from slurm_ones.simulate.elasticity.stretch import Stretch, TraceSource, node_gpus, picked, stretch_of
@@ -92,8 +95,19 @@ def test_the_stretch_of_median_load() -> None:
     assert [one.submitted for one in found.jobs] == [10000.0, 10100.0, 10200.0, 10300.0]
     assert [(one.run_s, one.gpus, one.submitted) for one in found.before] == [(500.0, 3, 10000.0), (100.0, 1, 10000.0)]
     assert (found.nodes, found.gpus_per_node) == (2, 4), "eight GPUs were held at once at most"
+    endless = stretch_of(trace_of((0.0, 0.0, 1e7, 1), *busy[1:], *light, *usual), 4)
+    assert [one.run_s for one in endless.before] == [1000.0], "twice what the others take: 300 s and then 200 s"
     named = stretch_of(trace_of(*busy, (9000.0, 9000.0, 10.0, 9)), 4, (1, 4))
-    assert not named.before and named.given and named.left_out == 1
+    assert named.given and named.left_out == 1 and named.most_held == 9
+
+
+def test_a_sample_is_a_part_of_the_trace() -> None:
+    """Always the same, and a larger one has the same jobs and more."""
+    trace = trace_of(*((i, i, 600.0, 1) for i in range(200)))
+    few, more = (set(stretch_of(trace, 1000, (9, 4), share).jobs) for share in (0.2, 0.5))
+    assert few < more and 20 < len(few) < 60 and 70 < len(more) < 130
+    with pytest.raises(BadInput, match="leaves none"):
+        stretch_of(trace, 1000, None, 1e-9)
 
 
 def test_the_node_of_a_trace() -> None:
@@ -156,7 +170,7 @@ def test_all_elastic(small: Study) -> None:
     assert found["elastic_jobs"] == pytest.approx(5 / 6) and found["unfinished"] == 0
     assert found["gpu_hours"] > 0 and found["rigid_jct"] > 0 and found["elastic_jct"] > 0
     shown = {row.title: row for row in rows(small)}
-    assert shown["elastic jobs"].cells == ["0 %", "83 %"] and shown["mean JCT"].recorded != "–"
+    assert shown["elastic jobs"].cells == [("0 %", ""), ("83 %", "")] and shown["mean JCT"].recorded != "–"
     assert "unfinished" not in shown and len(verdict(small)) == 1
 
 
@@ -176,7 +190,10 @@ def test_how_far_the_simulation_is() -> None:
 def test_figures_of_nothing(small: Study) -> None:
     """A run in which no job ended has none, and breaks nothing."""
     empty = Outcome("ones", "t", 0, 8, ())
-    assert figures_of(empty, small.stretch, {})["unfinished"] == 6
+    found = figures_of(empty, small.stretch, {})
+    assert found["unfinished"] == 6 and math.isnan(found["mean_jct_s"])
+    broken = replace(small, figures={(0.0, 1): found, (1.0, 1): found})
+    assert rows(broken)[-1].title == "unfinished" and verdict(broken) == []
 
 
 def test_a_rigid_job_is_whole_seconds() -> None:
@@ -215,6 +232,7 @@ def test_the_command(tmp_path: Path) -> None:
         (["nothing.swf"], "no such file"),
         (["{file}", "--cluster", "8x4:a100"], "tells no kinds of GPUs"),
         (["{file}", "--cluster", "1x1"], "too small for every job"),
+        (["{file}", "--sample", "2"], "--sample: 2 is not above 0"),
         (["{file}", "--html", "/nowhere/x.html"], "cannot be written"),
         (["{file}", "--profiles", "/nowhere"], "no such directory"),
         (["--since", "soon"], "--since"),

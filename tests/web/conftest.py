@@ -89,10 +89,12 @@ def serve(url: str) -> Iterator[Callable[..., Page]]:
         def opened() -> Store:
             return Store.open(url, "gres", read_only=True)
 
+        from slurm_ones.web.serving import OPTIONS
+
         web = Web(opened, lambda: Reader(url), allowed, access or Access(TOKEN), root)
         web.feed._look_s = look_s
         listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        server = uvicorn.Server(uvicorn.Config(web.app, log_level="warning", timeout_graceful_shutdown=1))
+        server = uvicorn.Server(uvicorn.Config(web.app, **OPTIONS))
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
         servers.append((server, thread))

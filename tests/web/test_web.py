@@ -10,15 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
-from ones_db import Store, StoreError, TimelineRow
+from ones_db import HealthRecord, Store, StoreError, TimelineRow, migrate
+from slurm_ones.report import live
 from slurm_ones.web import app as web_app
+from slurm_ones.web import serving
 from slurm_ones.web.app import Access, address
 from slurm_ones.web.pictures import MOST_SHAPES, colour, gpus_over_time
 from tests.db.make import job
+from tests.test_cli import call
 from tests.web.conftest import TOKEN, Page
 
 Serve = Callable[..., Page]
@@ -86,7 +91,8 @@ def test_only_with_the_token(serve: Serve) -> None:
         assert status == 403 and "trains" not in text
     status, headers, _ = page.get(f"/decisions?token={TOKEN}", Cookie="")
     assert status == 303 and headers["location"] == "/decisions"
-    assert "HttpOnly" in headers["set-cookie"] and "strict" in headers["set-cookie"].lower()
+    # A link on another site's page is to work: a browser keeps a stricter cookie back there.
+    assert "HttpOnly" in headers["set-cookie"] and "samesite=lax" in headers["set-cookie"].lower()
     assert page.get("/?" + "x" * 3000)[0] == 414
     assert page.get("/static/style.css")[0] == 200
     assert page.get("/static/..%2fapp.py")[0] == 404 and page.get("/static/app.py")[0] == 404
@@ -164,7 +170,7 @@ def test_what_failed_once_is_made_again(serve: Serve, monkeypatch: pytest.Monkey
     def odd() -> object:
         raise ValueError("odd")
 
-    monkeypatch.setattr(page.web.feed, "_tick", odd)
+    monkeypatch.setattr(page.web.feed, "_look", odd)
     page.until(lambda: "cannot be read: odd" in page.get("/")[2])
     monkeypatch.undo()
     page.until(lambda: "cannot be read" not in page.get("/")[2])
@@ -176,7 +182,7 @@ def test_many_jobs_are_drawn_to_the_end() -> None:
         TimelineRow(n, f"job{n}", "alice", 0, 1, 1, float(n), float(n + 100) if n < 900 else None) for n in range(1000)
     ]
     drawn = str(gpus_over_time(rows, 128, 0.0, 1000.0))
-    assert drawn.count("<rect") <= MOST_SHAPES
+    assert drawn.count("<path") <= 1000 and drawn.count("M") <= MOST_SHAPES
     assert "job 5 job5: 1 GPUs" in drawn and "job 990 job990: 1 GPUs" in drawn
 
 
@@ -249,15 +255,70 @@ def test_viewers_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> N
     assert first.readline() == b": here\n"
 
 
-def test_a_database_that_is_away(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_is_away(serve: Serve, tmp_path: Path) -> None:
     """Protects viewers from old figures that pass for new ones; the page comes back by itself."""
     page = serve()
-    opened = page.web.feed._opened
-
-    def away() -> Store:
-        raise OSError("away")
-
-    page.web.feed._opened = away
-    page.until(lambda: "cannot be read: away" in page.get("/")[2])
-    page.web.feed._opened = opened
+    file = tmp_path / "ones.sqlite"
+    file.rename(tmp_path / "away")
+    page.until(lambda: "cannot be read" in page.get("/")[2])
+    (tmp_path / "away").rename(file)
     page.until(lambda: "cannot be read" not in page.get("/")[2])
+
+
+def test_another_file_in_the_place_of_the_database(serve: Serve, tmp_path: Path) -> None:
+    """Protects viewers from a connection that stays with a file which was replaced, as by a restored copy."""
+    page = serve()
+    copy = f"sqlite:///{tmp_path / 'copy.sqlite'}"
+    migrate.upgrade(copy)
+    with Store.open(copy, "gres") as store:
+        store.record_jobs([job(21, name="restored", state="PENDING")])
+        store.record_health(HealthRecord(time.time(), "act", 60.0, time.time(), 0.25, 0, 1, 0))
+    (tmp_path / "copy.sqlite").rename(tmp_path / "ones.sqlite")
+    page.until(lambda: "restored" in page.get("/")[2])
+    assert "waits-for-gpus" not in page.get("/")[2]
+
+
+def test_a_job_that_ended_long_ago_still_has_its_page(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects links in old mails: of ended jobs only the last are kept at hand, and each can be looked up."""
+    monkeypatch.setattr(live, "ENDED", 1)
+    page = serve()
+    with Store.open(page.url, "gres") as store:
+        store.record_jobs([job(n, name=f"old-{n}", state="COMPLETED", end_time=5000.0 + n) for n in (30, 31)])
+    page.tick(time.time() + 1)
+    page.until(lambda: "old-31" in page.get("/")[2])
+    assert "old-30" not in page.get("/")[2]
+    assert page.get("/jobs/30")[0] == 200 and "old-30" in page.get("/jobs/30")[2]
+
+
+def test_an_older_job_is_not_shown_to_another_user(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects users from each other also where a job is looked up by itself."""
+    monkeypatch.setattr(live, "ENDED", 0)
+    page = serve(Access("", "X-User"))
+    with Store.open(page.url, "gres") as store:
+        store.record_jobs([job(30, user="alice", state="COMPLETED", end_time=5000.0)])
+    page.tick(time.time() + 1)
+    page.until(lambda: page.get("/jobs/30", **{"X-User": "alice"})[0] == 200)
+    assert page.get("/jobs/30", **{"X-User": "bob"})[0] == 404
+
+
+def test_who_says_nothing_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects viewers from connections that ask for nothing, or for half of something, until none is left."""
+    monkeypatch.setattr(serving, "PATIENCE_S", 0.3)
+    page = serve()
+    listening = listener(page)
+    for said in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n"):
+        with socket.create_connection(("127.0.0.1", page.port), timeout=30) as silent:
+            silent.sendall(said)
+            began = time.monotonic()
+            # Reset or ended, both will do.
+            with suppress(ConnectionResetError):
+                assert silent.recv(100) == b""
+            assert time.monotonic() - began < 10
+    page.tick(time.time() + 1)
+    assert listening.readline().startswith(b"data: ")
+
+
+def test_a_token_beside_a_header_is_refused(url: str) -> None:
+    """Protects a site from a token that would keep nobody out."""
+    result = call("web", "--database", url, "--user-header", "X-User", "--token", "t")
+    assert result.exit_code == 2 and "exclude each other" in " ".join(result.output.split())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -12,6 +11,7 @@ from typing import Any
 
 from ones_wrapper.api import join
 from ones_wrapper.group import Group
+from ones_wrapper.launch.rank_placement import free_port
 
 TIMEOUT_S = 120.0
 
@@ -28,9 +28,7 @@ class Team:
 
     def __init__(self, world: int) -> None:
         self.world = world
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self._ends, others = zip(*(FORKS.Pipe() for _ in range(world)), strict=True)
         self._ranks = [
             FORKS.Process(target=_serve, args=(rank, world, port, others[rank]), daemon=True) for rank in range(world)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import pytest
 
 from ones_wrapper.api import join
 from ones_wrapper.group import Group, RankError
+from ones_wrapper.launch.rank_placement import free_port
 
 RANKS = 3
 TIMEOUT_S = 120.0
@@ -47,9 +47,7 @@ def under_mpi(*arguments: str, ranks: int = RANKS, **env: str) -> subprocess.Com
 
 def under_torch(*arguments: str) -> list[tuple[int, str, str]]:
     """Run `python ARGUMENTS` on `RANKS` ranks of torch.distributed; exit code, output and errors of each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     processes = []
     for rank in range(RANKS):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}

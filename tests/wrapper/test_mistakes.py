@@ -6,7 +6,6 @@ A row is one mistake: what of a script that is right is replaced by what, the ex
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ones_wrapper.launch.rank_placement import free_port
 from ones_wrapper.protocol import Bye, Hello, decode_report
 from tests.wrapper.runs import Run
 
@@ -114,9 +114,7 @@ def run(server: subprocess.Popen[str], tmp_path: Path) -> Callable[..., tuple[in
     def start(text: str, restart: int = 0) -> tuple[int, str]:
         (tmp_path / "train.py").write_text(text)
         (tmp_path / "job").mkdir(exist_ok=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         env = {
             "ONES_JOB_DIR": str(tmp_path / "job"),
             "ONES_NODES": "1",

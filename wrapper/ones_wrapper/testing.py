@@ -26,7 +26,6 @@ import importlib
 import os
 import pickle
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -44,6 +43,7 @@ import torch.distributed as dist
 from ones_wrapper.launch import process_hooks
 from ones_wrapper.launch.process_hooks import FLAGS, Flags
 from ones_wrapper.launch.rank import end_with_parent
+from ones_wrapper.launch.rank_placement import free_port
 
 __all__ = ["Put", "RankFailed", "die", "elastic", "put", "run", "values"]
 
@@ -223,9 +223,7 @@ class Start:
 
     def fork(self, body: Callable[[], int | None], env: Mapping[str, str]) -> None:
         """Begin the ranks."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()

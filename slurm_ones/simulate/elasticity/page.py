@@ -11,7 +11,7 @@ from typing import Any
 from slurm_ones.report.charts import Bar, Lane
 from slurm_ones.report.text import seconds
 from slurm_ones.simulate.elasticity.curves import RESIZE_S, RULE
-from slurm_ones.simulate.elasticity.stretch import SLACK_S, picked
+from slurm_ones.simulate.elasticity.stretch import PATIENCE, SLACK_S, picked
 from slurm_ones.simulate.elasticity.study import FIGURES, SHARES, Figure, Study
 from slurm_ones.simulate.study.present import number
 from slurm_ones.simulate.traces.trace import Trace
@@ -30,7 +30,8 @@ class Row:
 
     title: str
     recorded: str
-    cells: Sequence[str]
+    cells: Sequence[tuple[str, str]]
+    """The mean over the seeds, and the lowest and highest of them; nothing where those are equal."""
 
 
 def value(found: float, unit: str) -> str:
@@ -44,17 +45,17 @@ def value(found: float, unit: str) -> str:
     return f"{100 * found:.0f} %" if unit == "share" else f"{found:.2f}"
 
 
-def _cell(study: Study, figure: Figure, share: float) -> str:
-    """The mean over the seeds, and the lowest and highest of them."""
+def _cell(study: Study, figure: Figure, share: float) -> tuple[str, str]:
+    """See `Row.cells`."""
     found = [
         study.figures[share, seed].get(figure.key, math.nan) for seed in study.seeds if (share, seed) in study.figures
     ]
     known = [one for one in found if math.isfinite(one)]
     if not known:
-        return "–"
+        return "–", ""
     mean = value(sum(known) / len(known), figure.unit)
     low, high = value(min(known), figure.unit), value(max(known), figure.unit)
-    return mean if low == high else f"{mean} ({low} – {high})"
+    return mean, "" if low == high else f"{low} – {high}"
 
 
 def rows(study: Study) -> list[Row]:
@@ -63,7 +64,8 @@ def rows(study: Study) -> list[Row]:
     for figure in FIGURES:
         cells = [_cell(study, figure, share) for share in shares(study)]
         was = value(study.recorded.get(figure.key, math.nan), figure.unit)
-        if any(cell != "–" for cell in cells) and not (figure.key == "unfinished" and set(cells) == {"0.00"}):
+        means = {mean for mean, _ in cells}
+        if means != {"–"} and not (figure.key == "unfinished" and means == {"0.00"}):
             found.append(Row(figure.title, was, cells))
     return found
 
@@ -87,6 +89,7 @@ def verdict(study: Study) -> list[str]:
             for seed in study.seeds
             if share and (share, seed) in study.figures and (0.0, seed) in study.figures
         ]
+        pairs = [one for one in pairs if math.isfinite(one)]
         if not pairs:
             continue
         low, high, mean = 100 * (min(pairs) - 1), 100 * (max(pairs) - 1), 100 * (sum(pairs) / len(pairs) - 1)
@@ -122,25 +125,23 @@ def assumptions(study: Study, trace: Trace) -> list[str]:
     """What was taken for granted."""
     s = study.stretch
     cluster = f"{s.nodes} nodes of {s.gpus_per_node} GPUs"
-    cluster += ", as named" if s.given else ", which are the GPUs that the trace's jobs held at once at most"
-    begin = (
-        "The cluster is empty when the first job comes."
-        if s.given
-        else f"{len(s.before)} earlier jobs that still ran or waited are there when the first one comes, uncounted."
-    )
+    cluster += ", as named; jobs" if s.given else ", since jobs"
+    cluster += f" held {s.most_held} at once at most, by the trace"
     kind = (
         "measured profiles"
         if study.curves.measured
         else "the package's own catalogue, by round figures that nobody measured"
     )
-    jobs = f"{len(s.jobs)} of the {s.of_all} jobs with GPUs"
+    sampled = "" if s.sample >= 1 else f" that a sample of {100 * s.sample:g} % left"
+    jobs = f"{len(s.jobs)} of the {s.of_all} jobs with GPUs{sampled}"
     if len(s.jobs) + s.left_out < s.of_all:
         jobs += ", those that follow each other in the stretch whose load is the median of all stretches of that many"
     return [
         f"Cluster: one partition of {cluster}. Limits of users, accounts and reservations are not there.",
         f"Jobs: {jobs}. They are submitted within {seconds(s.hours * 3600)}.",
         *([f"{s.left_out} jobs asked for more GPUs than the cluster has, and are left out."] if s.left_out else []),
-        begin,
+        f"{len(s.before)} earlier jobs that still ran or waited are there when the first one comes, uncounted, "
+        f"and for at most {PATIENCE:g} times as long as the counted ones take.",
         "A job that is not elastic comes when it came, asks for what it asked for, and holds it for as long as it did, "
         "whether it then ended well, failed or was cancelled.",
         "Slurm starts jobs in the order of their submission, with backfill by time limits; where none was recorded, "
@@ -213,6 +214,7 @@ def as_json(study: Study, trace: Trace) -> dict[str, Any]:
     return {
         "trace": {"name": trace.name, "format": trace.format, "jobs": s.of_all, "left_out": dict(trace.left_out)},
         "stretch": {
+            "sample": s.sample,
             "jobs": len(s.jobs),
             "before": len(s.before),
             "hours": s.hours,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 
@@ -19,6 +20,9 @@ USUAL_NODE = 8
 """GPUs of a node where neither the trace nor its jobs tell."""
 SLACK_S = 60.0
 """Slurm ends a job so long after its time limit."""
+PATIENCE = 2.0
+"""Jobs that were there before hold their GPUs for at most so many times as long as the counted ones take about: nobody
+waits for them any more, and the simulation would go on for them alone."""
 BEFORE = "before-"
 """How the names of jobs begin that were there when the stretch began, and are not counted."""
 
@@ -33,11 +37,15 @@ class Stretch:
     nodes: int
     gpus_per_node: int
     of_all: int
-    """Jobs of the whole trace."""
+    """Jobs from which it was chosen."""
     left_out: int = 0
     """Jobs that asked for more than the cluster has."""
+    sample: float = 1.0
+    """Share of the trace's jobs that were taken."""
+    most_held: int = 0
+    """GPUs that those jobs held at once at most."""
     given: bool = False
-    """Its user named the cluster; else it has the GPUs that were held at once at most."""
+    """Its user named the cluster; else it has `most_held` GPUs."""
 
     @property
     def begins(self) -> float:
@@ -50,22 +58,31 @@ class Stretch:
         return (self.jobs[-1].submitted - self.begins) / 3600.0
 
 
-def stretch_of(trace: Trace, most: int, cluster: tuple[int, int] | None = None) -> Stretch:
+def stretch_of(trace: Trace, most: int, cluster: tuple[int, int] | None = None, sample: float = 1.0) -> Stretch:
     """At most so many jobs of a trace that follow each other: of all such stretches the one whose load is the median.
 
-    `cluster` is nodes and GPUs of each; None for as many as were held at once, and then the stretch begins with the
-    jobs that were there. Raises `BadInput`.
+    `cluster` is nodes and GPUs of each; None for as many as were held at once. `sample` is the share of the jobs that
+    are taken, at random but always the same, for a cluster that is smaller than the trace's. Raises `BadInput`.
     """
+    jobs = [job for job in trace.jobs if _drawn(job) < sample]
+    if not jobs:
+        raise BadInput(f"--sample: {sample:g} leaves none of the {len(trace.jobs)} jobs of {trace.name}")
+    held = most_held(jobs)
     per_node = cluster[1] if cluster else node_gpus(trace)
-    nodes = cluster[0] if cluster else max(-(-most_held(trace.jobs) // per_node), 1)
-    fitting = [job for job in trace.jobs if _held(job.gpus, per_node) <= nodes * per_node]
+    nodes = cluster[0] if cluster else max(-(-held // per_node), 1)
+    fitting = [job for job in jobs if _held(job.gpus, per_node) <= nodes * per_node]
     if not fitting:
         raise BadInput(f"--cluster: {nodes}x{per_node} is too small for every job of {trace.name}")
     first = _median_load(fitting, most)
-    jobs = tuple(fitting[first : first + most])
-    before = () if cluster else tuple(_there(fitting[:first], jobs[0].submitted))
-    left_out = len(trace.jobs) - len(fitting)
-    return Stretch(jobs, before, nodes, per_node, len(trace.jobs), left_out, cluster is not None)
+    chosen = tuple(fitting[first : first + most])
+    before = tuple(_there(fitting[:first], chosen[0].submitted, PATIENCE * expected_s(chosen, nodes * per_node)))
+    left_out = len(jobs) - len(fitting)
+    return Stretch(chosen, before, nodes, per_node, len(jobs), left_out, sample, held, cluster is not None)
+
+
+def _drawn(job: TraceJob) -> float:
+    """A number from 0 to 1, by the job alone."""
+    return int.from_bytes(blake2b(f"{job.name} {job.submitted}".encode(), digest_size=6).digest(), "big") / 2**48
 
 
 def _held(gpus: int, per_node: int) -> int:
@@ -103,10 +120,16 @@ def _median_load(jobs: Sequence[TraceJob], most: int) -> int:
     return sorted(firsts, key=load)[len(firsts) // 2]
 
 
-def _there(earlier: Sequence[TraceJob], at: float) -> list[TraceJob]:
-    """What ran or waited at that moment."""
+def expected_s(jobs: Sequence[TraceJob], gpus: int) -> float:
+    """Seconds from the first submission that these jobs take about on so many GPUs."""
+    work_s = sum(job.gpus * job.run_s for job in jobs)
+    return max(jobs[-1].submitted - jobs[0].submitted, work_s / gpus) + max(job.run_s for job in jobs)
+
+
+def _there(earlier: Sequence[TraceJob], at: float, most_s: float) -> list[TraceJob]:
+    """What ran or waited at that moment, with what it still had to run, `most_s` at most."""
     there = [job for job in earlier if job.began + job.run_s > at]
-    return [job._replace(run_s=min(job.run_s, job.began + job.run_s - at), submitted=at) for job in there]
+    return [job._replace(run_s=min(job.run_s, job.began + job.run_s - at, most_s), submitted=at) for job in there]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import atexit
 import importlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import torch
 
 from ones_wrapper.launch import node, process_hooks
 from ones_wrapper.launch.process_hooks import Flags
+from ones_wrapper.launch.rank_placement import free_port
 
 
 class ForkedBlock:
@@ -28,9 +28,7 @@ class ForkedBlock:
     def __init__(self, script: Path, arguments: Sequence[str], ranks: int, env: Mapping[str, str], log: Path) -> None:
         for module in ("ones_wrapper.api", "torch._dynamo"):
             importlib.import_module(module)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))}
         place = {
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ONES_NODES": "1", "ONES_GPUS_PER_NODE": str(ranks),

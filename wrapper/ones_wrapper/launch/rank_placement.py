@@ -8,7 +8,10 @@ by side without each other.
 
 from __future__ import annotations
 
+import random
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -115,6 +118,15 @@ def later_port(port: int, forks: int) -> int:
     """The port after a `master_port`, for ranks that are started once more without `ones-run`."""
     first = port - (port - PORTS.start) % 20
     return first + (port - first + forks) % 20
+
+
+def free_port() -> int:
+    """A `master_port` of this machine on which nothing listens, for ranks that no job started."""
+    while True:
+        port = random.SystemRandom().choice(PORTS[::20])
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def allocation(env: Mapping[str, str], asked: int | None) -> Allocation:
