@@ -95,6 +95,8 @@ def test_the_stretch_of_median_load() -> None:
     assert [one.submitted for one in found.jobs] == [10000.0, 10100.0, 10200.0, 10300.0]
     assert [(one.run_s, one.gpus, one.submitted) for one in found.before] == [(500.0, 3, 10000.0), (100.0, 1, 10000.0)]
     assert (found.nodes, found.gpus_per_node) == (2, 4), "eight GPUs were held at once at most"
+    endless = stretch_of(trace_of((0.0, 0.0, 1e7, 1), *busy[1:], *light, *usual), 4)
+    assert [one.run_s for one in endless.before] == [1000.0], "twice what the others take: 300 s and then 200 s"
     named = stretch_of(trace_of(*busy, (9000.0, 9000.0, 10.0, 9)), 4, (1, 4))
     assert named.given and named.left_out == 1 and named.most_held == 9
 

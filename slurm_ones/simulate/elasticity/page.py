@@ -11,7 +11,7 @@ from typing import Any
 from slurm_ones.report.charts import Bar, Lane
 from slurm_ones.report.text import seconds
 from slurm_ones.simulate.elasticity.curves import RESIZE_S, RULE
-from slurm_ones.simulate.elasticity.stretch import SLACK_S, picked
+from slurm_ones.simulate.elasticity.stretch import PATIENCE, SLACK_S, picked
 from slurm_ones.simulate.elasticity.study import FIGURES, SHARES, Figure, Study
 from slurm_ones.simulate.study.present import number
 from slurm_ones.simulate.traces.trace import Trace
@@ -140,7 +140,8 @@ def assumptions(study: Study, trace: Trace) -> list[str]:
         f"Cluster: one partition of {cluster}. Limits of users, accounts and reservations are not there.",
         f"Jobs: {jobs}. They are submitted within {seconds(s.hours * 3600)}.",
         *([f"{s.left_out} jobs asked for more GPUs than the cluster has, and are left out."] if s.left_out else []),
-        f"{len(s.before)} earlier jobs that still ran or waited are there when the first one comes, uncounted.",
+        f"{len(s.before)} earlier jobs that still ran or waited are there when the first one comes, uncounted, "
+        f"and for at most {PATIENCE:g} times as long as the counted ones take.",
         "A job that is not elastic comes when it came, asks for what it asked for, and holds it for as long as it did, "
         "whether it then ended well, failed or was cancelled.",
         "Slurm starts jobs in the order of their submission, with backfill by time limits; where none was recorded, "
