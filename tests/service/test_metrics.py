@@ -171,7 +171,7 @@ def test_how_far_off_a_model_was() -> None:
     look(learned, first)
     look(learned, first)
     assert figures.value("throughput_ratio_count", learned_from="other jobs") == 1.0
-    assert figures.value("throughput_ratio_count", learned_from="own sizes") is None
+    assert figures.value("throughput_ratio_count", learned_from="own sizes") == 0.0
     second = ThroughputPoint(1, 2, 64, 190.0, 9.0)
     look(learned, first, second)
     assert figures.value("throughput_ratio_count", learned_from="own sizes") == 1.0
