@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from ones_db import migrate
 from tests.cluster import Cluster, ClusterError, Site, unavailable
 from tests.cluster.cli import Progress
+from tests.cluster.sites import GRES_TYPED
 from tests.db.server import NoServer, Server
 
 # How long examples take to draw says something of the machine, and nothing of what is tested.
@@ -96,7 +97,9 @@ LONG = (
     "tests/endtoend/test_fused_sweep.py",
     "tests/endtoend/test_job_log.py",
     "tests/endtoend/test_kill.py",
+    "tests/endtoend/test_kinds.py",
     "tests/endtoend/test_leaves.py",
+    "tests/endtoend/test_metrics.py",
     "tests/endtoend/test_move.py",
     "tests/endtoend/test_park.py",
     "tests/endtoend/test_places.py",
@@ -197,6 +200,14 @@ def gres(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def old(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Slurm 22.05, by its commands alone: the same layout."""
     cluster = start(request, "old")
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def kinds(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Slurm 26.05: node t1 with 4 GPUs of type 2080ti, t2 and t3 with 4 each of type a100."""
+    cluster = start(request, GRES_TYPED)
     yield cluster
     cluster.stop()
 
