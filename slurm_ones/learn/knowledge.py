@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from ones_wrapper.protocol import Spec
 from slurm_ones.learn.efficiency import CAUTIOUS as CAUTIOUS_NOISE
 from slurm_ones.learn.efficiency import NoiseEfficiency, noise_ratio
 from slurm_ones.learn.hierarchy import Heard, Kin, Tree
+from slurm_ones.learn.kinds import Factor, KindFactors, Told, base_kind, fit_on, of_kind, on_kinds, prior_on, ratios
 from slurm_ones.learn.layout import layout_of
 from slurm_ones.learn.progress import BetaProgress, FinishedJob, Training, at_least
 from slurm_ones.learn.step_time import CAUTIOUS, WIRED, Fit, Points, Prior, fit_all
@@ -66,6 +67,8 @@ class Known:
     """Seconds that giving up GPUs is expected to interrupt its training; None where it is `resize_s` as well."""
     prepare_s: float = 0.0
     """Seconds that it holds GPUs which it gains before they train."""
+    on: Mapping[str, ThroughputModel] = field(default_factory=dict)
+    """Its model on each of the kinds of GPU that were asked about."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class _Learned:
     history: JobHistory
     prior: Prior
     model: MeasuredThroughput
+    on: dict[str, ThroughputModel] = field(default_factory=dict)
+    """The model on kinds of GPU that were asked about."""
 
 
 class Learner:
@@ -98,13 +103,14 @@ class Learner:
     what jobs of the same user and name told last, where the name may differ in a number at its end.
     """
 
-    def __init__(self, *, seed: int = 0) -> None:
+    def __init__(self, *, seed: int = 0, gpu_speeds: Mapping[str, float] | None = None) -> None:
+        """`gpu_speeds` is what the site guesses of its kinds of GPU."""
         self._seed = seed
         self._finished: Sequence[JobHistory] = ()
         self._past: dict[int, tuple[JobHistory, Fit]] = {}
         self._progress = BetaProgress(seed=seed)
         self._trees = {False: Tree((), CAUTIOUS), True: Tree((), WIRED)}
-        self._priors: dict[tuple[bool, Kin], Prior] = {}
+        self._priors: dict[tuple[bool, Kin, str], Prior] = {}
         self._widths = {False: (1.0, 1.0), True: (1.0, 1.0)}
         self._own: Counter[tuple[Hashable, str]] = Counter()
         self._specs: Counter[Hashable] = Counter()
@@ -115,6 +121,7 @@ class Learner:
         self._switches = _Switches()
         self._joins: dict[Spec, float] = {}
         self._learned: dict[int, _Learned] = {}
+        self._factors = KindFactors(gpu_speeds or {})
         self._most = 0
         self._scripts: dict[tuple[str, str], Spec] = {}
 
@@ -149,6 +156,9 @@ class Learner:
         # Those that are kept hold their history, so that no other object gets its identity.
         self._past = {key: self._past[key] for key in map(id, histories)}
         measured = [(history, fit) for history, fit in self._past.values() if len(fit.misfit)]
+        self._factors.learn([self._told(history, fit) for history, fit in measured])
+        # Figures of all are told for one kind of GPU.
+        measured = [(h, fit_on(fit, self._factor_of(h, back=True), layout_of(h.spec))) for h, fit in measured]
         heard = {wired: [(h, fit) for h, fit in measured if _wired(h.spec) is wired] for wired in (False, True)}
         self._trees = {
             wired: Tree([(_kin(h), Heard.of(fit)) for h, fit in some], WIRED if wired else CAUTIOUS)
@@ -161,6 +171,20 @@ class Learner:
         self._own = Counter((_kin(history).spec, history.job.user) for history, _ in measured)
         self._specs = Counter(_kin(history).spec for history, _ in measured)
         self._peers, self._priors = {}, {}
+        for known in self._learned.values():
+            known.on.clear()
+
+    def _told(self, history: JobHistory, fit: Fit) -> Told:
+        """What a finished job tells of kinds of GPU."""
+        here = base_kind(history.throughput)
+        found = ratios(history.throughput, fit, layout_of(history.spec), here)
+        return Told(_kin(history).spec, history.job.user, here, fit, found)
+
+    def _factor_of(self, history: JobHistory, *, back: bool = False) -> Factor:
+        """From the kind that all figures are told for to that which the job's are fitted on, or back."""
+        here, kin = base_kind(history.throughput) or self._factors.reference, _kin(history)
+        ends = (self._factors.reference, here)
+        return self._factors.factor(kin.spec, *(reversed(ends) if back else ends))
 
     def _learn_switches(self, histories: Sequence[JobHistory]) -> None:
         """Joining takes as long as the state is large, so that of jobs of one spec counts before that of all."""
@@ -217,23 +241,29 @@ class Learner:
         )
 
     def _peers_of(self, history: JobHistory) -> Prior | None:
-        """What other users' jobs of its spec make plausible of a job; None where there are too few."""
+        """What other users' jobs of its spec make plausible of a job, on the kind of GPU that it is fitted on; None
+        where there are too few."""
         kin = _kin(history)
         if kin.spec is None or self._specs[kin.spec] - self._own[kin.spec, kin.user] < PEERS:
             return None
         if kin not in self._peers:
             self._peers[kin] = self._trees[_wired(history.spec)].expect(kin, others=True)
-        return self._peers[kin]
+        return prior_on(self._peers[kin], self._factor_of(history), layout_of(history.spec))
 
     def _prior_of(self, history: JobHistory) -> Prior:
-        """What is expected of a job before it measures."""
-        kin = _kin(history)
-        if (wired := _wired(history.spec), kin) not in self._priors:
-            self._priors[wired, kin] = self._trees[wired].expect(kin)
-        return self._priors[wired, kin]
+        """What is expected of a job before it measures, on the kind of GPU that it is fitted on."""
+        kin, wired = _kin(history), _wired(history.spec)
+        key = wired, kin, base_kind(history.throughput)
+        if key not in self._priors:
+            expected = self._trees[wired].expect(kin)
+            self._priors[key] = prior_on(expected, self._factor_of(history), layout_of(history.spec))
+        return self._priors[key]
 
-    def about(self, history: JobHistory | None, now: float = 0.0, *, blocks: bool = False) -> Known:
-        """What is known of a job, one of `blocks` or not; of one without a history, what is typical.
+    def about(
+        self, history: JobHistory | None, now: float = 0.0, *, blocks: bool = False, kinds: Sequence[str] = ()
+    ) -> Known:
+        """What is known of a job, one of `blocks` or not, and of what it is on `kinds` of GPU; of one without a
+        history, what is typical.
 
         `now` is Slurm's clock: who has been silent for long is thought to need as long again (Lindy's law), whatever
         little was left by its last report.
@@ -242,6 +272,7 @@ class Learner:
             nothing = self._progress.progress(Training(dataset=0, epochs=0.0))
             typical = MeasuredThroughput.of((), self._trees[False].expect(NOWHERE))
             known = Known(None, typical, NoiseEfficiency(1.0, self._noise), nothing, 0.0, (), self._resize_s)
+            known = replace(known, on=on_kinds(typical, self._factors.reference, kinds, self._factors, None, ()))
             return self._hot(known, None) if blocks else known
         history = self._as_told(history)
         self._fit([history])
@@ -258,7 +289,18 @@ class Learner:
             history.pause_s if history.pause_s is not None else self._typical_pause_s(history.spec),
             _dataset(history),
         )
+        known = replace(known, on=self._on(history, kinds)) if kinds else known
         return self._hot(known, history) if blocks else known
+
+    def _on(self, history: JobHistory, kinds: Sequence[str]) -> Mapping[str, ThroughputModel]:
+        known = self._learned[history.job.job_id]
+        if not known.on.keys() >= {*kinds}:
+            fit, layout = known.model.fit, layout_of(history.spec)
+            here = base_kind(history.throughput)
+            own = ratios(history.throughput, fit, layout, here)
+            here, spec = here or self._factors.reference, _kin(history).spec
+            known.on.update(on_kinds(known.model, here, kinds, self._factors, spec, own))
+        return {kind: known.on[kind] for kind in kinds}
 
     def _typical_pause_s(self, spec: Spec | None) -> float:
         return self._reshard_s if _reshards(spec) else self._resize_s
@@ -342,12 +384,13 @@ def _ready_s(history: JobHistory) -> float | None:
 
 
 def _points(history: JobHistory) -> tuple[Points, float]:
-    """What the job measured, and the local batch that its speed is told at."""
+    """What the job measured on the kind of GPU that it knows best, and the local batch that its speed is told at."""
+    measured = of_kind(history.throughput, base_kind(history.throughput))
     layout = layout_of(history.spec)
     base = history.spec.base_batch if history.spec is not None else None
-    reference = reference_of(history.throughput, base, layout.max_local)
+    reference = reference_of(measured, base, layout.max_local)
     ran = {(nodes, nodes * each): seconds for nodes, each, seconds in history.ran}
-    return points_of(history.throughput, reference, layout, ran if history.ran else None), reference
+    return points_of(measured, reference, layout, ran if history.ran else None), reference
 
 
 def _unheard(history: JobHistory, efficiency: NoiseEfficiency, now: float) -> float:
