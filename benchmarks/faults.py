@@ -5,6 +5,7 @@ break an invariant are listed, and each can be replayed alone.
 
     OMP_NUM_THREADS=1 python benchmarks/faults.py --seeds 10000 --first 1 --json faults.json
     OMP_NUM_THREADS=1 python benchmarks/faults.py --seed 17 --verbose
+    OMP_NUM_THREADS=1 python benchmarks/faults.py --seed 17 --page run.html
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.faults.plan import FaultPlan
+from tests.faults.replay_page import write_replay
 from tests.faults.run import Result, run
 
 SHOWN_S = 5.0
@@ -44,10 +46,12 @@ def one_with_strategies(seed: int) -> Result:
     return run(FaultPlan.with_strategies(seed))
 
 
-def replay(seed: int, *, verbose: bool, plain: bool, strategies: bool = False) -> Result:
-    """A seed's run, printed step by step."""
+def replay(seed: int, *, verbose: bool, plain: bool, strategies: bool = False, page: Path | None = None) -> Result:
+    """A seed's run, printed step by step, or written as a page."""
     plan = FaultPlan.of(seed) if plain else FaultPlan.with_blocks(seed)
     plan = FaultPlan.with_strategies(seed) if strategies else plan
+    if page is not None:
+        return write_replay(page, plan)
     if not verbose:
         return run(plan)
     print(plan)
@@ -92,13 +96,17 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--verbose", action="store_true", help="with --seed: every step of it")
+    parser.add_argument("--page", type=Path, help="with --seed: write it as a page, to go through in a browser")
     parser.add_argument("--plain", action="store_true", help="no jobs of blocks")
     parser.add_argument("--strategies", action="store_true", help="jobs with training strategies, and none of blocks")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, help="where results go")
     options = parser.parse_args()
+    if options.page is not None and (options.seed is None or options.verbose):
+        parser.error("--page shows one run: give --seed, and leave --verbose out")
     if options.seed is not None:
-        result = replay(options.seed, verbose=options.verbose, plain=options.plain, strategies=options.strategies)
+        which = {"plain": options.plain, "strategies": options.strategies}
+        result = replay(options.seed, verbose=options.verbose, page=options.page, **which)
         for kind, count in sorted(result.kinds.items(), key=lambda item: -item[1]):
             print(f"{count:6d} {kind.value}")
         print(f"{result.resizes} resizes, {result.seconds:.2f} s")

@@ -31,7 +31,7 @@ from slurm_ones.rules.gate import Round
 from slurm_ones.rules.plan import Change
 from slurm_ones.rules.views import bounds_of, cluster_view, decide_within, job_views
 from slurm_ones.schedule.policy import Arrivals, Policy
-from slurm_ones.slurm.client import LeaderOnlyClient, Refused, SlurmClient
+from slurm_ones.slurm.client import GIVES_TYPES, LeaderOnlyClient, Refused, SlurmClient
 from slurm_ones.slurm.configured import hides_gpus
 from slurm_ones.slurm.model import Job, Shape, Snapshot, fewest_switches
 
@@ -91,7 +91,7 @@ class Companion:
         self._clock = clock
         self._observer = Observer(client, store, settings, clock)
         self._stop_file = StopFile(settings.stop_file, store)
-        self._learner = Learner(seed=settings.seed)
+        self._learner = Learner(seed=settings.seed, gpu_speeds=settings.gpu_speeds)
         self._policies: dict[str, Policy] = {}
         self._make = make or (lambda: policy_of(settings))
         self._make()
@@ -118,6 +118,7 @@ class Companion:
         self._leftovers = Leftovers(client, store, self._held, orders, clock)
         self._actor = Actor(machine, store, settings, deferrals, orders, held=self._held, clock=clock, say=say)
         self._split_nodes: bool | None = None
+        self._types_given: bool | None = None
         self._arrivals: Mapping[str, Arrivals] = {}
         self._arrivals_time = -math.inf
 
@@ -167,7 +168,19 @@ class Companion:
             held={job_id: self._held.of(job_id) for job_id in blocks},
             split_nodes=not blocks or self._may_split_nodes(),
             promises=self._store.promises() if due else {},
+            types_given=self._gives_types(observation),
         )
+
+    def _gives_types(self, seen: Observation) -> bool:
+        """Whether Slurm lets jobs change their type of GPU; it is asked once there is a job for which that matters."""
+        if self._types_given is None and any(
+            one.blocks or (one.optin is not None and one.optin.kinds) for one in seen.elastic.values()
+        ):
+            try:
+                self._types_given = self._client.version() >= GIVES_TYPES
+            except Refused:
+                return False
+        return self._types_given is not False
 
     def _may_split_nodes(self) -> bool:
         """Whether two blocks of a job on one node see each other's GPUs: not where Slurm hides devices from jobs."""

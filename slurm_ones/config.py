@@ -210,6 +210,10 @@ class Settings(_Section):
         description="how many times longer gradients take between leaf switches than below one; above 1, and where "
         "Slurm knows the topology, they are weighed, and Slurm is asked for few of them",
     )
+    gpu_speeds: dict[str, float] = Field(
+        default_factory=dict,
+        description="how fast GPUs of each Slurm type compute beside each other: a guess, until jobs have shown it",
+    )
     resize: ResizeSettings = ResizeSettings()
     limits: LimitSettings = Field(LimitSettings(), description="limits on elastic jobs, below")
     retention: RetentionSettings = Field(
@@ -229,6 +233,9 @@ class Settings(_Section):
         for partition, gpus in self.whole_node_gpus.items():
             if gpus < 1:
                 raise ValueError(f"whole_node_gpus.{partition}: {gpus} is not a number of GPUs")
+        for kind, speed in self.gpu_speeds.items():
+            if not 0 < speed < float("inf"):
+                raise ValueError(f"gpu_speeds.{kind}: {speed} is not a speed above 0")
         if self.database and self.database_url_file is not None:
             raise ValueError("database and database_url_file both name a database; leave one of them out")
         return self

@@ -38,6 +38,7 @@ SENTENCES: dict[str, str] = {
     "gpus_unknown": "Slurm knows of no GPUs in partition {partition}: name the GPUs of a node in "
     "whole_node_gpus.{partition} of the companion's settings",
     "gpus_per_job": "it asks for GPUs per job, not per node: submit with --nodes and --gres=gpu:N",
+    "kinds_nowhere": "its comment allows GPUs of type {kinds}, and partition {partition} has {there}",
     "several_gpu_types": "it asks for GPUs of several types on each node: submit it with one, as in --gres=gpu:TYPE:N",
     "site_acts": "this site's companion (of {user}) acts on it, so this one yields",
     "owner_acts": "its owner {user} has a companion that ordered something, so this one yields for {seconds:.0f} s",
@@ -272,6 +273,7 @@ CAUSES = {
     "task_counts": "submitted with task counts",
     "gpus_unknown": "in a partition without known GPUs",
     "gpus_per_job": "asking for GPUs per job",
+    "kinds_nowhere": "allowing no type of GPU that their partition has",
     "several_gpu_types": "asking for GPUs of several types",
     "resize_off": "measured only (resize=off)",
     "fused": "trained within others of their sweeps",

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from ones_db import migrate
 from tests.cluster import Cluster, ClusterError, Site, unavailable
 from tests.cluster.cli import Progress
+from tests.cluster.sites import GRES_TYPED
 from tests.db.server import NoServer, Server
 
 # How long examples take to draw says something of the machine, and nothing of what is tested.
@@ -79,7 +80,14 @@ LONG = (
     "tests/endtoend/test_frameworks.py",
     "tests/endtoend/test_real_scripts.py",
     "tests/wrapper/membership/test_endurance.py",
+    # Of each of these, which have three variants or more, every run has one at least.
+    "tests/endtoend/test_blocks_light.py::test_a_job_grows_and_shrinks_while_it_trains",
+    "tests/endtoend/test_blocks_light.py::test_a_block_that_its_owner_cancels_stays_cancelled",
+    "tests/wrapper/gradients/test_mpi_exchange.py::test_exchange",
+    "tests/wrapper/launch/test_launchers.py::test_stop_reaches_ranks_through_any_launcher",
+    "tests/wrapper/membership/test_hot.py::test_everything_is_carried",
     "tests/demo/test_demo.py::test_a_training_really_grows_and_shrinks",
+    "tests/packaging/test_wheels.py::TestCompanion::test_a_demo_without_torch",
     "tests/demo/test_demo.py::test_nothing_outlives_a_demo_that_is_ended",
     "tests/endtoend/test_container.py",
     "tests/endtoend/test_cron.py",
@@ -89,7 +97,9 @@ LONG = (
     "tests/endtoend/test_fused_sweep.py",
     "tests/endtoend/test_job_log.py",
     "tests/endtoend/test_kill.py",
+    "tests/endtoend/test_kinds.py",
     "tests/endtoend/test_leaves.py",
+    "tests/endtoend/test_metrics.py",
     "tests/endtoend/test_move.py",
     "tests/endtoend/test_park.py",
     "tests/endtoend/test_places.py",
@@ -190,6 +200,14 @@ def gres(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def old(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Slurm 22.05, by its commands alone: the same layout."""
     cluster = start(request, "old")
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def kinds(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Slurm 26.05: node t1 with 4 GPUs of type 2080ti, t2 and t3 with 4 each of type a100."""
+    cluster = start(request, GRES_TYPED)
     yield cluster
     cluster.stop()
 

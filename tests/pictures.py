@@ -1,4 +1,7 @@
-"""The pictures of page and terminal in the documents: `python -m tests.pictures build/demo/ones.sqlite docs/img`."""
+"""The pictures of page and terminal in the documents: `python -m tests.pictures build/demo/ones.sqlite docs/img`.
+
+`python -m tests.pictures docs/img` draws that of a fault run alone.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -15,9 +19,13 @@ from slurm_ones.cli.live_table import Choice
 from slurm_ones.cli.top import reader
 from slurm_ones.cli.top_app import TopApp
 from slurm_ones.config import Settings
+from tests.faults.plan import FaultPlan
+from tests.faults.replay_page import write_replay
 from tests.web.test_browser import driver, installed
 
 PORT = 8699
+SEED = 512984238
+"""A fault run with changes of blocks and faults of many kinds."""
 
 
 def terminal(url: str, cluster: str, picture: Path) -> None:
@@ -65,10 +73,32 @@ def page(url: str, job_id: int, folder: Path) -> None:
             server.terminate()
 
 
-def main(database: str, folder: str) -> None:
-    """Draw all of them from a job database."""
+def fault_run(folder: Path) -> None:
+    """The page of a fault run, in the middle of it."""
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / "run.html"
+        write_replay(file, FaultPlan.with_blocks(SEED))
+        browser = driver()
+        browser.set_window_size(1280, 1100)
+        browser.get(file.as_uri())
+        for _ in range(8):
+            browser.find_element("id", "fault").click()
+        browser.save_screenshot(str(folder / "fault-run.png"))
+        browser.quit()
+
+
+def main(*arguments: str) -> None:
+    """Draw all of them from a job database, or that of a fault run."""
     if why := installed():
         sys.exit(why)
+    *databases, folder = arguments
+    fault_run(Path(folder))
+    for database in databases:
+        of_demo(database, folder)
+
+
+def of_demo(database: str, folder: str) -> None:
+    """Draw those of page and terminal."""
     url = f"sqlite:///{Path(database).resolve()}"
     with Store.open(url, "", read_only=True) as store:
         cluster, jobs = store.cluster, store.job_summaries()
@@ -77,4 +107,4 @@ def main(database: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*sys.argv[1:])

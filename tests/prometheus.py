@@ -8,15 +8,17 @@ import shutil
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests import debian
-from tests.cluster import paths
+from tests.cluster import linux, paths
 
 MONITORING = paths.REPOSITORY / "slurm_ones/service/monitoring"
 ALERTS, DASHBOARD = MONITORING / "slurm-ones-alerts.yml", MONITORING / "slurm-ones-dashboard.json"
@@ -61,12 +63,23 @@ def filled(expr: str) -> str:
     return expr
 
 
+def enter(network: int | None) -> None:
+    """Have this thread be in the network of that process from now on."""
+    if network is not None:
+        with Path(f"/proc/{network}/ns/net").open("rb") as space:
+            linux.setns(space.fileno())
+
+
 @dataclass
 class Prometheus:
-    """One that scrapes `targets`, by the job's name: address and path."""
+    """One that scrapes `targets`, by the job's name: address and path.
+
+    With `network` it is in the network of that process, and is asked there.
+    """
 
     folder: Path
     targets: Mapping[str, tuple[str, str]]
+    network: int | None = None
 
     def __post_init__(self) -> None:
         jobs = [
@@ -90,8 +103,10 @@ class Prometheus:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}/api/v1/"
         self._log = (self.folder / "prometheus.log").open("w")
+        self._asking = ThreadPoolExecutor(1, initializer=enter, initargs=(self.network,))
         self._process = subprocess.Popen(
             [
+                *(["nsenter", f"--net=/proc/{self.network}/ns/net"] if self.network is not None else []),
                 str(shutil.which("prometheus")),
                 f"--config.file={self.folder / 'prometheus.yml'}",
                 f"--storage.tsdb.path={self.folder / 'data'}",
@@ -104,10 +119,14 @@ class Prometheus:
     def close(self) -> None:
         self._process.terminate()
         self._process.wait(20)
+        self._asking.shutdown()
         self._log.close()
 
     def ask(self, what: str, **values: str) -> Any:
         """The data of an answer of its API; raises AssertionError where it refuses."""
+        return self._asking.submit(self._ask, what, values).result()
+
+    def _ask(self, what: str, values: Mapping[str, str]) -> Any:
         query = urllib.parse.urlencode(values)
         try:
             with urllib.request.urlopen(f"{self.url}{what}?{query}", timeout=20) as answer:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, func, select
+from sqlalchemy import Connection, Select, case, func, or_, select
 
 from ones_db.errors import UnknownRecord
 from ones_db.jobs import alive, among, key_of, keys_of, latest, newest, reason_columns, reason_of
@@ -76,7 +76,7 @@ def decisions(connection: Connection, cluster: int, job_id: int, limit: int) -> 
         .limit(limit)
     )
     rows = connection.execute(query).mappings().all()
-    weighed = _alternatives(connection, [row["id"] for row in rows], job)
+    weighed = _alternatives(connection, [row["id"] for row in rows], [job])
     return [_decision(row, (_decision_job(row, job_id, weighed.get((row["id"], job), ())),)) for row in rows]
 
 
@@ -99,7 +99,9 @@ def _newest_decisions(cluster: int) -> Select[Any]:
     )
 
 
-def recent_decisions(connection: Connection, cluster: int, limit: int) -> list[DecisionRecord]:
+def recent_decisions(
+    connection: Connection, cluster: int, limit: int, most: int | None = None, user: str = ""
+) -> list[DecisionRecord]:
     query = (
         select(DECISIONS)
         .where(DECISIONS.c.cluster_id == cluster)
@@ -112,14 +114,28 @@ def recent_decisions(connection: Connection, cluster: int, limit: int) -> list[D
         .join(JOBS, JOBS.c.id == DECISION_JOBS.c.job_id)
         # What was decided of an earlier job with the same id is not the newest one's, nor its user's.
         .where(newest(cluster), among(DECISION_JOBS.c.decision_id, [row["id"] for row in heads]))
-        .order_by(JOBS.c.job_id)
     )
+    if user:
+        lines = lines.where(JOBS.c.user_name == user)
+    if most is not None:
+        lines = _first(lines, most)
     jobs: dict[int, list[DecisionJobRecord]] = {row["id"]: [] for row in heads}
-    weighed = _alternatives(connection, list(jobs))
-    for row in connection.execute(lines).mappings():
+    found = sorted(connection.execute(lines).mappings(), key=lambda row: int(row["slurm_id"]))
+    weighed = _alternatives(connection, list(jobs), {row["job_id"] for row in found} if user or most else None)
+    for row in found:
         mine = weighed.get((row["decision_id"], row["job_id"]), ())
         jobs[row["decision_id"]].append(_decision_job(row, row["slurm_id"], mine))
     return [_decision(row, tuple(jobs[row["id"]])) for row in heads]
+
+
+def _first(lines: Select[Any], most: int) -> Select[Any]:
+    """Of each decision so many jobs, those first that get another size."""
+    pairs = (("nodes", "from_nodes"), ("gpus_per_node", "from_gpus_per_node"), ("batch", "from_batch"))
+    changes = or_(*(DECISION_JOBS.c[new].is_distinct_from(DECISION_JOBS.c[old]) for new, old in pairs))
+    order = (case((changes, 0), else_=1), JOBS.c.job_id)
+    place = func.row_number().over(partition_by=DECISION_JOBS.c.decision_id, order_by=order)
+    ranked = lines.add_columns(place.label("place")).subquery()
+    return select(ranked).where(ranked.c.place <= most)
 
 
 def _decision(row: Any, jobs: tuple[DecisionJobRecord, ...]) -> DecisionRecord:
@@ -128,12 +144,12 @@ def _decision(row: Any, jobs: tuple[DecisionJobRecord, ...]) -> DecisionRecord:
 
 
 def _alternatives(
-    connection: Connection, decision_ids: Collection[int], job: int | None = None
+    connection: Connection, decision_ids: Collection[int], jobs: Collection[int] | None = None
 ) -> dict[tuple[int, int], tuple[AlternativeRecord, ...]]:
-    """What decisions weighed, for one job (jobs.id) or all, by decision and job."""
+    """What decisions weighed, for these jobs (jobs.id) or all, by decision and job."""
     query = select(ALTERNATIVES).where(among(ALTERNATIVES.c.decision_id, decision_ids)).order_by(ALTERNATIVES.c.rank)
-    if job is not None:
-        query = query.where(ALTERNATIVES.c.job_id == job)
+    if jobs is not None:
+        query = query.where(among(ALTERNATIVES.c.job_id, jobs))
     found: dict[tuple[int, int], tuple[AlternativeRecord, ...]] = {}
     for row in connection.execute(query):
         key = (row.decision_id, row.job_id)
@@ -142,8 +158,13 @@ def _alternatives(
     return found
 
 
+_APART = ("job_id", "alternatives", "reason", "outcome")
+_PLAIN = tuple(name for name in DecisionJobRecord.__dataclass_fields__ if name not in _APART)
+"""Fields that are columns as they are."""
+
+
 def _decision_job(row: Any, job_id: int, alternatives: tuple[AlternativeRecord, ...]) -> DecisionJobRecord:
     given: dict[str, Any] = {"job_id": job_id, "alternatives": alternatives}
     given |= {name: reason_of(name, row) for name in ("reason", "outcome")}
-    values = {name: row[name] for name in DecisionJobRecord.__dataclass_fields__ if name not in given}
+    values = {name: row[name] for name in _PLAIN}
     return DecisionJobRecord(**values, **given)

@@ -117,6 +117,7 @@ _RUN = (
     "restart",
     "nodes",
     "gpus_per_node",
+    "kind",
     "start_time",
     "batch",
     "epoch",
@@ -333,15 +334,19 @@ def _newest(runs: Sequence[Row], name: str) -> Any:
 
 
 def _throughput(runs: Sequence[Row], cached: Mapping[int, CachedRun]) -> tuple[ThroughputPoint, ...]:
-    """The newest samples of each shape and batch over all runs, oldest first."""
-    kept: dict[tuple[int, int, int], list[tuple[float, float]]] = defaultdict(list)
+    """The newest samples of each shape, batch and kind of GPU over all runs, oldest first."""
+    kept: dict[tuple[int, int, int, str], list[tuple[float, float]]] = defaultdict(list)
     for run in runs:
         for (size, batch), samples in cached[run.id].speeds.items():
             nodes, gpus_per_node = size or (run.nodes, run.gpus_per_node)
             # Without a shape it teaches nothing, nor with GPUs that no rank uses.
             if nodes * gpus_per_node > 0 and not _misfit(run, cached[run.id]):
-                kept[nodes, gpus_per_node, batch] += samples
-    points = [ThroughputPoint(*kind, *sample) for kind, samples in kept.items() for sample in samples[-SPEEDS:]]
+                kept[nodes, gpus_per_node, batch, run.kind or ""] += samples
+    points = [
+        ThroughputPoint(nodes, each, batch, speed, time, kind)
+        for (nodes, each, batch, kind), samples in kept.items()
+        for speed, time in samples[-SPEEDS:]
+    ]
     return tuple(sorted(points, key=lambda point: point.time))
 
 

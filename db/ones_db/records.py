@@ -139,6 +139,8 @@ class RunRecord:
     """Steps with a loss that is not a finite number."""
     nonfinite_step: int | None = None
     """Step of the last report that had such a loss."""
+    kind: str | None = None
+    """Of its GPUs, several with commas between; None where it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -285,6 +287,10 @@ class ResizeRecord:
     """Of `blocks`: tasks of those that are to leave."""
     held: tuple[int, ...] = ()
     """Of `blocks`: waiting tasks that are put into a hold, which they leave by a resize alone."""
+    old_kind: str = ""
+    """Kind of GPU that the job asked for before; empty for any."""
+    new_kind: str = ""
+    """Kind of GPU that it is to ask for."""
 
 
 @dataclass(frozen=True)
@@ -316,6 +322,8 @@ class ThroughputPoint(NamedTuple):
     batch: int
     samples_per_s: float
     time: float
+    kind: str = ""
+    """Of the GPUs; empty where it is unknown."""
 
 
 class NoisePoint(NamedTuple):

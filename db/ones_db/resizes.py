@@ -23,7 +23,7 @@ def begin_resize(connection: Connection, cluster: int, record: ResizeRecord) -> 
     query = select(RESIZES).where(RESIZES.c.job_id == job)
     again = connection.execute(query.where(RESIZES.c.started == record.started)).mappings().one_or_none()
     if again is not None:
-        fixed = ("restart", "new_nodes", "new_gpus_per_node", "new_batch", "mechanism", "added", "dropped")
+        fixed = ("restart", "new_nodes", "new_gpus_per_node", "new_batch", "mechanism", "added", "dropped", "new_kind")
         if all(again[name] == values[name] for name in fixed):
             return _record(_row(connection, cluster, again["id"]))
         raise ResizeConflict(f"job {record.job_id}: another resize began at the same moment")

@@ -391,10 +391,11 @@ class Store(SiteStore):
         with self._read() as connection:
             return decisions.newest_decisions(connection, self._cluster)
 
-    def recent_decisions(self, limit: int = 10) -> list[DecisionRecord]:
-        """The newest decisions, newest first, each with all its jobs."""
+    def recent_decisions(self, limit: int = 10, *, most: int | None = None, user: str = "") -> list[DecisionRecord]:
+        """The newest decisions, newest first, each with all its jobs; or with `most` so many of them, those first that
+        get another size; or with those of one `user` alone."""
         with self._read() as connection:
-            return decisions.recent_decisions(connection, self._cluster, limit)
+            return decisions.recent_decisions(connection, self._cluster, limit, most, user)
 
     def histories(self, job_ids: Sequence[int] | None = None) -> dict[int, JobHistory]:
         """What each job has shown so far.

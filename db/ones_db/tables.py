@@ -13,7 +13,7 @@ from sqlalchemy import text as condition
 
 from ones_db.columns import column, flag, key, number, of, reason, text, whole
 
-SCHEMA_REVISION = "0014"
+SCHEMA_REVISION = "0015"
 """The newest migration. Revisions are numbers of four digits, so that older and newer are known from the
 name."""
 
@@ -123,6 +123,7 @@ RUNS = Table(
     whole("nonfinite", "steps with a loss that is not a finite number", nullable=True),
     whole("nonfinite_step", "step of the last report that had such a loss; null for none", nullable=True),
     whole("world", "ranks, as its last hello said", nullable=True),
+    text("kind", "kind of its GPUs, several with commas between; empty where it is unknown", nullable=True),
     Index("uq_runs_job_id_restart", "job_id", "restart", unique=True),
     comment="one start of a job each",
 )
@@ -335,6 +336,8 @@ RESIZES = Table(
     text("added", "of blocks: task:nodesxGPUs of those that are to join, separated by commas", server_default=""),
     text("dropped", "of blocks: tasks of those that are to leave, separated by commas", server_default=""),
     text("held", "of blocks: waiting tasks that are put into a hold, separated by commas", server_default=""),
+    text("old_kind", "kind of GPU asked for before; empty for any", server_default=""),
+    text("new_kind", "kind of GPU asked for after; empty for any", server_default=""),
     Index("uq_resizes_job_id_started", "job_id", "started", unique=True),
     # At most one open resize a job, whatever the number of writers.
     Index("uq_resizes_open", "job_id", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN),

@@ -218,6 +218,8 @@ class Actor:
             new_nodes=change.new.nodes,
             new_gpus_per_node=change.new.gpus_per_node,
             new_batch=change.new_batch,
+            old_kind=change.old_kind,
+            new_kind=change.new_kind,
             state=first_state(job.running, by_blocks=change.moves is not None).value,
             started=self._clock(),
             decision_id=decision,
@@ -231,7 +233,7 @@ class Actor:
         record = self._store.begin_resize(record)
         self._held.note(record)
         self._machine.new.add(record.id)
-        if (gain := expected_gain(view, change.new, change.new_batch)) is not None:
+        if (gain := expected_gain(view, change.new, change.new_batch, change.new_kind)) is not None:
             self._machine.gains[record.id] = gain
         self._machine.advance(record)
 

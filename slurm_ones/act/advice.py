@@ -40,7 +40,7 @@ def commands(change: Change, number: int, spool: Path | None, defer_s: float, *,
     if change.parks:
         end = [*waiting_commands(job.job_id, defer_s), *map(shlex.join, release_commands(job.job_id))]
     else:
-        reshape = reshape_command(job.job_id, change.new, whole_nodes=change.elastic.whole_nodes, kind=job.kind)
+        reshape = reshape_command(job.job_id, change.new, whole_nodes=change.elastic.whole_nodes, kind=change.new_kind)
         start = "now" if start_now and not job.pending else ""
         end = [shlex.join(reshape), *map(shlex.join, release_commands(job.job_id, start=start))]
     if job.pending:

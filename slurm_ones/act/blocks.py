@@ -155,7 +155,10 @@ def _prepared(resize: ResizeRecord, array: Array) -> bool:
         not _unheld(resize, array)
         and not any(job.throttle for job in array.tasks.values())
         and all(
-            (job := array.tasks[task]).pending and job.held and has_shape(job, Shape(nodes, gpus))
+            (job := array.tasks[task]).pending
+            and job.held
+            and has_shape(job, Shape(nodes, gpus))
+            and resize.new_kind in ("", job.kind)
             for task, nodes, gpus in resize.added
         )
     )
@@ -208,7 +211,7 @@ def _give_shape(machine: Machine, resize: ResizeRecord, array: Array, *, task: i
     try:
         if not job.pending:
             machine.client.reuse(array.key(task))
-        machine.client.reshape(array.key(task), shape)
+        machine.client.reshape(array.key(task), shape, kind=resize.new_kind or None)
     except UnknownJob:
         return reason("block_unknown", task=task)
     except Refused as error:

@@ -21,9 +21,9 @@ from slurm_ones.act.timing import ASK_AGAIN_S
 from slurm_ones.act.transitions import State
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.rules.blocks import BLOCKS
-from slurm_ones.rules.gate import new_of, old_of, target_of
+from slurm_ones.rules.gate import kind_of_target, new_of, old_of, target_of
 from slurm_ones.slurm.client import Refused, UnknownJob
-from slurm_ones.slurm.model import PARKED, Job
+from slurm_ones.slurm.model import PARKED, Job, Shape
 from slurm_ones.slurm.reshape import has_shape, never_starts
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class ResizeMachine(Machine):
         if (why := self.hindered(resize, job)) is not None:
             return self.move(resize, State.RESHAPING_BACK, why)
         try:
-            self.client.reshape(job.key, target_of(resize))
+            self._reshape(resize, job)
         except Refused as error:
             return self.move(resize, State.RESHAPING_BACK, reason("shape_refused", answer=str(error)))
         self.ask_for_few_switches(job, target_of(resize))
@@ -235,7 +235,7 @@ class ResizeMachine(Machine):
         if job.running:
             return self.move(resize, State.STARTING_BACK, deadline=self.times.start_deadline)
         late = self.times.late(resize)
-        if job.pending and has_shape(job, new_of(resize)) and not has_shape(job, target_of(resize)):
+        if job.pending and _at_new(resize, job) and not _at_old(resize, job):
             # Refused a moment ago, or not asked for yet.
             if self.times.due(resize):
                 try:
@@ -312,8 +312,13 @@ class ResizeMachine(Machine):
                 self.orders.write(job, order, wake=True)
             except OrderError as error:
                 log.warning("job %d: its batch could not be put back: %s", job.job_id, error)
-        self.client.reshape(job.key, target_of(resize))
+        self._reshape(resize, job)
         self.ask_for_few_switches(job, target_of(resize))
+
+    def _reshape(self, resize: ResizeRecord, job: Job) -> None:
+        """Ask Slurm for the shape that the resize heads for, and for the kind of GPU where that changes."""
+        kind = None if resize.old_kind == resize.new_kind else kind_of_target(resize)
+        self.client.reshape(job.key, target_of(resize), kind=kind)
 
     def _finish(
         self, resize: ResizeRecord, job: Job, *, remark: str = "", pause_s: float | None = None
@@ -321,8 +326,8 @@ class ResizeMachine(Machine):
         """Close the resize by the shape that Slurm holds, whichever was asked for last. `remark` is what was odd."""
         new = new_of(resize)
         # A job that was to be parked keeps its shape: where it comes here, it was released instead.
-        state = State.DONE if new != PARKED and has_shape(job, new) else State.ROLLED_BACK
-        at = "its old shape" if has_shape(job, old_of(resize)) else "another shape"
+        state = State.DONE if new != PARKED and _at_new(resize, job) else State.ROLLED_BACK
+        at = "its old shape" if _at_old(resize, job) else "another shape"
         at = "its new shape" if state is State.DONE else at
         now = "waits" if job.pending else "runs"
         if job.held:
@@ -334,6 +339,19 @@ class ResizeMachine(Machine):
         else:
             why = reason("stands", now=now, shape=at)
         return self.move(resize, state, why, pause_s=pause_s)
+
+
+def _is_at(resize: ResizeRecord, job: Job, shape: Shape, kind: str) -> bool:
+    """Whether Slurm holds the job at that shape, and that kind of GPU where the resize changes it."""
+    return has_shape(job, shape) and (resize.old_kind == resize.new_kind or job.kind == kind)
+
+
+def _at_new(resize: ResizeRecord, job: Job) -> bool:
+    return _is_at(resize, job, new_of(resize), resize.new_kind)
+
+
+def _at_old(resize: ResizeRecord, job: Job) -> bool:
+    return _is_at(resize, job, old_of(resize), resize.old_kind)
 
 
 HANDLERS: dict[State, Callable[[ResizeMachine, ResizeRecord, Any], ResizeRecord]] = {

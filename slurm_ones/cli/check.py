@@ -14,7 +14,7 @@ from ones_wrapper.limits import Limits, SizeLimits
 from ones_wrapper.protocol import MAX_SPEC, ProtocolError, decode_spec
 from slurm_ones.cli.common import JsonOption, command, console, print_json
 from slurm_ones.observe.batch_script import Finding, Verdict, Weight, comment_findings, examine
-from slurm_ones.observe.optin import OptIn
+from slurm_ones.observe.optin import ANY, OptIn
 from slurm_ones.report.strategy import counts, described
 from slurm_ones.report.text import plain
 from slurm_ones.simulate import BadInput
@@ -35,7 +35,10 @@ def _allowed(optin: OptIn) -> str:
         hours = optin.deadline.seconds / 3600.0
         moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(optin.deadline.seconds))
         due = f", to end within {hours:.2f} h" if optin.deadline.since_submission else f", to end by {moment}"
-    return f"{size}, {batch}{due}" + ("" if optin.resize else ", measured and never resized")
+    kinds = ""
+    if optin.kinds:
+        kinds = f", {'any type of GPU' if ANY in optin.kinds else 'GPUs of type ' + ' or '.join(optin.kinds)}"
+    return f"{size}{kinds}, {batch}{due}" + ("" if optin.resize else ", measured and never resized")
 
 
 def _show(findings: tuple[Finding, ...]) -> None:

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from copy import copy
+from dataclasses import fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -120,6 +121,13 @@ def _typical(logs: list[float]) -> tuple[float, int]:
     return sum(near) / len(near), len(near)
 
 
+def moved(fit: Fit, by: Floats) -> Fit:
+    """The fit of a job whose figures are further by `by` (7,), and its measurements with them."""
+    figures, points, reference = fit.figures + by, fit.points, np.float64(fit.reference)
+    longer = log_step(figures, points.at, reference) - log_step(fit.figures, points.at, reference)
+    return replace(fit, figures=figures, points=replace(points, log_step=points.log_step + longer))
+
+
 class MeasuredThroughput:
     """A `ThroughputModel` of one job. Always finite, whatever was measured."""
 
@@ -139,6 +147,8 @@ class MeasuredThroughput:
         """Share of the speed that it claims at the smallest size it measured that its peers make plausible: all of its
         sizes count so much. With a bound at each size alone a claim would seem to scale better than jobs of its kind
         do, since its peers are in doubt, and so make more plausible, at many GPUs."""
+        self.apart: Floats = np.zeros(FIGURES)
+        """(7,) a direction in which its figures are in doubt wherever it is asked: by one deviation."""
 
     def _believed(self) -> float:
         if self.peers is None or not len(self.fit.misfit):
@@ -149,6 +159,15 @@ class MeasuredThroughput:
         asked = (1 + int(points.at.across[first]), round(gpus), round(batch))
         most = float(self.peers.plausible(*(np.array([number]) for number in asked))[0])
         return min(most * math.exp(log_step) / batch, 1.0)
+
+    def moved(self, by: Floats, doubt: Floats) -> MeasuredThroughput:
+        """The model of figures that are further by `by` (7,), give or take `doubt` (7,): that of other hardware, of
+        which nothing was measured that would take this doubt away."""
+        found = copy(self)
+        found.__dict__.pop("_alone", None)
+        found.fit, found.apart = moved(self.fit, by), doubt
+        found.peers = self.peers.moved(by, doubt) if self.peers is not None else None
+        return found
 
     @classmethod
     def of(cls, measured: Iterable[ThroughputPoint] = (), prior: Prior = CAUTIOUS) -> MeasuredThroughput:
@@ -208,6 +227,7 @@ class MeasuredThroughputs:
         peers = [model.peers for model in models if model.peers is not None]
         self._peers = MeasuredThroughputs(peers) if peers else None
         self._widths = np.array([model.widths for model in models])
+        self._apart = np.stack([model.apart for model in models])
         self._believed = np.array([[models[j].believed] for j in self._guarded])
 
     def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
@@ -256,6 +276,7 @@ class MeasuredThroughputs:
     def variance(self, at: Sizes) -> Floats:
         """Variance of `log_step` (J, Q)."""
         slopes = log_step_and_slopes(self._figures, at, self._reference)[1]
+        apart = np.einsum("jqa,ja->jq", slopes, self._apart) ** 2
         variance = np.full(np.shape(at.gpus), MISFIT**2)
         if self._first:
             near = correlated(at, self._points)
@@ -264,6 +285,7 @@ class MeasuredThroughputs:
             variance -= (weighed * near).sum(axis=-1)
         variance += ((slopes @ self._covariance) * slopes).sum(axis=-1)
         variance *= np.where(at.across > 0, self._widths[:, 1:], self._widths[:, :1]) ** 2
+        variance += apart
         return np.where(np.isnan(variance), MOST_DOUBT**2, np.minimum(np.maximum(variance, 0.0), MOST_DOUBT**2))
 
     def _at(self, *asked: Ints) -> Sizes:

@@ -10,7 +10,7 @@ import shlex
 from dataclasses import dataclass
 from enum import Enum
 
-from slurm_ones.observe.optin import BadComment, OptIn, meant, near_miss, parse_comment
+from slurm_ones.observe.optin import ANY, BadComment, OptIn, meant, near_miss, parse_comment
 
 LONG = {
     "-N": "--nodes",
@@ -30,7 +30,9 @@ PLACEHOLDER = "EDIT"
 _DIRECTIVE = re.compile(r"#SBATCH(?:\s+(.*))?")
 _NEARLY = re.compile(r"#\s+SBATCH\b|#SBATCH-|#sbatch\b", re.ASCII)
 _NEAR_COMMENT = re.compile(r"\bones\b\s*[:=]?|\b(?:gpus|nodes|batch)=\d", re.IGNORECASE)
-_GPUS = re.compile(r"(?:gres[/:])?gpu(?::[A-Za-z]\w*)?:(\d{1,6})")
+_GPUS = re.compile(r"(?:gres[/:])?gpu(?::(?!\d+\Z)([\w.-]+))?:(\d{1,6})")
+_PER_NODE = re.compile(r"(?:([\w.-]+):)?(\d{1,6})")
+"""Type and number, as `--gpus-per-node` has them."""
 _JOB_DIR = re.compile(r"^(?:[^#]*\s)?ONES_JOB_(DIR|ROOT)=(\S+)")
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]")
 
@@ -158,7 +160,7 @@ def examine(text: str) -> Verdict:
     script = read_script(text)
     optin, found = comment_findings(script.value("--comment"), script.line("--comment"))
     findings = [*script.findings, *found]
-    for check in (_placeholders, _tasks, _requeue, _gpus, _array, _launch, _log):
+    for check in (_placeholders, _tasks, _requeue, _gpus, _kinds, _array, _launch, _log):
         findings += check(script, optin)
     shape = _shape(script)
     if optin is not None and shape is not None:
@@ -249,9 +251,32 @@ def _shape(script: Script) -> tuple[int, int] | None:
     nodes = (script.value("--nodes") or "1").split("-")[0]
     if not nodes.isdigit():
         return None
-    each = script.value("--gpus-per-node") or ""
-    match = _GPUS.fullmatch(script.value("--gres") or "") or re.fullmatch(r"(?:\w+:)?(\d{1,6})", each)
-    return int(nodes), int(match[1]) if match else 0
+    return int(nodes), _gpus_asked(script)[1]
+
+
+def _gpus_asked(script: Script) -> tuple[str, int]:
+    """Type of GPU and number on each node; no type where any will do, and 0 where it asks for whole nodes."""
+    gres, each = script.value("--gres") or "", script.value("--gpus-per-node") or ""
+    match = _GPUS.fullmatch(gres) or _PER_NODE.fullmatch(each)
+    return (match[1] or "", int(match[2])) if match else ("", 0)
+
+
+def _kinds(script: Script, optin: OptIn | None) -> list[Finding]:
+    """What becomes of `kinds=`."""
+    if optin is None or not optin.kinds:
+        return []
+    kind, gpus = _gpus_asked(script)
+    line, found = script.line("--comment"), []
+    if not gpus:
+        text = "kinds= does nothing for it: it does not ask for GPUs by --gres or --gpus-per-node"
+        found.append(Finding(Weight.WARNING, line, text))
+    elif optin.blocks:
+        text = "a job of blocks keeps the type of GPU that it started on: kinds= says only where it may start"
+        found.append(Finding(Weight.WARNING, line, text))
+    if kind and ANY not in optin.kinds and kind not in optin.kinds:
+        text = f"it asks for {kind} GPUs, which its kinds={','.join(optin.kinds)} leaves out"
+        found.append(Finding(Weight.WARNING, line, text))
+    return found
 
 
 def _range(script: Script, optin: OptIn, shape: tuple[int, int]) -> list[Finding]:

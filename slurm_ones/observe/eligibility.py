@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slurm_ones.observe.blocks import BlockJob
-from slurm_ones.observe.optin import BadComment, OptIn, near_miss, parse_comment
+from slurm_ones.observe.optin import ANY, BadComment, OptIn, near_miss, parse_comment
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.slurm.model import Job, Shape, Snapshot, partition_gpus
 
@@ -127,9 +127,18 @@ def _refusal(
         return reason("gpus_per_job")
     if not all(one.of_one_kind for one in live):
         return reason("several_gpu_types")
+    if (there := _strange_kinds(job, optin, snapshot)) is not None:
+        return reason("kinds_nowhere", kinds=", ".join(optin.kinds), partition=job.partition, there=there)
     if not optin.resize:
         return reason("resize_off")
     return None
+
+
+def _strange_kinds(job: Job, optin: OptIn, snapshot: Snapshot) -> str | None:
+    """The types of GPU of the job's partition, where its owner names some and none of these; else None."""
+    there = {*snapshot.kinds(job.partition.split(",")[0]).values()}
+    strange = there and optin.kinds and ANY not in optin.kinds and there.isdisjoint(optin.kinds)
+    return ", ".join(sorted(there)) if strange else None
 
 
 def _task_refusal(job: Job, snapshot: Snapshot) -> Reason | None:

@@ -91,7 +91,8 @@ class Observer:
         read = {job_id for job_id, _ in self._specs}
         seen = self._places.judged(self._with_details(elastic_jobs, snapshot), read, self._own_uid)
         seen = self.rivals.judged(seen)
-        self._store_jobs(seen, snapshot.time)
+        kinds = {name: node.kind for name, node in snapshot.nodes.items()}
+        self._store_jobs(seen, kinds, snapshot.time)
         self._terms.store_blocks(seen, tasks)
         self._store_nodes(snapshot)
         self._close_lost(snapshot, seen.keys())
@@ -135,11 +136,13 @@ class Observer:
 
         return {id_: found for id_, elastic in seen.items() if (found := with_task_counts(elastic)) is not None}
 
-    def _store_jobs(self, seen: Mapping[int, Elastic], now: float) -> None:
-        """Store the jobs and runs that have changed since the last tick."""
+    def _store_jobs(self, seen: Mapping[int, Elastic], kinds: Mapping[str, str], now: float) -> None:
+        """Store the jobs and runs that have changed since the last tick; `kinds` are those of the nodes' GPUs."""
         jobs = {id_: job_record(elastic, self._notes.text(id_, now)) for id_, elastic in seen.items()}
         runs = {
-            id_: run_record(e, self._runs.get(id_)) for id_, e in seen.items() if e.job.start_time and not e.job.pending
+            id_: run_record(e, self._runs.get(id_), kinds)
+            for id_, e in seen.items()
+            if e.job.start_time and not e.job.pending
         }
         if changed := [job for id_, job in jobs.items() if self._jobs.get(id_) != job]:
             self._store.record_jobs(changed)

@@ -4,7 +4,8 @@
 steps of an array; `nodes=` instead of `gpus=` counts whole nodes; `batch=N` keeps the global batch; `resize=off` asks
 for measuring alone; `array=blocks` says that the tasks of this job array are blocks of one job; `size=8` asks for 8
 GPUs, by hand; `fuse=NAME` says that jobs of this sweep may be trained as one; `deadline=2026-12-01T18:00`, local time,
-or `deadline=6h`, since its submission, says by when it shall have ended.
+or `deadline=6h`, since its submission, says by when it shall have ended; `kinds=a100,v100`, or `kinds=any`, lets it
+have GPUs of these types of Slurm's, and change between them.
 
 A comment that does not start with ``ones:`` opts in to nothing, not even where those words follow other text: what a
 comment says about ones, or quotes, is not what its owner allows, and a guess would change somebody's job. One that
@@ -20,6 +21,11 @@ from datetime import datetime
 
 MAX_GPUS = 100_000
 MAX_BATCH = 2**31
+MOST_KINDS = 16
+ANY = "any"
+"""In place of types of GPU: every type."""
+KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+"""What a type of GPU may be called here; Slurm allows more, which such jobs are not asked for."""
 
 _PREFIX = re.compile(r"\s*ones:", re.IGNORECASE)
 _NEARLY = re.compile(
@@ -30,6 +36,8 @@ _NEARLY = re.compile(
 _WORD = re.compile(r"\b(gpus|nodes|batch|resize|array)\s*[=:]\s*(\w+)(?:\s*[-–—]\s*(\d+)(:\d+)?)?", re.IGNORECASE)
 _EXAMPLE = "ones: gpus=1-16 batch=32-1024"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
+_SEPARATORS = re.compile(r"(?:\s|,(?=\s|,|\Z|[a-z]+=))+")
+"""Between words: spaces, or a comma that is not between types of GPU."""
 _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12}))?", re.ASCII)
 
 
@@ -73,6 +81,8 @@ class OptIn:
     step: int = 1
     """Of the range of GPUs every so many-th number, from the first on: what a strategy can use that nobody knows
     before the job's first run."""
+    kinds: tuple[str, ...] = ()
+    """Types of GPU that the job may have, `any` alone for all; empty: what it asked sbatch for."""
 
 
 def _stepped(word: str, text: str) -> tuple[tuple[int, int], int]:
@@ -106,6 +116,19 @@ def _deadline(word: str, text: str) -> Deadline:
         with contextlib.suppress(ValueError, OverflowError, OSError):
             return Deadline(datetime.fromisoformat(text).timestamp(), False)
     raise BadComment(f"{word!r}: expected a time such as deadline=2026-12-01T18:00, or since submission deadline=6h30m")
+
+
+def _words(text: str) -> list[str]:
+    if "kinds=" in text:
+        return [word for word in _SEPARATORS.split(text) if word]
+    return text.replace(",", " ").split()
+
+
+def _kinds(word: str, text: str) -> tuple[str, ...]:
+    kinds = tuple(text.split(","))
+    if not all(map(KIND.fullmatch, kinds)) or len(kinds) > MOST_KINDS or (ANY in kinds and len(kinds) > 1):
+        raise BadComment(f"{word!r}: expected types of GPU as Slurm names them, such as kinds=a100,v100, or kinds=any")
+    return kinds
 
 
 def meant(comment: str) -> str:
@@ -152,7 +175,8 @@ def _parse(comment: str) -> OptIn | None:
     found: dict[str, tuple[int, int]] = {}
     resize: bool | None = None
     blocks, fuse, deadline, step = False, "", None, 1
-    for word in comment[match.end() :].replace(",", " ").split():
+    kinds: tuple[str, ...] = ()
+    for word in _words(comment[match.end() :]):
         shown = word[:40]
         if not shown.isprintable():
             shown = "".join(c if c.isprintable() else "?" for c in shown)
@@ -185,15 +209,20 @@ def _parse(comment: str) -> OptIn | None:
             if deadline is not None:
                 raise BadComment(f"{shown!r}: deadline is given twice")
             deadline = _deadline(shown, value)
+        elif key == "kinds":
+            if kinds:
+                raise BadComment(f"{shown!r}: kinds is given twice")
+            kinds = _kinds(shown, value)
         else:
-            raise BadComment(f"{shown!r}: expected gpus=, nodes=, batch=, resize=, array=, size=, fuse= or deadline=")
+            known = "gpus=, nodes=, batch=, resize=, array=, size=, fuse=, deadline= or kinds="
+            raise BadComment(f"{shown!r}: expected {known}")
     if "gpus" in found and "nodes" in found:
         raise BadComment("gpus= and nodes= contradict each other: give one of them")
     if not {"gpus", "nodes"} & found.keys() and resize is not False:
         raise BadComment("neither gpus= nor nodes=: say how far the job may grow, such as gpus=1-16")
     size = _size(found, step)
     ranges = found.get("gpus"), found.get("nodes"), found.get("batch")
-    return OptIn(*ranges, resize is not False, blocks, size, fuse, deadline, step)
+    return OptIn(*ranges, resize is not False, blocks, size, fuse, deadline, step, kinds)
 
 
 def _size(found: dict[str, tuple[int, int]], step: int) -> int | None:

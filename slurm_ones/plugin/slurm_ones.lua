@@ -8,8 +8,8 @@ local ones = {}
 
 local RANGE, STEPPED, ANY = 1, 2, 3
 local KEYS = { gpus = STEPPED, nodes = RANGE, batch = RANGE, size = RANGE, resize = ANY, array = ANY, fuse = ANY,
-               deadline = ANY }
-local KNOWN = "gpus=, nodes=, batch=, resize=, array=, size=, fuse= or deadline="
+               deadline = ANY, kinds = ANY }
+local KNOWN = "gpus=, nodes=, batch=, resize=, array=, size=, fuse=, deadline= or kinds="
 local MOST, DIGITS = 1000, 12
 local UNSET_32, UNSET_16 = 4294967294, 65534 -- Slurm's NO_VAL and NO_VAL16
 
@@ -26,7 +26,11 @@ local function words_of(comment)
     end
     local words = {}
     for word in rest:gmatch("[^%s,]+") do
-        words[#words + 1] = word
+        if #words > 0 and words[#words]:find("^kinds=") and not word:find("=") then
+            words[#words] = words[#words] .. "," .. word -- another type of GPU
+        else
+            words[#words + 1] = word
+        end
     end
     return words
 end

@@ -28,6 +28,7 @@ from slurm_ones.rules.blocks import (
 )
 from slurm_ones.rules.caps import Cap, CappedJob, caps_of
 from slurm_ones.rules.dwell import near_limit, requeue_dwell_s, resized_enough, rested_at, switch_dwell_s
+from slurm_ones.rules.kinds import Kinds
 from slurm_ones.rules.moves import NO_MOVES, Block, Moves
 from slurm_ones.rules.strategy import too_soon
 from slurm_ones.slurm.model import Partition, Shape, free_gpus, partition_gpus, take
@@ -45,8 +46,16 @@ def old_of(resize: ResizeRecord) -> Shape:
 
 def target_of(resize: ResizeRecord) -> Shape:
     """The shape that the resize is heading for: the old one once it is on its way back."""
-    back = resize.state.endswith("_back") or resize.state == "withdrawing"
-    return old_of(resize) if back else new_of(resize)
+    return old_of(resize) if _goes_back(resize) else new_of(resize)
+
+
+def kind_of_target(resize: ResizeRecord) -> str:
+    """The kind of GPU that the job asks for there; empty for any."""
+    return resize.old_kind if _goes_back(resize) else resize.new_kind
+
+
+def _goes_back(resize: ResizeRecord) -> bool:
+    return resize.state.endswith("_back") or resize.state == "withdrawing"
 
 
 @dataclass(frozen=True)
@@ -123,6 +132,8 @@ class PartitionRules:
     whole_nodes: bool = False
     split_nodes: bool = True
     """Two blocks of a job on one node see each other's GPUs."""
+    kinds: Kinds = field(default_factory=Kinds)
+    """Of its GPUs."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +154,10 @@ class Round:
     """Two blocks of a job on one node see each other's GPUs."""
     promises: Mapping[int, PromiseRecord] = field(default_factory=dict)
     """What was said of the jobs' deadlines, by job."""
+    target_kinds: Mapping[int, str] = field(default_factory=dict)
+    """The kinds of GPU that resizes under way ask for, by job; empty for any."""
+    types_given: bool = True
+    """See `Kinds.given`."""
 
     @classmethod
     def build(
@@ -156,11 +171,14 @@ class Round:
         held: Mapping[int, frozenset[int]] | None = None,
         split_nodes: bool = True,
         promises: Mapping[int, PromiseRecord] | None = None,
+        types_given: bool = True,
     ) -> Round:
         under_way = list(resizes)
         targets = {resize.job_id: target_of(resize) for resize in under_way}
         moves = {resize.job_id: moves_of(resize) for resize in under_way if resize.mechanism == BLOCKS}
-        return cls(seen, histories, settings, targets, now, moves, held or {}, split_nodes, promises or {})
+        kinds = {resize.job_id: kind_of_target(resize) for resize in under_way}
+        known = held or {}, split_nodes, promises or {}, kinds, types_given
+        return cls(seen, histories, settings, targets, now, moves, *known)
 
     def begun(self, targets: Mapping[int, Shape], moves: Mapping[int, Moves] | None = None) -> Round:
         """The same once resizes to these shapes, or by these moves of blocks, are under way as well."""
@@ -201,23 +219,29 @@ class Round:
             len(self.moves),
             *self._nodes_of(name),
             self.split_nodes,
+            self._kinds(name),
         )
 
     def free(self, name: str) -> dict[str, int]:
         """GPUs of each node of the partition that Slurm could hand out and no resize under way is about to need."""
         free = free_gpus(self.seen.snapshot, name, self.settings.whole_node_gpus)
+        kinds = self._kinds(name)
         for job_id, target in self.targets.items():
             one = self.seen.elastic.get(job_id)
             if one is None or not self._share_nodes(name, one.partition):
                 continue
+            only = kinds.nodes(self.target_kinds.get(job_id, ""))
             if job_id in self.moves:
                 held = {block.task for block in training(one, None)}
                 for task, shape in self.moves[job_id].added:
                     if task not in held:
-                        take(shape, free)
+                        take(shape, free, only=only)
             elif not (one.job.running and one.shape == target):
-                take(target, free, one.holdings)
+                take(target, free, one.holdings, only)
         return free
+
+    def _kinds(self, name: str) -> Kinds:
+        return Kinds(self.seen.snapshot.kinds(name), self.types_given)
 
     def _held(self, job_id: int) -> frozenset[int]:
         return self.held.get(job_id, frozenset())

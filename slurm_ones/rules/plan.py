@@ -39,6 +39,10 @@ class Change:
     """Of a running job of blocks the tasks that are to train together, ascending."""
     to_hold: tuple[int, ...] = ()
     """Of its tasks those that have to be held before others are released."""
+    old_kind: str = ""
+    """Kind of GPU that it asks for; empty for any."""
+    new_kind: str = ""
+    """Kind that it is to ask for."""
 
     @property
     def resizes(self) -> bool:
@@ -46,7 +50,7 @@ class Change:
         blocks make them."""
         if hot(self.elastic):
             return bool(self.moves)
-        return self.old != self.new
+        return self.old != self.new or self.old_kind != self.new_kind
 
     @property
     def job_id(self) -> int:
@@ -58,7 +62,8 @@ class Change:
 
     def __str__(self) -> str:
         old, new = self.old, self.new
-        return resized(old.nodes, old.gpus_per_node, new.nodes, new.gpus_per_node, self.old_batch, self.new_batch)
+        shapes = old.nodes, old.gpus_per_node, new.nodes, new.gpus_per_node
+        return resized(*shapes, self.old_batch, self.new_batch, self.old_kind, self.new_kind)
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
     deferred = frozenset(id_ for id_, job in parked.items() if job.untouchable is None)
     changes = sorted(
         (
-            _change(jobs[id_], schedule.allocations.get(id_))
+            _change(jobs[id_], schedule.allocations.get(id_), rules)
             for id_ in {*schedule.allocations, *schedule.parked} & jobs.keys() - parked.keys()
         ),
         # Shrinks and stops first: what they free is what growing waits for.
@@ -98,7 +103,7 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
     )
     for change in sorted(changes, key=lambda change: change.job_id):
         if change.elastic.job.pending and jobs[change.job_id].target is None:
-            take(change.new, free)
+            take(change.new, free, only=rules.kinds.nodes(change.new_kind))
 
     begin: list[Change] = []
     requeues, changed = rules.open_resizes, rules.open_changes
@@ -108,7 +113,8 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
         running, by_blocks = job.elastic.job.running, hot(job.elastic)
         if by_blocks:
             change = _with_moves(change, job, rules, free)
-        if not (change.resizes or change.parks) and change.old.gpus == change.new.gpus:
+        moves_on = change.resizes or change.parks or (by_blocks and _leaves_kind(change, rules))
+        if not moves_on and change.old.gpus == change.new.gpus:
             # An order in the middle of a resize would call its drain off.
             free_to_change = running and not job.elastic.refusal and job.target is None
             if free_to_change and change.old_batch not in (None, change.new_batch):
@@ -124,14 +130,14 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
             queued |= {job_id} if job.elastic.job.pending else set()
         elif by_blocks and change.moves is None:
             outcomes[job_id] = reason("no_moves", gpus=change.new.gpus)
-        elif running and not by_blocks and not take(change.new, free, job.elastic.holdings):
+        elif not (by_blocks or not running or _finds_room(change, free, rules)):
             outcomes[job_id] = reason("gpus_not_free", shape=str(change.new))
         else:
             begin.append(change)
             for _, shape in change.moves.added if change.moves else ():
-                take(shape, free)
+                take(shape, free, only=rules.kinds.nodes(change.new_kind))
             changed, requeues = changed + by_blocks, requeues + (not by_blocks)
-            replaces = by_blocks and change.old.gpus == change.new.gpus
+            replaces = by_blocks and change.old.gpus == change.new.gpus and not _leaves_kind(change, rules)
             outcomes[job_id] = reason("blocks_replaced") if replaces else reason("begins")
             most[job_id] = max(most[job_id], change.new.gpus, _at_once(change))
     refused = {id_: outcome for id_, outcome in outcomes.items() if outcome.code in SITE_LIMITS}
@@ -144,6 +150,11 @@ def _too_many(by_blocks: bool, changed: int, requeues: int, rules: PartitionRule
     return reason("max_open", resizes=most) if under_way >= most else None
 
 
+def _finds_room(change: Change, free: dict[str, int], rules: PartitionRules) -> bool:
+    """Whether there is room for a requeued job, which is then set aside."""
+    return take(change.new, free, change.elastic.holdings, rules.kinds.nodes(change.new_kind))
+
+
 def _with_moves(change: Change, job: JobRules, rules: PartitionRules, free: Mapping[str, int]) -> Change:
     """The change with the blocks that join and leave; without them where there is no way now."""
     members = members_of(job.history)
@@ -151,11 +162,16 @@ def _with_moves(change: Change, job: JobRules, rules: PartitionRules, free: Mapp
     change = replace(change, blocks=tuple([task for task in running if task in members] or running))
     if change.parks or job.fixed is not None:
         return change
-    site = Site(free, rules.node_gpus, rules.whole_nodes, rules.split_nodes)
+    only = rules.kinds.nodes(change.new_kind)
+    room = {name: gpus for name, gpus in free.items() if only is None or name in only}
+    site = Site(room, rules.node_gpus, rules.whole_nodes, rules.split_nodes)
     least = job.elastic.gpu_range[0]
-    found = moves(job.blocks, job.spare, change.new.gpus, site, going=job.going, least=least)
-    if not found:
-        return replace(change, moves=found)
+    leaves = _leaves_kind(change, rules)
+    # Blocks of two kinds would train at the pace of the slower one: all go, or none does.
+    going = running if leaves else job.going
+    found = moves(job.blocks, job.spare, change.new.gpus, site, going=going, least=least)
+    if not found or (leaves and {*found.dropped} != {*running}):
+        return change if leaves else replace(change, moves=found)
     left = [block.shape for block in job.blocks if block.task not in found.dropped]
     if parts_groups(job.spec, [*left, *(shape for _, shape in found.added)], rules.node_gpus):
         return change
@@ -167,6 +183,11 @@ def _with_moves(change: Change, job: JobRules, rules: PartitionRules, free: Mapp
     # A step on the way: no larger a batch than both sizes take.
     batches = [batch for batch in (change.old_batch, change.new_batch) if batch is not None]
     return replace(change, moves=found, new=shape, new_batch=min(batches, default=None))
+
+
+def _leaves_kind(change: Change, rules: PartitionRules) -> bool:
+    """Whether a running job is to have GPUs of another kind than it has."""
+    return change.elastic.job.running and change.new_kind not in ("", rules.kinds.held(change.elastic))
 
 
 def _as_one(shapes: Sequence[Shape]) -> Shape:
@@ -182,12 +203,14 @@ def _at_once(change: Change) -> int:
     return change.old.gpus + change.moves.gained if change.moves else 0
 
 
-def _change(job: JobRules, allocation: Allocation | None) -> Change:
+def _change(job: JobRules, allocation: Allocation | None, rules: PartitionRules) -> Change:
     """From what the job has to its allocation, or to nothing where it has none: it is parked."""
     batch = job.history.batch if job.history is not None else None
+    asks, shape = job.elastic.job.kind, job.elastic.shape
     if allocation is None:
-        return Change(job.elastic, job.elastic.shape, PARKED, batch, None)
-    return Change(job.elastic, job.elastic.shape, allocation.shape, batch, allocation.batch)
+        return Change(job.elastic, shape, PARKED, batch, None, old_kind=asks, new_kind=asks)
+    kind = rules.kinds.asked(job.elastic, allocation)
+    return Change(job.elastic, shape, allocation.shape, batch, allocation.batch, old_kind=asks, new_kind=kind)
 
 
 def _hindrance(change: Change, job: JobRules, rules: PartitionRules, most: Mapping[int, int]) -> Reason | None:

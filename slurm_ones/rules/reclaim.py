@@ -31,7 +31,7 @@ from typing import NamedTuple
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.rules.rigid import PendingJob, Release, RigidDemand
 from slurm_ones.schedule.placement import fixed_jobs
-from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, NodeView, Schedule
+from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.schedule.shapes import least_and_most, shape_of
 from slurm_ones.schedule.tables import build_tables
 from slurm_ones.slurm.model import Shape
@@ -102,7 +102,7 @@ def _reclaimed(cluster: ClusterView, jobs: Sequence[JobView], reclaimer: Reclaim
         reasons[job.job_id] = _reason(job, shape, pending, reclaimer.comes_first(pending, job.job_id))
         batch = _batch(cluster, job, shape.gpus)
         views.append(replace(job, shape=shape, nodes=kept, batch=batch, fixed=reasons[job.job_id]))
-    nodes = tuple(NodeView(node.name, node.gpus - given.get(node.name, 0)) for node in cluster.nodes)
+    nodes = tuple(replace(node, gpus=node.gpus - given.get(node.name, 0)) for node in cluster.nodes)
     return Reclaimed(replace(cluster, nodes=nodes, node_gpus=cluster.gpus_per_node), views, reasons)
 
 

@@ -80,12 +80,23 @@ def cluster_view(round_: Round, rules: PartitionRules) -> ClusterView:
         if one.weighed:
             held.update(one.holdings)
     offered = not rigid_jobs(snapshot, rules.name, elastic)
-    known = snapshot.nodes
+    known, kinds = snapshot.nodes, rules.kinds.of
     nodes = tuple(
-        NodeView(name, (gpus if offered else 0) + held[name], leaf=known[name].leaf if name in known else "")
+        NodeView(
+            name,
+            (gpus if offered else 0) + held[name],
+            kind=kinds.get(name, ""),
+            leaf=known[name].leaf if name in known else "",
+        )
         for name, gpus in rules.free.items()
+        if not kinds or name in kinds
     )
-    return ClusterView(nodes, whole, full, taper=round_.settings.taper, reserved=_reserved(round_, part, full))
+    each: dict[str, int] = {}
+    for name, kind in kinds.items():
+        each[kind] = max(each.get(kind, 0), known[name].gpus)
+    return ClusterView(
+        nodes, whole, full, gpus_of_kind=each, taper=round_.settings.taper, reserved=_reserved(round_, part, full)
+    )
 
 
 def bounds_of(round_: Round, rules: PartitionRules) -> Bounds:
@@ -109,10 +120,11 @@ def job_views(round_: Round, rules: PartitionRules, cluster: ClusterView, learne
     learner.look([job.history for job in mine if job.history is not None])
     views = []
     for job in mine:
-        known = learner.about(job.history, round_.now, blocks=bool(job.elastic.blocks))
+        kinds = rules.kinds.accepted(job.elastic)
+        known = learner.about(job.history, round_.now, blocks=bool(job.elastic.blocks), kinds=kinds)
         limits = limits_of(job.elastic, cluster, known.spec, job.history.batch if job.history is not None else None)
         fixed = job.fixed or _nowhere(limits)
-        view = _view(job.elastic, limits, job.history, known, fixed, round_.now)
+        view = _view(job.elastic, limits, job.history, known, fixed, round_.now, rules.kinds.held(job.elastic))
         if hot(job.elastic):
             view = replace(view, smaller=_smaller(job, rules.node_gpus, limits))
         view = _dated(view, job, round_)
@@ -219,7 +231,9 @@ def _view(
     known: Known,
     fixed: Reason | None,
     now: float,
+    held: str,
 ) -> JobView:
+    """`held` is the kind of the GPUs that it has."""
     job, spec = elastic.job, known.spec
     base = spec.base_batch if spec is not None else limits.min_batch
     view = JobView(
@@ -232,7 +246,7 @@ def _view(
         batch=base,
         base_batch=base,
         limits=limits,
-        model=known.throughput,
+        model=known.on.get(held, known.throughput),
         efficiency=known.efficiency,
         progress=known.progress,
         samples=known.samples,
@@ -246,6 +260,7 @@ def _view(
         prepare_s=known.prepare_s,
         losses=known.losses,
         fixed=fixed,
+        on=known.on,
     )
     if history is None:
         return view

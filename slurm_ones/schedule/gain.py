@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,14 +11,15 @@ from slurm_ones.schedule.policy import JobView
 from slurm_ones.slurm.model import Shape
 
 
-def expected_gain(job: JobView | None, new: Shape, batch: int | None) -> float | None:
-    """Useful samples/s at the shape and global batch (None: the one in force) over those now, by what the policy was
-    shown of the job; None where it waits, or that is no finite number.
+def expected_gain(job: JobView | None, new: Shape, batch: int | None, kind: str = "") -> float | None:
+    """Useful samples/s at the shape and global batch (None: the one in force), on that kind of GPU (empty: the one that
+    it has), over those now, by what the policy was shown of the job; None where it waits, or that is no finite number.
     """
     if job is None or job.shape is None or not new.gpus:
         return None
     before = _useful(job, job.shape, job.batch)
-    gain = _useful(job, new, job.batch if batch is None else batch) / before if before > 0 else math.nan
+    there = replace(job, model=job.on.get(kind, job.model))
+    gain = _useful(there, new, job.batch if batch is None else batch) / before if before > 0 else math.nan
     return gain if math.isfinite(gain) and gain >= 0 else None
 
 

@@ -45,6 +45,8 @@ TOTAL = "total"
 """Label of the time from a resize's writing down to its end."""
 SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 RATIOS = (0.5, 0.67, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2.0)
+OTHERS, OWN = "other jobs", "own sizes"
+"""What a prediction was learned from: the second once a job had measured at any size."""
 MOST_OFF = 1000.0
 """A ratio beyond this, or below its inverse, counts as this: one odd report must not be all of the mean."""
 
@@ -202,6 +204,8 @@ class Metrics:
         self._begun_for.add(who)
         for total in (self._begun, self._held, self._gained, self._given):
             total.labels(*who)
+        for source in (OTHERS, OWN):
+            self._ratio.labels(*who, source)
 
     def _hold(self, tick: Tick, whose: Mapping[int, Who]) -> None:
         """Add up what jobs held since the last tick: as now, and for longer than a few ticks nobody knows."""
@@ -249,7 +253,7 @@ class Metrics:
                 if known is not None and last is not None and size != known.size:
                     asked = (last.nodes, last.nodes * last.gpus_per_node, last.batch)
                     predicted = float(known.model.throughput(*(np.array([number]) for number in asked))[0])
-                    source = "other jobs" if known.size is None else "own sizes"
+                    source = OTHERS if known.size is None else OWN
                     if (ratio := _ratio(last.samples_per_s, predicted)) is not None:
                         self._ratio.labels(*whose[job_id], source).observe(ratio)
                 expected[job_id] = _Expected(view.model, size)

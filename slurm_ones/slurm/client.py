@@ -14,6 +14,9 @@ log = logging.getLogger(__name__)
 
 SHOWS_SWITCHES = (23, 2)
 """The first release in which `SlurmClient.details` shows how few switches a job asks for."""
+GIVES_TYPES = (26, 5)
+"""The first release on which jobs were seen to run on another type of GPU than they were submitted for. 22.05 takes
+another type, and then starts the job never."""
 SWITCH_WAIT_S = 60.0
 """For which Slurm lets a job wait for few switches: it counts in minutes, and 0 would be the site's longest wait."""
 
@@ -102,8 +105,9 @@ class SlurmClient(Protocol):
         those that run are not touched. A hold of the array by its id would hold what runs as well, and so keep it from
         coming back after a requeue."""
 
-    def reshape(self, job_id: JobKey, shape: Shape) -> None:
-        """Give a pending job another shape, verified by reading it back.
+    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
+        """Give a pending job another shape, verified by reading it back, with GPUs of this `kind`: empty for any, None
+        for the one that it asks for.
 
         Raises `NotResizable` after the old shape was put back when Slurm took none or only part of it.
         """
@@ -200,8 +204,9 @@ class LeaderOnlyClient:
     def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
         self._change(f"hold the waiting tasks of {array_id}", lambda: self._client.hold_waiting(array_id, tasks))
 
-    def reshape(self, job_id: JobKey, shape: Shape) -> None:
-        self._change(f"give job {job_id} the shape {shape}", lambda: self._client.reshape(job_id, shape))
+    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
+        what = f"give job {job_id} the shape {shape}"
+        self._change(what, lambda: self._client.reshape(job_id, shape, **({} if kind is None else {"kind": kind})))
 
     def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
         self._change(f"release job {job_id}", lambda: self._client.release(job_id, start_now=start_now))

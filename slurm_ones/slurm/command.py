@@ -304,11 +304,11 @@ class CommandClient:
                 self.release(job.key, start_now=False)
 
     def update_shape(self, job: Job, shape: Shape) -> None:
-        """Ask for a shape, without looking at what became of it."""
+        """Ask for a shape of GPUs of the job's kind, without looking at what became of it."""
         self.run(reshape_command(job.key, shape, whole_nodes=job.gpus_per_node == 0, kind=job.kind))
 
-    def reshape(self, job_id: JobKey, shape: Shape) -> None:
-        reshape(self.job, self.update_shape, job_id, shape)
+    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
+        reshape(self.job, self.update_shape, job_id, shape, kind)
 
     @property
     def _now(self) -> str:

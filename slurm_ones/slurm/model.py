@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -212,6 +212,8 @@ class Node:
     """No job has any part of it."""
     leaf: str = ""
     """Its leaf switch, or its block where the network is one of blocks; empty where Slurm knows no topology."""
+    kind: str = ""
+    """Type of its GPUs, as Slurm names it; empty where they have none. Several stand with commas between."""
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,15 @@ class Snapshot:
     partitions: Mapping[str, Partition]
     reservations: tuple[Reservation, ...] = field(default=())
 
+    def kinds(self, partition: str) -> dict[str, str]:
+        """The kind of GPU of each node of the partition that has GPUs; empty where a node's are of no type, or of
+        several."""
+        found = self.partitions.get(partition)
+        nodes = [self.nodes[name] for name in found.node_names if name in self.nodes] if found is not None else []
+        kinds = {node.name: node.kind for node in nodes if node.gpus}
+        named = all(kind and _ONE_KIND.fullmatch(kind) for kind in kinds.values())
+        return kinds if named else {}
+
     @cached_property
     def gpus_of_node(self) -> Mapping[str, int]:
         """GPUs of a full node of each partition, as far as Slurm knows of any."""
@@ -256,6 +267,13 @@ class Snapshot:
             name: max((self.nodes[node].gpus for node in partition.node_names if node in self.nodes), default=0)
             for name, partition in self.partitions.items()
         }
+
+
+def kind_of(nodes: Iterable[str], kinds: Mapping[str, str]) -> str:
+    """The kind of GPU of these nodes, by the `kinds` of nodes, several with commas between; empty where one is
+    unknown."""
+    found = {kinds.get(name, "") for name in nodes}
+    return ",".join(sorted(found)) if all(found) else ""
 
 
 def partition_gpus(partition: Partition, snapshot: Snapshot, whole_node_gpus: Mapping[str, int]) -> tuple[int, bool]:
@@ -303,13 +321,16 @@ def fewest_switches(snapshot: Snapshot, partition: str, nodes: int) -> int:
     return 0
 
 
-def take(shape: Shape, free: dict[str, int], own: Mapping[str, int] | None = None) -> bool:
-    """Set the shape's GPUs aside from `free`, counting the job's `own` GPUs as free; False where it finds no room.
+def take(
+    shape: Shape, free: dict[str, int], own: Mapping[str, int] | None = None, only: Collection[str] | None = None
+) -> bool:
+    """Set the shape's GPUs aside from `free`, counting the job's `own` GPUs as free; False where it finds no room, on
+    `only` these nodes where they are named.
 
     The fullest nodes that have room are taken first, as Slurm does. What a job gives up of its own is not free yet.
     """
     own = own or {}
-    room = {name: free.get(name, 0) + own.get(name, 0) for name in {*free, *own}}
+    room = {name: free.get(name, 0) + own.get(name, 0) for name in {*free, *own} if only is None or name in only}
     fitting = sorted((name for name in room if room[name] >= shape.gpus_per_node), key=lambda n: (room[n], n))
     if len(fitting) < shape.nodes:
         return False

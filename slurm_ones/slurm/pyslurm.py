@@ -182,9 +182,9 @@ class PySlurmClient:
     def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
         self._command.hold_waiting(array_id, tasks)
 
-    def reshape(self, job_id: JobKey, shape: Shape) -> None:
+    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
         # Read back by the command line, too: PySlurm shows neither GPUs asked for per job nor exact task counts.
-        self._command.reshape(job_id, shape)
+        self._command.reshape(job_id, shape, kind=kind)
 
     def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
         if isinstance(job_id, Task):

@@ -7,6 +7,7 @@ a job that can never start. So the job is read back, and what is not whole is un
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from slurm_ones.slurm.client import NotResizable, Refused
 from slurm_ones.slurm.model import Job, JobKey, Shape
@@ -26,11 +27,11 @@ def never_starts(job: Job) -> bool:
     return job.reason in ("BadConstraints", "PartitionNodeLimit") or "PerJob" in job.reason
 
 
-def _fault(job: Job, shape: Shape, before: Job) -> str:
+def _fault(job: Job, shape: Shape, kind: str, before: Job) -> str:
     """What is wrong with the job as read back, empty when nothing."""
     if not has_shape(job, shape) or bool(job.gpus_per_node) != bool(before.gpus_per_node):
         return f"Slurm holds {job.nodes}-{job.max_nodes} nodes with {job.gpus_per_node} GPUs each"
-    if job.kind != before.kind:
+    if job.kind != kind:
         return f"Slurm holds GPUs of {f'type {job.kind}' if job.kind else 'any type'}"
     if 0 < job.tasks < shape.nodes:
         return f"it was submitted with a task count ({job.tasks}), which is less than {shape.nodes} nodes"
@@ -40,9 +41,17 @@ def _fault(job: Job, shape: Shape, before: Job) -> str:
     return ""
 
 
-def reshape(read: Callable[[JobKey], Job], update: Callable[[Job, Shape], None], job_id: JobKey, shape: Shape) -> None:
-    """Give a pending job another shape through `update`, verify it, and put the old one back when it is not whole.
+def reshape(
+    read: Callable[[JobKey], Job],
+    update: Callable[[Job, Shape], None],
+    job_id: JobKey,
+    shape: Shape,
+    kind: str | None = None,
+) -> None:
+    """Give a pending job another shape through `update`, verify it, and put the old one back when it is not whole. Of
+    this `kind` of GPU, empty for any; None leaves it the one that it asks for.
 
+    `update` is called with the job as it is to be asked for, its kind included.
     Raises `NotResizable` (the old shape is in force again), `NotPermitted`, `UnknownJob`, `Unreachable`.
     """
     before = read(job_id)
@@ -58,16 +67,23 @@ def reshape(read: Callable[[JobKey], Job], update: Callable[[Job, Shape], None],
         raise NotResizable(f"job {job_id} asks for GPUs of several types ({before.kind!r}): give it one, or none")
     if shape.nodes < 1 or (before.gpus_per_node and shape.gpus_per_node < 1):
         raise NotResizable(f"job {job_id}: {shape} is no shape of a job that runs")
-    if has_shape(before, shape):
+    if kind is None:
+        kind = before.kind
+    elif not before.gpus_per_node and kind != before.kind:
+        raise NotResizable(f"job {job_id} gets whole nodes: Slurm is not asked for a type of GPU")
+    wanted = replace(before, kind=kind)
+    if not wanted.of_one_kind:
+        raise NotResizable(f"job {job_id}: {kind!r} is no type of GPU")
+    if has_shape(before, shape) and kind == before.kind:
         return
     old = Shape(before.nodes, before.gpus_per_node)
     refused: Refused | None = None
     try:
-        update(before, shape)
+        update(wanted, shape)
     except Refused as error:
         refused = error
     after = read(job_id)
-    fault = _fault(after, shape, before)
+    fault = _fault(after, shape, kind, before)
     if not fault and refused is None:
         return
     if not has_shape(after, old) or after.kind != before.kind:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from slurm_ones.slurm.model import Job, Node, Partition, Reservation
-from slurm_ones.slurm.parse import DIGITS, gpus, hosts, seconds
+from slurm_ones.slurm.parse import DIGITS, gpu_kind, gpus, hosts, seconds
 
 _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z][A-Za-z_/:]*)=(\S*)")
 _UNUSABLE = (
@@ -56,6 +56,7 @@ def parse_nodes(text: str) -> dict[str, Node]:
                 gpus_used=gpus(fields.get("GresUsed")),
                 partitions=tuple(fields.get("Partitions", "").split(",")),
                 idle=fields.get("CPUAlloc", "0") == "0",
+                kind=gpu_kind(fields.get("Gres")),
             )
     return nodes
 

@@ -20,6 +20,8 @@ from slurm_ones.web.feed import HISTORY_S, Moment
 
 MOST_NODES = 600
 """Nodes that are drawn; of more their number is said."""
+MOST_DECIDED = 100
+"""Jobs that are shown of a decision."""
 DECISIONS = 5
 """Newest decisions that are shown of a job, or in all."""
 
@@ -40,6 +42,7 @@ def environment() -> Any:
         "cells": pictures.cells,
         "causes": CAUSES,
         "MOST_NODES": MOST_NODES,
+        "MOST_DECIDED": MOST_DECIDED,
     }
     return made
 
@@ -87,7 +90,7 @@ def decisions(moment: Moment, root: str, opened: Callable[[], Store]) -> bytes:
     """What was decided last: what each job gets, and why."""
     names = {job.job_id: job for job in moment.live.jobs}
     with opened() as store:
-        newest = store.recent_decisions(DECISIONS)
+        newest = store.recent_decisions(DECISIONS, most=MOST_DECIDED, user=moment.user)
     return _part("decisions.html", root=root, decisions=newest, names=names, problem=moment.problem)
 
 

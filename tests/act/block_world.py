@@ -38,6 +38,9 @@ RESIZE = {"blocks_wait_s": 40, "start_timeout_s": 60, "drain_timeout_s": 60, "dw
 CHANGES = {"hold", "hold_waiting", "throttle", "reuse", "reshape", "release", "cancel_waiting", "signal", "defer"}
 LOOKS = {"job", "tasks"}
 
+LOOK_AGAIN_S = 5.0
+"""Between two looks where nothing happened at the last: a second at most, in truth, and five times as many looks."""
+
 _databases = itertools.count(1)
 
 
@@ -57,6 +60,8 @@ class BlockWorld:
         self.training = training
         self.cluster, self.clock = self.simulated.cluster, self.simulated.timeline
         self.events: list[str] = []
+        self.wait_s = 1.0
+        """Until the companion looks again."""
         self.interrupt: Callable[[int, str], None] = lambda number, event: None
         """Called with the number (from 0) and name of each event; may raise."""
         self.client = _Client(self)
@@ -183,7 +188,9 @@ class BlockWorld:
             if self.resize.ended is not None:
                 self.tick(20)
                 return self.resize
-            self.tick()
+            before = len(self.events)
+            self.tick(self.wait_s)
+            self.wait_s = 1.0 if len(self.events) > before else LOOK_AGAIN_S
         raise AssertionError(f"stuck in {self.resize.state}")
 
     def tidy(self) -> None:

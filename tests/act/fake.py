@@ -77,6 +77,8 @@ class FakeJob:
     """26.05 raises the restart count when it accepts the requeue, not when the processes are gone."""
     begin_time: float = 0.0
     """The owner's own `--begin`."""
+    kind: str = ""
+    """Type of GPU that it asks for."""
 
     @property
     def trainer(self) -> Trainer | None:
@@ -157,7 +159,7 @@ class FakeSlurm:
         self.calls.append(("hold", job_id))
         self.fault("after hold")
 
-    def reshape(self, job_id: int, shape: Shape) -> None:
+    def reshape(self, job_id: int, shape: Shape, *, kind: str | None = None) -> None:
         self.fault("before reshape")
         job = self._get(job_id)
         if job.state is not JobState.PENDING:
@@ -168,6 +170,7 @@ class FakeSlurm:
             job.shape = Shape(shape.nodes, job.shape.gpus_per_node)
             raise NotResizable("Requested node configuration is not available")
         job.shape = shape
+        job.kind = job.kind if kind is None else kind
         self.calls.append(("reshape", shape))
         self.fault("after reshape")
 
@@ -340,6 +343,7 @@ class FakeSlurm:
             nodes=job.shape.nodes,
             max_nodes=0 if running else job.shape.nodes,
             gpus_per_node=job.shape.gpus_per_node,
+            kind=job.kind,
             gpus_total=0,
             tasks=job.shape.nodes,
             task_counts=False,

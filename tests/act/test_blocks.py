@@ -81,7 +81,7 @@ def test_a_job_outlives_its_first_block(make: Make) -> None:
 def test_a_shape_that_is_refused_costs_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """No order was given for it."""
 
-    def refuse(task: Task, shape: Shape) -> None:
+    def refuse(task: Task, shape: Shape, *, kind: str | None) -> None:
         raise NotResizable(f"{task} does not take {shape}")
 
     world = make()

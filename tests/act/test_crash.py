@@ -58,15 +58,18 @@ class Road:
     running: bool = True
     parks: bool = False
     prepare: Callable[[World], None] = _nothing
+    kinds: tuple[str, str] = ("", "")
+    """Types of GPU before and after."""
     late: bool = False
     """The job waits for its own --begin, as a pending job that could start would."""
 
 
 ROADS = [
     Road("there", State.DONE),
+    Road("other-type", State.DONE, kinds=("v100", "a100")),
     Road("refused", State.ROLLED_BACK, prepare=_refused),
     Road("in-part", State.ROLLED_BACK, prepare=_in_part),
-    Road("waits-too-long", State.ROLLED_BACK, prepare=_crowded),
+    Road("waits-too-long", State.ROLLED_BACK, prepare=_crowded, kinds=("", "a100")),
     Road("no-checkpoint", State.ABANDONED, prepare=_slow),
     Road("parked", State.DONE, parks=True),
     Road("park-refused", State.ROLLED_BACK, parks=True, prepare=_not_deferred),
@@ -78,7 +81,7 @@ ROADS = [
 
 
 def world_of(road: Road, store: Store, folder: Path, *, counts_early: bool) -> World:
-    world = World(store, folder, running=road.running, parks=road.parks, counts_early=counts_early)
+    world = World(store, folder, running=road.running, parks=road.parks, kinds=road.kinds, counts_early=counts_early)
     if road.late:
         world.job.begin_time = world.clock() + 500
     road.prepare(world)

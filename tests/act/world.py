@@ -44,10 +44,13 @@ class World:
         *,
         running: bool = True,
         parks: bool = False,
+        kinds: tuple[str, str] = ("", ""),
         settings: dict[str, Any] | None = None,
         **job: Any,
     ) -> None:
-        """`parks` takes the job to zero GPUs rather than to NEW."""
+        """`parks` takes the job to zero GPUs rather than to NEW; `kinds` are the types of GPU that it asks for before
+        and after."""
+        self.kinds = kinds
         self.clock = Clock()
         self.slurm = FakeSlurm(self.clock)
         self.store = store
@@ -63,7 +66,9 @@ class World:
         self.interrupt: Callable[[int, str], None] = lambda number, event: None
         """Called with the number (from 0) and name of each event; may raise."""
         self.job_id = next(_ids)
-        self.job = self.slurm.add(FakeJob(self.job_id, folder / str(self.job_id), OLD, **job), running=running)
+        self.job = self.slurm.add(
+            FakeJob(self.job_id, folder / str(self.job_id), OLD, kind=kinds[0], **job), running=running
+        )
         store.record_jobs([JobRecord(self.job_id, "job", "me", self.clock(), OLD.nodes, OLD.gpus_per_node)])
         self.machine = self.companion()
         self.resize: ResizeRecord
@@ -110,6 +115,8 @@ class World:
                 started=self.clock(),
                 order_number=round(self.clock() * 1000),
                 deadline=self.clock() + self.settings.drain_timeout_s,
+                old_kind=self.kinds[0],
+                new_kind=self.kinds[1],
             )
         )
         return self.resize
@@ -190,6 +197,7 @@ class World:
         if job.ended:
             return
         assert job.shape in (OLD, NEW)
+        assert job.kind == self.kinds[job.shape == NEW], f"asks for {job.kind} after {self.states}"
         if resize.state == State.DONE:
             assert job.shape == (OLD if self.parks else NEW)
         elif resize.state in (State.ROLLED_BACK, State.ABANDONED):

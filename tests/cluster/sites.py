@@ -112,6 +112,8 @@ class Site:
     pyslurm_poses_as: str = ""
     """The SLURM_VERSION_NUMBER that this PySlurm insists on."""
     partitions: tuple[Partition, ...] = (GPU, WHOLE)
+    metrics: bool = False
+    """Whether slurmctld can serve its own figures as OpenMetrics (25.11)."""
     max_jobs: int = 2000
     """Jobs that slurmctld keeps at once."""
 
@@ -144,6 +146,7 @@ GRES = Site(
     auth="slurm",
     requeue_delay=True,
     cgroup_plugin="disabled",
+    metrics=True,
     accounting=True,
     pyslurm="25.11.2",
     # The first is Slurm's own switch for callers written against an older release; the others

@@ -40,6 +40,7 @@ def slurm_conf(site: Site, cluster: str, accounting: bool = False) -> str:
         "JobRequeue=1",
         "KillWait=5",
         f"MaxJobCount={site.max_jobs}",
+        *(["MetricsType=metrics/openmetrics"] if site.metrics else []),
         f"SchedulerParameters=bf_interval=2,sched_interval=2{requeue}",
     ]
     for partition in site.partitions:

@@ -196,10 +196,13 @@ class Harness:
 
     # -- the companion -------------------------------------------------------------------------------------------
 
-    def settings(self, user: str = "alice", *, resize: str = "", limits: str = "", **top: str) -> str:
+    def settings(
+        self, user: str = "alice", *, resize: str = "", limits: str = "", options: str = "", **top: str
+    ) -> str:
         """Write a settings file with quick ticks and a database of its own; returns its path inside.
 
-        `top` are further lines, as TOML; `resize` and `limits` further ones of those sections.
+        `top` are further lines, as TOML; `resize`, `limits` and `options`, those of the policy, further ones of those
+        sections.
         """
         folder = self.folder(user)
         inside = f"/scratch/{folder.name}"
@@ -210,8 +213,9 @@ class Harness:
         quick |= dict(line.split(" = ") for line in resize.splitlines())
         # Epochs of half a second, of which nobody knows how many come, are always near their end.
         near = {"near_end_s": "0", "near_limit_s": "0"} | dict(line.split(" = ") for line in limits.splitlines())
-        options = {"epochs_before_doubling": "1"} if lines["policy"] == '"ones-sc21"' else {}
-        sections = {"policy_options": options, "resize": quick, "limits": near}
+        given = {"epochs_before_doubling": "1"} if lines["policy"] == '"ones-sc21"' else {}
+        given |= dict(line.split(" = ") for line in options.splitlines())
+        sections = {"policy_options": given, "resize": quick, "limits": near}
         text = [f"{key} = {value}" for key, value in lines.items()]
         for name, values in sections.items():
             text += [f"[{name}]", *(f"{key} = {value}" for key, value in values.items())]

@@ -106,12 +106,12 @@ class FaultyClient(SimulatedClient):
         self._checker.check_wanted(array_id, "hold what waits of")
         super().hold_waiting(array_id, tasks)
 
-    def reshape(self, job_id: JobKey, shape: Shape) -> None:
+    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
         if isinstance(job_id, Task):
             self._blocks.reshape(job_id, shape)
         else:
             self._checker.check_reshape(job_id, shape)
-        super().reshape(job_id, shape)
+        super().reshape(job_id, shape, kind=kind)
 
     def defer(self, job_id: JobKey, until: float) -> None:
         # As the real clients: what is past by the host's clock is `now`, which Slurm takes by its own.

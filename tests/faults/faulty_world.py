@@ -141,6 +141,7 @@ class FaultyWorld(World):
             job = self.cluster.jobs[job_id] if job_id is not None else rng.choice(alive)
             if job.ended or not self._to_job(kind, job):
                 return
+            job_id = job.main_id
         else:
             return
         self._injector.count(kind, job_id or "")

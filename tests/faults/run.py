@@ -65,11 +65,16 @@ class Result:
     """Real seconds that it took."""
 
 
-def run(plan: FaultPlan, trace: Callable[[str], None] | None = None) -> Result:
-    """Carry the plan out; `trace` is called with what happens, step by step."""
+def run(
+    plan: FaultPlan,
+    trace: Callable[[str], None] | None = None,
+    begun: Callable[[FaultRun], object] = lambda fault_run: None,
+) -> Result:
+    """Carry the plan out; `trace` is called with what happens, step by step, and `begun` before the first one."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="slurm-ones-faults-", dir=fast_directory()) as name:
         fault_run = FaultRun(plan, Path(name), trace)
+        begun(fault_run)
         with (
             faulty_access(fault_run.injector, fault_run.checker, fault_run.blocks, fault_run.world.timeline),
             shared_statements(),

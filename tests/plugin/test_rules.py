@@ -15,10 +15,26 @@ from slurm_ones.observe.optin import BadComment, near_miss, parse_comment
 from slurm_ones.plugin.build import source
 from tests.plugin.lua import Lua, NoLua, literal
 
-KEYS = ("gpus", "nodes", "batch", "size", "resize", "array", "fuse", "deadline", "gpu", "GPUS", "")
+KEYS = ("gpus", "nodes", "batch", "size", "resize", "array", "fuse", "deadline", "kinds", "gpu", "GPUS", "")
 VALUES = (
     *("1", "0", "4", "1-16", "16-1", "4-16:4", "1-16:", "1-16:0", ":", "1-", "-1", "01-04", "1-99999999999999", "1.5"),
-    *("on", "off", "blocks", "sweep1", "6h30m", "2026-12-01T18:00", "", "a=b", "１", "1–4", "%s", "'\"", "\\n"),
+    *(
+        "on",
+        "off",
+        "blocks",
+        "sweep1",
+        "a100,v100",
+        "any",
+        "6h30m",
+        "2026-12-01T18:00",
+        "",
+        "a=b",
+        "１",
+        "1–4",
+        "%s",
+        "'\"",
+        "\\n",
+    ),
 )
 words = st.builds(
     lambda key, equals, value: key + equals + value,

@@ -15,7 +15,8 @@ from slurm_ones.simulate.engines.idealized import idealized_cluster, run_idealiz
 from slurm_ones.simulate.engines.idealized_placement import Asked, Holding, plan_hot
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.training.application import Submission
-from slurm_ones.simulate.training.mechanism import Hot, Requeue
+from slurm_ones.simulate.training.mechanism import Hot, Mechanism, Requeue
+from slurm_ones.simulate.workloads.generate import generate
 from slurm_ones.simulate.workloads.profiles import read_profile
 from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.slurm.model import Shape
@@ -218,3 +219,14 @@ def test_who_needs_what_another_moves_from_waits_for_it() -> None:
     plans = plan_hot(CLUSTER, held, [mover, new], False)
     assert plans[1].nodes == {"n2": 4} and plans[1].keeps == {"n1": 2}
     assert plans[2].nodes == {"n1": 2} and plans[2].wait_s == 7.0
+
+
+@pytest.mark.parametrize("mechanism", [Requeue(1.0), Hot()])
+def test_a_rigid_job_keeps_what_it_asked_for(mechanism: Mechanism) -> None:
+    """Nobody may change the size or batch of a job that did not opt in; the bound counts on it."""
+    workload = generate("philly", jobs=12, seed=1, gpus=16, gpus_per_node=4, rigid=0.5, load=3.0)
+    asked = {one.name: one for one in workload.submissions if not one.elastic}
+    found = run_idealized(make_policy("ones"), workload, idealized_cluster(4, 4), mechanism=mechanism)
+    held = {(one.job, one.gpus, one.batch) for one in found.segments if one.job in asked}
+    assert held == {(name, one.gpus, one.batch) for name, one in asked.items()}
+    assert len({one.batch for one in found.segments if one.job not in asked}) > len(asked), "others change"

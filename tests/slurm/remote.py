@@ -111,8 +111,8 @@ class Remote:
     def hold_waiting(self, array_id: int, tasks: Collection[int] | None = None) -> None:
         self._call("hold_waiting", array_id, tasks if tasks is None else list(tasks))
 
-    def reshape(self, job_id: JobKey, shape: Shape) -> None:
-        self._call("reshape", job_id, [shape.nodes, shape.gpus_per_node])
+    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
+        self._call("reshape", job_id, [shape.nodes, shape.gpus_per_node], kind=kind)
 
     def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
         self._call("release", job_id, start_now=start_now)

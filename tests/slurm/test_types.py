@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_ones.slurm.client import NotResizable
+from slurm_ones.slurm.client import GIVES_TYPES, NotResizable, Refused
 from slurm_ones.slurm.model import Job, Shape
+from slurm_ones.slurm.reshape import never_starts
 from tests.cluster.sites import GRES_TYPED, OLD_TYPED
 from tests.conftest import start
 from tests.slurm.sites import Site
@@ -65,6 +66,47 @@ def test_a_type_that_begins_with_a_digit(typed: Site) -> None:
     job_id = typed.held("--nodes=1", "--gres=gpu:2080ti:1")
     typed.owner.reshape(job_id, Shape(1, 3))
     assert asked(typed.owner.job(job_id)) == (1, 3, "2080ti")
+    typed.owner.release(job_id)
+    assert typed.wait(job_id, lambda job: job.running, "RUNNING").node_list == ("t1",)
+
+
+@pytest.mark.parametrize("form", ["--gres=gpu:a100:1", "--gpus-per-node=a100:1"])
+def test_another_type(typed: Site, form: str) -> None:
+    """A requeued job runs on GPUs of another type; 22.05 takes that, and never starts it. Of a type that there is not
+    Slurm says so once it looks."""
+    job_id = typed.requeued("--nodes=1", form)
+    typed.owner.reshape(job_id, Shape(1, 2), kind="2080ti")
+    assert asked(typed.owner.job(job_id)) == asked(typed.owner.snapshot().jobs[job_id]) == (1, 2, "2080ti")
+    typed.owner.release(job_id)
+    if typed.is_old:
+        typed.wait(job_id, never_starts, "refused to start it")
+        return
+    assert typed.wait(job_id, lambda job: job.running, "RUNNING").node_list == ("t1",)
+    job_id = typed.held("--nodes=1", form)
+    typed.owner.reshape(job_id, Shape(1, 1), kind="h100")
+    typed.owner.release(job_id)
+    typed.wait(job_id, never_starts, "refused a type that no node has")
+
+
+def test_the_types_of_nodes(typed: Site) -> None:
+    """As Slurm has them."""
+    nodes = {node.name: node.kind for node in typed.owner.snapshot().nodes.values()}
+    assert nodes == {"t1": "2080ti", "t2": "a100", "t3": "a100"}
+
+
+def test_a_type_for_a_job_that_asked_for_none(typed: Site) -> None:
+    """26.05 gives it one, and takes it back; 22.05 refuses, and the job asks for what it did."""
+    job_id = typed.held("--nodes=1", "--gres=gpu:1")
+    if typed.is_old:
+        with pytest.raises(Refused, match="with and without type identification"):
+            typed.owner.reshape(job_id, Shape(1, 2), kind="a100")
+        assert asked(typed.owner.job(job_id)) == (1, 1, "")
+        assert typed.owner.version() < GIVES_TYPES
+        return
+    assert typed.owner.version() >= GIVES_TYPES
+    for kind, gpus in (("a100", 2), ("", 1), ("2080ti", 1)):
+        typed.owner.reshape(job_id, Shape(1, gpus), kind=kind)
+        assert asked(typed.owner.job(job_id)) == (1, gpus, kind)
     typed.owner.release(job_id)
     assert typed.wait(job_id, lambda job: job.running, "RUNNING").node_list == ("t1",)
 

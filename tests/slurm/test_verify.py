@@ -21,7 +21,7 @@ class FakeSlurm:
     """One job, whose updates can be taken in part, refused, or taken and then spoilt."""
 
     def __init__(self, job: Job, *, takes: tuple[str, ...] = ("nodes", "gpus"), times: int = 10**9) -> None:
-        self.job, self.kind = job, job.kind
+        self.job, self.kinds = job, {job.kind}
         self.takes = takes
         self.faulty_updates = times
         self.refusals: list[SlurmError | None] = []
@@ -32,7 +32,7 @@ class FakeSlurm:
         return self.job
 
     def update(self, job: Job, shape: Shape) -> None:
-        assert job.kind == self.kind, "the type that it was submitted with"
+        assert job.kind in self.kinds, "the type that it was submitted with, or that is asked for"
         self.updates.append(shape)
         refusal = self.refusals.pop(0) if self.refusals else None
         takes = self.takes if len(self.updates) <= self.faulty_updates else ("nodes", "gpus")
@@ -47,8 +47,9 @@ class FakeSlurm:
         if refusal is not None:
             raise refusal
 
-    def reshape(self, shape: Shape) -> None:
-        reshape(self.read, self.update, self.job.job_id, shape)
+    def reshape(self, shape: Shape, kind: str | None = None) -> None:
+        self.kinds = {self.job.kind} | ({kind} if kind is not None else set())
+        reshape(self.read, self.update, self.job.job_id, shape, kind)
 
 
 @given(SHAPES, SHAPES)
@@ -85,6 +86,26 @@ def test_a_job_keeps_the_type_of_its_gpus(lost: str) -> None:
     slurm.spoil = {"kind": lost}
     with pytest.raises(NotResizable, match="did not take 1x2 back"):
         slurm.reshape(Shape(2, 2))
+
+
+def test_the_type_changes_where_that_is_asked_for() -> None:
+    """To another, to any, with and without another shape; taken in part, the job has its own again."""
+    slurm = FakeSlurm(replace(job_of(Shape(1, 2)), kind="v100"))
+    for kind, gpus in (("a100", 4), ("", 4), ("a100", 4), ("a100", 2)):
+        slurm.reshape(Shape(1, gpus), kind)
+        assert (slurm.job.kind, slurm.job.gpus_per_node) == (kind, gpus)
+    assert len(slurm.updates) == 4
+    slurm = FakeSlurm(replace(job_of(Shape(1, 2)), kind="v100"), takes=("nodes",), times=1)
+    with pytest.raises(NotResizable, match="GPUs of type v100"):
+        slurm.reshape(Shape(1, 2), "a100")
+    assert (slurm.job.kind, slurm.job.gpus_per_node) == ("v100", 2)
+    for kind in ("a100,v100", "gpu a"):
+        with pytest.raises(NotResizable, match="no type of GPU"):
+            slurm.reshape(Shape(1, 2), kind)
+    whole = FakeSlurm(job_of(Shape(1, 0)))
+    with pytest.raises(NotResizable, match="whole nodes"):
+        whole.reshape(Shape(2, 0), "a100")
+    assert whole.updates == []
 
 
 @pytest.mark.parametrize("kinds", ["a100,v100", ",a100", "a b"])

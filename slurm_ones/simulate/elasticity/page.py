@@ -11,7 +11,7 @@ from typing import Any
 from slurm_ones.report.charts import Bar, Lane
 from slurm_ones.report.text import seconds
 from slurm_ones.simulate.elasticity.curves import RESIZE_S, RULE
-from slurm_ones.simulate.elasticity.stretch import SLACK_S, picked
+from slurm_ones.simulate.elasticity.stretch import PATIENCE, SLACK_S, picked
 from slurm_ones.simulate.elasticity.study import FIGURES, SHARES, Figure, Study
 from slurm_ones.simulate.study.present import number
 from slurm_ones.simulate.traces.trace import Trace
@@ -81,24 +81,34 @@ def label(share: float) -> str:
 
 
 def verdict(study: Study) -> list[str]:
-    """What an admin who decides reads first: what each share changes, and how sure that is."""
+    """What an admin who decides reads first: what each share changes and costs, and how sure that is."""
     found = []
     for share in shares(study):
-        pairs = [
-            study.figures[share, seed]["mean_jct_s"] / study.figures[0.0, seed]["mean_jct_s"]
-            for seed in study.seeds
-            if share and (share, seed) in study.figures and (0.0, seed) in study.figures
-        ]
-        pairs = [one for one in pairs if math.isfinite(one)]
-        if not pairs:
+        jct, hours = _changes(study, share, "mean_jct_s"), _changes(study, share, "gpu_hours")
+        if not share or not jct:
             continue
-        low, high, mean = 100 * (min(pairs) - 1), 100 * (max(pairs) - 1), 100 * (sum(pairs) / len(pairs) - 1)
-        doubt = f", by seed {low:+.0f} % to {high:+.0f} %" if len(pairs) > 1 else ", one seed alone"
-        undecided = ": the seeds do not agree on whether it is shorter" if low < 0 < high else ""
+        undecided = "; the seeds do not agree on whether it is shorter" if min(jct) < 0 < max(jct) else ""
         found.append(
-            f"With {label(share)} of the jobs elastic the mean JCT changes by {mean:+.0f} %{doubt}{undecided}."
+            f"With {label(share)} of the jobs elastic the mean JCT changes by {_between(jct)}, and the GPU hours that "
+            f"jobs hold by {_between(hours)}{undecided}{'; one seed alone' if len(jct) == 1 else ''}."
         )
     return found
+
+
+def _changes(study: Study, share: float, key: str) -> list[float]:
+    """By how much of it a figure differs from that at 0 %, with each seed."""
+    pairs = [
+        (study.figures[share, seed][key], study.figures[0.0, seed][key])
+        for seed in study.seeds
+        if (share, seed) in study.figures and (0.0, seed) in study.figures
+    ]
+    return [now / was - 1.0 for now, was in pairs if was > 0 and math.isfinite(now)]
+
+
+def _between(changes: Sequence[float]) -> str:
+    """`-11 % (-16 % to -3 %)`."""
+    mean, low, high = (f"{100 * one:+.0f} %" for one in (sum(changes) / len(changes), min(changes), max(changes)))
+    return mean if low == high else f"{mean} ({low} to {high})"
 
 
 def fidelity(study: Study) -> str:
@@ -140,7 +150,8 @@ def assumptions(study: Study, trace: Trace) -> list[str]:
         f"Cluster: one partition of {cluster}. Limits of users, accounts and reservations are not there.",
         f"Jobs: {jobs}. They are submitted within {seconds(s.hours * 3600)}.",
         *([f"{s.left_out} jobs asked for more GPUs than the cluster has, and are left out."] if s.left_out else []),
-        f"{len(s.before)} earlier jobs that still ran or waited are there when the first one comes, uncounted.",
+        f"{len(s.before)} earlier jobs that still ran or waited are there when the first one comes, uncounted, "
+        f"and for at most {PATIENCE:g} times as long as the counted ones take.",
         "A job that is not elastic comes when it came, asks for what it asked for, and holds it for as long as it did, "
         "whether it then ended well, failed or was cancelled.",
         "Slurm starts jobs in the order of their submission, with backfill by time limits; where none was recorded, "

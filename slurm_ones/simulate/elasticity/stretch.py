@@ -20,6 +20,9 @@ USUAL_NODE = 8
 """GPUs of a node where neither the trace nor its jobs tell."""
 SLACK_S = 60.0
 """Slurm ends a job so long after its time limit."""
+PATIENCE = 2.0
+"""Jobs that were there before hold their GPUs for at most so many times as long as the counted ones take about: nobody
+waits for them any more, and the simulation would go on for them alone."""
 BEFORE = "before-"
 """How the names of jobs begin that were there when the stretch began, and are not counted."""
 
@@ -72,7 +75,7 @@ def stretch_of(trace: Trace, most: int, cluster: tuple[int, int] | None = None, 
         raise BadInput(f"--cluster: {nodes}x{per_node} is too small for every job of {trace.name}")
     first = _median_load(fitting, most)
     chosen = tuple(fitting[first : first + most])
-    before = tuple(_there(fitting[:first], chosen[0].submitted))
+    before = tuple(_there(fitting[:first], chosen[0].submitted, PATIENCE * expected_s(chosen, nodes * per_node)))
     left_out = len(jobs) - len(fitting)
     return Stretch(chosen, before, nodes, per_node, len(jobs), left_out, sample, held, cluster is not None)
 
@@ -117,10 +120,16 @@ def _median_load(jobs: Sequence[TraceJob], most: int) -> int:
     return sorted(firsts, key=load)[len(firsts) // 2]
 
 
-def _there(earlier: Sequence[TraceJob], at: float) -> list[TraceJob]:
-    """What ran or waited at that moment."""
+def expected_s(jobs: Sequence[TraceJob], gpus: int) -> float:
+    """Seconds from the first submission that these jobs take about on so many GPUs."""
+    work_s = sum(job.gpus * job.run_s for job in jobs)
+    return max(jobs[-1].submitted - jobs[0].submitted, work_s / gpus) + max(job.run_s for job in jobs)
+
+
+def _there(earlier: Sequence[TraceJob], at: float, most_s: float) -> list[TraceJob]:
+    """What ran or waited at that moment, with what it still had to run, `most_s` at most."""
     there = [job for job in earlier if job.began + job.run_s > at]
-    return [job._replace(run_s=min(job.run_s, job.began + job.run_s - at), submitted=at) for job in there]
+    return [job._replace(run_s=min(job.run_s, job.began + job.run_s - at, most_s), submitted=at) for job in there]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from slurm_ones.schedule.policy import Floats
 from slurm_ones.simulate.elasticity.curves import Curves
-from slurm_ones.simulate.elasticity.stretch import BEFORE, Stretch, TraceSource
+from slurm_ones.simulate.elasticity.stretch import BEFORE, Stretch, TraceSource, expected_s
 from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome
 from slurm_ones.simulate.study.plan import Plan, PolicySpec
 from slurm_ones.simulate.study.runs import OnProgress, run_all
@@ -21,7 +21,7 @@ SHARES = (0.0, 0.2, 0.5, 1.0)
 POLICY = "ones"
 INTERVAL_S = (60.0, 300.0)
 """Least and most seconds between two decisions."""
-TICKS = 3000
+TICKS = 1500
 """Decisions that a run is to take about at most: beyond, they are further apart."""
 
 
@@ -74,10 +74,7 @@ class Study:
 
 def interval_of(stretch: Stretch) -> float:
     """Seconds between two decisions: Slurm sites have 60, and a long stretch of few jobs is looked at less often."""
-    work_s = sum(job.gpus * job.run_s for job in (*stretch.jobs, *stretch.before))
-    expected = max(
-        stretch.hours * 3600.0, work_s / (stretch.nodes * stretch.gpus_per_node), max(j.run_s for j in stretch.jobs)
-    )
+    expected = expected_s(stretch.jobs, stretch.nodes * stretch.gpus_per_node)
     least, most = INTERVAL_S
     return min(max(least, least * math.ceil(expected / TICKS / least)), most)
 

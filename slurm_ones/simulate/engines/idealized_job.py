@@ -127,12 +127,10 @@ class IdealizedJob:
         self.requested_nodes = nodes_of(self.cluster, asked.gpus)
         most = min(app.max_gpus, self.cluster.gpus)
         counts = valid_counts(self.cluster, 1, most) if asked.elastic else ()
-        self.limits = Limits(
-            tuple(sorted({*counts, min(asked.gpus, self.cluster.gpus)})),
-            app.min_batch or app.base_batch,
-            app.max_batch,
-            app.max_batch,
-        )
+        batch = self.requested_batch
+        # Nobody may change the batch of a job that did not opt in.
+        low, high = (app.min_batch or app.base_batch, app.max_batch) if asked.elastic else (batch, batch)
+        self.limits = Limits(tuple(sorted({*counts, min(asked.gpus, self.cluster.gpus)})), low, high, app.max_batch)
         if app.by is not None:
             self.limits = self._by_strategy(app.by, most)
 
@@ -190,7 +188,9 @@ class IdealizedJob:
         self._hold(shape, nodes, batch, self.mechanism.start_s(self.application))
 
     def scattered(self, now: float) -> bool:
-        """Whether it has for a while been on more nodes than it needs."""
+        """Whether it has for a while been on more nodes than it needs; one that did not opt in stays there."""
+        if not self.submission.elastic:
+            return False
         needed = nodes_of(self.cluster, sum(self.nodes.values()))
         return len(self.nodes) > needed and now - self.placed >= SETTLED_S
 

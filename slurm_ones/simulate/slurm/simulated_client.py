@@ -185,8 +185,8 @@ class SimulatedClient:
         self._changeable(job_id)
         self._change(f"uhold {job_id}", lambda: self._cluster.hold(job_id))
 
-    def reshape(self, job_id: JobKey, shape: Shape) -> None:
-        reshape(self.job, self._update_shape, job_id, shape)
+    def reshape(self, job_id: JobKey, shape: Shape, *, kind: str | None = None) -> None:
+        reshape(self.job, self._update_shape, job_id, shape, kind)
 
     def release(self, job_id: JobKey, *, start_now: bool = True) -> None:
         job = self._changeable(job_id)
@@ -242,6 +242,8 @@ class SimulatedClient:
     def _update_shape(self, job: Job, shape: Shape) -> None:
         key = job.key
         self._changeable(key)
+        if job.kind:  # its nodes have GPUs of no type
+            raise NotResizable(f"job {key}: Requested node configuration is not available")
         settings = self._cluster.settings
         self._refuse(settings.refused, f"job {key}: Requested node configuration is not available")
         nodes_alone = self._draw(settings.partial)

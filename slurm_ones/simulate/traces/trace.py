@@ -16,7 +16,7 @@ from slurm_ones.report.text import plain
 from slurm_ones.simulate import BadInput
 
 MOST_JOBS = 1_000_000
-"""Jobs of a trace; each takes some 200 bytes of memory."""
+"""Jobs of a trace; each takes less than a kilobyte of memory."""
 LONGEST_LINE = 65_536
 """Bytes of a line; what is longer is no line of such a file."""
 MOST_GPUS = 100_000

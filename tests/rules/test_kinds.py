@@ -1,0 +1,141 @@
+"""Which kinds of GPU a job may have, and what Slurm is asked for so that it gets one of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ones_db import ResizeRecord
+from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
+from slurm_ones.observe.optin import OptIn
+from slurm_ones.rules.gate import PartitionRules
+from slurm_ones.rules.kinds import Kinds
+from slurm_ones.rules.plan import Change, plan
+from slurm_ones.rules.views import cluster_view
+from slurm_ones.schedule.policy import Allocation, Schedule
+from slurm_ones.slurm.model import JobState, Node, Partition, Shape, Snapshot
+from tests.act.make import NOW, elastic, history
+from tests.rules.make import round_of
+from tests.rules.test_blocks import job_of_blocks, rules_for, task
+from tests.rules.test_blocks import told as known
+
+ONE = Shape(1, 1)
+NODES = {"n1": "slow", "n2": "fast"}
+KINDS = Kinds(NODES)
+
+
+def job(job_id: int, *nodes: str, kind: str = "slow", kinds: tuple[str, ...] = (), shape: Shape = ONE) -> Elastic:
+    one = elastic(job_id, shape, *nodes, kind=kind)
+    return replace(one, optin=OptIn((1, 4), None, None, kinds=kinds))
+
+
+def seen(*jobs: Elastic, free: dict[str, int] | None = None) -> Observation:
+    """Two nodes of four GPUs each, with so many free."""
+    left = free or {}
+    nodes = {n: Node(n, "", True, 4, 4 - left.get(n, 4), ("gpu",), False, kind=kind) for n, kind in NODES.items()}
+    nodes["login"] = Node("login", "", True, 0, 0, ("gpu",), True)
+    partition = Partition("gpu", True, tuple(nodes), 0.0, 0, False)
+    by_id = {one.job.job_id: one for one in jobs}
+    return Observation(Snapshot(NOW, {id_: one.job for id_, one in by_id.items()}, nodes, {"gpu": partition}), by_id)
+
+
+def rules(*jobs: Elastic, resizes: tuple[ResizeRecord, ...] = (), **free: int) -> PartitionRules:
+    histories = {one.job.job_id: history(one.job.job_id) for one in jobs}
+    return round_of(seen(*jobs, free=free), *resizes, histories=histories, now=NOW).partition("gpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "kinds", "nodes", "accepted"),
+    [
+        ("slow", (), ("n1",), ("slow",)),
+        ("", (), ("n1",), ("slow",)),
+        ("", (), (), ("slow", "fast")),
+        ("slow", ("any",), ("n1",), ("slow", "fast")),
+        ("slow", ("fast", "h100"), ("n1",), ("fast",)),
+        ("slow", ("slow", "fast"), (), ("slow", "fast")),
+    ],
+)
+def test_kinds_that_a_job_may_have(
+    kind: str, kinds: tuple[str, ...], nodes: tuple[str, ...], accepted: tuple[str, ...]
+) -> None:
+    """Those that its owner names; without that what it asked for, else what it has, else any."""
+    assert KINDS.accepted(job(1, *nodes, kind=kind, kinds=kinds)) == accepted
+
+
+def test_slurm_is_asked_for_a_kind_only_where_that_is_ours_to_say() -> None:
+    """An owner who names none keeps what was asked for, whatever a policy says; so does everybody where Slurm would not
+    start a job of another type, and where all GPUs are alike."""
+    fast, slow = Allocation(ONE, 32, "fast"), Allocation(Shape(1, 2), 32, "slow")
+    assert KINDS.asked(job(1, "n1", kinds=("any",)), fast) == "fast"
+    assert KINDS.asked(job(1, "n1", kind="", kinds=("any",)), fast) == "fast"
+    assert KINDS.asked(job(1, "n1", kind="", kinds=("any",)), slow) == "slow"
+    assert KINDS.asked(job(1, "n1", kind="", kinds=("any",)), replace(slow, shape=ONE)) == ""
+    assert KINDS.asked(job(1, "n1"), fast) == "slow"
+    assert KINDS.asked(job(1, "n1", kind=""), fast) == ""
+    old = Kinds(NODES, given=False)
+    assert old.asked(job(1, "n1", kinds=("any",)), fast) == "slow" and old.accepted(job(1, kinds=("any",))) == ("slow",)
+    assert old.asked(job(1, "n1", kind="", kinds=("any",)), fast) == ""
+    assert Kinds({"n1": "slow", "n2": "slow"}).asked(job(1, "n1", kind="", kinds=("any",)), fast) == ""
+
+
+def planned(wanted: Allocation, one: Elastic, **free: int) -> Change | str:
+    """The job's change, or why it has none."""
+    found = plan(Schedule({one.job.job_id: wanted}), rules(one, **free))
+    return found.begin[0] if found.begin else str(found.outcomes[one.job.job_id])
+
+
+def test_a_move_to_another_kind_needs_room_there() -> None:
+    """GPUs that are free on nodes of the kind that it has do not count."""
+    one = job(1, "n1", kinds=("any",))
+    change = planned(Allocation(ONE, 32, "fast"), one, n1=3, n2=1)
+    assert isinstance(change, Change) and change.resizes
+    assert (change.old_kind, change.new_kind, str(change).endswith("→ 1x1 fast")) == ("slow", "fast", True)
+    assert not isinstance(planned(Allocation(ONE, 32, "fast"), one, n1=3, n2=0), Change)
+    assert not isinstance(planned(Allocation(Shape(1, 2), 32, "slow"), job(2, "n1"), n1=0, n2=4), Change)
+
+
+def test_a_resize_under_way_takes_gpus_of_its_kind() -> None:
+    """Those of the other kind stay free for others."""
+    one = job(1, "n1", kinds=("any",))
+    record = ResizeRecord(1, 0, 1, 1, 32, 1, 2, 32, "draining", 1.0, old_kind="slow", new_kind="fast")
+    assert rules(one, resizes=(record,), n1=3, n2=4).free == {"n1": 3, "n2": 2, "login": 0}
+    back = replace(record, state="waiting_back")
+    assert rules(one, resizes=(back,), n1=3, n2=4).free == {"n1": 3, "n2": 4, "login": 0}
+
+
+def test_policies_see_the_kind_of_each_node() -> None:
+    """Nodes without GPUs are none of them."""
+    round_ = round_of(seen(job(1, "n1"), free={"n1": 3}))
+    view = cluster_view(round_, round_.partition("gpu"))
+    assert [(node.name, node.gpus, node.kind) for node in view.nodes] == [("n1", 4, "slow"), ("n2", 4, "fast")]
+    assert view.gpus_of_kind == {"slow": 4, "fast": 4}
+
+
+def test_kinds_that_its_partition_does_not_have() -> None:
+    """The owner is told, and the job left alone; where the partition names no types, nothing is wrong."""
+    waits = replace(job(1).job, state=JobState.PENDING, comment="ones: gpus=1-2 kinds=h100,b200")
+    snapshot = seen().snapshot
+    refused = elastic_job(waits, snapshot, {}, None)
+    assert refused is not None and refused.refusal is not None
+    assert str(refused.refusal) == "its comment allows GPUs of type h100, b200, and partition gpu has fast, slow"
+    untyped = {name: replace(node, kind="") for name, node in snapshot.nodes.items()}
+    taken = elastic_job(waits, replace(snapshot, nodes=untyped), {}, None)
+    assert taken is not None and taken.refusal is None
+
+
+@pytest.mark.parametrize(("room", "kind", "gpus"), [(4, "fast", 4), (3, "fast", 4), (4, "slow", 5)])
+def test_blocks_change_their_kind_together_or_not_at_all(room: int, kind: str, gpus: int) -> None:
+    """New blocks take the place of all, where there is room for them beside these; what is free on another kind is no
+    room for a block that joins."""
+    tasks = [task(0, Shape(1, 2), "n1", kind="slow"), task(1, Shape(1, 2), "n1", kind="slow")]
+    one = job_of_blocks(*tasks, *(task(n, ONE, kind="slow") for n in (2, 3, 4)))
+    one = replace(one, optin=OptIn((1, 8), None, None, blocks=True, kinds=("any",)))
+    site = replace(rules_for([one], {"n1": 0, "n2": room}, {1: known(1, 0, 1)})[1], kinds=KINDS)
+    found = plan(Schedule({1: Allocation(Shape(1, gpus), 32, kind)}), site)
+    if (room, kind) != (4, "fast"):
+        assert not found.begin and found.outcomes[1].code == "no_moves"
+        return
+    change, moves = found.begin[0], found.begin[0].moves
+    assert moves is not None and moves.dropped == (0, 1) and moves.gained == 4
+    assert (change.new_kind, found.outcomes[1].code) == ("fast", "begins")
