@@ -123,7 +123,7 @@ def test_a_training_really_grows_and_shrinks(started: Started) -> None:
     assert "spirals-1" in page and "sim-bert" in page and "simulated-1" in page, page
     started.until("spirals-1 shrank from")
     assert started.end() == 0, started.text
-    for job in ("spirals-1: each of 1536 samples was used once in each of 7", "spirals-2: each of 1536 samples"):
+    for job in ("spirals-1: each of 1536 samples was used once in each of 14", "spirals-2: each of 1536 samples"):
         assert job in started.text
     assert "sim-resnet18" in (started.folder / "report.html").read_text()
     assert started.gone(2.0)
