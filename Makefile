@@ -7,13 +7,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start a thousand processes: where bytecode may not be kept, each of them compiles all of our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install check-host demo check test lint docs cluster-up cluster-down clean
+.PHONY: install check-host demo demo-root check test lint docs cluster-up cluster-down clean
 
 install: $(VENV)/.installed
 
 # The stamp depends on what is declared, so a changed requirement reinstalls.
 $(VENV)/.installed: setup.cfg db/setup.cfg wrapper/setup.cfg pyproject.toml requirements-dev.txt
-	@echo "Installing slurm-ones and everything it is developed with into $(VENV) …"
+	@echo "Installing slurm-ones and everything it is developed with into $(VENV): some minutes …"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --progress-bar off --upgrade pip
 	# Until 0.1 one distribution held all three packages: to replace it would remove files of the new ones.
@@ -26,8 +26,22 @@ $(VENV)/.installed: setup.cfg db/setup.cfg wrapper/setup.cfg pyproject.toml requ
 check-host:
 	@$(PYTHON) -c 'import sys; from tests.cluster import unavailable; why = unavailable(); why and sys.exit(why)'
 
-demo: check-host install
-	$(BIN)/python -m tests.demo
+# The packages and the Debian are got side by side.
+demo: check-host
+	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.demo demo-root
+	@$(BIN)/python -m tests.demo
+
+demo-root:
+	@$(PYTHON) -m tests.demo.first
+
+# What the demo needs, without what only development does: less than half of the time of `make install`.
+$(VENV)/.demo: setup.cfg db/setup.cfg wrapper/setup.cfg pyproject.toml requirements-demo.txt
+	@echo "Installing what the demo needs into $(VENV): about a minute, and the download of PyTorch …"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --no-compile --progress-bar off --quiet --requirement requirements-demo.txt \
+		--editable ./wrapper --editable './db[migrate]' --editable .
+	@echo "All packages of the demo are installed"
+	@touch $@
 
 # What to run before each commit: lint, and every test that needs no Slurm and is not slow. Under 3 minutes on two cores.
 CHECK_WORKERS ?= 2

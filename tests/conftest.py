@@ -87,6 +87,7 @@ LONG = (
     "tests/wrapper/launch/test_launchers.py::test_stop_reaches_ranks_through_any_launcher",
     "tests/wrapper/membership/test_hot.py::test_everything_is_carried",
     "tests/demo/test_demo.py::test_a_training_really_grows_and_shrinks",
+    "tests/packaging/test_wheels.py::TestCompanion::test_a_demo_without_torch",
     "tests/demo/test_demo.py::test_nothing_outlives_a_demo_that_is_ended",
     "tests/endtoend/test_container.py",
     "tests/endtoend/test_cron.py",

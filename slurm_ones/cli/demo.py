@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +15,11 @@ import typer
 
 from slurm_ones.cli.common import command, console
 from slurm_ones.cli.report import report
-from slurm_ones.demo.jobs import JOBS, SLOTS, SMALL, LocalJob
+from slurm_ones.demo.jobs import JOBS, SIMULATED_JOBS, SLOTS, SMALL, SMALL_SIMULATED, LocalJob
 from slurm_ones.demo.progress import samples_line
 from slurm_ones.demo.run import Demo, ended_by_signals, page_lacks, prepare, torch_version
 
-TAKES_S = 100
+TAKES_S = 90
 """What a demo takes on two cores; measured, see the documentation."""
 
 
@@ -39,6 +40,7 @@ def demo(
     prepare(folder)
     torch, lacks = torch_version(), page_lacks()
     jobs = (SMALL if small else JOBS) if torch else ()
+    simulated = SMALL_SIMULATED if small else len(SIMULATED_JOBS)
     say(f"A demo of about {TAKES_S} s; Ctrl-C ends it at any time. All its files are in {folder}")
     if torch:
         say(
@@ -52,20 +54,20 @@ def demo(
     status = 130
     try:
         with ended_by_signals():
-            status = _run(folder, jobs, lacks, no_browser)
+            status = _run(folder, jobs, simulated, lacks, no_browser)
     except KeyboardInterrupt:
         say("interrupted: all processes of the demo have ended")
     raise typer.Exit(status)
 
 
-def _run(folder: Path, jobs: tuple[LocalJob, ...], lacks: list[str], no_browser: bool) -> int:
+def _run(folder: Path, jobs: tuple[LocalJob, ...], simulated: int, lacks: list[str], no_browser: bool) -> int:
     """Exit code of a demo that came to its end."""
     began = time.time()
 
     def at(when: float, line: str) -> None:
         say(f"{max(when - began, 0.0):4.0f} s  {line}")
 
-    with Demo(folder, jobs, at) as running:
+    with Demo(folder, jobs, simulated, at) as running:
         if lacks:
             say(f"No live page: {', '.join(lacks)} not installed: pip install 'slurm-ones[demo]'")
         else:
@@ -80,7 +82,8 @@ def _run(folder: Path, jobs: tuple[LocalJob, ...], lacks: list[str], no_browser:
         say(f"{time.time() - began:.0f} s in all. All files: {folder}")
         if not lacks and not no_browser and sys.stdin.isatty():
             say("The page stays for an hour; Ctrl-C ends it.")
-            running.wait(3600.0)
+            with suppress(KeyboardInterrupt):
+                running.wait(3600.0)
         return 0 if done and good else 1
 
 
@@ -90,6 +93,11 @@ def _report(folder: Path, running: Demo, *, page: bool) -> bool:
     for one in running.submitted:
         report(job=one.job_id, config=running.settings)
     checked = [samples_line(one, folder) for one in running.submitted]
+    for one in running.submitted:
+        state = running.progress.states.get(one.job_id, "never seen")
+        if state != "COMPLETED":
+            log = folder / f"slurm-{one.job_id}_0.out"
+            say(f"{one.job.name} should have completed and is {state}: what it printed is in {log}")
     for _, line in checked:
         say(f"Samples, by what each rank wrote down: {line}")
     say("With the simulated jobs, whose speed is that of a model:")

@@ -33,7 +33,10 @@ from slurm_ones.report.text import clock, per_gpu, progress, resized, safe, seco
 
 MEMBERSHIPS = 5
 """Newest memberships of a job of blocks that are shown."""
-_CHANGE = ("old_nodes", "old_gpus_per_node", "new_nodes", "new_gpus_per_node", "old_batch", "new_batch")
+_CHANGE = (
+    *("old_nodes", "old_gpus_per_node", "new_nodes", "new_gpus_per_node", "old_batch", "new_batch"),
+    *("old_kind", "new_kind"),
+)
 
 
 def explain(store: Store, summary: JobSummary, decisions: int) -> dict[str, Any]:

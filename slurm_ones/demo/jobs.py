@@ -58,24 +58,24 @@ JOBS = (LocalJob("spirals-1", 0.0, 14), LocalJob("spirals-2", 18.0, 5), LocalJob
 """The first has the machine for itself, gives way to the others, and has it back."""
 SMALL = (LocalJob("spirals-1", 0.0, 7), LocalJob("spirals-2", 14.0, 2))
 """For tests."""
+KINDS_USED = {"resnet18-cifar10": 0.03, "bert-glue": 0.03, "unet-cells": 0.025, "wideresnet-cifar100": 0.01}
+"""The kinds of the simulated jobs, and how much shorter than usual they train, so that they end within the demo."""
+SIMULATED_JOBS = (
+    Submission("sim-resnet18", 1.0, "resnet18-cifar10", 2, 256),
+    Submission("sim-bert", 4.0, "bert-glue", 4, 64),
+    Submission("sim-unet", 9.0, "unet-cells", 1, 4),
+    Submission("sim-wideresnet", 15.0, "wideresnet-cifar100", 2, 256),
+    Submission("sim-bert-2", 24.0, "bert-glue", 2, 32),
+    Submission("sim-resnet18-2", 31.0, "resnet18-cifar10", 4, 512),
+)
+SMALL_SIMULATED = 2
+"""How many of them there are for tests."""
 
 
-def simulated_jobs(until_s: float) -> Workload:
-    """Jobs of usual kinds, so short that they end within the demo; those that are submitted by then."""
-    kinds = {"resnet18-cifar10": 0.03, "bert-glue": 0.03, "unet-cells": 0.025, "wideresnet-cifar100": 0.01}
-    applications = {kind: build(KINDS[kind], length=length) for kind, length in kinds.items()}
-    rows = (
-        ("sim-resnet18", 1.0, "resnet18-cifar10", 2, 256),
-        ("sim-bert", 4.0, "bert-glue", 4, 64),
-        ("sim-unet", 9.0, "unet-cells", 1, 4),
-        ("sim-wideresnet", 15.0, "wideresnet-cifar100", 2, 256),
-        ("sim-bert-2", 24.0, "bert-glue", 2, 32),
-        ("sim-resnet18-2", 33.0, "resnet18-cifar10", 4, 512),
-    )
-    submissions = tuple(
-        Submission(name, at, kind, gpus, batch) for name, at, kind, gpus, batch in rows if at <= until_s
-    )
-    return Workload("demo", submissions, applications)
+def simulated_workload(count: int) -> Workload:
+    """The first so many simulated jobs."""
+    applications = {kind: build(KINDS[kind], length=length) for kind, length in KINDS_USED.items()}
+    return Workload("demo", SIMULATED_JOBS[:count], applications)
 
 
 CLUSTER_SETTINGS = ClusterSettings(
@@ -91,7 +91,7 @@ START_S = 3.0
 
 SETTINGS = """\
 cluster = "{cluster}"
-database = "sqlite:///{folder}/ones.sqlite"
+database = "{database}"
 client = "slurm_ones.demo.remote:RemoteClient"
 mode = "act"
 stop_file = "{folder}/stop"
@@ -110,8 +110,8 @@ near_end_s = 5
 """
 
 
-def write_settings(folder: Path) -> Path:
+def write_settings(folder: Path, database: str) -> Path:
     """The companion's settings, in the demo's folder."""
     path = folder / "ones.toml"
-    path.write_text(SETTINGS.format(cluster=CLUSTER, folder=folder), encoding="utf-8")
+    path.write_text(SETTINGS.format(cluster=CLUSTER, folder=folder, database=database), encoding="utf-8")
     return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import math
 import os
 import sys
 import threading
@@ -21,12 +20,13 @@ from slurm_ones.demo.jobs import (
     NODES,
     SCRIPT,
     SIMULATED,
+    SIMULATED_JOBS,
     SLOTS,
     START_S,
     LocalJob,
-    simulated_jobs,
+    simulated_workload,
 )
-from slurm_ones.demo.processes import BlockProgram, Processes, clean_environment, make_shims
+from slurm_ones.demo.processes import BlockProgram, Processes, cancelled, clean_environment, make_shims
 from slurm_ones.simulate.engines.world import HOT, ClusterSpec, World
 from slurm_ones.simulate.slurm.scheduler import PartitionSpec
 from slurm_ones.simulate.slurm.simulated_client import SimulatedClient
@@ -61,7 +61,10 @@ class Submitted:
 class LocalSlurm:
     """Time passes in `look`, which is to be called again and again. `lock` is held whenever something is changed."""
 
-    def __init__(self, folder: Path, processes: Processes, jobs: Sequence[LocalJob]) -> None:
+    def __init__(
+        self, folder: Path, processes: Processes, jobs: Sequence[LocalJob], simulated: int = len(SIMULATED_JOBS)
+    ) -> None:
+        """`simulated` is how many simulated jobs there are."""
         self.lock = threading.RLock()
         self.submitted: list[Submitted] = []
         self._folder, self._processes = folder, processes
@@ -69,7 +72,7 @@ class LocalSlurm:
         here = PartitionSpec(HERE, (HERE,), SLOTS, default=False)
         spec = _SimulatedNodes(NODES, GPUS)
         self.world = _SimulatedJobs(
-            simulated_jobs(max((job.at for job in jobs), default=math.inf)), spec, folder, CLUSTER_SETTINGS,
+            simulated_workload(simulated), spec, folder, CLUSTER_SETTINGS,
             resize_s=START_S, resize=HOT, timeline=Timeline(time.time()), beside=[here] if jobs else [],
         )  # fmt: skip
         self.client = SimulatedClient(self.world.cluster, user=getpass.getuser())
@@ -96,15 +99,11 @@ class LocalSlurm:
                     code = program.ended()
                     if code is not None:
                         self.world.cluster.exited(program.task, code)
-                        self._cancel_waiting(one)
+            for array_id in cancelled(self._folder / "bin"):
+                self.client.cancel_waiting(array_id)
             while self._upcoming and self._upcoming[0].at <= self.seconds:
                 self._submit(self._upcoming.pop(0))
             self.world.pass_time(max(time.time() - self.world.timeline.now, 0.0))
-
-    def _cancel_waiting(self, one: Submitted) -> None:
-        """What `ones-run` asks Slurm for at the end of a job, by a command that is out of its reach here."""
-        if (self._folder / f"ones-{one.job_id}" / "hot" / "over").exists():
-            self.world.cluster.cancel_waiting(one.job_id)
 
     def _submit(self, job: LocalJob) -> None:
         request = Request(

@@ -14,9 +14,15 @@ from pathlib import Path
 from slurm_ones.demo import reaper
 from slurm_ones.slurm.model import Task
 
-SHIM = "#!/bin/sh\nexit {code}\n"
-"""Stands for a command of Slurm, so that no job of a demo reaches a real Slurm of this machine by its number."""
-SHIMS = {"scancel": 0, "scontrol": 1, "squeue": 1, "srun": 1}
+SHIMS = ("scontrol", "squeue", "srun")
+"""Commands of Slurm that fail here, so that no job of a demo reaches a real Slurm of this machine by its number."""
+FAILS = '#!/bin/sh\necho "this is slurm-ones demo: there is no Slurm here" >&2\nexit 1\n'
+ASKED = "cancelled"
+CANCEL = f"""#!/bin/sh
+for last; do :; done
+echo "$last" >> "$(dirname "$0")/{ASKED}"
+"""
+"""In place of `scancel --state=PENDING ARRAY`, which is all that a job asks for: writes down the array."""
 
 
 class Processes:
@@ -90,12 +96,21 @@ def clean_environment() -> dict[str, str]:
 
 
 def make_shims(folder: Path) -> str:
-    """A PATH on which Slurm's commands are ones that do nothing, kept in `folder`."""
+    """A PATH on which Slurm's commands are ours, kept in `folder`."""
     folder.mkdir()
-    for name, code in SHIMS.items():
-        (folder / name).write_text(SHIM.format(code=code))
+    for name, text in {**dict.fromkeys(SHIMS, FAILS), "scancel": CANCEL}.items():
+        (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     return f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+
+def cancelled(folder: Path) -> list[int]:
+    """The arrays whose waiting tasks were cancelled by a command of `make_shims`, each time once."""
+    asked = folder / ASKED
+    if not asked.exists():
+        return []
+    taken = asked.rename(folder / f"{ASKED}-taken")
+    return [int(line) for line in taken.read_text().split() if line.isdigit()]
 
 
 @dataclass

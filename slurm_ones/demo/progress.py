@@ -31,6 +31,8 @@ class Progress:
         self._told: dict[int, int] = {}
         """Memberships of each that were looked at."""
         self._ended: set[int] = set()
+        self.states: dict[int, str] = {}
+        """Of each job, as last seen."""
         self._next = SIMULATED_EVERY_S
         self.grown: Counter[int] = Counter()
         """How often each training changed to more GPUs while it trained …"""
@@ -41,6 +43,7 @@ class Progress:
         """One look at `now`, Unix seconds; all jobs that the companion knows."""
         jobs = store.job_summaries()
         by_id = {job.job_id: job for job in jobs}
+        self.states = {job.job_id: job.state for job in jobs}
         for one in submitted:
             job = by_id.get(one.job_id)
             if job is not None:

@@ -32,6 +32,7 @@ LONGEST_S = 240.0
 """After which a demo is given up."""
 START_S = 30.0
 """How long page and companion may take to start."""
+UNFIT = frozenset('?#%"\\')
 PAGE_NEEDS = ("starlette", "uvicorn", "jinja2")
 
 Say = Callable[[float, str], None]
@@ -58,6 +59,8 @@ def page_lacks() -> list[str]:
 
 def prepare(folder: Path) -> None:
     """Make the folder. Raises `DemoFailed` for one that holds anything, which a demo would mix with its own."""
+    if not UNFIT.isdisjoint(str(folder)) or not str(folder).isprintable():
+        raise DemoFailed(f"{folder!s:.200}: a database's address cannot have ? # % \" \\ in it; name another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -82,15 +85,15 @@ def ended_by_signals() -> Iterator[None]:
 class Demo:
     """A running demo; a context, at whose end nothing of it is left but its folder."""
 
-    def __init__(self, folder: Path, jobs: Sequence[LocalJob], say: Say) -> None:
-        """`say` gets a time, Unix seconds, and a line."""
+    def __init__(self, folder: Path, jobs: Sequence[LocalJob], simulated: int, say: Say) -> None:
+        """With so many simulated jobs; `say` gets a time, Unix seconds, and a line."""
         self.folder, self._say = folder, say
         self.url = f"sqlite:///{folder / 'ones.sqlite'}"
-        self.settings = write_settings(folder)
+        self.settings = write_settings(folder, self.url)
         migrate.upgrade(self.url)
         self.processes = Processes()
         try:
-            self.slurm = LocalSlurm(folder, self.processes, jobs)
+            self.slurm = LocalSlurm(folder, self.processes, jobs, simulated)
             self._served = Served(self.slurm.client, self.slurm.lock)
             self._companion = self._program("run", self._served.env)
         except BaseException:

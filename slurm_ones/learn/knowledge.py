@@ -9,18 +9,33 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from ones_db import JobHistory
 from ones_wrapper.protocol import Spec
 from slurm_ones.learn.efficiency import CAUTIOUS as CAUTIOUS_NOISE
-from slurm_ones.learn.efficiency import NoiseEfficiency, noise_ratio
+from slurm_ones.learn.efficiency import NoiseEfficiency
 from slurm_ones.learn.hierarchy import Heard, Kin, Tree
-from slurm_ones.learn.kinds import Factor, KindFactors, Told, base_kind, fit_on, of_kind, on_kinds, prior_on, ratios
+from slurm_ones.learn.histories import (
+    dataset_of,
+    epochs_in,
+    inexact,
+    is_wired,
+    kin_of,
+    leave_of,
+    log_of,
+    own_noise,
+    plain_spec,
+    points_in,
+    progress_in,
+    ready_of,
+    reshards,
+    training_after,
+    unheard_epochs,
+)
+from slurm_ones.learn.kinds import Factor, KindFactors, Told, base_kind, fit_on, on_kinds, prior_on, ratios
 from slurm_ones.learn.layout import layout_of
-from slurm_ones.learn.progress import BetaProgress, FinishedJob, Training, at_least
-from slurm_ones.learn.step_time import CAUTIOUS, WIRED, Fit, Points, Prior, fit_all
-from slurm_ones.learn.throughput import MeasuredThroughput, points_of, reference_of
+from slurm_ones.learn.progress import BetaProgress, Training, at_least
+from slurm_ones.learn.step_time import CAUTIOUS, WIRED, Fit, Prior, fit_all
+from slurm_ones.learn.throughput import MeasuredThroughput
 from slurm_ones.learn.widths import found_widths
 from slurm_ones.learn.workload import script
 from slurm_ones.schedule.policy import EfficiencyModel, Progress, ThroughputModel
@@ -29,8 +44,6 @@ NOWHERE = Kin(None, None, "")
 """Of a job that has told nothing."""
 PEERS = 3
 """Finished jobs of other users, with the same spec, from which on they bound what a job is believed to be able to."""
-SILENT_S = 600.0
-"""A running job may keep silent for so long, for an evaluation, say, without being thought to have more to do."""
 RESIZE_S = 30.0
 """Seconds that a resize is expected to interrupt training, before any did."""
 RESHARD = 2.0
@@ -131,12 +144,12 @@ class Learner:
             return
         self._finished = histories
         self._learn_scripts(reversed(histories))
-        self._progress = BetaProgress([_log(history) for history in reversed(histories)], seed=self._seed)
+        self._progress = BetaProgress([log_of(history) for history in reversed(histories)], seed=self._seed)
         self._learn_step_times(histories)
         self._learn_noise(histories)
         pauses = [history.pause_s for history in histories if history.pause_s is not None]
         self._resize_s = statistics.median(pauses) if pauses else RESIZE_S
-        resharded = [h.pause_s for h in histories if h.pause_s is not None and _reshards(h.spec)]
+        resharded = [h.pause_s for h in histories if h.pause_s is not None and reshards(h.spec)]
         self._reshard_s = statistics.median(resharded) if resharded else RESHARD * self._resize_s
         self._learn_switches(histories)
 
@@ -151,7 +164,7 @@ class Learner:
 
     def _learn_step_times(self, histories: Sequence[JobHistory]) -> None:
         new = [history for history in histories if id(history) not in self._past]
-        fits = fit_all([(*_points(history), WIRED if _wired(history.spec) else CAUTIOUS) for history in new])
+        fits = fit_all([(*points_in(history), WIRED if is_wired(history.spec) else CAUTIOUS) for history in new])
         self._past |= {id(history): (history, fit) for history, fit in zip(new, fits, strict=True)}
         # Those that are kept hold their history, so that no other object gets its identity.
         self._past = {key: self._past[key] for key in map(id, histories)}
@@ -159,17 +172,17 @@ class Learner:
         self._factors.learn([self._told(history, fit) for history, fit in measured])
         # Figures of all are told for one kind of GPU.
         measured = [(h, fit_on(fit, self._factor_of(h, back=True), layout_of(h.spec))) for h, fit in measured]
-        heard = {wired: [(h, fit) for h, fit in measured if _wired(h.spec) is wired] for wired in (False, True)}
+        heard = {wired: [(h, fit) for h, fit in measured if is_wired(h.spec) is wired] for wired in (False, True)}
         self._trees = {
-            wired: Tree([(_kin(h), Heard.of(fit)) for h, fit in some], WIRED if wired else CAUTIOUS)
+            wired: Tree([(kin_of(h), Heard.of(fit)) for h, fit in some], WIRED if wired else CAUTIOUS)
             for wired, some in heard.items()
         }
         self._widths = {
-            wired: found_widths([(_kin(h), fit) for h, fit in some], WIRED if wired else CAUTIOUS)
+            wired: found_widths([(kin_of(h), fit) for h, fit in some], WIRED if wired else CAUTIOUS)
             for wired, some in heard.items()
         }
-        self._own = Counter((_kin(history).spec, history.job.user) for history, _ in measured)
-        self._specs = Counter(_kin(history).spec for history, _ in measured)
+        self._own = Counter((kin_of(history).spec, history.job.user) for history, _ in measured)
+        self._specs = Counter(kin_of(history).spec for history, _ in measured)
         self._peers, self._priors = {}, {}
         for known in self._learned.values():
             known.on.clear()
@@ -178,11 +191,11 @@ class Learner:
         """What a finished job tells of kinds of GPU."""
         here = base_kind(history.throughput)
         found = ratios(history.throughput, fit, layout_of(history.spec), here)
-        return Told(_kin(history).spec, history.job.user, here, fit, found)
+        return Told(kin_of(history).spec, history.job.user, here, fit, found)
 
     def _factor_of(self, history: JobHistory, *, back: bool = False) -> Factor:
         """From the kind that all figures are told for to that which the job's are fitted on, or back."""
-        here, kin = base_kind(history.throughput) or self._factors.reference, _kin(history)
+        here, kin = base_kind(history.throughput) or self._factors.reference, kin_of(history)
         ends = (self._factors.reference, here)
         return self._factors.factor(kin.spec, *(reversed(ends) if back else ends))
 
@@ -191,9 +204,9 @@ class Learner:
         joins: dict[Spec, list[float]] = defaultdict(list)
         for history in histories:
             if history.spec is not None and history.join_s is not None:
-                joins[_kind(history.spec)].append(history.join_s)
-        leaves = [leave for history in histories if (leave := _leave_s(history)) is not None]
-        readies = [ready for history in histories if (ready := _ready_s(history)) is not None]
+                joins[plain_spec(history.spec)].append(history.join_s)
+        leaves = [leave for history in histories if (leave := leave_of(history)) is not None]
+        readies = [ready for history in histories if (ready := ready_of(history)) is not None]
         self._joins = {spec: statistics.median(found) for spec, found in joins.items()}
         self._switches = _Switches(
             statistics.median(self._joins.values()) if joins else JOIN_S,
@@ -204,9 +217,9 @@ class Learner:
     def _learn_noise(self, histories: Sequence[JobHistory]) -> None:
         kin: dict[Spec, list[float]] = defaultdict(list)
         for history in histories:
-            ratio = _noise(history)
+            ratio = own_noise(history)
             if history.spec is not None and ratio is not None:
-                kin[_kind(history.spec)].append(ratio)
+                kin[plain_spec(history.spec)].append(ratio)
         every = [ratio for ratios in kin.values() for ratio in ratios]
         self._noise = statistics.median(every) if every else CAUTIOUS_NOISE
         self._noises = {spec: statistics.median(ratios) for spec, ratios in kin.items()}
@@ -224,11 +237,11 @@ class Learner:
     def _fit(self, histories: Iterable[JobHistory]) -> None:
         stale = [history for history in histories if not self._current(history)]
         priors = [self._prior_of(history) for history in stale]
-        jobs = [(*_points(history), prior) for history, prior in zip(stale, priors, strict=True)]
+        jobs = [(*points_in(history), prior) for history, prior in zip(stale, priors, strict=True)]
         for history, prior, fit in zip(stale, priors, fit_all(jobs), strict=True):
             self._learned.pop(history.job.job_id, None)
             model = MeasuredThroughput(
-                fit, layout_of(history.spec), self._peers_of(history), self._widths[_wired(history.spec)]
+                fit, layout_of(history.spec), self._peers_of(history), self._widths[is_wired(history.spec)]
             )
             self._learned[history.job.job_id] = _Learned(history, prior, model)
 
@@ -243,16 +256,16 @@ class Learner:
     def _peers_of(self, history: JobHistory) -> Prior | None:
         """What other users' jobs of its spec make plausible of a job, on the kind of GPU that it is fitted on; None
         where there are too few."""
-        kin = _kin(history)
+        kin = kin_of(history)
         if kin.spec is None or self._specs[kin.spec] - self._own[kin.spec, kin.user] < PEERS:
             return None
         if kin not in self._peers:
-            self._peers[kin] = self._trees[_wired(history.spec)].expect(kin, others=True)
+            self._peers[kin] = self._trees[is_wired(history.spec)].expect(kin, others=True)
         return prior_on(self._peers[kin], self._factor_of(history), layout_of(history.spec))
 
     def _prior_of(self, history: JobHistory) -> Prior:
         """What is expected of a job before it measures, on the kind of GPU that it is fitted on."""
-        kin, wired = _kin(history), _wired(history.spec)
+        kin, wired = kin_of(history), is_wired(history.spec)
         key = wired, kin, base_kind(history.throughput)
         if key not in self._priors:
             expected = self._trees[wired].expect(kin)
@@ -277,17 +290,17 @@ class Learner:
         history = self._as_told(history)
         self._fit([history])
         declared = float(history.spec.epochs) if history.spec is not None else 0.0
-        epochs, efficiency = _epochs(history), self._efficiency(history)
-        progress = self._progress.progress(_training(history, epochs, len(history.epochs)), declared)
+        epochs, efficiency = epochs_in(history), self._efficiency(history)
+        progress = self._progress.progress(training_after(history, epochs, len(history.epochs)), declared)
         known = Known(
             history.spec,
             self._learned[history.job.job_id].model,
             efficiency,
-            at_least(progress, _unheard(history, efficiency, now)),
-            _progress(history),
+            at_least(progress, unheard_epochs(history, efficiency, now)),
+            progress_in(history),
             tuple((float(point.epoch + 1), point.loss) for point in history.epochs if point.loss is not None),
             history.pause_s if history.pause_s is not None else self._typical_pause_s(history.spec),
-            _dataset(history),
+            dataset_of(history),
         )
         known = replace(known, on=self._on(history, kinds)) if kinds else known
         return self._hot(known, history) if blocks else known
@@ -298,21 +311,21 @@ class Learner:
             fit, layout = known.model.fit, layout_of(history.spec)
             here = base_kind(history.throughput)
             own = ratios(history.throughput, fit, layout, here)
-            here, spec = here or self._factors.reference, _kin(history).spec
+            here, spec = here or self._factors.reference, kin_of(history).spec
             known.on.update(on_kinds(known.model, here, kinds, self._factors, spec, own))
         return {kind: known.on[kind] for kind in kinds}
 
     def _typical_pause_s(self, spec: Spec | None) -> float:
-        return self._reshard_s if _reshards(spec) else self._resize_s
+        return self._reshard_s if reshards(spec) else self._resize_s
 
     def _hot(self, known: Known, history: JobHistory | None) -> Known:
         """The same of a job of blocks: its own changes tell what one costs, then those of jobs of its spec."""
         typical = self._switches
         if history is None:
             return replace(known, resize_s=typical.join_s, shrink_s=typical.leave_s, prepare_s=typical.ready_s)
-        join, leave, ready = history.join_s, _leave_s(history), _ready_s(history)
+        join, leave, ready = history.join_s, leave_of(history), ready_of(history)
         if join is None:
-            kin = self._joins.get(_kind(history.spec)) if history.spec is not None else None
+            kin = self._joins.get(plain_spec(history.spec)) if history.spec is not None else None
             join = kin if kin is not None else typical.join_s
         return replace(
             known,
@@ -329,8 +342,8 @@ class Learner:
     def _efficiency(self, history: JobHistory) -> NoiseEfficiency:
         if history.spec is None:
             return NoiseEfficiency(1.0, math.inf)  # without a base batch there is nothing to be worth less than
-        kin = self._noise if _inexact(history.spec) else self._noises.get(_kind(history.spec), self._noise)
-        ratio = _noise(history) or kin
+        kin = self._noise if inexact(history.spec) else self._noises.get(plain_spec(history.spec), self._noise)
+        ratio = own_noise(history) or kin
         return NoiseEfficiency(history.spec.base_batch, ratio * max(history.spec.base_batch, 1))
 
 
@@ -338,117 +351,3 @@ def _keep(known: dict[Any, Any], most: int) -> None:
     """Those that were added last, so many of them."""
     while len(known) > most:
         del known[next(iter(known))]
-
-
-def _kind(spec: Spec) -> Spec:
-    """The spec without what differs between jobs of one script, and from time to time: who leads a job of blocks, and
-    whether its strategy keeps the batch now."""
-    if spec.limits is not None and spec.limits.batch_fixed:
-        spec = replace(spec, limits=replace(spec.limits, batch_fixed=False))
-    return replace(spec, term=0) if spec.term else spec
-
-
-def _kin(history: JobHistory) -> Kin:
-    """Where the job is among its like: jobs of a family have their batches alike, and may differ in their data."""
-    spec = history.spec
-    if spec is None:
-        return Kin(None, None, history.job.user)
-    strategy = spec.limits.strategy if spec.limits is not None else ""
-    family = (spec.base_batch, spec.max_batch, spec.max_local_batch, strategy)
-    return Kin(family, _kind(spec), history.job.user)
-
-
-def _reshards(spec: Spec | None) -> bool:
-    return spec is not None and spec.limits is not None and spec.limits.reshards
-
-
-def _inexact(spec: Spec | None) -> bool:
-    """Whether another number of GPUs is another training, at the same batch."""
-    return spec is not None and spec.limits is not None and not spec.limits.exact
-
-
-def _wired(spec: Spec | None) -> bool:
-    """Whether the job tells what it sends."""
-    return layout_of(spec).wired
-
-
-def _leave_s(history: JobHistory) -> float | None:
-    """Pause of a job's changes in which blocks only left; None where that is unknown, or mixed with others."""
-    return history.switch_s if history.join_s is None else None
-
-
-def _ready_s(history: JobHistory) -> float | None:
-    """Seconds until blocks were ready that joined last; None where none did."""
-    ready = history.membership.report.ready_s if history.membership is not None else 0.0
-    return ready if ready > 0 else None
-
-
-def _points(history: JobHistory) -> tuple[Points, float]:
-    """What the job measured on the kind of GPU that it knows best, and the local batch that its speed is told at."""
-    measured = of_kind(history.throughput, base_kind(history.throughput))
-    layout = layout_of(history.spec)
-    base = history.spec.base_batch if history.spec is not None else None
-    reference = reference_of(measured, base, layout.max_local)
-    ran = {(nodes, nodes * each): seconds for nodes, each, seconds in history.ran}
-    return points_of(measured, reference, layout, ran if history.ran else None), reference
-
-
-def _unheard(history: JobHistory, efficiency: NoiseEfficiency, now: float) -> float:
-    """Epochs of progress that a running job would make, at its last speed, in as long as nothing was heard of it."""
-    dataset = _dataset(history)
-    if history.running_since is None or not history.throughput or not dataset:
-        return 0.0
-    last = history.throughput[-1]
-    silent_s = now - max(last.time, history.running_since) - SILENT_S
-    rate = last.samples_per_s * float(efficiency.efficiency(np.array([last.batch]))[0])
-    return max(silent_s, 0.0) * rate / dataset
-
-
-def _noise(history: JobHistory) -> float | None:
-    """The job's own gradient noise scale in base batches."""
-    if history.spec is None:
-        return None
-    points = history.noise
-    if _inexact(history.spec) and history.last_resize_end is not None:
-        # What a sample is worth depends on the number of GPUs too: of another one nothing is carried over.
-        points = tuple(point for point in points if point.time > history.last_resize_end)
-    return noise_ratio(history.spec.base_batch, (point.noise for point in points))
-
-
-def _progress(history: JobHistory) -> float:
-    """Progress in samples of the base batch: as reported, or else every sample used counts whole."""
-    return history.progress if history.progress is not None else history.samples
-
-
-def _epochs(history: JobHistory) -> float:
-    """Epochs of progress done."""
-    dataset = _dataset(history)
-    return _progress(history) / dataset if dataset else float(len(history.epochs))
-
-
-def _dataset(history: JobHistory) -> int:
-    """Samples in an epoch. A stream's length is not known before its first epoch has ended: 0 until then."""
-    if history.spec is not None and history.spec.dataset:
-        return history.spec.dataset
-    return round(history.epoch_samples or 0.0)
-
-
-def _training(history: JobHistory, epochs: float, upto: int) -> Training:
-    """The job's training after `epochs` epochs of progress, the last end of an epoch that counts being `upto` - 1."""
-    last = history.epochs[upto - 1] if upto else None
-    return Training(
-        dataset=_dataset(history),
-        epochs=epochs,
-        initial_loss=history.first_loss,
-        loss=last.loss if last is not None else None,
-        accuracy=last.accuracy if last is not None else None,
-    )
-
-
-def _log(history: JobHistory) -> FinishedJob:
-    """The log of a finished job. What progress it had made at an epoch's end is not stored: it is taken to have come
-    evenly."""
-    total = _epochs(history) if history.progress is not None else float(len(history.epochs))
-    each = total / max(len(history.epochs), 1)
-    points = [_training(history, (point.epoch + 1) * each, i + 1) for i, point in enumerate(history.epochs)]
-    return FinishedJob(points, total, float(history.spec.epochs) if history.spec is not None else 0.0)

@@ -46,11 +46,14 @@ def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping
     """The run that goes on. Of a job of blocks that is a term, of which Slurm knows no start but the first one's;
     `before` is what was recorded last. The kind of its GPUs is what it asked for, else that of its nodes by `kinds`."""
     job, shape = elastic.job, elastic.shape
-    asked = job.kind if job.of_one_kind and not elastic.blocks else ""
+    same = before if before is not None and before.restart == job.restart else None
+    kind = (job.kind if job.of_one_kind and not elastic.blocks else "") or kind_of(job.node_list, kinds or {})
+    if "," in kind and elastic.blocks and same is not None and same.kind:
+        kind = same.kind  # blocks that join, and do not train yet
     start: float | None = job.start_time
     if elastic.blocks:
         first = min((block.start_time for block in elastic.blocks if block.start_time), default=start)
-        known = before.start_time if before is not None and before.restart == job.restart else None
+        known = same.start_time if same is not None else None
         start = known or (None if job.restart else first)
     return RunRecord(
         job_id=job.job_id,
@@ -60,5 +63,5 @@ def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping
         node_list=job.node_list,
         start_time=start,
         end_time=job.end_time if job.ended else None,
-        kind=asked or kind_of(job.node_list, kinds or {}) or None,
+        kind=kind or None,
     )

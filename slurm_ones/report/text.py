@@ -35,12 +35,17 @@ def resized(
     new_gpus: int,
     old_batch: int | None = None,
     new_batch: int | None = None,
+    old_kind: str = "",
+    new_kind: str = "",
 ) -> str:
     """A resize by its nodes and GPUs per node: `1x2 → 2x4`, `1x2 → 2x4, batch 64 → 256`, `1x1, batch 32 → 128` where
-    only the batch changes, or `1x2 → parked` where the job was taken to zero GPUs."""
+    only the batch changes, `1x2 → 1x2 a100` where the type of GPU that it asks for changes, or `1x2 → parked` where the
+    job was taken to zero GPUs."""
     if not new_nodes:
         return f"{old_nodes}x{old_gpus} → parked"
     old, new = f"{old_nodes}x{old_gpus}", f"{new_nodes}x{new_gpus}"
+    if old_kind != new_kind:
+        new += f" {new_kind or 'of any type'}"
     if new_batch is None or old_batch == new_batch:
         return f"{old} → {new}"
     batch = f"batch {old_batch or '?'} → {new_batch}"
@@ -56,6 +61,8 @@ def changed(resize: ResizeRecord) -> str:
         resize.new_gpus_per_node,
         resize.old_batch,
         resize.new_batch,
+        resize.old_kind,
+        resize.new_kind,
     )
 
 

@@ -62,8 +62,8 @@ class Change:
 
     def __str__(self) -> str:
         old, new = self.old, self.new
-        text = resized(old.nodes, old.gpus_per_node, new.nodes, new.gpus_per_node, self.old_batch, self.new_batch)
-        return text if self.old_kind == self.new_kind else f"{text} on {self.new_kind or 'any kind of GPU'}"
+        shapes = old.nodes, old.gpus_per_node, new.nodes, new.gpus_per_node
+        return resized(*shapes, self.old_batch, self.new_batch, self.old_kind, self.new_kind)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
         running, by_blocks = job.elastic.job.running, hot(job.elastic)
         if by_blocks:
             change = _with_moves(change, job, rules, free)
-        if not (change.resizes or change.parks) and change.old.gpus == change.new.gpus:
+        moves_on = change.resizes or change.parks or (by_blocks and _leaves_kind(change, rules))
+        if not moves_on and change.old.gpus == change.new.gpus:
             # An order in the middle of a resize would call its drain off.
             free_to_change = running and not job.elastic.refusal and job.target is None
             if free_to_change and change.old_batch not in (None, change.new_batch):

@@ -17,6 +17,7 @@ from typing import Any
 from . import accounting, interpreter, paths, pyslurm_build, root, slurm_conf
 from .box import Box, File
 from .errors import ClusterError
+from .pyslurm_build import PySlurm
 from .report import Report, Silent
 from .sites import SITES, USERS, Site
 from .spec import Bind
@@ -53,10 +54,13 @@ class Cluster:
     """One running Slurm. As a context manager it is gone at the end of the block; it is gone as well
     when the process that started it ends in any other way.
 
-    `site` is "gres" or "old". Several may run at once, of one site too, under different names.
+    `site` is "gres" or "old". Several may run at once, of one site too, under different names. With `compile` off,
+    PySlurm is used where an earlier cluster has compiled it, and not compiled here.
     """
 
-    def __init__(self, site: str | Site, name: str | None = None, report: Report | None = None):
+    def __init__(
+        self, site: str | Site, name: str | None = None, report: Report | None = None, *, compile: bool = True
+    ):
         self.site = SITES[site] if isinstance(site, str) else site
         self.name = name or f"{self.site.name}-{os.getpid()}-{secrets.token_hex(2)}"
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", self.name):
@@ -76,6 +80,7 @@ class Cluster:
         self.accounting_why = "not started"
         """If not, why."""
         self._report = report or Silent()
+        self._compile = compile
 
     @classmethod
     def attach(cls, name: str) -> Cluster:
@@ -123,8 +128,11 @@ class Cluster:
         """
         if self.alive:
             raise ClusterError(f"{self.name} is already running")
-        build(self.site, self._report)
-        pyslurm = pyslurm_build.build(self.site, self._report)
+        root.build(self.site, self._report)
+        if self._compile:
+            pyslurm = pyslurm_build.build(self.site, self._report)
+        else:
+            pyslurm = pyslurm_build.find(self.site) or PySlurm(None, "PySlurm is not compiled")
         self.box.remove()  # whatever a cluster of this name, ended hard, may have left
         shown = [*self._folders(), *interpreter.environment_binds(), *binds]
         if pyslurm.folder:

@@ -230,6 +230,19 @@ def test_no_command_of_slurm_is_reached(tmp_path: Path, monkeypatch: pytest.Monk
     assert "SLURM_JOB_ID" not in env
 
 
+def test_what_a_job_cancels_is_cancelled(tmp_path: Path) -> None:
+    """Protects the GPUs of the others: tasks that wait after the end of their job would be started for nothing."""
+    with Processes() as processes:
+        slurm = LocalSlurm(tmp_path, processes, [LocalJob("one", 0.0, 1)], simulated=0)
+        slurm.look()
+        (one,) = slurm.submitted
+        subprocess.run(["scancel", "--state=PENDING", str(one.job_id)], env=slurm._env, check=True)
+        assert len(slurm.client.tasks(one.job_id)) > 1
+        slurm.look()
+        assert not [job for job in slurm.client.tasks(one.job_id) if job.pending and not job.ended]
+        assert subprocess.run(["scontrol", "requeue", "1"], env=slurm._env, capture_output=True).returncode == 1
+
+
 def test_samples_are_counted(tmp_path: Path) -> None:
     """A sample that was left out, or used twice, is told."""
     one = Submitted(LocalJob("one", 0.0, 2, samples=4), 7, [])
@@ -266,3 +279,9 @@ class TestCommand:
         (tmp_path / "file").touch()
         done = CliRunner().invoke(app, ["demo", f"--directory={tmp_path / 'file'}"])
         assert done.exit_code == 2 and "cannot be used" in done.output
+
+    def test_a_folder_that_no_address_can_name(self, tmp_path: Path) -> None:
+        """The database would be elsewhere."""
+        done = CliRunner().invoke(app, ["demo", f"--directory={tmp_path / 'what?'}"])
+        assert done.exit_code == 2 and "name another folder" in done.output
+        assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ones_db import JobHistory, ThroughputPoint
 from ones_wrapper.protocol import Spec
-from slurm_ones.learn.knowledge import PEERS, SILENT_S, Learner
+from slurm_ones.learn.histories import SILENT_S
+from slurm_ones.learn.knowledge import PEERS, Learner
 from slurm_ones.learn.progress import BetaProgress, Training
 from slurm_ones.learn.step_time import CAUTIOUS, fit_all
 from slurm_ones.learn.throughput import LINEAR, PROVEN_S, MeasuredThroughput, points_of

@@ -283,6 +283,15 @@ class TestCompanion:
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "ones.sqlite").is_file()
 
+    @pytest.mark.slow
+    def test_a_demo_without_torch(self, service: Environment) -> None:
+        """It says what to install, and shows the simulated jobs alone."""
+        done = service.run("slurm-ones", "demo", "--small", "--directory", "demo")
+        assert done.returncode == 0, done.stderr
+        assert "torch is not installed here, so no real training runs: pip install 'slurm-ones[demo]'" in done.stdout
+        assert "No live page: starlette, uvicorn, jinja2 not installed" in done.stdout
+        assert "All jobs: 2 elastic jobs, 2 ended" in done.stdout
+
     def test_a_small_study(self, service: Environment, tmp_path: Path) -> None:
         """The simulator, with the companion in it."""
         done = service.run(

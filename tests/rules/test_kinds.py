@@ -17,6 +17,8 @@ from slurm_ones.schedule.policy import Allocation, Schedule
 from slurm_ones.slurm.model import JobState, Node, Partition, Shape, Snapshot
 from tests.act.make import NOW, elastic, history
 from tests.rules.make import round_of
+from tests.rules.test_blocks import job_of_blocks, rules_for, task
+from tests.rules.test_blocks import told as known
 
 ONE = Shape(1, 1)
 NODES = {"n1": "slow", "n2": "fast"}
@@ -88,7 +90,7 @@ def test_a_move_to_another_kind_needs_room_there() -> None:
     one = job(1, "n1", kinds=("any",))
     change = planned(Allocation(ONE, 32, "fast"), one, n1=3, n2=1)
     assert isinstance(change, Change) and change.resizes
-    assert (change.old_kind, change.new_kind, str(change).endswith("on fast")) == ("slow", "fast", True)
+    assert (change.old_kind, change.new_kind, str(change).endswith("→ 1x1 fast")) == ("slow", "fast", True)
     assert not isinstance(planned(Allocation(ONE, 32, "fast"), one, n1=3, n2=0), Change)
     assert not isinstance(planned(Allocation(Shape(1, 2), 32, "slow"), job(2, "n1"), n1=0, n2=4), Change)
 
@@ -120,3 +122,20 @@ def test_kinds_that_its_partition_does_not_have() -> None:
     untyped = {name: replace(node, kind="") for name, node in snapshot.nodes.items()}
     taken = elastic_job(waits, replace(snapshot, nodes=untyped), {}, None)
     assert taken is not None and taken.refusal is None
+
+
+@pytest.mark.parametrize(("room", "kind", "gpus"), [(4, "fast", 4), (3, "fast", 4), (4, "slow", 5)])
+def test_blocks_change_their_kind_together_or_not_at_all(room: int, kind: str, gpus: int) -> None:
+    """New blocks take the place of all, where there is room for them beside these; what is free on another kind is no
+    room for a block that joins."""
+    tasks = [task(0, Shape(1, 2), "n1", kind="slow"), task(1, Shape(1, 2), "n1", kind="slow")]
+    one = job_of_blocks(*tasks, *(task(n, ONE, kind="slow") for n in (2, 3, 4)))
+    one = replace(one, optin=OptIn((1, 8), None, None, blocks=True, kinds=("any",)))
+    site = replace(rules_for([one], {"n1": 0, "n2": room}, {1: known(1, 0, 1)})[1], kinds=KINDS)
+    found = plan(Schedule({1: Allocation(Shape(1, gpus), 32, kind)}), site)
+    if (room, kind) != (4, "fast"):
+        assert not found.begin and found.outcomes[1].code == "no_moves"
+        return
+    change, moves = found.begin[0], found.begin[0].moves
+    assert moves is not None and moves.dropped == (0, 1) and moves.gained == 4
+    assert (change.new_kind, found.outcomes[1].code) == ("fast", "begins")

@@ -219,3 +219,21 @@ def test_hot_resizes_are_named_in_what_is_written(tmp_path: Path) -> None:
     assert run["resize"] == "hot" and run["hot"]["launch_s"] == 9.0 and run["hot"]["pause_s"] == 0.3
     assert run["interval_s"] == 15.0 and "resize_cost_s" not in run
     assert "(hot)" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--executor", "cloud"), "'cloud' is neither local nor slurm"),
+        (("--sbatch", "--partition=cpu"), "only --executor slurm sends jobs"),
+        (("--directory", "here"), "only --executor slurm sends jobs"),
+        (("--executor", "slurm", "--sbatch", "--comment=ones:"), "--comment is the study's own"),
+    ],
+)
+def test_how_jobs_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], named: str
+) -> None:
+    """What is wrong with how a study is sent is said before anything is sent or written."""
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call("--idealized", "--jobs", "4", "--policy", "fifo", *options)
+    assert code == 2 and named in err and not list(tmp_path.iterdir())

@@ -81,24 +81,34 @@ def label(share: float) -> str:
 
 
 def verdict(study: Study) -> list[str]:
-    """What an admin who decides reads first: what each share changes, and how sure that is."""
+    """What an admin who decides reads first: what each share changes and costs, and how sure that is."""
     found = []
     for share in shares(study):
-        pairs = [
-            study.figures[share, seed]["mean_jct_s"] / study.figures[0.0, seed]["mean_jct_s"]
-            for seed in study.seeds
-            if share and (share, seed) in study.figures and (0.0, seed) in study.figures
-        ]
-        pairs = [one for one in pairs if math.isfinite(one)]
-        if not pairs:
+        jct, hours = _changes(study, share, "mean_jct_s"), _changes(study, share, "gpu_hours")
+        if not share or not jct:
             continue
-        low, high, mean = 100 * (min(pairs) - 1), 100 * (max(pairs) - 1), 100 * (sum(pairs) / len(pairs) - 1)
-        doubt = f", by seed {low:+.0f} % to {high:+.0f} %" if len(pairs) > 1 else ", one seed alone"
-        undecided = ": the seeds do not agree on whether it is shorter" if low < 0 < high else ""
+        undecided = "; the seeds do not agree on whether it is shorter" if min(jct) < 0 < max(jct) else ""
         found.append(
-            f"With {label(share)} of the jobs elastic the mean JCT changes by {mean:+.0f} %{doubt}{undecided}."
+            f"With {label(share)} of the jobs elastic the mean JCT changes by {_between(jct)}, and the GPU hours that "
+            f"jobs hold by {_between(hours)}{undecided}{'; one seed alone' if len(jct) == 1 else ''}."
         )
     return found
+
+
+def _changes(study: Study, share: float, key: str) -> list[float]:
+    """By how much of it a figure differs from that at 0 %, with each seed."""
+    pairs = [
+        (study.figures[share, seed][key], study.figures[0.0, seed][key])
+        for seed in study.seeds
+        if (share, seed) in study.figures and (0.0, seed) in study.figures
+    ]
+    return [now / was - 1.0 for now, was in pairs if was > 0 and math.isfinite(now)]
+
+
+def _between(changes: Sequence[float]) -> str:
+    """`-11 % (-16 % to -3 %)`."""
+    mean, low, high = (f"{100 * one:+.0f} %" for one in (sum(changes) / len(changes), min(changes), max(changes)))
+    return mean if low == high else f"{mean} ({low} to {high})"
 
 
 def fidelity(study: Study) -> str:
