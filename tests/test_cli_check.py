@@ -26,6 +26,7 @@ def test_a_good_script(tmp_path: Path) -> None:
     ("comment", "code", "word"),
     [
         ("ones: gpus=1-16", 0, "1 to 16 GPUs"),
+        ("ones: gpus=1 kinds=a100,v100", 0, "GPUs of type a100 or v100"),
         ("ones gpus=1-16", 1, "must begin with ones:"),
         ("ones: gpus=16-1", 1, "16-1"),
         ("ones: gpus=1-4 resize=off", 1, "never resized"),

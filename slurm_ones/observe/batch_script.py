@@ -270,9 +270,6 @@ def _kinds(script: Script, optin: OptIn | None) -> list[Finding]:
     if not gpus:
         text = "kinds= does nothing for it: it does not ask for GPUs by --gres or --gpus-per-node"
         found.append(Finding(Weight.WARNING, line, text))
-    elif optin.blocks:
-        text = "a job of blocks keeps the type of GPU that it started on: kinds= says only where it may start"
-        found.append(Finding(Weight.WARNING, line, text))
     if kind and ANY not in optin.kinds and kind not in optin.kinds:
         text = f"it asks for {kind} GPUs, which its kinds={','.join(optin.kinds)} leaves out"
         found.append(Finding(Weight.WARNING, line, text))

@@ -16,6 +16,9 @@ pytestmark = pytest.mark.cluster
 
 PACE = {"LIGHT_FAST": "t2,t3", "LIGHT_STEP_S": "0.08", "LIGHT_EPOCHS": "2000"}
 """About half an hour on the slower type."""
+SPEEDS = '{ "2080ti" = 1.0, "a100" = 3.0 }'
+SOON = "tenure = 10.0"
+"""The cost of a move is weighed as ever, but a job need not have run for long before one."""
 SLOW = "--gres=gpu:2080ti:1"
 
 
@@ -33,9 +36,7 @@ def test_a_job_moves_to_the_faster_kind(harness: Harness) -> None:
     stays = harness.light(SLOW, "--comment=ones: gpus=1 batch=16", **PACE)
     untyped = harness.light("--gres=gpu:1", "--nodelist=t1", "--comment=ones: gpus=1 batch=16", **PACE)
     harness.trains(moves, stays, untyped)
-    # The cost of a move is weighed as ever, but a job need not have run for long before one.
-    speeds = '{ "2080ti" = 1.0, "a100" = 3.0 }'
-    settings = harness.settings(policy='"ones"', options="tenure = 10.0", gpu_speeds=speeds)
+    settings = harness.settings(policy='"ones"', options=SOON, gpu_speeds=SPEEDS)
     with harness.running(settings, "--act"):
         harness.report(moves, 1, lambda report: isinstance(report, Hello), "hello on the faster type")
         job = harness.job(moves)
@@ -58,10 +59,10 @@ def test_a_job_moves_to_the_faster_kind(harness: Harness) -> None:
 def test_blocks_move_to_the_faster_kind(harness: Harness) -> None:
     """A job of blocks changes without a requeue: new blocks of the faster type take the place of all."""
     comment = "--comment=ones: gpus=2 batch=16 array=blocks kinds=any"
-    job_id = harness.blocks("--gres=gpu:2080ti:2", comment, LIGHT_FAST="t2,t3", LIGHT_STEP_S="0.08")
+    job_id = harness.blocks("--gres=gpu:2080ti:2", comment, **PACE)
     harness.membership(job_id, lambda membership: membership.blocks == (0,), "first block")
     assert harness.job(job_id).node_list == ("t1",)
-    settings = harness.settings(policy='"ones"', gpu_speeds='{ "2080ti" = 1.0, "a100" = 3.0 }')
+    settings = harness.settings(policy='"ones"', options=SOON, gpu_speeds=SPEEDS)
     with harness.running(settings, "--act"):
         harness.resize_ended(settings, job_id)
         harness.ticks(settings, 3)

@@ -27,7 +27,10 @@ def faults(text: str) -> list[tuple[int, str]]:
     return [(one.line, one.text) for one in examine(text).findings if one.weight is Weight.ERROR]
 
 
-@pytest.mark.parametrize("text", [GOOD, BLOCKS])
+TYPED = GOOD.replace("gpu:1", "gpu:2080ti:1").replace("1024", "1024 kinds=2080ti,a100")
+
+
+@pytest.mark.parametrize("text", [GOOD, BLOCKS, TYPED])
 def test_a_good_script_has_no_finding(text: str) -> None:
     verdict = examine(text)
     assert verdict.elastic
@@ -84,6 +87,16 @@ def test_blocks_that_would_not_be_blocks(change: tuple[str, str], line: int, wor
 def test_directives_after_the_first_command_and_nearly_directives() -> None:
     text = GOOD.replace("exec ones-run", "# SBATCH --time=1\nmodule load x\n#SBATCH --time=9\nexec ones-run")
     assert [(one.line, one.weight.value) for one in examine(text).findings] == [(6, "warning"), (8, "error")]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "word"),
+    [("2080ti:1", "v100:1", "asks for v100 GPUs"), ("--gres=gpu:2080ti:1", "--exclusive", "does nothing")],
+)
+def test_types_of_gpu_that_do_not_fit(before: str, after: str, word: str) -> None:
+    """What the comment allows against what the script asks for."""
+    (found,) = examine(TYPED.replace(before, after)).findings
+    assert (found.weight, found.line) == (Weight.WARNING, 5) and word in found.text
 
 
 def test_where_the_reports_will_lie() -> None:
