@@ -46,7 +46,7 @@ from ones_db.tables import METADATA
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from slurm_ones.companion import Companion
-from slurm_ones.simulate.engines.companion_engine import companion_settings
+from slurm_ones.simulate.engines.companion_engine import companion_settings, fast_directory
 from slurm_ones.simulate.engines.world import ClusterSpec, World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Submission
@@ -274,7 +274,7 @@ def beside(rounds: int, each: int) -> dict[str, float]:
         Submission(f"job-{n}", 0.0, "cnn", 1 + n % 4, apps["cnn"].base_batch, elastic=True, epochs=20.0)
         for n in range(RUNNING + WAITING)
     ]
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=fast_directory()) as name:
         folder = Path(name)
         world = World(Workload("live", tuple(jobs), apps), spec, folder, ClusterSettings(), resize_s=30.0)
         settings = companion_settings(spec, folder, {}, tick_s=60.0, policy="fifo", seed=1)
@@ -379,7 +379,7 @@ def main() -> None:
         asyncio.run(audience(asked.audience))
         return
     found: dict[str, Any] = {"cpus": os.cpu_count(), "load": os.getloadavg()}
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=fast_directory()) as name:
         for title, sizes in (
             ("idle", (0, 0, 0)),
             ("1,000 jobs", (RUNNING, WAITING, 0)),
@@ -391,7 +391,7 @@ def main() -> None:
             if sizes[0]:
                 found[title] |= paints(url, asked.paints)
             print(f"{title}: {found[title]}", flush=True)
-    found["the companion beside it"] = beside(rounds=2, each=asked.ticks)
+    found["the companion beside it"] = beside(rounds=1, each=asked.ticks)
     print(found["the companion beside it"], flush=True)
     if asked.json is not None:
         asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
