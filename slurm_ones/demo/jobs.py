@@ -28,7 +28,10 @@ PACE_MS, STEP_MS = 5.0, 10.0
 
 @dataclass(frozen=True)
 class LocalJob:
-    """A training of this machine's own processes, submitted `at` seconds after the start; it asks for one GPU."""
+    """A training of this machine's own processes, which asks for one GPU.
+
+    It is submitted `at` seconds after the start; all but the first not before that one has grown (`LocalSlurm.grown`).
+    """
 
     name: str
     at: float
@@ -56,7 +59,7 @@ class LocalJob:
 
 JOBS = (LocalJob("spirals-1", 0.0, 14), LocalJob("spirals-2", 18.0, 5), LocalJob("spirals-3", 32.0, 4))
 """The first has the machine for itself, gives way to the others, and has it back."""
-SMALL = (LocalJob("spirals-1", 0.0, 7), LocalJob("spirals-2", 14.0, 2))
+SMALL = (LocalJob("spirals-1", 0.0, 14), LocalJob("spirals-2", 1.0, 2))
 """For tests."""
 KINDS_USED = {"resnet18-cifar10": 0.03, "bert-glue": 0.03, "unet-cells": 0.025, "wideresnet-cifar100": 0.01}
 """The kinds of the simulated jobs, and how much shorter than usual they train, so that they end within the demo."""

@@ -35,6 +35,9 @@ from slurm_ones.simulate.slurm.timeline import Timeline
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.slurm.model import JobKey, Task
 
+GROWN_S = 60.0
+"""The longest wait of the second training for the first to grow, in seconds from the start."""
+
 
 class _SimulatedNodes(ClusterSpec):
     def partition(self) -> PartitionSpec:
@@ -67,6 +70,9 @@ class LocalSlurm:
         """`simulated` is how many simulated jobs there are."""
         self.lock = threading.RLock()
         self.submitted: list[Submitted] = []
+        self.grown = False
+        """A training has grown: whoever looks into the job database says so. The others are submitted then, so that it
+        shrinks again however slow this machine is; but wait no longer than `GROWN_S`."""
         self._folder, self._processes = folder, processes
         self._upcoming = sorted(jobs, key=lambda job: job.at)
         here = PartitionSpec(HERE, (HERE,), SLOTS, default=False)
@@ -91,6 +97,10 @@ class LocalSlurm:
         """Every job has been submitted, and none is left."""
         return not self._upcoming and self.world.done
 
+    @property
+    def _wanted(self) -> bool:
+        return not self.submitted or self.grown or self.seconds > GROWN_S
+
     def look(self) -> None:
         """Let happen what is due: processes that ended, jobs to be submitted, and the simulated ones."""
         with self.lock:
@@ -101,7 +111,7 @@ class LocalSlurm:
                         self.world.cluster.exited(program.task, code)
             for array_id in cancelled(self._folder / "bin"):
                 self.client.cancel_waiting(array_id)
-            while self._upcoming and self._upcoming[0].at <= self.seconds:
+            while self._upcoming and self._upcoming[0].at <= self.seconds and self._wanted:
                 self._submit(self._upcoming.pop(0))
             self.world.pass_time(max(time.time() - self.world.timeline.now, 0.0))
 

@@ -145,6 +145,7 @@ class Demo:
             # Opened anew each time: at first it knows of no cluster.
             with Store.open(self.url, CLUSTER, read_only=True) as store:
                 jobs = self.progress.look(store, self.submitted, time.time())
+            self.slurm.grown = bool(self.progress.grown)
             if not self.slurm.over:
                 continue
             over_since = over_since or time.monotonic()

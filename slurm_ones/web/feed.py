@@ -94,6 +94,9 @@ class Feed:
                 self._kept.watch()
             with self._kept.one_moment():
                 yield self._kept
+            # Which cluster is meant is looked up as it is opened, and no companion may have made it known yet.
+            if self._kept.key < 0:
+                self._close()
         except BaseException:
             self._close()
             raise

@@ -21,6 +21,7 @@ from slurm_ones.report import live
 from slurm_ones.web import app as web_app
 from slurm_ones.web import serving
 from slurm_ones.web.app import Access, address
+from slurm_ones.web.feed import Feed
 from slurm_ones.web.pictures import MOST_SHAPES, colour, gpus_over_time
 from tests.db.make import job
 from tests.test_cli import call
@@ -322,3 +323,18 @@ def test_a_token_beside_a_header_is_refused(url: str) -> None:
     """Protects a site from a token that would keep nobody out."""
     result = call("web", "--database", url, "--user-header", "X-User", "--token", "t")
     assert result.exit_code == 2 and "exclude each other" in " ".join(result.output.split())
+
+
+def test_a_page_that_was_there_before_the_companion(tmp_path: Path) -> None:
+    """Protects the first one to look: a page over a new database shows the companion once there is one."""
+    url = f"sqlite:///{tmp_path / 'ones.sqlite'}"
+    migrate.upgrade(url)
+    feed = Feed(lambda: Store.open(url, "gres", read_only=True))
+    first = feed._look()
+    assert first is not None and first.live.health is None
+    with Store.open(url, "gres") as store:
+        now = time.time()
+        store.record_health(HealthRecord(now, "act", 60.0, now, 0.25, 2, 2, 6))
+    then = feed._look()
+    assert then is not None and then.live.health is not None
+    feed._close()
