@@ -61,10 +61,11 @@ def _(service: ObservedService) -> str:
 def _(service: ObservedService) -> str:
     host, job_id = service.leader, min(service.elastic())
     user = service.harness.job(job_id).user
-    own = f"cd /var/lib/slurm-ones && {PROGRAM} report -u {user} --since 2026-01-01 --html /tmp/report.html"
+    own = f"cd /var/lib/slurm-ones && {PROGRAM} report -u {user} --since 2026-01-01"
     line = service.see(lambda: host.sh(own, check=False), "GPU hours")
-    if str(job_id) not in host.sh("cat /tmp/report.html"):
-        raise NotSeen(f"the page does not name job {job_id}")
+    page = host.ask(f"{own} --html /tmp/report.html")  # without '.[report]', as the guide installed it
+    if page.returncode != 2 or "slurm-ones[report]" not in page.stderr:
+        raise NotSeen(f"--html: {page.returncode}, {page.stderr}")
     return line
 
 
