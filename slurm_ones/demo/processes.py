@@ -38,6 +38,8 @@ class Processes:
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._starter = ThreadPoolExecutor(1, "demo-starter")
         """Ctrl-C interrupts the main thread alone, and so no start before its process is known here."""
+        # Its thread is there from now on: one that Ctrl-C met as it began would not be waited for.
+        self._starter.submit(os.getpid).result()
 
     def __enter__(self) -> Processes:
         return self
