@@ -88,7 +88,7 @@ class _Present(Collector):
         yield _family("refused_jobs", "elastic jobs that get no other size now", now.refused, *WHOSE, "reason")
 
 
-def _family(name: str, text: str, values: Mapping[K, int], *labels: str) -> GaugeMetricFamily:
+def _family(name: str, text: str, values: Mapping[K, float], *labels: str) -> GaugeMetricFamily:
     family = GaugeMetricFamily(f"{SPACE}_{name}", text, labels=labels)
     for whose, value in values.items():
         family.add_metric(whose, value)
@@ -137,7 +137,7 @@ class Metrics:
         self._phases = self._histogram("resize_phase_seconds", "phases of resizes", SECONDS, *WHOSE, "way", "phase")
         self._ratio = self._histogram(
             "throughput_ratio",
-            "throughput first measured at a size, over what was predicted of it before",
+            "throughput first measured after a change of size, over what was predicted of it before",
             RATIOS,
             *WHOSE,
             "learned_from",

@@ -81,7 +81,7 @@ def test_options_become_a_comment(plugged: Cluster) -> None:
 
 def test_what_an_elastic_job_submits_is_not_elastic(plugged: Cluster) -> None:
     """Slurm leaves our options in a job's environment, and would take them from there for each sbatch within it."""
-    within = "env | grep -c SLURM_SPANK_; sbatch -H --wrap true; srun -n1 true; sbatch -H --elastic-gpus=2-3 --wrap true"
+    within = "env | grep -c SLURM_SPANK_; sbatch -H --wrap true; sbatch -H --elastic-gpus=2-3 --wrap true"
     done = submit(plugged, "--elastic-gpus=1-4", "--elastic-batch=32", "-W", "-o", "within", "--wrap", within)
     said = (plugged.home("alice") / "within").read_text().splitlines()
     assert done.returncode == 0 and int(said[0]) > 0, (done, said)
