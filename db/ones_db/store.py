@@ -133,6 +133,11 @@ class Store(SiteStore):
         self._engine.dispose()
         self._engine = self._backend.engine("watch" if self.read_only else "write")
 
+    def check_schema(self) -> None:
+        """Raise `SchemaError` where the database was upgraded since it was opened."""
+        with self._read() as connection:
+            check_revision(connection)
+
     def stamp(self) -> object:
         """What is another one after each write to the database, found at next to no cost; None where only reading
         tells. Raises OSError where the database is gone."""

@@ -144,6 +144,7 @@ class Actor:
                 round_ = round_.begun(
                     {change.job_id: change.new for change in resized},
                     {change.job_id: change.moves for change in resized if change.moves},
+                    {change.job_id: change.new_kind for change in resized},
                 )
             begun += made.begin
             deferred |= made.deferred

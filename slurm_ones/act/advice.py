@@ -65,9 +65,8 @@ def _moves(change: Change, moves: Moves, order: str) -> list[str]:
     for task, shape in moves.added:
         if not tasks[task].pending:
             lines.append(shlex.join(["scontrol", "requeuehold", str(Task(job_id, task))]))
-        reshape = reshape_command(
-            Task(job_id, task), shape, whole_nodes=change.elastic.whole_nodes, kind=tasks[task].kind
-        )
+        kind = change.new_kind or tasks[task].kind
+        reshape = reshape_command(Task(job_id, task), shape, whole_nodes=change.elastic.whole_nodes, kind=kind)
         lines.append(shlex.join(reshape))
     lines.append(order)
     for task, _ in moves.added:

@@ -235,7 +235,7 @@ class ResizeMachine(Machine):
         if job.running:
             return self.move(resize, State.STARTING_BACK, deadline=self.times.start_deadline)
         late = self.times.late(resize)
-        if job.pending and _at_new(resize, job) and not _at_old(resize, job):
+        if job.pending and _to_put_back(resize, job):
             # Refused a moment ago, or not asked for yet.
             if self.times.due(resize):
                 try:
@@ -344,6 +344,17 @@ class ResizeMachine(Machine):
 def _is_at(resize: ResizeRecord, job: Job, shape: Shape, kind: str) -> bool:
     """Whether Slurm holds the job at that shape, and that kind of GPU where the resize changes it."""
     return has_shape(job, shape) and (resize.old_kind == resize.new_kind or job.kind == kind)
+
+
+def _to_put_back(resize: ResizeRecord, job: Job) -> bool:
+    """Whether Slurm holds what the resize asked for in place of what the job had, also where it took the shape or the
+    kind of GPU alone. What is neither somebody else asked for."""
+    if _at_old(resize, job):
+        return False
+    if resize.old_kind == resize.new_kind:
+        return has_shape(job, new_of(resize))
+    shapes = has_shape(job, new_of(resize)) or has_shape(job, old_of(resize))
+    return shapes and job.kind in (resize.old_kind, resize.new_kind)
 
 
 def _at_new(resize: ResizeRecord, job: Job) -> bool:

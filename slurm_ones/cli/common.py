@@ -9,8 +9,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
@@ -57,6 +58,18 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(1 if isinstance(error, NotSeenYet) else 2) from None
 
     return wrapped
+
+
+def check_outputs(json: Path | None, html: Path | None, needed: Sequence[str] = ("matplotlib", "jinja2")) -> None:
+    """Raises `BadInput` where what is found could not be written; better before an hour's work than after it.
+
+    `needed` are the modules that make the page."""
+    for option, path in (("--json", json), ("--html", html)):
+        if path is not None and (path.is_dir() or not os.access(path.resolve().parent, os.W_OK)):
+            raise BadInput(f"{option}: {path} cannot be written")
+    missing = [name for name in needed if find_spec(name) is None]
+    if html is not None and missing:
+        raise BadInput(f"--html needs {' and '.join(missing)}: pip install 'slurm-ones[report]'")
 
 
 def job_number(text: str) -> int:

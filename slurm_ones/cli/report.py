@@ -15,6 +15,7 @@ from slurm_ones.cli.common import (
     ConfigOption,
     DatabaseOption,
     JsonOption,
+    check_outputs,
     command,
     console,
     is_view,
@@ -66,6 +67,7 @@ def report(
     json: JsonOption = False,
 ) -> None:
     """Report what jobs used, what resizing gained and cost, and what to do better."""
+    check_outputs(None, html, needed=("jinja2",))
     settings = settings_of(config, database)
     begin, end = (moment(text) if text else None for text in (since, until))
     with store_of_reader(settings, named=bool(database)) as store:

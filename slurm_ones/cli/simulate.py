@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json as json_format
 import math
 import os
@@ -17,7 +16,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from slurm_ones.cli.common import command, console, errors
+from slurm_ones.cli.common import check_outputs, command, console, errors
 from slurm_ones.cli.simulate_progress import say, shown
 from slurm_ones.report.text import plain
 from slurm_ones.simulate import BadInput
@@ -308,16 +307,6 @@ def simulate(
         errors.print(f"slurm-ones: {plain(line, 1000)}", markup=False, soft_wrap=True)
     if failed:
         raise typer.Exit(1)
-
-
-def check_outputs(json: Path | None, html: Path | None) -> None:
-    """Raises `BadInput` where what is found could not be written; better before an hour's work than after it."""
-    for option, path in (("--json", json), ("--html", html)):
-        if path is not None and (path.is_dir() or not os.access(path.resolve().parent, os.W_OK)):
-            raise BadInput(f"{option}: {path} cannot be written")
-    missing = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
-    if html is not None and missing:
-        raise BadInput(f"--html needs {' and '.join(missing)}: pip install 'slurm-ones[report]'")
 
 
 def _headline(plan: Plan) -> str:

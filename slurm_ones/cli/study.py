@@ -12,9 +12,9 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from slurm_ones.cli.common import command, console, errors
+from slurm_ones.cli.common import check_outputs, command, console, errors
 from slurm_ones.cli.import_ import moment
-from slurm_ones.cli.simulate import check_outputs, parse_cluster
+from slurm_ones.cli.simulate import parse_cluster
 from slurm_ones.cli.simulate_progress import say, shown
 from slurm_ones.config import ConfigError
 from slurm_ones.report.text import plain, seconds

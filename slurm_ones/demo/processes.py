@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,8 @@ class Processes:
             command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
         )
         self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._starter = ThreadPoolExecutor(1, "demo-starter")
+        """Ctrl-C interrupts the main thread alone, and so no start before its process is known here."""
 
     def __enter__(self) -> Processes:
         return self
@@ -43,7 +46,15 @@ class Processes:
         self.close()
 
     def start(self, command: Sequence[str], env: Mapping[str, str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
-        """Start one in `folder`, away from the terminal's Ctrl-C; what it prints is added to `log`."""
+        """Start one in `folder`, away from the terminal's Ctrl-C; what it prints is added to `log`.
+
+        Raises RuntimeError once these processes end.
+        """
+        return self._starter.submit(self._start, command, env, folder, log).result()
+
+    def _start(
+        self, command: Sequence[str], env: Mapping[str, str], folder: Path, log: Path
+    ) -> subprocess.Popen[bytes]:
         with log.open("ab") as out:
             process = subprocess.Popen(
                 command, env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
@@ -76,6 +87,7 @@ class Processes:
 
     def close(self) -> None:
         """End all that run, and the reaper."""
+        self._starter.shutdown()
         self.end(*self._running.values())
         if self._reaper.stdin is not None:
             with suppress(OSError):

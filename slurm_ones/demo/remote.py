@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any
 
 from slurm_ones.slurm.client import Refused, SlurmClient, Unreachable
@@ -28,7 +28,8 @@ class Served:
     def __init__(self, client: SlurmClient, lock: threading.RLock) -> None:
         self._client, self._lock = client, lock
         self._key = os.urandom(16)
-        self._listener = Listener(("127.0.0.1", 0), authkey=self._key)
+        # Without the key: it would ask for it before the next one is heard, and end at a stranger's long message.
+        self._listener = Listener(("127.0.0.1", 0))
         threading.Thread(target=self._accept, name="demo-door", daemon=True).start()
 
     @property
@@ -44,14 +45,16 @@ class Served:
         while True:
             try:
                 connection = self._listener.accept()
-            except (AuthenticationError, EOFError, ConnectionError):  # a stranger, or one that went away
+            except ConnectionError:  # one that went away
                 continue
             except OSError:  # closed
                 return
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: Connection) -> None:
-        with connection, suppress(EOFError, OSError):
+        with connection, suppress(EOFError, OSError, AuthenticationError):
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
             while True:
                 name, values, named = connection.recv()
                 connection.send(self._call(name, values, named))

@@ -31,7 +31,7 @@ SETTLE_S = 20.0
 LONGEST_S = 240.0
 """After which a demo is given up."""
 START_S = 30.0
-"""How long page and companion may take to start."""
+"""How long the page may take to start."""
 UNFIT = frozenset('?#%"\\')
 PAGE_NEEDS = ("starlette", "uvicorn", "jinja2")
 

@@ -40,7 +40,8 @@ def _acted(store: Store) -> list[Acted]:
     begun = starts(resizes, runs)
     for resize in resizes:
         steps = ", ".join(f"{s.state} {s.time - resize.started:.1f} s" for s in store.resize_steps(resize.id))
-        shapes = resized(resize.old_nodes, resize.old_gpus_per_node, resize.new_nodes, resize.new_gpus_per_node)
+        sizes = resize.old_nodes, resize.old_gpus_per_node, resize.new_nodes, resize.new_gpus_per_node
+        shapes = resized(*sizes, old_kind=resize.old_kind, new_kind=resize.new_kind)
         pause = f"; paused {seconds(resize.pause_s)}" if resize.pause_s is not None else ""
         start = f"; the start after it: {begun[resize.id]}" if resize.id in begun else ""
         found.append(

@@ -213,7 +213,8 @@ def _with_refused(
         elif shape == jobs[id_].shape:
             allocations[id_] = Allocation(shape, jobs[id_].batch)
         else:
-            allocations[id_] = Allocation(shape, sizes_of(cluster, jobs[id_])[shape.gpus])
+            batch = sizes_of(cluster, jobs[id_])[shape.gpus]
+            allocations[id_] = Allocation(shape, batch, kind=allocations[id_].kind)
     return replace(
         schedule,
         allocations=allocations,

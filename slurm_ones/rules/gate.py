@@ -180,11 +180,21 @@ class Round:
         known = held or {}, split_nodes, promises or {}, kinds, types_given
         return cls(seen, histories, settings, targets, now, moves, *known)
 
-    def begun(self, targets: Mapping[int, Shape], moves: Mapping[int, Moves] | None = None) -> Round:
-        """The same once resizes to these shapes, or by these moves of blocks, are under way as well."""
+    def begun(
+        self,
+        targets: Mapping[int, Shape],
+        moves: Mapping[int, Moves] | None = None,
+        kinds: Mapping[int, str] | None = None,
+    ) -> Round:
+        """The same once resizes to these shapes and kinds, or by these moves of blocks, are under way as well."""
         if not targets:
             return self
-        return replace(self, targets={**self.targets, **targets}, moves={**self.moves, **(moves or {})})
+        return replace(
+            self,
+            targets={**self.targets, **targets},
+            moves={**self.moves, **(moves or {})},
+            target_kinds={**self.target_kinds, **(kinds or {})},
+        )
 
     @cached_property
     def partitions(self) -> tuple[str, ...]:
@@ -225,18 +235,18 @@ class Round:
     def free(self, name: str) -> dict[str, int]:
         """GPUs of each node of the partition that Slurm could hand out and no resize under way is about to need."""
         free = free_gpus(self.seen.snapshot, name, self.settings.whole_node_gpus)
-        kinds = self._kinds(name)
         for job_id, target in self.targets.items():
             one = self.seen.elastic.get(job_id)
             if one is None or not self._share_nodes(name, one.partition):
                 continue
-            only = kinds.nodes(self.target_kinds.get(job_id, ""))
+            kind = self.target_kinds.get(job_id, "")
+            only = self._kinds(one.partition).nodes(kind) if kind else None
             if job_id in self.moves:
                 held = {block.task for block in training(one, None)}
                 for task, shape in self.moves[job_id].added:
                     if task not in held:
                         take(shape, free, only=only)
-            elif not (one.job.running and one.shape == target):
+            elif not (one.job.running and one.shape == target and (only is None or one.holdings.keys() <= only)):
                 take(target, free, one.holdings, only)
         return free
 

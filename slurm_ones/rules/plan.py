@@ -43,6 +43,8 @@ class Change:
     """Kind of GPU that it asks for; empty for any."""
     new_kind: str = ""
     """Kind that it is to ask for."""
+    leaves_kind: bool = False
+    """It runs, and is to have GPUs of another kind than it has."""
 
     @property
     def resizes(self) -> bool:
@@ -113,7 +115,7 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
         running, by_blocks = job.elastic.job.running, hot(job.elastic)
         if by_blocks:
             change = _with_moves(change, job, rules, free)
-        moves_on = change.resizes or change.parks or (by_blocks and _leaves_kind(change, rules))
+        moves_on = change.resizes or change.parks or (by_blocks and change.leaves_kind)
         if not moves_on and change.old.gpus == change.new.gpus:
             # An order in the middle of a resize would call its drain off.
             free_to_change = running and not job.elastic.refusal and job.target is None
@@ -137,7 +139,7 @@ def plan(schedule: Schedule, rules: PartitionRules) -> Plan:
             for _, shape in change.moves.added if change.moves else ():
                 take(shape, free, only=rules.kinds.nodes(change.new_kind))
             changed, requeues = changed + by_blocks, requeues + (not by_blocks)
-            replaces = by_blocks and change.old.gpus == change.new.gpus and not _leaves_kind(change, rules)
+            replaces = by_blocks and change.old.gpus == change.new.gpus and not change.leaves_kind
             outcomes[job_id] = reason("blocks_replaced") if replaces else reason("begins")
             most[job_id] = max(most[job_id], change.new.gpus, _at_once(change))
     refused = {id_: outcome for id_, outcome in outcomes.items() if outcome.code in SITE_LIMITS}
@@ -166,7 +168,7 @@ def _with_moves(change: Change, job: JobRules, rules: PartitionRules, free: Mapp
     room = {name: gpus for name, gpus in free.items() if only is None or name in only}
     site = Site(room, rules.node_gpus, rules.whole_nodes, rules.split_nodes)
     least = job.elastic.gpu_range[0]
-    leaves = _leaves_kind(change, rules)
+    leaves = change.leaves_kind
     # Blocks of two kinds would train at the pace of the slower one: all go, or none does.
     going = running if leaves else job.going
     found = moves(job.blocks, job.spare, change.new.gpus, site, going=going, least=least)
@@ -183,11 +185,6 @@ def _with_moves(change: Change, job: JobRules, rules: PartitionRules, free: Mapp
     # A step on the way: no larger a batch than both sizes take.
     batches = [batch for batch in (change.old_batch, change.new_batch) if batch is not None]
     return replace(change, moves=found, new=shape, new_batch=min(batches, default=None))
-
-
-def _leaves_kind(change: Change, rules: PartitionRules) -> bool:
-    """Whether a running job is to have GPUs of another kind than it has."""
-    return change.elastic.job.running and change.new_kind not in ("", rules.kinds.held(change.elastic))
 
 
 def _as_one(shapes: Sequence[Shape]) -> Shape:
@@ -209,8 +206,9 @@ def _change(job: JobRules, allocation: Allocation | None, rules: PartitionRules)
     asks, shape = job.elastic.job.kind, job.elastic.shape
     if allocation is None:
         return Change(job.elastic, shape, PARKED, batch, None, old_kind=asks, new_kind=asks)
-    kind = rules.kinds.asked(job.elastic, allocation)
-    return Change(job.elastic, shape, allocation.shape, batch, allocation.batch, old_kind=asks, new_kind=kind)
+    kind, leaves = rules.kinds.asked(job.elastic, allocation), rules.kinds.leaves(job.elastic, allocation)
+    shapes = shape, allocation.shape, batch, allocation.batch
+    return Change(job.elastic, *shapes, old_kind=asks, new_kind=kind, leaves_kind=leaves)
 
 
 def _hindrance(change: Change, job: JobRules, rules: PartitionRules, most: Mapping[int, int]) -> Reason | None:

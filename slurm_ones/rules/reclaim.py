@@ -144,6 +144,7 @@ class Reclaimer:
         self._cluster = cluster
         self._ranks = demand.ranks
         self._free = dict(demand.free)
+        self._kinds = {node.name: node.kind for node in cluster.nodes}
         self._jobs = {job.job_id: job for job in jobs if job.shape is not None}
         self.held = {job.job_id: dict(job.nodes) for job in self._jobs.values()}
         """GPUs of each job by node."""
@@ -204,7 +205,7 @@ class Reclaimer:
         left = {
             name: sum(self.held[id_].get(name, 0) for id_ in jobs)
             for name, jobs in self._on.items()
-            if name in self._free and name not in chosen
+            if name in self._free and name not in chosen and self._gives(name, pending.kind)
         }
         possible = [name for name, gpus in left.items() if self._free[name] + gpus >= pending.gpus_per_node]
         for name in sorted(possible, key=lambda name: (left[name], name)):
@@ -234,7 +235,7 @@ class Reclaimer:
             least, most = least_and_most(job.limits, gpus)
             if gpus >= now or shape is None or least > most:
                 continue
-            need = replace(pending, nodes=1, gpus_per_node=gpus)
+            need = replace(pending, nodes=1, gpus_per_node=gpus, kind=self._kinds.get(name, ""))
             for other in self._free:
                 steps = self._price(other, need) if other != name else None
                 if steps is not None:
@@ -261,7 +262,8 @@ class Reclaimer:
             for name, gpus in release.gpus.items():
                 if name in room:
                     room[name] += gpus
-            if sum(gpus >= pending.gpus_per_node for gpus in room.values()) >= pending.nodes:
+            enough = (gpus >= pending.gpus_per_node and self._gives(name, pending.kind) for name, gpus in room.items())
+            if sum(enough) >= pending.nodes:
                 return release.after_s
         return math.inf
 
@@ -269,8 +271,14 @@ class Reclaimer:
         """Whether Slurm would start the pending job before that one."""
         return job_id in self._ranks and pending.rank < self._ranks[job_id]
 
+    def _gives(self, name: str, kind: str) -> bool:
+        """Whether the node's GPUs are of that kind, where one is asked for and the nodes' kinds are known."""
+        return not kind or self._kinds.get(name, "") in ("", kind)
+
     def _price(self, name: str, pending: PendingJob) -> tuple[Shrink, ...] | None:
         """The steps of fewest GPUs in all that give the pending job its GPUs on that node; None where none do."""
+        if not self._gives(name, pending.kind):
+            return None
         short = pending.gpus_per_node - self._free[name]
         if short <= 0:
             return ()

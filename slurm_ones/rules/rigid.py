@@ -31,6 +31,8 @@ class PendingJob:
     rank: Rank
     limit_s: float = math.inf
     """How long it may run."""
+    kind: str = ""
+    """Type of GPU that it asks for; empty for any."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,9 @@ def _pending_job(job: Job, partition: Partition, full: int, whole: bool) -> Pend
     possible = 0 < each <= full and 0 < job.nodes <= min(partition.max_nodes or math.inf, len(partition.node_names))
     if not possible or (partition.max_time_s and job.time_limit_s > partition.max_time_s):
         return None
-    return PendingJob(job.job_id, job.nodes, each, _rank(job), job.time_limit_s or math.inf)
+    # Of several types nothing is said of which nodes give which: any counts.
+    kind = job.kind if job.of_one_kind else ""
+    return PendingJob(job.job_id, job.nodes, each, _rank(job), job.time_limit_s or math.inf, kind)
 
 
 def _gpus_of_each(job: Job, nodes: int, whole: int) -> int:

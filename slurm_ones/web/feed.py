@@ -116,6 +116,7 @@ class Feed:
                 return None
             self._stamp = stamp
         with self._store() as store:
+            store.check_schema()
             health, leader = store.health(), store.leader()
             tick = health.tick_time if health else None
             seen = (store.cluster, tick, leader.holder if leader else None, silent(health, now))

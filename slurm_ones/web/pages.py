@@ -22,6 +22,8 @@ MOST_NODES = 600
 """Nodes that are drawn; of more their number is said."""
 MOST_DECIDED = 100
 """Jobs that are shown of a decision."""
+MOST_ENDED = 20
+"""Jobs that have ended on the first page: those that did last."""
 DECISIONS = 5
 """Newest decisions that are shown of a job, or in all."""
 
@@ -58,6 +60,7 @@ def overview(moment: Moment, root: str) -> bytes:
     """The cluster: how the companion is, why jobs wait, who held which GPUs, the nodes, the jobs."""
     live = moment.live
     alive = [job for job in live.jobs if job.end_time is None]
+    over = sorted((job for job in live.jobs if job.end_time is not None), key=lambda job: job.end_time or 0.0)
     capacity = sum(node.gpus for node in live.nodes if node.usable)
     counts: dict[str, int] = {}
     for code in live.causes.values():
@@ -69,7 +72,7 @@ def overview(moment: Moment, root: str) -> bytes:
         problem=moment.problem,
         health=_health(live, moment.at),
         jobs=alive,
-        ended=[job for job in live.jobs if job.end_time is not None][-20:][::-1],
+        ended=over[-MOST_ENDED:][::-1],
         waiting=[job for job in alive if not job.running],
         running=[job for job in alive if job.running],
         held=sum(one.gpus for one in live.held),

@@ -326,6 +326,27 @@ def test_an_old_shape_that_is_refused_is_tried_again(make_world: Make) -> None:
     world.check()
 
 
+@pytest.mark.parametrize("half", [{"shape": NEW}, {"kind": "a100"}], ids=["shape", "type"])
+def test_a_shape_or_type_that_was_taken_alone_is_put_back(make_world: Make, half: dict[str, object]) -> None:
+    """Slurm took one of them, refused the other, and then refuses what the job had once."""
+    world = make_world(kinds=("v100", "a100"))
+    world.slurm.impossible = lambda shape: shape == NEW
+    refused: list[Shape] = []
+
+    def refuses(shape: Shape) -> str:
+        if shape == OLD and OLD in refused:
+            return ""
+        if shape == NEW:
+            vars(world.job).update(half)
+        refused.append(shape)
+        return "not now"
+
+    world.slurm.refuses = refuses
+    world.begin()
+    assert world.finish().state == State.ROLLED_BACK and refused == [NEW, OLD]
+    world.check()
+
+
 # -- the drain -------------------------------------------------------------------------------------------------------
 
 

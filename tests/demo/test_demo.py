@@ -7,6 +7,8 @@ import json
 import os
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -176,6 +178,41 @@ def test_processes_end_with_their_context(tmp_path: Path) -> None:
     assert processes.poll(sleeps) == 128 + signal.SIGTERM
 
 
+def test_ctrl_c_during_a_start_leaves_no_process(tmp_path: Path) -> None:
+    """Protects the machine from a process that nobody knows of: the signal comes when it runs and is not yet noted."""
+    code = (
+        "import os, signal, subprocess, sys, threading, time; from pathlib import Path\n"
+        "from slurm_ones.demo.processes import *\n"
+        "folder = Path(sys.argv[1])\n"
+        "class Slow(subprocess.Popen):\n"
+        "    def __init__(self, command, **more):\n"
+        "        super().__init__(command, **more)\n"
+        "        if command[0] == 'sleep':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "            time.sleep(0.5)\n"
+        "subprocess.Popen = Slow\n"
+        "try:\n"
+        "    with Processes() as all_:\n"
+        "        all_.start(['sleep', '60'], clean_environment(), folder, folder / 'log')\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    left = in_folder(tmp_path)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert (done.stdout, left) == ("interrupted\n", [])
+
+
+def test_nothing_is_started_at_the_end(tmp_path: Path) -> None:
+    """A call of the companion that comes late starts nothing that nobody would end."""
+    with Processes() as processes:
+        pass
+    with pytest.raises(RuntimeError):
+        processes.start(["sleep", "60"], clean_environment(), tmp_path, tmp_path / "log")
+
+
 class TestRemoteClient:
     """The companion's end of the door."""
 
@@ -215,6 +252,19 @@ class TestRemoteClient:
         monkeypatch.delenv(remote.DOOR)
         with pytest.raises(Refused, match="slurm-ones demo"):
             RemoteClient()
+
+    @pytest.mark.parametrize("said", [b"", struct.pack("!i", 300) + bytes(300)])
+    def test_a_stranger_keeps_nobody_out(self, site: SimulatedSite, said: bytes) -> None:
+        """Protects the companion from other users of the machine: one that says nothing, or far too much."""
+        port = int(os.environ[remote.DOOR].partition(" ")[0])
+        heard: list[object] = []
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(said)
+            time.sleep(0.2)
+            companion = threading.Thread(target=lambda: heard.append(RemoteClient().version()), daemon=True)
+            companion.start()
+            companion.join(10.0)
+        assert heard == [(26, 5)]
 
 
 def test_no_command_of_slurm_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,8 @@ def test_the_dashboard_over_a_real_slurm(harness: Harness, scraping: Prometheus)
         scraping.until("sum(slurm_ones_running_jobs) > 0 and sum(slurm_jobs_running) > 0")
         # What begins now is seen to begin.
         harness.light("--comment=ones: gpus=1-2 resize=off")
+        harness.light("--comment=ones: gpus=1-2", "--begin=now+1hour")
+        scraping.until("sum(slurm_ones_waiting_jobs) > 0")
         scraping.until('sum(rate(slurm_ones_refusals_total{reason="resize_off"}[30s])) >= 0')
         scraping.until(PAUSED)
         scraping.until("sum(rate(slurm_ones_throughput_ratio_count[30s])) > 0")

@@ -57,6 +57,29 @@ def _(service: ObservedService) -> str:
     return service.see(lambda: service.why(job_id), f"job {job_id}.*shape")
 
 
+@task("what did a user's jobs use, and was resizing worth it?")
+def _(service: ObservedService) -> str:
+    host, job_id = service.leader, min(service.elastic())
+    user = service.harness.job(job_id).user
+    own = f"cd /var/lib/slurm-ones && {PROGRAM} report -u {user} --since 2026-01-01"
+    line = service.see(lambda: host.sh(own, check=False), "GPU hours")
+    page = host.ask(f"{own} --html /tmp/report.html")  # without '.[report]', as the guide installed it
+    if page.returncode != 2 or "slurm-ones[report]" not in page.stderr:
+        raise NotSeen(f"--html: {page.returncode}, {page.stderr}")
+    return line
+
+
+@task("a report in each mail at a job's end")
+def _(service: ObservedService) -> str:
+    host, job_id = service.leader, min(service.elastic())
+    host.sh(f"cd /var/lib/slurm-ones && {PROGRAM} template slurm-ones-mail > /tmp/slurm-ones-mail")
+    host.sh("printf '#!/bin/sh\\ncat\\n' > /tmp/mailer && chmod 755 /tmp/mailer /tmp/slurm-ones-mail")
+    as_account, program = PROGRAM.rsplit(" ", 1)
+    sent = f"{as_account} SLURM_ONES={program} SLURM_ONES_MAILER=/tmp/mailer /tmp/slurm-ones-mail"
+    mail = f"cd /var/lib/slurm-ones && {sent} -s 'Slurm Job_id={job_id} Name=x Ended' somebody"
+    return service.see(lambda: host.sh(mail, check=False), f"Job {job_id} .*")
+
+
 @task("stop everything at once, without ending it")
 def _(service: ObservedService) -> str:
     service.cause_resize()

@@ -114,10 +114,10 @@ def test_page_escapes_what_users_wrote(tmp_path: Path) -> None:
     found = {"ones": {"jobs": [job], "mean_jct_s": 2.0}, "slurm": {"jobs": [job], "mean_jct_s": 3.0}}
     with Store.open(url, "here") as store:
         store.record_jobs([JobRecord(7, evil, "bob", 1.0, 1, 1, elastic=True)])
-        store.begin_resize(ResizeRecord(7, 0, 1, 1, 8, 1, 2, 16, "draining", 5.0))
+        store.begin_resize(ResizeRecord(7, 0, 1, 1, 8, 1, 2, 16, "draining", 5.0, new_kind="a100"))
         write_page(tmp_path / "page.html", store, [Panel("p", [Bar("a", 0, 1, 1)], 4)], found, "Emulated & slow")
     html = (tmp_path / "page.html").read_text()
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
     assert "Emulated &amp; slow" in html
-    assert "1x1 → 1x2" in html
+    assert "1x1 → 1x2 a100" in html

@@ -7,14 +7,21 @@ from dataclasses import replace
 import pytest
 
 from ones_db import ResizeRecord
+from slurm_ones.act.advice import commands
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.optin import OptIn
+from slurm_ones.observe.records import run_record
+from slurm_ones.reasons import reason
+from slurm_ones.rules.caps import Cap, capped
 from slurm_ones.rules.gate import PartitionRules
 from slurm_ones.rules.kinds import Kinds
 from slurm_ones.rules.plan import Change, plan
+from slurm_ones.rules.reclaim import make_room
+from slurm_ones.rules.rigid import PendingJob, RigidDemand
 from slurm_ones.rules.views import cluster_view
-from slurm_ones.schedule.policy import Allocation, Schedule
+from slurm_ones.schedule.policy import Allocation, ClusterView, NodeView, Schedule
 from slurm_ones.slurm.model import JobState, Node, Partition, Shape, Snapshot
+from slurm_ones.testing.policies import job as view_of
 from tests.act.make import NOW, elastic, history
 from tests.rules.make import round_of
 from tests.rules.test_blocks import job_of_blocks, rules_for, task
@@ -102,6 +109,20 @@ def test_a_resize_under_way_takes_gpus_of_its_kind() -> None:
     assert rules(one, resizes=(record,), n1=3, n2=4).free == {"n1": 3, "n2": 2, "login": 0}
     back = replace(record, state="waiting_back")
     assert rules(one, resizes=(back,), n1=3, n2=4).free == {"n1": 3, "n2": 4, "login": 0}
+    alike = replace(record, new_gpus_per_node=1)
+    assert rules(one, resizes=(alike,), n1=3, n2=4).free == {"n1": 3, "n2": 3, "login": 0}
+    arrived = job(1, "n2", kind="fast", kinds=("any",))
+    assert rules(arrived, resizes=(replace(alike, state="starting"),), n1=4, n2=3).free["n2"] == 3
+
+
+def test_what_is_begun_counts_with_its_kind() -> None:
+    """For a partition that has the same nodes and is planned later, and for one that has but some of them."""
+    look = seen(replace(job(1, "n1", kinds=("any",))), free={"n1": 3, "n2": 4})
+    nodes = {"other": ("n1", "n2"), "part": ("n1",)}
+    more = {name: Partition(name, True, names, 0.0, 0, False) for name, names in nodes.items()}
+    snapshot = replace(look.snapshot, partitions={**look.snapshot.partitions, **more})
+    after = round_of(replace(look, snapshot=snapshot)).begun({1: Shape(1, 1)}, kinds={1: "fast"})
+    assert (after.partition("other").free, after.partition("part").free) == ({"n1": 3, "n2": 3}, {"n1": 3})
 
 
 def test_policies_see_the_kind_of_each_node() -> None:
@@ -139,3 +160,61 @@ def test_blocks_change_their_kind_together_or_not_at_all(room: int, kind: str, g
     change, moves = found.begin[0], found.begin[0].moves
     assert moves is not None and moves.dropped == (0, 1) and moves.gained == 4
     assert (change.new_kind, found.outcomes[1].code) == ("fast", "begins")
+    lines = commands(change, 7, None, 900.0)
+    assert sum("Gres=gpu:fast:" in line for line in lines) == len(moves.added)
+
+
+def test_blocks_stay_where_their_kind_is_not_known() -> None:
+    """A partition in which a node has GPUs of no type tells no kinds, and one that runs may be on a node of none."""
+    one = job_of_blocks(task(0, Shape(1, 2), "n1", kind="slow"), *(task(n, ONE, kind="slow") for n in (1, 2)))
+    for kinds in (Kinds(), Kinds({"n2": "slow"}), Kinds({"n2": "slow", "n3": "fast"})):
+        site = replace(rules_for([one], {"n1": 0, "n2": 4}, {1: known(1, 0)})[1], kinds=kinds)
+        for kind in ("", "slow"):
+            found = plan(Schedule({1: Allocation(Shape(1, 2), 32, kind)}), site)
+            assert (found.begin, found.outcomes) == ((), {}), (kinds, kind)
+            (change,) = plan(Schedule({1: Allocation(Shape(1, 3), 32, kind)}), site).begin
+            assert change.moves is not None and change.moves.dropped == () and change.new_kind == "slow"
+
+
+def test_blocks_on_several_kinds_keep_them_until_that_is_decided_otherwise() -> None:
+    """Slurm may start blocks on several kinds where none was asked for; unequal blocks change theirs as others do."""
+    tasks = [task(0, Shape(1, 1), "n1", kind="slow"), task(1, Shape(1, 1), "n2", kind="fast")]
+    one = job_of_blocks(*tasks, *(task(n, ONE, kind="slow") for n in (2, 3)))
+    one = replace(one, optin=OptIn((1, 8), None, None, blocks=True, kinds=("any",)))
+    assert not KINDS.leaves(one, Allocation(Shape(2, 1), 32)) and KINDS.leaves(one, Allocation(ONE, 32, "fast"))
+    uneven = replace(one, job=replace(one.job, gpus_per_node=0))
+    assert KINDS.may_change(uneven) and not KINDS.may_change(replace(uneven, blocks=()))
+
+
+def test_a_cap_leaves_the_kind_that_was_decided() -> None:
+    """A job that waits, and whose owner accepts one kind alone, would else start on any."""
+    view = ClusterView((NodeView("n1", 4, "slow"), NodeView("n2", 4, "fast")), node_gpus=4)
+    cap = Cap(2, frozenset({1}), reason("partition_share", gpus=2, partition="gpu"))
+    schedule = Schedule({1: Allocation(Shape(1, 4), 64, "fast")}, {1: reason("least_total_time")})
+    got = capped(view, [view_of(1, requested=1)], schedule, [cap]).allocations[1]
+    assert (got.shape, got.kind) == (Shape(1, 2), "fast")
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("", [3, 1]), ("slow", [1, 2]), ("fast", [3, 1]), ("h100", [3, 2])])
+def test_room_for_a_rigid_job_is_made_on_nodes_of_its_type(kind: str, kept: list[int]) -> None:
+    """By those who lose least there; by nobody where no node has it."""
+    view = ClusterView((NodeView("n1", 3, "slow"), NodeView("n2", 2, "fast")), node_gpus=4)
+    jobs = [view_of(1, {"n1": 3}, requested=1), view_of(2, {"n2": 2}, requested=1)]
+    ask = PendingJob(50, 1, 3, (-9, 50), kind=kind)
+    made = make_room(view, jobs, RigidDemand([ask], {"n1": 1, "n2": 2}, {1: (-1, 1), 2: (-1, 2)}))
+    assert [one.shape.gpus for one in made.jobs if one.shape] == kept
+
+
+def test_the_kind_of_a_run_of_blocks() -> None:
+    """That of the blocks which train: not of those that join, nor of those that lead the next term, which may be read
+    later than Slurm's queue."""
+    tasks = [task(0, ONE, "n1"), task(1, ONE, "n2")]
+    old, both, new = (job_of_blocks(*some) for some in (tasks[:1], tasks, tasks[1:]))
+    runs = [run_record(old, None, NODES)]
+    for one in (both, new):
+        runs.append(run_record(one, runs[-1], NODES))
+    assert [run.kind for run in runs] == ["slow"] * 3
+    unclear = run_record(both, None, NODES)
+    after = replace(new, job=replace(new.job, restart=1))
+    assert [unclear.kind, run_record(old, unclear, NODES).kind] == ["fast,slow", "slow"]
+    assert run_record(after, runs[0], NODES).kind == "fast"

@@ -32,6 +32,8 @@ def test_what_a_rigid_job_needs() -> None:
     """Its nodes and GPUs, its place in Slurm's order, how long it may run; and what is free for it."""
     found = demand_of(full(rigid(7, Shape(2, 4))))
     assert found.pending == [PendingJob(7, 2, 4, (-5, 7), 3600.0)]
+    asks = [rigid(8, Shape(1, 4), kind="a100"), rigid(9, Shape(1, 4), kind="a100,v100")]
+    assert [one.kind for one in demand_of(full(*asks)).pending] == ["a100", ""]
     assert found.free == {"n1": 0, "n2": 0, "n3": 0, "n4": 4}
     assert found.ranks == {1: (-3, 1)}
 

@@ -6,11 +6,12 @@ import http.client
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -277,6 +278,27 @@ def test_another_file_in_the_place_of_the_database(serve: Serve, tmp_path: Path)
     (tmp_path / "copy.sqlite").rename(tmp_path / "ones.sqlite")
     page.until(lambda: "restored" in page.get("/")[2])
     assert "waits-for-gpus" not in page.get("/")[2]
+
+
+def test_a_database_that_is_upgraded_meanwhile(serve: Serve, tmp_path: Path) -> None:
+    """Protects viewers from what an older version makes of a newer schema: the connection stays, and is asked again."""
+    page = serve()
+    with closing(sqlite3.connect(tmp_path / "ones.sqlite")) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    page.until(lambda: "schema 9999 is newer" in page.get("/")[2])
+
+
+def test_the_jobs_that_ended_last_come_first(serve: Serve) -> None:
+    """Protects the answer to "what has just ended": a job of days was submitted before all that ended while it ran."""
+    page = serve()
+    with Store.open(page.url, "gres") as store:
+        ended = [job(n, name=f"short-{n}", state="COMPLETED", end_time=5000.0 + n) for n in range(31, 51)]
+        store.record_jobs([*ended, job(30, name="of-days", state="COMPLETED", end_time=9000.0)])
+    page.tick(time.time() + 1)
+    page.until(lambda: "short-50" in page.get("/")[2])
+    text = page.get("/")[2]
+    assert text.index("of-days") < text.index("short-50") < text.index("short-32")
+    assert "short-31" not in text
 
 
 def test_a_job_that_ended_long_ago_still_has_its_page(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
