@@ -100,6 +100,8 @@ class _Expected:
     """What the model of a job says, and the nodes and GPUs per node that the job has measured last."""
 
     model: ThroughputModel
+    on: Mapping[str, ThroughputModel]
+    """By kind of GPU."""
     size: tuple[int, int] | None
 
 
@@ -259,11 +261,12 @@ class Metrics:
                 size = (last.nodes, last.gpus_per_node) if last is not None else None
                 if known is not None and last is not None and size != known.size:
                     asked = (last.nodes, last.nodes * last.gpus_per_node, last.batch)
-                    predicted = float(known.model.throughput(*(np.array([number]) for number in asked))[0])
+                    model = known.on.get(last.kind, known.model)
+                    predicted = float(model.throughput(*(np.array([number]) for number in asked))[0])
                     source = OTHERS if known.size is None else OWN
                     if (ratio := _ratio(last.samples_per_s, predicted)) is not None:
                         self._ratio.labels(*whose[job_id], source).observe(ratio)
-                expected[job_id] = _Expected(view.model, size)
+                expected[job_id] = _Expected(view.model, view.on, size)
         self._expected = expected
 
     def _count(self, resize: ResizeRecord, who: Who) -> None:

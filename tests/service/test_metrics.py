@@ -190,8 +190,8 @@ def test_how_far_off_a_model_was() -> None:
     figures = Figures()
     job = elastic(1, Shape(1, 2), "n1")
 
-    def look(model: Any, *points: ThroughputPoint) -> None:
-        view: Any = SimpleNamespace(model=model)
+    def look(model: Any, *points: ThroughputPoint, **on: Any) -> None:
+        view: Any = SimpleNamespace(model=model, on=on)
         decided = [PartitionSchedule("gpu", Schedule({}), 0.1, {1: view})]
         figures.tick(job, decided=decided, histories={1: history(1, throughput=points)})
 
@@ -207,6 +207,10 @@ def test_how_far_off_a_model_was() -> None:
     assert figures.value("throughput_ratio_count", learned_from="own sizes") == 1.0
     ratio = figures.value("throughput_ratio_sum", learned_from="own sizes")
     assert ratio is not None and 0.5 < ratio < 2.0
+    look(learned, second, fast=MeasuredThroughput.of([ThroughputPoint(1, 1, 32, 1000.0, 5.0)]))
+    look(learned, second, ThroughputPoint(1, 4, 128, 3800.0, 9.5, "fast"))
+    faster = figures.value("throughput_ratio_sum", learned_from="own sizes")
+    assert faster is not None and 0.5 < faster - ratio < 2.0, "by the model of that type of GPU"
     for odd in (math.nan, math.inf, 1e300):
         look(learned, second, ThroughputPoint(1, 4, 64, odd, 10.0))
         look(learned, second)
@@ -240,7 +244,7 @@ def test_a_tick_costs_next_to_nothing() -> None:
     figures = Figures()
     jobs = [elastic(i, Shape(1, 2), "n1", account=f"a{i % 37}", partition=f"p{i % 10}") for i in range(1000)]
     told = {i: history(i, throughput=(ThroughputPoint(1, 2, 64, 190.0, 9.0),)) for i in range(1000)}
-    view: Any = SimpleNamespace(model=MeasuredThroughput.of(()))
+    view: Any = SimpleNamespace(model=MeasuredThroughput.of(()), on={})
     decided = [PartitionSchedule("p0", Schedule({}), 0.1, dict.fromkeys(range(1000), view))]
     given = {
         "histories": told,
