@@ -200,6 +200,7 @@ SENTENCES: dict[str, str] = {
     "block_ended": "block {task} ended before it joined: it is {state}",
     "block_unknown": "Slurm no longer knows block {task}",
     "block_held": "block {task} was held by others",
+    "blocks_held": "blocks {tasks} were held by others",
     "block_taken": "block {task} was started by others",
     "blocks_not_ready": "its blocks were not prepared in time",
     "blocks_not_joined": "its blocks did not train together in time",

@@ -94,9 +94,7 @@ class Actor:
             if State(resize.state) not in only:
                 continue
             try:
-                resize = self._machine.advance(resize)
-                self._held.note(resize)
-                state = State(resize.state)
+                state = State(self._advance(resize).state)
                 left += state in only and not state.final
             except (Unreachable, NotLeader):
                 raise
@@ -105,6 +103,15 @@ class Actor:
                 log.exception("job %d: its resize could not be taken further now", resize.job_id)
                 left += 1
         return left
+
+    def _advance(self, resize: ResizeRecord) -> ResizeRecord:
+        try:
+            resize = self._machine.advance(resize)
+        except Exception:
+            self._held.read_again(resize.job_id)
+            raise
+        self._held.note(resize)
+        return resize
 
     def act(self, round_: Round, schedules: list[PartitionSchedule], *, kept: Collection[int] = ()) -> list[Change]:
         """Begin what the schedules ask for and rules allow; returns the changes begun (or advised).
@@ -232,11 +239,10 @@ class Actor:
             held=change.to_hold,
         )
         record = self._store.begin_resize(record)
-        self._held.note(record)
         self._machine.new.add(record.id)
         if (gain := expected_gain(view, change.new, change.new_batch, change.new_kind)) is not None:
             self._machine.gains[record.id] = gain
-        self._machine.advance(record)
+        self._advance(record)
 
     def _order_batch(self, change: Change) -> None:
         job, batch = change.elastic.job, change.new_batch

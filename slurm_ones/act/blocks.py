@@ -18,7 +18,7 @@ from slurm_ones.act.machine import Machine
 from slurm_ones.act.orders import OrderError
 from slurm_ones.act.transitions import State
 from slurm_ones.reasons import Reason, reason
-from slurm_ones.rules.blocks import task_of
+from slurm_ones.rules.blocks import held_by_others, task_of
 from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job, JobState, Shape, Task
 from slurm_ones.slurm.reshape import has_shape, never_starts
@@ -72,6 +72,10 @@ def advance_blocks(
         array = look_at(machine.client, resize.job_id)
     except UnknownJob:
         return machine.move(resize, State.ENDED, reason("job_unknown"))
+    others = _held_by_others(machine, resize, array)
+    chosen = others & _to_join(resize)
+    # Those that were chosen stay noted, so that a next look finds them too; why this is taken back names them.
+    resize = _note_held(machine, resize, {*resize.held} - (others - chosen))
     if not array.alive:
         seen = _newest(machine, array)
         if seen is not None and seen.order == resize.order_number:
@@ -79,7 +83,10 @@ def advance_blocks(
             resize = _note_held(machine, resize, {*resize.held} - {*seen.blocks})
         ended = [job for job in array.tasks.values() if job.ended]
         last = max(ended, key=lambda job: job.end_time, default=array.job)
-        return machine.move(resize, State.ENDED, reason("job_ended", state=last.state.value))
+        why = held_by_others(chosen) if chosen else reason("job_ended", state=last.state.value)
+        return machine.move(resize, State.ENDED, why)
+    if chosen:
+        return _withdraw(machine, resize, held_by_others(chosen))
     # Whatever its task says, its term is what its reports and orders go by.
     return handle(resize, replace(array, job=replace(array.job, restart=resize.restart)))
 
@@ -92,15 +99,12 @@ Change = Callable[[Machine, ResizeRecord, Array], Reason | None]
 
 
 def _preparing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
+    machine.new.discard(resize.id)
     if (why := machine.hindered(resize, array.job)) is not None:
         return _withdraw(machine, resize, why)
     if not resize.added:
         return machine.move(resize, State.OPENING)
-    why = _unfit(resize, array)
-    if resize.id in machine.new:
-        machine.new.discard(resize.id)
-        why = why or _held_by_others(resize, array)
-    if why is not None:
+    if (why := _unfit(resize, array)) is not None:
         return _withdraw(machine, resize, why)
     if machine.times.late(resize):
         return _withdraw(machine, resize, reason("blocks_not_ready"))
@@ -141,12 +145,16 @@ def _elsewhere(resize: ResizeRecord, array: Array) -> Reason | None:
     return reason("blocks_differ", what="partition")
 
 
-def _held_by_others(resize: ResizeRecord, array: Array) -> Reason | None:
-    """That one of those that are to join was held since it was chosen: nobody else had a reason to."""
-    for task, _, _ in resize.added:
-        if task in resize.held and array.tasks[task].held:
-            return reason("block_held", task=task)
-    return None
+def _held_by_others(machine: Machine, resize: ResizeRecord, array: Array) -> set[int]:
+    """At the first look at it, those of the tasks that we are to hold that somebody has held since they were chosen:
+    it was not us. None at any other look."""
+    if resize.id not in machine.new or resize.state != State.PREPARING.value:
+        return set()
+    return {task for task in resize.held if (job := array.tasks.get(task)) is not None and job.held}
+
+
+def _to_join(resize: ResizeRecord) -> set[int]:
+    return {task for task, _, _ in resize.added}
 
 
 def _prepared(resize: ResizeRecord, array: Array) -> bool:
@@ -165,7 +173,7 @@ def _prepared(resize: ResizeRecord, array: Array) -> bool:
 
 
 def _unheld(resize: ResizeRecord, array: Array) -> list[int]:
-    tasks = {*resize.held, *(task for task, _, _ in resize.added)} & array.tasks.keys()
+    tasks = ({*resize.held} | _to_join(resize)) & array.tasks.keys()
     return sorted(task for task in tasks if array.tasks[task].pending and not array.tasks[task].held)
 
 
@@ -285,7 +293,8 @@ def _hindered(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | 
         if job.pending and never_starts(job):
             return reason("never_starts", cause=job.reason)
         if job.pending and job.held:
-            return reason("block_held", task=task)
+            jobs = ((one, array.tasks.get(one)) for one in _to_join(resize))
+            return held_by_others([one for one, its in jobs if its and its.held and not never_starts(its)])
         if job.ended or job.completing:
             return reason("block_ended", task=task, state=job.state.value)
         waiting, since = waiting or job.pending, max(since, job.start_time)
@@ -332,8 +341,10 @@ def _withdrawing(machine: Machine, resize: ResizeRecord, array: Array) -> Resize
         return machine.move(resize, State.LEAVING, reason("blocks_joined"), deadline=deadline)
     # Where some had joined already they stay, and those whose place they took are gone.
     tasks = [task for task in (*(task for task, _, _ in resize.added), *resize.dropped) if task not in training]
-    # Whom we hold must be known also where the job never reports that they left, or is stopped right after.
-    resize = _note_held(machine, resize, ({*resize.held} - training) | {*tasks})
+    # Whom we hold must be known also where the job never reports that they left, or is stopped right after; and whom we
+    # do not, since its owner may.
+    loose = {task for task in resize.held if (job := array.tasks.get(task)) and job.pending and not job.held}
+    resize = _note_held(machine, resize, ({*resize.held} - training - loose) | {*tasks})
     left = _put_back(machine, array, tasks)
     if left and not machine.times.late(resize):
         return resize

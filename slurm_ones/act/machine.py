@@ -82,7 +82,7 @@ class Machine:
     def __post_init__(self) -> None:
         self.times = ActionTimes(self.settings, self.clock)
         self.new: set[int] = set()
-        """Resizes that this companion has begun and not looked at since: what is held of theirs, others hold."""
+        """Resizes that this companion has begun and not looked at since: what waited and is held now, others hold."""
         self.gains: dict[int, float] = {}
         """What the decision expected of resizes that this companion has begun (`Order.gain`). For the job's log alone,
         so that it need not outlive the companion."""

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from slurm_ones.simulate.traces.trace import Trace
 
 PAGE = Path("elasticity.html")
+SINCE = "30d"
+"""`--since` where it is not given."""
 CROWDED = 0.7
 """Share of the GPUs that were held at once, below which a named cluster is likely not the trace's own."""
 
@@ -40,8 +42,8 @@ def study(
         ),
     ] = None,
     since: Annotated[
-        str, typer.Option(help="Start of what sacct is asked for: 2026-01-31, or an age such as 30d.")
-    ] = "30d",
+        str, typer.Option(help="Start of what sacct is asked for: 2026-01-31, or an age such as 90d (default: 30d).")
+    ] = "",
     until: Annotated[str, typer.Option(help="End of it (default: now).")] = "",
     partition: Annotated[str, typer.Option("--partition", "-p", help="Jobs of this partition alone (sacct).")] = "",
     cluster: Annotated[
@@ -124,7 +126,10 @@ def _read(path: Path | None, since: str, until: str, partition: str) -> Trace:
     from slurm_ones.slurm.sacct import Sacct
 
     if path is not None:
+        if since or until:
+            raise BadInput(f"--since and --until: sacct is asked for them; {path} is read whole")
         return read_trace(path, partition)
+    since = since or SINCE
     now = time.time()
     began, ended = moment(since, "--since", now), moment(until, "--until", now) if until else now
     if not 0 <= began < ended <= now:

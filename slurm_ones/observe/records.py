@@ -48,8 +48,9 @@ def run_record(elastic: Elastic, before: RunRecord | None = None, kinds: Mapping
     job, shape = elastic.job, elastic.shape
     same = before if before is not None and before.restart == job.restart else None
     kind = (job.kind if job.of_one_kind and not elastic.blocks else "") or kind_of(job.node_list, kinds or {})
-    if "," in kind and elastic.blocks and same is not None and same.kind:
-        kind = same.kind  # blocks that join, and do not train yet
+    if elastic.blocks and same is not None and same.kind and "," not in same.kind:
+        # Others join before they train, and a term in which others lead may be read later than these.
+        kind = same.kind
     start: float | None = job.start_time
     if elastic.blocks:
         first = min((block.start_time for block in elastic.blocks if block.start_time), default=start)

@@ -72,11 +72,14 @@ def _folder(to: Path) -> Path:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether a file of that name is there that we did not write."""
+    """Whether a file of that name is there that we did not write; raises `PluginError` where it cannot be read."""
     try:
         return OURS not in path.read_text("utf-8", errors="replace")[:200]
     except FileNotFoundError:
-        return False
+        # A link to what is not there now is somebody's.
+        return path.is_symlink()
+    except OSError as error:
+        raise PluginError(f"{path}: {error.strerror}") from None
 
 
 def _files(to: Path, names: tuple[str, ...]) -> list[Path]:

@@ -18,6 +18,11 @@ local function shown(text)
     return "'" .. text:sub(1, 40):gsub("[^ -~]", "?") .. "'"
 end
 
+-- Whether the text holds bytes whose meaning as space or letter only slurm-ones knows, or is too long to be looked at.
+local function is_plain(text)
+    return #text <= MOST and not text:find("[^\t-\r -~]")
+end
+
 -- The words after "ones:", nil where the comment does not begin so.
 local function words_of(comment)
     local rest = comment:match("^%s*[oO][nN][eE][sS]:(.*)$")
@@ -57,15 +62,10 @@ local function fault_of_value(key, value)
     return nil
 end
 
--- Whether the text holds bytes whose meaning as space or letter only slurm-ones knows.
-local function is_plain(text)
-    return #text <= MOST and not text:find("[^\t-\r -~]")
-end
-
 -- What is wrong with a comment that begins with "ones:", as a sentence; nil where nothing is.
 function ones.fault(comment)
-    local words = words_of(comment)
-    if words == nil or not is_plain(comment) then
+    local words = is_plain(comment) and words_of(comment) or nil
+    if words == nil then
         return nil
     end
     local found = {}
@@ -128,22 +128,34 @@ end
 function ones.runs_blocks(script)
     for line in script:gmatch("[^\n]+") do
         local command = line:match("^%s*([^#]*)")
-        if command:find("ones%-run%s.*%-%-blocks") or command:find("ONES_BLOCKS=1") then
+        -- Two searches, since one pattern for both takes the square of a long line's length, in the controller.
+        local _, run = command:find("ones%-run%s")
+        if run ~= nil and command:find("--blocks", run + 1, true) or command:find("ONES_BLOCKS=1", 1, true) then
             return true
         end
     end
     return false
 end
 
-local function has(words, word)
-    return (" " .. words .. " "):gsub("[,%s]+", "  "):find(" " .. word .. " ", 1, true) ~= nil
+local function has(words, wanted)
+    for _, word in ipairs(words) do
+        if word == wanted then
+            return true
+        end
+    end
+    return false
 end
 
 -- The comment that a job shall have, and whether it is elastic; or nil, nil and a sentence where it is refused.
 -- `job` has `comment`, `words` (of options), `array`, `script`; `no_requeue`, `tasks`, `per_job` where they are known.
 function ones.check(job)
     local comment = job.comment
-    if job.words ~= nil then
+    if #(comment or "") + #(job.words or "") > MOST then
+        if job.words ~= nil then
+            return nil, nil, "the comment is too long: shorten --comment"
+        end
+        return nil, false
+    elseif job.words ~= nil then
         comment = ones.merged(comment, job.words)
         if comment == nil then
             return nil, nil, "the options --elastic-... become the job's comment, so leave out --comment or begin it with ones:"
@@ -159,10 +171,13 @@ function ones.check(job)
     if job.array ~= nil and job.script ~= nil and not comment:find("array=", 1, true) and ones.runs_blocks(job.script) then
         comment = comment .. " array=blocks"
     end
-    local fault = ones.fault(comment)
+    if not is_plain(comment) then
+        return comment, false
+    end
+    local fault, words = ones.fault(comment), words_of(comment)
     if fault ~= nil then
         return nil, nil, fault
-    elseif has(comment, "resize=off") then
+    elseif has(words, "resize=off") then
         return comment, false
     elseif job.interactive then
         return nil, nil, "an elastic job is a batch job of one component: submit it with sbatch"
@@ -172,7 +187,7 @@ function ones.check(job)
         return nil, nil, "Slurm does not let a user change task counts: leave out --ntasks and --ntasks-per-..."
     elseif job.per_job then
         return nil, nil, "say how many GPUs a node takes, by --nodes and --gres=gpu:N, in place of --gpus or --gpus-per-task"
-    elseif has(comment, "array=blocks") then
+    elseif has(words, "array=blocks") then
         if job.array == nil then
             return nil, nil, "array=blocks needs a job array: add --array=0-7%1"
         elseif not job.array:find("%%1$") then

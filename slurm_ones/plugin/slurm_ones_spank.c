@@ -7,6 +7,7 @@
  * Part of slurm-ones, BSD-3-Clause.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <slurm/spank.h>
@@ -50,6 +51,19 @@ static int take(int word, const char *value, int remote)
     return 0;
 }
 
+/* Slurm leaves the options in the job's environment, and takes them from there as if they were given again. What is
+ * submitted within an elastic job has not asked for that. */
+static void forget(void)
+{
+    char name[96];
+    int i;
+
+    for (i = 0; i < WORDS; i++) {
+        snprintf(name, sizeof name, "SLURM_SPANK__SLURM_SPANK_OPTION_slurm_ones_elastic_%s", words[i]);
+        unsetenv(name);
+    }
+}
+
 int slurm_spank_init(spank_t spank, int argc, char *argv[])
 {
     int i;
@@ -58,6 +72,7 @@ int slurm_spank_init(spank_t spank, int argc, char *argv[])
     (void)argv;
     if (spank_context() != S_CTX_ALLOCATOR)
         return 0;
+    forget();
     for (i = 0; i < WORDS; i++)
         if (spank_option_register(spank, &options[i]) != 0)
             slurm_debug("ones: --%s is not available", options[i].name);

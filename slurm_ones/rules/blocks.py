@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from ones_db import JobHistory, ResizeRecord
+from ones_db import JobHistory, ReasonRecord, ResizeRecord
 from slurm_ones.config import LimitSettings
 from slurm_ones.observe.eligibility import Elastic
+from slurm_ones.reasons import Reason, reason
 from slurm_ones.rules.dwell import near_limit
 from slurm_ones.rules.moves import Block, Moves
 from slurm_ones.slurm.model import Job, JobState, Node, Shape
@@ -110,13 +111,26 @@ def moves_of(resize: ResizeRecord) -> Moves:
     return Moves(added, () if resize.state == "withdrawing" else resize.dropped)
 
 
-def held_by_us(resizes: Iterable[ResizeRecord], before: Collection[int] = ()) -> frozenset[int]:
+def held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
     """Of one job's resizes, in their order, the tasks that have been put into a hold of ours, and were not held by
-    their owner since; `before` them were those."""
-    ours = {*before}
+    their owner since."""
+    ours: set[int] = set()
     for resize in resizes:
         if resize.mechanism == BLOCKS:
             ours |= {*resize.held, *resize.dropped, *(task for task, _, _ in resize.added)}
-            if resize.outcome.code == "block_held":
-                ours -= {int(task) for name, task in resize.outcome.arguments.items() if name == "task"}
+            ours -= _given_up(resize.outcome)
     return frozenset(ours)
+
+
+def held_by_others(tasks: Collection[int]) -> Reason:
+    """Why a change was taken back of which others hold these tasks: none of them is ours from then on."""
+    if len(tasks) == 1:
+        return reason("block_held", task=min(tasks))
+    return reason("blocks_held", tasks=", ".join(map(str, sorted(tasks))))
+
+
+def _given_up(outcome: ReasonRecord) -> set[int]:
+    """The tasks that `held_by_others` named."""
+    if outcome.code not in ("block_held", "blocks_held"):
+        return set()
+    return {int(task) for named in outcome.arguments.values() for task in str(named).split(", ")}

@@ -39,8 +39,8 @@ class Health:
         self._clock = clock
         self._store: Store | None = None
         self._record = HealthRecord(0.0, "", 0.0)
-        self._reported = 0.0
-        """Time of the newest error that was reported."""
+        self._reported = 0
+        """Errors that were reported."""
 
     def leads(self, store: Store, settings: Settings) -> None:
         """A companion leads over that store, which is written to from now on."""
@@ -86,10 +86,11 @@ class Health:
     def watchdog_ping(self) -> None:
         """Feed the watchdog, and report an error that is new."""
         self._notifier.alive()
-        if self._last.time > self._reported:
-            self._reported = self._last.time
+        new = self._last.count - self._reported
+        if new:
+            self._reported += new
             if self._metrics is not None:
-                self._metrics.failed()
+                self._metrics.failed(new)
             self._notifier.status(self._last.text)
             self._write()
 

@@ -105,15 +105,16 @@ class RateLimitFilter(logging.Filter):
 
 
 class LastErrorHandler(logging.Handler):
-    """Remembers the newest error, for `slurm-ones status`."""
+    """Remembers the newest error, for `slurm-ones status`, and how many there were."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.text, self.time = "", 0.0
+        self.text, self.time, self.count = "", 0.0, 0
         self.setFormatter(OneLine(journal=True))
 
     def emit(self, record: logging.LogRecord) -> None:
         self.text, self.time = self.format(record).partition(">")[2], record.created
+        self.count += 1
 
 
 def to_journal(stream: TextIO, environment: dict[str, str] | os._Environ[str] = os.environ) -> bool:

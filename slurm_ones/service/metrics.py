@@ -62,6 +62,8 @@ class _Now:
 
     until: float = -math.inf
     """When it is too old to be shown."""
+    took: Mapping[tuple[()], float] = field(default_factory=dict)
+    """Seconds of the tick."""
     running: Mapping[Who, int] = field(default_factory=dict)
     waiting: Mapping[Who, int] = field(default_factory=dict)
     gpus: Mapping[Who, int] = field(default_factory=dict)
@@ -79,13 +81,14 @@ class _Present(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """See `Collector`."""
         now = self.now if self._clock() <= self.now.until else _Now()
+        yield _family("last_tick_seconds", "what the last tick took", now.took)
         yield _family("running_jobs", "elastic jobs that run", now.running, *WHOSE)
         yield _family("waiting_jobs", "elastic jobs that wait", now.waiting, *WHOSE)
         yield _family("gpus", "GPUs on which elastic jobs run", now.gpus, *WHOSE)
         yield _family("refused_jobs", "elastic jobs that get no other size now", now.refused, *WHOSE, "reason")
 
 
-def _family(name: str, text: str, values: Mapping[K, int], *labels: str) -> GaugeMetricFamily:
+def _family(name: str, text: str, values: Mapping[K, float], *labels: str) -> GaugeMetricFamily:
     family = GaugeMetricFamily(f"{SPACE}_{name}", text, labels=labels)
     for whose, value in values.items():
         family.add_metric(whose, value)
@@ -97,6 +100,8 @@ class _Expected:
     """What the model of a job says, and the nodes and GPUs per node that the job has measured last."""
 
     model: ThroughputModel
+    on: Mapping[str, ThroughputModel]
+    """By kind of GPU."""
     size: tuple[int, int] | None
 
 
@@ -120,7 +125,6 @@ class Metrics:
         self.registry.register(self._present)
         self._info = self._gauge("info", "the companion, always 1", "version", "policy", "mode")
         self._time = self._gauge("last_tick_timestamp_seconds", "end of the last tick that was not in vain")
-        self._took = self._gauge("last_tick_seconds", "what the last tick took")
         self._interval = self._gauge("tick_interval_seconds", "seconds between ticks, by the settings")
         self._ticks = self._total("ticks", "ticks that were not in vain")
         self._errors = self._total("errors", "errors that were logged")
@@ -135,7 +139,7 @@ class Metrics:
         self._phases = self._histogram("resize_phase_seconds", "phases of resizes", SECONDS, *WHOSE, "way", "phase")
         self._ratio = self._histogram(
             "throughput_ratio",
-            "throughput first measured at a size, over what was predicted of it before",
+            "throughput first measured after a change of size, over what was predicted of it before",
             RATIOS,
             *WHOSE,
             "learned_from",
@@ -152,14 +156,16 @@ class Metrics:
 
     def leads(self, settings: Settings) -> None:
         """The companion leads from now on, by these settings."""
+        # What was so before, another companion may have counted.
+        self._seen, self._expected = None, {}
         self._interval_s = settings.interval_s
         self._interval.set(settings.interval_s)
         self._info.clear()
         self._info.labels(slurm_ones.__version__, settings.policy, settings.mode).set(1)
 
-    def failed(self) -> None:
-        """Count an error."""
-        self._errors.inc()
+    def failed(self, errors: int) -> None:
+        """Count errors."""
+        self._errors.inc(errors)
 
     @property
     def due(self) -> list[ResizeRecord]:
@@ -178,7 +184,6 @@ class Metrics:
         # Of a job whose resize ended with it the last word counts.
         before, self._who = self._who, whose
         self._time.set(now)
-        self._took.set(tick.seconds)
         self._ticks.inc()
         for change in tick.begun:
             self._begun.labels(*whose[change.job_id]).inc()
@@ -193,6 +198,7 @@ class Metrics:
             gpus[whose[job_id]] += one.shape.gpus
         self._present.now = _Now(
             self._clock() + LATE * self._interval_s,
+            {(): tick.seconds},
             Counter(whose[job_id] for job_id in running),
             Counter(whose[job_id] for job_id in elastic if job_id not in running),
             gpus,
@@ -206,6 +212,9 @@ class Metrics:
             total.labels(*who)
         for source in (OTHERS, OWN):
             self._ratio.labels(*who, source)
+        for way in PHASES:
+            for state in FINAL:
+                self._ended.labels(*who, way, state.value)
 
     def _hold(self, tick: Tick, whose: Mapping[int, Who]) -> None:
         """Add up what jobs held since the last tick: as now, and for longer than a few ticks nobody knows."""
@@ -252,17 +261,16 @@ class Metrics:
                 size = (last.nodes, last.gpus_per_node) if last is not None else None
                 if known is not None and last is not None and size != known.size:
                     asked = (last.nodes, last.nodes * last.gpus_per_node, last.batch)
-                    predicted = float(known.model.throughput(*(np.array([number]) for number in asked))[0])
+                    model = known.on.get(last.kind, known.model)
+                    predicted = float(model.throughput(*(np.array([number]) for number in asked))[0])
                     source = OTHERS if known.size is None else OWN
                     if (ratio := _ratio(last.samples_per_s, predicted)) is not None:
                         self._ratio.labels(*whose[job_id], source).observe(ratio)
-                expected[job_id] = _Expected(view.model, size)
+                expected[job_id] = _Expected(view.model, view.on, size)
         self._expected = expected
 
     def _count(self, resize: ResizeRecord, who: Who) -> None:
         way = _way(resize)
-        for state in FINAL:
-            self._ended.labels(*who, way, state.value)
         for phase in (TOTAL, *PHASES[way]):
             self._phases.labels(*who, way, phase)
         self._lost.labels(*who, way)

@@ -12,6 +12,7 @@ from ones_db import JobRecord, ResizeRecord, Store
 from ones_wrapper.protocol import ORDERS, decode_order, directory_name
 from slurm_ones.act.actor import Actor, PartitionSchedule
 from slurm_ones.act.deferrals import Deferrals
+from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.orders import OrderWriter
 from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic, Observation
@@ -67,7 +68,7 @@ class Slurm:
 class Bench:
     """An actor for one cluster of two nodes, and what it did."""
 
-    def __init__(self, store: Store, folder: Path, **settings: Any) -> None:
+    def __init__(self, store: Store, folder: Path, *, held: HeldTasks | None = None, **settings: Any) -> None:
         self.store = store
         self.now = NOW
         self.said: list[str] = []
@@ -87,6 +88,7 @@ class Bench:
             self.settings,
             Deferrals(self.slurm, store, LEASE_S, self.clock),  # type: ignore[arg-type]
             OrderWriter(self.slurm, self.settings.spool, self.clock),  # type: ignore[arg-type]
+            held=held,
             clock=self.clock,
             say=self.said.append,
         )

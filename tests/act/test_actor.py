@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ones_db import JobRecord, ReportLine, ResizeRecord, RunReports, Store
+from ones_db import JobRecord, ReasonRecord, ReportLine, ResizeRecord, RunReports, Store, StoreLost
 from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Bye, Order, decode_order, directory_name, encode, spool_order_name
+from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.orders import OrderError, order_path, write_order
 from slurm_ones.act.transitions import HOLDS_JOB, State
 from slurm_ones.reasons import reason
+from slurm_ones.rules.blocks import BLOCKS, held_by_others
 from slurm_ones.schedule.gain import expected_gain
 from slurm_ones.schedule.policy import Allocation, Promise
 from slurm_ones.slurm.client import Unreachable
@@ -136,6 +138,30 @@ def test_one_broken_resize_does_not_stop_the_others(own_store: Store, tmp_path: 
     bench.machine.broken = {2: Unreachable("down")}
     with pytest.raises(Unreachable):
         bench.actor.advance()
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["answered", "the answer was lost"])
+def test_what_others_hold_is_remembered_however_a_change_of_blocks_ended(
+    own_store: Store, tmp_path: Path, told: bool
+) -> None:
+    """Also where its end was stored, and the database did not say so."""
+    held = HeldTasks(own_store)
+    actor = Bench(own_store, tmp_path, held=held).actor
+    own_store.record_jobs([JobRecord(1, "job", "alice", 1.0, 1, 1, elastic=True)])
+    resize = ResizeRecord(1, 0, 1, 1, 32, 1, 2, 64, "preparing", NOW, mechanism=BLOCKS, held=(1, 2))
+    resize = own_store.begin_resize(resize)
+    held.note(resize)
+    assert held.of(1) == {1, 2}
+
+    def end(resize: ResizeRecord) -> ResizeRecord:
+        ended = own_store.end_resize(resize.id, "rolled_back", ReasonRecord.of(held_by_others({2})), NOW + 1)
+        if not told:
+            raise StoreLost("the server closed the connection at the commit")
+        return ended
+
+    actor._machine.advance = end  # type: ignore[method-assign]
+    actor.advance()
+    assert held.of(1) == {1} and held.ever(1) == {1, 2}
 
 
 def test_a_companion_that_stops_takes_care_of_held_jobs_alone(own_store: Store, tmp_path: Path) -> None:

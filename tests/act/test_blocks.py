@@ -12,6 +12,7 @@ import pytest
 from ones_db import Store
 from ones_wrapper.protocol import Membership, encode_report
 from slurm_ones.act import blocks
+from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.client import NotResizable
 from slurm_ones.slurm.model import JobState, Shape, Task
@@ -206,6 +207,59 @@ def test_a_block_that_its_owner_holds_before_we_do(make: Make) -> None:
     world.simulated.pass_time(60)
     world.tidy()
     assert world.tasks[1].held, "its owner keeps it, and the job did not say that it is over"
+
+
+@pytest.mark.parametrize("how", ["goes on", "stop file", "the job ends"])
+def test_a_task_that_its_owner_holds_before_we_do_is_never_ours(make: Make, how: str) -> None:
+    """It is one of those that were to be held alone, and not to join: what we remember says so, and what is stored."""
+    world = make()
+    held = HeldTasks(world.store)
+    held.note(world.begin({1: ONE}))
+    assert 2 in held.of(world.job_id)
+    world.machine.new.add(world.resize.id)
+    world.cluster.hold(Task(world.job_id, 2))
+    if how == "stop file":
+        world.stop_file.touch()
+    elif how == "the job ends":
+        world.cluster.hold(Task(world.job_id, 1))
+        world.cluster.hold(Task(world.job_id, 3))
+        for task in world.tasks.keys() - {1, 2, 3}:
+            world.cluster.cancel(Task(world.job_id, task))
+        world.simulated.pass_time(5)
+    held.note(world.finish())
+    assert world.resize.state == {"goes on": "done", "stop file": "rolled_back", "the job ends": "ended"}[how]
+    assert world.tasks[2].held and not {2} & (held.of(world.job_id) | held.ever(world.job_id) | world.machine_held())
+    if how == "goes on":
+        assert 3 in held.of(world.job_id) == world.machine_held()
+    elif how == "the job ends":
+        assert not {1, 3} & world.machine_held()
+
+
+@pytest.mark.parametrize("state", [State.PREPARING, State.JOINING])
+def test_blocks_that_their_owner_holds_at_once(make: Make, state: State) -> None:
+    """As by the job's number: none of them is ours from then on."""
+    world = make()
+    for name in list(world.cluster.nodes.names()):
+        world.cluster.drain(name)
+    world.begin({1: ONE, 2: ONE})
+    world.machine.new.add(world.resize.id)
+    if state is State.JOINING:
+        world.until(state)
+    for task in (1, 2):
+        world.cluster.hold(Task(world.job_id, task))
+    resize = world.finish()
+    assert resize.outcome.text == "blocks 1, 2 were held by others" and resize.state == State.ROLLED_BACK
+    assert not {1, 2} & world.machine_held()
+
+
+def test_what_was_never_held_is_not_ours(make: Make) -> None:
+    """A change is taken back before its tasks are held: who holds one afterwards is its owner."""
+    world = make()
+    world.begin({1: ONE})
+    world.stop_file.touch()
+    world.finish()
+    assert world.resize.state == State.ROLLED_BACK and not world.tasks[2].held
+    assert 2 not in world.machine_held()
 
 
 def test_a_block_that_slurm_requeues_while_the_others_are_held_starts_again(make: Make) -> None:

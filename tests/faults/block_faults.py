@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
@@ -95,11 +95,16 @@ class BlockFaults:
             self._cluster.hold(task)
             self._cluster.timeline.after(rng.uniform(*HELD_S), lambda: self.release(task))
         else:
-            self.let_go.add(task)
-            self.held.discard(task)
-            self.held_in_change.discard(task)
+            self.note_let_go([task])
             self._cluster.release(task)
         return True
+
+    def note_let_go(self, tasks: Iterable[Task]) -> None:
+        """Their owner lets them go, out of whoever's hold."""
+        tasks = {*tasks}
+        self.let_go |= tasks
+        self.held -= tasks
+        self.held_in_change -= tasks
 
     def release(self, task: Task) -> None:
         """Its owner lets it go again; it was theirs to hold."""

@@ -11,7 +11,7 @@ from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.block_training import BlockTraining
 from slurm_ones.simulate.workloads.workload import Workload
-from slurm_ones.slurm.model import JobState
+from slurm_ones.slurm.model import JobState, Task
 from tests.faults.block_faults import BlockFaults
 from tests.faults.files import FaultyFiles
 from tests.faults.injector import FaultInjector
@@ -229,7 +229,11 @@ class FaultyWorld(World):
                 if not job.held_by:
                     return False
                 # Who held all of it lets all of it go.
-                cluster.release(job_id if job_id in self.held else key)
+                released = job_id if job_id in self.held else key
+                held = [one for one in cluster.records.known_of(job_id) if one.pending and one.held_by == "user"]
+                tasks = {Task(job_id, task) for one in held for task in one.array_tasks}
+                self.block_faults.note_let_go(tasks & {released} if isinstance(released, Task) else tasks)
+                cluster.release(released)
                 self.held.discard(job_id)
             case FaultKind.HELD | FaultKind.ADMIN_HOLD:
                 self.held.add(job_id)

@@ -35,6 +35,8 @@ KEPT_WITH_BLOCKS = {
     512984238: "a block that trained was requeued while the others were put into our hold, and stayed in it with them",
     20260063: "a job that an operator held was cancelled: by a change taken back, who trained last was held by us",
     20270204: "a job's only block was requeued while it was to leave, and was held as if it had left",
+    20280347: "a task that its owner held just before we held all that waited passed for ours, and was released later",
+    20280299: "the same",
 }
 """The same with jobs of blocks."""
 

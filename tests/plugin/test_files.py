@@ -82,6 +82,17 @@ def test_a_sites_own_script_stays(tmp_path: Path) -> None:
     assert write_site(tmp_path, None, False, SITE) == (written, todo)
 
 
+def test_what_is_there_in_place_of_a_file(tmp_path: Path) -> None:
+    """A link to what is not there now stays as it is; what cannot be read is named."""
+    (tmp_path / "job_submit.lua").symlink_to(tmp_path / "managed/job_submit.lua")
+    written, _ = write_site(tmp_path, None, False, SITE)
+    assert (tmp_path / "job_submit.lua").is_symlink() and tmp_path / "job_submit.lua" not in written
+    (tmp_path / "cli_filter.lua").unlink()
+    (tmp_path / "cli_filter.lua").mkdir()
+    with pytest.raises(PluginError, match=r"cli_filter.lua: Is a directory"):
+        write_site(tmp_path, None, False, SITE)
+
+
 def test_folders_that_slurm_cannot_name(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="choose a folder whose path"):
         write_site(tmp_path / 'a"; os.exit() --', None, False, SITE)

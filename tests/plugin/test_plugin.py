@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -76,6 +77,17 @@ def test_options_become_a_comment(plugged: Cluster) -> None:
     plain = submit(plugged, "--no-requeue", "--ntasks=3", *PLAIN)
     assert comment(plugged, plain) == "" and plain.stderr == ""
     assert plugged.run(["srun", "-n1", "echo", "ran"]).stdout == "ran\n"
+
+
+def test_what_an_elastic_job_submits_is_not_elastic(plugged: Cluster) -> None:
+    """Slurm leaves our options in a job's environment, and would take them from there for each sbatch within it."""
+    within = "env | grep -c SLURM_SPANK_; sbatch -H --wrap true; sbatch -H --elastic-gpus=2-3 --wrap true"
+    done = submit(plugged, "--elastic-gpus=1-4", "--elastic-batch=32", "-W", "-o", "within", "--wrap", within)
+    said = (plugged.home("alice") / "within").read_text().splitlines()
+    assert done.returncode == 0 and int(said[0]) > 0, (done, said)
+    given = [line for line in said if line.startswith("Submitted")]
+    found = [comment(plugged, CompletedProcess((), 0, line, "")) for line in given]
+    assert found == ["", "ones: gpus=2-3"], said
 
 
 def test_near_misses_are_refused(plugged: Cluster) -> None:

@@ -203,5 +203,35 @@ def test_arrays_of_blocks_are_marked(lua: Lua) -> None:
     assert said(lua, words="gpus=1-4", array="0-7", script=script.format("--blocks"))[1] is not None
 
 
-def test_a_job_that_is_only_measured_may_be_of_any_form(lua: Lua) -> None:
-    assert said(lua, comment="ones: resize=off", no_requeue=True, tasks=True) == ("ones: resize=off", None)
+@pytest.mark.parametrize("comment", ["ones: resize=off", "ones:resize=off", "ONES:\tgpus=1-4,resize=off"])
+def test_a_job_that_is_only_measured_may_be_of_any_form(lua: Lua, comment: str) -> None:
+    assert said(lua, comment=comment, no_requeue=True, tasks=True) == (comment, None)
+
+
+@pytest.mark.parametrize("comment", ["ones:\u00a0gpus=1-4\u00a0resize=off", "ones: gpus=1-4 " + "x" * 1000])
+def test_what_is_not_looked_at_is_handed_on(lua: Lua, comment: str) -> None:
+    """With a word that only slurm-ones finds the job may be of any form."""
+    assert said(lua, comment=comment, no_requeue=True, tasks=True)[1] is None
+    if len(comment) > 1000:
+        assert "too long" in str(said(lua, words="gpus=1-4", comment=comment)[1])
+
+
+def test_long_text_costs_the_controller_nothing(lua: Lua) -> None:
+    """The controller answers nobody while it reads a script of a few MB, or a comment that Slurm will refuse."""
+    took = float(
+        lua.run(
+            """
+            local began = os.clock()
+            ones.runs_blocks(string.rep("ones-run ", 400000))
+            ones.runs_blocks(string.rep("ones-run x\\n", 300000))
+            ones.check({ comment = "ones: gpus=1-4 kinds=" .. string.rep("a,", 200000) })
+            ones.check({ words = "gpus=1-4 kinds=" .. string.rep("a,", 200000) })
+            return os.clock() - began
+            """
+        )
+        or "nan"
+    )
+    assert took < 2.0
+    lines = "x\nones-run --blocks"
+    assert lua.run(f"return ones.runs_blocks({literal(lines)}) and 1 or nil") == "1"
+    assert lua.run(f"return ones.runs_blocks({literal('--blocks ones-run x')}) and 1 or nil") is None

@@ -16,7 +16,7 @@ from slurm_ones.config import LimitSettings, ResizeSettings, Settings
 from slurm_ones.learn.knowledge import Learner
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import reason
-from slurm_ones.rules.blocks import BLOCKS, held_by_us, spare
+from slurm_ones.rules.blocks import BLOCKS, held_by_others, held_by_us, spare
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.dwell import switch_dwell_s, switch_near_end_s
 from slurm_ones.rules.gate import PartitionRules, Round
@@ -241,10 +241,11 @@ def test_tasks_that_others_hold_are_not_used() -> None:
 def test_what_is_held_by_us() -> None:
     """By our resizes; not what its owner was seen to hold since."""
     first = ResizeRecord(1, 0, 1, 1, 32, 1, 2, 32, "done", 1.0, mechanism=BLOCKS, held=(1, 2, 3), dropped=(0,))
-    held = ReasonRecord.of(reason("block_held", task=2))
+    held = ReasonRecord.of(held_by_others({2}))
     second = replace(first, held=(), dropped=(), added=((2, 1, 1),), outcome=held)
     other = replace(first, mechanism="requeue", held=(7,))
     assert held_by_us([first, second, other]) == {0, 1, 3}
+    assert held_by_us([first, replace(second, outcome=ReasonRecord.of(held_by_others({2, 3})))]) == {0, 1}
 
 
 def test_a_rigid_job_gets_what_blocks_give_up() -> None:

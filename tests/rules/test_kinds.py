@@ -10,6 +10,7 @@ from ones_db import ResizeRecord
 from slurm_ones.act.advice import commands
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.optin import OptIn
+from slurm_ones.observe.records import run_record
 from slurm_ones.reasons import reason
 from slurm_ones.rules.caps import Cap, capped
 from slurm_ones.rules.gate import PartitionRules
@@ -202,3 +203,18 @@ def test_room_for_a_rigid_job_is_made_on_nodes_of_its_type(kind: str, kept: list
     ask = PendingJob(50, 1, 3, (-9, 50), kind=kind)
     made = make_room(view, jobs, RigidDemand([ask], {"n1": 1, "n2": 2}, {1: (-1, 1), 2: (-1, 2)}))
     assert [one.shape.gpus for one in made.jobs if one.shape] == kept
+
+
+def test_the_kind_of_a_run_of_blocks() -> None:
+    """That of the blocks which train: not of those that join, nor of those that lead the next term, which may be read
+    later than Slurm's queue."""
+    tasks = [task(0, ONE, "n1"), task(1, ONE, "n2")]
+    old, both, new = (job_of_blocks(*some) for some in (tasks[:1], tasks, tasks[1:]))
+    runs = [run_record(old, None, NODES)]
+    for one in (both, new):
+        runs.append(run_record(one, runs[-1], NODES))
+    assert [run.kind for run in runs] == ["slow"] * 3
+    unclear = run_record(both, None, NODES)
+    after = replace(new, job=replace(new.job, restart=1))
+    assert [unclear.kind, run_record(old, unclear, NODES).kind] == ["fast,slow", "slow"]
+    assert run_record(after, runs[0], NODES).kind == "fast"

@@ -3,6 +3,7 @@ and that whoever reaches their port harms nobody."""
 
 from __future__ import annotations
 
+import logging
 import math
 import socket
 import threading
@@ -101,6 +102,33 @@ def test_gpu_seconds_beyond_what_jobs_asked_for() -> None:
     assert figures.value("gpu_seconds_total") == 300.0 + 4 * 180.0 + 4 * 10.0
 
 
+def test_what_another_companion_counted_is_not_counted_again() -> None:
+    """That of one that leads again begins anew; and how long its last tick took is said no longer than it ticks."""
+    figures = Figures()
+    job, asked = elastic(1, Shape(1, 4), "n1"), {1: history(1)}
+    figures.tick(job, histories=asked)
+    assert figures.samples("last_tick_seconds") == {frozenset(): 0.25}
+    figures.now += 3600.0
+    assert figures.samples("last_tick_seconds") == {}
+    figures.metrics.leads(Settings(mode="act"))
+    figures.tick(job, histories=asked)
+    assert figures.value("gpu_seconds_total") == 0.0
+    figures.tick(job, histories=asked)
+    assert figures.value("gpu_seconds_total") == 240.0
+
+
+def test_each_error_is_counted() -> None:
+    """Also those that come between two looks, or at the same moment."""
+    metrics, last = Metrics(), LastErrorHandler()
+    health = Health(Notifier({}), last, metrics=metrics)
+    for _ in range(2):
+        for _ in range(3):
+            last.handle(logging.makeLogRecord({"levelno": logging.ERROR, "msg": "no answer", "created": 5.0}))
+        health.watchdog_ping()
+    health.watchdog_ping()
+    assert "slurm_ones_errors_total 6.0" in generate_latest(metrics.registry).decode()
+
+
 def test_why_jobs_stay_as_they_are() -> None:
     """Counted when it begins, shown as long as it lasts, and gone once nobody ticks here."""
     figures = Figures()
@@ -125,6 +153,8 @@ def test_a_resize_is_counted_once_with_its_phases() -> None:
     figures = Figures()
     job = elastic(1, Shape(1, 4), "n1")
     figures.tick(job)
+    # Prometheus sees no increase in a series that begins with 1.
+    assert figures.value("resizes_total", way="requeue", state="done") == 0.0
     figures.tick(ended=[resize()])
     assert [one.id for one in figures.metrics.due] == [1]
     assert figures.value("resizes_total", way="requeue", state="done") == 1.0
@@ -160,8 +190,8 @@ def test_how_far_off_a_model_was() -> None:
     figures = Figures()
     job = elastic(1, Shape(1, 2), "n1")
 
-    def look(model: Any, *points: ThroughputPoint) -> None:
-        view: Any = SimpleNamespace(model=model)
+    def look(model: Any, *points: ThroughputPoint, **on: Any) -> None:
+        view: Any = SimpleNamespace(model=model, on=on)
         decided = [PartitionSchedule("gpu", Schedule({}), 0.1, {1: view})]
         figures.tick(job, decided=decided, histories={1: history(1, throughput=points)})
 
@@ -177,6 +207,10 @@ def test_how_far_off_a_model_was() -> None:
     assert figures.value("throughput_ratio_count", learned_from="own sizes") == 1.0
     ratio = figures.value("throughput_ratio_sum", learned_from="own sizes")
     assert ratio is not None and 0.5 < ratio < 2.0
+    look(learned, second, fast=MeasuredThroughput.of([ThroughputPoint(1, 1, 32, 1000.0, 5.0)]))
+    look(learned, second, ThroughputPoint(1, 4, 128, 3800.0, 9.5, "fast"))
+    faster = figures.value("throughput_ratio_sum", learned_from="own sizes")
+    assert faster is not None and 0.5 < faster - ratio < 2.0, "by the model of that type of GPU"
     for odd in (math.nan, math.inf, 1e300):
         look(learned, second, ThroughputPoint(1, 4, 64, odd, 10.0))
         look(learned, second)
@@ -210,7 +244,7 @@ def test_a_tick_costs_next_to_nothing() -> None:
     figures = Figures()
     jobs = [elastic(i, Shape(1, 2), "n1", account=f"a{i % 37}", partition=f"p{i % 10}") for i in range(1000)]
     told = {i: history(i, throughput=(ThroughputPoint(1, 2, 64, 190.0, 9.0),)) for i in range(1000)}
-    view: Any = SimpleNamespace(model=MeasuredThroughput.of(()))
+    view: Any = SimpleNamespace(model=MeasuredThroughput.of(()), on={})
     decided = [PartitionSchedule("p0", Schedule({}), 0.1, dict.fromkeys(range(1000), view))]
     given = {
         "histories": told,
@@ -289,6 +323,21 @@ def test_who_keeps_the_port_busy_harms_nobody(port: int) -> None:
         time.sleep(0.1)
     for client in clients:
         client.close()
+
+
+def test_a_place_is_given_back_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    """The machine may have none left for a while."""
+    with monkeypatch.context() as patch:
+        start = threading.Thread.start
+
+        def refused(thread: threading.Thread) -> None:
+            if "process_request_thread" in thread.name:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        patch.setattr(threading.Thread, "start", refused)
+        assert not any(fetched(port) for _ in range(metrics_server.AT_ONCE))
+    assert fetched(port)
 
 
 def test_where_it_listens() -> None:

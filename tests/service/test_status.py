@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import sys
 import urllib.request
@@ -140,7 +141,8 @@ def test_ticks_and_errors_are_written_down(url: str) -> None:
         assert store.health() == HealthRecord(500.0, "act", 60.0)
         health.ticked(tick())
         assert store.health() == HealthRecord(500.0, "act", 60.0, 500.0, 0.25, 0, 0, 0)
-        last.text, last.time = "daemon: no answer", 490.0
+        error = {"name": "daemon", "msg": "no answer", "levelno": logging.ERROR, "created": 490.0}
+        last.handle(logging.makeLogRecord(error))
         health.watchdog_ping()
         found = store.health()
         assert found is not None and (found.error, found.error_time, found.tick_time) == (last.text, 490.0, 500.0)
@@ -161,7 +163,7 @@ def test_prometheus_finds_figures_on_this_machine_alone() -> None:
             serve("127.0.0.1", port)
     figures = serve("127.0.0.1", port)
     figures.ticked(500.0, tick())
-    figures.failed()
+    figures.failed(1)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
         text = answer.read().decode()
     assert "slurm_ones_last_tick_timestamp_seconds 500.0" in text and "slurm_ones_errors_total 1.0" in text

@@ -17,7 +17,14 @@ from slurm_ones.cli import app
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.elasticity.curves import KINDS, LEAST_S, catalogue, fitted, measured, rigid
 from slurm_ones.simulate.elasticity.page import fidelity, rows, verdict
-from slurm_ones.simulate.elasticity.stretch import Stretch, TraceSource, node_gpus, picked, stretch_of
+from slurm_ones.simulate.elasticity.stretch import (
+    Stretch,
+    TraceSource,
+    _there,
+    node_gpus,
+    picked,
+    stretch_of,
+)
 from slurm_ones.simulate.elasticity.study import INTERVAL_S, Study, figures_of, interval_of, recorded, study
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.engines.world import ClusterSpec, World
@@ -200,6 +207,27 @@ def test_figures_of_nothing(small: Study) -> None:
     assert rows(broken)[-1].title == "unfinished" and verdict(broken) == []
 
 
+def test_jobs_that_did_not_end_are_named_with_the_verdict(small: Study) -> None:
+    """They are in no mean."""
+    figures = {key: found | {"unfinished": 2.0 * (key[0] == 0)} for key, found in small.figures.items()}
+    (said,) = verdict(replace(small, figures=figures))
+    assert "up to 2 jobs had not ended" in said and "not ended" not in verdict(small)[0]
+
+
+def test_who_is_there_when_the_stretch_begins() -> None:
+    """Those that ran come before those that waited, with what was left of their time limits."""
+    runs, waits, ended = (
+        TraceJob("runs", 100.0, 200.0, 1000.0, 1, 1, 3600.0), TraceJob("waits", 50.0, 900.0, 100.0, 8, 1, 600.0),
+        TraceJob("ended", 0.0, 0.0, 300.0, 1, 1, 0.0),
+    )  # fmt: skip
+    found = _there([ended, waits, runs], 800.0, 1e9)
+    assert found == [
+        runs._replace(submitted=800.0, run_s=400.0, limit_s=3000.0), waits._replace(submitted=800.0),
+    ]  # fmt: skip
+    (cut,) = _there([runs._replace(limit_s=0.0)], 800.0, 60.0)
+    assert cut.run_s == 60.0 and cut.limit_s == 0.0
+
+
 def test_a_rigid_job_is_whole_seconds() -> None:
     """Whatever its size."""
     made = rigid("r", 3, 61.4)
@@ -240,6 +268,8 @@ def test_the_command(tmp_path: Path) -> None:
         (["{file}", "--html", "/nowhere/x.html"], "cannot be written"),
         (["{file}", "--profiles", "/nowhere"], "no such directory"),
         (["--since", "soon"], "--since"),
+        (["{file}", "--since", "7d"], "is read whole"),
+        (["{file}", "--until", "2020-01-31"], "is read whole"),
     ],
 )
 def test_what_is_wrong_is_said_at_once(tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,7 +21,7 @@ from slurm_ones.simulate.study.parts import BadResult, StudyFolder, parts_of, ru
 from slurm_ones.simulate.study.plan import PolicySpec
 from slurm_ones.simulate.study.present import as_json
 from slurm_ones.simulate.study.runs import Run, RunProgress, run_all, summarize
-from slurm_ones.simulate.study.slurm_site import parse_sbatch
+from slurm_ones.simulate.study.slurm_site import SlurmSite, parse_sbatch
 from slurm_ones.slurm.client import Refused, Unreachable
 from slurm_ones.slurm.model import JobState
 from tests.simulate import test_study
@@ -216,7 +218,13 @@ def test_what_has_changed_is_run_anew(tmp_path: Path, monkeypatch: pytest.Monkey
     for text in ("a", "b"):
         file.write_text(text)
         keys.append(parts_of(of_file)[0].key)
-    assert keys[0] != keys[1]
+    for application in ("x", "y"):
+        (tmp_path / application).mkdir()
+        (tmp_path / application / "placements.csv").write_text(application)
+        keys.append(parts_of(of_file)[0].key)
+    (tmp_path / "x").rename(tmp_path / "w")
+    keys.append(parts_of(of_file)[0].key)
+    assert len({*keys}) == len(keys), "the name of a profile's folder counts as well"
     sent = parts_of(SMALL)[0]
     monkeypatch.setattr(parts_module, "_code", lambda: "other code")
     with pytest.raises(RuntimeError, match="another version"):
@@ -270,6 +278,74 @@ def test_one_command_at_a_time(folder: StudyFolder, tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("place", ["", "jobs"])
+def test_a_folder_of_others_is_refused(folder: StudyFolder, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Whoever may write there decides what our jobs run: they unpickle what they find."""
+    (folder.root / place).chmod(0o770)
+    with pytest.raises(BadInput, match=r"others may write .*chmod go-w"), folder.locked():
+        pass
+    (folder.root / place).chmod(0o755)
+    with folder.locked():
+        pass
+    monkeypatch.setattr(parts_module.os, "geteuid", lambda: folder.root.stat().st_uid + 1)
+    with pytest.raises(BadInput, match="belongs to uid"), folder.locked():
+        pass
+
+
+def test_a_late_result_is_not_sent_for_again(folder: StudyFolder) -> None:
+    """It comes after its job was given up, while the site takes no others."""
+    first, second = parts_of(SMALL)
+    parts = {part.key: part for part in (first, second)}
+    lost: list[Call] = []
+
+    class Late(Fake):
+        def submit(self, name: str, calls: Sequence[Call]) -> str:
+            if len(self.sent) == 1 and lost:
+                lost.pop()()
+                raise Refused("not now")
+            return super().submit(name, calls)
+
+    def dies(sent: int, call: Call) -> JobState:
+        if parts[call.args[1]] == second and sent == 1:  # type: ignore[attr-defined]
+            lost.append(call)
+            return JobState.FAILED
+        return JobState.RUNNING
+
+    site = Late(folder.root, dies)
+    seen: list[RunProgress] = []
+
+    def on_progress(progress: RunProgress) -> None:
+        seen.append(progress)
+        if progress.finished:
+            run_part(SMALL, first.key, folder.root)
+
+    runs = Study(SMALL, folder, site, lambda line: None, QUICK).run(on_progress)
+    assert all(run.outcome is not None for run in runs) and site.sent == [2]
+
+
+def test_the_site_is_asked_as_the_one_that_is_sent_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the environment names as user or cluster; an answer of sbatch's without a number is no refusal."""
+    said = tmp_path / "said"
+    for name, text in {
+        "squeue": f'echo "$@ ${{SLURM_CLUSTERS-none}}" >> {said}',
+        "sbatch": f'echo "sbatch ${{SLURM_CLUSTERS-none}}" >> {said}; echo taken',
+        "srun": "exit 1",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for variable in ("LOGNAME", "USER", "SLURM_CLUSTERS"):
+        monkeypatch.setenv(variable, "another")
+    site = SlurmSite(tmp_path / "jobs", {})
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    assert site.states({"x"}) == {}
+    with pytest.raises(Unreachable, match="taken"):
+        site.submit("x", [print])
+    lines = said.read_text().splitlines()
+    assert f"--user={user} " in lines[0] and lines[0].endswith(" none") and lines[1] == "sbatch none"
+    assert f"--user={user} " in site.cancelling({"x"})
+
+
 def test_options_of_sbatch() -> None:
     """Long and short ones, with and without `=`; none that a study's jobs need as they are."""
     found = parse_sbatch("--partition=cpu -t 2:00:00 -Aproject --exclusive --mem 4G --constraint='a|b'")
@@ -279,6 +355,7 @@ def test_options_of_sbatch() -> None:
     }  # fmt: skip
     assert parse_sbatch("") == {}
     for wrong, named in (
+        ("--quiet", "--quiet is the study's own"),
         ("--comment=ones:", "--comment is the study's own"), ("-J name", "-J"), ("cpu", "'cpu' is no option"),
         ("--time=", "no value"), ("--qos='a\nb'", "no value"), ("'", "No closing quotation"),
         ("--array=1-3", "--array"),

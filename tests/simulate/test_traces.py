@@ -6,7 +6,7 @@ import gzip
 import json
 import math
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.traces import trace as limits
+from slurm_ones.simulate.traces.accounting import read_sacct
 from slurm_ones.simulate.traces.read import read_trace
 from slurm_ones.simulate.traces.trace import Trace
+from slurm_ones.slurm.sacct import FIELDS, AccountingRow, Rejected, Sacct, parse_row
 
 SWF = """; UnixStartTime: 1700000000
 ; MaxNodes: 4
@@ -113,9 +115,11 @@ def test_an_archive_is_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "x.swf.gz"
     path.write_bytes(gzip.compress(SWF.encode()))
     assert len(read_trace(path).jobs) == 3
-    path.write_bytes(gzip.compress(SWF.encode())[:-20])
-    with pytest.raises(BadInput, match=r"x\.swf\.gz: cannot be read"):
-        read_trace(path)
+    whole = gzip.compress(SWF.encode())
+    for damaged in (whole[:-20], whole[:10] + bytes([whole[10] | 7]) + whole[11:]):
+        path.write_bytes(damaged)
+        with pytest.raises(BadInput, match=r"x\.swf\.gz: cannot be read"):
+            read_trace(path)
 
 
 def test_helios_and_acme(read: Callable[..., Trace]) -> None:
@@ -161,6 +165,28 @@ def test_sacct(read: Callable[..., Trace]) -> None:
     assert "trace: line 9: its times are out of order" in found.doubts[0]
     with pytest.raises(BadInput, match="no job in it that held GPUs"):
         read(SACCT, partition="cpu")
+
+
+def test_no_run_counts_with_two_pieces_of_a_span() -> None:
+    """sacct is asked for whole seconds, both ends of them included, however the span is named."""
+    ends = [1_700_000_000 + i * 43_200 for i in range(5)]
+
+    class Asked(Sacct):
+        def __init__(self) -> None:
+            pass
+
+        def rows(self, since: float, until: float) -> Iterator[AccountingRow | Rejected]:
+            for job, end in enumerate(ends, 1):
+                if float(f"{since:.0f}") <= end <= float(f"{until:.0f}"):
+                    fields = dict.fromkeys(FIELDS, "") | {
+                        "JobIDRaw": f"{job}", "JobID": f"{job}", "Submit": f"{end - 100}", "Start": f"{end - 100}",
+                        "End": f"{end}", "State": "COMPLETED", "NodeList": "n1", "AllocTRES": "gres/gpu=1",
+                    }  # fmt: skip
+                    yield parse_row([*fields.values(), "", "", ""], "")
+
+    for part in (0.0, 0.4, 0.6):
+        trace = read_sacct(Asked(), ends[0] + part, ends[-1] + part)
+        assert [job.run_s for job in trace.jobs] == [100.0] * len(ends), part
 
 
 def test_sacct_as_people_ask_for_it(read: Callable[..., Trace]) -> None:

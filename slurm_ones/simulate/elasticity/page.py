@@ -88,6 +88,9 @@ def verdict(study: Study) -> list[str]:
         if not share or not jct:
             continue
         undecided = "; the seeds do not agree on whether it is shorter" if min(jct) < 0 < max(jct) else ""
+        missing = max(study.figures[one].get("unfinished", 0.0) for one in study.figures if one[0] in (0.0, share))
+        if missing:
+            undecided += f"; up to {missing:.0f} jobs had not ended when the simulation gave up, and do not count"
         found.append(
             f"With {label(share)} of the jobs elastic the mean JCT changes by {_between(jct)}, and the GPU hours that "
             f"jobs hold by {_between(hours)}{undecided}{'; one seed alone' if len(jct) == 1 else ''}."

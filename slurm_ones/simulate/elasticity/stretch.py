@@ -127,9 +127,17 @@ def expected_s(jobs: Sequence[TraceJob], gpus: int) -> float:
 
 
 def _there(earlier: Sequence[TraceJob], at: float, most_s: float) -> list[TraceJob]:
-    """What ran or waited at that moment, with what it still had to run, `most_s` at most."""
-    there = [job for job in earlier if job.began + job.run_s > at]
-    return [job._replace(run_s=min(job.run_s, job.began + job.run_s - at, most_s), submitted=at) for job in there]
+    """What ran at that moment and what waited, in this order, with what was left of its run time, `most_s` at most, and
+    of its time limit."""
+    there = sorted((job for job in earlier if job.began + job.run_s > at), key=lambda job: job.began > at)
+    return [
+        job._replace(
+            run_s=min(job.run_s, job.began + job.run_s - at, most_s),
+            limit_s=max(job.limit_s - max(at - job.began, 0.0), 0.0),
+            submitted=at,
+        )
+        for job in there
+    ]
 
 
 @dataclass(frozen=True)

@@ -277,6 +277,8 @@ class Study:
         self._runs[part.key] = run
         for known in (self._left, self._sent, self._gone):
             known.pop(part.key, None)
+        # Its result may have come after its job was given up.
+        self._todo = [other for other in self._todo if other.key != part.key]
         if (progress := self.folder.progress(part)) is not None:
             on_progress(progress)
         on_progress(RunProgress(part.policy.label, part.seed, finished=True))

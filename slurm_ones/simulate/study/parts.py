@@ -16,7 +16,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -74,35 +74,39 @@ def parts_of(plan: Plan) -> list[Part]:
 
 def _files(plan: Plan) -> str:
     """A digest of what the workload is read from; empty for one that is generated."""
-    profiles = plan.source.profiles
-    paths = sorted(path for path in profiles.rglob("*") if path.is_file()) if profiles is not None else []
-    workload = Path(plan.source.workload)
-    return _digest([workload, *paths] if workload.is_file() else paths)
+    profiles, workload = plan.source.profiles, Path(plan.source.workload)
+    found = [_digest(workload.parent, [workload])] if workload.is_file() else []
+    if profiles is not None:
+        found.append(_digest(profiles, [path for path in profiles.rglob("*") if path.is_file()]))
+    return " ".join(found)
 
 
 @lru_cache
 def _code() -> str:
     """A digest of our packages' sources: a version alone does not tell one checkout from the next."""
-    found: list[Path] = []
+    found: list[str] = []
     for package in OURS:
         spec = importlib.util.find_spec(package)
         for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-            found += [path for path in Path(folder).rglob("*") if path.suffix in (".py", ".npz")]
-    return _digest(sorted(found))
+            found.append(_digest(Path(folder), [p for p in Path(folder).rglob("*") if p.suffix in (".py", ".npz")]))
+    return " ".join(found)
 
 
 def _module(policy: str) -> str:
     """A digest of the file that a policy of the user's own is in."""
     name, colon, _ = policy.partition(":")
     spec = importlib.util.find_spec(name) if colon else None
-    return _digest([Path(spec.origin)]) if spec is not None and spec.origin else ""
+    if spec is None or not spec.origin:
+        return ""
+    return _digest(Path(spec.origin).parent, [Path(spec.origin)])
 
 
-def _digest(paths: Sequence[Path]) -> str:
+def _digest(folder: Path, paths: Iterable[Path]) -> str:
+    """Of files within a folder: their names there and what is in them."""
     found = hashlib.sha256()
-    for path in paths:
+    for path in sorted(paths):
         data = path.read_bytes()
-        found.update(f"{path.name} {len(data)}\n".encode() + data)
+        found.update(f"{path.relative_to(folder).as_posix()!r} {len(data)}\n".encode() + data)
     return found.hexdigest()
 
 
@@ -127,12 +131,12 @@ class StudyFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else sends parts from here meanwhile. Raises `BadInput` where somebody does, or it cannot be made."""
+        """Nobody else sends parts from here meanwhile. Raises `BadInput` where somebody does, where others may write
+        here, or where it cannot be made."""
         try:
-            # Jobs are pickled here, and whoever may write such a file decides what our jobs run.
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for folder in ("results", "progress", "sent", "jobs"):
-                (self.root / folder).mkdir(mode=0o700, exist_ok=True)
+            for folder in ("", "results", "progress", "sent", "jobs"):
+                (self.root / folder).mkdir(mode=0o700, parents=not folder, exist_ok=True)
+                _check_ours(self.root / folder)
             handle = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise BadInput(f"--directory: {self.root} cannot be written: {error.strerror}") from None
@@ -238,6 +242,20 @@ def run_part(plan: Plan, key: str, root: Path) -> None:
     run = attempt(plan, part.policy, part.seed, on_progress)
     folder.put_progress(part, latest)
     folder.put_result(part, run)
+
+
+def _check_ours(folder: Path) -> None:
+    """Raises `BadInput` for a folder that others may write: jobs are pickled there, and results are believed."""
+    info = folder.stat()
+    if info.st_uid != os.geteuid():
+        raise BadInput(
+            f"--directory: {folder} belongs to uid {info.st_uid}, who could decide what your jobs run: name another"
+        )
+    if info.st_mode & 0o022:
+        raise BadInput(
+            f"--directory: others may write {folder}, and so decide what your jobs run: chmod go-w it, if nobody has, "
+            "or name another"
+        )
 
 
 def _outcome(found: Mapping[str, Any]) -> Outcome:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import importlib.util
 import io
 import os
+import pwd
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from typing import Any
 from slurm_ones.simulate import BadInput
 from slurm_ones.simulate.study.elsewhere import Call, Seen, Task
 from slurm_ones.simulate.study.runs import THREADS
-from slurm_ones.slurm.client import SlurmMissing
+from slurm_ones.slurm.client import SlurmMissing, Unreachable
 from slurm_ones.slurm.command import CommandClient, error_of, with_retries
 from slurm_ones.slurm.model import JobState
 
@@ -27,7 +27,7 @@ SHORT = {
     "-p": "partition", "-q": "qos", "-t": "time", "-w": "nodelist", "-x": "exclude",
 }  # fmt: skip
 OWN = (
-    "array", "chdir", "clusters", "comment", "error", "input", "job-name", "open-mode", "output", "parsable",
+    "array", "chdir", "clusters", "comment", "error", "input", "job-name", "open-mode", "output", "parsable", "quiet",
     "test-only", "wait", "wrap",
 )  # fmt: skip
 """Options that a study's jobs need as they are: no comment, so that no companion ever takes them for elastic ones."""
@@ -78,7 +78,8 @@ class SlurmSite:
             raise BadInput("--executor slurm needs submitit: pip install 'slurm-ones[studies]'")
         self._folder = folder
         self._options = options
-        self._client = CommandClient()
+        with _outside_of_jobs():  # it asks the very cluster that sbatch sends to
+            self._client = CommandClient()
 
     def submit(self, name: str, calls: Sequence[Call]) -> str:
         import submitit
@@ -96,7 +97,10 @@ class SlurmSite:
                     additional_parameters=dict(self._options),
                 )
                 jobs: list[submitit.Job[Any]] = executor.submit_array(calls)
-            except (FailedJobError, FailedSubmissionError) as error:
+            except FailedSubmissionError as error:
+                # sbatch took them, and its answer has no number.
+                raise Unreachable(f"sbatch: {' '.join(str(error).split())[:200]}") from None
+            except FailedJobError as error:
                 for path in self._folder.iterdir():
                     if _UNSENT.fullmatch(path.name) and not path.is_symlink():
                         path.unlink()
@@ -106,7 +110,7 @@ class SlurmSite:
         return f"job {jobs[0].job_id.partition('_')[0]}"
 
     def states(self, names: Collection[str]) -> Mapping[Task, Seen]:
-        question = ["squeue", "--noheader", "--array", "--states=all", f"--user={getpass.getuser()}"]
+        question = ["squeue", "--noheader", "--array", "--states=all", f"--user={_user()}"]
         answer = with_retries(lambda: self._client.run([*question, f"--name={','.join(sorted(names))}", "-o", _WHERE]))
         found = {}
         for line in answer.splitlines():
@@ -118,7 +122,12 @@ class SlurmSite:
         return found
 
     def cancelling(self, names: Collection[str]) -> str:
-        return f"scancel --user={getpass.getuser()} --name={','.join(sorted(names))}"
+        return f"scancel --user={_user()} --name={','.join(sorted(names))}"
+
+
+def _user() -> str:
+    """Whose jobs they are. What LOGNAME says may be another: then none would be found, and all be sent again."""
+    return pwd.getpwuid(os.geteuid()).pw_name
 
 
 @contextlib.contextmanager

@@ -74,7 +74,8 @@ def read_sacct(
 ) -> Trace:
     """The jobs that ended in a span of accounting (Unix seconds). `on_rows` hears of the share that is read, and of
     rows so far. Raises `BadInput`, and what `Sacct` raises."""
-    runs, rows, start = _Runs("sacct"), 0, since
+    # sacct is asked for whole seconds: what ends between two pieces would count with both.
+    runs, rows, start = _Runs("sacct"), 0, float(int(since))
     while start < until:
         end = min(start + PIECE_S, until)
         for row in sacct.rows(start, end):
