@@ -36,7 +36,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 """Imports every module of a package, and prints what that brought in; `may_lack` are what extras bring."""
 
-PAGES = ("starlette", "markupsafe", "prometheus_client")
+PAGES = ("starlette", "uvicorn", "markupsafe", "prometheus_client")
 """What whole modules of a service need that only serve pages or figures."""
 
 TRAIN = """
