@@ -103,10 +103,10 @@ def test_handlers_that_hold_themselves() -> None:
 
 SUBMITIT = """
 from submitit.slurm.slurm import SlurmJobEnvironment
-from ones_wrapper.launch.process_hooks import already_requeued_by
-assert not already_requeued_by({})
+from ones_wrapper.launch.process_hooks import requeue_conflict
+assert not requeue_conflict({})
 SlurmJobEnvironment()._handle_signals(None, None)
-print(already_requeued_by({}))
+print(requeue_conflict({}))
 """
 
 
