@@ -50,9 +50,23 @@ class Started:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.text = folder, ""
-        command = [sys.executable, "-u", "-m", "slurm_ones.cli", "demo", "--no-browser", "--small"]
+        # Whoever started the tests in the background may have left SIGINT ignored.
+        command = [
+            "env",
+            "--default-signal=INT",
+            sys.executable,
+            "-u",
+            "-m",
+            "slurm_ones.cli",
+            "demo",
+            "--no-browser",
+            "--small",
+        ]
         self.process = subprocess.Popen(
-            [*command, f"--directory={folder}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*command, "--no-browser", "--small", f"--directory={folder}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
 
     def until(self, pattern: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from io import StringIO
@@ -14,7 +15,17 @@ import pytest
 from ones_wrapper.launch import LaunchOptions, find_job_directory, main
 from ones_wrapper.launch import plan as plan_for
 from ones_wrapper.launch.places import make_job_directory
-from ones_wrapper.launch.rank_placement import PORTS, STALE, LaunchError, allocation, contract, master_port
+from ones_wrapper.launch.rank_placement import (
+    PORTS,
+    STALE,
+    LaunchError,
+    allocation,
+    contract,
+    free_port,
+    listens,
+    master_port,
+    next_free,
+)
 from ones_wrapper.launch.supervise import Launch
 
 RESIZED = {
@@ -129,6 +140,16 @@ def test_ports_differ_between_jobs_and_restarts() -> None:
     ports = [master_port(job, restart) for job in range(1990, 2100) for restart in range(20)]
     assert len(set(ports)) == len(ports)
     assert all(port in PORTS for port in ports)
+
+
+def test_a_taken_port_is_passed_over() -> None:
+    """Protects a start from whatever else listens on the machine; where all are taken, the ranks say so."""
+    port = master_port(7, 19)
+    assert next_free(port, lambda one: one == port) == master_port(7, 0)
+    assert next_free(port, lambda one: True) == port
+    with socket.create_server(("", free_port())) as server:
+        number = server.getsockname()[1]
+        assert listens(number) and next_free(number) in PORTS and next_free(number) != number
 
 
 def test_each_start_has_its_port() -> None:

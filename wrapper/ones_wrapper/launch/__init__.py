@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,9 @@ from ones_wrapper.launch.rank_placement import (
     LaunchError,
     allocation,
     contract,
+    listens,
     master_port,
+    next_free,
     number,
     require_torch,
     without_stale,
@@ -89,14 +91,16 @@ def plan(
     options: LaunchOptions = LaunchOptions(),
     find: Find = shutil.which,
     ask: Ask = ask,
+    taken: Callable[[int], bool] = listens,
     now: float = 0.0,
     attempt: int = 0,
     retries: int = 3,
 ) -> Launch:
     """The command and environment that start SCRIPT on the allocation that `env` describes.
 
-    `find` gives the path of a program and `ask` what one prints; `now` is when `ones-run` began, in Unix time,
-    `attempt` how often it started the ranks before and `retries` how often it may. Raises `LaunchError`.
+    `find` gives the path of a program, `ask` what one prints, and `taken` whether a port of this machine is; `now` is
+    when `ones-run` began, in Unix time, `attempt` how often it started the ranks before and `retries` how often it may.
+    Raises `LaunchError`.
     """
     has = allocation(env, options.ranks_per_node)
     mpi, direct = options.mpi or "none", options.talks_mpi
@@ -105,8 +109,9 @@ def plan(
         raise LaunchError("with srun, MPI needs --mpi pmi2 or pmix, whichever the MPI was built for (srun --mpi=list)")
     if name != "srun" and mpi != "none":
         raise LaunchError(f"--mpi {mpi} is for srun; with {name} say --backend mpi")
-    # Outside Slurm several may run on one machine at a time, so the port follows from the process there.
-    port = master_port(has.job_id if has.slurm else os.getpid(), has.restart + attempt)
+    # Outside Slurm several may run on one machine at a time, so the port follows from the process there. Rank 0 is on
+    # the machine where this runs, but for ranks that are started from a login node.
+    port = next_free(master_port(has.job_id if has.slurm else os.getpid(), has.restart + attempt), taken)
     if options.container and direct:
         raise LaunchError("--container: ranks that talk MPI are not started in containers; use gloo or nccl")
     own = {

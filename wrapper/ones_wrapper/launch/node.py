@@ -29,7 +29,14 @@ from ones_wrapper.launch.rank import (
     run_script,
     take_signals,
 )
-from ones_wrapper.launch.rank_placement import LaunchError, later_port, own_node, placement_on, require_torch
+from ones_wrapper.launch.rank_placement import (
+    LaunchError,
+    later_port,
+    next_free,
+    own_node,
+    placement_on,
+    require_torch,
+)
 from ones_wrapper.launch.restart_policy import (
     CRASHED,
     HUNG,
@@ -177,11 +184,12 @@ class Forks:
         """What differs for the ranks of this start."""
         if not self.count:
             return {}
+        port = later_port(int(env["MASTER_PORT"]), self.count)
         return {
             "ONES_FORK": str(self.count),
             "TORCHELASTIC_RESTART_COUNT": str(int(env.get("ONES_ATTEMPT", "0")) + self.count),
             # The nodes of a block start again each by itself, and must come to the same port.
-            "MASTER_PORT": str(later_port(int(env["MASTER_PORT"]), self.count)),
+            "MASTER_PORT": str(next_free(port) if env.get("ONES_NODES") == "1" else port),
             "ONES_LAUNCHED": f"{time.time():.3f}",
             "ONES_IMPORT_S": "0.000",
         }

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -120,13 +119,24 @@ def later_port(port: int, forks: int) -> int:
     return first + (port - first + forks) % 20
 
 
+def listens(port: int) -> bool:
+    """Whether this machine has no room for a server at that port."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return True
+    return False
+
+
+def next_free(port: int, taken: Callable[[int], bool] = listens) -> int:
+    """The port, or the next of the same job's at which nothing listens; the port where all are taken."""
+    return next((later for later in (later_port(port, k) for k in range(20)) if not taken(later)), port)
+
+
 def free_port() -> int:
     """A `master_port` of this machine on which nothing listens, for ranks that no job started."""
-    while True:
-        port = random.SystemRandom().choice(PORTS[::20])
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+    return next_free(random.SystemRandom().choice(PORTS[::20]))
 
 
 def allocation(env: Mapping[str, str], asked: int | None) -> Allocation:
