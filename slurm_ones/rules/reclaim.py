@@ -34,7 +34,7 @@ from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.schedule.shapes import least_and_most, shape_of
 from slurm_ones.schedule.tables import build_tables
-from slurm_ones.slurm.model import Shape
+from slurm_ones.slurm.model import Shape, kind_of
 
 TRIES = 32
 """Nodes that are looked at in one decision for whether jobs can be moved off them."""
@@ -73,7 +73,13 @@ def annotate(schedule: Schedule, reclaimed: Reclaimed) -> Schedule:
     if not reclaimed.reasons:
         return schedule
     views = {job.job_id: job for job in reclaimed.jobs}
-    smaller = {id_: Allocation(shape, views[id_].batch) for id_ in reclaimed.reasons if (shape := views[id_].shape)}
+    kinds = {node.name: node.kind for node in reclaimed.cluster.nodes}
+    smaller = {}
+    for id_ in reclaimed.reasons:
+        view = views[id_]
+        if view.shape:
+            kind = kind_of(view.nodes, kinds)
+            smaller[id_] = Allocation(view.shape, view.batch, kind="" if "," in kind else kind)
     return replace(
         schedule,
         allocations={**schedule.allocations, **smaller},

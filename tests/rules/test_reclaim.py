@@ -12,11 +12,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slurm_ones.decide import POLICIES, make_policy
-from slurm_ones.rules.reclaim import make_room
+from slurm_ones.reasons import reason
+from slurm_ones.rules.reclaim import Reclaimed, annotate, make_room
 from slurm_ones.rules.rigid import PendingJob, Release, RigidDemand
 from slurm_ones.rules.views import Bounds, decide_within
 from slurm_ones.schedule.placement import fixed_jobs
-from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Limits, NodeView
+from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Limits, NodeView, Schedule
 from slurm_ones.schedule.shapes import shape_of
 from slurm_ones.schedule.tables import build_tables
 from slurm_ones.slurm.model import Shape
@@ -247,3 +248,19 @@ def test_nobody_overtakes_one_that_waits_for_a_dwell_time() -> None:
     large, small = waits(2, 3), waits(1, 1, (-8, 51))
     assert sizes(jobs, large, small, free={"n1": 0, "n2": 0}) == [4, 4]
     assert sizes(jobs, small, free={"n1": 0, "n2": 0}) == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kind"), [({"n1": 1}, "a100"), ({"n2": 2}, "v100"), ({"n1": 1, "n2": 1}, ""), ({"n3": 1}, "")]
+)
+def test_who_makes_room_stays_on_its_kind_of_gpu(nodes: dict[str, int], kind: str) -> None:
+    """Protects an owner who takes one kind alone: the smaller shape does not start on another."""
+    two = ClusterView((NodeView("n1", 4, kind="a100"), NodeView("n2", 4, kind="v100")), False, 4)
+    held = sum(nodes.values())
+    reclaimed = Reclaimed(
+        two,
+        [job(1, nodes, gpus=(1, 2, 4))],
+        {1: reason("makes_room_for_priority", before=4, gpus=held, job=9, shape="1x2")},
+    )
+    schedule = annotate(Schedule({1: Allocation(Shape(1, 4), 32, kind="v100")}), reclaimed)
+    assert (schedule.allocations[1].shape.gpus, schedule.allocations[1].kind) == (held, kind)

@@ -206,6 +206,21 @@ def test_damaged_and_foreign_results_are_not_believed(folder: StudyFolder) -> No
     assert site.sent == [2, 1, 1, 1]
 
 
+def test_a_result_that_cannot_be_read_now_is_kept(folder: StudyFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects hours of a cluster from a file server that does not answer for a moment."""
+    site = Fake(folder.root)
+    Study(SMALL, folder, site, lambda line: None, QUICK).run(lambda progress: None)
+    first, _ = parts_of(SMALL)
+
+    def fails(path: Path, **options: object) -> str:
+        raise OSError(5, "Input/output error", str(path))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "read_text", fails)
+        assert folder.result(first) is None
+    assert folder.result(first) is not None
+
+
 def test_what_has_changed_is_run_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A result's name follows from seed, options, settings, files and code; its place among others does not matter."""
     one = {part.key for part in parts_of(SMALL)}

@@ -157,10 +157,10 @@ class StudyFolder:
         """What became of a part; None where nothing did yet. Raises `BadResult`."""
         try:
             text = self._result(part.key).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        except (OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
             raise BadResult(f"{self._result(part.key)}: {error}") from None
+        except OSError:  # there is none, or it cannot be read now; a good one is not to be thrown away for that
+            return None
         digest, _, body = text.partition("\n")
         if digest != hashlib.sha256(body.encode()).hexdigest():
             raise BadResult(f"{self._result(part.key)}: its checksum does not hold")
