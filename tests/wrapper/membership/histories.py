@@ -31,7 +31,7 @@ class History:
         self._random = random.Random(seed)
         passes = self._random.choice([(), ("--max-local-batch", "7", "--max-passes", "8")])
         workers = self._random.choice([(), (), ("--workers", "1")])
-        self.job = Job(directory, *passes, *workers, "--step-ms", "15", epochs=80)
+        self.job = Job(directory, *passes, *workers, "--step-ms", "30", epochs=80)
         self.said: list[str] = []
         self._running: dict[int, int] = {}
         """Which block each task runs as."""
@@ -51,13 +51,16 @@ class History:
             self._end_all()
             for _ in range(REVIVED):
                 # The last event may have struck who trained, and its end have come too late for `_revive`.
-                if (job.directory / "out.json").exists():
+                if self._over():
                     break
                 self._start(self._random.randrange(TASKS))
                 self._end_all()
             job.assert_as_undisturbed()
         finally:
             job.kill()
+
+    def _over(self) -> bool:
+        return (self.job.directory / "out.json").exists()
 
     def _end_all(self) -> None:
         for block in self.job.blocks:
@@ -91,6 +94,9 @@ class History:
         while time.monotonic() < until:
             found = self.job.of(Membership)
             if found and sorted(found[-1].blocks) == wanted:
+                return
+            if self._over():
+                self.said.append("its training had ended")
                 return
             time.sleep(0.02)
         stacks = [block.stacks() for block in self.job.blocks if not block.ended()]
