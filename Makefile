@@ -40,6 +40,8 @@ $(VENV)/.demo: setup.cfg db/setup.cfg wrapper/setup.cfg pyproject.toml requireme
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --no-compile --progress-bar off --quiet --requirement requirements-demo.txt \
 		--editable ./wrapper --editable './db[migrate]' --editable .
+	# Jobs of other users could not keep bytecode, and each would compile PyTorch anew. On all cores, unlike pip.
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib slurm_ones wrapper db tests/demo tests/cluster > /dev/null || true
 	@echo "All packages of the demo are installed"
 	@touch $@
 

@@ -29,19 +29,8 @@ cluster = "demo"
 mode = "act"
 spool = "/scratch/ones"
 tick_s = 5
-[policy_options]
-# A resize of jobs this short takes 6 s, and is taken for 30 s until some are known. With the defaults, which are meant
-# for jobs of hours, none would be repaid.
-horizon_share = 2.0
-tenure = 10.0
-[resize]
-dwell_s = 5
-max_wait_s = 30
-max_open = 10
-advance_s = 0.5
-[limits]
-near_end_s = 10
 """
+"""All else is as shipped; the tick is shorter since these jobs last a minute."""
 
 
 @dataclass

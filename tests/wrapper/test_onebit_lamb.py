@@ -10,9 +10,9 @@ from ones_wrapper.limits import Limits
 from ones_wrapper.protocol import SPEC, Hello, Order, Throughput, decode_spec
 from tests.cluster.paths import REPOSITORY
 from tests.wrapper.runs import TIMEOUT_S, Run, write_order
-from tests.wrapper.strategies.onebit_script import BATCH, SLOW, WARMUP
+from tests.wrapper.strategies.onebit_script import BATCH, WARMUP
 from tests.wrapper.strategies.rows import HERE
-from tests.wrapper.strategies.script import HURRY, PACE_MS
+from tests.wrapper.strategies.script import HOLD, HURRY, PACE_MS
 
 N = 64 * 64 + 64 + 64 * 10 + 10
 
@@ -31,9 +31,12 @@ def limits_of(job: Path, fixed: bool) -> Limits:
 def test_a_batch_that_changes_begins_the_warm_up_anew(tmp_path: Path) -> None:
     """Protects the frozen variance: while it is frozen an order of another batch is refused with a line in the log; at
     the next start it holds, and the warm-up begins anew, which hello and limits say."""
-    env = {"PYTHONPATH": str(REPOSITORY), PACE_MS: "40"}
-    run = Run(tmp_path, SLOW, ranks=2, script=HERE / "onebit_script.py", **env)
+    hurry, hold = tmp_path / "hurry", tmp_path / "hold"
+    env = {"PYTHONPATH": str(REPOSITORY), PACE_MS: "40", HURRY: str(hurry), HOLD: str(hold)}
+    hold.touch()
+    run = Run(tmp_path, ranks=2, script=HERE / "onebit_script.py", **env)
     free = limits_of(tmp_path, False).at(2)
+    hold.unlink()
     fixed = limits_of(tmp_path, True).at(2)
     assert free is not None and fixed is not None
     assert free.data_bytes == 4 * N
@@ -45,13 +48,15 @@ def test_a_batch_that_changes_begins_the_warm_up_anew(tmp_path: Path) -> None:
     assert run.end() == 143, run.errors
     assert f"the batch stays {BATCH}" in run.errors
     assert {report.batch for report in run.of(Throughput)} == {BATCH}
-    again = Run(tmp_path, SLOW, ranks=2, restart=1, script=HERE / "onebit_script.py", **env)
+    hold.touch()
+    again = Run(tmp_path, ranks=2, restart=1, script=HERE / "onebit_script.py", **env)
     limits_of(tmp_path, False)
+    hold.unlink()
     hello = again.wait_for(Hello)
     assert hello.batch == 2 * BATCH
     assert f"was {BATCH} and is {2 * BATCH}, so the warm-up of {WARMUP} steps begins anew" in hello.note
     limits_of(tmp_path, True)
-    (tmp_path / HURRY).touch()
+    hurry.touch()
     assert again.end() == 0, again.errors
     assert again.errors.count("one bit for each of") == 1
     assert again.of(Throughput)[-1].batch == 2 * BATCH

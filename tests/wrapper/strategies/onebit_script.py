@@ -1,11 +1,9 @@
 """Digits by 1-bit LAMB, with accumulation steps and shares of unequal size; ends with accuracy and loss.
 
-Its warm-up is over at once, so that resizes come after it; with the argument `slow` it takes its time.
+Its warm-up is over at once, so that resizes come after it; while there is the file HOLD it stays in it.
 """
 
 from __future__ import annotations
-
-import sys
 
 import torch
 from torch import nn
@@ -18,7 +16,6 @@ from ones_wrapper.optimizers import OneBitLamb
 from tests.wrapper.strategies import script
 
 SAMPLES, EPOCHS, BATCH, SEED, WARMUP = 700, 12, 50, 3, 8
-SLOW = "slow"
 
 
 def data_of(data: TensorDataset) -> tuple[torch.Tensor, ...]:
@@ -53,8 +50,10 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             job.loss(loss)
-            if lamb.batch_fixed() or SLOW in sys.argv[1:]:
+            if lamb.batch_fixed():
                 script.pace()
+            else:
+                script.hold()
         job.epoch_end()
     script.end(job, [score(plain)])
 

@@ -15,7 +15,7 @@ import torch
 from ones_wrapper.api import Job
 from ones_wrapper.data.feed import permutation
 
-HURRY, PACE_MS, OUT = "HURRY", "PACE_MS", "OUT"
+HURRY, HOLD, PACE_MS, OUT = "HURRY", "HOLD", "PACE_MS", "OUT"
 """Names in the environment."""
 
 
@@ -23,6 +23,12 @@ def pace() -> None:
     """Call it in each step: it takes PACE_MS, until there is the file HURRY."""
     if HURRY in os.environ and not Path(os.environ[HURRY]).exists():
         time.sleep(float(os.environ.get(PACE_MS, "0")) / 1000)
+
+
+def hold() -> None:
+    """Wait while there is the file HOLD."""
+    while HOLD in os.environ and Path(os.environ[HOLD]).exists():
+        time.sleep(0.02)
 
 
 def end(job: Job, tensors: Iterable[torch.Tensor]) -> None:
