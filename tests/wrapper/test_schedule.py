@@ -282,7 +282,7 @@ def train(changes: Sequence[tuple[int, int]], passes: int = 1) -> int | None:
 
 @pytest.mark.parametrize("passes", [1, 12])
 def test_ten_resizes_end_with_the_rate_of_the_undisturbed_run(passes: int) -> None:
-    """Protects issue 14's figure: after ten resizes and batch changes the script's own rate at the end of a cosine is
+    """Protects the promise of schedules: after ten resizes and batch changes the script's own rate at the end of a cosine is
     that of a run that nobody disturbed, with accumulation steps too; the factor by the batch is in the reports."""
     ends = testing.run(partial(train, CHANGES if passes == 1 else CHANGES[:4], passes), ranks=1)
     quiet = testing.run(partial(train, [(1, 8)]), ranks=1)
