@@ -313,6 +313,42 @@ def test_a_job_that_ended_long_ago_still_has_its_page(serve: Serve, monkeypatch:
     assert page.get("/jobs/30")[0] == 200 and "old-30" in page.get("/jobs/30")[2]
 
 
+def test_a_user_sees_their_own_last_ended(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects users of a busy site: jobs of others that ended since do not push theirs out, at one look for each user
+    and none at a tick, but where more have ended between two ticks than a look takes."""
+    monkeypatch.setattr(live, "ENDED", 3)
+    monkeypatch.setattr(web_app.pages, "ENDED", 3)
+    page = serve(Access("", "X-User"))
+
+    def ended(user: str, *numbers: int) -> None:
+        with Store.open(page.url, "gres") as store:
+            jobs = [job(n, name=f"{user}-{n}.", user=user, state="COMPLETED", end_time=5000.0 + n) for n in numbers]
+            store.record_jobs(jobs)
+        number = page.web.feed.moment.number
+        page.tick()
+        page.until(lambda: page.web.feed.moment.number > number)
+
+    def shown(user: str, known: range) -> list[int]:
+        text = page.get("/", **{"X-User": user})[2]
+        return [n for n in known if f"{user}-{n}." in text]
+
+    ended("bob", 31, 32)
+    ended("carol", 33, 34, 35)
+    assert shown("bob", range(30, 99)) == [31, 32] and shown("carol", range(30, 99)) == [33, 34, 35]
+    assert page.web.feed.looks_of_users == 2
+    ended("bob", 36)
+    assert shown("bob", range(30, 99)) == [31, 32, 36]
+    ended("bob", 37)
+    assert shown("bob", range(30, 99)) == [32, 36, 37]
+    ended("carol", 38, 39)
+    assert shown("bob", range(30, 99)) == [32, 36, 37]
+    assert page.web.feed.looks_of_users == 2
+    ended("bob", 40)
+    ended("carol", 41, 42, 43)
+    assert shown("bob", range(30, 99)) == [36, 37, 40] and page.web.feed.looks_of_users == 3
+    assert page.get("/jobs/40", **{"X-User": "carol"})[0] == 404
+
+
 def test_an_older_job_is_not_shown_to_another_user(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects users from each other also where a job is looked up by itself."""
     monkeypatch.setattr(live, "ENDED", 0)
