@@ -89,7 +89,7 @@ def test_only_with_the_token(serve: Serve) -> None:
     """Protects a site's jobs from other users of the machine on which the page is served."""
     page = serve()
     for path in (*PAGES, "/events", "/?token=wrong", "/?token="):
-        status, _, text = page.get(path, Cookie="slurm-ones=wrong")
+        status, _, text = page.get(path, Cookie=page.cookie + "x")
         assert status == 403 and "trains" not in text
     status, headers, _ = page.get(f"/decisions?token={TOKEN}", Cookie="")
     assert status == 303 and headers["location"] == "/decisions"
@@ -98,6 +98,18 @@ def test_only_with_the_token(serve: Serve) -> None:
     assert page.get("/?" + "x" * 3000)[0] == 414
     assert page.get("/static/style.css")[0] == 200
     assert page.get("/static/..%2fapp.py")[0] == 404 and page.get("/static/app.py")[0] == 404
+
+
+def test_pages_of_one_host_do_not_log_each_other_out(serve: Serve) -> None:
+    """Protects whoever has two pages open: a browser sends all cookies of a host to each of its ports and paths."""
+    pages = [serve(), serve(Access("another")), serve(Access("third"), root="/node/n1/8675")]
+    jar: dict[str, str] = {}
+    for page, token in zip(pages, (TOKEN, "another", "third"), strict=True):
+        _, headers, _ = page.get(f"/?token={token}", Cookie="")
+        name, _, value = headers["set-cookie"].split(";")[0].partition("=")
+        jar[name] = value
+    for page in pages:
+        assert page.get("/", Cookie="; ".join(f"{name}={value}" for name, value in jar.items()))[0] == 200
 
 
 def test_a_proxys_user_sees_their_own_jobs_alone(serve: Serve) -> None:
@@ -200,7 +212,7 @@ def test_ctrl_c_ends_it_while_browsers_listen(url: str) -> None:
         while True:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             try:
-                connection.request("GET", "/events", headers={"Cookie": f"slurm-ones={TOKEN}"})
+                connection.request("GET", "/events", headers={"Cookie": f"slurm-ones-{port}={TOKEN}"})
                 break
             except ConnectionRefusedError:
                 assert time.monotonic() < until and process.poll() is None
@@ -215,7 +227,7 @@ def test_ctrl_c_ends_it_while_browsers_listen(url: str) -> None:
 
 def listener(page: Page) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
-    connection.request("GET", "/events", headers={"Cookie": f"slurm-ones={TOKEN}"})
+    connection.request("GET", "/events", headers={"Cookie": page.cookie})
     answer = connection.getresponse()
     assert answer.status == 200, answer.read()
     answer.readline()
