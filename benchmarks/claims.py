@@ -72,7 +72,6 @@ class Told:
             throughput=points,
             samples=float((DATASET + self.spec) * self.done),
             batch=64,
-            first_start=0.0,
             ended_runs_s=0.0,
             running_since=0.0,
             resizes=1,
