@@ -427,6 +427,12 @@ class Store(SiteStore):
         with self._read() as connection:
             return summary.job_summaries(connection, self._cluster, job_ids, ended)
 
+    def ended_of(self, user: str, count: int) -> list[JobSummary]:
+        """One line for each of the `count` jobs of a user that ended last, in the order of their submission. To look
+        for them costs the more, the more jobs of others have ended since."""
+        with self._read() as connection:
+            return summary.job_summaries(connection, self._cluster, None, count, user)
+
     def strategies(self) -> dict[str, int]:
         """How many jobs that have not ended train by each training strategy, the most frequent first."""
         with self._read() as connection:
