@@ -382,10 +382,6 @@ class Store(SiteStore):
         with self._read() as connection:
             return resizes.resize_phases(connection, self.cluster, ended)
 
-    def last_decision(self, job_id: int) -> DecisionRecord | None:
-        """The newest decision on a job, with what it gave that job alone."""
-        return next(iter(self.decisions(job_id, 1)), None)
-
     def decisions(self, job_id: int, limit: int = 20) -> list[DecisionRecord]:
         """The newest decisions on a job, newest first, each with what it gave that job alone."""
         with self._read() as connection:
