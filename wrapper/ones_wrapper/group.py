@@ -7,6 +7,7 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -157,9 +158,7 @@ class TorchGroup(Group):
             tensor.detach().copy_(values)
 
     def _reduce(self, tensor: torch.Tensor, operation: Any) -> Any:
-        options = dist.AllreduceOptions()
-        options.reduceOp = operation
-        return self.control.allreduce([tensor], options)
+        return self.control.allreduce([tensor], _options(operation))
 
     def close(self, code: int = 0) -> None:
         # After an error the others notice by themselves: their connections to this rank close.
@@ -169,6 +168,13 @@ class TorchGroup(Group):
             dist.destroy_process_group()
         elif self.again is None:
             dist.destroy_process_group(self.control)
+
+
+@cache
+def _options(operation: Any) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = operation
+    return options
 
 
 def join_torch(backend: str | None = None) -> TorchGroup:
