@@ -86,6 +86,26 @@ class Group(ABC):
             raise RankError("; ".join(failed[:3]))
         return [value for value, _ in outcomes]  # type: ignore[misc]
 
+    def here(self, function: Callable[[], T]) -> T:
+        """This rank's result of a function that all ranks run; it need not travel. Raises `RankError` on all where it
+        failed on any.
+        """
+        results: list[T] = []
+        failure: Exception | None = None
+        try:
+            results.append(function())
+        except Exception as error:
+            failure = error
+
+        def fail() -> None:
+            if failure is not None:
+                raise failure
+
+        # Whether any failed is one number; what they say travels only then.
+        if self.maximum([int(failure is not None)])[0]:
+            self.everywhere(fail)
+        return results[0]
+
     def on_first(self, function: Callable[[], T]) -> T:
         """Run `function` on rank 0 alone; its result on every rank. Raises `RankError` where it failed."""
         return self.everywhere(lambda: function() if self.rank == 0 else None)[0]  # type: ignore[return-value]

@@ -163,7 +163,7 @@ class Checkpoints:
             content = collect(state)
             return content, planner.local(content)
 
-        content, local = _here(group, look)
+        content, local = group.here(look)
         plan = planner.agree(local)
         rest = content.rest if group.rank == 0 else {}
 
@@ -173,7 +173,7 @@ class Checkpoints:
             return (planner.staged(content), _copied(rest)) if copy else (planner.live(content), rest)
 
         try:
-            tensors, kept = _here(group, take)
+            tensors, kept = group.here(take)
         except RankError:
             if group.rank == 0:
                 self._folder.discard(name)
@@ -217,7 +217,7 @@ class Checkpoints:
         better now than after the first hours.
         """
         group, folder = self._group, self._folder
-        _here(group, lambda: collect(state))
+        group.here(lambda: collect(state))
         notes: list[str] = []
         for name in group.on_first(folder.names):
             problems = [
@@ -288,15 +288,6 @@ class _Alone(Group):
 
     def close(self, code: int = 0) -> None:
         pass
-
-
-def _here(group: Group, function: Callable[[], Any]) -> Any:
-    """This rank's result of a function that all ranks run; it need not travel. Raises `RankError` on all where it
-    failed on any.
-    """
-    results: list[Any] = []
-    group.everywhere(lambda: results.append(function()))
-    return results[0]
 
 
 def _copied(value: Any) -> Any:
