@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ones_wrapper.job_io import OrderReader, log
+from ones_wrapper.launch.hang_detector import Standstill
 from ones_wrapper.membership.board import Board, BoardLostError
 from ones_wrapper.membership.connections import FORM_S
 from ones_wrapper.membership.plan import Member, Plan, decode_member, encode, next_plan
@@ -71,6 +72,7 @@ class Coordinator:
         self._signs: dict[str, _Signs] = {}
         self._ordered: tuple[int, float] = (-1, 0.0)
         self._looked_at = 0.0
+        self._still = Standstill()
         self._stop = threading.Event()
         self.stop_all = False
         """Whether all blocks were told to end, so that the job shall."""
@@ -136,6 +138,10 @@ class Coordinator:
                 return
 
     def _turn(self) -> None:
+        if stood_s := self._still.look():
+            self._published_at += stood_s
+            for signs in self._signs.values():
+                signs.at += stood_s
         self._hear_newcomers()
         now = time.monotonic()
         if now - self._looked_at >= 0.5:
