@@ -118,7 +118,7 @@ class Prometheus:
 
     def close(self) -> None:
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(60)
         self._asking.shutdown()
         self._log.close()
 
@@ -129,7 +129,7 @@ class Prometheus:
     def _ask(self, what: str, values: Mapping[str, str]) -> Any:
         query = urllib.parse.urlencode(values)
         try:
-            with urllib.request.urlopen(f"{self.url}{what}?{query}", timeout=20) as answer:
+            with urllib.request.urlopen(f"{self.url}{what}?{query}", timeout=60) as answer:
                 found = json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{values}: {error.read().decode()}") from None
