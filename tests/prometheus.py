@@ -142,7 +142,7 @@ class Prometheus:
         data = self.ask("query_range", query=expr, start=str(now - int(now - self.began)), end=str(now), step="1")
         return list(data["result"])
 
-    def until(self, expr: str, timeout_s: float = 120.0) -> None:
+    def until(self, expr: str, timeout_s: float = 300.0) -> None:
         """Wait until that is something."""
         end = time.monotonic() + timeout_s
         while True:

@@ -589,7 +589,7 @@ def ones_run(folder: Path, *options: str, **env: str) -> subprocess.CompletedPro
     (folder / "script.py").write_text("import os\nprint(os.environ.get('ONES_BLOCKS'), os.environ['ONES_JOB_DIR'])\n")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))} | env
     command = [sys.executable, "-m", "ones_wrapper.launch", *options, "script.py"]
-    return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=90, check=False, cwd=folder)
+    return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=180, check=False, cwd=folder)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_second_training_in_a_directory(tmp_path: Path) -> None:
     kept = {p: p.read_bytes() for p in job.glob("**/*") if p.is_file() and p.name.startswith((".exit", "step", "spec"))}
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))} | {"ONES_JOB_DIR": str(job)}
     for command in (["-m", "ones_wrapper.launch", str(TRAIN)], [str(TRAIN)]):
-        second = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=60)
+        second = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=180)
         assert second.returncode == 2, second.stderr
         assert second.stderr.count("\n") == 1 and "a training runs in" in second.stderr, second.stderr
     assert {path: path.read_bytes() for path in kept} == kept

@@ -136,20 +136,20 @@ def test_what_passes_and_what_a_killed_container_leaves(runtime: str, tmp_path: 
     process.send_signal(signal.SIGUSR1)
     wait_for(lambda: texts(tmp_path) == ["checkpoint"] * 2, "checkpoints", process)
     process.terminate()
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=180)[0]
     assert texts(tmp_path) == ["stop"] * 2 and process.returncode == 5, output
     assert not list((tmp_path / "ones-0").glob(".exit*"))
 
 
 def test_what_is_missing_is_said(tmp_path: Path, start: Start) -> None:
     """No runtime; no ones_wrapper in the image; an image that does not see the job's directory, or another version."""
-    output = start("apptainer-is-not-there exec image.sif").communicate(timeout=60)[0]
+    output = start("apptainer-is-not-there exec image.sif").communicate(timeout=180)[0]
     assert "there is no apptainer-is-not-there on this node" in output
     empty = tmp_path / "empty"
     empty.write_text("#!/bin/sh\nexec env -u PYTHONPATH python3 -I -S -c 'import ones_wrapper'\n")
     empty.chmod(0o755)
     process = start("./empty")
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=180)[0]
     assert "ones_wrapper installed for its python3?" in output and process.returncode == 1
 
 

@@ -77,7 +77,7 @@ def leave(code: str, exit_code: str = "0", longest_s: float = 60.0) -> subproces
         "import sys, threading, time, atexit\n"
         f"ending.LONGEST_S = {longest_s}\n{code}\nending.leave({exit_code}, main=globals())"
     )
-    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=180, check=False)
 
 
 def test_a_stop_waits_for_no_thread_for_ever() -> None:
@@ -126,7 +126,7 @@ def test_exit_codes_are_those_of_python(tmp_path: Path, how: str, code: int, say
     script.write_text(f"import os, sys\n{how}\n")
     code_of = "import sys\nfrom ones_wrapper.launch import rank\nrank.leave(rank.run_script(sys.argv[1], []))"
     here, plain = (
-        subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, check=False)
+        subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=180, check=False)
         for command in (["-c", code_of, str(script)], [str(script)])
     )
     assert here.stderr == plain.stderr and says in here.stderr
