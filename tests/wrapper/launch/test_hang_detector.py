@@ -11,6 +11,7 @@ from pathlib import Path
 from ones_wrapper.launch import hang_detector as watch
 from ones_wrapper.launch.rank import prefetch_checkpoint
 from ones_wrapper.launch.restart_policy import HUNG
+from ones_wrapper.standstill import Standstill
 
 
 def test_who_hangs() -> None:
@@ -64,7 +65,7 @@ def test_rank_without_a_launcher_watches_itself() -> None:
 
 def test_who_stood_still_with_the_watch() -> None:
     """Protects a job that Slurm suspended, or whose node stood still, from being taken for hung when it goes on."""
-    still = watch.Standstill()
+    still = Standstill()
     assert still.look() == 0.0
     still._last -= 3600.0
     assert 3600.0 <= still.look() < 3660.0

@@ -14,27 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from ones_wrapper.standstill import Standstill
+
 HANG_S = 1800.0
 """Default of ONES_HANG_S: longer than an evaluation between two epochs should take."""
 
 _ENTRY = struct.Struct("d")
-
-
-class Standstill:
-    """Notices that this process stood still itself: its node did, or Slurm had suspended the job. Others stood still
-    with it, or could not be heard, so none of that time counts as their silence.
-    """
-
-    MOST_S = 2.0
-    """Two looks that are further apart had a standstill between them."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def look(self) -> float:
-        """Call it several times a second. The seconds since the last call where that was a standstill, else 0."""
-        last, self._last = self._last, time.monotonic()
-        return self._last - last if self._last - last > self.MOST_S else 0.0
 
 
 class Heartbeats:

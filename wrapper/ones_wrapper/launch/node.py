@@ -49,6 +49,7 @@ from ones_wrapper.launch.restart_policy import (
     newer,
 )
 from ones_wrapper.membership.files import own_block
+from ones_wrapper.standstill import Standstill
 
 GRACE_S = 5.0
 """How long the other ranks of a node may go on after one failed, to write their last reports."""
@@ -71,7 +72,7 @@ class Ranks:
         self._grace_s = grace_s
         self._hang_s = hang_s
         self._board = hang_detector.Heartbeats(count)
-        self._still, self._since = hang_detector.Standstill(), 0.0
+        self._still, self._since = Standstill(), 0.0
         """When this node's last standstill ended."""
         self._living: dict[int, int] = {}
         """Local rank of each process."""

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ones_wrapper.job_io import OrderReader, log
-from ones_wrapper.launch.hang_detector import Standstill
 from ones_wrapper.membership.board import Board, BoardLostError
 from ones_wrapper.membership.connections import FORM_S
 from ones_wrapper.membership.plan import Member, Plan, decode_member, encode, next_plan
+from ones_wrapper.standstill import Standstill
 
 TURN_S = 0.1
 """Time between two looks at everything."""

@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from ones_wrapper.launch.hang_detector import Standstill
 from ones_wrapper.membership.board import Board, BoardLostError
+from ones_wrapper.standstill import Standstill
 
 SIGN_S = 1.0
 """Time between two signs."""
