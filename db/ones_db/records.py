@@ -291,6 +291,8 @@ class ResizeRecord:
     """Kind of GPU that the job asked for before; empty for any."""
     new_kind: str = ""
     """Kind of GPU that it is to ask for."""
+    let_go: tuple[int, ...] = ()
+    """Of `blocks`: tasks that were seen out of the companion's hold since; who holds them then is somebody else."""
 
 
 @dataclass(frozen=True)
@@ -347,7 +349,6 @@ class JobHistory:
     """Samples used since the job's first run; work that was repeated after a lost checkpoint counts once."""
     batch: int | None
     """Global batch in force in the last run that said."""
-    first_start: float | None
     ended_runs_s: float
     """Seconds that its ended runs took in all."""
     running_since: float | None

@@ -19,7 +19,7 @@ from ones_wrapper.group import Group, RankError
 from ones_wrapper.launch.rank_placement import free_port
 
 RANKS = 3
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 TOP = Path(__file__).parents[2]
 MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 

@@ -13,6 +13,7 @@ from ones_wrapper.job_io import OrderReader, log
 from ones_wrapper.membership.board import Board, BoardLostError
 from ones_wrapper.membership.connections import FORM_S
 from ones_wrapper.membership.plan import Member, Plan, decode_member, encode, next_plan
+from ones_wrapper.standstill import Standstill
 
 TURN_S = 0.1
 """Time between two looks at everything."""
@@ -71,6 +72,7 @@ class Coordinator:
         self._signs: dict[str, _Signs] = {}
         self._ordered: tuple[int, float] = (-1, 0.0)
         self._looked_at = 0.0
+        self._still = Standstill()
         self._stop = threading.Event()
         self.stop_all = False
         """Whether all blocks were told to end, so that the job shall."""
@@ -93,15 +95,19 @@ class Coordinator:
         """Whether it still looks."""
         return self._thread.is_alive()
 
-    def proposal(self, may: bool) -> tuple[int, int]:
-        """(generation of the newest plan, generation to change to now); 0 for none. `may` says whether a change would
-        do now. What was offered is not taken back before `committed` or `dropped`.
+    def look(self) -> None:
+        """There is an order: look for it now."""
+        self._orders.skip_wait()
+
+    def proposal(self, may: Callable[[Plan], bool]) -> tuple[int, int]:
+        """(generation of the newest plan, generation to change to now); 0 for none. `may` says whether a change to a
+        plan would do now. What was offered is not taken back before `committed` or `dropped`.
         """
         with self._lock:
             plan = self._plan
             if plan is None:
                 return 0, 0
-            self._offered = self._offered or (may and self._formed)
+            self._offered = self._offered or (self._formed and may(plan))
             return plan.generation, plan.generation if self._offered else 0
 
     def committed(self, plan: Plan) -> None:
@@ -136,6 +142,10 @@ class Coordinator:
                 return
 
     def _turn(self) -> None:
+        if stood_s := self._still.look():
+            self._published_at += stood_s
+            for signs in self._signs.values():
+                signs.at += stood_s
         self._hear_newcomers()
         now = time.monotonic()
         if now - self._looked_at >= 0.5:
