@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -201,28 +202,27 @@ def test_many_jobs_are_drawn_to_the_end() -> None:
 
 
 def test_ctrl_c_ends_it_while_browsers_listen(url: str) -> None:
-    """Protects whoever stops it, by hand or by systemd, from waiting for every browser to be closed."""
+    """Protects whoever stops it, by hand or by systemd, from waiting for every browser to be closed; and whoever lets
+    it choose its port: nobody else has it, and one that another has is refused with a sentence."""
     pytest.importorskip("uvicorn")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "slurm_ones.cli", "web", "--port", str(port), "--database", url]
-    process = subprocess.Popen(command, env={**os.environ, "SLURM_ONES_WEB_TOKEN": TOKEN}, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "slurm_ones.cli", "web", "--port", "0", "--database", url]
+    environment = {**os.environ, "SLURM_ONES_WEB_TOKEN": TOKEN}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
-        until = time.monotonic() + 60
-        while True:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            try:
-                connection.request("GET", "/events", headers={"Cookie": f"slurm-ones-{port}={TOKEN}"})
-                break
-            except ConnectionRefusedError:
-                assert time.monotonic() < until and process.poll() is None
-                time.sleep(0.1)
+        assert process.stdout is not None
+        told = re.fullmatch(rf"The live page: http://127.0.0.1:(\d+)/\?token={TOKEN}\n", process.stdout.readline())
+        assert told is not None
+        refused = call("web", "--port", told[1], "--database", url)
+        assert refused.exit_code == 1
+        assert f"port {told[1]} (Address already in use); name another --port" in refused.output
+        connection = http.client.HTTPConnection("127.0.0.1", int(told[1]), timeout=60)
+        connection.request("GET", "/events", headers={"Cookie": f"slurm-ones-{told[1]}={TOKEN}"})
         assert connection.getresponse().readline().startswith(b"retry")
         process.send_signal(signal.SIGINT)
-        process.wait(20)
+        assert process.wait(20) == 0
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def listener(page: Page) -> http.client.HTTPResponse:
