@@ -118,7 +118,7 @@ class Prometheus:
 
     def close(self) -> None:
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(60)
         self._asking.shutdown()
         self._log.close()
 
