@@ -16,7 +16,7 @@ from .sites import ACCOUNT, OPERATOR, USERS
 from .slurm_conf import LOGS
 
 START_SECONDS = 90.0
-MISSED = 20
+MISSED = 6
 """Looks in a row without a daemon after which it has ended."""
 DATA = "/var/lib/accounting"
 # Debian's libmariadb looks for "localhost" here.
