@@ -37,7 +37,7 @@ def test_a_site_asks_what_elasticity_would_bring(harness: Harness) -> None:
     harness.cluster.run(["scontrol", "requeue", str(again)], user="root")
     for job_id in (wide, never, again):
         harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
-    recorded(harness, wide, never, again)
+    recorded(harness, wide, again)
 
     words = [word for word in shlex.split(COMMAND) if not word.startswith("--starttime")]
     zone, *sacct = words
