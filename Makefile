@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start a thousand processes: where bytecode may not be kept, each of them compiles all of our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install check-host demo demo-root check test lint docs cluster-up cluster-down clean
+.PHONY: install check-host demo demo-root check test lint style docs cluster-up cluster-down clean
 
 install: $(VENV)/.installed
 
@@ -53,13 +53,18 @@ check: lint
 # All tests, and of the longest a third, drawn by the run's seed (ONES_LONG=all: all of them). More workers than a small
 # machine has cores: half of the tests wait for a Slurm, and each worker has clusters of its own.
 WORKERS ?= 3
-test: lint
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# mypy runs beside them: alone it takes a minute of one core. Its errors stand at the end, and fail the whole.
+test: style
+	@log=$$(mktemp); trap 'rm -f $$log' EXIT; $(BIN)/mypy > $$log 2>&1 & types=$$!; \
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	wait $$types; types=$$?; echo "mypy:"; cat $$log; [ $$tests -eq 0 ] && [ $$types -eq 0 ]
 
-lint: install
+lint: style
+	$(BIN)/mypy
+
+style: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/shellcheck sbatch_templates/*.sbatch .ci/run
 

@@ -9,7 +9,6 @@ interval of 80 % should hold the truth in 80 % of the cases, an end within a hun
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -24,6 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.generated import parser_of
 from benchmarks.progress_calibration import Calibration
 from slurm_ones.decide import make_policy
 from slurm_ones.learn.progress import ENOUGH, LEVELS
@@ -34,7 +34,7 @@ from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_s
 from slurm_ones.simulate.engines.world import ClusterSpec, World
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Application
-from slurm_ones.simulate.workloads.generate import MIXES, generate
+from slurm_ones.simulate.workloads.generate import generate
 
 PER_NODE, TICK_S = 4, 60.0
 BEYOND = 1.2816
@@ -167,12 +167,7 @@ def table(made: Sequence[Figure]) -> str:
 
 def main() -> None:
     """Simulate, compare and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--seeds", type=int, default=2, metavar="N", help="workloads, of seeds 0 to N - 1")
-    parser.add_argument("--jobs", type=int, default=40, metavar="N", help="jobs of each")
-    parser.add_argument("--gpus", type=int, default=32, metavar="N", help="GPUs of the cluster, 4 a node")
-    parser.add_argument("--mix", choices=sorted(MIXES), default="philly", help="kinds of jobs")
+    parser = parser_of(__doc__, seeds=2, jobs=40, gpus=32)
     options = parser.parse_args()
     found = Found()
     for seed in range(options.seeds):

@@ -14,8 +14,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.bounds_off import Off, without
 from ones_db import EpochPoint, JobHistory, JobRecord, ThroughputPoint
 from ones_wrapper.protocol import Spec
 from slurm_ones.decide import make_policy
@@ -72,7 +72,6 @@ class Told:
             throughput=points,
             samples=float((DATASET + self.spec) * self.done),
             batch=64,
-            first_start=0.0,
             ended_runs_s=0.0,
             running_since=0.0,
             resizes=1,
@@ -96,7 +95,7 @@ class Lie:
     """A lie, the bound that is meant for it, and whether others of its kind, or of its user, have finished."""
 
     tell: Callable[[Told], Told]
-    off: tuple[tuple[Any, str, Any], ...]
+    off: tuple[Off, ...]
     peers: str = ""
 
 
@@ -119,19 +118,6 @@ LIES: dict[str, Lie] = {
         lambda t: replace(t, speed=0.0), ((knowledge, "_shared", lambda fits: [(fit, 1.0) for _, fit in fits]),), "own"
     ),
 }
-
-
-@contextmanager
-def without(off: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Without these bounds."""
-    before = [getattr(module, name) for module, name, _ in off]
-    try:
-        for module, name, value in off:
-            setattr(module, name, value)
-        yield
-    finally:
-        for (module, name, _), value in zip(off, before, strict=True):
-            setattr(module, name, value)
 
 
 def view(learner: Learner, told: Told, job_id: int) -> JobView:

@@ -5,7 +5,8 @@
 A cycle takes a job through 1 → 2 → 4 → 2 → 1 → 3 → 2 → 1 GPUs: the last but one leaves a block of two GPUs that leads,
 whose place a block of one takes. The real companion does it; only its policy is scripted. Pauses are taken from the
 times at which the ranks' own steps ended, written down by the training script: the longest gap between the ends of two
-steps around the change, less a usual step. Needs root on a Debian-like host.
+steps around the change, less a usual step of that size. Steps vary, so the same is taken where nothing changes, a
+second or so after each change: what it shows there is no pause. Needs root on a Debian-like host.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ BATCH = 32
 CYCLE = (2, 4, 2, 1, 3, 2, 1)
 """GPUs, from one on."""
 SAMPLES = 640
+STEPS = 12
+"""Steps on each side that say how long a usual one takes."""
+LATER = 2 * STEPS
+"""So many steps after a change nothing changes."""
 BATCH_SCRIPT = """#!/bin/bash
 #SBATCH --nodes=1
 #SBATCH --gres=gpu:1
@@ -106,6 +111,8 @@ class Change:
     """From the order until Slurm had the GPUs back of all blocks that left."""
     told_s: float | None = None
     """The pause as the job reported it."""
+    undisturbed_s: float | None = None
+    """What the measure of `pause_s` shows later, where nothing changes."""
     bytes: int = 0
     transfer_s: float = 0.0
 
@@ -154,6 +161,18 @@ def steps_of(folder: Path) -> list[Step]:
     return steps
 
 
+def longest(steps: Sequence[Step], at: int) -> tuple[float, float]:
+    """The longest gap around step `at`, and by how much gaps exceed a usual step: of the size before, or of the size
+    from that step on."""
+    gaps = [b.ended - a.ended for a, b in pairwise(steps[max(at - STEPS - 1, 0) : at + STEPS])]
+    there = min(at, STEPS + 1)
+    before, after = gaps[: there - 1], gaps[there - 1 :]
+    near_before, near_after = before[-2:], after[:3]
+    excess = [gap - statistics.median(before) for gap in near_before]
+    excess += [gap - statistics.median(after[1:] or after) for gap in near_after]
+    return max(near_before + near_after), max(0.0, *excess)
+
+
 def change_of(resize: ResizeRecord, steps: Sequence[Step], told: Sequence[Membership], queue: Queue) -> Change | None:
     """What this resize cost; None where no step shows it."""
     kind = "requeue"
@@ -168,12 +187,13 @@ def change_of(resize: ResizeRecord, steps: Sequence[Step], told: Sequence[Member
         return None
     first = pairs[0][1]
     at = steps.index(first)
-    usual = statistics.median([b.ended - a.ended for a, b in pairwise(steps[at : at + 12])] or [0.0])
-    around = steps[max(at - 3, 0) : at + 3]
-    gap = max(b.ended - a.ended for a, b in pairwise(around))
+    gap, pause = longest(steps, at)
     back = [queue.back(resize.job_id, task, resize.started) for task in resize.dropped]
     reports = [m for m in told if m.order == resize.order_number and resize.order_number]
-    change = Change(kind, max(gap - usual, 0.0), first.ended - resize.started, gap)
+    change = Change(kind, pause, first.ended - resize.started, gap)
+    later = steps[at + LATER - STEPS : at + LATER + STEPS]
+    if len(later) == 2 * STEPS and all(step.members == first.members for step in later):
+        change.undisturbed_s = longest(steps, at + LATER)[1]
     if back and all(time_ is not None for time_ in back):
         change.gpus_back_s = max(time_ for time_ in back if time_ is not None) - resize.started
     if reports:
@@ -288,6 +308,7 @@ def figures(changes: Sequence[Change], bench: Bench, sent: list[float]) -> dict[
             "pause_s": [round(c.pause_s, 4) for c in of],
             "order_to_size_s": [round(c.order_to_size_s, 3) for c in of],
             "gap_s": [round(c.gap_s, 4) for c in of],
+            "undisturbed_s": [round(c.undisturbed_s, 4) for c in of if c.undisturbed_s is not None],
             "told_pause_s": [round(c.told_s, 4) for c in of if c.told_s is not None],
             "gpus_back_s": [round(c.gpus_back_s, 3) for c in of if c.gpus_back_s is not None],
             "bytes": [c.bytes for c in of if c.bytes],
@@ -312,6 +333,7 @@ def show(found: dict[str, Any]) -> None:
         if kind != "requeue" and of["pause_s"] and requeue:
             ratio = f"  requeue/{kind} {statistics.median(requeue) / max(statistics.median(of['pause_s']), 1e-3):.0f}"
         print(f"{kind:8} pause {spread(of['pause_s'])} s  order to size {spread(of['order_to_size_s'])} s{ratio}")
+        print(f"{'':8} the same where nothing changes {spread(of['undisturbed_s'])} s")
         print(f"{'':8} told {spread(of['told_pause_s'])} s  GPUs back {spread(of['gpus_back_s'])} s")
     if found["sending_s"]:
         print(f"sending the bytes once {spread(found['sending_s'])} s")

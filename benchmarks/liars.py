@@ -10,14 +10,13 @@ the truth. The share is of the GPUs held while both the liar and others have job
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -26,6 +25,10 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.bounds_off import Off, without
+from benchmarks.generated import parser_of
 from ones_wrapper.protocol import Epoch, Hello, Report, Spec, Throughput
 from slurm_ones.learn import hierarchy, knowledge, progress, throughput
 from slurm_ones.simulate.engines.companion_engine import WarningLog, companion_settings, over, run_companion
@@ -34,7 +37,7 @@ from slurm_ones.simulate.slurm.simulated_job import Request
 from slurm_ones.simulate.slurm.timeline import ClusterSettings
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.job_reports import JobFiles
-from slurm_ones.simulate.workloads.generate import MIXES, generate
+from slurm_ones.simulate.workloads.generate import generate
 from slurm_ones.simulate.workloads.workload import Workload
 
 PER_NODE, TICK_S = 4, 60.0
@@ -193,27 +196,17 @@ class LyingWorld(World):
         return LyingFiles(self.directory, job_id, lie())
 
 
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """Everything is believed, as it was before there were bounds."""
-    off: tuple[tuple[Any, str, Any], ...] = (
-        (progress, "OVERRUN", 0.0),
-        (throughput, "UNPROVEN", 0.0),
-        (throughput, "LINEAR", math.inf),
-        (knowledge, "SILENT_S", math.inf),
-        (knowledge, "PEERS", math.inf),
-        (hierarchy, "_shares", lambda parents, users: [np.ones(len(above)) for above in parents]),
-        (hierarchy, "FAR", math.inf),
-        (hierarchy, "MOVES", math.inf),
-    )
-    before = [getattr(module, name) for module, name, _ in off]
-    try:
-        for module, name, value in off:
-            setattr(module, name, value)
-        yield
-    finally:
-        for (module, name, _), value in zip(off, before, strict=True):
-            setattr(module, name, value)
+UNCHECKED: tuple[Off, ...] = (
+    (progress, "OVERRUN", 0.0),
+    (throughput, "UNPROVEN", 0.0),
+    (throughput, "LINEAR", math.inf),
+    (knowledge, "SILENT_S", math.inf),
+    (knowledge, "PEERS", math.inf),
+    (hierarchy, "_shares", lambda parents, users: [np.ones(len(above)) for above in parents]),
+    (hierarchy, "FAR", math.inf),
+    (hierarchy, "MOVES", math.inf),
+)
+"""Everything is believed, as it was before there were bounds."""
 
 
 @dataclass(frozen=True)
@@ -312,18 +305,13 @@ def attempt(
     """One seed, lie, and with or without checks."""
     seed, name, checks = task
     work = generate(mix, jobs=jobs, seed=seed, load=load, gpus=gpus, gpus_per_node=PER_NODE)
-    with nullcontext() if checks else unchecked():
+    with nullcontext() if checks else without(UNCHECKED):
         return simulate(work, gpus, seed, LIES[name], settings)
 
 
 def main() -> None:
     """Simulate, compare and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="workloads, of seeds 0 to N - 1")
-    parser.add_argument("--jobs", type=int, default=16, metavar="N", help="jobs of each")
-    parser.add_argument("--gpus", type=int, default=16, metavar="N", help="GPUs of the cluster, 4 a node")
-    parser.add_argument("--mix", choices=sorted(MIXES), default="philly", help="kinds of jobs")
+    parser = parser_of(__doc__, seeds=3, jobs=16, gpus=16)
     parser.add_argument("--load", type=float, default=4.0, metavar="X", help="rate of arrival: how scarce GPUs are")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="simulations side by side")
     parser.add_argument("--lie", action="append", choices=sorted(LIES), help="these lies alone; all of them by default")

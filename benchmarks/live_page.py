@@ -173,7 +173,8 @@ class Server:
     def get(self, path: str) -> str:
         """What is answered."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("GET", path, headers={"Cookie": f"slurm-ones={TOKEN}", "Accept-Encoding": "gzip"})
+        headers = {"Cookie": f"slurm-ones-{self.port}={TOKEN}", "Accept-Encoding": "gzip"}
+        connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
         body = answer.read()
         text = (gzip.decompress(body) if answer.getheader("Content-Encoding") == "gzip" else body).decode()
@@ -185,7 +186,7 @@ class Server:
     def listen(self) -> http.client.HTTPResponse:
         """The stream of ticks, with its first line read."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        connection.request("GET", "/events", headers={"Cookie": f"slurm-ones={TOKEN}"})
+        connection.request("GET", "/events", headers={"Cookie": f"slurm-ones-{self.port}={TOKEN}"})
         answer = connection.getresponse()
         _next(answer)
         return answer
@@ -342,7 +343,7 @@ class Audience:
 async def audience(port: int) -> None:
     """The audience's own process: each listens, and fetches the page at each tick."""
     fetched = 0
-    head = f"HTTP/1.1\r\nHost: x\r\nCookie: slurm-ones={TOKEN}\r\nAccept-Encoding: gzip\r\n"
+    head = f"HTTP/1.1\r\nHost: x\r\nCookie: slurm-ones-{port}={TOKEN}\r\nAccept-Encoding: gzip\r\n"
 
     async def one(listening: asyncio.Event) -> None:
         nonlocal fetched

@@ -8,7 +8,6 @@ they stop; half of the users, chosen by chance, are of the case's kind. Pollux w
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -22,10 +21,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.generated import parser_of
 from slurm_ones.simulate.engines.companion_engine import run
 from slurm_ones.simulate.engines.world import ClusterSpec
 from slurm_ones.simulate.training.application import Submission
-from slurm_ones.simulate.workloads.generate import MIXES, generate
+from slurm_ones.simulate.workloads.generate import generate
 from slurm_ones.simulate.workloads.workload import Workload
 
 PER_NODE, TICK_S = 4, 60.0
@@ -80,13 +80,8 @@ def table(found: dict[tuple[str, str], list[float]], cases: Sequence[str], polic
 
 def main() -> None:
     """Simulate and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser = parser_of(__doc__, seeds=2, jobs=40, gpus=32)
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="first seed")
-    parser.add_argument("--seeds", type=int, default=2, metavar="N", help="workloads")
-    parser.add_argument("--jobs", type=int, default=40, metavar="N", help="jobs of each")
-    parser.add_argument("--gpus", type=int, default=32, metavar="N", help="GPUs of the cluster, 4 a node")
-    parser.add_argument("--mix", choices=sorted(MIXES), default="philly", help="kinds of jobs")
     parser.add_argument("--load", type=float, default=1.0, metavar="X", help="rate of arrival")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="simulations side by side")
     parser.add_argument("--case", action="append", choices=sorted(CASES), help="these cases alone; all by default")

@@ -64,7 +64,8 @@ def test_policies_and_their_options_are_documented(name: str) -> None:
     """An admin finds each policy, and each of its options with the default that it has."""
     text = (DOCS / "configuration.md").read_text()
     assert f"`{name}`" in text
-    for field in fields(POLICIES[name].options_type):
+    options = getattr(POLICIES[name], "options_type", None)
+    for field in fields(options) if options else ():
         default = json.dumps(field.default)
         assert f"| `{field.name}` | `{default}` |" in text or f"`{field.name}` {default}" in text
 

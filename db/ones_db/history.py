@@ -236,7 +236,6 @@ def _history(row: Row, runs: Sequence[Row], cached: Mapping[int, CachedRun], res
         throughput=_throughput(runs, cached),
         samples=float(samples),
         batch=next((batch for run in reversed(runs) if (batch := _batch(run, cached[run.id])) is not None), None),
-        first_start=min((run.start_time for run in started), default=None),
         ended_runs_s=sum(max(0.0, run.ended - run.start_time) for run in started if run.ended is not None),
         running_since=next((run.start_time for run in reversed(started) if run.ended is None), None),
         resizes=sum(resizes[number - 1].restart >= 0 for number in done),

@@ -347,7 +347,6 @@ class JobHistory:
     """Samples used since the job's first run; work that was repeated after a lost checkpoint counts once."""
     batch: int | None
     """Global batch in force in the last run that said."""
-    first_start: float | None
     ended_runs_s: float
     """Seconds that its ended runs took in all."""
     running_since: float | None

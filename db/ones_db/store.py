@@ -382,10 +382,6 @@ class Store(SiteStore):
         with self._read() as connection:
             return resizes.resize_phases(connection, self.cluster, ended)
 
-    def last_decision(self, job_id: int) -> DecisionRecord | None:
-        """The newest decision on a job, with what it gave that job alone."""
-        return next(iter(self.decisions(job_id, 1)), None)
-
     def decisions(self, job_id: int, limit: int = 20) -> list[DecisionRecord]:
         """The newest decisions on a job, newest first, each with what it gave that job alone."""
         with self._read() as connection:
@@ -430,6 +426,12 @@ class Store(SiteStore):
         `ended`, of those that have ended only so many, the last. That costs the same however many have ended."""
         with self._read() as connection:
             return summary.job_summaries(connection, self._cluster, job_ids, ended)
+
+    def ended_of(self, user: str, count: int) -> list[JobSummary]:
+        """One line for each of the `count` jobs of a user that ended last, in the order of their submission. To look
+        for them costs the more, the more jobs of others have ended since."""
+        with self._read() as connection:
+            return summary.job_summaries(connection, self._cluster, None, count, user)
 
     def strategies(self) -> dict[str, int]:
         """How many jobs that have not ended train by each training strategy, the most frequent first."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, Select, and_, case, cast, func, null, select, union_all
+from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, case, cast, func, null, select, union_all
 
 from ones_db.blocks import all_members
 from ones_db.history_cache import size_of
@@ -98,15 +98,21 @@ class TimelineRow(NamedTuple):
 
 
 def job_summaries(
-    connection: Connection, cluster: int, job_ids: Sequence[int] | None, ended: int | None = None
+    connection: Connection,
+    cluster: int,
+    job_ids: Sequence[int] | None,
+    ended: int | None = None,
+    ended_of: str | None = None,
 ) -> list[JobSummary]:
-    query = _summaries(cluster)
+    query, given = _summaries(cluster), {} if ended_of is None else {"user": ended_of}
     query = query.where(observed() if job_ids is None else among(JOBS.c.job_id, job_ids))
     if ended is None:
         query = query.where(JOBS.c.cluster_id == cluster)
-    else:
+    elif ended_of is None:
         query = query.where(JOBS.c.id.in_(_open_or_last(cluster, ended)))
-    rows = connection.execute(query)
+    else:
+        query = query.where(JOBS.c.id.in_(select(_last(cluster, ended, own=True).c.id)))
+    rows = connection.execute(query, given)
     names = tuple(rows.keys())
     return [_summary(dict(zip(names, row, strict=True))) for row in rows]
 
@@ -173,10 +179,17 @@ def _summaries(cluster: int) -> Select[Any]:
 @cache
 def _open_or_last(cluster: int, ended: int) -> Any:
     """The keys of the jobs that have not ended and of so many that ended last, each by the index of ends."""
-    key = select(JOBS.c.id).where(JOBS.c.cluster_id == cluster)
-    over = key.where(JOBS.c.end_time.is_not(None), observed())
-    last = over.order_by(JOBS.c.end_time.desc(), JOBS.c.id.desc()).limit(ended).subquery()
-    return union_all(key.where(JOBS.c.end_time.is_(None)), select(last.c.id))
+    alive = select(JOBS.c.id).where(JOBS.c.cluster_id == cluster, JOBS.c.end_time.is_(None))
+    return union_all(alive, select(_last(cluster, ended).c.id))
+
+
+@cache
+def _last(cluster: int, ended: int, *, own: bool = False) -> Any:
+    """The keys of so many jobs that ended last; with `own` of those of the user that is given as `user`."""
+    over = select(JOBS.c.id).where(JOBS.c.cluster_id == cluster, JOBS.c.end_time.is_not(None), observed())
+    if own:
+        over = over.where(JOBS.c.user_name == bindparam("user"))
+    return over.order_by(JOBS.c.end_time.desc(), JOBS.c.id.desc()).limit(ended).subquery()
 
 
 def _replicas(limits: Limits | None, gpus: int) -> int:

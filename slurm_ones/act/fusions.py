@@ -34,6 +34,19 @@ LOOKED_AT = 4 * MOST
 """Most jobs that Slurm is asked about for one answer, the oldest."""
 
 
+@dataclass(frozen=True)
+class _Tick:
+    """What a tick knows of the jobs, while it looks for whom each carrier trains."""
+
+    seen: Observation
+    busy: Collection[int]
+    """Jobs in a resize."""
+    ours: Collection[int]
+    """Jobs that we deferred."""
+    taken: dict[int, int] = field(default_factory=dict)
+    """Who must wait, and the job that trains it, as found so far."""
+
+
 @dataclass
 class Fusions:
     """Who is trained within whom. Nothing of it is stored: a new companion finds it in the jobs' own files."""
@@ -47,46 +60,39 @@ class Fusions:
 
     def follow(self, seen: Observation, busy: Collection[int]) -> dict[int, int]:
         """Who must wait, and the job that trains it. `busy` are jobs in a resize. Raises `Unreachable`."""
-        found: dict[int, int] = {}
         carriers = {job_id: one for job_id, one in sorted(seen.elastic.items()) if carries(one)}
         alive = {(job_id, one.job.restart) for job_id, one in carriers.items()}
         self._answers = {key: value for key, value in self._answers.items() if key in alive}
         said = ((one, read_fusion(one.job)) for one in carriers.values())
         known = [(one, told) for one, told in said if told is not None and told.restart <= one.job.restart]
-        # Those that train come first: nobody is given to a second one. Then those that were answered.
         ours = self.deferrals.all_ours(one.job for one in seen.elastic.values()) if known else set()
+        tick = _Tick(seen, busy, ours)
         new = 0
+        # Those that train come first: nobody is given to a second one. Then those that were answered.
         for carrier, told in sorted(known, key=lambda each: (each[1].asks, not self._answered(each[0].job))):
             new += told.asks and not self._answered(carrier.job)
             if new > ANSWERS:
                 break
             follow = self._answer if told.asks else self._members
-            waits = follow(carrier, told, seen, found, busy, ours)
-            found.update(dict.fromkeys(waits - found.keys(), carrier.job.job_id))
-        return found
+            waits = follow(carrier, told, tick)
+            tick.taken.update(dict.fromkeys(waits - tick.taken.keys(), carrier.job.job_id))
+        return tick.taken
 
     def _answered(self, job: Job) -> bool:
         return (job.job_id, job.restart) in self._answers
 
-    def _answer(
-        self,
-        carrier: Elastic,
-        told: Fusion,
-        seen: Observation,
-        taken: Mapping[int, int],
-        busy: Collection[int],
-        ours: Collection[int],
-    ) -> frozenset[int]:
+    def _answer(self, carrier: Elastic, told: Fusion, tick: _Tick) -> frozenset[int]:
         """Whom the job gets that asks."""
         job = carrier.job
         key = (job.job_id, job.restart)
         if key in self._answers:
             when, whom = self._answers[key]
             return whom if self.clock() - when < ANSWERED_S else frozenset()
-        if job.job_id in busy or job.restart:
+        if job.job_id in tick.busy or job.restart:
             return frozenset()
-        free = [one for one in seen.elastic.values() if one.job.job_id not in taken and one.job.job_id not in busy]
-        asked = [one.job.job_id for one in candidates(carrier, free, ours, self.clock())][:LOOKED_AT]
+        away = {*tick.taken, *tick.busy}
+        free = [one for one in tick.seen.elastic.values() if one.job.job_id not in away]
+        asked = [one.job.job_id for one in candidates(carrier, free, tick.ours, self.clock())][:LOOKED_AT]
         try:
             details = self.client.details([job.job_id, *asked]) if asked else {}
         except Refused as error:
@@ -124,24 +130,19 @@ class Fusions:
             with suppress(Refused):  # it is gone
                 self.deferrals.release(self.client.job(job_id))
 
-    def _members(
-        self,
-        carrier: Elastic,
-        told: Fusion,
-        seen: Observation,
-        taken: Mapping[int, int],
-        busy: Collection[int],
-        ours: Collection[int],
-    ) -> frozenset[int]:
+    def _members(self, carrier: Elastic, told: Fusion, tick: _Tick) -> frozenset[int]:
         """Whom the job says that it trains, of those that it may and that no other trains."""
         job = carrier.job
-        jobs = (seen.elastic.get(id_) for id_ in told.members if id_ not in taken)
+        jobs = (tick.seen.elastic.get(id_) for id_ in told.members if id_ not in tick.taken)
         known = [one for one in jobs if one is not None]
-        waits = frozenset(one.job.job_id for one in candidates(carrier, known, ours, self.clock()) if parked(one.job))
+        waits = frozenset(
+            one.job.job_id for one in candidates(carrier, known, tick.ours, self.clock()) if parked(one.job)
+        )
         gone = frozenset(told.members) - waits
         key = (job.job_id, job.restart)
         when, named = self._answers.get(key, (0.0, frozenset()))
-        if gone and job.running and job.job_id not in busy and (named != waits or self.clock() - when > ANSWERED_S):
+        unsaid = named != waits or self.clock() - when > ANSWERED_S
+        if gone and unsaid and job.running and job.job_id not in tick.busy:
             self._drop(carrier, waits)
             self._answers[key] = self.clock(), waits
         return waits

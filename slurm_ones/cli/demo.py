@@ -17,7 +17,7 @@ from slurm_ones.cli.common import command, console
 from slurm_ones.cli.report import report
 from slurm_ones.demo.jobs import JOBS, SIMULATED_JOBS, SLOTS, SMALL, SMALL_SIMULATED, LocalJob
 from slurm_ones.demo.progress import samples_line
-from slurm_ones.demo.run import Demo, ended_by_signals, page_lacks, prepare, torch_version
+from slurm_ones.demo.run import Demo, ended_by_signals, page_file, page_lacks, prepare, torch_version
 
 TAKES_S = 90
 """What a demo takes on two cores; measured, see the documentation."""
@@ -74,7 +74,7 @@ def _run(folder: Path, jobs: tuple[LocalJob, ...], simulated: int, lacks: list[s
             address = running.serve_page()
             at(time.time(), f"The live page: {address}")
             if not no_browser and can_open():
-                webbrowser.open(address)
+                webbrowser.open(page_file(folder, address).as_uri())
         done = running.run()
         good = _report(folder, running, page="jinja2" not in lacks)
         if not done:

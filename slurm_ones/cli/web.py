@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -16,19 +19,21 @@ from slurm_ones.cli.common import (
     NotSeenYet,
     command,
     console,
+    errors,
     is_view,
     settings_of,
     store_of_reader,
 )
 from slurm_ones.cli.report import allowed
 from slurm_ones.config import ConfigError
+from slurm_ones.report.text import plain
 
 NEEDED = ("starlette", "uvicorn", "jinja2")
 
 
 @command
 def web(
-    port: Annotated[int, typer.Option(help="Port.", min=1, max=65535)] = 8675,
+    port: Annotated[int, typer.Option(help="Port; 0: any that is free.", min=0, max=65535)] = 8675,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     root: Annotated[str, typer.Option(help="Path below which a proxy serves it, such as /node/n1/8675.")] = "",
     token: Annotated[
@@ -72,6 +77,26 @@ def web(
     store_of_reader(settings, named=bool(database)).close()
     secret = "" if user_header else token or secrets.token_urlsafe(24)
     app = Web(opened, reader, allowed, Access(secret, user_header), root).app
-    console.print(f"The live page: {address(host, port, root, secret)}", markup=False, soft_wrap=True)
+    # Bound before it is named: nobody else can get the port in between.
+    listening = _listening(host, port)
+    console.print(
+        f"The live page: {address(host, listening.getsockname()[1], root, secret)}", markup=False, soft_wrap=True
+    )
     console.print("Ctrl-C ends it.")
-    uvicorn.run(app, host=host, port=port, **OPTIONS)
+    server = uvicorn.Server(uvicorn.Config(app, **OPTIONS))
+    with suppress(KeyboardInterrupt):
+        server.run([listening])
+    if not server.started:
+        raise typer.Exit(1)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Ends the command with 1 where one cannot listen there: systemd is to try again, since whoever has it may go."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, UnicodeError) as error:
+        # Python adds the address to some texts.
+        text = os.strerror(error.errno) if isinstance(error, OSError) and (error.errno or 0) > 0 else str(error)
+        why = f"cannot listen on {host}, port {port} ({text})"
+        errors.print(f"slurm-ones: {plain(why, 300)}; name another --port or --host", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None

@@ -40,7 +40,7 @@ POLICIES: dict[str, Any] = {
         Drl,
     )
 }
-"""The class of each policy of ours, by name. It takes one argument, of the dataclass `options_type`."""
+"""The class of each policy of ours, by name. One with an `options_type` takes one argument, of that dataclass."""
 GROUP = "slurm_ones.policies"
 """The group of entry points in which other distributions name their policies: `name = package.module:Class`."""
 

@@ -12,6 +12,11 @@ from slurm_ones.schedule.tables import Tables
 from slurm_ones.slurm.model import Shape
 
 
+def mobile_jobs(jobs: Sequence[JobView], fixed: Collection[int]) -> list[JobView]:
+    """Those that are not named in `fixed`, in order of submission."""
+    return sorted((job for job in jobs if job.job_id not in fixed), key=lambda job: (job.submitted, job.job_id))
+
+
 def free_after_fixed(cluster: ClusterView, jobs: Sequence[JobView], fixed: Collection[int]) -> Ints:
     """(N,) GPUs of each node that the running jobs named in `fixed` leave."""
     return free_by_node(cluster, [job for job in jobs if job.job_id in fixed])

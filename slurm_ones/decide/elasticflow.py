@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slurm_ones.decide.build import build_schedule, free_after_fixed
+from slurm_ones.decide.build import build_schedule, free_after_fixed, mobile_jobs
 from slurm_ones.decide.job_figures import to_come, within
 from slurm_ones.reasons import reason
 from slurm_ones.schedule.placement import fixed_jobs
@@ -60,7 +60,7 @@ class ElasticFlow:
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
         fixed = fixed_jobs(cluster, jobs)
-        mobile = sorted((j for j in jobs if j.job_id not in fixed), key=lambda j: (j.submitted, j.job_id))
+        mobile = mobile_jobs(jobs, fixed)
         tables = build_tables(cluster, [_limited(cluster, job) for job in mobile], "requested")
         free = int(free_after_fixed(cluster, jobs, fixed).sum())
         curves = [_curve(tables, j, now) for j in range(len(mobile))]

@@ -24,6 +24,7 @@ from typing import Literal, get_args
 import numpy as np
 from scipy.optimize import linprog
 
+from slurm_ones.decide.build import mobile_jobs
 from slurm_ones.decide.by_kind import build_by_kind, views_on
 from slurm_ones.reasons import reason
 from slurm_ones.schedule.kinds import free_of_kind
@@ -62,7 +63,7 @@ class Gavel:
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
         fixed = fixed_jobs(cluster, jobs)
-        mobile = sorted((j for j in jobs if j.job_id not in fixed), key=lambda j: (j.submitted, j.job_id))
+        mobile = mobile_jobs(jobs, fixed)
         self._had = {job.job_id: self._had.get(job.job_id, {}) for job in jobs}
         self._rounds = {job.job_id: self._rounds.get(job.job_id, 0) for job in jobs}
         gpus, speeds = _speeds(cluster, mobile)

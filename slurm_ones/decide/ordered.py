@@ -68,11 +68,6 @@ class Fifo:
         return Schedule(allocations, reasons, parked=frozenset(parked))
 
 
-@dataclass(frozen=True)
-class NoOptions:
-    """Nothing can be set."""
-
-
 class Srtf:
     """Shortest remaining time first: what could be had if the future were known.
 
@@ -82,11 +77,7 @@ class Srtf:
     """
 
     name = "srtf"
-    options_type = NoOptions
     first = "jobs that end soonest"
-
-    def __init__(self, options: NoOptions = NoOptions()) -> None:
-        self.options = options
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""

@@ -26,7 +26,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from slurm_ones.decide.build import build_schedule, free_after_fixed
+from slurm_ones.decide.build import build_schedule, free_after_fixed, mobile_jobs
 from slurm_ones.decide.by_kind import build_by_kind, views_on
 from slurm_ones.decide.job_figures import History, bounded, restart_factor
 from slurm_ones.reasons import Reason, reason
@@ -80,7 +80,7 @@ class Sia:
         """See `slurm_ones.schedule.policy.Policy`."""
         self._history.update(jobs)
         fixed = fixed_jobs(cluster, jobs)
-        mobile = sorted((j for j in jobs if j.job_id not in fixed), key=lambda j: (j.submitted, j.job_id))
+        mobile = mobile_jobs(jobs, fixed)
         if len(cluster.kinds) > 1:
             return self._over_kinds(cluster, jobs, fixed, mobile, now)
         views = [_limited(cluster, job, self._history.bound(job)) for job in mobile]

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_ones.decide.build import build_schedule, free_after_fixed
+from slurm_ones.decide.build import build_schedule, free_after_fixed, mobile_jobs
 from slurm_ones.decide.job_figures import to_come
 from slurm_ones.reasons import reason
 from slurm_ones.schedule.placement import fixed_jobs
@@ -45,24 +45,15 @@ class Step:
     """How many more it takes."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """Nothing can be set."""
-
-
 class Wham:
     """WHAM (2602.01411): what each GPU is worth to each job where jobs keep coming."""
 
     name = "wham"
-    options_type = Options
-
-    def __init__(self, options: Options | None = None) -> None:
-        self.options = options or Options()
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """See `slurm_ones.schedule.policy.Policy`."""
         fixed = fixed_jobs(cluster, jobs)
-        mobile = sorted((j for j in jobs if j.job_id not in fixed), key=lambda j: (j.submitted, j.job_id))
+        mobile = mobile_jobs(jobs, fixed)
         tables = build_tables(cluster, mobile, "best")
         columns = allocate(tables, int(free_after_fixed(cluster, jobs, fixed).sum()))
         wanted = {job.job_id: int(tables.sizes[u]) for job, u in zip(mobile, columns, strict=True)}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -70,6 +72,17 @@ def prepare(folder: Path) -> None:
         raise DemoFailed(f"{folder}: cannot be used ({error.strerror}); name another with --directory") from None
 
 
+def page_file(folder: Path, address: str) -> Path:
+    """A file that leads a browser to the address, and that this user alone can read: the token in the address would
+    stand in the browser's command line, which everybody on this machine can."""
+    path = folder / "page.html"
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        to = escape(address)
+        file.write('<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">')
+        file.write(f'<meta http-equiv="refresh" content="0; url={to}"><a href="{to}">The live page</a>\n')
+    return path
+
+
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
     """SIGTERM and a closed terminal end the demo as Ctrl-C does, by KeyboardInterrupt."""
@@ -121,16 +134,13 @@ class Demo:
 
     def serve_page(self) -> str:
         """Start the live page; its address, once it answers. The jobs go on meanwhile."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        token = secrets.token_urlsafe(16)
-        self._page = self._program("web", {"SLURM_ONES_WEB_TOKEN": token}, f"--port={port}")
+        self._page = self._program("web", {"SLURM_ONES_WEB_TOKEN": secrets.token_urlsafe(16)}, "--port=0")
         until = time.monotonic() + START_S
         while True:
             self._look()
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), LOOK_S):
-                return f"http://127.0.0.1:{port}/?token={token}"
+            # It listens before it says where.
+            if found := re.search(r"^The live page: (\S+)\n", (self.folder / "web.log").read_text(errors="replace")):
+                return found[1]
             if self.processes.poll(self._page) is not None or time.monotonic() > until:
                 raise DemoFailed(f"the live page did not start: {self._tail('web.log')}")
 

@@ -40,7 +40,6 @@ _VARIABLE = re.compile(r"\$\{?[A-Za-z_]")
 class Weight(str, Enum):
     """What a finding means for the job."""
 
-    FACT = "fact"
     WARNING = "warning"
     ERROR = "error"
     """It is not resized, or does not do what its owner means."""

@@ -46,23 +46,24 @@ def arrays(jobs: Iterable[Job]) -> dict[int, tuple[Job, ...]]:
 
 
 def _any_says_blocks(records: Sequence[Job]) -> bool:
-    return any(_says_blocks(job) for job in [one for one in records if not one.ended] or records)
+    return any(says_blocks(job.comment) for job in [one for one in records if not one.ended] or records)
 
 
 def is_whole(job: Job) -> bool:
     """Whether the job stands for all tasks of an array of blocks."""
-    return job.array_id == job.job_id and _says_blocks(job)
+    return job.array_id == job.job_id and says_blocks(job.comment)
 
 
-def _says_blocks(job: Job) -> bool:
+def says_blocks(comment: str) -> bool:
+    """Whether the tasks of an array with this comment are blocks of one job."""
     # Most comments need no parsing.
-    if "array=" not in job.comment:
+    if "array=" not in comment:
         return False
     try:
-        optin = parse_comment(job.comment)
+        optin = parse_comment(comment)
     except BadComment:
         # A word that is wrong elsewhere in it takes no running job apart.
-        return "array=blocks" in job.comment.replace(",", " ").split()
+        return "array=blocks" in comment.replace(",", " ").split()
     return optin is not None and optin.blocks
 
 
@@ -126,7 +127,7 @@ def _of_one_kind(tasks: Sequence[Job]) -> tuple[tuple[Job, ...], str]:
 
 def _speaker(tasks: Sequence[Job]) -> Job:
     """The task whose comment counts."""
-    return min(tasks, key=lambda job: (not _says_blocks(job), job.ended))
+    return min(tasks, key=lambda job: (not says_blocks(job.comment), job.ended))
 
 
 def _difference(one: Job, other: Job) -> str:

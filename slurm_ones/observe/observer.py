@@ -24,7 +24,7 @@ from ones_db import (
 from ones_wrapper import protocol
 from ones_wrapper.protocol import Membership, Spec
 from slurm_ones.config import Settings
-from slurm_ones.observe.blocks import BlockJob, block_job, fold, is_whole, with_throttles
+from slurm_ones.observe.blocks import BlockJob, block_job, fold, is_whole, says_blocks, with_throttles
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.notes import Notes
 from slurm_ones.observe.optin import BadComment, parse_comment
@@ -168,7 +168,9 @@ class Observer:
             return
         records = []
         for job_id, record in self._store.jobs(list(lost)).items():
-            job = snapshot.jobs.get(job_id) or self._array(job_id, record, snapshot)
+            # A task has the array's own id: it is not the job, whose other tasks may train on.
+            whole = self._array(job_id, record, snapshot) if says_blocks(record.comment) else None
+            job = whole or snapshot.jobs.get(job_id)
             if job is None:
                 note = "it ended while no companion ran, and Slurm no longer knows how"
                 unknown = JobState.UNKNOWN.value

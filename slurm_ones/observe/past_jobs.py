@@ -73,7 +73,8 @@ class PastJobs:
 
 
 def says_blocks(comment: str) -> bool:
-    """Whether a job's comment says that its array's tasks are blocks of one job."""
+    """Whether a job's comment says that its array's tasks are blocks of one job; not where it cannot be understood, as
+    nobody's training may come apart here."""
     try:
         said = parse_comment(comment)
     except BadComment:

@@ -90,13 +90,16 @@ function ones.fault(comment)
     return nil
 end
 
--- Whether a comment that does not opt in surely means to: "one: gpus=1-16", "ones gpus=1-16".
+-- Whether a comment that does not opt in surely means to: "one: gpus=1-16", "ones gpus=1-16". "one batch=64" may be a
+-- note to oneself, and would opt in to nothing: a size is asked for after all but "ones".
 function ones.near_miss(comment)
     if not is_plain(comment) or words_of(comment) ~= nil then
         return false
     end
-    local key = comment:lower():match("^%s*ones?%s*[^%w_%s]?%s*(%l+)=%d")
-    return key == "gpus" or key == "nodes" or key == "batch"
+    local text = comment:lower()
+    local name, key = text:match("^%s*(ones?)%s*[^%w_%s]?%s*(%l+)=%d")
+    local size = text:find("%f[%w]gpus=%d") or text:find("%f[%w]nodes=%d")
+    return key == "gpus" or key == "nodes" or (key == "batch" and (name == "ones" or size ~= nil))
 end
 
 -- The comment with these words in it, in place of those that it has of the same name; nil where it says something else.

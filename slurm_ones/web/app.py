@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qs, quote, urlencode
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -24,7 +24,6 @@ from slurm_ones.report.text import plain
 from slurm_ones.web import pages
 from slurm_ones.web.feed import ERRORS, Feed, Moment
 
-COOKIE = "slurm-ones"
 VIEWERS = 1_000
 """Browsers that hear of ticks at once; the next one looks by itself every minute."""
 BEAT_S = 20.0
@@ -97,7 +96,7 @@ class Web:
         if not self._access.token:
             return None
         asked = _asked(request)
-        given = asked.get("token", [""])[0] or request.cookies.get(COOKIE, "")
+        given = asked.get("token", [""])[0] or request.cookies.get(cookie(request, self._root), "")
         if not hmac.compare_digest(given.encode(), self._access.token.encode()):
             return PlainTextResponse(
                 "open the address that `slurm-ones web` printed: it holds a token, and this one does not fit\n",
@@ -111,7 +110,8 @@ class Web:
             answer = RedirectResponse(path if whole else self._root + path, 303, HEADERS)
             # Lax: a link in a mail or on a portal's page comes from another site, and is to work. Requests that other
             # sites make behind the reader's back carry no cookie, and none would change anything.
-            answer.set_cookie(COOKIE, self._access.token, path=self._root or "/", httponly=True, samesite="lax")
+            name = cookie(request, self._root)
+            answer.set_cookie(name, self._access.token, path=self._root or "/", httponly=True, samesite="lax")
             return answer
         return None
 
@@ -193,6 +193,13 @@ class Web:
                 number = newest
         finally:
             self._viewers -= 1
+
+
+def cookie(request: Request, root: str) -> str:
+    """The name of the cookie that holds the token: another one for each port and path, as a browser keeps one jar for
+    all ports of a host, and two pages would log each other out."""
+    server = request.scope.get("server") or ("", "")
+    return f"slurm-ones-{server[1]}{quote(root, safe='')}"
 
 
 def _asked(request: Request) -> dict[str, list[str]]:

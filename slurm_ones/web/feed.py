@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ones_db import HealthRecord, JobSummary, SchemaError, Store, StoreError, TimelineRow
+from slurm_ones.report import live
 from slurm_ones.report.live import Live, read_live, silent
 
 HISTORY_S = 24 * 3600.0
@@ -18,6 +21,10 @@ LOOK_S = 1.0
 """Seconds between two looks at whether there was a tick."""
 KEPT = 512
 """Parts of pages that are kept until the next tick."""
+USERS = 512
+"""Users whose ended jobs are kept at hand, those who looked last."""
+OWN_S = 3600.0
+"""After so long they are read anew: what was corrected or deleted since is not seen from tick to tick."""
 ERRORS = (StoreError, SchemaError, OSError)
 
 
@@ -35,22 +42,41 @@ class Moment:
     user: str = ""
     """Whose jobs these are alone; empty: everybody's."""
 
-    def of(self, user: str) -> Moment:
-        """What one user may see: their own jobs, and of the others nothing."""
-        jobs = tuple(job for job in self.live.jobs if job.user == user)
+    @property
+    def ended(self) -> list[JobSummary]:
+        """The jobs that have ended, as many as the moment knows, by their ends."""
+        over = [job for job in self.live.jobs if job.end_time is not None]
+        return sorted(over, key=lambda job: (job.end_time or 0.0, job.job_id))
+
+    def of(self, user: str, ended: Iterable[JobSummary] = ()) -> Moment:
+        """What one user may see: their own jobs, with those that ended before the ones it knows, and of the others
+        nothing."""
+        own = {job.job_id: job for job in (*ended, *self.live.jobs) if job.user == user}
+        jobs = tuple(sorted(own.values(), key=lambda job: (job.submit_time, job.job_id)))
         ids = {job.job_id for job in jobs}
-        live = replace(
+        view = replace(
             self.live,
             jobs=jobs,
             why={job_id: text for job_id, text in self.live.why.items() if job_id in ids},
             causes={job_id: code for job_id, code in self.live.causes.items() if job_id in ids},
             held=tuple(one for one in self.live.held if one.job_id in ids),
         )
-        return replace(self, live=live, timeline=tuple(row for row in self.timeline if row.user == user), user=user)
+        return replace(self, live=view, timeline=tuple(row for row in self.timeline if row.user == user), user=user)
 
     def job(self, job_id: int) -> JobSummary | None:
         """The job, where it is among those that are seen."""
         return next((job for job in self.live.jobs if job.job_id == job_id), None)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """A user's jobs that ended last."""
+
+    read: float
+    """When they were read, Unix seconds …"""
+    until: float
+    """… and the end of the last job of all that these can have in them."""
+    jobs: tuple[JobSummary, ...]
 
 
 class Feed:
@@ -63,6 +89,8 @@ class Feed:
         self.moment = Moment()
         self.looks = 0
         """How often all was read."""
+        self.looks_of_users = 0
+        """How often the ended jobs of one user were."""
         self._kept: Store | None = None
         self._stamp: object = None
         self._health: HealthRecord | None = None
@@ -70,6 +98,8 @@ class Feed:
         """What of the database says that there is something new."""
         self._changed = asyncio.Condition()
         self._made: dict[tuple[int, str, str], asyncio.Task[bytes]] = {}
+        self._own: OrderedDict[str, _Own] = OrderedDict()
+        """By user."""
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
@@ -148,10 +178,39 @@ class Feed:
         if key not in self._made:
             if len(self._made) >= KEPT:
                 self._made.clear()
-            seen = moment.of(user) if user else moment
-            made = self._made[key] = asyncio.ensure_future(asyncio.to_thread(make, seen))
+            made = self._made[key] = asyncio.ensure_future(self._make(moment, user, make))
             made.add_done_callback(partial(self._forget_failed, key))
         return await asyncio.shield(self._made[key])
+
+    async def _make(self, moment: Moment, user: str, make: Callable[[Moment], bytes]) -> bytes:
+        seen = moment.of(user, await self._ended_of(user, moment)) if user else moment
+        return await asyncio.to_thread(make, seen)
+
+    async def _ended_of(self, user: str, moment: Moment) -> tuple[JobSummary, ...]:
+        """The user's jobs that ended last, before those the moment knows: read when the user first looks, and from
+        then on added to by each moment, as long as no job can have ended between two of them unseen."""
+        ended = moment.ended
+        if len(ended) < live.ENDED:
+            return ()
+        own = self._own.get(user)
+        first, last = ((ended[0].end_time or 0.0), (ended[-1].end_time or 0.0)) if ended else (math.inf, 0.0)
+        if own is None or own.until < first or moment.at - own.read > OWN_S:
+            jobs = await asyncio.to_thread(self._read_ended, user)
+            own = _Own(moment.at, last, jobs)
+        else:
+            found = {job.job_id: job for job in (*own.jobs, *(job for job in ended if job.user == user))}
+            kept = sorted(found.values(), key=lambda job: (job.end_time or 0.0, job.job_id))[-live.ENDED :]
+            own = replace(own, until=max(last, own.until), jobs=tuple(kept))
+        self._own[user] = own
+        self._own.move_to_end(user)
+        if len(self._own) > USERS:
+            self._own.popitem(last=False)
+        return own.jobs
+
+    def _read_ended(self, user: str) -> tuple[JobSummary, ...]:
+        self.looks_of_users += 1
+        with self._opened() as store:
+            return tuple(store.ended_of(user, live.ENDED))
 
     def _forget_failed(self, key: tuple[int, str, str], made: asyncio.Task[bytes]) -> None:
         """So that whoever asks next has it made again, and need not wait for the next tick."""

@@ -12,7 +12,7 @@ from ones_db import HeldRecord, NodeRecord, Store
 from ones_db.query import Reader
 from slurm_ones.reasons import CAUSES
 from slurm_ones.report.advice import Allowed, advice
-from slurm_ones.report.live import Live, left_s, silent
+from slurm_ones.report.live import ENDED, Live, left_s, silent
 from slurm_ones.report.text import changed, clock, per_gpu, plain, progress, seconds, shape
 from slurm_ones.report.usage import usage
 from slurm_ones.web import pictures
@@ -23,7 +23,7 @@ MOST_NODES = 600
 MOST_DECIDED = 100
 """Jobs that are shown of a decision."""
 MOST_ENDED = 20
-"""Jobs that have ended on the first page: those that did last."""
+"""Jobs that have ended on the first page: those that did last; of one user's own all that are at hand."""
 DECISIONS = 5
 """Newest decisions that are shown of a job, or in all."""
 
@@ -60,7 +60,6 @@ def overview(moment: Moment, root: str) -> bytes:
     """The cluster: how the companion is, why jobs wait, who held which GPUs, the nodes, the jobs."""
     live = moment.live
     alive = [job for job in live.jobs if job.end_time is None]
-    over = sorted((job for job in live.jobs if job.end_time is not None), key=lambda job: job.end_time or 0.0)
     capacity = sum(node.gpus for node in live.nodes if node.usable)
     counts: dict[str, int] = {}
     for code in live.causes.values():
@@ -72,7 +71,7 @@ def overview(moment: Moment, root: str) -> bytes:
         problem=moment.problem,
         health=_health(live, moment.at),
         jobs=alive,
-        ended=over[-MOST_ENDED:][::-1],
+        ended=moment.ended[-(ENDED if moment.user else MOST_ENDED) :][::-1],
         waiting=[job for job in alive if not job.running],
         running=[job for job in alive if job.running],
         held=sum(one.gpus for one in live.held),

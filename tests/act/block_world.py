@@ -30,7 +30,7 @@ from slurm_ones.simulate.workloads.catalogue import KINDS, build
 from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import Job, Shape, Task
-from tests.act.world import Crash
+from tests.act.world import Crash, ResizeStore
 
 WORK = Workload("one", (Submission("job", 0.0, "nlp", 1, 16, elastic=True),), {"nlp": build(KINDS["bert-glue"])})
 QUIET = ClusterSettings(speed_noise=0.0, gradient_noise=0.0)
@@ -96,7 +96,7 @@ class BlockWorld:
         self.observer = observer
         return ResizeMachine(
             client=self.client,
-            store=_ResizeStore(self),
+            store=ResizeStore(self),
             reports=DrainReports(observer, self.store, self.clock),
             settings=self.settings.resize,
             orders=orders,
@@ -250,31 +250,3 @@ class _Client:
             return answer
 
         return changing
-
-
-class _ResizeStore:
-    """The store, between two events a write."""
-
-    def __init__(self, world: BlockWorld) -> None:
-        self._world = world
-
-    def step_resize(self, resize_id: int, state: str, **other: Any) -> ResizeRecord:
-        self._world._event(f"before journal {state}")
-        self._world.resize = self._world.store.step_resize(resize_id, state, **other)
-        self._world._event(f"after journal {state}")
-        return self._world.resize
-
-    def end_resize(self, resize_id: int, state: str, *other: Any) -> ResizeRecord:
-        self._world._event(f"before journal {state}")
-        self._world.resize = self._world.store.end_resize(resize_id, state, *other)
-        self._world._event(f"after journal {state}")
-        return self._world.resize
-
-    def note_held(self, resize_id: int, tasks: Any) -> ResizeRecord:
-        self._world._event("before journal held")
-        self._world.resize = self._world.store.note_held(resize_id, tasks)
-        self._world._event("after journal held")
-        return self._world.resize
-
-    def resize_steps(self, resize_id: int) -> Any:
-        return self._world.store.resize_steps(resize_id)

@@ -46,7 +46,6 @@ def history(job_id: int, **changes: Any) -> JobHistory:
         throughput=(),
         samples=0.0,
         batch=32,
-        first_start=1.0,
         ended_runs_s=0.0,
         running_since=1.0,
         resizes=0,

@@ -35,7 +35,7 @@ def test_a_resize_is_written_down_before_anything_is_done(own_store: Store, tmp_
     assert resize.order_number == pytest.approx(NOW * 1000, abs=100)
     assert resize.deadline == pytest.approx(NOW + 300, abs=1) and resize.decision_id is not None
     assert bench.machine.asked == [job_id] and bench.order(job_id) is None
-    assert own_store.last_decision(job_id).jobs[0].outcome.text == "begins"  # type: ignore[union-attr]
+    assert own_store.decisions(job_id)[0].jobs[0].outcome.text == "begins"
 
 
 def test_a_waiting_job_begins_with_its_hold(own_store: Store, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_stop_file_stops_everything_that_would_begin(own_store: Store, tmp_p
     bench.add(two, Shape(1, 1), "n2")
     assert bench.act({one: Allocation(Shape(1, 2), 64), two: Allocation(Shape(1, 1), 64)}) == []
     assert own_store.resizes(one) == [] and bench.order(two) is None
-    outcome = own_store.last_decision(one).jobs[0].outcome.text  # type: ignore[union-attr]
+    outcome = own_store.decisions(one)[0].jobs[0].outcome.text
     assert outcome == f"{tmp_path / 'stop'} exists: nothing is begun"
 
 

@@ -25,9 +25,7 @@ def bench(own_store: Store, tmp_path: Path) -> Bench:
 
 
 def outcome(bench: Bench, job_id: int) -> str:
-    decision = bench.store.last_decision(job_id)
-    assert decision is not None
-    return decision.jobs[0].outcome.text
+    return bench.store.decisions(job_id)[0].jobs[0].outcome.text
 
 
 def test_a_lease_is_renewed_in_its_second_half(bench: Bench) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import slurm_ones.act.orders as orders_module
-from ones_db import JobRecord, ResizeRecord, Store
+from ones_db import JobRecord, ResizeRecord, ResizeStepRecord, Store
 from ones_wrapper.protocol import Order, Spec
 from slurm_ones.act.deferrals import Deferrals
 from slurm_ones.act.orders import OrderWriter, write_order
@@ -87,7 +87,7 @@ class World:
         """A companion that has just started."""
         return ResizeMachine(
             client=self.slurm,
-            store=_ResizeStore(self),
+            store=ResizeStore(self),
             reports=FakeReports(self.slurm),
             settings=self.settings,
             orders=OrderWriter(self.slurm, None, self.clock),
@@ -221,20 +221,35 @@ class _DeferralStore:
         return {id_: until for id_, until in self._world.store.deferrals().items() if id_ == self._world.job_id}
 
 
-class _ResizeStore:
-    """The store, between two events a write."""
+class Interrupted(Protocol):
+    """A world that is interrupted between two events."""
 
-    def __init__(self, world: World) -> None:
+    store: Store
+    resize: ResizeRecord
+
+    def _event(self, event: str) -> None: ...
+
+
+class ResizeStore:
+    """The store of such a world, between two events a write. The world's resize is as the store has it."""
+
+    def __init__(self, world: Interrupted) -> None:
         self._world = world
 
     def step_resize(self, resize_id: int, state: str, **other: Any) -> ResizeRecord:
-        self._world._event(f"before journal {state}")
-        self._world.resize = self._world.store.step_resize(resize_id, state, **other)
-        self._world._event(f"after journal {state}")
-        return self._world.resize
+        return self._between(state, lambda: self._world.store.step_resize(resize_id, state, **other))
 
     def end_resize(self, resize_id: int, state: str, *other: Any) -> ResizeRecord:
-        self._world._event(f"before journal {state}")
-        self._world.resize = self._world.store.end_resize(resize_id, state, *other)
-        self._world._event(f"after journal {state}")
+        return self._between(state, lambda: self._world.store.end_resize(resize_id, state, *other))
+
+    def note_held(self, resize_id: int, tasks: Any) -> ResizeRecord:
+        return self._between("held", lambda: self._world.store.note_held(resize_id, tasks))
+
+    def resize_steps(self, resize_id: int) -> list[ResizeStepRecord]:
+        return self._world.store.resize_steps(resize_id)
+
+    def _between(self, what: str, write: Callable[[], ResizeRecord]) -> ResizeRecord:
+        self._world._event(f"before journal {what}")
+        self._world.resize = write()
+        self._world._event(f"after journal {what}")
         return self._world.resize

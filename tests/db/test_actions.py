@@ -52,10 +52,8 @@ def test_alternatives_of_a_decision(store: Store) -> None:
     number = store.add_decision(made)
     assert store.add_decision(made) == number
     assert store.recent_decisions() == [replace(made, id=number)]
-    decided = store.last_decision(1)
-    assert decided is not None and decided.jobs == made.jobs[:1]
-    other = store.last_decision(2)
-    assert other is not None and other.jobs[0].alternatives == ()
+    assert store.decisions(1)[0].jobs == made.jobs[:1]
+    assert store.decisions(2)[0].jobs[0].alternatives == ()
 
 
 def test_decisions_are_read_in_a_few_queries(store: Store) -> None:

@@ -20,8 +20,8 @@ def test_decisions_of_a_job_and_of_all(store: Store) -> None:
     ids.append(store.add_decision(both))
     assert [d.id for d in store.decisions(1)] == ids[::-1]
     assert [d.id for d in store.decisions(1, limit=1)] == ids[2:]
-    assert store.last_decision(2) == replace(both, id=ids[2], jobs=(waits,))
-    assert store.last_decision(3) is None
+    assert store.decisions(2)[0] == replace(both, id=ids[2], jobs=(waits,))
+    assert store.decisions(3) == []
     assert store.recent_decisions(2)[0] == replace(both, id=ids[2])
     assert [d.id for d in store.recent_decisions(2)] == [ids[2], ids[1]]
 
@@ -46,8 +46,7 @@ def test_outcome(store: Store) -> None:
     store.record_jobs([job(1), job(2)])
     number = store.add_decision(decision(1.0, 1))
     store.set_outcome(number, 1, acted=True, outcome=said("resize 4"))
-    decided = store.last_decision(1)
-    assert decided is not None
+    (decided,) = store.decisions(1)
     assert (decided.jobs[0].acted, decided.jobs[0].outcome.text) == (True, "resize 4")
     with pytest.raises(UnknownRecord, match="nothing of job 2"):
         store.set_outcome(number, 2, acted=True, outcome=said(""))
@@ -57,8 +56,7 @@ def test_scores_that_are_no_numbers(store: Store) -> None:
     """Protects from a policy without a score, whose NaN databases keep in different ways."""
     store.record_jobs([job(1)])
     store.add_decision(decision(1.0, 1, score=float("nan")))
-    decided = store.last_decision(1)
-    assert decided is not None and decided.score is None
+    assert store.decisions(1)[0].score is None
 
 
 def test_a_decision_on_an_unknown_job_is_not_stored(store: Store) -> None:

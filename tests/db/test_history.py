@@ -30,7 +30,7 @@ def test_history_of_a_resized_job(store: Store) -> None:
         ThroughputPoint(1, 4, 256, 512.0, 3011.0),
     )
     assert history.samples == 3 * 1000
-    assert (history.batch, history.first_loss, history.first_start) == (256, 2.0, 2000.0)
+    assert (history.batch, history.first_loss) == (256, 2.0)
     assert (history.ended_runs_s, history.running_since) == (900.0, 3000.0)
     assert history.running_s(3100.0) == 1000.0
     assert (history.resizes, history.last_resize_end, history.epochs_since_change) == (1, 3010.0, 1)
@@ -63,12 +63,7 @@ def test_a_job_that_has_shown_nothing(store: Store) -> None:
     store.record_jobs([job(1)])
     history = store.histories()[1]
     assert (history.spec, history.epochs, history.throughput, history.samples) == (None, (), (), 0.0)
-    assert (history.batch, history.first_start, history.running_s(5.0), history.resizes) == (
-        None,
-        None,
-        0.0,
-        0,
-    )
+    assert (history.batch, history.running_s(5.0), history.resizes) == (None, 0.0, 0)
     (summary,) = store.job_summaries()
     assert (summary.nodes, summary.running, summary.samples_per_s, summary.jct_s) == (None, False, None, None)
 

@@ -29,6 +29,15 @@ def test_the_last_ended_alone(store: Store) -> None:
     assert store.job_summaries(ended=100) == store.job_summaries()
 
 
+def test_the_last_ended_of_a_user(store: Store) -> None:
+    """Protects users of a busy site: however many jobs of others have ended since, their own are found."""
+    store.record_jobs([job(n, user="bob", state="COMPLETED", end_time=8000.0 + n) for n in (5, 6, 7)])
+    store.record_jobs([*ended(20, 40), job(8, user="bob", state="PENDING")])
+    assert [one.job_id for one in store.ended_of("bob", 2)] == [6, 7]
+    assert [one.job_id for one in store.ended_of("bob", 100)] == [5, 6, 7]
+    assert store.ended_of("eve", 100) == []
+
+
 def test_what_the_newest_decision_gave_each_job(store: Store) -> None:
     """Protects "why" of a job that the last decisions did not speak of; one that has ended has none."""
     store.record_jobs([job(7), job(8), *ended(9, 9)])

@@ -236,7 +236,7 @@ def test_any_count_where_shapes_need_not_be_uniform() -> None:
 
 
 def test_the_published_search_is_there() -> None:
-    """Options name the paper's figures, so that issue and paper can be compared line by line."""
+    """Options name the paper's figures, so that code and paper can be compared line by line."""
     options = Options()
     assert (options.population, options.mutation, options.epochs_before_removal) == (16, 0.3, 2)
     assert (options.epochs_before_doubling, options.cap_over_request) == (2, 4.0)

@@ -115,7 +115,7 @@ def _elastic(cluster: Cluster, server: Server | None) -> tuple[list[Outcome], li
                 if move is not None:
                     move.look(outcomes, jobs)
 
-            outcomes = run(cluster, elastic=True, show=show)
+            outcomes = run(cluster, elastic=JOBS, show=show)
         # The companion stores the ends of the last jobs in its next tick, two seconds on.
         time.sleep(4)
         command = ["slurm-ones", "jobs", "--json", "--config", "/scratch/ones.toml"]
@@ -171,7 +171,7 @@ def main(arguments: list[str]) -> int:
             Cluster("gres", report=Progress(), compile=False) as cluster,
             Watch("Slurm alone", None) as watch,
         ):
-            slurm = run(cluster, elastic=False, show=watch.show)
+            slurm = run(cluster, elastic=(), show=watch.show)
     except (ClusterError, NoServer) as error:
         console.print(f"make demo: {error}", style="red", markup=False)
         return 2

@@ -1,11 +1,11 @@
-"""Running the ten jobs once: under the companion, or under Slurm alone."""
+"""Running the ten jobs once: under the companion, all of them elastic or some, or under Slurm alone."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,14 +203,20 @@ def companion(cluster: Cluster) -> Iterator[Daemon]:
         daemon.stop()
 
 
-def run(cluster: Cluster, *, elastic: bool, show: Callable[[list[Outcome], dict[int, Job]], None]) -> list[Outcome]:
-    """Submit the jobs on their timetable and wait until all have ended; `show` is called about once a second."""
+def run(
+    cluster: Cluster, *, elastic: Collection[DemoJob], show: Callable[[list[Outcome], dict[int, Job]], None]
+) -> list[Outcome]:
+    """Submit the jobs on their timetable, some of them elastic, and wait until all have ended.
+
+    `show` is called about once a second.
+    """
     begin = time.time()
     waiting = sorted(JOBS, key=lambda job: job.at)
     outcomes: list[Outcome] = []
     while time.time() < begin + waiting_until(waiting) + GIVE_UP_S:
         while waiting and time.time() >= begin + waiting[0].at:
-            outcomes.append(_submit(cluster, waiting.pop(0), elastic=elastic))
+            job = waiting.pop(0)
+            outcomes.append(_submit(cluster, job, elastic=job in elastic))
         jobs = queue(cluster)
         for outcome in outcomes:
             job = jobs.get(outcome.job_id)

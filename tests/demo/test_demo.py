@@ -59,11 +59,14 @@ class Started:
             "-m",
             "slurm_ones.cli",
             "demo",
-            "--no-browser",
             "--small",
         ]
+        browser = folder.parent / "browser"
+        browser.write_text('#!/bin/sh\nprintf "%s\\n" "$*" >> "$0.arguments"\n')
+        browser.chmod(0o755)
         self.process = subprocess.Popen(
-            [*command, "--no-browser", "--small", f"--directory={folder}"],
+            [*command, f"--directory={folder}"],
+            env={**os.environ, "BROWSER": str(browser), "DISPLAY": ":0"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -125,6 +128,9 @@ def test_a_training_really_grows_and_shrinks(started: Started) -> None:
     address = started.until(r"live page: (\S+)")
     assert address.startswith("http://127.0.0.1:")
     assert get(address.partition("?")[0])[0] == 403
+    # Of the token the browser's command line says nothing: it is in a file that only this user can read.
+    opened = started.folder / "page.html"
+    assert opened.stat().st_mode & 0o777 == 0o600 and f'href="{address}"' in opened.read_text()
     status, _, cookie = get(address)
     assert status == 303
     started.until("spirals-1 trains on 1 GPU")
@@ -138,6 +144,7 @@ def test_a_training_really_grows_and_shrinks(started: Started) -> None:
         time.sleep(0.5)
     assert status == 200
     started.until("spirals-1 shrank from")
+    assert (started.folder.parent / "browser.arguments").read_text() == f"{opened.as_uri()}\n"
     assert started.end() == 0, started.text
     for job in ("spirals-1: each of 1536 samples was used once in each of 14", "spirals-2: each of 1536 samples"):
         assert job in started.text

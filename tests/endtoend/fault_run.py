@@ -23,7 +23,7 @@ from tests.cluster import Cluster, ClusterError
 from tests.db.server import NoServer, Server
 from tests.endtoend.fault_site import FaultSite
 from tests.endtoend.faults import KINDS, POSSIBLE
-from tests.endtoend.invariants import check
+from tests.endtoend.invariants import Findings, check
 
 GATES = (
     *(State.DRAINING, State.REQUEUING, State.RESHAPING, State.RELEASING, State.WAITING, State.STARTING),
@@ -39,6 +39,9 @@ PARTS = ("sqlite own", "postgresql operator pair", "sqlite operator pair", "post
 GATE_S = 6.0
 QUIET_S = 120.0
 SETTLE_S = 0.25
+JUDGE_S = 30.0
+"""For so long what is found may still be on its way: a block that trains apart ends, and the companion is sure that a
+job is over, seconds after nothing is open any more."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ class FaultRun:
             site.repairs.pop()()
         site.set_quiet(True)
         trouble = self._quiet()
-        findings = check(site)
+        findings = self._judged()
         fresh = [text for text in (*trouble, *findings.broken) if text not in self._known]
         lost = [text for text in findings.lost if text not in self._known]
         held = [text for text in findings.held if text not in self._known]
@@ -126,6 +129,16 @@ class FaultRun:
         seconds = round(time.monotonic() - started, 2)
         count = len(site.expected)
         return FaultOutcome(number, self._part, kind, moment, reached, job_id, count, seconds, lost, held, fresh)
+
+    def _judged(self) -> Findings:
+        """What is wrong, and stays so."""
+        until = time.monotonic() + JUDGE_S
+        while True:
+            findings = check(self.site)
+            fresh = {*findings.lost, *findings.held, *findings.broken} - self._known
+            if not fresh or time.monotonic() > until:
+                return findings
+            time.sleep(1)
 
     def _moment(self) -> str | State | None:
         choice = self.site.random

@@ -11,7 +11,7 @@ from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
 from slurm_ones.simulate.training.application import Application, Submission
 from slurm_ones.simulate.training.block_training import BlockTraining
 from slurm_ones.simulate.workloads.workload import Workload
-from slurm_ones.slurm.model import JobState, Task
+from slurm_ones.slurm.model import JobKey, JobState, Task
 from tests.faults.block_faults import BlockFaults
 from tests.faults.files import FaultyFiles
 from tests.faults.injector import FaultInjector
@@ -164,61 +164,16 @@ class FaultyWorld(World):
         self.timeline.after(seconds, lambda: self.cluster.resume(name))
 
     def _to_job(self, kind: FaultKind, job: SimulatedJob) -> bool:
-        """Whether it could be done."""
-        if job.array is not None:
-            return self._to_array(kind, job)
-        cluster, job_id, now = self.cluster, job.job_id, self.timeline.now
-        rng = self._injector.random
-        match kind:
-            case FaultKind.CANCELLED:
-                self.allowed_ends[job_id] = JobState.CANCELLED
-                cluster.cancel(job_id)
-            case FaultKind.FAILED:
-                if not job.running:
-                    return False
-                self.allowed_ends[job_id] = JobState.FAILED
-                cluster.kill(job_id, 1)
-            case FaultKind.RELEASED:
-                if not job.held_by:
-                    return False
-                self.held.discard(job_id)
-                cluster.release(job_id)
-            case FaultKind.HELD | FaultKind.ADMIN_HOLD:
-                self.held.add(job_id)
-                cluster.hold(job_id, "admin" if kind is FaultKind.ADMIN_HOLD else "user")
-                self.timeline.after(rng.uniform(30.0, 1800.0), lambda: self._release_again(job_id))
-            case FaultKind.REQUEUED | FaultKind.PREEMPTED:
-                if not job.running or not job.request.requeue:
-                    return False
-                cluster.preempt(job_id)
-            case FaultKind.RESHAPED:
-                if not job.pending:
-                    return False
-                shape = asked_shape(rng.randint(1, self.spec.gpus), self.spec)
-                job.forbidden_shapes -= {shape}
-                self.reshaped_by_owner.add(job_id)
-                cluster.reshape(job_id, shape)
-            case FaultKind.OPTED_OUT:
-                cluster.set_comment(job_id, rng.choice(("", "my job")))
-            case FaultKind.RESIZE_OFF:
-                cluster.set_comment(job_id, "ones: gpus=1-8 resize=off")
-            case FaultKind.BAD_COMMENT:
-                cluster.set_comment(job_id, "ones: gpus=0-8 colour=red")
-            case FaultKind.BEGIN:
-                if not job.pending:
-                    return False
-                self.begin_set.add(job_id)
-                cluster.set_begin(job_id, now + rng.uniform(10.0, 900.0))
-        self._read(job_id)
-        return True
-
-    def _to_array(self, kind: FaultKind, job: SimulatedJob) -> bool:
-        """The same to a job of blocks, `job` being one of its records: owners name the array, Slurm the task."""
+        """Whether it could be done. `job` may be a record of a job of blocks: owners name the array, Slurm the task."""
         cluster, job_id, key = self.cluster, job.main_id, job.to_model().key
-        rng = self._injector.random
+        rng, of_blocks = self._injector.random, job.array is not None
+        words = _BLOCKS if of_blocks else ""
         match kind:
             case FaultKind.CANCELLED:
-                self.cancelled.add(job_id)
+                if of_blocks:
+                    self.cancelled.add(job_id)
+                else:
+                    self.allowed_ends[job_id] = JobState.CANCELLED
                 cluster.cancel(job_id)
             case FaultKind.FAILED:
                 if not job.running:
@@ -230,9 +185,8 @@ class FaultyWorld(World):
                     return False
                 # Who held all of it lets all of it go.
                 released = job_id if job_id in self.held else key
-                held = [one for one in cluster.records.known_of(job_id) if one.pending and one.held_by == "user"]
-                tasks = {Task(job_id, task) for one in held for task in one.array_tasks}
-                self.block_faults.note_let_go(tasks & {released} if isinstance(released, Task) else tasks)
+                if of_blocks:
+                    self._note_let_go(job_id, released)
                 cluster.release(released)
                 self.held.discard(job_id)
             case FaultKind.HELD | FaultKind.ADMIN_HOLD:
@@ -253,13 +207,21 @@ class FaultyWorld(World):
             case FaultKind.OPTED_OUT:
                 cluster.set_comment(job_id, rng.choice(("", "my job")))
             case FaultKind.RESIZE_OFF:
-                cluster.set_comment(job_id, "ones: gpus=1-8 resize=off array=blocks")
+                cluster.set_comment(job_id, f"ones: gpus=1-8 resize=off{words}")
             case FaultKind.BAD_COMMENT:
-                cluster.set_comment(job_id, "ones: gpus=0-8 colour=red array=blocks")
-            case _:
-                return False
+                cluster.set_comment(job_id, f"ones: gpus=0-8 colour=red{words}")
+            case FaultKind.BEGIN:
+                if not job.pending or of_blocks:
+                    return False
+                self.begin_set.add(job_id)
+                cluster.set_begin(job_id, self.timeline.now + rng.uniform(10.0, 900.0))
         self._read(job_id)
         return True
+
+    def _note_let_go(self, job_id: int, released: JobKey) -> None:
+        held = [one for one in self.cluster.records.known_of(job_id) if one.pending and one.held_by == "user"]
+        tasks = {Task(job_id, task) for one in held for task in one.array_tasks}
+        self.block_faults.note_let_go(tasks & {released} if isinstance(released, Task) else tasks)
 
     def _release_again(self, job_id: int) -> None:
         known = self.cluster.records.known_of(job_id) or job_id in self.cluster.snapshot().jobs

@@ -23,7 +23,6 @@ def history(job_id: int, epochs: int, *, declared: int = 10, speed: float = 100.
         throughput=(ThroughputPoint(1, 1, 32, speed, 5.0),) if speed else (),
         samples=1000.0 * epochs,
         batch=32,
-        first_start=0.0,
         ended_runs_s=0.0,
         running_since=0.0,
         resizes=0,

@@ -212,6 +212,17 @@ def test_an_owner_who_opts_out_is_left_alone(site: Site) -> None:
     assert (record.refusal.code, record.state, record.elastic) == ("opted_out", "RUNNING", False)
 
 
+def test_the_task_with_the_arrays_id_is_not_the_job(site: Site) -> None:
+    """Protects the state of a job whose owner opts out while its first task has ended and another trains on."""
+    site.tasks(task(0, "n1"), task(1, "n2"))
+    site.observer.observe()
+    gone = [replace(job, comment="mine") for job in (ended(0), task(1, "n2"))]
+    site.queue.jobs = {job.job_id: job for job in gone}
+    site.observer.observe()
+    record = site.store.jobs([100])[100]
+    assert (record.refusal.code, record.state, record.end_time) == ("opted_out", "RUNNING", None)
+
+
 def test_a_membership_is_read_between_ticks(site: Site) -> None:
     """A change of blocks need not wait for the next tick to be seen, nor for the one who knows the job's term."""
     site.tasks(task(0, "n1"), task(1))

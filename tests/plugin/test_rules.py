@@ -121,7 +121,8 @@ def test_what_is_found_early(lua: Lua, comment: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "comment", ["one: gpus=1-16", "ones gpus=1-16", "Ones; nodes=2", "ones-batch=32", " one gpus=4"]
+    "comment",
+    ["one: gpus=1-16", "ones gpus=1-16", "Ones; nodes=2", "ones-batch=32", " one gpus=4", "one: batch=32 gpus=1-4"],
 )
 def test_near_misses(lua: Lua, comment: str) -> None:
     """Nobody writes these who does not mean to opt in."""
@@ -130,7 +131,17 @@ def test_near_misses(lua: Lua, comment: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "comment", ["", "one batch: five", "my gpus=4 run", "the ones: gpus=1", "phones: gpus=1-4", "ones"]
+    "comment",
+    [
+        "",
+        "one batch=64",
+        "one: batch=64 lr=1",
+        "one batch: five",
+        "my gpus=4 run",
+        "the ones: gpus=1",
+        "phones: gpus=1-4",
+        "ones",
+    ],
 )
 def test_comments_that_are_no_business_of_ours(lua: Lua, comment: str) -> None:
     assert lua.run(f"return ones.near_miss({literal(comment)}) and 1 or nil") is None

@@ -368,12 +368,13 @@ def test_options_of_sbatch() -> None:
         "partition": "cpu", "time": "2:00:00", "account": "project", "exclusive": True, "mem": "4G",
         "constraint": "a|b",
     }  # fmt: skip
-    assert parse_sbatch("") == {}
+    assert parse_sbatch("") == {} and parse_sbatch("--wait-all-nodes=1") == {"wait-all-nodes": "1"}
     for wrong, named in (
         ("--quiet", "--quiet is the study's own"),
         ("--comment=ones:", "--comment is the study's own"), ("-J name", "-J"), ("cpu", "'cpu' is no option"),
         ("--time=", "no value"), ("--qos='a\nb'", "no value"), ("'", "No closing quotation"),
-        ("--array=1-3", "--array"),
+        ("--array=1-3", "--array is the study's own"), ("--commen=ones:gpus=1-4", "--comment, which .* --commen for"),
+        ("--wra=true", "--wrap, which"), ("--elastic-g=1-4", "--elastic-gpus, which"),
     ):  # fmt: skip
         with pytest.raises(BadInput, match=named):
             parse_sbatch(wrong)

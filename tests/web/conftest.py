@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -32,10 +33,15 @@ class Page:
     url: str
     port: int
 
+    @property
+    def cookie(self) -> str:
+        """What a browser sends that has opened the address with the token."""
+        return f"slurm-ones-{self.port}{quote(self.web._root, safe='')}={TOKEN}"
+
     def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], str]:
         """Status, headers and text of what is answered; with the token's cookie unless `Cookie` is given."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("GET", path, headers={"Cookie": f"slurm-ones={TOKEN}"} | headers)
+        connection.request("GET", path, headers={"Cookie": self.cookie} | headers)
         answer = connection.getresponse()
         found = answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
         connection.close()

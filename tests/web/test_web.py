@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -89,7 +90,7 @@ def test_only_with_the_token(serve: Serve) -> None:
     """Protects a site's jobs from other users of the machine on which the page is served."""
     page = serve()
     for path in (*PAGES, "/events", "/?token=wrong", "/?token="):
-        status, _, text = page.get(path, Cookie="slurm-ones=wrong")
+        status, _, text = page.get(path, Cookie=page.cookie + "x")
         assert status == 403 and "trains" not in text
     status, headers, _ = page.get(f"/decisions?token={TOKEN}", Cookie="")
     assert status == 303 and headers["location"] == "/decisions"
@@ -98,6 +99,18 @@ def test_only_with_the_token(serve: Serve) -> None:
     assert page.get("/?" + "x" * 3000)[0] == 414
     assert page.get("/static/style.css")[0] == 200
     assert page.get("/static/..%2fapp.py")[0] == 404 and page.get("/static/app.py")[0] == 404
+
+
+def test_pages_of_one_host_do_not_log_each_other_out(serve: Serve) -> None:
+    """Protects whoever has two pages open: a browser sends all cookies of a host to each of its ports and paths."""
+    pages = [serve(), serve(Access("another")), serve(Access("third"), root="/node/n1/8675")]
+    jar: dict[str, str] = {}
+    for page, token in zip(pages, (TOKEN, "another", "third"), strict=True):
+        _, headers, _ = page.get(f"/?token={token}", Cookie="")
+        name, _, value = headers["set-cookie"].split(";")[0].partition("=")
+        jar[name] = value
+    for page in pages:
+        assert page.get("/", Cookie="; ".join(f"{name}={value}" for name, value in jar.items()))[0] == 200
 
 
 def test_a_proxys_user_sees_their_own_jobs_alone(serve: Serve) -> None:
@@ -189,33 +202,32 @@ def test_many_jobs_are_drawn_to_the_end() -> None:
 
 
 def test_ctrl_c_ends_it_while_browsers_listen(url: str) -> None:
-    """Protects whoever stops it, by hand or by systemd, from waiting for every browser to be closed."""
+    """Protects whoever stops it, by hand or by systemd, from waiting for every browser to be closed; and whoever lets
+    it choose its port: nobody else has it, and one that another has is refused with a sentence."""
     pytest.importorskip("uvicorn")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "slurm_ones.cli", "web", "--port", str(port), "--database", url]
-    process = subprocess.Popen(command, env={**os.environ, "SLURM_ONES_WEB_TOKEN": TOKEN}, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "slurm_ones.cli", "web", "--port", "0", "--database", url]
+    environment = {**os.environ, "SLURM_ONES_WEB_TOKEN": TOKEN}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
-        until = time.monotonic() + 60
-        while True:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            try:
-                connection.request("GET", "/events", headers={"Cookie": f"slurm-ones={TOKEN}"})
-                break
-            except ConnectionRefusedError:
-                assert time.monotonic() < until and process.poll() is None
-                time.sleep(0.1)
+        assert process.stdout is not None
+        told = re.fullmatch(rf"The live page: http://127.0.0.1:(\d+)/\?token={TOKEN}\n", process.stdout.readline())
+        assert told is not None
+        refused = call("web", "--port", told[1], "--database", url)
+        assert refused.exit_code == 1
+        assert f"port {told[1]} (Address already in use); name another --port" in refused.output
+        connection = http.client.HTTPConnection("127.0.0.1", int(told[1]), timeout=60)
+        connection.request("GET", "/events", headers={"Cookie": f"slurm-ones-{told[1]}={TOKEN}"})
         assert connection.getresponse().readline().startswith(b"retry")
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        assert process.wait(60) == 0
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def listener(page: Page) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
-    connection.request("GET", "/events", headers={"Cookie": f"slurm-ones={TOKEN}"})
+    connection.request("GET", "/events", headers={"Cookie": page.cookie})
     answer = connection.getresponse()
     assert answer.status == 200, answer.read()
     answer.readline()
@@ -318,6 +330,42 @@ def test_a_job_that_ended_long_ago_still_has_its_page(serve: Serve, monkeypatch:
     page.until(lambda: "old-31" in page.get("/")[2])
     assert "old-30" not in page.get("/")[2]
     assert page.get("/jobs/30")[0] == 200 and "old-30" in page.get("/jobs/30")[2]
+
+
+def test_a_user_sees_their_own_last_ended(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protects users of a busy site: jobs of others that ended since do not push theirs out, at one look for each user
+    and none at a tick, but where more have ended between two ticks than a look takes."""
+    monkeypatch.setattr(live, "ENDED", 3)
+    monkeypatch.setattr(web_app.pages, "ENDED", 3)
+    page = serve(Access("", "X-User"))
+
+    def ended(user: str, *numbers: int) -> None:
+        with Store.open(page.url, "gres") as store:
+            jobs = [job(n, name=f"{user}-{n}.", user=user, state="COMPLETED", end_time=5000.0 + n) for n in numbers]
+            store.record_jobs(jobs)
+        number = page.web.feed.moment.number
+        page.tick()
+        page.until(lambda: page.web.feed.moment.number > number)
+
+    def shown(user: str, known: range) -> list[int]:
+        text = page.get("/", **{"X-User": user})[2]
+        return [n for n in known if f"{user}-{n}." in text]
+
+    ended("bob", 31, 32)
+    ended("carol", 33, 34, 35)
+    assert shown("bob", range(30, 99)) == [31, 32] and shown("carol", range(30, 99)) == [33, 34, 35]
+    assert page.web.feed.looks_of_users == 2
+    ended("bob", 36)
+    assert shown("bob", range(30, 99)) == [31, 32, 36]
+    ended("bob", 37)
+    assert shown("bob", range(30, 99)) == [32, 36, 37]
+    ended("carol", 38, 39)
+    assert shown("bob", range(30, 99)) == [32, 36, 37]
+    assert page.web.feed.looks_of_users == 2
+    ended("bob", 40)
+    ended("carol", 41, 42, 43)
+    assert shown("bob", range(30, 99)) == [36, 37, 40] and page.web.feed.looks_of_users == 3
+    assert page.get("/jobs/40", **{"X-User": "carol"})[0] == 404
 
 
 def test_an_older_job_is_not_shown_to_another_user(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,8 +282,8 @@ def train(changes: Sequence[tuple[int, int]], passes: int = 1) -> int | None:
 
 @pytest.mark.parametrize("passes", [1, 12])
 def test_ten_resizes_end_with_the_rate_of_the_undisturbed_run(passes: int) -> None:
-    """Protects issue 14's figure: after ten resizes and batch changes the script's own rate at the end of a cosine is
-    that of a run that nobody disturbed, with accumulation steps too; the factor by the batch is in the reports."""
+    """Protects the promise of schedules: after ten resizes and batch changes the script's own rate at the end of a
+    cosine is that of a run that nobody disturbed, with accumulation steps too; the factor by the batch is reported."""
     ends = testing.run(partial(train, CHANGES if passes == 1 else CHANGES[:4], passes), ranks=1)
     quiet = testing.run(partial(train, [(1, 8)]), ranks=1)
     assert quiet[0].value[0] == pytest.approx([1e-4, 1e-4])

@@ -58,6 +58,9 @@ class Members(Protocol):
     def proposal(self) -> tuple[int, int]:
         """What this rank proposes as `Agreement.plan` and `Agreement.change`."""
 
+    def look(self) -> None:
+        """There is an order: look for it now."""
+
     def trains_as(self, tasks: tuple[int, ...] | None) -> bool:
         """Whether the blocks that an order names are those that train; its batch waits until then."""
 
@@ -119,6 +122,8 @@ class Boundary:
         if self._flags.look:
             self._flags.look = False
             self._orders.skip_wait()
+            if self.members is not None:
+                self.members.look()
         return self._orders.poll()
 
     def first_agreement(self) -> Agreement:

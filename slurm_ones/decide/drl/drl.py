@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -48,19 +47,12 @@ def gpus_after(steps: Steps, taken: Ints) -> Ints:
     return found
 
 
-@dataclass(frozen=True)
-class Options:
-    """Nothing can be set: what it does was learnt."""
-
-
 class Drl:
     """Policy gradient, trained in the simulator (see the package). `network` is another one than the trained one."""
 
     name = "drl"
-    options_type = Options
 
-    def __init__(self, options: Options = Options(), network: Network | None = None) -> None:
-        self.options = options
+    def __init__(self, network: Network | None = None) -> None:
         self.network = network or load().network
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:

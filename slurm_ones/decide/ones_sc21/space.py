@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_ones.decide.build import free_after_fixed
+from slurm_ones.decide.build import free_after_fixed, mobile_jobs
 from slurm_ones.decide.job_figures import within
 from slurm_ones.reasons import Reason
 from slurm_ones.schedule.ledger import held_gpus
@@ -91,7 +91,7 @@ class Space:
 
 def build(cluster: ClusterView, jobs: Sequence[JobView], fixed: Mapping[int, Reason]) -> Space:
     """The space of one decision; jobs named in `fixed` take no part."""
-    mobile = sorted((j for j in jobs if j.job_id not in fixed), key=lambda j: (j.submitted, j.job_id))
+    mobile = mobile_jobs(jobs, fixed)
     tables = build_tables(cluster, mobile, "scaled")
     free, held = free_after_fixed(cluster, jobs, fixed), held_gpus(cluster, mobile)
     on_node = np.zeros((len(mobile), len(free)), dtype=np.int64)

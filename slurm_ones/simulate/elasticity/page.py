@@ -12,7 +12,8 @@ from slurm_ones.report.charts import Bar, Lane
 from slurm_ones.report.text import seconds
 from slurm_ones.simulate.elasticity.curves import RESIZE_S, RULE
 from slurm_ones.simulate.elasticity.stretch import PATIENCE, SLACK_S, picked
-from slurm_ones.simulate.elasticity.study import FIGURES, SHARES, Figure, Study
+from slurm_ones.simulate.elasticity.study import FIGURES, SHARES, Study
+from slurm_ones.simulate.study.figures import Metric
 from slurm_ones.simulate.study.present import number
 from slurm_ones.simulate.traces.trace import Trace
 
@@ -45,7 +46,7 @@ def value(found: float, unit: str) -> str:
     return f"{100 * found:.0f} %" if unit == "share" else f"{found:.2f}"
 
 
-def _cell(study: Study, figure: Figure, share: float) -> tuple[str, str]:
+def _cell(study: Study, figure: Metric, share: float) -> tuple[str, str]:
     """See `Row.cells`."""
     found = [
         study.figures[share, seed].get(figure.key, math.nan) for seed in study.seeds if (share, seed) in study.figures

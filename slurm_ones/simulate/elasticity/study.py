@@ -12,6 +12,7 @@ from slurm_ones.schedule.policy import Floats
 from slurm_ones.simulate.elasticity.curves import Curves
 from slurm_ones.simulate.elasticity.stretch import BEFORE, Stretch, TraceSource, expected_s
 from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome
+from slurm_ones.simulate.study.figures import Metric
 from slurm_ones.simulate.study.plan import Plan, PolicySpec
 from slurm_ones.simulate.study.runs import OnProgress, run_all
 from slurm_ones.simulate.training.mechanism import Requeue
@@ -25,31 +26,20 @@ TICKS = 1500
 """Decisions that a run is to take about at most: beyond, they are further apart."""
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A row of the table."""
-
-    key: str
-    title: str
-    unit: str
-    """`s`, `hours`, `share` or nothing."""
-    meaning: str
-
-
-FIGURES: tuple[Figure, ...] = (
-    Figure("elastic_jobs", "elastic jobs", "share", "jobs that were drawn and whose curves and length allow it"),
-    Figure("elastic_hours", "their GPU hours", "share", "of all GPU hours that were recorded"),
-    Figure("mean_jct_s", "mean JCT", "s", "from submission to end"),
-    Figure("median_jct_s", "median JCT", "s", "the job in the middle"),
-    Figure("p99_jct_s", "p99 JCT", "s", "99 jobs in a hundred are done sooner"),
-    Figure("mean_wait_s", "mean wait", "s", "time without GPUs, between resizes too"),
-    Figure("median_wait_s", "median wait", "s", "of the job in the middle"),
-    Figure("p99_wait_s", "p99 wait", "s", "99 jobs in a hundred wait for less"),
-    Figure("gpu_hours", "GPU hours", "hours", "held by the jobs that are counted"),
-    Figure("resizes", "resizes an elastic job", "", "starts after its first one, each by a checkpoint and a requeue"),
-    Figure("rigid_jct", "rigid jobs, to 0 %", "", "mean JCT of jobs that stay rigid, over theirs at 0 %"),
-    Figure("elastic_jct", "elastic jobs, to 0 %", "", "the same of the jobs that are elastic"),
-    Figure("unfinished", "unfinished", "", "jobs that had not ended when the simulation gave up"),
+FIGURES: tuple[Metric, ...] = (
+    Metric("elastic_jobs", "elastic jobs", "share", "jobs that were drawn and whose curves and length allow it"),
+    Metric("elastic_hours", "their GPU hours", "share", "of all GPU hours that were recorded"),
+    Metric("mean_jct_s", "mean JCT", "s", "from submission to end"),
+    Metric("median_jct_s", "median JCT", "s", "the job in the middle"),
+    Metric("p99_jct_s", "p99 JCT", "s", "99 jobs in a hundred are done sooner"),
+    Metric("mean_wait_s", "mean wait", "s", "time without GPUs, between resizes too"),
+    Metric("median_wait_s", "median wait", "s", "of the job in the middle"),
+    Metric("p99_wait_s", "p99 wait", "s", "99 jobs in a hundred wait for less"),
+    Metric("gpu_hours", "GPU hours", "hours", "held by the jobs that are counted"),
+    Metric("resizes", "resizes an elastic job", "", "starts after its first one, each by a checkpoint and a requeue"),
+    Metric("rigid_jct", "rigid jobs, to 0 %", "", "mean JCT of jobs that stay rigid, over theirs at 0 %"),
+    Metric("elastic_jct", "elastic jobs, to 0 %", "", "the same of the jobs that are elastic"),
+    Metric("unfinished", "unfinished", "", "jobs that had not ended when the simulation gave up"),
 )  # fmt: skip
 
 

@@ -18,12 +18,12 @@ UNFAIR = 1.05
 
 @dataclass(frozen=True)
 class Metric:
-    """One figure, and how it is called in JSON and in tables."""
+    """One figure of a study, and how it is called in JSON and in tables."""
 
     key: str
     title: str
     unit: str
-    """`s`, `share`, `ms` or nothing."""
+    """`s`, `ms`, `hours`, `share` or nothing."""
     meaning: str
 
 

@@ -31,6 +31,8 @@ OWN = (
     "test-only", "wait", "wrap",
 )  # fmt: skip
 """Options that a study's jobs need as they are: no comment, so that no companion ever takes them for elastic ones."""
+ELASTIC = ("elastic-gpus", "elastic-nodes", "elastic-batch", "elastic-deadline")
+"""Options of our Slurm plugin, which makes a comment of them."""
 KEPT = ("SLURM_CONF", "SLURM_JWT")
 """Variables of Slurm's that lead to it; all others belong to a job from which a study may be started."""
 
@@ -59,8 +61,10 @@ def parse_sbatch(text: str) -> dict[str, str | bool]:
         option = name[2:]
         if not name.startswith("--") or not _OPTION.fullmatch(option):
             raise BadInput(f"--sbatch: {word!r:.60} is no option of sbatch's, such as --partition=cpu")
-        if option in OWN:
-            raise BadInput(f"--sbatch: --{option} is the study's own to say")
+        # sbatch takes an option's beginning for the option; and one of ours would make a comment.
+        if own := next((own for own in (*OWN, *ELASTIC) if own.startswith(option)), None):
+            short = f", which sbatch may take --{option} for," if own != option else ""
+            raise BadInput(f"--sbatch: --{own}{short} is the study's own to say")
         if not equals and at < len(words) and not words[at].startswith("-"):
             equals, value, at = "=", words[at], at + 1
         if equals and (not value or not value.isprintable()):

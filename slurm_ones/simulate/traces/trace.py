@@ -68,11 +68,6 @@ class Trace:
     gpus_per_node: int = 0
     """0 where nothing but the jobs tells."""
 
-    @property
-    def starts_known(self) -> bool:
-        """Whether each job's start was recorded, and so its wait."""
-        return all(job.started is not None for job in self.jobs)
-
 
 class Collector:
     """Gathers a trace's jobs, and counts what is none."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,15 +46,6 @@ def read_workload(path: Path, applications: Mapping[str, Application]) -> Worklo
     if not submissions:
         raise BadInput(f"{path}: no job in it")
     return Workload(path.stem, tuple(sorted(submissions, key=lambda s: s.time)), applications)
-
-
-def write_workload(path: Path, submissions: Sequence[Submission]) -> None:
-    """The same layout, for other simulators."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for s in submissions:
-            writer.writerow([s.name, f"{s.time:g}", s.application, s.gpus, s.batch])
 
 
 def check_fits(workload: Workload, gpus: int) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ones_wrapper.job_io import log
-from ones_wrapper.launch import container
+from ones_wrapper.launch import bytecode, container
 from ones_wrapper.launch.blocks import FIRST_WAIT_S, Blocks
 from ones_wrapper.launch.claim import ClaimedError
 from ones_wrapper.launch.fused_start import before_ranks
@@ -307,6 +307,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if blocks and (why := blocks.not_wanted(FIRST_WAIT_S)):
             log(why, "ones-run")
             return 0
+        if not options.container and (slow := bytecode.note(env)):
+            log(slow, "ones-run")
         job_id, restart = number(env, "SLURM_JOB_ID") or 0, number(env, "SLURM_RESTART_COUNT") or 0
         return Supervisor(job_dir, env, job_id, restart, limits, blocks).run(start)
     except LaunchError as error:

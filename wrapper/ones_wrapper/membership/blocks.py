@@ -19,6 +19,7 @@ import torch.distributed as dist
 from ones_wrapper.group import TorchGroup
 from ones_wrapper.job_io import OrderReader, log
 from ones_wrapper.membership import connections
+from ones_wrapper.membership.ahead import Ahead
 from ones_wrapper.membership.board import Board, BoardLostError, in_time
 from ones_wrapper.membership.connections import Former
 from ones_wrapper.membership.coordinator import Coordinator
@@ -71,6 +72,7 @@ class Blocks:
         """The membership; None before this block has joined."""
         self._coming: Plan | None = None
         self._former: Former | None = None
+        self._ahead: Ahead | None = None
         self._told = ""
         self._coordinator: Coordinator | None = None
         self._watch: Watch | None = None
@@ -144,12 +146,15 @@ class Blocks:
     def lead_first(self, generation: int, hot: bool) -> Plan:
         """The first membership of a term: this block alone. Others can join where it is `hot`."""
         self.present = plan = Plan(generation, self.leader.term, (self._me,), why="first")
+        if hot:
+            self._listen(plan)
         if hot and self._group.rank == 0:
             self._coordinate(plan)
         return plan
 
     def close(self) -> None:
         """No others count any more: training is over, or this block leaves."""
+        self._listen(None)
         if self._watch is not None:
             self._watch.stop()
         if self._coordinator is not None:
@@ -168,9 +173,17 @@ class Blocks:
         """What rank 0 proposes: (newest plan, plan to change to now); 0 for none."""
         if self._coordinator is None:
             return 0, 0
-        coming = self._coming
-        stays = coming is not None and self.present is not None and not _leavers(self.present, coming)
-        return self._coordinator.proposal(stays or self.may_leave())
+        return self._coordinator.proposal(self._may)
+
+    def _may(self, coming: Plan) -> bool:
+        """Whether a change to this plan would do now."""
+        stays = self.present is not None and not _leavers(self.present, coming)
+        return stays or self.may_leave()
+
+    def look(self) -> None:
+        """There is an order: the leader looks for it now."""
+        if self._coordinator is not None:
+            self._coordinator.look()
 
     def trains_as(self, tasks: tuple[int, ...] | None) -> bool:
         """Whether the blocks that an order names are those that train."""
@@ -247,6 +260,7 @@ class Blocks:
 
     def leave(self) -> None:
         """After a change without this block: end its threads; a leader waits until the others have left its board."""
+        self._listen(None)
         if self._watch is not None:
             self._watch.stop()
         if self._coordinator is None:
@@ -376,7 +390,8 @@ class Blocks:
         self._forget()
         try:
             self._coming = plan = self._plan(generation)
-            if plan.first_rank(self._me.uid) is not None:
+            self._former = self._ahead.take(generation) if self._ahead is not None else None
+            if self._former is None and plan.first_rank(self._me.uid) is not None:
                 self._begin_forming(plan, 0)
         except BoardLostError as error:
             raise PeersLostError(f"the leader's board is gone: {error}") from None
@@ -385,10 +400,22 @@ class Blocks:
         first = plan.first_rank(self._me.uid)
         assert first is not None
         self._coming = plan
-        self._former = Former(
-            plan, first + self._local, self._board.again(), self._backend, self._group.device, self._address, listening
-        )
+        self._former = self._make_former(plan, first, self._board.again(), listening)
         self._former.start()
+
+    def _make_former(self, plan: Plan, first: int, board: Board, listening: int = 0) -> Former:
+        """For this rank, where `first` is its block's first."""
+        rank, device = first + self._local, self._group.device
+        return Former(plan, rank, board, self._backend, device, self._address, listening)
+
+    def _listen(self, present: Plan | None) -> None:
+        """Hear of the plans that come after this one, on the board of its term; of none any more where it is None."""
+        if self._ahead is not None and (present is None or self._ahead.token != self._board.token):
+            self._ahead.stop()
+            self._ahead = None
+        if self._ahead is None and present is not None:
+            self._ahead = Ahead(self._board.again(), present.generation, self._me.uid, self._make_former)
+            self._ahead.start()
 
     def _forget(self) -> None:
         """The plan that was prepared for comes to nothing."""
@@ -409,6 +436,7 @@ class Blocks:
             self._move(formed.board, formed.rank, plan)
         elif self._coordinator is not None:
             self._coordinator.committed(plan)
+        self._listen(plan)
 
     def _move(self, board: Board, rank: int, plan: Plan) -> None:
         """Another block leads from now on: its board counts."""

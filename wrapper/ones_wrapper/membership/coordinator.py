@@ -93,15 +93,19 @@ class Coordinator:
         """Whether it still looks."""
         return self._thread.is_alive()
 
-    def proposal(self, may: bool) -> tuple[int, int]:
-        """(generation of the newest plan, generation to change to now); 0 for none. `may` says whether a change would
-        do now. What was offered is not taken back before `committed` or `dropped`.
+    def look(self) -> None:
+        """There is an order: look for it now."""
+        self._orders.skip_wait()
+
+    def proposal(self, may: Callable[[Plan], bool]) -> tuple[int, int]:
+        """(generation of the newest plan, generation to change to now); 0 for none. `may` says whether a change to a
+        plan would do now. What was offered is not taken back before `committed` or `dropped`.
         """
         with self._lock:
             plan = self._plan
             if plan is None:
                 return 0, 0
-            self._offered = self._offered or (may and self._formed)
+            self._offered = self._offered or (self._formed and may(plan))
             return plan.generation, plan.generation if self._offered else 0
 
     def committed(self, plan: Plan) -> None:

@@ -29,7 +29,6 @@ SENDERS = 4
 _HEAD = struct.Struct("!II")
 _MOST_HEADER = 64 << 20
 _MOST_REST = 1 << 31
-_CHUNK = 1 << 20
 _VECTOR = 256
 """Stretches of memory handed to the kernel at once."""
 

@@ -1,0 +1,66 @@
+"""Groups are formed as soon as a plan is there, before the ranks agree on it."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from ones_wrapper.membership.ahead import Ahead
+from ones_wrapper.membership.board import Board
+from ones_wrapper.membership.connections import Former, new_token
+from ones_wrapper.membership.plan import Member, Plan, encode
+
+ME, OTHER = (Member(task, 0, f"{task}.0.aa", 1, 1, 1) for task in (0, 1))
+
+
+def make(plan: Plan, first: int, board: Board) -> Former:
+    return Former(plan, first, board, "gloo", torch.device("cpu"), "127.0.0.1")
+
+
+def ahead_of(board: Board, present: int) -> Ahead:
+    ahead = Ahead(board.again(), present, ME.uid, make)
+    ahead.start()
+    return ahead
+
+
+def read(board: Board, key: str) -> str | None:
+    until = time.monotonic() + 10
+    while (text := board.read(key)) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    return text
+
+
+def test_groups_are_formed_before_the_rank_asks_for_them() -> None:
+    """Protects the time from order to size: with long steps each boundary that is waited for costs a step."""
+    board = Board.host("127.0.0.1", new_token())
+    ahead = ahead_of(board, 4)
+    for generation in (5, 6):  # the first comes to nothing
+        board.put(f"plan-{generation}", encode(Plan(generation, 0, (ME,))))
+        assert str(read(board, f"formed-{generation}-0")).startswith("formed")
+    former = ahead.take(6)
+    assert former is not None and former.formed is not None and former.plan.generation == 6
+    assert ahead.take(6) is None
+    ahead.stop()
+
+
+def test_a_plan_that_the_rank_heard_of_first_is_not_formed_twice() -> None:
+    """Protects the group: a second one of the same name would mix its messages with the first's."""
+    board = Board.host("127.0.0.1", new_token())
+    ahead = ahead_of(board, 0)
+    assert ahead.take(1) is None
+    board.put("plan-1", encode(Plan(1, 0, (ME,))))
+    board.put("plan-2", encode(Plan(2, 0, (OTHER,))))  # this rank leaves
+    board.put("plan-3", encode(Plan(3, 0, (ME,))))
+    assert read(board, "formed-3-0")
+    assert board.read("formed-1-0") is None and board.read("formed-2-0") is None
+    ahead.stop()
+
+
+def test_a_wait_for_a_text_ends_when_it_is_there_and_when_the_time_is_over() -> None:
+    board = Board.host("127.0.0.1", new_token())
+    other, began = board.again(), time.monotonic()
+    assert other.wait("never", 0.2) is None
+    assert 0.1 < time.monotonic() - began < 2
+    board.put("there", "yes")
+    assert other.wait("there", 5) == "yes"
