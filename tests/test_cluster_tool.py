@@ -263,7 +263,7 @@ class TestCommands:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.terminate()
-        assert process.wait(WAIT_SECONDS) == 7
+        assert process.wait(60) == 7
         assert process.stdout.read() == "stopping\n"
 
     def test_a_killed_command_is_dead(self, gres: Cluster) -> None:
@@ -271,7 +271,7 @@ class TestCommands:
         pattern = ["pgrep", "-fx", "sleep 1234"]
         until(lambda: gres.run(pattern, check=False).returncode == 0, "the command's start")
         process.kill()
-        assert process.wait(WAIT_SECONDS) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
         until(lambda: gres.run(pattern, check=False).returncode == 1, "the command's death")
 
     def test_at_the_time_limit_children_die_too(self, gres: Cluster) -> None:

