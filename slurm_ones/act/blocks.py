@@ -166,7 +166,7 @@ def _prepared(resize: ResizeRecord, array: Array) -> bool:
             (job := array.tasks[task]).pending
             and job.held
             and has_shape(job, Shape(nodes, gpus))
-            and resize.new_kind in ("", job.kind)
+            and job.kind == resize.new_kind
             for task, nodes, gpus in resize.added
         )
     )
@@ -219,7 +219,7 @@ def _give_shape(machine: Machine, resize: ResizeRecord, array: Array, *, task: i
     try:
         if not job.pending:
             machine.client.reuse(array.key(task))
-        machine.client.reshape(array.key(task), shape, kind=resize.new_kind or None)
+        machine.client.reshape(array.key(task), shape, kind=resize.new_kind)
     except UnknownJob:
         return reason("block_unknown", task=task)
     except Refused as error:
