@@ -165,7 +165,7 @@ class Companion:
             self.settings,
             resizes,
             self._clock(),
-            held={job_id: self._held.of(job_id) for job_id in blocks},
+            held={job_id: self._held.of(job_id) for job_id in blocks if self._held.ever(job_id)},
             split_nodes=not blocks or self._may_split_nodes(),
             promises=self._store.promises() if due else {},
             types_given=self._gives_types(observation),
@@ -192,9 +192,13 @@ class Companion:
         return self._split_nodes
 
     def _tidy(self, seen: Observation, histories: Mapping[int, JobHistory], busy: Collection[int]) -> None:
-        """See to what jobs of blocks leave behind."""
+        """See to what jobs of blocks leave behind, and to what their owners let go."""
         idle = [one for job_id, one in seen.elastic.items() if one.blocks and job_id not in busy]
-        waiting = {id_: tasks for id_, tasks in waiting_arrays(seen).items() if id_ not in busy}
+        waiting = waiting_arrays(seen)
+        blocks = {job_id: one.blocks for job_id, one in seen.elastic.items() if one.blocks}
+        for job_id, tasks in (blocks | waiting).items():
+            self._held.look(job_id, tasks)
+        waiting = {id_: tasks for id_, tasks in waiting.items() if id_ not in busy}
         acting = self._actor.acting and not self.settings.stop_file.exists()
         self._leftovers.cancel_waiting(waiting, acting=acting)
         if acting:

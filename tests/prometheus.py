@@ -118,7 +118,7 @@ class Prometheus:
 
     def close(self) -> None:
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(60)
         self._asking.shutdown()
         self._log.close()
 
@@ -129,7 +129,7 @@ class Prometheus:
     def _ask(self, what: str, values: Mapping[str, str]) -> Any:
         query = urllib.parse.urlencode(values)
         try:
-            with urllib.request.urlopen(f"{self.url}{what}?{query}", timeout=20) as answer:
+            with urllib.request.urlopen(f"{self.url}{what}?{query}", timeout=60) as answer:
                 found = json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{values}: {error.read().decode()}") from None
@@ -142,7 +142,7 @@ class Prometheus:
         data = self.ask("query_range", query=expr, start=str(now - int(now - self.began)), end=str(now), step="1")
         return list(data["result"])
 
-    def until(self, expr: str, timeout_s: float = 120.0) -> None:
+    def until(self, expr: str, timeout_s: float = 300.0) -> None:
         """Wait until that is something."""
         end = time.monotonic() + timeout_s
         while True:

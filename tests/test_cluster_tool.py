@@ -16,7 +16,7 @@ import pytest
 
 from tests.cluster import SITES, Cluster, ClusterError, accounting, slurm_conf, unavailable
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 REPOSITORY = Path(__file__).resolve().parents[1]
 WHY_NOT = unavailable()
 real = [
@@ -263,7 +263,7 @@ class TestCommands:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.terminate()
-        assert process.wait(5) == 7
+        assert process.wait(60) == 7
         assert process.stdout.read() == "stopping\n"
 
     def test_a_killed_command_is_dead(self, gres: Cluster) -> None:
@@ -271,7 +271,7 @@ class TestCommands:
         pattern = ["pgrep", "-fx", "sleep 1234"]
         until(lambda: gres.run(pattern, check=False).returncode == 0, "the command's start")
         process.kill()
-        assert process.wait(5) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
         until(lambda: gres.run(pattern, check=False).returncode == 1, "the command's death")
 
     def test_at_the_time_limit_children_die_too(self, gres: Cluster) -> None:

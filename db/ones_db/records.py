@@ -291,6 +291,8 @@ class ResizeRecord:
     """Kind of GPU that the job asked for before; empty for any."""
     new_kind: str = ""
     """Kind of GPU that it is to ask for."""
+    let_go: tuple[int, ...] = ()
+    """Of `blocks`: tasks that were seen out of the companion's hold since; who holds them then is somebody else."""
 
 
 @dataclass(frozen=True)

@@ -80,9 +80,17 @@ def end_resize(
 
 
 def note_held(connection: Connection, cluster: int, resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
+    return _note(connection, cluster, resize_id, held=tasks)
+
+
+def note_let_go(connection: Connection, cluster: int, resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
+    return _note(connection, cluster, resize_id, let_go=tasks)
+
+
+def _note(connection: Connection, cluster: int, resize_id: int, **tasks: Sequence[int]) -> ResizeRecord:
     _row(connection, cluster, resize_id)
-    held = ",".join(map(str, tasks))
-    connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(held=held))
+    values = {name: ",".join(map(str, some)) for name, some in tasks.items()}
+    connection.execute(RESIZES.update().where(RESIZES.c.id == resize_id).values(values))
     return _record(_row(connection, cluster, resize_id))
 
 
@@ -177,6 +185,7 @@ def _blocks(record: ResizeRecord) -> dict[str, str]:
         "added": ",".join(f"{task}:{nodes}x{gpus}" for task, nodes, gpus in record.added),
         "dropped": ",".join(map(str, record.dropped)),
         "held": ",".join(map(str, record.held)),
+        "let_go": ",".join(map(str, record.let_go)),
     }
 
 
@@ -192,5 +201,6 @@ def _record(row: Mapping[Any, Any]) -> ResizeRecord:
         "added": added_of(row["added"]),
         "dropped": numbers(row["dropped"]),
         "held": numbers(row["held"]),
+        "let_go": numbers(row["let_go"]),
     }
     return ResizeRecord(**{name: row[name] for name in ResizeRecord.__dataclass_fields__ if name not in given}, **given)

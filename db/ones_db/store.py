@@ -272,6 +272,12 @@ class Store(SiteStore):
         with self._write() as connection:
             return resizes.note_held(connection, self._cluster, resize_id, tasks)
 
+    def note_let_go(self, resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
+        """Store which tasks of a job of blocks were seen out of the companion's hold since that resize; returns how it
+        stands."""
+        with self._write() as connection:
+            return resizes.note_let_go(connection, self._cluster, resize_id, tasks)
+
     def set_deferral(self, job_id: int, until: float | None) -> None:
         """Store until when the companion keeps a waiting job from starting; None where it does not (any more)."""
         with self._write() as connection:

@@ -13,7 +13,7 @@ from sqlalchemy import text as condition
 
 from ones_db.columns import column, flag, key, number, of, reason, text, whole
 
-SCHEMA_REVISION = "0015"
+SCHEMA_REVISION = "0016"
 """The newest migration. Revisions are numbers of four digits, so that older and newer are known from the
 name."""
 
@@ -338,6 +338,7 @@ RESIZES = Table(
     text("held", "of blocks: waiting tasks that are put into a hold, separated by commas", server_default=""),
     text("old_kind", "kind of GPU asked for before; empty for any", server_default=""),
     text("new_kind", "kind of GPU asked for after; empty for any", server_default=""),
+    text("let_go", "of blocks: tasks that were seen out of that hold since, separated by commas", server_default=""),
     Index("uq_resizes_job_id_started", "job_id", "started", unique=True),
     # At most one open resize a job, whatever the number of writers.
     Index("uq_resizes_open", "job_id", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from ones_db import JobHistory, ReasonRecord, ResizeRecord
+from ones_db import RESIZE_DONE, JobHistory, ReasonRecord, ResizeRecord
 from slurm_ones.config import LimitSettings
 from slurm_ones.observe.eligibility import Elastic
 from slurm_ones.reasons import Reason, reason
@@ -43,10 +43,10 @@ def shape_of_block(elastic: Elastic, job: Job) -> Shape:
     return Shape(job.nodes, elastic.gpus_per_node if elastic.whole_nodes else job.gpus_per_node)
 
 
-def starting(elastic: Elastic, ours: Collection[int]) -> int:
+def starting(elastic: Elastic, *, prepared: bool) -> int:
     """GPUs of the blocks of a job that runs that Slurm may start at any moment, such as those that it requeued; none
-    behind the throttle of an array that nobody has lifted."""
-    if not (hot(elastic) and ours):
+    behind the throttle of an array that nobody has lifted: of one that is not `prepared`."""
+    if not (hot(elastic) and prepared):
         return 0
     return sum(shape_of_block(elastic, job).gpus for job in elastic.blocks if job.pending and not job.held)
 
@@ -112,13 +112,24 @@ def moves_of(resize: ResizeRecord) -> Moves:
 
 
 def held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
-    """Of one job's resizes, in their order, the tasks that have been put into a hold of ours, and were not held by
-    their owner since."""
+    """Of one job's resizes, in their order, the tasks that have been put into a hold of ours, and neither left it nor
+    were held by their owner since."""
+    ours: set[int] = set()
+    for resize in resizes:
+        if resize.mechanism == BLOCKS:
+            ours |= {*resize.held, *resize.dropped}
+            added = {task for task, _, _ in resize.added}
+            ours = ours - added if resize.state == RESIZE_DONE else ours | added
+            ours -= _given_up(resize.outcome) | {*resize.let_go}
+    return frozenset(ours)
+
+
+def ever_held_by_us(resizes: Iterable[ResizeRecord]) -> frozenset[int]:
+    """The same with those that left it, or that their owner was seen to hold."""
     ours: set[int] = set()
     for resize in resizes:
         if resize.mechanism == BLOCKS:
             ours |= {*resize.held, *resize.dropped, *(task for task, _, _ in resize.added)}
-            ours -= _given_up(resize.outcome)
     return frozenset(ours)
 
 

@@ -14,11 +14,11 @@ from typing import Literal, NamedTuple
 
 from slurm_ones.config import LimitSettings
 from slurm_ones.reasons import Reason, reason
+from slurm_ones.schedule.kinds import kinds_held, view_on
 from slurm_ones.schedule.ledger import Ledger
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
 from slurm_ones.schedule.shapes import shape_of
 from slurm_ones.schedule.tables import build_tables
-from slurm_ones.slurm.model import Shape
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def capped(cluster: ClusterView, jobs: Sequence[JobView], schedule: Schedule, ca
     if not caps:
         return schedule
     by_id = {job.job_id: job for job in sorted(jobs, key=lambda job: (job.submitted, job.job_id))}
-    given = {id_: got.shape for id_, got in schedule.allocations.items() if id_ in by_id}
+    given = {id_: got for id_, got in schedule.allocations.items() if id_ in by_id}
     refused: dict[int, Reason] = {}
     while True:
         changed = _cut(cluster, by_id, given, schedule.parked, caps, refused)
@@ -136,13 +136,20 @@ def capped(cluster: ClusterView, jobs: Sequence[JobView], schedule: Schedule, ca
             break
         refused.setdefault(odd, reason("no_room_under_cap"))
         _keep(by_id[odd], given)
-    return _with_refused(cluster, by_id, schedule, given, refused)
+    return replace(
+        schedule,
+        allocations={
+            id_: given.get(id_, got) for id_, got in schedule.allocations.items() if id_ in given or id_ not in by_id
+        },
+        reasons={**schedule.reasons, **refused},
+        refused={**schedule.refused, **refused},
+    )
 
 
 def _cut(
     cluster: ClusterView,
     jobs: Mapping[int, JobView],
-    given: dict[int, Shape],
+    given: dict[int, Allocation],
     parked: frozenset[int],
     caps: Sequence[Cap],
     refused: dict[int, Reason],
@@ -151,73 +158,70 @@ def _cut(
     due = {id_: entitled(job) for id_, job in jobs.items()}
     # Whoever waits and may start counts with what it asks for.
     have = {id_: due[id_] if job.shape is None and id_ not in parked else 0 for id_, job in jobs.items()}
-    have |= {id_: min(shape.gpus, due[id_]) for id_, shape in given.items()}
+    have |= {id_: min(got.shape.gpus, due[id_]) for id_, got in given.items()}
     changed = False
     for id_, job in jobs.items():
-        shape = given.get(id_)
-        if shape is None or shape.gpus <= due[id_]:
+        got = given.get(id_)
+        if got is None or got.shape.gpus <= due[id_]:
             continue
-        cap = hindering(caps, id_, shape.gpus, lambda other: have.get(other, 0))
+        cap = hindering(caps, id_, got.shape.gpus, lambda other: have.get(other, 0))
         if cap is not None:
             refused[id_] = cap.reason
             changed = True
             _keep(job, given)
-            for gpus in sorted(sizes_of(cluster, job), reverse=True):
-                held = job.shape.gpus if job.shape is not None else 0
+            held = job.shape.gpus if job.shape is not None else 0
+            for gpus, batch in sorted(sizes_of(cluster, job, got.kind).items(), reverse=True):
                 fits = gpus <= due[id_] or hindering(caps, id_, gpus, lambda other: have.get(other, 0)) is None
-                smaller = shape_of(cluster, gpus)
-                if held < gpus < shape.gpus and fits and smaller is not None:
-                    given[id_] = smaller
+                smaller = shape_of(_part(cluster, got.kind), gpus)
+                if held < gpus < got.shape.gpus and fits and smaller is not None:
+                    given[id_] = Allocation(smaller, batch, kind=got.kind)
                     break
-        have[id_] = given[id_].gpus if id_ in given else due[id_]
+        have[id_] = given[id_].shape.gpus if id_ in given else due[id_]
     return changed
 
 
-def sizes_of(cluster: ClusterView, job: JobView) -> dict[int, int]:
-    """The job's sizes here, each with its batch."""
-    tables = build_tables(cluster, [job])
+def sizes_of(cluster: ClusterView, job: JobView, kind: str = "") -> dict[int, int]:
+    """The job's sizes here, each with its batch; on GPUs of one kind where that is named."""
+    if kind:
+        job = view_on(job, kind, runs=kinds_held(cluster, job) == (kind,))
+    tables = build_tables(_part(cluster, kind), [job])
     return {int(n): int(b) for n, b in zip(tables.sizes, tables.batch[0], strict=True) if b > 0}
 
 
-def _keep(job: JobView, given: dict[int, Shape]) -> None:
+def _part(cluster: ClusterView, kind: str) -> ClusterView:
+    """Where GPUs of that kind are; all of it where any will do."""
+    return cluster.of_kind(kind) if kind else cluster
+
+
+def _keep(job: JobView, given: dict[int, Allocation]) -> None:
     """The job keeps what it has."""
     if job.shape is not None:
-        given[job.job_id] = job.shape
+        given[job.job_id] = Allocation(job.shape, job.batch)
     else:
         given.pop(job.job_id, None)
 
 
-def _without_room(cluster: ClusterView, jobs: Sequence[JobView], given: Mapping[int, Shape]) -> int | None:
+def _stays(cluster: ClusterView, job: JobView, got: Allocation | None) -> bool:
+    """Whether the job runs, and keeps its GPUs."""
+    if got is None or job.shape != got.shape:
+        return False
+    return not got.kind or kinds_held(cluster, job) == (got.kind,)
+
+
+def _without_room(cluster: ClusterView, jobs: Sequence[JobView], given: Mapping[int, Allocation]) -> int | None:
     """A job that finds no room where the others stay or move as given; None where all do."""
-    moving = [job for job in jobs if job.job_id in given and given[job.job_id] != job.shape]
-    room = Ledger(cluster, [job for job in jobs if job.shape is not None and given.get(job.job_id) == job.shape])
-    grows = {job.job_id: given[job.job_id].gpus > (job.shape.gpus if job.shape else 0) for job in moving}
-    for job in sorted(moving, key=lambda job: (grows[job.job_id], -given[job.job_id].gpus, job.job_id)):
-        if not room.take(given[job.job_id]):
+    staying = [job for job in jobs if _stays(cluster, job, given.get(job.job_id))]
+    kept = {job.job_id for job in staying}
+    moving = [job for job in jobs if job.job_id in given and job.job_id not in kept]
+    # A policy names kinds for all that move, or for none.
+    room = {kind: Ledger(_part(cluster, kind), staying) for kind in {given[job.job_id].kind for job in moving}}
+
+    def order(job: JobView) -> tuple[bool, int, int]:
+        gpus = given[job.job_id].shape.gpus
+        return gpus > (job.shape.gpus if job.shape else 0), -gpus, job.job_id
+
+    for job in sorted(moving, key=order):
+        got = given[job.job_id]
+        if not room[got.kind].take(got.shape):
             return job.job_id
     return None
-
-
-def _with_refused(
-    cluster: ClusterView,
-    jobs: Mapping[int, JobView],
-    schedule: Schedule,
-    given: Mapping[int, Shape],
-    refused: Mapping[int, Reason],
-) -> Schedule:
-    allocations = dict(schedule.allocations)
-    for id_ in refused:
-        shape = given.get(id_)
-        if shape is None:
-            del allocations[id_]
-        elif shape == jobs[id_].shape:
-            allocations[id_] = Allocation(shape, jobs[id_].batch)
-        else:
-            batch = sizes_of(cluster, jobs[id_])[shape.gpus]
-            allocations[id_] = Allocation(shape, batch, kind=allocations[id_].kind)
-    return replace(
-        schedule,
-        allocations=allocations,
-        reasons={**schedule.reasons, **refused},
-        refused={**schedule.refused, **refused},
-    )

@@ -74,8 +74,8 @@ class JobRules:
     """Of its resize under way, where blocks join or leave in that."""
     blocks: tuple[Block, ...] = ()
     """Of a job of blocks those that run, the one that leads first."""
-    held: frozenset[int] = frozenset()
-    """Of a job of blocks the tasks that stand in holds of ours."""
+    prepared: bool = False
+    """Whether it is a job of blocks, and a change of ours has lifted the throttle of its array, or is about to."""
     spare: tuple[int, ...] = ()
     """Of a job of blocks the tasks that could join, the best first."""
     to_hold: tuple[int, ...] = ()
@@ -109,7 +109,7 @@ class JobRules:
     @property
     def gpus(self) -> int:
         """GPUs that it has, or is about to have through a resize, whichever is more."""
-        return _gpus(self.elastic, self.target, self.moves, self.held)
+        return _gpus(self.elastic, self.target, self.moves, prepared=self.prepared)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Round:
     moves: Mapping[int, Moves] = field(default_factory=dict)
     """Of those by blocks the blocks that join and leave, by job."""
     held: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    """Tasks that stand in holds of ours, of jobs of blocks."""
+    """Tasks that stand in holds of ours, of those jobs of blocks that were changed before."""
     split_nodes: bool = True
     """Two blocks of a job on one node see each other's GPUs."""
     promises: Mapping[int, PromiseRecord] = field(default_factory=dict)
@@ -211,7 +211,7 @@ class Round:
         there: list[CappedJob] = []
         jobs: dict[int, JobRules] = {}
         for job_id, one in sorted(self.seen.elastic.items()):
-            gpus = _gpus(one, self.targets.get(job_id), self.moves.get(job_id, NO_MOVES), self._held(job_id))
+            gpus = _gpus(one, self.targets.get(job_id), self.moves.get(job_id, NO_MOVES), prepared=job_id in self.held)
             capped = CappedJob(one.job.user, one.job.account, gpus)
             if one.partition == name:
                 here[job_id], jobs[job_id] = capped, self._job_rules(one)
@@ -251,10 +251,15 @@ class Round:
         return free
 
     def _kinds(self, name: str) -> Kinds:
-        return Kinds(self.seen.snapshot.kinds(name), self.types_given)
+        kinds = self.seen.snapshot.kinds(name)
+        # Where the setting gives GPUs to nodes of which Slurm knows none, nobody says of which kind those are.
+        if name in self.settings.whole_node_gpus and not kinds.keys() >= self._nodes_known(name):
+            kinds = {}
+        return Kinds(kinds, self.types_given)
 
-    def _held(self, job_id: int) -> frozenset[int]:
-        return self.held.get(job_id, frozenset())
+    def _nodes_known(self, name: str) -> set[str]:
+        partition = self.seen.snapshot.partitions.get(name)
+        return {*partition.node_names} & self.seen.snapshot.nodes.keys() if partition is not None else set()
 
     def _nodes_of(self, name: str) -> tuple[int, bool]:
         partition = self.seen.snapshot.partitions.get(name)
@@ -285,9 +290,9 @@ class Round:
         return replace(
             rules,
             moves=self.moves.get(job_id, NO_MOVES),
-            held=self._held(job_id),
+            prepared=job_id in self.held,
             blocks=training(elastic, history),
-            spare=spare(elastic, self._held(job_id), members_of(history), self.now),
+            spare=spare(elastic, self.held.get(job_id, ()), members_of(history), self.now),
             to_hold=to_hold(elastic, members_of(history)),
             going=going(elastic, self.seen.snapshot.nodes, self.settings.limits, self.now),
         )
@@ -337,11 +342,12 @@ def _untouchable(elastic: Elastic, target: Shape | None) -> Reason | None:
     return None
 
 
-def _gpus(elastic: Elastic, target: Shape | None, moves: Moves, ours: frozenset[int]) -> int:
+def _gpus(elastic: Elastic, target: Shape | None, moves: Moves, *, prepared: bool) -> int:
     """GPUs that the job has, or is about to have through a resize to `target`, whichever is more. Blocks that are to
     join count beside those that they replace."""
     if hot(elastic):
         held = {block.task: block.shape.gpus for block in training(elastic, None)}
         joining = sum(shape.gpus for task, shape in moves.added if task not in held)
-        return max(sum(held.values()) + joining + starting(elastic, ours), target.gpus if target is not None else 0)
+        own = sum(held.values()) + joining + starting(elastic, prepared=prepared)
+        return max(own, target.gpus if target is not None else 0)
     return max(elastic.shape.gpus if elastic.job.running else 0, target.gpus if target is not None else 0)

@@ -91,8 +91,8 @@ class BlockWorld:
         """A companion that has just started."""
         observer = Observer(self.client, self.store, self.settings)
         orders = OrderWriter(self.client, None, self.clock)
-        held = HeldTasks(self.store)
-        self.leftovers = Leftovers(self.client, self.store, held, orders, self.clock)
+        self.held = HeldTasks(self.store)
+        self.leftovers = Leftovers(self.client, self.store, self.held, orders, self.clock)
         self.observer = observer
         return ResizeMachine(
             client=self.client,
@@ -196,6 +196,8 @@ class BlockWorld:
     def tidy(self) -> None:
         """What the companion does of jobs of blocks at a tick."""
         seen = self.observer.observe()
+        for id_, one in seen.elastic.items():
+            self.held.look(id_, one.blocks)
         self.leftovers.cancel_waiting(waiting_arrays(seen))
         known = self.store.histories(list(seen.elastic))
         self.leftovers.end_those_apart([(one, known[id_].membership) for id_, one in seen.elastic.items()])

@@ -40,7 +40,7 @@ def count(url: str) -> tuple[int, int]:
 
 
 def wait_for(true: Callable[[], object]) -> None:
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while not true():
         assert time.monotonic() < until, "it did not come to that"
         time.sleep(0.02)
@@ -67,7 +67,7 @@ def in_mid_copy(store: Store, url: str) -> Iterator[list[Exception]]:
     thread.start()
     wait_for(lambda: copying(url))
     yield errors
-    thread.join(30)
+    thread.join(120)
     assert not thread.is_alive()
     change(url, "DROP FUNCTION stuck() CASCADE")
 
@@ -141,7 +141,7 @@ def test_a_companion_outlives_its_server(postgresql_url: str, server: Server) ->
             wait_for(lambda: len(ticks) > before + 1)
         finally:
             stop.set()
-            thread.join(30)
+            thread.join(120)
 
 
 WRITER = """

@@ -137,7 +137,7 @@ def test_a_question_without_end_is_given_up(url: str) -> None:
     began = time.monotonic()
     with pytest.raises(QueryError, match=r"not answered within 0\.2 s"):
         answer(url, f"SELECT COUNT(*) FROM ({ENDLESS}) n", timeout_s=0.2)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("sql", ["SELECT * FROM nothing", "SELECT nothing FROM jobs", "SELECT * FRM jobs"])

@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_readers_do_not_wait_for_a_writer(store: Store, url: str) -> None:
         read: list[str] = []
         thread = threading.Thread(target=lambda: read.append(reader.jobs()[1].name))
         thread.start()
-        thread.join(timeout=5.0)
+        thread.join(timeout=60.0)
         assert read == ["job1"]
 
 
@@ -114,11 +115,13 @@ def test_fifty_readers_do_not_hold_up_a_writer(store: Store, url: str) -> None:
             reader = stack.enter_context(Store.open(url, "gres", read_only=True))
             connections.append(stack.enter_context(reader._read()))
             assert connections[-1].exec_driver_sql("SELECT count(*) FROM jobs").scalar() == 1
-        started = time.monotonic()
+        took = []
         for n in range(2, 12):
+            began = time.monotonic()
             report(store, 1, 0, throughput=[throughput(n)], offset=n, number=n)
             store.record_jobs([job(n)])
-        assert time.monotonic() - started < 10.0  # twenty writes, in less time than a tick of a real site
+            took.append(time.monotonic() - began)
+        assert median(took) < 1.0  # readers hold up each; a machine that stands still holds up one
         counts = {connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar() for connection in connections}
     assert counts == {1}
     assert len(store.jobs()) == 11

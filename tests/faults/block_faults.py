@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from slurm_ones.simulate.slurm.cluster import SimulatedCluster
 from slurm_ones.simulate.slurm.simulated_job import SimulatedJob
 from slurm_ones.simulate.training.block_training import BlockTraining
-from slurm_ones.slurm.model import JobState, Task
+from slurm_ones.slurm.model import Job, JobState, Task
 from tests.faults.injector import FaultInjector
 from tests.faults.kinds import FaultKind
 
@@ -31,7 +31,7 @@ class BlockFaults:
         """The same where a resize was under way: nobody can tell whose hold it is, and the owner gives it back too."""
 
         self.let_go: set[Task] = set()
-        """Tasks that their owner let go, out of whoever's hold."""
+        """Tasks that their owner let go, out of whoever's hold, and that no tick has seen out of it since."""
 
     @property
     def _cluster(self) -> SimulatedCluster:
@@ -90,7 +90,7 @@ class BlockFaults:
             return False
         task = Task(job_id, rng.choice(tasks))
         if kind is FaultKind.BLOCK_HELD:
-            # What was ours, was let go and is held again looks as if it were ours still.
+            # What was let go and is held again between two looks looks as if it had never been let go.
             (self.held_in_change if self.busy(job_id) or task in self.let_go else self.held).add(task)
             self._cluster.hold(task)
             self._cluster.timeline.after(rng.uniform(*HELD_S), lambda: self.release(task))
@@ -105,6 +105,11 @@ class BlockFaults:
         self.let_go |= tasks
         self.held -= tasks
         self.held_in_change -= tasks
+
+    def note_looked_at(self, jobs: Iterable[Job]) -> None:
+        """A tick saw these tasks, and no change of their jobs was under way."""
+        out = (job for job in jobs if not (job.completing or (job.pending and job.held)))
+        self.let_go -= {Task(job.array_id, task) for job in out for task in job.array_tasks}
 
     def release(self, task: Task) -> None:
         """Its owner lets it go again; it was theirs to hold."""

@@ -200,7 +200,11 @@ class FaultRun:
     def _ticked(self, tick: Tick) -> None:
         self.world.observed_elastic = set(tick.observation.elastic)
         self.world.observed_at = tick.observation.snapshot.time
-        quiet = self.quiet and not tick.begun and not self._open() and not self._deferred()
+        opened = self._open()
+        for job_id, elastic in tick.observation.elastic.items():
+            if job_id not in opened:
+                self.world.block_faults.note_looked_at(elastic.blocks)
+        quiet = self.quiet and not tick.begun and not opened and not self._deferred()
         quiet = quiet and not self.world.block_just_ended(12 * SURE_S)
         self._quiet_ticks = self._quiet_ticks + 1 if quiet else 0
         if self._quiet_ticks >= QUIET_TICKS:

@@ -123,7 +123,7 @@ class Environment:
             cwd=work,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 

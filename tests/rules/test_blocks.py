@@ -16,7 +16,7 @@ from slurm_ones.config import LimitSettings, ResizeSettings, Settings
 from slurm_ones.learn.knowledge import Learner
 from slurm_ones.observe.eligibility import Elastic, Observation
 from slurm_ones.reasons import reason
-from slurm_ones.rules.blocks import BLOCKS, held_by_others, held_by_us, spare
+from slurm_ones.rules.blocks import BLOCKS, ever_held_by_us, held_by_others, held_by_us, spare
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.dwell import switch_dwell_s, switch_near_end_s
 from slurm_ones.rules.gate import PartitionRules, Round
@@ -246,6 +246,9 @@ def test_what_is_held_by_us() -> None:
     other = replace(first, mechanism="requeue", held=(7,))
     assert held_by_us([first, second, other]) == {0, 1, 3}
     assert held_by_us([first, replace(second, outcome=ReasonRecord.of(held_by_others({2, 3})))]) == {0, 1}
+    joined = replace(first, held=(), dropped=(), added=((2, 1, 1),), let_go=(3,))
+    assert held_by_us([first, joined]) == {0, 1} and ever_held_by_us([first, joined]) == {0, 1, 2, 3}
+    assert held_by_us([first, joined, replace(first, held=(), dropped=(2,))]) == {0, 1, 2}, "it trained, and left"
 
 
 def test_a_rigid_job_gets_what_blocks_give_up() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from ones_db import ResizeRecord
 from slurm_ones.act.advice import commands
+from slurm_ones.config import Settings
 from slurm_ones.observe.eligibility import Elastic, Observation, elastic_job
 from slurm_ones.observe.optin import OptIn
 from slurm_ones.observe.records import run_record
@@ -21,7 +22,7 @@ from slurm_ones.rules.rigid import PendingJob, RigidDemand
 from slurm_ones.rules.views import cluster_view
 from slurm_ones.schedule.policy import Allocation, ClusterView, NodeView, Schedule
 from slurm_ones.slurm.model import JobState, Node, Partition, Shape, Snapshot
-from slurm_ones.testing.policies import job as view_of
+from slurm_ones.testing.rounds import job as view_of
 from tests.act.make import NOW, elastic, history
 from tests.rules.make import round_of
 from tests.rules.test_blocks import job_of_blocks, rules_for, task
@@ -133,6 +134,18 @@ def test_policies_see_the_kind_of_each_node() -> None:
     assert view.gpus_of_kind == {"slow": 4, "fast": 4}
 
 
+def test_nodes_that_have_gpus_by_the_settings_alone_are_shown() -> None:
+    """In a partition of which Slurm knows some nodes' GPUs and their types: of the others nobody knows the kind."""
+    sites = Settings.model_validate({"whole_node_gpus": {"gpu": 4}})
+    here = replace(round_of(seen(job(1))), settings=sites)
+    view = cluster_view(here, here.partition("gpu"))
+    assert [(node.name, node.gpus, node.kind) for node in view.nodes] == [
+        ("n1", 0, ""),
+        ("n2", 0, ""),
+        ("login", 4, ""),
+    ]
+
+
 def test_kinds_that_its_partition_does_not_have() -> None:
     """The owner is told, and the job left alone; where the partition names no types, nothing is wrong."""
     waits = replace(job(1).job, state=JobState.PENDING, comment="ones: gpus=1-2 kinds=h100,b200")
@@ -193,6 +206,28 @@ def test_a_cap_leaves_the_kind_that_was_decided() -> None:
     schedule = Schedule({1: Allocation(Shape(1, 4), 64, "fast")}, {1: reason("least_total_time")})
     got = capped(view, [view_of(1, requested=1)], schedule, [cap]).allocations[1]
     assert (got.shape, got.kind) == (Shape(1, 2), "fast")
+
+
+def test_a_cap_cuts_to_a_size_of_the_kind_that_was_decided() -> None:
+    """And who was to take GPUs that a capped job keeps finds no room on GPUs of another kind."""
+    slow, fast = NodeView("n0", 8, "slow"), [NodeView(f"n{n}", 4, "fast") for n in (1, 2, 3)]
+    view = ClusterView((slow, *fast), gpus_of_kind={"slow": 8, "fast": 4})
+    waits = view_of(1, requested=2, gpus=(1, 2, 4, 8, 12))
+    schedule = Schedule({1: Allocation(Shape(3, 4), 512, "fast")}, {1: reason("least_total_time")})
+    cap = Cap(8, frozenset({1}), reason("user_cap", user="me", gpus=8, setting="limits.gpus_per_user"))
+    got = capped(view, [waits], schedule, [cap]).allocations[1]
+    assert (got.shape, got.kind) == (Shape(2, 4), "fast")
+    stays, other = view_of(1, {"n0": 4}, requested=1), view_of(2, requested=8)
+    wanted = {1: Allocation(Shape(2, 4), 512, "fast"), 2: Allocation(Shape(1, 8), 512, "slow")}
+    schedule = Schedule(wanted, dict.fromkeys(wanted, reason("least_total_time")))
+    made = capped(
+        ClusterView((slow, replace(fast[0], gpus=8)), gpus_of_kind={"slow": 8, "fast": 8}),
+        [stays, other],
+        schedule,
+        [replace(cap, gpus=0)],
+    )
+    assert made.allocations[1].shape == Shape(1, 4) and 2 not in made.allocations
+    assert made.refused[2].code == "no_room_under_cap"
 
 
 @pytest.mark.parametrize(("kind", "kept"), [("", [3, 1]), ("slow", [1, 2]), ("fast", [3, 1]), ("h100", [3, 2])])

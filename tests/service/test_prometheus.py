@@ -62,7 +62,7 @@ def test_every_panel_and_rule(scraped: tuple[Prometheus, int]) -> None:
 
 def test_lint(scraped: tuple[Prometheus, int]) -> None:
     """By Prometheus's own conventions for names, types and help."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{scraped[1]}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{scraped[1]}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     checked = promtool("check", "metrics", text=text)
     assert (checked.returncode, checked.stderr) == (0, ""), checked.stderr

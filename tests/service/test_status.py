@@ -164,7 +164,7 @@ def test_prometheus_finds_figures_on_this_machine_alone() -> None:
     figures = serve("127.0.0.1", port)
     figures.ticked(500.0, tick())
     figures.failed(1)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     assert "slurm_ones_last_tick_timestamp_seconds 500.0" in text and "slurm_ones_errors_total 1.0" in text
     assert "slurm_ones_ticks_total 1.0" in text and "python_info" not in text

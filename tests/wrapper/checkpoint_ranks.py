@@ -20,7 +20,7 @@ from ones_wrapper.api import join
 from ones_wrapper.checkpoint import State
 from ones_wrapper.group import Group
 
-TIMEOUT_S = 90.0
+TIMEOUT_S = 240.0
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.wrapper.checkpoint_ranks", "numpy"])
 

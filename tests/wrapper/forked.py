@@ -13,7 +13,7 @@ from ones_wrapper.api import join
 from ones_wrapper.group import Group
 from ones_wrapper.launch.rank_placement import free_port
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 
 # A server without threads forks them: the test process may have run a backward pass, after which torch cannot fork.
 FORKS = multiprocessing.get_context("forkserver")

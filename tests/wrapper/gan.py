@@ -5,13 +5,14 @@ scheduler for each. `train` is the same without the wrapper. `--out` gets what t
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import TensorDataset
+
+from tests.wrapper.pace import pace
 
 SAMPLES, BATCH, SEED = 97, 16, 3
 
@@ -101,9 +102,8 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
 
-    def wait(job: object) -> None:
-        if not args.hurry.exists():
-            time.sleep(args.step_ms / 1000)
+    def wait(job: Any) -> None:
+        pace(args.step_ms, args.hurry, job.progress.epoch / args.epochs)
 
     found = elastic(args.epochs, wait, args.out.parent / "log")
     torch.save(found, args.out.parent / f"state-{torch.distributed.get_rank()}.pt")

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ones_wrapper.protocol import Order, Report, decode_report, encode, reports_name
 
 TRAIN = Path(__file__).parent / "train.py"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 R = TypeVar("R", bound=Report)
 

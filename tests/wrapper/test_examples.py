@@ -69,7 +69,7 @@ def test_mpi_on_two_ranks(tmp_path: Path) -> None:
             env=clean | {"PATH": path, "ONES_JOB_DIR": str(tmp_path), "SLURM_RESTART_COUNT": str(epochs - 1)},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=180,
         )
         assert done.returncode == 0, done.stderr
     run = Run.__new__(Run)

@@ -19,7 +19,7 @@ from ones_wrapper.group import Group, RankError
 from ones_wrapper.launch.rank_placement import free_port
 
 RANKS = 3
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 TOP = Path(__file__).parents[2]
 MPIEXEC = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 
@@ -104,9 +104,12 @@ def contract(group: Group) -> None:
     ]
     assert group.everywhere(lambda: rank * 2) == [r * 2 for r in range(world)]
     assert group.on_first(lambda: f"from {rank}") == "from 0"
+    assert group.here(lambda: f"mine {rank}") == f"mine {rank}"
     last = world - 1
     with pytest.raises(RankError, match=f"rank {last}: ZeroDivisionError"):
         group.everywhere(lambda: 1 // (last - rank))
+    with pytest.raises(RankError, match=f"rank {last}: ZeroDivisionError"):
+        group.here(lambda: 1 // (last - rank))
     with pytest.raises(RankError, match="rank 0: OSError: disk full"):
         group.on_first(lambda: fail("disk full"))
 

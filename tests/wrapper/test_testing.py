@@ -18,7 +18,7 @@ from ones_wrapper import testing
 from ones_wrapper.launch.process_hooks import FLAGS
 
 
-@testing.elastic(ranks=2, timeout_s=40)
+@testing.elastic(ranks=2, timeout_s=180)
 def test_each_start_is_a_new_run_of_one_job() -> int | None:
     """Protects: the ranks are a working group, a checkpoint of one start is there in the next, flags are clean."""
     job = ones.init(batch=4, epochs=2)
@@ -82,7 +82,7 @@ def failing(how: str) -> int | None:
         if how == "nonsense":
             return 0
     if how == "hangs" or rank == 0:
-        time.sleep(60)
+        time.sleep(600)
     return None
 
 
@@ -100,16 +100,16 @@ def children() -> set[str]:
         ("nonsense", "next world size or None, not 0"),
         ("differs", r"different sizes: \[1, 2\]"),
         ("for ever", "not ended after 3 starts"),
-        ("hangs", r"(?s)still running after 1 s.*rank 0 of 2.*in failing.*rank 1 of 2"),
+        ("hangs", r"(?s)still running after 3 s.*rank 0 of 2.*in failing.*rank 1 of 2"),
     ],
 )
 def test_failures_of_ranks_reach_the_test(how: str, message: str) -> None:
     """Protects: a rank that fails in whatever way fails the test soon, with its number and where it was."""
     began, before = time.monotonic(), children()
     with pytest.raises(testing.RankFailed, match=message):
-        testing.run(partial(failing, how), ranks=2, timeout_s=1 if how == "hangs" else 30, most_starts=3)
-    assert time.monotonic() - began < 20
-    assert children() == before  # no rank is left
+        testing.run(partial(failing, how), ranks=2, timeout_s=3 if how == "hangs" else 300, most_starts=3)
+    assert time.monotonic() - began < 120
+    assert not children() - before  # no rank is left
 
 
 def test_a_skip_is_a_skip() -> None:

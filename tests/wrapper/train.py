@@ -15,6 +15,9 @@ from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
 
+sys.path.append(str(Path(__file__).parents[2]))  # it is started by its path, from anywhere
+from tests.wrapper.pace import pace
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--samples", type=int, default=97)
@@ -68,8 +71,7 @@ for _ in job.epochs():
         loss.backward()
         optimizer.step()
         job.loss(loss)
-        if args.hurry is None or not args.hurry.exists():
-            time.sleep(args.step_ms / 1000)
+        pace(args.step_ms, args.hurry, job.progress.epoch / args.epochs)
         if job.updates:
             step += 1
         if step == args.exit_at and job.rank == job.world - 1:

@@ -7,6 +7,7 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -85,6 +86,26 @@ class Group(ABC):
             raise RankError("; ".join(failed[:3]))
         return [value for value, _ in outcomes]  # type: ignore[misc]
 
+    def here(self, function: Callable[[], T]) -> T:
+        """This rank's result of a function that all ranks run; it need not travel. Raises `RankError` on all where it
+        failed on any.
+        """
+        results: list[T] = []
+        failure: Exception | None = None
+        try:
+            results.append(function())
+        except Exception as error:
+            failure = error
+
+        def fail() -> None:
+            if failure is not None:
+                raise failure
+
+        # Whether any failed is one number; what they say travels only then.
+        if self.maximum([int(failure is not None)])[0]:
+            self.everywhere(fail)
+        return results[0]
+
     def on_first(self, function: Callable[[], T]) -> T:
         """Run `function` on rank 0 alone; its result on every rank. Raises `RankError` where it failed."""
         return self.everywhere(lambda: function() if self.rank == 0 else None)[0]  # type: ignore[return-value]
@@ -157,9 +178,7 @@ class TorchGroup(Group):
             tensor.detach().copy_(values)
 
     def _reduce(self, tensor: torch.Tensor, operation: Any) -> Any:
-        options = dist.AllreduceOptions()
-        options.reduceOp = operation
-        return self.control.allreduce([tensor], options)
+        return self.control.allreduce([tensor], _options(operation))
 
     def close(self, code: int = 0) -> None:
         # After an error the others notice by themselves: their connections to this rank close.
@@ -169,6 +188,13 @@ class TorchGroup(Group):
             dist.destroy_process_group()
         elif self.again is None:
             dist.destroy_process_group(self.control)
+
+
+@cache
+def _options(operation: Any) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = operation
+    return options
 
 
 def join_torch(backend: str | None = None) -> TorchGroup:

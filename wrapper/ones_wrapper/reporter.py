@@ -7,7 +7,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,8 @@ class Meter:
         self._clock = clock
         self._began = clock()
         self._left = WARM_UP
-        self._latest: Throughput | None = None
+        self._latest: Callable[..., Throughput] | None = None
+        """Makes the report of the interval, given its losses."""
         self._samples = 0
         self._seconds = 0.0
         self.step_s = 0.0
@@ -153,7 +155,8 @@ class Meter:
         self.step_s = seconds if self.step_s == 0 else 0.9 * self.step_s + 0.1 * seconds
         self._samples += samples
         self._seconds += seconds
-        self._latest = Throughput(
+        self._latest = partial(
+            Throughput,
             progress.epoch,
             progress.step,
             progress.cursor,
@@ -175,7 +178,7 @@ class Meter:
         self._epoch.include(losses)
         if latest is None:
             return None
-        return replace(latest, loss=losses.mean, nonfinite=int(losses.nonfinite))
+        return latest(loss=losses.mean, nonfinite=int(losses.nonfinite))
 
     def loss(self, loss: torch.Tensor | float, samples: int) -> None:
         """Add the mean loss over `samples` samples of a pass; stays on the device."""

@@ -148,7 +148,7 @@ def test_steps_are_seeded_by_step_and_rank() -> None:
     assert len({value for one in found for value in one}) == 12
 
 
-@given(seed=st.integers(-3, 2**63), epoch=st.integers(0, 10**6), samples=st.lists(st.integers(0, 2**40), max_size=5))
+@given(seed=st.integers(-3, 2**63), epoch=st.integers(0, 10**6), samples=st.lists(st.integers(0, 2**40), max_size=40))
 def test_keys_of_a_batch_are_those_of_its_samples(seed: int, epoch: int, samples: list[int]) -> None:
     """Protects: what a sample draws does not depend on which samples were fetched with it."""
     assert sample_keys(seed, epoch, samples) == [key(seed, epoch, sample) for sample in samples]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import torch
 
-from ones_wrapper.gradients.noise import efficiency
+from ones_wrapper.gradients.noise import PENDING, NoiseScale, efficiency
+from ones_wrapper.group import Group
 from ones_wrapper.protocol import Hello, Throughput
 from tests.wrapper.runs import Run
 
@@ -44,3 +48,21 @@ def test_efficiency() -> None:
     assert efficiency(256, 64, 64.0) == pytest.approx(128 / 320)
     assert efficiency(256, 64, 1e9) == pytest.approx(1.0)
     assert efficiency(256, 64, 0.0) == pytest.approx(0.25)
+
+
+def test_squares_are_added_up_together() -> None:
+    """Protects: the estimates are those of each step on its own, whatever the dtypes of buckets and however many."""
+    noise = NoiseScale(cast(Group, SimpleNamespace(rank=0, world=2, total=list)))
+    torch.manual_seed(1)
+    trace = square = 0.0
+    for _ in range(PENDING):
+        for bucket, dtype in enumerate((torch.float32, torch.float64, torch.bfloat16)):
+            own, mean = 3 + 2 * torch.randn(5, dtype=dtype), 3 + torch.randn(5, dtype=dtype) / 2
+            noise.local(bucket, own, 8, 8)
+            noise.whole(mean, 8)
+            small, large = (float(one.double().square().sum()) for one in (own, mean))
+            trace += 8 * (small - large)
+            square += 2 * large - small
+        noise.step(8)
+    noise.exchange()
+    assert noise.samples == pytest.approx(trace / square, rel=1e-4)

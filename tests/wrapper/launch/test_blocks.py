@@ -135,10 +135,10 @@ def test_who_waits_for_the_first_block(tmp_path: Path, monkeypatch: pytest.Monke
     started = time.monotonic()
     assert others(tmp_path, 0).not_wanted(60.0) == ""
     assert others(tmp_path, 3, SLURM_ARRAY_TASK_MIN="3").not_wanted(60.0) == ""
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     started = time.monotonic()
     assert others(tmp_path).not_wanted(0.3) == ""
-    assert 0.3 <= time.monotonic() - started < 5
+    assert 0.3 <= time.monotonic() - started < 30
     write_order(tmp_path, Order(1, 0, blocks=(0, 3)))
     assert others(tmp_path).not_wanted(60.0) == ""  # ordered: no wait
     write_order(tmp_path, Order(2, 0, blocks=(0,)))
@@ -501,8 +501,8 @@ def test_a_plain_job_has_no_others(tmp_path: Path) -> None:
 def test_a_stop_ends_a_block_that_lost_the_others(tmp_path: Path) -> None:
     """Protects scancel: a stop that comes while peers are lost is obeyed, and starts nothing again."""
     text = (
-        "signal.signal(signal.SIGTERM, lambda *_: time.sleep(0.2))\n"
-        f"Path({str(tmp_path / 'up')!r}).touch()\nsignal.pause()\nsys.exit({PEER_LOST})\n"
+        "told = []\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.2), told.append(1)))\n"
+        f"Path({str(tmp_path / 'up')!r}).touch()\nwhile not told:\n    time.sleep(0.02)\nsys.exit({PEER_LOST})\n"
     )
     run = block_of(tmp_path, text)
     until((tmp_path / "up").exists)
@@ -560,22 +560,27 @@ def test_blocks_of_a_job_one_after_the_other(tmp_path: Path) -> None:
     assert first.end() == 0, first.errors
     assert asked(tmp_path) == CANCELLED
     assert (tmp_path / "job/hot").stat().st_mode & 0o777 == 0o700
-    started = time.monotonic()
-    second = block_of(tmp_path, "raise AssertionError\n", task=1)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none/torch.py").write_text("raise AssertionError('torch is imported')\n")
+    second = block_of(tmp_path, "raise AssertionError\n", task=1, PYTHONPATH=str(tmp_path / "none"))
     assert second.end() == 0, second.errors
     assert "job 7 has ended" in second.errors and second.output == ""
-    assert time.monotonic() - started < 5
+    assert "torch" not in second.errors
     assert asked(tmp_path) == CANCELLED
 
 
 def test_a_block_that_is_not_wanted_any_more_is_not_started_again(tmp_path: Path) -> None:
     """Protects the others from a block that crashed, which the companion has replaced meanwhile."""
-    text = f"Path({str(tmp_path / 'up')!r}).touch()\ntime.sleep(1)\nos.kill(os.getpid(), 9)\n"
+    text = (
+        f"os.chdir({str(tmp_path)!r})\nPath('up').touch()\n"
+        "while not Path('ordered').exists():\n    time.sleep(0.02)\nos.kill(os.getpid(), 9)\n"
+    )
     with socket.create_server(("127.0.0.1", 0)) as server:
         run = block_of(tmp_path, text, task=0)
         until((tmp_path / "up").exists)
         assert HotFolder(tmp_path / "job", ARRAY).claim(replace(LEADER, task=1, port=server.getsockname()[1]))
         write_order(tmp_path / "job", Order(1, 0, blocks=(1,)))
+        (tmp_path / "ordered").touch()
         assert run.end() == 0, run.errors
     assert "task 0 is not wanted now" in run.errors
 
@@ -584,7 +589,7 @@ def ones_run(folder: Path, *options: str, **env: str) -> subprocess.CompletedPro
     (folder / "script.py").write_text("import os\nprint(os.environ.get('ONES_BLOCKS'), os.environ['ONES_JOB_DIR'])\n")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_"))} | env
     command = [sys.executable, "-m", "ones_wrapper.launch", *options, "script.py"]
-    return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=90, check=False, cwd=folder)
+    return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=180, check=False, cwd=folder)
 
 
 @pytest.mark.parametrize(

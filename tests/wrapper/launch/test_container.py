@@ -33,7 +33,7 @@ RUNTIMES = {
 SCRIPT = """
 import os, pathlib, sys, time
 from ones_wrapper.launch.process_hooks import FLAGS
-rank, here = os.environ["RANK"], pathlib.Path("rank-" + os.environ["RANK"])
+rank, here = os.environ["RANK"], pathlib.Path(f"rank-{os.environ['RANK']}-{os.environ['ONES_ATTEMPT']}")
 here.write_text(f"{os.environ['HELLO']} {sys.argv[1:]} {os.getcwd()} {os.environ['PYTHONPATH']}")
 FLAGS.armed = True
 while not FLAGS.stop:
@@ -114,44 +114,42 @@ def wait_for(holds: Callable[[], object], what: str, process: subprocess.Popen[s
         time.sleep(0.1)
 
 
-def texts(tmp_path: Path) -> list[str]:
-    """What the ranks wrote, those that did."""
-    return [text for path in sorted(tmp_path.glob("rank-?")) if (text := path.read_text())]
+def texts(tmp_path: Path, attempt: int = 1) -> list[str]:
+    """What the ranks of a start wrote, those that did."""
+    return [text for path in sorted(tmp_path.glob(f"rank-?-{attempt}")) if (text := path.read_text())]
 
 
 def test_what_passes_and_what_a_killed_container_leaves(runtime: str, tmp_path: Path, start: Start) -> None:
     """Environment, signals that the runtime keeps to itself, the script's exit code; and of a runtime that is killed
     nothing trains on beside the second start."""
     process = start(runtime)
-    wait_for(lambda: len(texts(tmp_path)) == 2, "ranks", process)
-    told = texts(tmp_path)[0]
+    wait_for(lambda: len(texts(tmp_path, 0)) == 2, "ranks", process)
+    told = texts(tmp_path, 0)[0]
     assert told.startswith(f"hello ['--lr', '0.1'] {tmp_path} /nowhere:"), told
     (guard,) = outside._children(process.pid)
     (inner,) = outside._children(guard)
     ranks = list(outside.descendants(inner))
     os.kill(inner, signal.SIGKILL)
-    for path in tmp_path.glob("rank-?"):
-        path.unlink()
     wait_for(lambda: len(texts(tmp_path)) == 2, "second start", process)
     for pid in ranks:
         assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]
     process.send_signal(signal.SIGUSR1)
     wait_for(lambda: texts(tmp_path) == ["checkpoint"] * 2, "checkpoints", process)
     process.terminate()
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=180)[0]
     assert texts(tmp_path) == ["stop"] * 2 and process.returncode == 5, output
     assert not list((tmp_path / "ones-0").glob(".exit*"))
 
 
 def test_what_is_missing_is_said(tmp_path: Path, start: Start) -> None:
     """No runtime; no ones_wrapper in the image; an image that does not see the job's directory, or another version."""
-    output = start("apptainer-is-not-there exec image.sif").communicate(timeout=60)[0]
+    output = start("apptainer-is-not-there exec image.sif").communicate(timeout=180)[0]
     assert "there is no apptainer-is-not-there on this node" in output
     empty = tmp_path / "empty"
     empty.write_text("#!/bin/sh\nexec env -u PYTHONPATH python3 -I -S -c 'import ones_wrapper'\n")
     empty.chmod(0o755)
     process = start("./empty")
-    output = process.communicate(timeout=60)[0]
+    output = process.communicate(timeout=180)[0]
     assert "ones_wrapper installed for its python3?" in output and process.returncode == 1
 
 

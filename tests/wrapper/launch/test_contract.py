@@ -42,7 +42,7 @@ def ranks(folder: Path, command: list[str], *words: str) -> list[dict[str, dict[
     clean = {k: v for k, v in os.environ.items() if not k.startswith(ours)} | {"OMP_NUM_THREADS": "1"}
     known = json.dumps([*clean, "PWD", "OLDPWD", "_"])
     command = [sys.executable, "-m", *command, "script.py", known, *words]
-    done = subprocess.run(command, env=clean, cwd=folder, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, env=clean, cwd=folder, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 

@@ -69,15 +69,15 @@ def test_a_drained_job_has_written_all_before_it_says_so(tmp_path: Path) -> None
         assert len((tmp_path / f"log-{rank}.txt").read_text().splitlines()) == step
 
 
-def leave(code: str, exit_code: str = "0") -> subprocess.CompletedProcess[str]:
+def leave(code: str, exit_code: str = "0", longest_s: float = 60.0) -> subprocess.CompletedProcess[str]:
     """A process that runs `code` and leaves."""
     text = (
         "from ones_wrapper.launch import ending\n"
         "from ones_wrapper.launch.process_hooks import FLAGS\n"
         "import sys, threading, time, atexit\n"
-        f"ending.LONGEST_S = 0.3\n{code}\nending.leave({exit_code}, main=globals())"
+        f"ending.LONGEST_S = {longest_s}\n{code}\nending.leave({exit_code}, main=globals())"
     )
-    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=180, check=False)
 
 
 def test_a_stop_waits_for_no_thread_for_ever() -> None:
@@ -86,11 +86,9 @@ def test_a_stop_waits_for_no_thread_for_ever() -> None:
     stuck += (
         "file.write('kept')\n"
         "atexit.register(print, 'handled')\n"
-        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
     )
-    started = time.monotonic()
-    done = leave(stuck, "143")
-    assert time.monotonic() - started < 20
+    done = leave(stuck, "143", longest_s=0.3)
     name, *rest = done.stdout.splitlines()
     assert (done.returncode, rest, Path(name).read_text()) == (143, ["handled"], "kept")
     assert "took more than 0.3 s" in done.stderr
@@ -99,7 +97,7 @@ def test_a_stop_waits_for_no_thread_for_ever() -> None:
 
 def test_a_script_at_its_end_may_take_its_time() -> None:
     """Protects long exit handlers, such as those that upload results, of a script that is done."""
-    done = leave("threading.Thread(target=lambda: (time.sleep(1), print('done'))).start()")
+    done = leave("threading.Thread(target=lambda: (time.sleep(1), print('done'))).start()", longest_s=0.3)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
@@ -128,7 +126,7 @@ def test_exit_codes_are_those_of_python(tmp_path: Path, how: str, code: int, say
     script.write_text(f"import os, sys\n{how}\n")
     code_of = "import sys\nfrom ones_wrapper.launch import rank\nrank.leave(rank.run_script(sys.argv[1], []))"
     here, plain = (
-        subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, check=False)
+        subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=180, check=False)
         for command in (["-c", code_of, str(script)], [str(script)])
     )
     assert here.stderr == plain.stderr and says in here.stderr

@@ -45,7 +45,7 @@ def answer(job: Path, *members: FusedMember, number: int = 1) -> None:
     (job / ORDERS).write_bytes(encode(Order(number, 0, members=members)))
 
 
-def start(job: Path, *arguments: str, wait_s: float = 5.0, **env: str) -> tuple[int | None, dict[str, str]]:
+def start(job: Path, *arguments: str, wait_s: float = 60.0, **env: str) -> tuple[int | None, dict[str, str]]:
     given = {**ENV, **env}
     return before_ranks(job, given, "train.py", arguments, wait_s), given
 
@@ -69,7 +69,7 @@ OTHERS = FusedMember(1, ("--lr", "0.1")), FusedMember(2, ("--lr", "0.2")), Fused
 
 def test_a_sweep_from_the_ask_to_each_ones_exit_code(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def companion() -> None:
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while not (job / FUSION).exists() and time.monotonic() < until:
             time.sleep(0.01)
         assert decode_fusion((job / FUSION).read_bytes()).asks
@@ -130,12 +130,12 @@ def test_a_sweep_of_a_module(job: Path, monkeypatch: pytest.MonkeyPatch) -> None
     mine, other, another = ("a.b", "--lr", "0.1"), ("a.b", "--lr", "0.2"), ("a.c", "--lr", "0.3")
     answer(job, FusedMember(1, mine), FusedMember(2, other), FusedMember(3, another))
     env = dict(ENV)
-    assert before_ranks(job, env, "-m", mine, 5.0) is None
+    assert before_ranks(job, env, "-m", mine, 60.0) is None
     sweep = swept(job, env, monkeypatch, "--lr", "0.1")
     assert {name: args.lr for name, args in sweep.members.items()} == {"1": 0.1, "2": 0.2}
     sweep.done("2", 4)
     two = job.parent / "ones-2"
-    assert before_ranks(two, {"SLURM_JOB_ID": "2"}, "-m", other, 5.0) == 4
+    assert before_ranks(two, {"SLURM_JOB_ID": "2"}, "-m", other, 60.0) == 4
 
 
 def test_a_checkpoint_fits_after_a_member_has_left(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_checkpoint_fits_after_a_member_has_left(tmp_path: Path) -> None:
     for folder in folders.values():
         folder.mkdir()
     rows = [
-        {"job_id": name, "arguments": ["--lr", f"0.0{place}", "--epochs", "40"], "folder": str(folders[name])}
+        {"job_id": name, "arguments": ["--lr", f"0.0{place}", "--epochs", "100"], "folder": str(folders[name])}
         for place, name in enumerate(names, 1)
     ]
     (job / FUSION).write_text(json.dumps({"restart": 0, "asks": False, "members": [2, 3], "rows": rows}))

@@ -136,7 +136,7 @@ def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProces
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "ONES_", "PMI"))}
     clean |= {"PATH": f"{MPIRUN.parent}:{os.environ['PATH']}", "ONES_JOB_DIR": str(folder / "job"), **env}
     command = [sys.executable, "-m", "ones_wrapper.launch", *arguments]
-    return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=90, check=False, cwd=folder)
+    return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=180, check=False, cwd=folder)
 
 
 @needs_mpirun
@@ -206,7 +206,7 @@ def test_stop_reaches_ranks_through_any_launcher(tmp_path: Path, launcher: str, 
         while len(list(tmp_path.glob("up?"))) < 2 and time.monotonic() < until:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=180)
     assert sorted(line for line in output.splitlines() if "stopped" in line) == ["stopped 0", "stopped 1"]
     assert process.returncode == 143
 

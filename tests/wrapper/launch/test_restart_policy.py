@@ -26,7 +26,7 @@ from ones_wrapper.launch.restart_policy import (
     decide,
     explaining_code,
 )
-from ones_wrapper.protocol import Bye, Checkpoint, Hello, encode_report
+from ones_wrapper.protocol import Bye, Checkpoint, Hello, Throughput, encode_report
 from tests.wrapper.runs import Run, samples_used
 
 STEP_5, STEP_9 = "step-000000005", "step-000000009"
@@ -183,13 +183,15 @@ def test_killed_rank_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
     """Protects the whole way: a rank dies, the others are ended, all start again within the same `ones-run` from
     the last checkpoint, and each sample has been used once in what counts.
     """
-    run = Run(tmp_path, "--step-ms", "30", "--epochs", "16", ranks=2, ONES_TRACE=str(tmp_path / "trace-{rank}.jsonl"))
-    run.wait_for(Hello)
-    time.sleep(0.5)
+    hurry = tmp_path / "hurry"
+    options = ("--step-ms", "300", "--epochs", "16", "--hurry", str(hurry))
+    run = Run(tmp_path, *options, ranks=2, ONES_TRACE=str(tmp_path / "trace-{rank}.jsonl"))
+    run.wait_for(Throughput)
     run.signal(signal.SIGUSR1)
     good = run.wait_for(Checkpoint)
-    time.sleep(0.3)
+    run.wait_for(Throughput, lambda report: report.step > good.step)
     os.kill(ranks_of(run)[-1], signal.SIGKILL)
+    hurry.touch()
     assert run.end() == 0, run.errors
     assert f"killed by signal 9; starting the ranks again from {good.name}, try 1 of 3" in run.errors
     first, second = run.of(Hello)
@@ -247,12 +249,12 @@ def test_hung_rank_is_ended_and_says_where_it_hangs(tmp_path: Path) -> None:
         "if os.environ['RANK'] == '1' and os.environ['ONES_ATTEMPT'] == '0':\n    stands_still()\n"
         "for _ in range(10):\n    watch.beat()\n    time.sleep(0.1)\n"
         "watch.pause()\n"
-        "time.sleep(3 if os.environ['ONES_ATTEMPT'] == '1' else 0)\n"
+        "time.sleep(5 if os.environ['ONES_ATTEMPT'] == '1' else 0)\n"
         "print('done', os.environ['RANK'], os.environ['ONES_ATTEMPT'])\n",
     )
-    run = Run(tmp_path / "job", script=hanging, ranks=2, ONES_HANG_S="2")
+    run = Run(tmp_path / "job", script=hanging, ranks=2, ONES_HANG_S="4")
     assert run.end() == 0, run.errors
-    assert "local rank 1 at no step boundary for 2 s" in run.errors
+    assert "local rank 1 at no step boundary for 4 s" in run.errors
     assert "in stands_still" in run.errors
     assert "the ranks hung; starting the ranks again" in run.errors
     assert sorted(run.output.splitlines()) == ["done 0 0", "done 0 1", "done 1 1"]
@@ -289,7 +291,7 @@ def test_time_limit_requeues_once_and_not_without_progress(tmp_path: Path) -> No
     requeues nothing; a refusal by Slurm is said and not counted.
     """
     env, job = slurm(tmp_path), tmp_path / "job"
-    run = Run(job, "--step-ms", "30", "--epochs", "50", **env)
+    run = Run(job, "--step-ms", "30", "--epochs", "1000", **env)
     run.wait_for(Hello)
     run.signal(signal.SIGUSR2)
     assert run.end() == STOP_CODE, run.errors
@@ -308,7 +310,7 @@ def test_time_limit_requeues_once_and_not_without_progress(tmp_path: Path) -> No
     assert asked(tmp_path) == ["requeue 7"]
 
     env = slurm(tmp_path, refuse="echo 'Job requeue disabled' >&2; exit 1")
-    third = Run(job, "--step-ms", "30", "--epochs", "50", restart=2, **env)
+    third = Run(job, "--step-ms", "30", "--epochs", "1000", restart=2, **env)
     third.wait_for(Hello)
     time.sleep(0.5)
     third.signal(signal.SIGUSR2)
@@ -319,7 +321,7 @@ def test_time_limit_requeues_once_and_not_without_progress(tmp_path: Path) -> No
 
 def test_scancel_requeues_nothing(tmp_path: Path) -> None:
     """Protects the owner's word: SIGTERM stops the job after a checkpoint, for good."""
-    run = Run(tmp_path / "job", "--step-ms", "30", "--epochs", "50", **slurm(tmp_path))
+    run = Run(tmp_path / "job", "--step-ms", "30", "--epochs", "1000", **slurm(tmp_path))
     run.wait_for(Hello)
     run.signal(signal.SIGTERM)
     assert run.end() == STOP_CODE, run.errors

@@ -54,7 +54,7 @@ def start(tmp_path: Path, script: str) -> subprocess.Popen[str]:
 def test_the_scripts_code_and_not_sruns(tmp_path: Path) -> None:
     """Protects what Slurm and dependencies see: srun's own code tells of the tasks it killed."""
     process = start(tmp_path, "import os, sys, time\ntime.sleep(0.2)\nsys.exit(5 * (os.environ['RANK'] == '1'))\n")
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=180)
     assert process.returncode == 5, errors
     assert (tmp_path / "ones-7").is_dir()
     assert not list((tmp_path / "ones-7").glob(".exit*"))
@@ -78,6 +78,6 @@ def test_a_stop_reaches_the_ranks_gently(tmp_path: Path, number: signal.Signals)
     while len(list(tmp_path.glob("up*"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(number)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=180)
     assert sorted(output.splitlines()) == ["checkpoint of rank 0", "checkpoint of rank 1"], errors
     assert process.returncode == 0

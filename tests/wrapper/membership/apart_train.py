@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 
 import torch
 
 import ones_wrapper as ones
+from tests.wrapper.pace import pace
 from tests.wrapper.strategies import script
 from tests.wrapper.strategies.apart_script import SEED, data
 
@@ -41,8 +41,7 @@ def main() -> None:
             loss.backward()
             job.loss(loss)
             optimizer.step()
-            if not args.hurry.exists():
-                time.sleep(args.step_ms / 1000)
+            pace(args.step_ms, args.hurry, job.progress.epoch / args.epochs)
         job.epoch_end()
     if job.rank == 0:
         torch.save(script.flat(job.unwrap(model).parameters()), args.out)

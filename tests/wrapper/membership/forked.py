@@ -76,7 +76,7 @@ class ForkedBlock:
                 self._code = abs(os.waitstatus_to_exitcode(status))
         return self._code >= 0
 
-    def end(self, timeout_s: float = 60.0) -> int:
+    def end(self, timeout_s: float = 180.0) -> int:
         """Wait for the end; the exit code, or the number of the signal."""
         until = time.monotonic() + timeout_s
         while not self.ended():

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from torch.utils.data import TensorDataset
 import ones_wrapper as ones
 from ones_wrapper.examples.onebit import classifier, digits
 from ones_wrapper.optimizers import OneBitLamb
+from tests.wrapper.pace import pace
 from tests.wrapper.strategies.onebit_script import score
 
 SAMPLES, BATCH = 97, 16
@@ -47,8 +47,7 @@ def main() -> None:
                 seen.append((job.progress.step, world, torch.cat(parts) if parts else torch.zeros(0)))
                 torch.save(seen, args.out.parent / f"seen-{os.getpid()}.pt")
             optimizer.step()
-            if not args.hurry.exists():
-                time.sleep(args.step_ms / 1000)
+            pace(args.step_ms, args.hurry, job.progress.epoch / args.epochs)
     states = [p.detach() for p in plain.parameters()] + [state["exp_avg"] for state in optimizer.state.values()]
     torch.save(
         [torch.cat([s.flatten() for s in states]), score(plain), seen], args.out.parent / f"end-{os.getpid()}.pt"

@@ -5,7 +5,6 @@ scheduler that steps at each step, accumulation, hooks of the script's own. Each
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import ones_wrapper as ones
+from tests.wrapper.pace import pace
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int)
@@ -93,8 +93,7 @@ for _ in job.epochs():
         scheduler.step()
         average.update()
         job.loss(loss)
-        if not args.hurry.exists():
-            time.sleep(args.step_ms / 1000)
+        pace(args.step_ms, args.hurry, job.progress.epoch / args.epochs)
 assert scheduler.scheduler is own and own.last_epoch == job.base_steps == args.epochs * len(loader)
 rank = torch.distributed.get_rank()
 state = {

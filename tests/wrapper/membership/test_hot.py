@@ -159,7 +159,7 @@ def test_the_others_go_on_when_one_is_killed(job: Job, leader: bool, how: str) -
     assert all(block.end() == 0 for block in job.blocks if block is not victim), job.errors()
     assert job.terms() == 2, job.errors()
     assert job.of(Hello)[-1].step >= whole.step, "the rescue was not used"
-    assert took < 10.0, left
+    assert took < 20.0, left  # as long as a group may take to form, or a leader waits for a rescue
     job.assert_as_undisturbed()
 
 
@@ -178,7 +178,7 @@ def test_a_rank_that_hangs_is_found(job: Job, leader: bool) -> None:
         os.kill(pid, signal.SIGSTOP)
     since = time.monotonic()
     alone = job.wait(Membership, lambda m: m.generation > whole.generation)
-    assert time.monotonic() - since < (25.0 if leader else 12.0)
+    assert time.monotonic() - since < (35.0 if leader else 20.0)
     assert alone.blocks == ((1,) if leader else (0,))
     job.hurry()
     assert other.end() == 0, job.errors()

@@ -36,8 +36,9 @@ def test_a_leader_that_came_while_one_looked_is_joined(tmp_path: Path, monkeypat
     assert folder.newest() == other
 
 
-def test_a_leader_that_ends_while_it_is_asked_is_given_up_soon(tmp_path: Path) -> None:
+def test_a_leader_that_ends_while_it_is_asked_is_given_up_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects seconds of training: the port answered and then closed, as that of a process that ends."""
+    monkeypatch.setattr(meeting, "ANSWER_S", 120.0)
     folder = HotFolder(tmp_path, 7)
     folder.prepare()
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -54,4 +55,4 @@ def test_a_leader_that_ends_while_it_is_asked_is_given_up_soon(tmp_path: Path) -
         took = time.monotonic() - began
         dying.join()
     assert found is not None and (found.term, found.task) == (1, 1) and board is not None
-    assert took < 4.0
+    assert took < 60.0

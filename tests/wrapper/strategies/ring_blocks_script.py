@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from pathlib import Path
 
 import torch
 
 import ones_wrapper as ones
 from ones_wrapper.examples.lm_ring import losses
+from tests.wrapper.pace import pace
 from tests.wrapper.strategies import script
 from tests.wrapper.strategies.ring_script import BATCH, SEED, data, model_of, optimizer_of, ring
 
@@ -34,8 +34,7 @@ def main() -> None:
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
-            if not args.hurry.exists():
-                time.sleep(args.step_ms / 1000)
+            pace(args.step_ms, args.hurry, job.progress.epoch / args.epochs)
         job.epoch_end()
     if job.rank == 0:
         args.out.write_text(json.dumps({"parameters": script.flat(plain.parameters())}))

@@ -22,7 +22,7 @@ from tests.wrapper.forked import Team
 from tests.wrapper.launch.test_restart_policy import ranks_of
 from tests.wrapper.runs import Run, assert_exactly_once
 from tests.wrapper.strategies.rows import Row, rows
-from tests.wrapper.strategies.script import HURRY, OUT, PACE_MS
+from tests.wrapper.strategies.script import HURRY, LATER_MS, OUT, PACE_MS
 
 ROWS = rows()
 every = pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
@@ -45,6 +45,7 @@ def start(row: Row, job: Path, restart: int) -> Run:
         "PYTHONPATH": str(REPOSITORY),
         OUT: str(job.parent / "out.json"),
         PACE_MS: "60",
+        LATER_MS: "480",
         HURRY: str(job / "hurry"),
     }
     return Run(job, *row.arguments, ranks=row.sizes[restart], restart=restart, script=row.script, **env)

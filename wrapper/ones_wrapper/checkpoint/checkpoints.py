@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
 from torch.distributed.checkpoint.utils import find_state_dict_object
 
-from ones_wrapper.checkpoint.files import tensor_file, write_tensors
+from ones_wrapper.checkpoint.files import tensor_file, write_plain, write_tensors
 from ones_wrapper.checkpoint.folder import REST, Folder, checkpoint_name
 from ones_wrapper.checkpoint.safetensors import Part, Reader, encode
 from ones_wrapper.checkpoint.state import Content, Failed, Loaded, Progress, Saved, State, collect, differences, restore
@@ -163,7 +164,7 @@ class Checkpoints:
             content = collect(state)
             return content, planner.local(content)
 
-        content, local = _here(group, look)
+        content, local = group.here(look)
         plan = planner.agree(local)
         rest = content.rest if group.rank == 0 else {}
 
@@ -173,7 +174,7 @@ class Checkpoints:
             return (planner.staged(content), _copied(rest)) if copy else (planner.live(content), rest)
 
         try:
-            tensors, kept = _here(group, take)
+            tensors, kept = group.here(take)
         except RankError:
             if group.rank == 0:
                 self._folder.discard(name)
@@ -195,15 +196,18 @@ class Checkpoints:
     def _write(self, group: Group, work: _Work) -> int:
         """The files, the manifest, the rename; the checkpoint's bytes."""
         folder, mine = self._folder, tensor_file(group.rank)
+        at = folder.temporary(work.name)
 
         def part() -> dict[str, Sum]:
-            if not work.tensors:
-                return {}
-            return {mine: write_tensors(folder.temporary(work.name) / mine, work.plan.header, work.tensors)}
+            # The rest goes to the disk beside the tensors: after them all ranks would wait for it.
+            with ThreadPoolExecutor(1, "ones-rest") as beside:
+                rest = beside.submit(write_plain, at / REST, work.rest) if group.rank == 0 else None
+                files = {mine: write_tensors(at / mine, work.plan.header, work.tensors)} if work.tensors else {}
+                return files | ({REST: rest.result()} if rest is not None else {})
 
         try:
             files = {name: s for one in group.everywhere(part) for name, s in one.items()}
-            return group.on_first(lambda: folder.complete(work.name, work.progress, work.rest, files))
+            return group.on_first(lambda: folder.complete(work.name, work.progress, files))
         except Exception:
             if group.rank == 0:
                 folder.discard(work.name)
@@ -217,7 +221,7 @@ class Checkpoints:
         better now than after the first hours.
         """
         group, folder = self._group, self._folder
-        _here(group, lambda: collect(state))
+        group.here(lambda: collect(state))
         notes: list[str] = []
         for name in group.on_first(folder.names):
             problems = [
@@ -288,15 +292,6 @@ class _Alone(Group):
 
     def close(self, code: int = 0) -> None:
         pass
-
-
-def _here(group: Group, function: Callable[[], Any]) -> Any:
-    """This rank's result of a function that all ranks run; it need not travel. Raises `RankError` on all where it
-    failed on any.
-    """
-    results: list[Any] = []
-    group.everywhere(lambda: results.append(function()))
-    return results[0]
 
 
 def _copied(value: Any) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from ones_wrapper.checkpoint.files import write_json, write_plain
+from ones_wrapper.checkpoint.files import write_json
 from ones_wrapper.checkpoint.state import Progress
 from ones_wrapper.job_lock import lock_directory
 from ones_wrapper.protocol import CHECKPOINTS, MANIFEST, directory_name
@@ -97,12 +97,11 @@ class Folder:
         """Give up a checkpoint that was being written."""
         shutil.rmtree(self.temporary(name), ignore_errors=True)
 
-    def complete(self, name: str, progress: Progress, rest: dict[str, Any], files: dict[str, Sum]) -> int:
-        """Rank 0's part, once all ranks' files are durable: the rest, the manifest, the rename; then the surplus
-        goes. Returns the checkpoint's bytes.
+    def complete(self, name: str, progress: Progress, files: dict[str, Sum]) -> int:
+        """Rank 0's part, once all ranks' files are durable: the manifest, the rename; then the surplus goes. Returns
+        the checkpoint's bytes.
         """
         temporary = self.temporary(name)
-        files = files | {REST: write_plain(temporary / REST, rest)}
         manifest = {
             "format": FORMAT,
             "job_id": self._job_id,
@@ -114,27 +113,29 @@ class Folder:
         sync(temporary)
         if why := self.refuse():
             raise ValueError(why)
-        self._publish(name)
-        self._remove(self.names()[self._keep :])
+        replaced = self._publish(name)
+        self._remove(self.names()[self._keep :], replaced)
         return sum(s.size for s in files.values())
 
-    def _publish(self, name: str) -> None:
+    def _publish(self, name: str) -> list[Path]:
+        """What it took the place of."""
         target, old = self.path(name), self._path / f".old-{name}"
-        if target.exists():  # the same step again, such as before and after the end of an epoch
+        again = target.exists()  # the same step again, such as before and after the end of an epoch
+        if again:
             shutil.rmtree(old, ignore_errors=True)
             target.rename(old)
         self.temporary(name).rename(target)
         sync(self._path)
-        shutil.rmtree(old, ignore_errors=True)
+        return [old] if again else []
 
-    def _remove(self, names: list[str]) -> None:
+    def _remove(self, names: list[str], replaced: list[Path]) -> None:
         """Renamed first: a name without a dot is complete, also while it goes. Nobody waits for the disk's work."""
         leaving = [self._path / f".gone-{name}" for name in names]
         for name, gone in zip(names, leaving, strict=True):
             shutil.rmtree(gone, ignore_errors=True)
             self.path(name).rename(gone)
-        if leaving:
-            self._sweeper = Thread(target=_sweep, args=(leaving,), name="ones-sweep", daemon=True)
+        if leaving or replaced:
+            self._sweeper = Thread(target=_sweep, args=(replaced + leaving,), name="ones-sweep", daemon=True)
             self._sweeper.start()
 
     def wait_for_removal(self) -> None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache
+from itertools import tee
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,12 +103,14 @@ def clamp_batch(
     return found - found % multiple_of
 
 
+@lru_cache(maxsize=256)
 def accumulation_count(total: int, replicas: int, max_local: int, unit: int = 1) -> int:
     """Passes of a step of `total` samples: as few as keep every replica within `max_local` samples a pass, which is a
     multiple of `unit`."""
     return -(-_largest(total, replicas, unit) // max_local)
 
 
+@lru_cache(maxsize=256)
 def _largest(total: int, parts: int, unit: int) -> int:
     """Samples of the largest part."""
     return max(split(0, total, parts, part, unit).samples for part in {0, parts - 1})
@@ -235,13 +238,13 @@ class Feed:
         Global generators are as they were after each fetch, which costs 0.1 ms; with `seeded`, whoever asks seeds them
         before each step's first pass, and those before it are left as they come.
         """
-        todo = partial(plan, cursor, self.samples, cut)
         order = self.order(epoch)
         self._generator.manual_seed(key(self._seed, epoch, cursor, cut.replica) >> 1)
+        used, fetched = tee(plan(cursor, self.samples, cut))
         self._requests.to_come = (
-            _Request(epoch, fetched_indices(order, part), part.index > 0 or not seeded) for part in todo()
+            _Request(epoch, fetched_indices(order, part), part.index > 0 or not seeded) for part in fetched
         )
-        return zip(todo(), iter(self._loader), strict=True)
+        return zip(used, iter(self._loader), strict=True)
 
     def share(self, replicas: int, replica: int, most: int, unit: int = 1) -> list[AccumulationStep]:
         """A replica's part of the whole dataset, in as few passes of at most so many samples as the largest part

@@ -24,8 +24,14 @@ from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, Tenso
 from ones_wrapper.launch.workers import leave_signals_to_rank
 
 _WORD = 2**64
+_STEP = 0x9E3779B97F4A7C15
+"""Between neighbouring keys before they are mixed: SplitMix64's increment."""
 _STEPS = 0x5354455053
 """Keeps the keys of steps apart from those of samples."""
+
+
+FEW = 16
+"""Samples below which an array of their keys costs more than one after the other."""
 
 
 def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -47,14 +53,17 @@ def key(*parts: int) -> int:
     """One 64-bit key from several numbers, in this order."""
     found = 0
     for part in parts:
-        found = _mix((found + part + 0x9E3779B97F4A7C15) % _WORD)
+        found = _mix((found + part + _STEP) % _WORD)
     return found
 
 
 def sample_keys(seed: int, epoch: int, samples: Sequence[int]) -> list[int]:
     """The keys of some samples of an epoch: `key(seed, epoch, sample)` of each."""
-    base = np.uint64((key(seed, epoch) + 0x9E3779B97F4A7C15) % _WORD)
-    found: list[int] = _mixed(np.asarray(samples, dtype=np.int64).astype(np.uint64) + base).tolist()
+    base = key(seed, epoch) + _STEP
+    if len(samples) < FEW:
+        return [_mix((base + sample) % _WORD) for sample in samples]
+    array = np.asarray(samples, dtype=np.int64).astype(np.uint64)
+    found: list[int] = _mixed(array + np.uint64(base % _WORD)).tolist()
     return found
 
 

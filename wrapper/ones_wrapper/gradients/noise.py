@@ -21,6 +21,8 @@ SPAN = 100
 """Steps over which the running means forget."""
 MOST = 1e4
 """Batches beyond which a noise scale is not told apart: there the signal is lost in the noise."""
+PENDING = 64
+"""Squares that are kept before they are added up: together they cost what each would."""
 
 
 class NoiseScale:
@@ -33,8 +35,11 @@ class NoiseScale:
         self._alone: dict[int, torch.Tensor] = {}
         """Last gradient of each bucket, where there is one rank."""
         self._alone_samples = 0
-        self._step: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Of each bucket of the step: the estimate of tr(Σ), and that of |G|²; this rank's part of either."""
+        self._step: list[tuple[torch.Tensor, float, float]] = []
+        """Of each bucket of the step: a square, and how often it counts in the estimate of tr(Σ), and in that of |G|²;
+        this rank's part of either."""
+        self._seen: list[tuple[torch.Tensor, float, float]] = []
+        """The same of the steps of the window, as far as it is not in there yet."""
         self._window: list[torch.Tensor | float] = [0.0, 0.0]
         self._steps = 0
         self._skips = False
@@ -46,6 +51,7 @@ class NoiseScale:
         self.known = known
         self._alone.clear()
         self._step.clear()
+        self._seen.clear()
         self._window, self._steps = [0.0, 0.0], 0
         self._trace = self._square = self._weight = 0.0
 
@@ -58,8 +64,7 @@ class NoiseScale:
         if self._group.world == 1:
             self._compare(bucket, gradient, samples)
         elif samples and parts > 1:
-            square = _square(gradient)
-            self._step.append((square * (samples / (parts - 1)), square * (-samples / total / (parts - 1))))
+            self._step.append((_square(gradient), samples / (parts - 1), -samples / total / (parts - 1)))
 
     def whole(self, gradient: torch.Tensor, total: int) -> None:
         """The same bucket after the exchange: the mean over all samples. Rank 0 counts it for all."""
@@ -70,13 +75,12 @@ class NoiseScale:
         """This rank's shard of the same, where each rank has another: squares add up over shards."""
         parts = min(self._group.world * passes, total)
         if parts > 1:
-            square = _square(gradient)
-            self._step.append((square * (-total / (parts - 1)), square * (parts / (parts - 1))))
+            self._step.append((_square(gradient), -total / (parts - 1), parts / (parts - 1)))
 
     def _compare(self, bucket: int, gradient: torch.Tensor, samples: int) -> None:
         last = self._alone.get(bucket)
         if last is not None and last.shape == gradient.shape and self._alone_samples == samples:
-            self._step.append((_square(gradient - last) * (samples / 2), _dot(gradient, last)))
+            self._step += [(_square(gradient - last), samples / 2, 0.0), (_dot(gradient, last), 0.0, 1.0)]
         if last is not None and last.shape == gradient.shape:
             last.copy_(gradient)
         else:
@@ -94,13 +98,25 @@ class NoiseScale:
         if skipped:
             return
         if found if self._group.world == 1 else total > 1:
-            for i in (0, 1):
-                self._window[i] = self._window[i] + sum(pair[i] for pair in found)
+            self._seen += found
+            if len(self._seen) >= PENDING:
+                self._settle()
             self._steps += 1
             self._batch = total
 
+    def _settle(self) -> None:
+        seen, self._seen = self._seen, []
+        for kind in {(square.device, square.dtype) for square, _, _ in seen}:
+            some = [one for one in seen if (one[0].device, one[0].dtype) == kind]
+            squares = torch.stack([square for square, _, _ in some])
+            counts = torch.tensor([also for _, *also in some], dtype=squares.dtype)
+            sums = squares @ counts.to(squares.device, non_blocking=True)
+            for i in (0, 1):
+                self._window[i] = self._window[i] + sums[i]
+
     def exchange(self) -> None:
         """Sum up what all ranks saw since the last time. Collective."""
+        self._settle()
         steps, window = self._steps, [float(value) for value in self._window]
         self._window, self._steps = [0.0, 0.0], 0
         trace, square = self._group.total(window)

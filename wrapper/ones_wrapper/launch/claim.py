@@ -180,9 +180,12 @@ def _lock(handle: int) -> bool | None:
 
 
 def _beats(path: Path, seconds: float) -> bool:
-    """Whether somebody renews the file's time. Opened at each look: on NFS only an open asks the server."""
-    first, until = _time(path), time.monotonic() + seconds
-    while time.monotonic() < until:
+    """Whether somebody renews the file's time. Opened at each look: on NFS only an open asks the server.
+
+    Looks are counted, not seconds: on a machine that stands still the holder needs some time of its own after it.
+    """
+    first = _time(path)
+    for _ in range(20):
         time.sleep(seconds / 20)
         if _time(path) != first:
             return True

@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from ones_wrapper.standstill import Standstill
+
 HANG_S = 1800.0
 """Default of ONES_HANG_S: longer than an evaluation between two epochs should take."""
 
@@ -34,12 +36,14 @@ class Heartbeats:
         """This rank was at a step boundary; with 0 it is watched no longer."""
         _ENTRY.pack_into(self._memory, _ENTRY.size * local_rank, now)
 
-    def hung(self, now: float, limit_s: float) -> list[int]:
-        """Local ranks that trained and were at no step boundary for so long. None where `limit_s` is 0."""
+    def hung(self, now: float, limit_s: float, since: float = 0.0) -> list[int]:
+        """Local ranks that trained and were at no step boundary for so long, not counting what was before `since`. None
+        where `limit_s` is 0.
+        """
         if limit_s <= 0:
             return []
         beats = [_ENTRY.unpack_from(self._memory, _ENTRY.size * rank)[0] for rank in range(self.ranks)]
-        return [rank for rank, beat in enumerate(beats) if beat and now - beat > limit_s]
+        return [rank for rank, beat in enumerate(beats) if beat and now - max(beat, since) > limit_s]
 
 
 _own: tuple[Heartbeats, int] | None = None
@@ -84,9 +88,12 @@ def watch_this_process(limit_s: float, end: Callable[[], None], poll_s: float = 
     watch_rank(board, 0)
 
     def look() -> None:
+        still, since = Standstill(), 0.0
         while os.getpid() == mine:
             time.sleep(min(poll_s, limit_s / 4))
-            if board.hung(time.monotonic(), limit_s):
+            now = time.monotonic()
+            since = now if still.look() else since
+            if board.hung(now, limit_s, since):
                 end()
                 return
 

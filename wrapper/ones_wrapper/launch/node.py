@@ -49,6 +49,7 @@ from ones_wrapper.launch.restart_policy import (
     newer,
 )
 from ones_wrapper.membership.files import own_block
+from ones_wrapper.standstill import Standstill
 
 GRACE_S = 5.0
 """How long the other ranks of a node may go on after one failed, to write their last reports."""
@@ -71,6 +72,8 @@ class Ranks:
         self._grace_s = grace_s
         self._hang_s = hang_s
         self._board = hang_detector.Heartbeats(count)
+        self._still, self._since = Standstill(), 0.0
+        """When this node's last standstill ended."""
         self._living: dict[int, int] = {}
         """Local rank of each process."""
         self.received: set[int] = set()
@@ -114,7 +117,11 @@ class Ranks:
 
     def wait(self) -> int:
         """Wait for all ranks. After one failed the others get some time; the code is the one that explains the rest."""
+        self._still.look()
         while self._living:
+            if stood_s := self._still.look():
+                self._kill_at += stood_s
+                self._since = time.monotonic()
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 self._check()
@@ -139,7 +146,7 @@ class Ranks:
         now = time.monotonic()
         if now > self._kill_at:
             self._send(signal.SIGKILL)
-        elif not self._codes and (hung := self._board.hung(now, self._hang_s)):
+        elif not self._codes and (hung := self._board.hung(now, self._hang_s, self._since)):
             self._end_hung(hung)
 
     def _end_hung(self, hung: list[int]) -> None:

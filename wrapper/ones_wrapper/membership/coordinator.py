@@ -13,6 +13,7 @@ from ones_wrapper.job_io import OrderReader, log
 from ones_wrapper.membership.board import Board, BoardLostError
 from ones_wrapper.membership.connections import FORM_S
 from ones_wrapper.membership.plan import Member, Plan, decode_member, encode, next_plan
+from ones_wrapper.standstill import Standstill
 
 TURN_S = 0.1
 """Time between two looks at everything."""
@@ -71,6 +72,7 @@ class Coordinator:
         self._signs: dict[str, _Signs] = {}
         self._ordered: tuple[int, float] = (-1, 0.0)
         self._looked_at = 0.0
+        self._still = Standstill()
         self._stop = threading.Event()
         self.stop_all = False
         """Whether all blocks were told to end, so that the job shall."""
@@ -140,6 +142,10 @@ class Coordinator:
                 return
 
     def _turn(self) -> None:
+        if stood_s := self._still.look():
+            self._published_at += stood_s
+            for signs in self._signs.values():
+                signs.at += stood_s
         self._hear_newcomers()
         now = time.monotonic()
         if now - self._looked_at >= 0.5:

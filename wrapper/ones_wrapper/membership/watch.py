@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from ones_wrapper.membership.board import Board, BoardLostError
+from ones_wrapper.standstill import Standstill
 
 SIGN_S = 1.0
 """Time between two signs."""
@@ -79,9 +80,12 @@ class Watch:
                     self._found, self._heard = found, time.monotonic()
 
     def _run(self) -> None:
+        still = Standstill()
         while not self._stop.wait(SIGN_S / 4):
+            stood_s = still.look()
             with self._lock:
                 board, found = self._board, self._found
+                self._heard = min(self._heard + stood_s, time.monotonic())
                 if time.monotonic() - self._heard > SILENCE_S:
                     found = f"the leader has not answered for {SILENCE_S:g} s"
             if not found:

@@ -1,0 +1,62 @@
+"""A membership whose nodes stood still all at once, as those of a job that Slurm suspended, goes on as it was."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ones_wrapper.job_io import OrderReader
+from ones_wrapper.membership.board import Board
+from ones_wrapper.membership.connections import new_token
+from ones_wrapper.membership.coordinator import DEAD_S, Coordinator
+from ones_wrapper.membership.plan import Plan
+from ones_wrapper.membership.watch import MAIN_S, Watch
+from tests.wrapper.membership.test_plan import member
+
+
+class Clock:
+    """The monotonic clock, which may be set forward."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._real, self.ahead = time.monotonic, 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: self._real() + self.ahead)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_the_leader_takes_nobody_for_dead(clock: Clock, tmp_path: Path) -> None:
+    """Protects everybody's groups: no rank could sign meanwhile. Who is silent from then on is missed as ever."""
+    board = Board.host("127.0.0.1", new_token())
+    present = Plan(0, 0, (member(0), member(1)))
+    leader = Coordinator(board, present, OrderReader(tmp_path, 0), lambda: False, lambda: False)
+    leader._turn()
+    clock.ahead += 3600.0
+    leader._turn()
+    assert leader.lost == ""
+    for _ in range(int(DEAD_S) + 1):
+        clock.ahead += 1.0
+        leader._turn()
+    assert "gave no sign" in leader.lost
+
+
+def test_a_rank_does_not_take_the_leader_for_lost(clock: Clock) -> None:
+    """Protects the same on the other side, where one thread asks and another counts the time."""
+    board, abandoned = Board.host("127.0.0.1", new_token()), list[str]()
+    watch = Watch(board.again(), "1.0-0", lambda: False, lambda: "", abandoned.append)
+    watch.start()
+    try:
+        for _ in range(2):
+            # Just after it has signed, so that the next to look is the thread that counts.
+            signed = board.read("sign-1.0-0")
+            while board.read("sign-1.0-0") == signed:
+                time.sleep(0.01)
+            clock.ahead += 3600.0
+        time.sleep(2 * MAIN_S)
+        assert (watch.lost, abandoned) == ("", [])
+    finally:
+        watch.stop()
