@@ -60,6 +60,10 @@ def study(
     html: Annotated[Path, typer.Option(help="The page.")] = PAGE,
     json: Annotated[Path | None, typer.Option(help="Write all figures to this file.")] = None,
     processes: Annotated[int, typer.Option(min=0, help="Simulations at once; 0: one per core.")] = 0,
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="Where what each run found is kept, to go on after a stop (default: beside the page)."),
+    ] = None,
 ) -> None:
     """Say what elastic jobs would bring here: simulate the past with 0, 20, 50 and 100 % of its jobs elastic.
 
@@ -68,8 +72,9 @@ def study(
     from slurm_ones.report.page import write_elasticity
     from slurm_ones.simulate.elasticity.page import as_json, fidelity, lanes, page, verdict
     from slurm_ones.simulate.elasticity.stretch import stretch_of
-    from slurm_ones.simulate.elasticity.study import interval_of, runs_of
+    from slurm_ones.simulate.elasticity.study import done_before, interval_of, runs_of
     from slurm_ones.simulate.elasticity.study import study as run
+    from slurm_ones.simulate.study.parts import StudyFolder
 
     check_outputs(json, html)
     size = None
@@ -97,7 +102,17 @@ def study(
     for why, count in read.left_out:
         say(f"left out: {count}: {why}")
     workers = processes or os.cpu_count() or 1
-    found = shown(runs, lambda on_progress: run(read.name, stretch, curves, range(seeds), workers, on_progress))
+    folder = StudyFolder((directory or html.with_suffix(".runs")).absolute())
+    with folder.locked():
+        done = done_before(read.name, stretch, curves, range(seeds), folder, profiles)
+        if done:
+            say(f"{done} of {runs} runs were done before ({folder.root})")
+        found = shown(
+            runs - done,
+            lambda on_progress: run(
+                read.name, stretch, curves, range(seeds), workers, on_progress, folder=folder, profiles=profiles
+            ),
+        )
     if found.outcomes:
         _print(found)
         for line in [*verdict(found), fidelity(found)]:

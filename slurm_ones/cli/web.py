@@ -96,7 +96,7 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:
         # Python adds the address to some texts.
-        text = os.strerror(error.errno) if isinstance(error, OSError) and (error.errno or 0) > 0 else str(error)
+        text = os.strerror(code) if isinstance(error, OSError) and (code := error.errno or 0) > 0 else str(error)
         why = f"cannot listen on {host}, port {port} ({text})"
         errors.print(f"slurm-ones: {plain(why, 300)}; name another --port or --host", markup=False, soft_wrap=True)
         raise typer.Exit(1) from None

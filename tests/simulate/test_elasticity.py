@@ -25,10 +25,11 @@ from slurm_ones.simulate.elasticity.stretch import (
     picked,
     stretch_of,
 )
-from slurm_ones.simulate.elasticity.study import INTERVAL_S, Study, figures_of, interval_of, recorded, study
+from slurm_ones.simulate.elasticity.study import INTERVAL_S, Study, figures_of, interval_of, plan_of, recorded, study
 from slurm_ones.simulate.engines.outcome import Outcome
 from slurm_ones.simulate.engines.world import ClusterSpec, World
 from slurm_ones.simulate.slurm.timeline import EPOCH, ClusterSettings
+from slurm_ones.simulate.study.parts import parts_of
 from slurm_ones.simulate.traces.trace import Trace, TraceJob
 
 CURVES = catalogue()
@@ -256,6 +257,32 @@ def test_the_command(tmp_path: Path) -> None:
     found = json.loads(figures.read_text())
     assert set(found["shares"]) == {"0 %", "20 %", "50 %", "100 %"} and len(found["curves"]) == 2
     assert found["stretch"]["cluster"] == "2x2"
+    # As if it had been killed: of its runs one is missing and one is damaged; a failed attempt is none.
+    same = (str(path), "--seeds", "1", "--processes", "1", "--html", str(page), "--json", str(figures))
+    first, second, *others = sorted((tmp_path / "p.runs" / "results").iterdir())
+    times = {other: other.stat().st_mtime_ns for other in others}
+    first.unlink()
+    second.write_text("damaged")
+    code, _, err = call(*same)
+    assert code == 0 and "2 of 4 runs were done before" in err and "2 of 2 runs done" in err
+    assert json.loads(figures.read_text()) == found and first.exists()
+    assert {other: other.stat().st_mtime_ns for other in others} == times
+
+
+def test_what_a_kept_run_stands_for(small: Study, tmp_path: Path) -> None:
+    """Protects a study from results of other jobs, another cluster, share or curves."""
+    (tmp_path / "x.json").write_text("{}")
+
+    def key(stretch: Stretch, share: float = 0.5, profiles: Path | None = None) -> str:
+        (part,) = parts_of(plan_of("t", stretch, CURVES, share, [0], profiles))
+        return part.key
+
+    stretch = small.stretch
+    found = [key(stretch), key(stretch, 1.0), key(replace(stretch, nodes=9)), key(stretch, 0.5, tmp_path)]
+    found.append(key(replace(stretch, jobs=(stretch.jobs[0]._replace(run_s=1.0), *stretch.jobs[1:]))))
+    (tmp_path / "x.json").write_text("[]")
+    found.append(key(stretch, 0.5, tmp_path))
+    assert len(set(found)) == 6 and key(stretch) == found[0]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from slurm_ones.simulate.elasticity.curves import Curves
 from slurm_ones.simulate.elasticity.stretch import BEFORE, Stretch, TraceSource, expected_s
 from slurm_ones.simulate.engines.outcome import JobOutcome, Outcome
 from slurm_ones.simulate.study.figures import Metric
+from slurm_ones.simulate.study.kept import kept, run_kept
+from slurm_ones.simulate.study.parts import StudyFolder
 from slurm_ones.simulate.study.plan import Plan, PolicySpec
 from slurm_ones.simulate.study.runs import OnProgress, run_all
 from slurm_ones.simulate.training.mechanism import Requeue
@@ -69,10 +72,13 @@ def interval_of(stretch: Stretch) -> float:
     return min(max(least, least * math.ceil(expected / TICKS / least)), most)
 
 
-def plan_of(name: str, stretch: Stretch, curves: Curves, share: float, seeds: Sequence[int]) -> Plan:
-    """One share of it. At 0 % nothing depends on the seed, and the first stands for all."""
+def plan_of(
+    name: str, stretch: Stretch, curves: Curves, share: float, seeds: Sequence[int], profiles: Path | None = None
+) -> Plan:
+    """One share of it. At 0 % nothing depends on the seed, and the first stands for all. `profiles` is the folder that
+    the curves are from, so that its files count for what is kept of the runs."""
     return Plan(
-        source=TraceSource(name, stretch=stretch, curves=curves, share=share),
+        source=TraceSource(name, profiles, stretch=stretch, curves=curves, share=share),
         policies=(PolicySpec(f"{100 * share:g} %", POLICY),),
         seeds=tuple(seeds if share else seeds[:1]),
         nodes=stretch.nodes,
@@ -87,6 +93,13 @@ def runs_of(seeds: int, shares: Sequence[float] = SHARES) -> int:
     return sum(seeds if share else 1 for share in shares)
 
 
+def done_before(
+    name: str, stretch: Stretch, curves: Curves, seeds: Sequence[int], folder: StudyFolder, profiles: Path | None
+) -> int:
+    """How many of its runs the folder has."""
+    return sum(len(kept(plan_of(name, stretch, curves, share, seeds, profiles), folder)) for share in SHARES)
+
+
 def study(
     name: str,
     stretch: Stretch,
@@ -95,16 +108,19 @@ def study(
     processes: int,
     on_progress: OnProgress = lambda progress: None,
     shares: Sequence[float] = SHARES,
+    folder: StudyFolder | None = None,
+    profiles: Path | None = None,
 ) -> Study:
-    """Run it, a share after the other; `shares` begin with 0."""
+    """Run it, a share after the other; `shares` begin with 0. With a `folder`, from within `folder.locked()`, runs that
+    are done there are taken from it, and others are kept there."""
     figures: dict[tuple[float, int], dict[str, float]] = {}
     outcomes: dict[float, Outcome] = {}
     jct: dict[float, list[float]] = {}
     errors: list[str] = []
     rigid: dict[str, float] = {}
     for share in shares:
-        plan = plan_of(name, stretch, curves, share, seeds)
-        found = run_all(plan, min(processes, len(plan.seeds)), on_progress)
+        plan, most = plan_of(name, stretch, curves, share, seeds, profiles), min(processes, len(seeds))
+        found = run_kept(plan, most, folder, on_progress) if folder else run_all(plan, most, on_progress)
         errors += [f"{run.policy}, seed {run.seed}: {run.error}" for run in found if run.outcome is None]
         done = [(run, run.outcome) for run in found if run.outcome is not None]
         if done:

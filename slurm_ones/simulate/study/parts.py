@@ -145,7 +145,7 @@ class StudyFolder:
                 fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 raise BadInput(
-                    f"--directory: another `slurm-ones simulate` works in {self.root}: wait for it, or name another"
+                    f"--directory: another study works in {self.root}: wait for it, or name another"
                 ) from None
             except OSError:
                 pass  # a file system without locks

@@ -125,37 +125,49 @@ def simulate(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress)
     )
 
 
-def run_all(plan: Plan, processes: int, on_progress: OnProgress = lambda progress: None) -> list[Run]:
+def run_all(
+    plan: Plan,
+    processes: int,
+    on_progress: OnProgress = lambda progress: None,
+    known: Mapping[tuple[str, int], Run] | None = None,
+    on_run: Callable[[Run], None] = lambda run: None,
+) -> list[Run]:
     """Every policy on every seed, in that many processes. A policy that crashes costs itself that seed alone.
 
-    Only the first seed's outcomes keep what is drawn: who held what when, and the goodput.
+    Only the first seed's outcomes keep what is drawn: who held what when, and the goodput. Runs that are `known`, by
+    policy and seed, are taken as they are; `on_run` gets each other one as it ends.
     """
+    runs = dict(known or {})
     tasks = [(policy, seed) for seed in plan.seeds for policy in plan.policies]
-    if processes <= 1:
-        runs = []
-        for policy, seed in tasks:
-            runs.append(attempt(plan, policy, seed, on_progress))
-            on_progress(RunProgress(policy.label, seed, finished=True))
-        return runs
+    left = [(policy, seed) for policy, seed in tasks if (policy.label, seed) not in runs]
+
+    def ended_as(run: Run) -> None:
+        runs[run.policy, run.seed] = run
+        on_run(run)
+        on_progress(RunProgress(run.policy, run.seed, finished=True))
+
+    if processes <= 1 or not left:
+        for policy, seed in left:
+            ended_as(attempt(plan, policy, seed, on_progress))
+        return [runs[policy.label, seed] for policy, seed in tasks]
     context = multiprocessing.get_context("spawn")
     reported = context.Queue()
     with (
         _one_thread_each(),
         ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker, initargs=(reported,)) as pool,
     ):
-        futures = {pool.submit(_run_in_worker, plan, policy, seed): (policy, seed) for policy, seed in tasks}
+        futures = {pool.submit(_run_in_worker, plan, policy, seed): (policy, seed) for policy, seed in left}
         try:
-            left: set[Future[Run]] = set(futures)
-            while left:
-                ended, left = wait(left, timeout=POLL_S)
+            going: set[Future[Run]] = set(futures)
+            while going:
+                ended, going = wait(going, timeout=POLL_S)
                 _forward(reported, on_progress)
                 for future in ended:
-                    policy, seed = futures[future]
-                    on_progress(RunProgress(policy.label, seed, finished=True))
+                    ended_as(_result(future, *futures[future]))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-        return [_result(future, policy, seed) for future, (policy, seed) in futures.items()]
+    return [runs[policy.label, seed] for policy, seed in tasks]
 
 
 def attempt(plan: Plan, policy: PolicySpec, seed: int, on_progress: OnProgress) -> Run:

@@ -55,12 +55,3 @@ def test_a_plan_that_the_rank_heard_of_first_is_not_formed_twice() -> None:
     assert read(board, "formed-3-0")
     assert board.read("formed-1-0") is None and board.read("formed-2-0") is None
     ahead.stop()
-
-
-def test_a_wait_for_a_text_ends_when_it_is_there_and_when_the_time_is_over() -> None:
-    board = Board.host("127.0.0.1", new_token())
-    other, began = board.again(), time.monotonic()
-    assert other.wait("never", 0.2) is None
-    assert 0.1 < time.monotonic() - began < 2
-    board.put("there", "yes")
-    assert other.wait("there", 5) == "yes"
