@@ -14,7 +14,8 @@ from slurm_ones.decide.ones.worth import Choices
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.policy import Bools, Floats, Ints, JobView, Schedule
 from slurm_ones.slurm.model import Shape
-from slurm_ones.testing.policies import Power, check, cluster, job, seeded
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import Power, cluster, job
 
 SAID = reason("turn", first="a rule of this test")
 QUEUE = [job(i, to_come=4.0, gpus=(1, 2, 4), requested=4, model=Power(exponent=0.3)) for i in (1, 2)]
