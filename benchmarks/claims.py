@@ -30,7 +30,7 @@ from slurm_ones.decide import make_policy
 from slurm_ones.learn import knowledge, progress, throughput
 from slurm_ones.learn.knowledge import Learner
 from slurm_ones.schedule.policy import JobView
-from slurm_ones.testing.policies import cluster, job
+from slurm_ones.testing.rounds import cluster, job
 
 DATASET = 1000
 OFTEN = 5

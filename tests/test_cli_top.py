@@ -173,8 +173,7 @@ def driven(url: str, play: Callable[[Pilot[None]], Any], width: int = 80) -> Non
     async def main() -> None:
         app = TopApp(settings, reader(settings, named=True), opened, Choice(), 60.0)
         async with app.run_test(size=(width, 30)) as pilot:
-            await pilot.app.workers.wait_for_complete()
-            await pilot.pause()
+            await until(pilot, lambda: pilot.app.query_one(DataTable).row_count > 0)
             await play(pilot)
 
     asyncio.run(main())
@@ -184,9 +183,12 @@ def below(pilot: Pilot[None]) -> str:
     return str(pilot.app.query_one("#text", Static).render())
 
 
-async def settled(pilot: Pilot[None]) -> None:
-    await pilot.app.workers.wait_for_complete()
-    await pilot.pause()
+async def until(pilot: Pilot[None], holds: Callable[[], bool]) -> None:
+    """Let the window work until that holds: threads of it may take their time."""
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, below(pilot)
+        await pilot.pause(0.02)
 
 
 def test_the_window(filled: str) -> None:
@@ -196,21 +198,17 @@ def test_the_window(filled: str) -> None:
         table = pilot.app.query_one(DataTable)
         assert table.row_count == 4
         await pilot.press("down", "down", "down")
-        await settled(pilot)
-        assert "job 10" in below(pilot) and "trains" in below(pilot)
+        await until(pilot, lambda: "job 10" in below(pilot) and "trains" in below(pilot))
         await pilot.press("n")
-        await settled(pilot)
-        assert "n3" in below(pilot) and "10 ■■" in below(pilot)
+        await until(pilot, lambda: "n3" in below(pilot) and "10 ■■" in below(pilot))
         with Store.open(filled, "gres") as store:
             store.record_jobs([job(6, submit_time=1.0, state="PENDING")])
         await pilot.press("w")
         assert isinstance(pilot.app, TopApp)
         pilot.app.look_again()
-        await settled(pilot)
-        assert table.row_count == 5 and "job 10" in below(pilot)
+        await until(pilot, lambda: table.row_count == 5 and "job 10" in below(pilot))
         await pilot.press("a", "s", "r")
-        await settled(pilot)
-        assert table.row_count == 6
+        await until(pilot, lambda: table.row_count == 6)
 
     driven(filled, play)
 
@@ -221,19 +219,20 @@ def test_a_database_that_fails_is_said_and_looked_at_again(filled: str) -> None:
     async def play(pilot: Pilot[None]) -> None:
         app = pilot.app
         assert isinstance(app, TopApp)
+
+        def header() -> str:
+            return str(app.query_one("#header", Static).render())
+
         look, app._look = app._look, failing
         app.look_again()
-        await settled(pilot)
-        assert "cannot read the jobs" in str(app.query_one("#header", Static).render())
+        await until(pilot, lambda: "cannot read the jobs" in header())
         for error in (NotSeenYet("nothing yet"), ConfigError("no such cluster")):
             failure[0] = error
             app.look_again()
-            await settled(pilot)
-            assert str(error) in str(app.query_one("#header", Static).render())
+            await until(pilot, lambda said=str(error): said in header())  # type: ignore[misc]
         app._look = look
         app.look_again()
-        await settled(pilot)
-        assert "mode act" in str(app.query_one("#header", Static).render())
+        await until(pilot, lambda: "mode act" in header())
 
     failure: list[Exception] = [OSError("gone")]
 
@@ -319,7 +318,7 @@ def screen(filled: str) -> Iterator[Callable[[bytes, str], str]]:
     with suppress(OSError):
         os.write(ours, b"q")
     try:
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         os.close(ours)

@@ -65,9 +65,8 @@ def _moves(change: Change, moves: Moves, order: str) -> list[str]:
     for task, shape in moves.added:
         if not tasks[task].pending:
             lines.append(shlex.join(["scontrol", "requeuehold", str(Task(job_id, task))]))
-        kind = change.new_kind or tasks[task].kind
-        reshape = reshape_command(Task(job_id, task), shape, whole_nodes=change.elastic.whole_nodes, kind=kind)
-        lines.append(shlex.join(reshape))
+        key, whole = Task(job_id, task), change.elastic.whole_nodes
+        lines.append(shlex.join(reshape_command(key, shape, whole_nodes=whole, kind=change.new_kind)))
     lines.append(order)
     for task, _ in moves.added:
         start = "" if tasks[task].pending and not tasks[task].restart else "now"

@@ -8,60 +8,23 @@ stored state. A block that is not wanted any more ends by itself and is put back
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from ones_db import ResizeRecord
 from ones_wrapper.protocol import Membership, Order
+from slurm_ones.act.arrays import Array, is_alive, look_at
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.orders import OrderError
+from slurm_ones.act.preparing import changes, elsewhere, prepared, to_join, unfit
 from slurm_ones.act.transitions import State
 from slurm_ones.reasons import Reason, reason
-from slurm_ones.rules.blocks import held_by_others, task_of
-from slurm_ones.slurm.client import Refused, SlurmClient, UnknownJob
-from slurm_ones.slurm.model import Job, JobState, Shape, Task
-from slurm_ones.slurm.reshape import has_shape, never_starts
+from slurm_ones.rules.blocks import held_by_others
+from slurm_ones.slurm.client import Refused, UnknownJob
+from slurm_ones.slurm.model import JobState
+from slurm_ones.slurm.reshape import never_starts
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Array:
-    """A job of blocks as Slurm has it now."""
-
-    job: Job
-    """By which its orders and reports are found: one of its tasks, under the id of the array."""
-    tasks: Mapping[int, Job]
-
-    @property
-    def alive(self) -> bool:
-        """Whether a block runs, or may start without us."""
-        return any(is_alive(job) for job in self.tasks.values())
-
-    def key(self, task: int) -> Task:
-        return Task(self.job.job_id, task)
-
-
-def is_alive(job: Job) -> bool:
-    """Whether the block runs, is about to end, or may start without us."""
-    return job.completing or not (job.ended or (job.pending and job.held))
-
-
-def look_at(client: SlurmClient, job_id: int) -> Array:
-    """A job of blocks as Slurm has it now; raises `UnknownJob`."""
-    tasks = {task_of(job): job for job in client.tasks(job_id)}
-    if not tasks:
-        raise UnknownJob(f"job {job_id}: Slurm knows none of its tasks")
-    one = min(tasks.values(), key=lambda job: (not job.running, job.ended, task_of(job)))
-    return Array(replace(one, job_id=job_id), tasks)
-
-
-def job_of(client: SlurmClient, resize: ResizeRecord) -> Job:
-    """The job as it is now; of a job of blocks that waits the task that it is to start with. Raises `UnknownJob`."""
-    if not resize.added:
-        return client.job(resize.job_id)
-    return replace(client.job(Task(resize.job_id, resize.added[0][0])), job_id=resize.job_id)
 
 
 def advance_blocks(
@@ -73,7 +36,7 @@ def advance_blocks(
     except UnknownJob:
         return machine.move(resize, State.ENDED, reason("job_unknown"))
     others = _held_by_others(machine, resize, array)
-    chosen = others & _to_join(resize)
+    chosen = others & to_join(resize)
     # Those that were chosen stay noted, so that a next look finds them too; why this is taken back names them.
     resize = _note_held(machine, resize, {*resize.held} - (others - chosen))
     if not array.alive:
@@ -91,10 +54,6 @@ def advance_blocks(
     return handle(resize, replace(array, job=replace(array.job, restart=resize.restart)))
 
 
-Change = Callable[[Machine, ResizeRecord, Array], Reason | None]
-"""Changes tasks of a job so that others may join; why that cannot be, or None."""
-
-
 # -- preparing ---------------------------------------------------------------------------------------------------------
 
 
@@ -104,45 +63,22 @@ def _preparing(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRe
         return _withdraw(machine, resize, why)
     if not resize.added:
         return machine.move(resize, State.OPENING)
-    if (why := _unfit(resize, array)) is not None:
+    if (why := unfit(resize, array)) is not None:
         return _withdraw(machine, resize, why)
     if machine.times.late(resize):
         return _withdraw(machine, resize, reason("blocks_not_ready"))
-    if not _prepared(resize, array) and machine.times.due(resize):
-        shapes: list[Change] = [partial(_give_shape, task=task) for task, _, _ in resize.added]
-        for change in (_hold, _lift_throttle, *shapes):
+    if not prepared(resize, array) and machine.times.due(resize):
+        for change in changes(resize):
             why = change(machine, resize, array)
             if why is not None:
                 return _withdraw(machine, resize, why)
             array = look_at(machine.client, resize.job_id)
-            why = reason("switched_off") if not machine.wanted(array.job) else _unfit(resize, array)
+            why = reason("switched_off") if not machine.wanted(array.job) else unfit(resize, array)
             if why is not None:
                 return _withdraw(machine, resize, why)
-            if _prepared(resize, array):
+            if prepared(resize, array):
                 break
-    return machine.move(resize, State.OPENING) if _prepared(resize, array) else resize
-
-
-def _unfit(resize: ResizeRecord, array: Array) -> Reason | None:
-    """Why one of the blocks that are to join cannot be prepared."""
-    for task, _, _ in resize.added:
-        job = array.tasks.get(task)
-        if job is None:
-            return reason("block_unknown", task=task)
-        if job.admin_held:
-            return reason("block_held", task=task)
-        if not job.pending and job.state is not JobState.COMPLETED:
-            return reason("block_taken", task=task)
-    return _elsewhere(resize, array)
-
-
-def _elsewhere(resize: ResizeRecord, array: Array) -> Reason | None:
-    """That one of those that are to join waits in another partition than the others train in: its owner moved it since
-    this was planned, and its shape is none of that partition's."""
-    jobs = (array.tasks.get(task) for task, _, _ in resize.added)
-    if all(job is None or not job.pending or job.shares_partition(array.job) for job in jobs):
-        return None
-    return reason("blocks_differ", what="partition")
+    return machine.move(resize, State.OPENING) if prepared(resize, array) else resize
 
 
 def _held_by_others(machine: Machine, resize: ResizeRecord, array: Array) -> set[int]:
@@ -153,85 +89,11 @@ def _held_by_others(machine: Machine, resize: ResizeRecord, array: Array) -> set
     return {task for task in resize.held if (job := array.tasks.get(task)) is not None and job.held}
 
 
-def _to_join(resize: ResizeRecord) -> set[int]:
-    return {task for task, _, _ in resize.added}
-
-
-def _prepared(resize: ResizeRecord, array: Array) -> bool:
-    """Whether all that wait are held, and those that are to join have their shapes."""
-    return (
-        not _unheld(resize, array)
-        and not any(job.throttle for job in array.tasks.values())
-        and all(
-            (job := array.tasks[task]).pending
-            and job.held
-            and has_shape(job, Shape(nodes, gpus))
-            and resize.new_kind in ("", job.kind)
-            for task, nodes, gpus in resize.added
-        )
-    )
-
-
-def _unheld(resize: ResizeRecord, array: Array) -> list[int]:
-    tasks = ({*resize.held} | _to_join(resize)) & array.tasks.keys()
-    return sorted(task for task in tasks if array.tasks[task].pending and not array.tasks[task].held)
-
-
-def _let_go(array: Array) -> bool:
-    """Whether a task that never ran waits in nobody's hold: its owner let it go since this was planned, and it would
-    start without us."""
-    return any(task and job.pending and not job.held and not job.restart for task, job in array.tasks.items())
-
-
-def _hold(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
-    """Hold what waits; why that cannot be, or None."""
-    client, unheld = machine.client, _unheld(resize, array)
-    try:
-        if len(unheld) > 1:
-            # By name: a block that trains and is requeued by Slurm at this moment waits too, and has to start again.
-            client.hold_waiting(resize.job_id, unheld)
-        else:
-            for task in unheld:
-                client.hold(array.key(task))
-    except Refused as error:
-        return reason("hold_refused", answer=str(error))
-    return None
-
-
-def _lift_throttle(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | None:
-    """Lift the throttle; why that cannot be, or None. Never before the holds: all tasks would start."""
-    if not any(job.throttle for job in array.tasks.values()) or _unheld(resize, array) or _let_go(array):
-        return None
-    try:
-        machine.client.throttle(resize.job_id, 0)
-    except Refused as error:
-        return reason("throttle_refused", answer=str(error))
-    return None
-
-
-def _give_shape(machine: Machine, resize: ResizeRecord, array: Array, *, task: int) -> Reason | None:
-    """Have a block that completed wait again, and give one that is to join its shape; why that cannot be, or None, also
-    where something else has to come first."""
-    job = array.tasks[task]
-    if _unheld(resize, array) or any(one.throttle for one in array.tasks.values()) or job.completing:
-        return None
-    shape = next(Shape(nodes, gpus) for one, nodes, gpus in resize.added if one == task)
-    try:
-        if not job.pending:
-            machine.client.reuse(array.key(task))
-        machine.client.reshape(array.key(task), shape, kind=resize.new_kind or None)
-    except UnknownJob:
-        return reason("block_unknown", task=task)
-    except Refused as error:
-        return reason("shape_refused", answer=str(error))
-    return None
-
-
 # -- there -------------------------------------------------------------------------------------------------------------
 
 
 def _opening(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
-    if (why := machine.hindered(resize, array.job) or _elsewhere(resize, array)) is not None:
+    if (why := machine.hindered(resize, array.job) or elsewhere(resize, array)) is not None:
         return _withdraw(machine, resize, why)
     # The order first: a block that starts looks whether it is wanted.
     if machine.orders.last_number(array.job) < (resize.order_number or 0):
@@ -275,7 +137,7 @@ def _release(machine: Machine, array: Array, task: int) -> None:
 def _joining(machine: Machine, resize: ResizeRecord, array: Array) -> ResizeRecord:
     if _joined(machine, resize, array) is not None:
         return machine.move(resize, State.LEAVING, deadline=machine.clock() + machine.settings.blocks_wait_s)
-    if (why := machine.hindered(resize, array.job) or _elsewhere(resize, array)) is not None:
+    if (why := machine.hindered(resize, array.job) or elsewhere(resize, array)) is not None:
         return _withdraw(machine, resize, why)
     why = _hindered(machine, resize, array)
     return _withdraw(machine, resize, why) if why is not None else resize
@@ -293,7 +155,7 @@ def _hindered(machine: Machine, resize: ResizeRecord, array: Array) -> Reason | 
         if job.pending and never_starts(job):
             return reason("never_starts", cause=job.reason)
         if job.pending and job.held:
-            jobs = ((one, array.tasks.get(one)) for one in _to_join(resize))
+            jobs = ((one, array.tasks.get(one)) for one in to_join(resize))
             return held_by_others([one for one, its in jobs if its and its.held and not never_starts(its)])
         if job.ended or job.completing:
             return reason("block_ended", task=task, state=job.state.value)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ones_db import MembershipRecord, Store
 from ones_wrapper.protocol import Order
-from slurm_ones.act.blocks import is_alive, look_at
+from slurm_ones.act.arrays import is_alive, look_at
 from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.orders import OrderError, OrderWriter
 from slurm_ones.act.transitions import State

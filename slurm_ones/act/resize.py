@@ -13,7 +13,8 @@ from typing import Any
 
 from ones_db import ResizeRecord
 from ones_wrapper.protocol import DRAIN_WAIT_S, Order
-from slurm_ones.act.blocks import BLOCK_HANDLERS, advance_blocks, job_of
+from slurm_ones.act.arrays import job_of
+from slurm_ones.act.blocks import BLOCK_HANDLERS, advance_blocks
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.orders import OrderError
 from slurm_ones.act.stale_holds import in_our_hold

@@ -121,6 +121,10 @@ class Metrics:
         self._causes: dict[int, str] = {}
         self._expected: dict[int, _Expected] = {}
         self._due: list[tuple[ResizeRecord, Who]] = []
+        self._shown: set[tuple[str, ...]] = set()
+        """Series by reason that are there already."""
+        self._later: list[Total] = []
+        """Those that are new since the last tick, and are to be counted up."""
         self._present = _Present(clock)
         self.registry.register(self._present)
         self._info = self._gauge("info", "the companion, always 1", "version", "policy", "mode")
@@ -177,6 +181,9 @@ class Metrics:
         for resize, who in self._due:
             self._time_of(resize, who, phases.get(resize.id, {}))
         self._due = []
+        for series in self._later:
+            series.inc()
+        self._later = []
         elastic = tick.observation.elastic
         whose = {job_id: self._labels.who(one.partition, one.job.account) for job_id, one in elastic.items()}
         for who in {*whose.values()} - self._begun_for:
@@ -248,7 +255,7 @@ class Metrics:
                 continue
             self._causes[job_id] = code
             if before.get(job_id) != code:
-                self._refusals.labels(*self._who[job_id], code).inc()
+                self._count_reason("refusals", self._refusals, (*self._who[job_id], code))
         return self._causes
 
     def _compare(self, tick: Tick, whose: Mapping[int, Who]) -> None:
@@ -278,7 +285,16 @@ class Metrics:
         self._due.append((resize, who))
         if resize.state != RESIZE_DONE:
             code = resize.outcome.code if resize.outcome.code in SENTENCES else OTHER
-            self._failed.labels(*who, code).inc()
+            self._count_reason("failures", self._failed, (*who, code))
+
+    def _count_reason(self, name: str, total: Total, labels: tuple[str, ...]) -> None:
+        """Count one more. There are too many reasons to show each from the beginning: one that is new is shown with 0
+        until the next tick, so that its first increase is seen."""
+        if (name, *labels) in self._shown:
+            total.labels(*labels).inc()
+        else:
+            self._shown.add((name, *labels))
+            self._later.append(total.labels(*labels))
 
     def _time_of(self, resize: ResizeRecord, who: Who, phases: Mapping[str, float]) -> None:
         """Take in where the time of a resize went. What a job tells of itself counts no longer than the resize lasted

@@ -1,4 +1,4 @@
-"""The contract of all policies, made-up clusters and jobs, and what a schedule must hold on them.
+"""The contract of all policies, and what a schedule must hold.
 
 from slurm_ones.testing import policy_contract
 
@@ -9,106 +9,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slurm_ones.learn.efficiency import NoiseEfficiency
 from slurm_ones.reasons import Reason
 from slurm_ones.schedule.kinds import accepts, kinds_held
 from slurm_ones.schedule.policy import (
     Allocation,
     ClusterView,
-    Floats,
-    Ints,
     JobView,
-    Limits,
     NodeView,
     Policy,
-    Progress,
     Schedule,
-    SizeRule,
 )
-from slurm_ones.schedule.shapes import least_and_most, shape_of, strategy_counts, takes, valid_counts
+from slurm_ones.schedule.shapes import least_and_most
 from slurm_ones.slurm.model import Shape
-
-HELD = Reason("held")
-
-
-@dataclass(frozen=True)
-class Power:
-    """Samples/s of n GPUs: per_gpu · n^exponent, `across` of that on several nodes, or exactly what `table` says."""
-
-    per_gpu: float = 100.0
-    exponent: float = 0.9
-    table: Mapping[int, float] = field(default_factory=dict)
-    across: float = 1.0
-    doubt: float = 0.0
-    """Relative standard deviation of all of it."""
-
-    def throughput(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        flat = zip(np.ravel(nodes).tolist(), np.ravel(gpus).tolist(), strict=True)
-        return np.array([self._speed(node, n) for node, n in flat]).reshape(np.shape(gpus))
-
-    def _speed(self, nodes: int, gpus: int) -> float:
-        said = self.table.get(gpus)
-        if said is not None:
-            return said
-        return self.per_gpu * math.pow(gpus, self.exponent) * (self.across if nodes > 1 else 1.0)
-
-    def uncertainty(self, nodes: Ints, gpus: Ints, batches: Ints) -> Floats:
-        return np.full(np.shape(gpus), self.doubt)
-
-
-def cluster(
-    nodes: int = 4, gpus: int = 4, *, whole: bool = False, free: Sequence[int] = (), uniform: bool = True
-) -> ClusterView:
-    """Nodes n1, n2, … of `gpus` GPUs each; `free` says how many of them are not rigid jobs'."""
-    views = [NodeView(f"n{i + 1}", free[i] if i < len(free) else gpus) for i in range(nodes)]
-    return ClusterView(tuple(views), whole, gpus, uniform)
-
-
-def job(
-    job_id: int,
-    nodes: Mapping[str, int] | None = None,
-    *,
-    epochs: int = 0,
-    to_come: float = 10.0,
-    gpus: tuple[int, ...] = (1, 2, 4, 8, 16),
-    **values: object,
-) -> JobView:
-    """A job that runs on `nodes`, or waits; `epochs` of 1000 samples done and `to_come` expected."""
-    held = dict(nodes or {})
-    made = JobView(
-        job_id=job_id,
-        submitted=float(job_id),
-        requested=4,
-        requested_batch=64,
-        shape=_shape(held),
-        nodes=held,
-        batch=64 * max(sum(held.values()), 1),
-        base_batch=64,
-        limits=Limits(gpus, 64, 1024, 256),
-        model=Power(),
-        efficiency=NoiseEfficiency(64, math.inf),
-        progress=Progress(max(epochs, 0.5), to_come),
-        samples=1000.0 * epochs,
-        dataset=1000,
-        epochs=epochs,
-        epochs_since_change=epochs,
-        running_s=10.0 * epochs,
-    )
-    return replace(made, **values)  # type: ignore[arg-type]
-
-
-def _shape(held: Mapping[str, int]) -> Shape | None:
-    if not held:
-        return None
-    each = set(held.values())
-    return Shape(len(held), each.pop()) if len(each) == 1 else Shape(1, sum(held.values()))
+from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
 
 
 def check(view: ClusterView, jobs: Sequence[JobView], schedule: Schedule) -> None:
@@ -214,109 +134,6 @@ def _fits(room: tuple[int, ...], parts: tuple[int, ...]) -> bool:
         if _fits(tuple(sorted([*left, gpus - parts[0]])), parts[1:]):
             return True
     return False
-
-
-Round = tuple[ClusterView, list[JobView]]
-
-figures = st.sampled_from([0.0, 1e-9, 1.0, 90.0, 100.0, 1e300, math.nan, math.inf, -math.inf, -5.0])
-
-
-across = st.sampled_from([1.0, 0.6])
-
-
-@st.composite
-def rounds(draw: st.DrawFn, max_jobs: int = 9, uniform: bool | None = None) -> Round:
-    """A cluster of up to 4 nodes, whole-node or not, rigid jobs on part of it, and jobs in any state.
-
-    Shapes are `uniform` or not as drawn, unless it is given. Measurements, losses and forecasts may be absurd.
-    """
-    if uniform is None:
-        uniform = draw(st.booleans())
-    whole = uniform and draw(st.booleans())
-    per_node = draw(st.sampled_from([1, 2, 3, 4, 8]))
-    nodes = draw(st.integers(1, 4))
-    free = [per_node if whole else draw(st.integers(0, per_node)) for _ in range(nodes)]
-    view = cluster(nodes, per_node, whole=whole, free=free, uniform=uniform)
-    left = {node.name: node.gpus for node in view.nodes}
-    jobs = []
-    for job_id in range(draw(st.integers(0, max_jobs))):
-        low = draw(st.sampled_from([1, 1, 2, 4]))
-        counts = valid_counts(view, low, draw(st.sampled_from([low, 4, 8, 64])))
-        least = draw(st.sampled_from([1, 64, 100]))
-        limits = Limits(counts, least, draw(st.sampled_from([least, 512, 4096])), 256, draw(st.sampled_from([1, 8])))
-        runs = bool(counts) and draw(st.booleans())
-        # It may run at a size that its strategy cannot use: what it can changed, or nobody knew.
-        shape = shape_of(view, draw(st.sampled_from(counts))) if runs else None
-        roomy = [] if shape is None else [name for name in left if left[name] >= shape.gpus_per_node]
-        held: dict[str, int] = {}
-        if shape is not None and shape.gpus_per_node > per_node:
-            held = _spread(left, shape.gpus)
-        elif shape is not None and len(roomy) >= shape.nodes:
-            held = dict.fromkeys(draw(st.permutations(roomy))[: shape.nodes], shape.gpus_per_node)
-        for name, gpus in held.items():
-            left[name] -= gpus
-        epochs = draw(st.integers(0, 9)) if held else draw(st.sampled_from([0, 0, 3]))
-        if draw(st.booleans()):
-            limits = with_strategy(view, limits, draw(strategies(view)))
-            counts = limits.gpus
-        model = Power(table={n: draw(figures) for n in counts}) if draw(st.booleans()) else Power(across=draw(across))
-        jobs.append(
-            job(
-                job_id,
-                held,
-                shape=shape if held else None,
-                epochs=epochs,
-                limits=limits,
-                model=model,
-                requested=draw(st.sampled_from([0, 1, 2, 3, 4, 5, 8, 64])),
-                requested_batch=draw(st.sampled_from([0, 1, 64, 100, 512, 10**9])),
-                true_remaining_s=draw(figures),
-                running_s=draw(st.one_of(figures, st.just(10.0 * epochs))),
-                losses=tuple((float(k), draw(figures)) for k in range(draw(st.sampled_from([0, 0, 3, 9])))),
-                submitted=float(draw(st.integers(0, 3))),
-                epochs_since_change=draw(st.integers(0, epochs)),
-                progress=Progress(max(epochs, 0.5), draw(st.sampled_from([1.0, 20.0, math.nan, math.inf, 0.0]))),
-                resize_s=draw(st.sampled_from([30.0, 0.0, math.nan])),
-                shrink_s=draw(st.sampled_from([None, None, 0.03, math.inf, math.nan])),
-                prepare_s=draw(st.sampled_from([0.0, 7.0, math.nan])),
-                fixed=draw(st.sampled_from([None, None, None, None, None, HELD])),
-                deadline=draw(st.sampled_from([None, None, None, 10.0, 900.0, 1e5, -1.0, math.nan, math.inf])),
-                promised=draw(st.sampled_from([None, None, True, False])),
-            )
-        )
-    return view, jobs
-
-
-@st.composite
-def strategies(draw: st.DrawFn, view: ClusterView) -> tuple[SizeRule, ...]:
-    """What a training strategy knows: some numbers of GPUs, in groups that share a node or not, with few replicas or
-    many, and with batches that fit or do not."""
-    size = draw(st.sampled_from([1, 2, 3, 4, 8]))
-    rules = []
-    for gpus in sorted(draw(st.sets(st.integers(1, max(view.gpus, 1)), max_size=6))):
-        parts = [part for part in (1, 2, 3, 4, 8) if gpus % part == 0]
-        replicas = gpus // draw(st.sampled_from(parts)) if draw(st.booleans()) else gpus // math.gcd(gpus, size)
-        most = draw(st.sampled_from([0, 1, 48, 256 * replicas, 10**6]))
-        rules.append(SizeRule(gpus, replicas, most, draw(st.sampled_from([1, 2, 7, 64])), draw(st.sampled_from(parts))))
-    return tuple(rules)
-
-
-def with_strategy(view: ClusterView, limits: Limits, rules: tuple[SizeRule, ...]) -> Limits:
-    """The limits of a job that trains by a strategy, as the companion makes them."""
-    if not rules:
-        return limits
-    low, high = min(limits.gpus, default=1), max(limits.gpus, default=0)
-    within = replace(limits, rules=rules, strategy="ring")
-    return replace(within, gpus=tuple(n for n in strategy_counts(view, rules, low, high) if takes(within, n)))
-
-
-def _spread(left: dict[str, int], gpus: int) -> dict[str, int]:
-    """GPUs taken wherever they are left; nothing where there are too few."""
-    held: dict[str, int] = {}
-    for name, room in left.items():
-        if taken := min(room, gpus - sum(held.values())):
-            held[name] = taken
-    return held if sum(held.values()) == gpus else {}
 
 
 def seeded(seed: int = 0) -> np.random.Generator:

@@ -11,7 +11,7 @@ from pathlib import Path
 from slurm_ones.slurm.client import SlurmClient, UnknownJob
 from slurm_ones.slurm.model import Job, JobKey, Task
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 SLEEP = "#!/bin/bash\nexec sleep 300\n"
 UNTIL_TOLD = "#!/bin/bash\ntrap 'exit 0' USR1\nsleep 300 &\nwait\n"
 """A script that ends with status 0 when `Site.finish` says so."""
@@ -112,10 +112,14 @@ class Site(ABC):
         self.wait(Task(array_id, 0), lambda job: job.running, "RUNNING")
         return array_id
 
+    def started(self, job_id: JobKey) -> None:
+        """Wait until the script of a running job has set its trap: bash does that a moment after Slurm says that the
+        job runs. Override it where that can be seen."""
+        self.pass_time(0.5)
+
     def finish(self, job_id: JobKey) -> Job:
         """Have a running job of the script `UNTIL_TOLD` end; the job as it is then."""
-        # bash starts, and sets its trap, a moment after Slurm says that the job runs.
-        self.pass_time(0.5)
+        self.started(job_id)
         self.owner.signal(job_id, "USR1", batch=True)
         return self.wait(job_id, lambda job: job.ended and not job.completing, "ended")
 

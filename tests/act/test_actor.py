@@ -19,7 +19,7 @@ from slurm_ones.schedule.gain import expected_gain
 from slurm_ones.schedule.policy import Allocation, Promise
 from slurm_ones.slurm.client import Unreachable
 from slurm_ones.slurm.model import JobState, Shape
-from slurm_ones.testing.policies import job
+from slurm_ones.testing.rounds import job
 from tests.act.bench import Bench
 from tests.act.make import NOW, elastic
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from slurm_ones.act import blocks
 from slurm_ones.act.held_tasks import HeldTasks
 from slurm_ones.act.transitions import State
 from slurm_ones.slurm.client import NotResizable
-from slurm_ones.slurm.model import JobState, Shape, Task
+from slurm_ones.slurm.model import Job, JobState, Shape, Task
 from tests.act.block_world import BlockWorld
 
 Make = Callable[..., BlockWorld]
@@ -269,6 +270,25 @@ def test_a_block_that_its_owner_lets_go_and_holds_again_is_not_ours(make: Make, 
     world.tidy()
     assert not {2} & (world.held.of(world.job_id) | world.machine_held()) and 3 in world.machine_held()
     assert 2 in world.held.ever(world.job_id), "what the job leaves behind when it says that it is over"
+
+
+def test_a_block_gives_up_the_type_of_gpu_that_it_had_before(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that asks for no type has its blocks ask for none, whatever they joined with at an earlier change."""
+    world = make()
+    client, asked = world.simulated.client, list[str | None]()
+    tasks = client.tasks
+
+    def typed(array_id: int) -> tuple[Job, ...]:
+        return tuple(replace(job, kind="slow") if job.pending and not asked else job for job in tasks(array_id))
+
+    def reshape(task: Task, shape: Shape, *, kind: str | None) -> None:
+        asked.append(kind)
+
+    monkeypatch.setattr(client, "tasks", typed)
+    monkeypatch.setattr(client, "reshape", reshape)
+    world.begin({1: ONE})
+    world.finish()
+    assert asked == [""] and world.resize.state == State.DONE
 
 
 def test_what_was_never_held_is_not_ours(make: Make) -> None:

@@ -15,7 +15,9 @@ from .errors import ClusterError
 from .sites import ACCOUNT, OPERATOR, USERS
 from .slurm_conf import LOGS
 
-START_SECONDS = 20.0
+START_SECONDS = 90.0
+MISSED = 6
+"""Looks in a row without a daemon after which it has ended."""
 DATA = "/var/lib/accounting"
 # Debian's libmariadb looks for "localhost" here.
 SOCKETS = "/run/mysqld"
@@ -71,10 +73,12 @@ def start(box: Box, cluster: str, environment: Mapping[str, str]) -> None:
 
 def _await(box: Box, daemon: str, question: list[str], environment: Mapping[str, str]) -> None:
     """Wait until `daemon` answers, which is when the command `question` succeeds."""
-    deadline = time.monotonic() + START_SECONDS
+    deadline, missed = time.monotonic() + START_SECONDS, 0
     while box.run(question, env=environment, check=False).returncode != 0:
         lives = box.run(["pgrep", "-x", daemon], check=False).returncode == 0
-        if not lives or time.monotonic() > deadline:
+        # One that was only just started has the name of the shell that starts it for a moment.
+        missed = 0 if lives else missed + 1
+        if missed == MISSED or time.monotonic() > deadline:
             raise _failure(box, daemon, "does not answer" if lives else "ended")
         time.sleep(0.05)
 

@@ -23,7 +23,7 @@ from .sites import SITES, USERS, Site
 from .spec import Bind
 
 STATE = "cluster.json"
-NODES_SECONDS = 30.0
+NODES_SECONDS = 120.0
 # Every slurmd puts the socket of auth/slurm at /run/slurm, and of two that start at once one may find it
 # taken and die. So each has a /run/slurm of its own, as on a real node; all but the first, whose socket
 # serves the commands that users type.

@@ -7,7 +7,8 @@ import pytest
 from slurm_ones.decide import make_policy
 from slurm_ones.decide.ones import Ones, Options
 from slurm_ones.testing import policy_contract
-from slurm_ones.testing.policies import Power, cluster, job, seeded
+from slurm_ones.testing.policies import seeded
+from slurm_ones.testing.rounds import Power, cluster, job
 
 TestCapped = policy_contract(lambda: Ones(Options(amplification=1.5)), examples=12)
 

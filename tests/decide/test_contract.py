@@ -31,7 +31,8 @@ from slurm_ones.decide import (
 )
 from slurm_ones.reasons import SENTENCES
 from slurm_ones.testing import policy_contract
-from slurm_ones.testing.policies import cluster, job, seeded
+from slurm_ones.testing.policies import seeded
+from slurm_ones.testing.rounds import cluster, job
 
 TestDrl = policy_contract(Drl)
 TestEdf = policy_contract(Edf)

@@ -11,7 +11,8 @@ from slurm_ones.decide import make_policy
 from slurm_ones.decide.ones.deadlines import work_of
 from slurm_ones.reasons import reason
 from slurm_ones.schedule.policy import JobView, Progress, Reserved, Schedule
-from slurm_ones.testing.policies import Power, cluster, job, seeded
+from slurm_ones.testing.policies import seeded
+from slurm_ones.testing.rounds import Power, cluster, job
 
 SPEED = Power(table={n: 100.0 * n**0.9 for n in (1, 2, 4, 8, 16)})
 

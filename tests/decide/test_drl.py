@@ -30,8 +30,9 @@ from slurm_ones.decide.drl.drl import Drl, Game, best_steps, gpus_after
 from slurm_ones.decide.drl.perceptron import SIZE, Network, load
 from slurm_ones.decide.drl.steps import CONTEXT, FEATURES, build_steps
 from slurm_ones.schedule.policy import JobView
-from slurm_ones.testing.policies import Power, check, cluster, job, rounds, seeded
-from slurm_ones.testing.policies import Round as Situation
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import Power, cluster, job, rounds
+from slurm_ones.testing.rounds import Round as Situation
 
 some = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -14,7 +14,8 @@ from slurm_ones.decide import make_policy
 from slurm_ones.decide.ees import Ees, Options, allot, scaling_factors
 from slurm_ones.schedule.policy import Limits
 from slurm_ones.schedule.tables import build_tables
-from slurm_ones.testing.policies import Power, check, cluster, job, seeded
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import Power, cluster, job
 
 
 @settings(max_examples=150, deadline=None)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from slurm_ones.decide.elasticflow import ElasticFlow, _limited
 from slurm_ones.decide.ordered import Edf
 from slurm_ones.schedule.policy import JobView, Progress
-from slurm_ones.testing.policies import Power, cluster, job, seeded
+from slurm_ones.testing.policies import seeded
+from slurm_ones.testing.rounds import Power, cluster, job
 
 
 def due(job_id: int, seconds: float, to_come: float, **values: object) -> JobView:

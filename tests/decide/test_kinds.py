@@ -18,7 +18,8 @@ from slurm_ones.decide.ones.assign import assign
 from slurm_ones.schedule.kinds import kinds_held
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints
 from slurm_ones.slurm.model import Shape
-from slurm_ones.testing.policies import Power, Round, check, cluster, job, rounds, seeded
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
 
 
 def of_kinds(view: ClusterView, *kinds: str) -> ClusterView:

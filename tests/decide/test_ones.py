@@ -14,7 +14,8 @@ from slurm_ones.decide.ones.explain import WEIGHED
 from slurm_ones.decide.ones.ones import Ones, Options
 from slurm_ones.learn.efficiency import NoiseEfficiency
 from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Schedule
-from slurm_ones.testing.policies import Power, Round, check, cluster, job, rounds, seeded
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import Power, Round, cluster, job, rounds
 
 some = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 SWITCHES = [field.name for field in fields(Options) if isinstance(field.default, bool)]

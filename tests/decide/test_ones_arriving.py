@@ -14,7 +14,8 @@ from slurm_ones.decide.ones.terms import Priced
 from slurm_ones.decide.ones.worth import worth_of_progress
 from slurm_ones.schedule.policy import Arrivals, ClusterView
 from slurm_ones.schedule.tables import build_tables
-from slurm_ones.testing.policies import check, cluster, job, seeded
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import cluster, job
 
 NONE = Arrivals((0.0,) * 24, 1e4, 3600.0)
 SOME = Arrivals((1 / 300.0,) * 24, 1e4, 3600.0)

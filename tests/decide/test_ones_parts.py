@@ -14,7 +14,8 @@ from slurm_ones.decide.ones.worth import HEAVIEST, Choices, fair_weights, worth_
 from slurm_ones.schedule.placement import place
 from slurm_ones.schedule.policy import Allocation, Floats, Ints, Schedule
 from slurm_ones.schedule.tables import build_tables
-from slurm_ones.testing.policies import Round, placeable, rounds, seeded
+from slurm_ones.testing.policies import placeable, seeded
+from slurm_ones.testing.rounds import Round, rounds
 
 some = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SIZES = np.array([0, 1, 2, 4, 8, 16])

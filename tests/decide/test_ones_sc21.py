@@ -12,7 +12,8 @@ from slurm_ones.reasons import reason
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import ClusterView, Floats, Ints, JobView, Limits, Schedule
 from slurm_ones.slurm.model import Shape
-from slurm_ones.testing.policies import HELD, check, cluster, job, seeded
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import HELD, cluster, job
 
 
 def quick(**options: object) -> OnesSc21:

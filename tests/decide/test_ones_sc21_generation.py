@@ -22,7 +22,8 @@ from slurm_ones.schedule.ledger import Ledger, count_nodes
 from slurm_ones.schedule.policy import Ints, NodeView
 from slurm_ones.schedule.shapes import shape_of
 from slurm_ones.slurm.model import Shape
-from slurm_ones.testing.policies import Power, cluster, job, rounds, seeded
+from slurm_ones.testing.policies import seeded
+from slurm_ones.testing.rounds import Power, cluster, job, rounds
 
 some = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 K = 6

@@ -14,7 +14,8 @@ from slurm_ones.decide.ones.worth import Choices
 from slurm_ones.reasons import Reason, reason
 from slurm_ones.schedule.policy import Bools, Floats, Ints, JobView, Schedule
 from slurm_ones.slurm.model import Shape
-from slurm_ones.testing.policies import Power, check, cluster, job, seeded
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import Power, cluster, job
 
 SAID = reason("turn", first="a rule of this test")
 QUEUE = [job(i, to_come=4.0, gpus=(1, 2, 4), requested=4, model=Power(exponent=0.3)) for i in (1, 2)]
@@ -153,5 +154,14 @@ def test_a_decision_stands_while_nothing_has_changed() -> None:
         fresh = Ones()
         before = fresh.decide(VIEW, same, 100.0, seeded())
         assert fresh.decide(VIEW, other, 115.0, seeded()) is not before
+    resting = [
+        [replace(same[0], fixed=reason("dwell_time", seconds=s, dwell_s=300.0)), same[1]] for s in (200.0, 185.0)
+    ]
+    before, after = policy.decide(VIEW, resting[0], 300.0, seeded()), policy.decide(VIEW, resting[1], 315.0, seeded())
+    assert after.allocations is before.allocations, "a dwell time that passes is no change"
+    said = [dict(one.reasons[1].arguments)["seconds"] for one in (before, after)]
+    assert said == [200.0, 185.0]
+    kept = [replace(same[0], fixed=reason("held_by_owner")), same[1]]
+    assert policy.decide(VIEW, kept, 330.0, seeded()).allocations is not before.allocations
     anew = Ones(Options(stand=False))
     assert anew.decide(VIEW, same, 100.0, seeded()) is not anew.decide(VIEW, same, 115.0, seeded())

@@ -10,7 +10,8 @@ import pytest
 from slurm_ones.decide import make_policy
 from slurm_ones.decide.optimus import LossCurve, fit
 from slurm_ones.schedule.policy import ClusterView, JobView, Limits, Schedule
-from slurm_ones.testing.policies import Power, check, cluster, job, seeded
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import Power, cluster, job
 
 
 def decide(view: ClusterView, jobs: list[JobView], **options: object) -> Schedule:

@@ -9,7 +9,8 @@ import pytest
 from slurm_ones.decide import make_policy
 from slurm_ones.schedule.policy import ClusterView, JobView, Schedule
 from slurm_ones.slurm.model import Shape
-from slurm_ones.testing.policies import check, cluster, job, seeded
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import cluster, job
 
 ORDERED = ("fifo", "srtf", "srsf", "tiresias")
 

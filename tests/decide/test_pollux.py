@@ -14,7 +14,8 @@ from slurm_ones.decide.pollux.pollux import evolve
 from slurm_ones.decide.pollux.problem import LEAST_SPEEDUP, Problem, Rows, build, cap_groups, make_rows
 from slurm_ones.schedule.placement import fixed_jobs
 from slurm_ones.schedule.policy import Ints
-from slurm_ones.testing.policies import HELD, Power, Round, check, cluster, job, rounds, seeded
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import HELD, Power, Round, cluster, job, rounds
 
 seeds = st.integers(0, 2**16)
 some = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

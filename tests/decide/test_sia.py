@@ -15,7 +15,8 @@ from slurm_ones.decide.sia import BEST, LARGEST_COST, Options, Sia, _costs, _lim
 from slurm_ones.schedule.policy import Floats, Ints, Limits
 from slurm_ones.schedule.tables import Tables, build_tables
 from slurm_ones.slurm.model import Shape
-from slurm_ones.testing.policies import Power, check, cluster, job, seeded
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import Power, cluster, job
 
 
 def brute(costs: Floats, sizes: Ints, free: int, whole: int, per_node: int, left_out: float) -> float:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from slurm_ones.decide.wham import Wham, allocate, steps_of
 from slurm_ones.schedule.tables import build_tables
-from slurm_ones.testing.policies import Power, check, cluster, job, seeded
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import Power, cluster, job
 
 SIZES = np.array([0, 1, 2, 4, 8, 16])
 

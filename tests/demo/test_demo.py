@@ -135,21 +135,21 @@ def test_a_training_really_grows_and_shrinks(started: Started) -> None:
     assert status == 303
     started.until("spirals-1 trains on 1 GPU")
     started.until("spirals-1 grew from 1")
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while True:
         status, page, _ = get(address.partition("?")[0], cookie)
-        if "spirals-1" in page or time.monotonic() > until:
+        if all(word in page for word in ("spirals-1", "sim-bert", "simulated-1")):
             break
+        assert time.monotonic() < until, page
         time.sleep(0.5)
     assert status == 200
-    assert "spirals-1" in page and "sim-bert" in page and "simulated-1" in page, page
     started.until("spirals-1 shrank from")
     assert (started.folder.parent / "browser.arguments").read_text() == f"{opened.as_uri()}\n"
     assert started.end() == 0, started.text
     for job in ("spirals-1: each of 1536 samples was used once in each of 14", "spirals-2: each of 1536 samples"):
         assert job in started.text
     assert "sim-resnet18" in (started.folder / "report.html").read_text()
-    assert started.gone(2.0)
+    assert started.gone(20.0)
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_nothing_outlives_a_demo_that_is_ended(started: Started, number: signal.
     code = started.end()
     assert code == (130 if number == signal.SIGINT else -signal.SIGKILL), started.text
     assert "Traceback" not in started.text
-    assert started.gone(10.0)
+    assert started.gone(20.0)
 
 
 def test_a_crash_leaves_no_process(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_crash_leaves_no_process(tmp_path: Path) -> None:
     assert len(in_folder(tmp_path)) == 3
     parent.kill()
     parent.wait()
-    until = time.monotonic() + 15
+    until = time.monotonic() + 40
     while in_folder(tmp_path):
         assert time.monotonic() < until
         time.sleep(0.1)
@@ -289,7 +289,7 @@ class TestRemoteClient:
             time.sleep(0.2)
             companion = threading.Thread(target=lambda: heard.append(RemoteClient().version()), daemon=True)
             companion.start()
-            companion.join(10.0)
+            companion.join(60.0)
         assert heard == [(26, 5)]
 
 
@@ -300,7 +300,7 @@ def test_no_command_of_slurm_is_reached(tmp_path: Path, monkeypatch: pytest.Monk
     with Processes() as processes:
         slurm = LocalSlurm(tmp_path, processes, [LocalJob("one", 0.0, 1)])
         slurm.look()
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while not (out := sorted(tmp_path.glob("slurm-*.out"))) or "no such file" not in out[0].read_text():
             assert time.monotonic() < until
             slurm.look()

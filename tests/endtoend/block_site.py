@@ -71,7 +71,7 @@ class Site:
         command = [self.harness.cluster.python, "-m", "tests.endtoend.scripted", settings, json.dumps(steps)]
         return self.harness.start(command, settings, user=self.user, cwd=paths.REPOSITORY)
 
-    def resize(self, settings: str, steps: dict[int, Any], timeout_s: float = 60.0) -> None:
+    def resize(self, settings: str, steps: dict[int, Any], timeout_s: float = 120.0) -> None:
         """Have the companion reach these sizes, and end."""
         process = self.start(settings, steps)
         try:

@@ -27,6 +27,7 @@ from slurm_ones.observe.blocks import arrays, block_job
 from slurm_ones.slurm.model import Job
 from slurm_ones.slurm.squeue import parse_jobs
 from tests.cluster import Cluster, paths
+from tests.endtoend.scripted import STAY
 
 HERE = paths.REPOSITORY / "tests/endtoend"
 BLOCKS = paths.REPOSITORY / "sbatch_templates/ddp.sbatch"
@@ -40,6 +41,7 @@ TRAIN = paths.REPOSITORY / "tests/wrapper/train.py"
 FOR_EVER = ("--epochs", "100000", "--samples", "64", "--batch", "16", "--step-ms", "50")
 """Arguments of `TRAIN` for a job that is not to end by itself: an epoch takes about 0.2 s."""
 WAIT_S = 60.0
+TICK_S = 0.7
 LOOK_S = 0.3
 """Between two questions to Slurm: each starts two processes, and the machine has other tests to run."""
 DATABASE = "ones.sqlite"
@@ -135,9 +137,10 @@ class Harness:
     ) -> Membership:
         """The job's present membership, once that holds of it."""
         deadline = time.monotonic() + timeout_s
-        while not (found := self.memberships(job_id)[-1:]) or not holds(found[0]):
-            words = f"job {job_id}: no {what} within {timeout_s:.0f} s: {found}, {self.tasks(job_id)}"
-            assert time.monotonic() < deadline, f"{words}\n{self.log(job_id)[-3000:]}"
+        while not (found := self.memberships(job_id, user)[-1:]) or not holds(found[0]):
+            if time.monotonic() > deadline:
+                words = f"job {job_id}: no {what} within {timeout_s:.0f} s: {found}, {self.tasks(job_id)}"
+                raise AssertionError(f"{words}\n{self.log(job_id, user)[-3000:]}")
             time.sleep(0.1)
         return found[0]
 
@@ -170,9 +173,11 @@ class Harness:
         while True:
             ended = self.job(job_id).ended
             look = time.monotonic() + 1.0
-            while time.monotonic() < look:
+            while True:
                 if found := [report for report in self.reports(job_id, restart) if holds(report)]:
                     return found[0]
+                if time.monotonic() > look:
+                    break
                 time.sleep(0.1)
             words = f"run {restart} of job {job_id} reported no {what}: {self.log(job_id)[-2000:]}"
             assert time.monotonic() < deadline and not ended, words
@@ -206,7 +211,7 @@ class Harness:
         """
         folder = self.folder(user)
         inside = f"/scratch/{folder.name}"
-        lines = {"database": f'"sqlite:///{inside}/{DATABASE}"', "cluster": '"here"', "tick_s": "0.7"}
+        lines = {"database": f'"sqlite:///{inside}/{DATABASE}"', "cluster": '"here"', "tick_s": str(TICK_S)}
         # ONES as published gives free GPUs away without asking what a change costs.
         lines |= {"policy": '"ones-sc21"'} | top
         quick = {"dwell_s": "1", "max_wait_s": "30", "advance_s": "0.2", "settle_s": "0"}
@@ -244,7 +249,7 @@ class Harness:
             assert process.poll() is None, self.companion_log(settings)
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(WAIT_S)
 
     def companion_log(self, settings: str) -> str:
         """What the companions with these settings have said so far."""
@@ -269,6 +274,10 @@ class Harness:
             with suppress(StoreError), self.store(settings) as store:
                 if any(resize.ended is not None for resize in store.resizes(job_id)):
                     return
+
+    def stay(self, settings: str) -> Path:
+        """A file: while it is there `tests.endtoend.scripted` leaves a parked job so, and does not end."""
+        return self._host(settings).with_name(STAY)
 
     def store(self, settings: str) -> Store:
         """What the companion remembers."""

@@ -2,8 +2,9 @@
 
 Towards the companion it is a job of blocks as `ones_wrapper` has them: it takes orders that name tasks, reports each
 membership, and goes on in another term when its leader leaves or dies. Blocks find each other by files in `hot/`, all
-on one machine: who lives holds a lock on a file of its own, who leads one more. LIGHT_STEPS in the environment is the
-step after which the job is over, LIGHT_READY_S how long a block prepares before it can join.
+on one machine: who lives holds a lock on a file of its own, who leads one more. By files in the job's directory a test
+controls it: while there is `UNREADY` no block that comes can join, and once there is `END` the job is over.
+LIGHT_PATIENCE_S in the environment is another `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from ones_wrapper.protocol import HOT, MANIFEST, Batch, Bye, Checkpoint, Hello, 
 from tests.cluster import linux
 from tests.endtoend.light import SPEC, STEPS, Light, again_and_again
 
+UNREADY, END = "unready", "end"
 POLL_S = 0.05
+READY_S = 0.2
+"""How long a block prepares before it can join."""
 PATIENCE_S = 3.0
 """From the first block that is ready to a plan without those that are not."""
 SAVE_EVERY = 40
@@ -87,8 +91,7 @@ class LightBlock(Light):
         self.lead_lock: Any = None
         self.members: list[Block] = []
         self.generation = self.term = -1
-        self.last = int(env.get("LIGHT_STEPS") or 0)
-        self.ready_s = float(env.get("LIGHT_READY_S") or 0.2)
+        self.patience_s = float(env.get("LIGHT_PATIENCE_S") or PATIENCE_S)
         self.leaving = False
         self.first_ready = 0.0
         self.seen_at: dict[int, float] = {}
@@ -108,7 +111,7 @@ class LightBlock(Light):
         self._alive = (self.hot / f"{self.me.name}.lock").open("a")
         fcntl.flock(self._alive, fcntl.LOCK_EX)
         _replace(self.hot / f"{self.me.name}.json", [self.me.task, self.me.restart, self.me.nodes, self.me.gpus])
-        ready_at = time.monotonic() + self.ready_s
+        ready_at = time.monotonic() + READY_S
         joined = False
         while True:
             if (self.hot / "over").exists():
@@ -125,7 +128,7 @@ class LightBlock(Light):
                 joined = joined or planned
                 if not joined and not self._wanted():
                     self._exit("not wanted")
-                if not joined and time.monotonic() >= ready_at:
+                if not joined and time.monotonic() >= ready_at and not (self.directory / UNREADY).exists():
                     (self.hot / f"{self.me.name}.ready").touch()
             elif self._is_next(plan) and self._take_the_lead():
                 self._lead(plan if planned else None)
@@ -227,7 +230,7 @@ class LightBlock(Light):
         self.obeyed = max(self.obeyed, order.number)
 
     def _look_around(self) -> None:
-        if self.last and self.step >= self.last:
+        if (self.directory / END).exists():
             self._finish()
         if self.step % SAVE_EVERY == 0:
             self.save()
@@ -254,7 +257,7 @@ class LightBlock(Light):
         if missing - {b.task for b in ready}:
             if ready and not self.first_ready:
                 self.first_ready = time.monotonic()
-            if not ready or time.monotonic() < self.first_ready + PATIENCE_S:
+            if not ready or time.monotonic() < self.first_ready + self.patience_s:
                 return
         self.first_ready = 0.0
         members = [b for b in self.members if b.task in order.blocks] + ready

@@ -4,6 +4,7 @@
 
 Job 7 is to get each shape (nodes, GPUs per node) with its global batch in turn; [0, 0, N] parks it until it has been
 seen waiting N times, [0, G, 32] asks for G GPUs, wherever they lie. Ends once it had the last and no resize is open.
+While there is a file `stay` beside the settings a parked job stays so, and the companion does not end.
 All else is the companion as it is.
 """
 
@@ -29,6 +30,7 @@ from slurm_ones.slurm.connect import connect
 from slurm_ones.slurm.model import PARKED, Shape
 
 Steps = dict[int, list[Allocation]]
+STAY = "stay"
 
 
 class Scripted:
@@ -36,8 +38,8 @@ class Scripted:
 
     name = "scripted"
 
-    def __init__(self, steps: Steps) -> None:
-        self.steps = steps
+    def __init__(self, steps: Steps, stay: Path | None = None) -> None:
+        self.steps, self._stay = steps, stay
         self._waited: Counter[int] = Counter()
 
     def decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
@@ -58,12 +60,16 @@ class Scripted:
         if step.shape != PARKED:
             return job.shape == step.shape
         self._waited[job.job_id] += job.shape is None
-        return self._waited[job.job_id] > step.batch
+        return self._waited[job.job_id] > step.batch and not self._stays
+
+    @property
+    def _stays(self) -> bool:
+        return self._stay is not None and self._stay.exists()
 
     @property
     def done(self) -> bool:
         """Every job has had its last allocation."""
-        return not any(self.steps.values())
+        return not any(self.steps.values()) and not self._stays
 
 
 def _placed(step: Allocation, per_node: int) -> Allocation:
@@ -91,7 +97,8 @@ def companion(settings: Settings, client: SlurmClient, store: Store, policy: Scr
 def main(path: str, steps: str, mode: str = "act") -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    settings, policy, stop = load(Path(path)), Scripted(steps_of(steps)), threading.Event()
+    policy, stop = Scripted(steps_of(steps), Path(path).with_name(STAY)), threading.Event()
+    settings = load(Path(path))
     migrate.upgrade(settings.database_url)
     with Store.open(settings.database_url, settings.cluster) as store:
 

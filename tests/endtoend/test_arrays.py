@@ -30,7 +30,7 @@ def test_tasks_of_a_sweep_are_resized_each_by_itself(harness: Harness) -> None:
     moved = sorted(set(of_task.values()) - {array_id})
     harness.trains(*of_task.values())
     settings = harness.settings(scope='"own"')
-    scripted(harness, settings, {job_id: [[1, 2, 32]] for job_id in moved}, 45.0)
+    scripted(harness, settings, {job_id: [[1, 2, 32]] for job_id in moved})
     for job_id in of_task.values():
         job = harness.job(job_id)
         assert job.running and not job.held, job

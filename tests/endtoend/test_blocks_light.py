@@ -13,9 +13,12 @@ from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import JobState
 from tests.cluster import Cluster
 from tests.endtoend.block_site import Site
-from tests.endtoend.harness import Harness
+from tests.endtoend.harness import LOOK_S, WAIT_S, Harness
+from tests.endtoend.light_blocks import END, UNREADY
 
 pytestmark = pytest.mark.cluster
+ALL_AT_ONCE = {"LIGHT_PATIENCE_S": "60"}
+"""For a job whose newcomers are to join together, however long after the others one of them starts."""
 
 
 TWO = pytest.mark.parametrize("site", ["gres owner", "old operator"], indirect=True)
@@ -31,7 +34,7 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
 def nobody_left_held_or_running(site: Site, job_id: int) -> None:
     """What trains runs; every other task waits in a user's hold, or has completed."""
     trains = site.harness.memberships(job_id)[-1].blocks
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + WAIT_S
     while True:
         tasks = site.harness.tasks(job_id)
         wrong = {
@@ -48,7 +51,7 @@ def nobody_left_held_or_running(site: Site, job_id: int) -> None:
 def test_a_job_grows_and_shrinks_while_it_trains(site: Site) -> None:
     """1 → 2 → 4 → 1, nodes where whole nodes are handed out: no run ends, nothing is left behind, and it is one job
     to Slurm's users, the database and `slurm-ones jobs`."""
-    job_id = site.submit()
+    job_id = site.submit(**ALL_AT_ONCE)
     unit = site.unit
     settings = site.settings()
     sizes = [2 * unit, 4 * unit, unit]
@@ -76,10 +79,10 @@ def test_a_job_grows_and_shrinks_while_it_trains(site: Site) -> None:
 @TWO
 def test_one_job_uses_its_blocks_again(site: Site) -> None:
     """More growths than the array has tasks: what has completed waits again, and is used again."""
-    job_id = site.submit("--array=0-2%1")
+    job_id = site.submit("--array=0-2%1", **ALL_AT_ONCE)
     settings = site.settings()
     unit = site.unit
-    site.resize(settings, {job_id: [[0, gpus * unit, 32] for gpus in (2, 1, 3, 1, 2)]}, timeout_s=120)
+    site.resize(settings, {job_id: [[0, gpus * unit, 32] for gpus in (2, 1, 3, 1, 2)]}, timeout_s=240)
     told = site.harness.memberships(job_id)
     assert [m.world // unit for m in told] == [1, 2, 1, 3, 1, 2]
     nobody_left_held_or_running(site, job_id)
@@ -88,11 +91,12 @@ def test_one_job_uses_its_blocks_again(site: Site) -> None:
 @TWO
 def test_the_end_of_a_job_cancels_what_waits(site: Site) -> None:
     """And it ends well, with two blocks that trained."""
-    job_id = site.submit(LIGHT_STEPS="300", LIGHT_STEP_S="0.05")
+    job_id = site.submit()
     unit = site.unit
     settings = site.settings()
     site.resize(settings, {job_id: [[0, 2 * unit, 32]]})
-    deadline = time.monotonic() + 60
+    (site.harness.directory(job_id) / END).touch()
+    deadline = time.monotonic() + WAIT_S
     while any(task.state in ("RUNNING", "PENDING", "COMPLETING") for task in site.harness.tasks(job_id).values()):
         assert time.monotonic() < deadline, site.harness.tasks(job_id)
         time.sleep(0.3)
@@ -109,15 +113,18 @@ def test_a_block_that_its_owner_cancels_stays_cancelled(gres: Cluster, victim: s
     site = Site(Harness(gres), owner=True)
     try:
         harness = site.harness
-        job_id = site.submit(LIGHT_READY_S="3" if victim == "newcomer" else "0.2")
+        job_id = site.submit()
         settings = site.settings()
         if victim == "newcomer":
+            unready = harness.directory(job_id) / UNREADY
+            unready.touch()
             companion = site.start(settings, {job_id: [[0, 2, 32]]})
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + WAIT_S
             while not (taken := [n for n, t in harness.tasks(job_id).items() if t.state == "RUNNING" and n]):
                 assert time.monotonic() < deadline, harness.companion_log(settings)
                 time.sleep(0.1)
             harness.cluster.run(["scancel", f"{job_id}_{taken[0]}"])
+            unready.unlink()
             # It is taken back, or another block comes in its place.
             assert companion.wait(90) == 0, harness.companion_log(settings)
         else:
@@ -129,7 +136,10 @@ def test_a_block_that_its_owner_cancels_stays_cancelled(gres: Cluster, victim: s
             site.resize(settings, {job_id: [[0, 3, 32]]})
         if victim == "leader":
             assert any(isinstance(r, Bye) and r.reason == "moved" for r in harness.reports(job_id, 0))
-        assert harness.tasks(job_id)[taken[0]].state == "CANCELLED"
+        deadline = time.monotonic() + WAIT_S
+        while (state := harness.tasks(job_id)[taken[0]].state) == "COMPLETING" and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        assert state == "CANCELLED"
         assert taken[0] not in harness.memberships(job_id)[-1].blocks
         with harness.store(settings) as store:
             assert not store.open_resizes()
@@ -140,16 +150,17 @@ def test_a_block_that_its_owner_cancels_stays_cancelled(gres: Cluster, victim: s
 @TWO
 def test_cancelling_the_job_leaves_nothing(site: Site) -> None:
     """`scancel JOB` in the middle of a growth: no task runs or waits, and nothing comes back."""
-    job_id = site.submit(LIGHT_READY_S="3")
+    job_id = site.submit()
+    (site.harness.directory(job_id) / UNREADY).touch()
     unit = site.unit
     settings = site.settings()
     companion = site.start(settings, {job_id: [[0, 3 * unit, 32]]})
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + WAIT_S
     while sum(task.state == "RUNNING" for task in site.harness.tasks(job_id).values()) < 2:
         assert time.monotonic() < deadline, site.harness.companion_log(settings)
         time.sleep(0.1)
     site.harness.cluster.run(["scancel", str(job_id)])
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + WAIT_S
     while True:
         tasks = site.harness.tasks(job_id)
         if all(task.state in ("CANCELLED", "COMPLETED") for task in tasks.values()):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from ones_wrapper.protocol import Checkpoint, Hello
-from tests.endtoend.harness import Harness
+from tests.endtoend.harness import LOOK_S, Harness
 
 pytestmark = pytest.mark.cluster
 
@@ -33,4 +35,8 @@ def test_ranks_in_containers(harness: Harness) -> None:
     harness.trains(job_id)
     harness.cluster.run(["scancel", str(job_id)], user="alice")
     harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
-    assert not ranks(harness), harness.log(job_id)
+    # What was killed takes a moment to be gone.
+    deadline = time.monotonic() + 20
+    while ranks(harness):
+        assert time.monotonic() < deadline, harness.log(job_id)
+        time.sleep(LOOK_S)

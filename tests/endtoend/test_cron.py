@@ -34,8 +34,10 @@ def test_runs_of_one_tick_carry_a_resize_through(harness: Harness) -> None:
         assert TICKED in cron(harness, settings)
         waiting = harness.cluster.run(["squeue", "-h", "--user=alice", "-o", "%r"], user="alice").stdout.splitlines()
         assert not set(waiting) & set(HELD)
-        time.sleep(1.5)  # the dwell time, and whatever a job does that nobody looks after
-        job = harness.job(job_id)
+        # Whatever a job does that nobody looks after, and the dwell time.
+        job = harness.wait(job_id, lambda job: job.running and not job.held, "running")
+        harness.trains(job_id, restart=job.restart)
+        time.sleep(1.5)
         shapes.append(job.nodes * (job.gpus_per_node or 0))
     assert shapes[-1] > 1 and job.restart >= 1 and not job.held, shapes
     harness.trains(job_id, restart=job.restart)

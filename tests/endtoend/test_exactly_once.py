@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from ones_wrapper.protocol import Bye, Hello
+from ones_wrapper.protocol import Bye, Epoch, Hello
 from slurm_ones.act.transitions import State
 from tests.cluster import paths
 from tests.endtoend.harness import TRAIN, Harness
 from tests.wrapper.runs import assert_exactly_once
 
-EPOCHS, SAMPLES = 20, 203
+EPOCHS, SAMPLES = 40, 203
 SHAPES = [(1, 1), (1, 4), (2, 4), (1, 2)]
 STEPS = [[1, 4, 24], [2, 4, 48], [1, 2, 20]]
 
@@ -29,17 +29,21 @@ def scripted(
 @pytest.mark.cluster
 def test_every_sample_of_every_epoch_is_used_once(harness: Harness) -> None:
     """1 → 4 → 8 → 2 GPUs with another batch each time; database, reports and Slurm agree on how it went."""
-    arguments = ["--epochs", EPOCHS, "--samples", SAMPLES, "--batch", 16, "--step-ms", 60]
     traces = harness.folder("traces")
+    hurry = traces / "hurry"
+    arguments = ["--epochs", EPOCHS, "--samples", SAMPLES, "--batch", 16, "--step-ms", 250]
+    arguments += ["--hurry", f"/scratch/{traces.name}/{hurry.name}"]
     trace = f"/scratch/{traces.name}/trace-{{restart}}-{{rank}}.jsonl"
     options = ("--comment=ones: gpus=1-8 batch=16-64", "--time=10")
     job_id = harness.submit(str(TRAIN), *map(str, arguments), options=options, ONES_TRACE=trace)
-    harness.trains(job_id)
+    harness.report(job_id, 0, lambda report: isinstance(report, Epoch), "epoch")
     settings = harness.settings(scope='"own"')
     scripted(harness, settings, {job_id: STEPS})
 
     # The companion is gone now, and training goes on without it.
     during = harness.job(job_id)
+    assert (during.running, during.nodes, during.gpus_per_node, during.restart) == (True, 1, 2, 3), during
+    hurry.touch()
     job = harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
     assert (job.state.value, job.exit_code, job.restart) == ("COMPLETED", 0, 3), harness.log(job_id)
     assert_exactly_once(traces, EPOCHS, SAMPLES)
@@ -58,5 +62,3 @@ def test_every_sample_of_every_epoch_is_used_once(harness: Harness) -> None:
     ]
     assert all(resize.pause_s is not None and 0 < resize.pause_s < 60 for resize in resizes)
     assert restart == 3
-    if during.running:
-        assert (during.nodes, during.gpus_per_node, during.restart) == (1, 2, 3)

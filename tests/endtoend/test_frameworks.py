@@ -14,7 +14,7 @@ from tests.endtoend.harness import Harness
 from tests.endtoend.test_exactly_once import scripted
 from tests.wrapper.runs import assert_exactly_once
 
-EPOCHS, SAMPLES = 6, 200
+EPOCHS, SAMPLES = 12, 200
 STRANGER = """
 import sys, time, torch, torch.distributed as dist
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_a_trainer_is_resized_and_torchrun_alone_is_not(harness: Harness) -> Non
     assert [bye.reason for bye in harness.reports(job_id, 2) if isinstance(bye, Bye)] == ["finished"]
     state = json.loads((folder / "trainer-output/trainer_state.json").read_text())
     evaluated = [entry["epoch"] for entry in state["log_history"] if "eval_loss" in entry]
-    assert evaluated == [1, 2, 3, 4, 5, 6] and state["global_step"] == EPOCHS * 13
+    assert evaluated == [*range(1, EPOCHS + 1)] and state["global_step"] == EPOCHS * 13
 
     other = harness.wait(stranger, lambda job: job.ended, "ended")
     assert (other.state.value, other.restart, other.nodes) == ("COMPLETED", 0, 1)

@@ -22,11 +22,20 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def submitted(harness: Harness, rates: list[float], *more: str) -> list[int]:
-    options = ("--nodelist=n1",)  # one after the other, but for those that Slurm starts at once
+    options = ("--nodelist=n1",)  # one after the other
+    more = (*more, "--epochs", "150", "--step-ms", "400")
     return [
         harness.submit(str(SWEPT), "--lr", str(rate), *more, options=options, template=HERE / "swept.sbatch")
         for rate in rates
     ]
+
+
+def blocked(harness: Harness) -> list[int]:
+    """Jobs that have all GPUs of the node, so that those of a sweep wait until one of them goes."""
+    blockers = [harness.rigid("--nodelist=n1", "--gres=gpu:1") for _ in range(4)]
+    for blocker in blockers:
+        harness.wait(blocker, lambda job: job.running, "RUNNING")
+    return blockers
 
 
 @pytest.mark.cluster
@@ -35,11 +44,10 @@ def test_a_sweep_is_trained_as_one_job(harness: Harness) -> None:
     own model and exit code, in a start of a moment."""
     settings = harness.settings(scope='"own"')
     with harness.running(settings, "--act"):
-        blockers = [harness.rigid("--nodelist=n1", "--gres=gpu:1") for _ in range(3)]
-        for blocker in blockers:
-            harness.wait(blocker, lambda job: job.running, "RUNNING")
-        ids = submitted(harness, [0.01, 0.02, 0.03, 0.04, 0.05], "--code", "0", "--epochs", "150")
-        ids += submitted(harness, [0.06], "--code", "3", "--epochs", "150")
+        blockers = blocked(harness)
+        ids = submitted(harness, [0.01, 0.02, 0.03, 0.04, 0.05], "--code", "0")
+        ids += submitted(harness, [0.06], "--code", "3")
+        harness.cluster.run(["scancel", str(blockers[0])], user="bob")
         carrier, gone = ids[0], ids[2]
         harness.ticks(settings)
         harness.trains(carrier)
@@ -70,9 +78,9 @@ def test_the_others_train_where_the_carrier_is_cancelled(harness: Harness) -> No
     """The next of them starts, trains by itself, and takes the third along."""
     settings = harness.settings(scope='"own"')
     with harness.running(settings, "--act"):
-        for blocker in [harness.rigid("--nodelist=n1", "--gres=gpu:1") for _ in range(3)]:
-            harness.wait(blocker, lambda job: job.running, "RUNNING")
-        first, second, third = submitted(harness, [0.01, 0.02, 0.03], "--epochs", "150")
+        blockers = blocked(harness)
+        first, second, third = submitted(harness, [0.01, 0.02, 0.03])
+        harness.cluster.run(["scancel", str(blockers[0])], user="bob")
         harness.trains(first)
         harness.cluster.run(["scancel", str(first)], user="alice")
         harness.trains(second)

@@ -56,7 +56,7 @@ def _rounds(harness: Harness, deaths: dict[int, tuple[str, ...]]) -> list[dict[s
         pipe = subprocess.PIPE
         processes.append(harness.cluster.popen(command, cwd=paths.REPOSITORY, stdout=pipe, stderr=pipe))
     for process in processes:
-        output, errors = process.communicate(timeout=150)
+        output, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors[-4000:]
         rounds += [json.loads(line) for line in output.splitlines()]
     return rounds

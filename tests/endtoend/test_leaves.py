@@ -30,6 +30,6 @@ def test_a_resized_job_waits_a_moment_for_one_leaf_switch(harness: Harness) -> N
         time.sleep(3)  # some rounds of the scheduler, which has room on n1 and n4
         assert harness.job(job_id).pending
         harness.cluster.run(["scancel", str(second)], user="root")
-        ran = harness.wait(job_id, lambda job: job.running, "running", timeout_s=20)
+        ran = harness.wait(job_id, lambda job: job.running, "running")
         assert set(ran.node_list) == {"n3", "n4"}
         assert process.wait(60) == 0, harness.companion_log(settings)

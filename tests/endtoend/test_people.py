@@ -15,7 +15,8 @@ from slurm_ones.act.transitions import State
 from slurm_ones.slurm.model import Job
 from tests.cluster import paths
 from tests.cluster.sites import OPERATOR
-from tests.endtoend.harness import Harness
+from tests.endtoend.harness import WAIT_S, Harness
+from tests.endtoend.light import HOLD_DRAIN
 
 pytestmark = pytest.mark.cluster
 
@@ -181,13 +182,17 @@ def test_advice_for_a_waiting_job_works_by_hand(harness: Harness) -> None:
 
 def test_a_resize_that_would_wait_too_long_goes_back(harness: Harness) -> None:
     """Others take the GPUs while the job is drained: after max_wait_s it trains on at its old shape and batch."""
-    job_id = harness.light(LIGHT_STEP_S="1.5")  # so that draining takes a moment
+    job_id = harness.light()
     harness.report(job_id, 0, lambda report: isinstance(report, Hello), "hello")
+    # Its drain waits until the others have the GPUs.
+    hold = harness.directory(job_id) / HOLD_DRAIN
+    hold.touch()
     settings = harness.settings(resize="max_wait_s = 3")
     process = scripted(harness, settings, {job_id: [[4, 4, 64]]})
     _wait_for((harness.directory(job_id) / ORDERS).exists, "the order to drain")
     rigid = harness.rigid("--gres=gpu:1")
     harness.wait(rigid, lambda job: job.running, "running")
+    hold.unlink()
 
     harness.resize_ended(settings, job_id)
     process.terminate()
@@ -210,7 +215,7 @@ def test_whole_nodes_are_resized_by_their_number(harness: Harness) -> None:
     harness.trains(job_id)
     settings = harness.settings(whole_node_gpus="{whole = 4}")
     process = scripted(harness, settings, {job_id: [[3, 4, 64]]})
-    assert process.wait(60) == 0, harness.companion_log(settings)
+    assert process.wait(90) == 0, harness.companion_log(settings)
     job = harness.job(job_id)
     assert job.running and job.nodes == 3 and job.restart == 1
     with harness.store(settings) as store:
@@ -232,7 +237,7 @@ def test_slurm_22_05_resizes_too(old_harness: Harness) -> None:
         assert [resize.state for resize in store.resizes(job_id)] == [State.DONE] * 2
 
 
-def _wait_for(holds: Callable[[], bool], what: str, timeout_s: float = 40.0) -> None:
+def _wait_for(holds: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"

@@ -26,13 +26,13 @@ def test_a_gpt_grows_and_shrinks(request: pytest.FixtureRequest) -> None:
     try:
         folder = harness.folder("gpt")
         inside = f"/scratch/{folder.name}"
-        arguments = [HERE / "gpt_until.py", f"{inside}/hurry", "--log", f"{inside}/gpt.csv", "--pace", 500]
+        arguments = [HERE / "gpt_until.py", f"{inside}/hurry", "--log", f"{inside}/gpt.csv", "--pace", 1000]
         arguments += ["--batch", BASE, "--epochs", EPOCHS, "--lr", LR, "--text-kb", 16, "--workers", 1]
         options = ("--comment=ones: gpus=1-4 batch=8-32 array=blocks", "--time=10", "--cpus-per-gpu=1")
         job_id = harness.submit(*map(str, arguments), options=options, template=BLOCKS)
         harness.membership(job_id, lambda m: m.why == "first", "first membership")
         steps = {job_id: [[0, 2, 16], [0, 3, 32], [0, 1, 24]]}
-        site.resize(site.settings("max_wait_s = 60\ndwell_s = 0"), steps, 180.0)
+        site.resize(site.settings("max_wait_s = 60\ndwell_s = 0"), steps, 240.0)
         (folder / "hurry").touch()
         harness.wait(job_id, lambda job: job.ended and not job.completing, "ended", 120.0)
         told, log = harness.memberships(job_id), harness.log(job_id)

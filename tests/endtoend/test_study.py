@@ -10,6 +10,7 @@ import pytest
 from slurm_ones.simulate.traces.accounting import COMMAND
 from slurm_ones.simulate.traces.read import read_trace
 from tests.endtoend.harness import Harness
+from tests.endtoend.test_accounting import recorded
 
 pytestmark = pytest.mark.cluster
 
@@ -36,6 +37,7 @@ def test_a_site_asks_what_elasticity_would_bring(harness: Harness) -> None:
     harness.cluster.run(["scontrol", "requeue", str(again)], user="root")
     for job_id in (wide, never, again):
         harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
+    recorded(harness, wide, again)
 
     words = [word for word in shlex.split(COMMAND) if not word.startswith("--starttime")]
     zone, *sacct = words

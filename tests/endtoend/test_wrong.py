@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from ones_wrapper.protocol import ORDERS, SPOOL_MARK, Bye, Hello, Order, encode
 from slurm_ones.slurm.model import JobState
+from tests.cluster import ClusterError
 from tests.cluster.sites import OPERATOR
 from tests.endtoend.harness import FOR_EVER, TRAIN, Harness
 from tests.endtoend.test_people import outcomes, resized, scripted
@@ -41,7 +43,8 @@ def test_what_is_wrong_is_a_reason(harness: Harness) -> None:
     plain = submit(harness, f"exec {python} {train}", gpus=2)
     misses = submit(harness, f"exec ones-run {train}", gpus=1, comment="ones: gpus=1-4 batch=512-1024")
     near = submit(harness, "exec sleep 600", gpus=1, comment="my run; ones: gpus=1-4")
-    twice = submit(harness, f"ones-run {train} &\nsleep 4\nones-run {train}\necho second=$?\nwait", gpus=1)
+    begun = "until grep -q throughput ones-$SLURM_JOB_ID/reports-0.jsonl; do sleep 0.2; done 2>/dev/null"
+    twice = submit(harness, f"ones-run {train} &\n{begun}\nones-run {train}\necho second=$?\nwait", gpus=1)
     harness.trains(torchrun, plain, misses, twice)
     deadline = time.monotonic() + 60
     while "second=" not in harness.log(twice):
@@ -97,22 +100,34 @@ def test_of_two_companions_one_yields(harness: Harness) -> None:
     site = harness.settings(operator, spool=f'"{inside}"')
 
     # In the same second: neither has seen the other.
+    # Neither ends before the other has seen that it is there.
+    for settings in (own, site):
+        harness.stay(settings).touch()
     both = [
         scripted(harness, own, {job_id: [[1, 2, 32]]}),
         scripted(harness, site, {job_id: [[1, 4, 64]]}, user=operator),
     ]
     job = harness.wait(job_id, resized(), "resized")
     harness.trains(job_id, restart=job.restart)
-    time.sleep(3.0)
+
+    def words() -> str:
+        told = ""
+        for settings, user in ((own, "alice"), (site, operator)):
+            with suppress(ClusterError):  # nothing is stored yet
+                told += outcomes(harness, settings, job_id, user)
+            told += _refusal(harness, settings, job_id, user)
+        return told
+
+    deadline = time.monotonic() + 60
+    while not ("yields" in (told := words()) or "newer order" in told):
+        assert time.monotonic() < deadline, told
+    for settings in (own, site):
+        harness.stay(settings).unlink()
     for process in both:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
     job = harness.wait(job_id, lambda job: job.running, "running")
     assert not job.held and (job.nodes, job.gpus_per_node) in {(1, 2), (1, 4)} and job.restart <= 2
-    told = "".join(outcomes(harness, *one) for one in ((own, job_id), (site, job_id, operator)))
-    assert "yields" in told + _refusal(harness, own, job_id) + _refusal(harness, site, job_id, operator) or (
-        "newer order" in told
-    ), told
 
     # The site's acts: the owner's yields, and says so.
     _old(harness.directory(job_id) / ORDERS)
@@ -122,12 +137,12 @@ def test_of_two_companions_one_yields(harness: Harness) -> None:
         harness.ticks(site, 2)
         assert (spool / SPOOL_MARK).exists()
         again = scripted(harness, own, {job_id: [[1, 1, 16]]})
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while f"(of {operator}) acts on it" not in _refusal(harness, own, job_id):
             assert time.monotonic() < deadline, harness.companion_log(own)
             time.sleep(0.3)
         again.terminate()
-        again.wait(30)
+        again.wait(60)
     assert not (spool / SPOOL_MARK).exists()
     assert harness.job(job_id).running and shape
 

@@ -8,8 +8,8 @@ from typing import Any
 from unittest import mock
 
 from ones_db import ResizeRecord, leaders
-from slurm_ones.act import blocks
-from slurm_ones.act.blocks import Array
+from slurm_ones.act import blocks, preparing
+from slurm_ones.act.arrays import Array
 from slurm_ones.act.machine import Machine
 from slurm_ones.act.resize import HANDLERS, ResizeMachine
 from slurm_ones.act.transitions import TRANSITIONS, State
@@ -110,7 +110,7 @@ def released_unordered() -> Iterator[None]:
 
 def never_held() -> AbstractContextManager[Any]:
     """Tasks that wait behind the throttle of their array are not held before it is lifted, and all of them start."""
-    return mock.patch.multiple(blocks, _unheld=lambda resize, array: [], _let_go=lambda array: False)
+    return mock.patch.multiple(preparing, _unheld=lambda resize, array: [], _let_go=lambda array: False)
 
 
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {

@@ -21,7 +21,7 @@ PLAIN = ("-H", "--wrap", "true")
 def reconfigure(cluster: Cluster) -> None:
     """Have the controller read its files again, and wait until it answers."""
     cluster.run(["scontrol", "reconfigure"], user="root")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while cluster.run(["scontrol", "ping"], user="root", check=False).stdout.find("is UP") < 0:
         assert time.monotonic() < deadline, "slurmctld does not answer after a reconfiguration"
         time.sleep(0.1)

@@ -12,7 +12,8 @@ from slurm_ones.rules.asked import with_sizes
 from slurm_ones.rules.caps import Cap
 from slurm_ones.rules.views import Bounds, decide_within
 from slurm_ones.slurm.model import Shape
-from slurm_ones.testing.policies import Round, check, cluster, job, rounds, seeded
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import Round, cluster, job, rounds
 
 VIEW = cluster(2)
 RUNS = job(1, {"n1": 2}, gpus=(1, 2, 4, 8))

@@ -14,7 +14,8 @@ from slurm_ones.rules.caps import Cap, capped, entitled, narrowed
 from slurm_ones.rules.views import Bounds, decide_within
 from slurm_ones.schedule.policy import Allocation, JobView, Schedule
 from slurm_ones.slurm.model import Shape
-from slurm_ones.testing.policies import Round, check, cluster, job, rounds, seeded
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import Round, cluster, job, rounds
 
 WHY = reason("least_total_time")
 

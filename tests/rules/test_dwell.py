@@ -21,7 +21,7 @@ from slurm_ones.rules.dwell import (
 )
 from slurm_ones.schedule.policy import Progress
 from slurm_ones.slurm.model import JobState
-from slurm_ones.testing.policies import job as view
+from slurm_ones.testing.rounds import job as view
 from tests.act.make import history
 from tests.observe.test_observer import job
 

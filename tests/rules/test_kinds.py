@@ -22,7 +22,7 @@ from slurm_ones.rules.rigid import PendingJob, RigidDemand
 from slurm_ones.rules.views import cluster_view
 from slurm_ones.schedule.policy import Allocation, ClusterView, NodeView, Schedule
 from slurm_ones.slurm.model import JobState, Node, Partition, Shape, Snapshot
-from slurm_ones.testing.policies import job as view_of
+from slurm_ones.testing.rounds import job as view_of
 from tests.act.make import NOW, elastic, history
 from tests.rules.make import round_of
 from tests.rules.test_blocks import job_of_blocks, rules_for, task

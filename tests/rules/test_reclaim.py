@@ -21,7 +21,8 @@ from slurm_ones.schedule.policy import Allocation, ClusterView, JobView, Limits,
 from slurm_ones.schedule.shapes import shape_of
 from slurm_ones.schedule.tables import build_tables
 from slurm_ones.slurm.model import Shape
-from slurm_ones.testing.policies import check, cluster, job, rounds, seeded
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import cluster, job, rounds
 
 Free = Mapping[str, int]
 

@@ -25,7 +25,8 @@ from slurm_ones.rules.views import Bounds, cluster_view, decide_within, job_view
 from slurm_ones.schedule.policy import Allocation, ClusterView, Limits, NodeView, Schedule, SizeRule
 from slurm_ones.schedule.shapes import least_and_most
 from slurm_ones.slurm.model import Shape
-from slurm_ones.testing.policies import Round, check, job, rounds, seeded
+from slurm_ones.testing.policies import check, seeded
+from slurm_ones.testing.rounds import Round, job, rounds
 from tests.act.make import history
 from tests.rules.make import round_of
 from tests.rules.test_views import running, seen, waiting

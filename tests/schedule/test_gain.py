@@ -11,7 +11,7 @@ import pytest
 from slurm_ones.schedule.gain import expected_gain
 from slurm_ones.schedule.policy import Floats, Ints
 from slurm_ones.slurm.model import PARKED, Shape
-from slurm_ones.testing.policies import job
+from slurm_ones.testing.rounds import job
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from slurm_ones.schedule.ledger import (
 )
 from slurm_ones.schedule.policy import Ints
 from slurm_ones.slurm.model import Shape
-from slurm_ones.testing.policies import Round, cluster, job, rounds
+from slurm_ones.testing.rounds import Round, cluster, job, rounds
 
 PER_NODE = 8
 free_gpus = st.lists(st.integers(0, PER_NODE), min_size=1, max_size=8)

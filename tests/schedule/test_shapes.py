@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slurm_ones.schedule.policy import Limits
 from slurm_ones.schedule.shapes import nodes_of, scaled_batch, shape_of, valid_counts
 from slurm_ones.slurm.model import Shape
-from slurm_ones.testing.policies import cluster
+from slurm_ones.testing.rounds import cluster
 
 
 def test_counts_are_powers_of_two_and_then_whole_nodes() -> None:

@@ -21,7 +21,8 @@ from slurm_ones.simulate.training.network import Network, Slowdown, slowdowns, w
 from slurm_ones.simulate.workloads.profiles import read_profile
 from slurm_ones.simulate.workloads.workload import Workload
 from slurm_ones.slurm.model import Shape
-from slurm_ones.testing.policies import job, seeded
+from slurm_ones.testing.policies import seeded
+from slurm_ones.testing.rounds import job
 from tests.simulate.profiles import write_profile
 
 NETWORK = Network(2, 2, 3.0)

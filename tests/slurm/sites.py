@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from slurm_ones.slurm.model import JobKey
 from slurm_ones.testing import site
 from slurm_ones.testing.site import OPERATOR, OWNER, STRANGER, WAIT_S, until
 from tests.cluster import Cluster, sites
 from tests.slurm.remote import Remote
+
+STARTED = "/scratch/started-{}-{}"
+"""A file, by job and restart."""
 
 __all__ = ["OPERATOR", "OWNER", "STRANGER", "WAIT_S", "Site", "until"]
 
@@ -44,11 +49,23 @@ class Site(site.Site):
         return self.as_(OWNER)
 
     def script(self, text: str) -> Path:
-        """A batch script that everybody in the cluster can read."""
+        """A batch script that everybody in the cluster can read. It says when it has set its trap, if it has one."""
+        text = re.sub(
+            r"^(trap .*)$",
+            rf"\1\ntouch {STARTED.format('$SLURM_JOB_ID', '${SLURM_RESTART_COUNT:-0}')}",
+            text,
+            count=1,
+            flags=re.MULTILINE,
+        )
         self._scripts += 1
         name = f"{self.client_name}-{self._scripts}.sh"
         (self.cluster.scratch / name).write_text(text)
         return Path("/scratch", name)
+
+    def started(self, job_id: JobKey) -> None:
+        job = self.owner.job(job_id)
+        path = self.cluster.scratch / Path(STARTED.format(job.job_id, job.restart)).name
+        until(path.exists, f"the script of job {job_id}")
 
     def tell(self, *argv: str, user: str = OWNER) -> str:
         """What a command says in the cluster, be it a failure."""

@@ -146,7 +146,9 @@ def test_a_requeued_job_waits_for_its_credentials(slurm: Site) -> None:
     delay = seconds(slurm, job_id, "SubmitTime", "EligibleTime")
     assert 5 <= delay <= 7 if slurm.is_old else delay <= 1
     slurm.owner.release(job_id)
-    assert seconds(slurm, job_id, "SubmitTime", "EligibleTime") <= 4
+    # Two seconds on at most, counted from now: how long the requeue took is the machine's.
+    eligible, now = slurm.show(job_id)["EligibleTime"], slurm.tell("date", "+%Y-%m-%dT%H:%M:%S")
+    assert (datetime.fromisoformat(eligible) - datetime.fromisoformat(now)).total_seconds() <= 3
 
 
 def test_a_run_right_after_the_last_one_is_not_refused(slurm: Site) -> None:
@@ -301,13 +303,13 @@ def test_a_signal_to_a_task_of_which_others_wait(slurm: Site) -> None:
     text = f"#!/bin/bash\ntrap 'echo heard >> /scratch/{heard.name}' USR1\nwhile :; do sleep 0.1; done\n"
     array_id = slurm.submit(*ARRAY, text=text)
     slurm.wait(Task(array_id, 0), lambda job: job.running, "RUNNING")
-    slurm.pass_time(0.5)
+    slurm.started(Task(array_id, 0))
     command = ("timeout", "3", "scancel", "--verbose", "--signal=USR1", "--batch", f"{array_id}_0")
     assert "Job is in transitional state, retrying" in slurm.tell(*command)
-    assert heard.read_text() == "heard\n"
+    until(lambda: heard.exists() and heard.read_text() == "heard\n", "the signal")
     began = slurm.now()
     slurm.owner.signal(Task(array_id, 0), "USR1", batch=True)
-    assert slurm.now() - began < 3
+    assert slurm.now() - began < 20  # scancel itself would send it for minutes
     until(lambda: heard.read_text() == "heard\nheard\n", "the client's signal")
     slurm.owner.signal(array_id, "USR1", batch=True)
     until(lambda: heard.read_text() == 3 * "heard\n", "the signal to what runs of the array")

@@ -175,7 +175,7 @@ def test_one_of_each_kind_trains(gres: Cluster) -> None:
         command = ["sbatch", "--parsable", *options, *once, script, str(TRAIN), *small]
         jobs[name] = int(gres.run(command, user="alice", env={"SCRATCH": "/scratch"}).stdout)
     waits = f"afterany:{':'.join(map(str, jobs.values()))}"
-    gres.run(["sbatch", "--wait", "--output=/dev/null", f"--dependency={waits}", "--wrap", "true"], timeout=90)
+    gres.run(["sbatch", "--wait", "--output=/dev/null", f"--dependency={waits}", "--wrap", "true"], timeout=300)
     home = gres.home("alice")
     for name, job_id in jobs.items():
         log = "".join(path.read_text() for path in home.glob(f"*-{job_id}*.out"))

@@ -111,5 +111,5 @@ def serve(url: str) -> Iterator[Callable[..., Page]]:
     yield begin
     for server, thread in servers:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()

@@ -219,7 +219,7 @@ def test_ctrl_c_ends_it_while_browsers_listen(url: str) -> None:
         connection.request("GET", "/events", headers={"Cookie": f"slurm-ones-{told[1]}={TOKEN}"})
         assert connection.getresponse().readline().startswith(b"retry")
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()
@@ -236,6 +236,13 @@ def listener(page: Page) -> http.client.HTTPResponse:
     return answer
 
 
+def told(answer: http.client.HTTPResponse) -> bytes:
+    """The next event, past signs of life."""
+    while not (line := answer.readline()).startswith(b"data: "):
+        assert line in (b": here\n", b"\n"), line
+    return line
+
+
 def test_one_look_a_tick_for_a_hundred_viewers(serve: Serve) -> None:
     """Protects the database: each tick is read once, and each page made once, whatever the number of viewers."""
     page = serve()
@@ -248,7 +255,7 @@ def test_one_look_a_tick_for_a_hundred_viewers(serve: Serve) -> None:
             store.record_jobs([job(11, name="newcomer", state="PENDING")])
         page.tick(time.time() + 1)
         for answer in listeners:
-            assert answer.readline().startswith(b"data: ")
+            assert told(answer)
             assert "newcomer" in page.get("/?part=1")[2]
     finally:
         web_app.pages.overview = render
@@ -374,7 +381,7 @@ def test_an_older_job_is_not_shown_to_another_user(serve: Serve, monkeypatch: py
 
 def test_who_says_nothing_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects viewers from connections that ask for nothing, or for half of something, until none is left."""
-    monkeypatch.setattr(serving, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(serving, "PATIENCE_S", 1.0)
     page = serve()
     listening = listener(page)
     for said in (b"", b"GET / HTTP/1.1\r\nHost: x\r\n"):
@@ -384,9 +391,9 @@ def test_who_says_nothing_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPat
             # Reset or ended, both will do.
             with suppress(ConnectionResetError):
                 assert silent.recv(100) == b""
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 25
     page.tick(time.time() + 1)
-    assert listening.readline().startswith(b"data: ")
+    assert told(listening)
 
 
 def test_a_token_beside_a_header_is_refused(url: str) -> None:

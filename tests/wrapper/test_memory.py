@@ -13,8 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ones_wrapper.launch.job_directory import MEMORY
 from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY
-from ones_wrapper.memory import FILE, DoesNotFitError, classify_error, device_name, find, is_out_of_memory, remember
+from ones_wrapper.memory import DoesNotFitError, classify_error, device_name, find, is_out_of_memory, remember
 
 GPU = "NVIDIA H100 80GB HBM3, 81079 MiB"
 
@@ -55,7 +56,7 @@ def test_halved_until_one_sample_then_clearly_given_up(tmp_path: Path) -> None:
     assert sizes == [100, 50, 25, 12, 6, 3, 1]
     with pytest.raises(DoesNotFitError, match=r"H100.*activation checkpointing"):
         remember(tmp_path, 100, 1, GPU)
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert [path.name for path in tmp_path.iterdir()] == [MEMORY]
 
 
 def test_counts_for_this_script_and_device_alone(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_ranks_that_fail_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, str(tmp_path)]
     ranks = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     assert [(rank.communicate()[1], rank.returncode) for rank in ranks] == [("", 0)] * 3
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert [path.name for path in tmp_path.iterdir()] == [MEMORY]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_ranks_that_fail_at_once(tmp_path: Path) -> None:
 )
 def test_nonsense_is_not_believed(tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Protects the start of a run from a damaged file, and says that it is ignored."""
-    (tmp_path / FILE).write_text(content)
+    (tmp_path / MEMORY).write_text(content)
     assert find(tmp_path, 64, "cpu") == 64
     assert "is ignored" in capsys.readouterr().err
     assert remember(tmp_path, 64, 64, "cpu") == 32
@@ -107,16 +108,16 @@ def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
     """Protects against what another user may have put there, without waiting for a pipe's other end."""
     other = tmp_path / "other"
     other.write_text(json.dumps({"declared": 64, "found": 1, "device": "cpu"}))
-    (tmp_path / FILE).symlink_to(other)
+    (tmp_path / MEMORY).symlink_to(other)
     assert find(tmp_path, 64, "cpu") == 64
-    (tmp_path / FILE).unlink()
-    os.mkfifo(tmp_path / FILE)
+    (tmp_path / MEMORY).unlink()
+    os.mkfifo(tmp_path / MEMORY)
     assert find(tmp_path, 64, "cpu") == 64
 
 
 def test_found_is_bounded_by_what_is_declared(tmp_path: Path) -> None:
     """Protects the script's own limit from a file with a larger one."""
-    (tmp_path / FILE).write_text(json.dumps({"declared": 64, "found": 10**9, "device": "cpu"}))
+    (tmp_path / MEMORY).write_text(json.dumps({"declared": 64, "found": 10**9, "device": "cpu"}))
     assert find(tmp_path, 64, "cpu") == 64
 
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import torch
 
 from ones_wrapper.job_io import log
+from ones_wrapper.launch.job_directory import MEMORY
 from ones_wrapper.launch.restart_policy import OUT_OF_MEMORY
 
-FILE = ".memory.json"
 MOST_BYTES = 4096
 
 _OUT_OF_MEMORY = re.compile(
@@ -79,7 +79,7 @@ def find(directory: Path, declared: int, device: str) -> int:
 
 def look_up(directory: Path, declared: int, device: str) -> Found | None:
     """As `find`, with the world size at which it was found; None where nothing was."""
-    return _read(directory / FILE, declared, device)
+    return _read(directory / MEMORY, declared, device)
 
 
 def remember(directory: Path, declared: int, failed_at: int, device: str, gpus: int = 0) -> int:
@@ -102,12 +102,12 @@ def remember(directory: Path, declared: int, failed_at: int, device: str, gpus: 
 
 def write(directory: Path, declared: int, found: Found, device: str) -> None:
     """Keep what was found. Raises OSError."""
-    temporary = directory / f"{FILE}-{os.uname().nodename}-{os.getpid()}"
+    temporary = directory / f"{MEMORY}-{os.uname().nodename}-{os.getpid()}"
     try:
         temporary.write_text(
             json.dumps({"declared": declared, "found": found.samples, "device": device, "gpus": found.gpus})
         )
-        temporary.replace(directory / FILE)
+        temporary.replace(directory / MEMORY)
     except OSError:
         with suppress(OSError):
             temporary.unlink()

@@ -164,7 +164,7 @@ class Ones:
             return self._decide(cluster, jobs, now, rng)
         if self._decided is None or not self._decided.stands(cluster, jobs, now):
             self._decided = decided(cluster, jobs, now, self._decide(cluster, jobs, now, rng))
-        return self._decided.schedule
+        return self._decided.as_of(jobs)
 
     def _decide(self, cluster: ClusterView, jobs: Sequence[JobView], now: float, rng: np.random.Generator) -> Schedule:
         """`jobs` in order of submission, and remembered."""

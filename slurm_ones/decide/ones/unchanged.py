@@ -8,11 +8,12 @@ still has to do. Its time passes meanwhile, which the next decision takes into a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from slurm_ones.decide.job_figures import to_come
+from slurm_ones.reasons import Reason
 from slurm_ones.schedule.policy import ClusterView, Floats, JobView, Schedule
 from slurm_ones.schedule.shapes import nodes_of
 from slurm_ones.schedule.tables import predict_each
@@ -21,6 +22,9 @@ STANDS_S = 60.0
 """Longest that a decision stands."""
 SPEED, TO_COME = 0.02, 0.05
 """Relative changes of a job's speed, and of what it still has to do, that are too small to decide anew."""
+
+PASSING = frozenset({"seconds", "steps"})
+"""Arguments of reasons that change by themselves as time passes."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,14 @@ class Decided:
         drift = np.abs(figures(cluster, jobs) - self.figures)
         return bool((drift <= np.array([[SPEED], [TO_COME]]) * self.figures).all())
 
+    def as_of(self, jobs: Sequence[JobView]) -> Schedule:
+        """The schedule, with the reasons of those `jobs` that are fixed as they read now."""
+        said = self.schedule.reasons
+        newer = {
+            job.job_id: job.fixed for job in jobs if job.fixed and _lasting(said.get(job.job_id)) == _lasting(job.fixed)
+        }
+        return replace(self.schedule, reasons={**said, **newer}) if newer else self.schedule
+
 
 def decided(cluster: ClusterView, jobs: Sequence[JobView], now: float, schedule: Schedule) -> Decided:
     """What is to be remembered of a decision on these jobs, in order of submission."""
@@ -62,6 +74,11 @@ def figures(cluster: ClusterView, jobs: Sequence[JobView]) -> Floats:
 def _kept(job: JobView) -> tuple[object, ...]:
     """What of a job must be the same."""
     return (
-        *(job.job_id, job.requested, job.shape, job.nodes, job.batch, job.limits, job.smaller, job.fixed),
+        *(job.job_id, job.requested, job.shape, job.nodes, job.batch, job.limits, job.smaller, _lasting(job.fixed)),
         *(job.resizes, job.resize_s, job.shrink_s, job.prepare_s, job.deadline, job.promised, job.on),
     )
+
+
+def _lasting(why: Reason | None) -> object:
+    """The reason without what changes by itself."""
+    return why and (why.code, [(name, value) for name, value in why.arguments if name not in PASSING])

@@ -87,7 +87,7 @@ def test_a_long_outage_ends_the_question(site: Site) -> None:
         began = time.monotonic()
         with pytest.raises(Unreachable):
             site.owner.job(1)
-        assert time.monotonic() - began < 25
+        assert time.monotonic() - began < 60
     finally:
         site.cluster.start_slurmctld()
         back(site)

@@ -25,7 +25,7 @@ def ahead_of(board: Board, present: int) -> Ahead:
 
 
 def read(board: Board, key: str) -> str | None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + 10
     while (text := board.read(key)) is None and time.monotonic() < until:
         time.sleep(0.01)
     return text
@@ -55,15 +55,3 @@ def test_a_plan_that_the_rank_heard_of_first_is_not_formed_twice() -> None:
     assert read(board, "formed-3-0")
     assert board.read("formed-1-0") is None and board.read("formed-2-0") is None
     ahead.stop()
-
-
-def test_a_wait_for_a_text_ends_when_it_is_there_and_when_the_time_is_over() -> None:
-    board = Board.host("127.0.0.1", new_token())
-    other, took = board.again(), list[float]()
-    for _ in range(3):
-        began = time.monotonic()
-        assert other.wait("never", 0.2) is None
-        took.append(time.monotonic() - began)
-    assert 0.1 < min(took) < 2  # of several: the machine may stand still in one
-    board.put("there", "yes")
-    assert other.wait("there", 60) == "yes"

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
@@ -31,17 +31,16 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from ones_wrapper.api import Job
 from ones_wrapper.api import join as join_group
 from ones_wrapper.data.feed import AccumulationStep
+from ones_wrapper.frameworks.lightning_loops import Boundaries, Carried
 from ones_wrapper.frameworks.steps import SAMPLER, Pass, Plain, Steps, join, options_of, shuffles
 from ones_wrapper.gradients.accumulation import AccumulatedOptimizer
 from ones_wrapper.group import Group
 from ones_wrapper.job_io import log
-from ones_wrapper.launch import hang_detector
 from ones_wrapper.launch.process_hooks import FLAGS
 from ones_wrapper.loop import Loader
 
 MANY = 1 << 40
 """More steps than an epoch has. Where an epoch ends our data says; Lightning would end it at a length given before."""
-NEVER = 1 << 62
 REFUSED = {
     "limit_train_batches": (1.0, "an epoch is the whole dataset: give a smaller one"),
     "overfit_batches": (0.0, "an epoch is the whole dataset: give a smaller one"),
@@ -206,7 +205,7 @@ class ElasticStrategy(ParallelStrategy):
         job, model = self.job, self.model
         if len(self.optimizers) != 1:
             raise ValueError(MANUAL)
-        carried = _Carried(trainer)
+        carried = Carried(trainer)
         follow: dict[str, Any] = {}
         others: dict[str, Any] = {"trainer": carried}
         for number, config in enumerate(self.lr_scheduler_configs):
@@ -234,10 +233,14 @@ class ElasticStrategy(ParallelStrategy):
                 raise ValueError(CONTINUE.format(given=self._checkpoint))
             if job.rank == 0:
                 log(f"ckpt_path is not read: the job goes on from its own checkpoint, step {job.progress.step}")
-        boundaries = _Boundaries(self, trainer, carried)
+        assert self._loader is not None and self._steps is not None
+        boundaries = Boundaries(job, self._loader, self._steps, trainer, carried, self._ask)
         self._boundaries = boundaries
         trainer.callbacks.insert(0, boundaries)
         boundaries.restore()
+
+    def _ask(self) -> None:
+        self._asking = True  # until the first batch
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """To train, nothing of it is read: the job has checkpoints of its own."""
@@ -333,95 +336,3 @@ class _Batches:
 
     def __next__(self) -> Any:
         return self._strategy.take()
-
-
-class _Boundaries(Callback):
-    """Where epochs begin, and how far Lightning's loops are."""
-
-    def __init__(self, strategy: ElasticStrategy, trainer: Any, carried: _Carried) -> None:
-        self.carried = carried
-        self._strategy, self._trainer, self._job = strategy, trainer, strategy.job
-        assert strategy._loader is not None
-        self._per_epoch = len(strategy._loader)
-        self._base = strategy.job._run.spec.base_batch
-        self._max_steps = trainer.max_steps
-        """In steps of the base batch, or -1."""
-        self._within = False
-        """Whether an epoch was begun that has not ended."""
-
-    def restore(self) -> None:
-        """Lightning goes on in the epoch that the checkpoint stopped in, or finds that nothing is left to do."""
-        fit, run, progress = self._trainer.fit_loop, self._job._run, self._job.progress
-        over = self.carried.over or 0 < self._max_steps <= self._job.base_steps
-        if over or run.finished_before:
-            fit.max_epochs = 0
-            if not run.finished_before:
-                run.begin()
-            run.finish()
-            return
-        for tracker in (fit.epoch_progress.total, fit.epoch_progress.current):
-            tracker.ready = tracker.started = tracker.processed = tracker.completed = progress.epoch
-        steps = fit.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
-        steps.ready = steps.completed = progress.step
-        fit.epoch_loop.on_load_checkpoint({"_batches_that_stepped": progress.step})
-        FLAGS.install()
-        run.begin()
-
-    def expect(self, total: int) -> None:
-        """A step of so many samples comes next: say how many follow it, whether to evaluate after it, and whether it
-        is the last of `max_steps`.
-        """
-        trainer, run, progress = self._trainer, self._job._run, self._job.progress
-        loop = trainer.fit_loop.epoch_loop
-        end = progress.cursor + total
-        left = -(-(progress.dataset - end) // run.batch)
-        trainer.fit_loop.max_batches = loop.batch_progress.current.ready + 1 + left
-        first, last = progress.cursor // self._base, end // self._base if left else self._per_epoch
-        if trainer.val_check_batch is not None:  # None where an interval of time is given
-            every = trainer.val_check_interval
-            every = every if isinstance(every, int) else max(1, int(self._per_epoch * every))
-            before = progress.epoch * self._per_epoch if trainer.check_val_every_n_epoch is None else 0
-            due = (before + last) // every > (before + first) // every
-            trainer.val_check_batch = 1 if due else NEVER
-        if self._max_steps >= 0:
-            done = progress.epoch * self._per_epoch + last >= self._max_steps
-            loop.max_steps = trainer.global_step + 1 if done else NEVER
-
-    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        FLAGS.install()  # Lightning's own handler of SIGTERM would end the ranks at different steps
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        FLAGS.install()
-
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        steps = self._strategy._steps
-        assert steps is not None
-        if self._within:
-            steps.end_epoch()
-        self._within = True
-        self._strategy._asking = True  # until the first batch
-
-    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        hang_detector.beat()
-
-
-class _Carried:
-    """What Lightning's callbacks note, such as early stopping's: it survives a resize with the checkpoint."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self.over = False
-        """Whether training has come to its end."""
-
-    def _callbacks(self) -> dict[str, Callback]:
-        return {one.state_key: one for one in self._trainer.callbacks}
-
-    def state_dict(self) -> dict[str, Any]:
-        states = {name: one.state_dict() for name, one in self._callbacks().items()}
-        return {"over": self.over, "callbacks": {name: state for name, state in states.items() if state}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.over = state["over"]
-        for name, one in self._callbacks().items():
-            if name in state["callbacks"]:
-                one.load_state_dict(state["callbacks"][name])

@@ -26,6 +26,8 @@ from ones_wrapper.protocol import (
 )
 
 TRIES = "tries.json"
+MEMORY = ".memory.json"
+"""What the GPUs turned out to hold; see `ones_wrapper.memory`."""
 _NAME = re.compile(r"step-\d{9,}")
 
 

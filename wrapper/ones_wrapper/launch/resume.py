@@ -20,7 +20,7 @@ from ones_wrapper.job_io import log
 from ones_wrapper.job_lock import WAIT_S, holder, last_job
 from ones_wrapper.launch.claim import CLAIM, Claim, Holder, take_claim
 from ones_wrapper.launch.fused_start import LEFT, RESULT, TAKEN
-from ones_wrapper.launch.job_directory import checkpoints, newest_checkpoint
+from ones_wrapper.launch.job_directory import MEMORY, checkpoints, newest_checkpoint
 from ones_wrapper.launch.places import leave_pointer, make_job_directory, make_root, own_job
 from ones_wrapper.launch.rank_placement import LaunchError
 from ones_wrapper.membership.files import Block
@@ -41,8 +41,6 @@ from ones_wrapper.sums import RESUMED_FROM, damage, sync
 
 OWNER = ".job"
 """The job whose directory it is."""
-MEMORY = ".memory.json"
-"""What the GPUs turned out to hold; see `memory`."""
 _JOB = re.compile(r"([0-9]{1,15})(?:_[0-9]{1,9})?", re.ASCII)
 
 

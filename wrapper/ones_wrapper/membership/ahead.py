@@ -12,8 +12,8 @@ from ones_wrapper.membership.board import Board, BoardLostError
 from ones_wrapper.membership.connections import Former
 from ones_wrapper.membership.plan import decode_plan
 
-WAIT_S = 2.0
-"""How long one wait for a plan may take: a thread that was told to stop ends by then."""
+LOOK_S = 0.1
+"""Time between two looks for a plan. torch's own wait writes lines to the job's log whenever its time is over."""
 
 
 class Ahead(threading.Thread):
@@ -52,10 +52,10 @@ class Ahead(threading.Thread):
 
     def run(self) -> None:
         """Until it is told to stop, or the board is lost, which others find too."""
-        while not self._stop_asked.is_set():
+        while not self._stop_asked.wait(LOOK_S):
             generation = self._next
             try:
-                text = self._board.wait(f"plan-{generation}", WAIT_S)
+                text = self._board.read(f"plan-{generation}")
                 if text is not None:
                     self._begin(generation, text)
             except (BoardLostError, ValueError):  # of a plan that cannot be read the rank itself says so

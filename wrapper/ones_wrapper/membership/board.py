@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -84,13 +83,6 @@ class Board:
             return self._texts.get(key).decode(errors="replace") if self._texts.check([key]) else None
         except RuntimeError as error:
             raise BoardLostError(str(error)) from None
-
-    def wait(self, key: str, timeout_s: float) -> str | None:
-        """A text, once it is there; None where it is not within the time. Holds up this connection. Raises
-        `BoardLostError`."""
-        with suppress(RuntimeError):  # the time is over, or the store is lost, which `read` finds
-            self._texts.wait([key], timedelta(seconds=timeout_s))
-        return self.read(key)
 
     def count(self, key: str, more: int = 0) -> int:
         """A counter, after `more` was added. Raises `BoardLostError`."""

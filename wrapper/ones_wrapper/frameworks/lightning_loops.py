@@ -1,0 +1,109 @@
+"""Lightning's loops in an elastic job: where epochs begin and end, how far the loops are, and what callbacks note."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from ones_wrapper.api import Job
+from ones_wrapper.frameworks.steps import Steps
+from ones_wrapper.launch import hang_detector
+from ones_wrapper.launch.process_hooks import FLAGS
+from ones_wrapper.loop import Loader
+
+NEVER = 1 << 62
+"""More steps than any job makes."""
+
+
+class Carried:
+    """What Lightning's callbacks note, such as early stopping's: it survives a resize with the checkpoint."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.over = False
+        """Whether training has come to its end."""
+
+    def _callbacks(self) -> dict[str, Callback]:
+        return {one.state_key: one for one in self._trainer.callbacks}
+
+    def state_dict(self) -> dict[str, Any]:
+        states = {name: one.state_dict() for name, one in self._callbacks().items()}
+        return {"over": self.over, "callbacks": {name: state for name, state in states.items() if state}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.over = state["over"]
+        for name, one in self._callbacks().items():
+            if name in state["callbacks"]:
+                one.load_state_dict(state["callbacks"][name])
+
+
+class Boundaries(Callback):
+    """Where epochs begin, and how far Lightning's loops are."""
+
+    def __init__(
+        self, job: Job, loader: Loader, steps: Steps, trainer: Any, carried: Carried, ask: Callable[[], None]
+    ) -> None:
+        """`ask` is called where an epoch begins, whose first batch Lightning asks for next."""
+        self.carried = carried
+        self._job, self._steps, self._trainer, self._ask = job, steps, trainer, ask
+        self._per_epoch = len(loader)
+        self._base = job._run.spec.base_batch
+        self._max_steps = trainer.max_steps
+        """In steps of the base batch, or -1."""
+        self._within = False
+        """Whether an epoch was begun that has not ended."""
+
+    def restore(self) -> None:
+        """Lightning goes on in the epoch that the checkpoint stopped in, or finds that nothing is left to do."""
+        fit, run, progress = self._trainer.fit_loop, self._job._run, self._job.progress
+        over = self.carried.over or 0 < self._max_steps <= self._job.base_steps
+        if over or run.finished_before:
+            fit.max_epochs = 0
+            if not run.finished_before:
+                run.begin()
+            run.finish()
+            return
+        for tracker in (fit.epoch_progress.total, fit.epoch_progress.current):
+            tracker.ready = tracker.started = tracker.processed = tracker.completed = progress.epoch
+        steps = fit.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
+        steps.ready = steps.completed = progress.step
+        fit.epoch_loop.on_load_checkpoint({"_batches_that_stepped": progress.step})
+        FLAGS.install()
+        run.begin()
+
+    def expect(self, total: int) -> None:
+        """A step of so many samples comes next: say how many follow it, whether to evaluate after it, and whether it
+        is the last of `max_steps`.
+        """
+        trainer, run, progress = self._trainer, self._job._run, self._job.progress
+        loop = trainer.fit_loop.epoch_loop
+        end = progress.cursor + total
+        left = -(-(progress.dataset - end) // run.batch)
+        trainer.fit_loop.max_batches = loop.batch_progress.current.ready + 1 + left
+        first, last = progress.cursor // self._base, end // self._base if left else self._per_epoch
+        if trainer.val_check_batch is not None:  # None where an interval of time is given
+            every = trainer.val_check_interval
+            every = every if isinstance(every, int) else max(1, int(self._per_epoch * every))
+            before = progress.epoch * self._per_epoch if trainer.check_val_every_n_epoch is None else 0
+            due = (before + last) // every > (before + first) // every
+            trainer.val_check_batch = 1 if due else NEVER
+        if self._max_steps >= 0:
+            done = progress.epoch * self._per_epoch + last >= self._max_steps
+            loop.max_steps = trainer.global_step + 1 if done else NEVER
+
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        FLAGS.install()  # Lightning's own handler of SIGTERM would end the ranks at different steps
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        FLAGS.install()
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if self._within:
+            self._steps.end_epoch()
+        self._within = True
+        self._ask()
+
+    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        hang_detector.beat()
