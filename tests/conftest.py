@@ -233,10 +233,10 @@ def empty_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def served() -> Iterator[Server]:
+def served(in_memory: bool = False) -> Iterator[Server]:
     """A PostgreSQL for as long as a fixture lives."""
     try:
-        server = Server()
+        server = Server(in_memory)
     except NoServer as error:
         pytest.skip(str(error))
     try:

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from ones_db import Store, migrate
+from tests.conftest import served
 from tests.db.server import Server
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A PostgreSQL that runs as long as the tests, and that no cluster uses."""
+    yield from served(in_memory=True)
 
 
 @pytest.fixture(scope="session")

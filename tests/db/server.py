@@ -22,6 +22,10 @@ ADMIN = "ones"
 SMALL = 32 << 20
 """Bytes of the disk that is soon full."""
 
+_MEMORY = Path("/dev/shm")
+_ROOM = 4 << 30
+"""Bytes that must be free in memory: a server takes some hundred million of them, and each worker has one."""
+
 
 class NoServer(Exception):
     """PostgreSQL is not here and cannot be installed; the message says why."""
@@ -75,11 +79,13 @@ def _installed() -> Path | None:
 class Server:
     """A server over its own data, with fsync on, as an ordinary user."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_memory: bool = False) -> None:
+        """`in_memory` has its files lie there, where there is room; a cluster of the tests does not see them."""
         self.bin = binaries()
         self._as: list[str] = []
         # Not among pytest's directories: they are closed to other users, and too long for a socket's path.
-        self.place = Path(tempfile.mkdtemp(prefix="ones-pg-"))
+        memory = in_memory and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM
+        self.place = Path(tempfile.mkdtemp(prefix="ones-pg-", dir=_MEMORY if memory else None))
         self.place.chmod(0o755)
         if os.geteuid() == 0:
             user = next(known for name in ("postgres", "nobody") if (known := _user(name)) is not None)

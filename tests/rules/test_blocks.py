@@ -298,8 +298,9 @@ def test_the_commands_of_a_change_by_hand() -> None:
     )
     (change,) = planned({1: Shape(1, 2)}, [first], {"n1": 3}, ours=()).begin
     blocks = tuple(replace(block, kind="a100") for block in change.elastic.blocks)
-    typed = replace(change, elastic=replace(change.elastic, blocks=blocks))
+    typed = replace(change, elastic=replace(change.elastic, blocks=blocks), old_kind="a100", new_kind="a100")
     assert commands(typed, 7, None, 900.0)[2].endswith(" Gres=gpu:a100:1")
+    assert commands(replace(typed, new_kind=""), 7, None, 900.0)[2].endswith(" Gres=gpu:1"), "none is asked for"
     lines = commands(change, 7, None, 900.0)
     assert lines[:3] == [
         "scontrol uhold 1_1",

@@ -113,7 +113,7 @@ def test_batch_order_takes_effect_without_a_restart(tmp_path: Path) -> None:
 def test_newer_order_calls_a_drain_off(tmp_path: Path) -> None:
     """Protects: a resize that the companion gives up costs the job a pause, not a run."""
     hurry = tmp_path / "hurry"
-    run = Run(tmp_path, "--step-ms", "150", "--hurry", str(hurry))
+    run = Run(tmp_path, "--step-ms", "400", "--hurry", str(hurry))
     run.wait_for(Throughput)
     write_order(tmp_path, Order(1, 0, drain=True))
     run.wait_for(Checkpoint, lambda report: report.order == 1)
@@ -158,7 +158,7 @@ def test_full_disk_does_not_stop_training(tmp_path: Path) -> None:
     nothing.
     """
     hurry = tmp_path / "hurry"
-    options = ("--step-ms", "250", "--hurry", str(hurry), "--epochs", "4", "--full", "15", "26")
+    options = ("--step-ms", "400", "--hurry", str(hurry), "--epochs", "4", "--full", "15", "26")
     run = Run(tmp_path, *options, ranks=2)
     run.wait_for(First)
     run.signal(signal.SIGUSR1)

@@ -11,6 +11,7 @@ from tests.guide.service import ObservedService
 
 MAIN_PID = "$(systemctl show -P MainPID slurm-ones)"
 KILL = "systemctl kill --signal=KILL --kill-whom=main slurm-ones"
+SLOWER = "/run/systemd/system/slurm-ones.service.d/slower.conf"
 HELD = ("reshaping", "releasing")
 GONE = "… and never started again"
 HUNG_S = 120.0
@@ -21,8 +22,14 @@ def _(service: ObservedService) -> None:
     host = service.leader
     resize = service.cause_resize()
     service.mark_broken(f"kill -9 while job {resize.job_id} was {resize.state}")
-    host.sh(KILL)
-    service.see_status(host, "last heard of", 30)
+    # systemd waits until it was looked at: `status` tells of it for some seconds alone otherwise.
+    host.sh(f"mkdir -p {SLOWER.rpartition('/')[0]} && printf '[Service]\\nRestartSec=25\\n' > {SLOWER}")
+    host.sh("systemctl daemon-reload")
+    try:
+        host.sh(KILL)
+        service.see_status(host, "last heard of", 60)
+    finally:
+        host.sh(f"rm {SLOWER} && systemctl daemon-reload")
     service.see_journal(host, "Scheduled restart job")
     service.see_journal(host, "leads, in term")
 
