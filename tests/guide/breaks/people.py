@@ -97,11 +97,14 @@ def _link(spec: Path) -> None:
 def _(service: ObservedService) -> None:
     job_id = min(service.elastic())
     service.harness.wait(job_id, lambda job: job.running, "running")
-    reports = max(service.directory(job_id).glob("reports-*.jsonl"), key=lambda path: path.stat().st_mtime)
+    directory = service.directory(job_id)
+    # A job that runs has loaded torch, and more, before it reports.
+    service.leader.until(lambda: any(directory.glob("reports-*.jsonl")), f"a report of job {job_id}")
+    reports = max(directory.glob("reports-*.jsonl"), key=lambda path: path.stat().st_mtime)
     service.mark_broken(f"nonsense and escapes among the reports of job {job_id}")
     with reports.open("a") as file:
         file.write(NONSENSE)
-    service.see(lambda: service.why(job_id), "not believed")
+    service.see(lambda: service.why(job_id), "Not believed of its reports")
 
 
 @row(HOSTILE, "what is no file")
