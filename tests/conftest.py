@@ -114,6 +114,7 @@ LONG = (
     "tests/wrapper/layouts/test_hot_ring.py",
     "tests/wrapper/layouts/test_lm_ring.py",
     "tests/wrapper/membership/test_hot_apart.py",
+    "tests/wrapper/membership/test_hot_coreset.py",
     "tests/wrapper/membership/test_hot_onebit.py",
     "tests/wrapper/membership/test_hot_uneven.py",
     "tests/wrapper/membership/test_launched.py",
