@@ -114,6 +114,7 @@ LONG = (
     "tests/wrapper/layouts/test_hot_ring.py",
     "tests/wrapper/layouts/test_lm_ring.py",
     "tests/wrapper/membership/test_hot_apart.py",
+    "tests/wrapper/membership/test_hot_coreset.py",
     "tests/wrapper/membership/test_hot_onebit.py",
     "tests/wrapper/membership/test_hot_uneven.py",
     "tests/wrapper/membership/test_launched.py",
@@ -184,6 +185,8 @@ def quick(cluster: Cluster) -> None:
     options = "SchedulerParameters=batch_sched_delay=0,bf_interval=1,sched_interval=1,"
     conf.write_text(conf.read_text().replace("SchedulerParameters=", options))
     cluster.run(["scontrol", "reconfigure"], user="root")
+    # All daemons start anew; a node is not responding until it has registered again.
+    cluster.await_nodes()
 
 
 def start(request: pytest.FixtureRequest, site: str | Site) -> Cluster:

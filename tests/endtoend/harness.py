@@ -30,8 +30,6 @@ from tests.cluster import Cluster, paths
 from tests.endtoend.scripted import STAY
 
 HERE = paths.REPOSITORY / "tests/endtoend"
-BLOCKS = paths.REPOSITORY / "sbatch_templates/ddp.sbatch"
-"""The template that users submit; the others are of jobs that are requeued."""
 TEMPLATE, WHOLE_NODES = HERE / "plain.sbatch", HERE / "plain-whole-node.sbatch"
 """Jobs that are resized by a requeue."""
 BLOCKS = paths.REPOSITORY / "sbatch_templates/ddp.sbatch"

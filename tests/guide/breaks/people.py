@@ -104,7 +104,7 @@ def _(service: ObservedService) -> None:
     service.mark_broken(f"nonsense and escapes among the reports of job {job_id}")
     with reports.open("a") as file:
         file.write(NONSENSE)
-    service.see(lambda: service.why(job_id), "not believed")
+    service.see(lambda: service.why(job_id), "Not believed of its reports")
 
 
 @row(HOSTILE, "what is no file")
