@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -86,6 +86,8 @@ class Server:
         # Not among pytest's directories: they are closed to other users, and too long for a socket's path.
         memory = in_memory and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM
         self.place = Path(tempfile.mkdtemp(prefix="ones-pg-", dir=_MEMORY if memory else None))
+        remove_left(self.place.parent)
+        self._lock = lock(self.place)
         self.place.chmod(0o755)
         if os.geteuid() == 0:
             user = next(known for name in ("postgres", "nobody") if (known := _user(name)) is not None)
@@ -140,6 +142,7 @@ class Server:
         """Stop it and leave nothing behind."""
         self.stop()
         shutil.rmtree(self.place)
+        os.close(self._lock)
 
     def url(self, database: str, user: str = ADMIN) -> str:
         """The URL of one of its databases."""
@@ -177,6 +180,27 @@ class Server:
         done = subprocess.run([*self._as, *command], capture_output=True, text=True, check=False, cwd=self.place)
         if done.returncode != 0:
             raise RuntimeError(f"{command[0]}: {done.stderr or done.stdout}")
+
+
+def lock(place: Path) -> int:
+    """Say that a process uses the place, for as long as it keeps this descriptor open."""
+    handle = os.open(place / "locking", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    # Under this name it is looked for, so that nobody finds it unlocked.
+    (place / "locking").rename(place / "lock")
+    return handle
+
+
+def remove_left(folder: Path) -> None:
+    """Remove the places of processes that were killed: in memory they would take room until the next boot."""
+    for found in folder.glob("ones-pg-*/lock"):
+        with suppress(OSError):
+            handle = os.open(found, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(found.parent)
+            finally:
+                os.close(handle)
 
 
 def may_unshare() -> bool:
