@@ -34,13 +34,13 @@ demo: check-host
 demo-root:
 	@$(PYTHON) -m tests.demo.first
 
-# What the demo needs, without what only development does: less than half of the time of `make install`.
+# What the demo needs, without what only development does: less than half of the time of `make install`. Its jobs, of
+# other users, could keep no bytecode, and each would compile PyTorch anew: it is compiled here, on all cores, unlike pip.
 $(VENV)/.demo: setup.cfg db/setup.cfg wrapper/setup.cfg pyproject.toml requirements-demo.txt
 	@echo "Installing what the demo needs into $(VENV): about a minute, and the download of PyTorch …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --no-compile --progress-bar off --quiet --requirement requirements-demo.txt \
 		--editable ./wrapper --editable './db[migrate]' --editable .
-	# Jobs of other users could not keep bytecode, and each would compile PyTorch anew. On all cores, unlike pip.
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib slurm_ones wrapper db tests/demo tests/cluster > /dev/null || true
 	@echo "All packages of the demo are installed"
 	@touch $@
@@ -53,11 +53,13 @@ check: lint
 # All tests, and of the longest a third, drawn by the run's seed (ONES_LONG=all: all of them). More workers than a small
 # machine has cores: half of the tests wait for a Slurm, and each worker has clusters of its own.
 WORKERS ?= 3
-# mypy runs beside them: alone it takes a minute of one core. Its errors stand at the end, and fail the whole.
+# mypy runs beside them: alone it takes a minute of one core. Its errors stand at the end, and fail the whole. What runs
+# in the background hears no Ctrl-C, so it is ended by the shell.
 test: style
-	@log=$$(mktemp); trap 'rm -f $$log' EXIT; $(BIN)/mypy > $$log 2>&1 & types=$$!; \
+	@log=$$(mktemp); $(BIN)/mypy > $$log 2>&1 & beside=$$!; \
+	trap 'rm -f $$log' EXIT; trap 'kill $$beside; exit 130' INT TERM; \
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder; tests=$$?; \
-	wait $$types; types=$$?; echo "mypy:"; cat $$log; [ $$tests -eq 0 ] && [ $$types -eq 0 ]
+	wait $$beside; types=$$?; echo "mypy:"; cat $$log; [ $$tests -eq 0 ] && [ $$types -eq 0 ]
 
 lint: style
 	$(BIN)/mypy

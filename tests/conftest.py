@@ -185,6 +185,8 @@ def quick(cluster: Cluster) -> None:
     options = "SchedulerParameters=batch_sched_delay=0,bf_interval=1,sched_interval=1,"
     conf.write_text(conf.read_text().replace("SchedulerParameters=", options))
     cluster.run(["scontrol", "reconfigure"], user="root")
+    # All daemons start anew; a node is not responding until it has registered again.
+    cluster.await_nodes()
 
 
 def start(request: pytest.FixtureRequest, site: str | Site) -> Cluster:

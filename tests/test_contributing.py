@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,38 @@ def test_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     client = shown("SshClient")(timeout_s=20, keepalive=lambda: None)
     assert client.version() == (26, 5)
+
+
+def test_what_make_test_says_and_leaves(tmp_path: Path) -> None:
+    """mypy runs beside the tests: its failure fails the whole, and Ctrl-C ends it too."""
+    programs, made = tmp_path / "bin", tmp_path / "tmp"
+    programs.mkdir()
+    made.mkdir()
+
+    def start(tests: str, types: str) -> subprocess.Popen[bytes]:
+        for name, text in (("python", tests), ("mypy", types)):
+            (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+            (programs / name).chmod(0o755)
+        env = {**os.environ, "TMPDIR": str(made), "MAKEFLAGS": ""}
+        command = ["make", "--assume-old=style", "test", f"BIN={programs}"]
+        return subprocess.Popen(command, cwd=TOP, env=env, start_new_session=True, stderr=subprocess.DEVNULL)
+
+    ended = [
+        start(tests, types).wait(60) for tests, types in (("exit 0", "exit 0"), ("exit 0", "exit 1"), ("exit 1", ""))
+    ]
+    assert ended[0] == 0 and ended[1] != 0 and ended[2] != 0
+    process = start(f"touch {tmp_path}/runs; exec sleep 60", f"echo $$ > {tmp_path}/types; exec sleep 61")
+    until = time.monotonic() + 60
+    while not ((tmp_path / "runs").exists() and (tmp_path / "types").exists() and (tmp_path / "types").read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) != 0
+    mypy = Path("/proc", (tmp_path / "types").read_text().strip())
+    while mypy.exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert not [*made.iterdir()]
 
 
 def test_the_targets_exist() -> None:

@@ -58,7 +58,11 @@ class HeldTasks:
         # A record that stands for several tasks is of those that never ran.
         out = [job for job in tasks if not (job.completing or (job.pending and job.held))]
         if gone := ours.intersection(task for job in out for task in job.array_tasks):
-            self.note(self._store.note_let_go(newest.id, sorted({*newest.let_go} | gone)))
+            try:
+                self.note(self._store.note_let_go(newest.id, sorted({*newest.let_go} | gone)))
+            except Exception:
+                self.read_again(job_id)
+                raise
 
     def note(self, resize: ResizeRecord) -> None:
         """A resize was begun, or taken further."""

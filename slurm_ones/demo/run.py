@@ -72,6 +72,12 @@ def prepare(folder: Path) -> None:
         raise DemoFailed(f"{folder}: cannot be used ({error.strerror}); name another with --directory") from None
 
 
+def address_in(log: str) -> str:
+    """The live page's address by what `slurm-ones web` printed, whatever warnings stand before; empty until it did."""
+    found = re.search(r"^The live page: (\S+)\n", log, flags=re.MULTILINE)
+    return found[1] if found else ""
+
+
 def page_file(folder: Path, address: str) -> Path:
     """A file that leads a browser to the address, and that this user alone can read: the token in the address would
     stand in the browser's command line, which everybody on this machine can."""
@@ -139,8 +145,8 @@ class Demo:
         while True:
             self._look()
             # It listens before it says where.
-            if found := re.search(r"^The live page: (\S+)\n", (self.folder / "web.log").read_text(errors="replace")):
-                return found[1]
+            if address := address_in((self.folder / "web.log").read_text(errors="replace")):
+                return address
             if self.processes.poll(self._page) is not None or time.monotonic() > until:
                 raise DemoFailed(f"the live page did not start: {self._tail('web.log')}")
 

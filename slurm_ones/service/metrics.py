@@ -123,8 +123,8 @@ class Metrics:
         self._due: list[tuple[ResizeRecord, Who]] = []
         self._shown: set[tuple[str, ...]] = set()
         """Series by reason that are there already."""
-        self._later: list[Total] = []
-        """Those that are new since the last tick, and are to be counted up."""
+        self._later: list[tuple[tuple[str, ...], Total]] = []
+        """Those that are new since the last tick, once for each time that they are to be counted up."""
         self._present = _Present(clock)
         self.registry.register(self._present)
         self._info = self._gauge("info", "the companion, always 1", "version", "policy", "mode")
@@ -181,7 +181,8 @@ class Metrics:
         for resize, who in self._due:
             self._time_of(resize, who, phases.get(resize.id, {}))
         self._due = []
-        for series in self._later:
+        for name, series in self._later:
+            self._shown.add(name)
             series.inc()
         self._later = []
         elastic = tick.observation.elastic
@@ -293,8 +294,7 @@ class Metrics:
         if (name, *labels) in self._shown:
             total.labels(*labels).inc()
         else:
-            self._shown.add((name, *labels))
-            self._later.append(total.labels(*labels))
+            self._later.append(((name, *labels), total.labels(*labels)))
 
     def _time_of(self, resize: ResizeRecord, who: Who, phases: Mapping[str, float]) -> None:
         """Take in where the time of a resize went. What a job tells of itself counts no longer than the resize lasted

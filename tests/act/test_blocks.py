@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ones_db import Store
+from ones_db import ResizeRecord, Store, StoreError
 from ones_wrapper.protocol import Membership, encode_report
 from slurm_ones.act import blocks
 from slurm_ones.act.held_tasks import HeldTasks
@@ -270,6 +270,31 @@ def test_a_block_that_its_owner_lets_go_and_holds_again_is_not_ours(make: Make, 
     world.tidy()
     assert not {2} & (world.held.of(world.job_id) | world.machine_held()) and 3 in world.machine_held()
     assert 2 in world.held.ever(world.job_id), "what the job leaves behind when it says that it is over"
+
+
+def test_what_was_let_go_stays_so_where_a_write_was_only_said_to_have_failed(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later note does not take the first one back, whatever the owner holds again meanwhile."""
+    world = make()
+    world.begin({1: ONE})
+    world.finish()
+    for name in list(world.cluster.nodes.names()):
+        world.cluster.drain(name)  # what is let go waits
+    world.cluster.release(Task(world.job_id, 2))
+    write = world.store.note_let_go
+
+    def lost_answer(resize_id: int, tasks: Sequence[int]) -> ResizeRecord:
+        write(resize_id, tasks)
+        raise StoreError("gone")
+
+    with monkeypatch.context() as patch, pytest.raises(StoreError):
+        patch.setattr(world.store, "note_let_go", lost_answer)
+        world.tidy()
+    world.cluster.hold(Task(world.job_id, 2))
+    world.cluster.release(Task(world.job_id, 3))
+    world.tidy()
+    assert world.held.of(world.job_id).isdisjoint({2, 3}) and HeldTasks(world.store).of(world.job_id).isdisjoint({2, 3})
 
 
 def test_a_block_gives_up_the_type_of_gpu_that_it_had_before(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,7 @@ class Cluster:
             self._start_accounting()
             self._write_state()
             self._start_daemons()
-            self._await_nodes()
+            self.await_nodes()
         except BaseException as why:
             # Read before the logs go away with the cluster.
             words = self._last_words()
@@ -236,11 +236,12 @@ class Cluster:
         self.start_slurmctld()
         self.start_slurmds(*self.nodes)
 
-    def _await_nodes(self) -> None:
+    def await_nodes(self) -> None:
         """Wait until every node is idle; Slurm needs a few seconds to hear from all of them."""
-        deadline = time.monotonic() + NODES_SECONDS
+        began = time.monotonic()
         shown = "slurmctld does not answer"
-        while time.monotonic() < deadline and self._controller_lives():
+        # Reconfigured, slurmctld is replaced by a new process.
+        while (waited := time.monotonic() - began) < NODES_SECONDS and (waited < 5 or self._controller_lives()):
             answer = self.run(["sinfo", "-hN", "-o", "%N %T"], user="root", check=False)
             if answer.returncode == 0:
                 shown = answer.stdout

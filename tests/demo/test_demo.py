@@ -27,6 +27,7 @@ from slurm_ones.demo.local_slurm import LocalSlurm, Submitted
 from slurm_ones.demo.processes import Processes, clean_environment
 from slurm_ones.demo.progress import samples_line
 from slurm_ones.demo.remote import RemoteClient, Served
+from slurm_ones.demo.run import address_in
 from slurm_ones.slurm.client import Refused, UnknownJob, Unreachable
 from slurm_ones.slurm.model import Task
 from tests.slurm.simulated import SimulatedSite
@@ -291,6 +292,14 @@ class TestRemoteClient:
             companion.start()
             companion.join(60.0)
         assert heard == [(26, 5)]
+
+
+def test_the_address_is_found_behind_warnings() -> None:
+    """Protects a demo whose Python or libraries have something to say first; half a line is no address."""
+    assert address_in("x.py:1: DeprecationWarning: y\nThe live page: http://127.0.0.1:5/?token=t\nCtrl-C") == (
+        "http://127.0.0.1:5/?token=t"
+    )
+    assert address_in("The live page: http://127.0.0.1:5/?tok") == ""
 
 
 def test_no_command_of_slurm_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

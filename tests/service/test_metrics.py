@@ -151,6 +151,20 @@ def test_why_jobs_stay_as_they_are() -> None:
     assert figures.value("refusals_total", reason="gpus_not_free") == 2.0
 
 
+def test_a_new_reason_of_several_jobs_begins_at_0_as_well() -> None:
+    """Jobs that are refused at one tick for one reason all count for `increase()`, which a series at 1 would hide."""
+    figures = Figures()
+    jobs = [elastic(number, Shape(1, 2)) for number in (1, 2, 3)]
+    outcomes = {number: reason("gpus_not_free", shape="1x2") for number in (1, 2, 3)}
+    figures.tick(*jobs, outcomes=outcomes)
+    assert figures.value("refusals_total", reason="gpus_not_free") == 0.0
+    figures.tick(*jobs, outcomes=outcomes)
+    assert figures.value("refusals_total", reason="gpus_not_free") == 3.0
+    figures.tick(outcomes={})
+    figures.tick(*jobs, outcomes=outcomes)
+    assert figures.value("refusals_total", reason="gpus_not_free") == 6.0
+
+
 def test_a_resize_is_counted_once_with_its_phases() -> None:
     """At the tick after its end, though its job has ended with it; what a job says is no longer than the resize was."""
     figures = Figures()

@@ -7,16 +7,21 @@ import time
 
 class Standstill:
     """Notices that this process stood still itself: its node did, or Slurm had suspended the job. Others stood still
-    with it, or could not be heard, so none of that time counts as their silence.
+    with it, or could not be heard, so that time does not count as their silence.
     """
 
     MOST_S = 2.0
     """Two looks that are further apart had a standstill between them."""
+    COUNTS_S = 0.5
+    """So much of each counts all the same: who is always late finds at last what is silent."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
 
     def look(self) -> float:
-        """Call it several times a second. The seconds since the last call where that was a standstill, else 0."""
+        """Call it several times a second. The seconds since the last call that do not count, where that was a
+        standstill; else 0.
+        """
         last, self._last = self._last, time.monotonic()
-        return self._last - last if self._last - last > self.MOST_S else 0.0
+        between = self._last - last
+        return between - self.COUNTS_S if between > self.MOST_S else 0.0

@@ -119,7 +119,8 @@ def study(
     errors: list[str] = []
     rigid: dict[str, float] = {}
     for share in shares:
-        plan, most = plan_of(name, stretch, curves, share, seeds, profiles), min(processes, len(seeds))
+        plan = plan_of(name, stretch, curves, share, seeds, profiles)
+        most = min(processes, len(plan.seeds))
         found = run_kept(plan, most, folder, on_progress) if folder else run_all(plan, most, on_progress)
         errors += [f"{run.policy}, seed {run.seed}: {run.error}" for run in found if run.outcome is None]
         done = [(run, run.outcome) for run in found if run.outcome is not None]

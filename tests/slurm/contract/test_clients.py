@@ -68,6 +68,7 @@ def test_leaf_switches_of_nodes(site: Site) -> None:
 def test_drained_and_down_nodes_are_unusable(site: Site) -> None:
     """No schedule may count on a node that takes no jobs."""
     update = ("scontrol", "update", "NodeName=n4", "Reason=test")
+    until(lambda: _unusable(site.owner.snapshot()) == set(), "all nodes to be usable")
     site.cluster.run([*update, "State=DRAIN"], user="root")
     try:
         assert _unusable(site.owner.snapshot()) == {"n4"}

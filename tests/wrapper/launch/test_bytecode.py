@@ -71,6 +71,16 @@ def test_who_may_write_bytecode_is_told_nothing_unless_it_is_switched_off(
     assert bytecode.note({}) != ""
 
 
+def test_a_place_for_bytecode_that_may_not_be_looked_at_ends_no_job(
+    torch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects a start from its own advice: PYTHONPYCACHEPREFIX may lie in somebody else's home."""
+    closed = Path(torch.parents[1], "closed")
+    closed.mkdir(mode=0)
+    monkeypatch.setattr(sys, "pycache_prefix", str(closed / "cache"))
+    assert "none can be kept" in as_stranger(lambda: bytecode.note({}))
+
+
 def test_it_is_said_once_a_job(torch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Protects logs: neither a requeue nor a block that joins says it again."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

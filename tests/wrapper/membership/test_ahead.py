@@ -44,6 +44,21 @@ def test_groups_are_formed_before_the_rank_asks_for_them() -> None:
     ahead.stop()
 
 
+def test_a_plan_that_follows_at_once_takes_nothing_from_a_rank_that_is_slow() -> None:
+    """Protects the change: rank 0 may have made it, and the leader may have published the next plan, before another
+    rank asks for its groups. The next plan's are not formed a second time either.
+    """
+    board = Board.host("127.0.0.1", new_token())
+    ahead = ahead_of(board, 0)
+    for generation in (1, 2):
+        board.put(f"plan-{generation}", encode(Plan(generation, 0, (ME,))))
+        assert read(board, f"formed-{generation}-0")
+    for generation in (1, 2):
+        former = ahead.take(generation)
+        assert former is not None and former.formed is not None and former.plan.generation == generation
+    ahead.stop()
+
+
 def test_a_plan_that_the_rank_heard_of_first_is_not_formed_twice() -> None:
     """Protects the group: a second one of the same name would mix its messages with the first's."""
     board = Board.host("127.0.0.1", new_token())

@@ -22,13 +22,16 @@ def note(env: Mapping[str, str]) -> str:
         return ""
     try:
         cached = Path(cache_from_source(spec.origin))
+        kept = cached.is_file() or (_writable(cached.parent) and not sys.dont_write_bytecode)
     except NotImplementedError:  # this Python keeps none
         return ""
-    if cached.is_file() or (_writable(cached.parent) and not sys.dont_write_bytecode):
+    except PermissionError:  # PYTHONPYCACHEPREFIX names a place of somebody else
+        kept = False
+    if kept:
         return ""
     packages = Path(spec.origin).parents[1]
     return (
-        "torch has no bytecode, and this user cannot write it, so each start compiles torch anew: about 5 s of the "
+        "torch has no bytecode, and none can be kept, so each start compiles torch anew: about 5 s of the "
         f"processor. Who owns {packages} can end that: {sys.executable} -m compileall -q {packages}"
     )
 

@@ -31,19 +31,35 @@ class Heartbeats:
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self._memory = mmap.mmap(-1, _ENTRY.size * ranks)
+        self._excused = [(0.0, 0.0)] * ranks
+        """Of each rank: a beat, and the seconds after it that do not count."""
 
     def beat(self, local_rank: int, now: float) -> None:
         """This rank was at a step boundary; with 0 it is watched no longer."""
         _ENTRY.pack_into(self._memory, _ENTRY.size * local_rank, now)
 
-    def hung(self, now: float, limit_s: float, since: float = 0.0) -> list[int]:
-        """Local ranks that trained and were at no step boundary for so long, not counting what was before `since`. None
-        where `limit_s` is 0.
+    def stood_still(self, now: float, seconds: float) -> None:
+        """All ranks stood still for so long until now, with the caller. It adds up: a scheduler that suspends jobs in
+        turn does so more often than a limit ends.
+        """
+        for rank, beat in enumerate(self._beats()):
+            self._excused[rank] = beat, self._excuse(rank, beat) + min(seconds, now - beat)
+
+    def hung(self, now: float, limit_s: float) -> list[int]:
+        """Local ranks that trained and were at no step boundary for so long, standstills aside. None where `limit_s` is
+        0.
         """
         if limit_s <= 0:
             return []
-        beats = [_ENTRY.unpack_from(self._memory, _ENTRY.size * rank)[0] for rank in range(self.ranks)]
-        return [rank for rank, beat in enumerate(beats) if beat and now - max(beat, since) > limit_s]
+        silent = [beat and now - beat - self._excuse(rank, beat) for rank, beat in enumerate(self._beats())]
+        return [rank for rank, seconds in enumerate(silent) if seconds > limit_s]
+
+    def _beats(self) -> list[float]:
+        return [_ENTRY.unpack_from(self._memory, _ENTRY.size * rank)[0] for rank in range(self.ranks)]
+
+    def _excuse(self, rank: int, beat: float) -> float:
+        before, seconds = self._excused[rank]
+        return seconds if before == beat else 0.0
 
 
 _own: tuple[Heartbeats, int] | None = None
@@ -88,12 +104,13 @@ def watch_this_process(limit_s: float, end: Callable[[], None], poll_s: float = 
     watch_rank(board, 0)
 
     def look() -> None:
-        still, since = Standstill(), 0.0
+        still = Standstill()
         while os.getpid() == mine:
             time.sleep(min(poll_s, limit_s / 4))
             now = time.monotonic()
-            since = now if still.look() else since
-            if board.hung(now, limit_s, since):
+            if stood_s := still.look():
+                board.stood_still(now, stood_s)
+            if board.hung(now, limit_s):
                 end()
                 return
 

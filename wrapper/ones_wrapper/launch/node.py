@@ -72,8 +72,7 @@ class Ranks:
         self._grace_s = grace_s
         self._hang_s = hang_s
         self._board = hang_detector.Heartbeats(count)
-        self._still, self._since = Standstill(), 0.0
-        """When this node's last standstill ended."""
+        self._still = Standstill()
         self._living: dict[int, int] = {}
         """Local rank of each process."""
         self.received: set[int] = set()
@@ -121,7 +120,7 @@ class Ranks:
         while self._living:
             if stood_s := self._still.look():
                 self._kill_at += stood_s
-                self._since = time.monotonic()
+                self._board.stood_still(time.monotonic(), stood_s)
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 self._check()
@@ -146,7 +145,7 @@ class Ranks:
         now = time.monotonic()
         if now > self._kill_at:
             self._send(signal.SIGKILL)
-        elif not self._codes and (hung := self._board.hung(now, self._hang_s, self._since)):
+        elif not self._codes and (hung := self._board.hung(now, self._hang_s)):
             self._end_hung(hung)
 
     def _end_hung(self, hung: list[int]) -> None:

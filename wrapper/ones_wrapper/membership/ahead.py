@@ -30,7 +30,9 @@ class Ahead(threading.Thread):
         self._next = present + 1
         self._uid = uid
         self._make = make
-        self._former: Former | None = None
+        self._formers: dict[int, Former] = {}
+        """Of each plan that was begun and not taken. A later plan ends none of them: rank 0 may have changed over, and
+        the leader published the next plan, before this rank asks for its groups."""
         self._lock = threading.Lock()
         self._stop_asked = threading.Event()
 
@@ -40,11 +42,9 @@ class Ahead(threading.Thread):
         """
         with self._lock:
             self._next = max(self._next, generation + 1)
-            former, self._former = self._former, None
-            if former is None or former.plan.generation == generation:
-                return former
-            _drop(former)
-            return None
+            for past in [one for one in self._formers if one < generation]:
+                _drop(self._formers.pop(past))
+            return self._formers.pop(generation, None)
 
     def stop(self) -> None:
         """Begin nothing any more; returns at once."""
@@ -68,14 +68,12 @@ class Ahead(threading.Thread):
             if self._next != generation or self._stop_asked.is_set():  # the rank was faster, and has begun
                 return
             self._next += 1
-            _drop(self._former)
-            self._former = None
             if first is not None:
-                self._former = self._make(plan, first, self._board.again())
-                self._former.start()
+                self._formers[generation] = former = self._make(plan, first, self._board.again())
+                former.start()
 
 
-def _drop(former: Former | None) -> None:
-    """Its plan comes to nothing."""
-    if former is not None and former.formed is not None:
+def _drop(former: Former) -> None:
+    """Its plan came to nothing."""
+    if former.formed is not None:
         connections.keep((former.formed.data, former.formed.control))

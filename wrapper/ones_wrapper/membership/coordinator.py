@@ -145,7 +145,7 @@ class Coordinator:
         if stood_s := self._still.look():
             self._published_at += stood_s
             for signs in self._signs.values():
-                signs.at += stood_s
+                signs.at = min(signs.at + stood_s, time.monotonic())
         self._hear_newcomers()
         now = time.monotonic()
         if now - self._looked_at >= 0.5:
