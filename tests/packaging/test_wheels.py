@@ -277,6 +277,14 @@ class TestCompanion:
         done = service.run("slurm-ones", "template", "ddp")
         assert done.stdout == (TOP / "sbatch_templates/ddp.sbatch").read_text()
 
+    def test_a_sites_script_is_printed_and_found_elastic(self, service: Environment, tmp_path: Path) -> None:
+        """What the guide for sites has people type, as far as Slurm is not asked."""
+        printed = service.run("slurm-ones", "template", "delta", "--account", "mine", "--gpus", "1-8")
+        (tmp_path / "job.sbatch").write_text(printed.stdout)
+        done = service.run("slurm-ones", "check", tmp_path / "job.sbatch")
+        assert (printed.returncode, done.returncode) == (0, 0), printed.stderr + done.stdout
+        assert "1 to 8 GPUs" in done.stdout and "blocks that join and leave" in done.stdout
+
     def test_a_fresh_database(self, service: Environment, tmp_path: Path) -> None:
         """Alembic and the migrations come along."""
         done = service.run("slurm-ones", "db", "upgrade", "--database", f"sqlite:///{tmp_path}/ones.sqlite")
