@@ -55,9 +55,9 @@ class HeldTasks:
             if newest.state == State.PREPARING.value:
                 return
             ours -= {*newest.dropped, *(task for task, _, _ in newest.added)}
-        # A record that stands for several tasks is of those that never ran.
-        out = [job for job in tasks if not (job.completing or (job.pending and job.held))]
-        if gone := ours.intersection(task for job in out for task in job.array_tasks):
+        # A record may stand for several tasks, and a task may have a second one of an earlier end.
+        seen = [(task, job.completing or (job.pending and job.held)) for job in tasks for task in job.array_tasks]
+        if gone := ours.intersection(task for task, _ in seen) - {task for task, held in seen if held}:
             try:
                 self.note(self._store.note_let_go(newest.id, sorted({*newest.let_go} | gone)))
             except Exception:

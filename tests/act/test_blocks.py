@@ -272,6 +272,20 @@ def test_a_block_that_its_owner_lets_go_and_holds_again_is_not_ours(make: Make, 
     assert 2 in world.held.ever(world.job_id), "what the job leaves behind when it says that it is over"
 
 
+def test_a_second_record_of_a_task_lets_nothing_go(make: Make) -> None:
+    """Slurm may show one of an earlier end beside the one that waits in our hold, where nobody opts in any more."""
+    world = make()
+    world.begin({1: ONE})
+    world.finish()
+    tasks = world.simulated.client.tasks(world.job_id)
+    waits = next(job for job in tasks if 2 in job.array_tasks)
+    ended = replace(waits, job_id=waits.job_id + 100, array_tasks=(2,), state=JobState.CANCELLED, held=False)
+    world.held.look(world.job_id, [ended, *tasks])
+    assert 2 in world.held.of(world.job_id)
+    world.held.look(world.job_id, [ended])
+    assert 2 not in world.held.of(world.job_id)
+
+
 def test_what_was_let_go_stays_so_where_a_write_was_only_said_to_have_failed(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
