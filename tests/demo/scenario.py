@@ -215,8 +215,8 @@ def run(
     outcomes: list[Outcome] = []
     while time.time() < begin + waiting_until(waiting) + GIVE_UP_S:
         while waiting and time.time() >= begin + waiting[0].at:
-            job = waiting.pop(0)
-            outcomes.append(_submit(cluster, job, elastic=job in elastic))
+            new = waiting.pop(0)
+            outcomes.append(_submit(cluster, new, elastic=new in elastic))
         jobs = queue(cluster)
         for outcome in outcomes:
             job = jobs.get(outcome.job_id)

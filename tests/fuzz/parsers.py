@@ -618,10 +618,11 @@ def leader(data: bytes) -> None:
 
 def memory(data: bytes) -> None:
     from ones_wrapper import memory as remembered
+    from ones_wrapper.launch.job_directory import MEMORY
 
     place = scratch() / "run"
     place.mkdir(exist_ok=True)
-    (place / remembered.FILE).write_bytes(data)
+    (place / MEMORY).write_bytes(data)
     with contextlib.redirect_stderr(io.StringIO()):
         hold(1 <= remembered.find(place, 64, "cpu") <= 64, "a batch")
 
