@@ -283,7 +283,7 @@ def test_one_command_at_a_time(folder: StudyFolder, tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(folder.root / ".lock")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "locked\n"
-        with pytest.raises(BadInput, match="another `slurm-ones simulate` works in"), folder.locked():
+        with pytest.raises(BadInput, match="another study works in"), folder.locked():
             pass
         other.kill()
     with folder.locked():
