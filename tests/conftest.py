@@ -140,6 +140,8 @@ def drawn(tests: Iterable[str]) -> set[str]:
 def pytest_configure() -> None:
     # Before the workers are started, so that all have the same.
     os.environ.setdefault(SEED, str(secrets.randbelow(10**9)))
+    # As `ones-run` has it: some tests start ranks themselves.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1")
 
 
 @pytest.hookimpl(hookwrapper=True)

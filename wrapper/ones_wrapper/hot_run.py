@@ -68,6 +68,9 @@ class HotRun(Run):
 
         try:
             blocks, leads = Blocks.meet(group, directory, block, os.environ, ready)
+            name = f"{block.task}.{block.restart}.{group.rank}"
+            identity = Identity(block.array, blocks.leader.term, leads, name)
+            return cls(group, spec, settings, started, identity, blocks)
         except NotWantedError as why:
             if group.rank == 0:
                 log(f"block {block.task} ends: {why}")
@@ -75,9 +78,6 @@ class HotRun(Run):
         except BoardLostError as why:  # on some ranks of the block, perhaps: all look again
             log(f"block {block.task}: the leader that was found is gone ({why}); it looks again")
             raise SystemExit(PEER_LOST) from None
-        name = f"{block.task}.{block.restart}.{group.rank}"
-        identity = Identity(block.array, blocks.leader.term, leads, name)
-        return cls(group, spec, settings, started, identity, blocks)
 
     @property
     def rank(self) -> int:

@@ -6,11 +6,16 @@ import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ones_wrapper.hot_run import HotRun
+from ones_wrapper.launch.restart_policy import PEER_LOST
 from ones_wrapper.membership import meeting
-from ones_wrapper.membership.board import Board
+from ones_wrapper.membership.blocks import Blocks
+from ones_wrapper.membership.board import Board, BoardLostError
 from ones_wrapper.membership.connections import new_token
 from ones_wrapper.membership.files import Block, HotFolder, Leader
 
@@ -56,3 +61,21 @@ def test_a_leader_that_ends_while_it_is_asked_is_given_up_soon(tmp_path: Path, m
         dying.join()
     assert found is not None and (found.term, found.task) == (1, 1) and board is not None
     assert took < 60.0
+
+
+def test_a_leader_that_ends_before_it_knows_of_a_new_block_is_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Protects a new block: it was found and lost again while the ranks began, which is no error of theirs."""
+
+    class LostAtOnce(HotRun):
+        def __init__(self, *_: Any) -> None:
+            raise BoardLostError("gone")
+
+    found = SimpleNamespace(leader=Leader(0, "127.0.0.1", 1, "token", 0, 0))
+    monkeypatch.setattr(Blocks, "meet", lambda *_: (found, False))
+    monkeypatch.setenv("ONES_JOB_DIR", str(tmp_path))
+    anything: Any = SimpleNamespace(rank=1)
+    with pytest.raises(SystemExit) as left:
+        LostAtOnce.meet(anything, anything, anything, 0.0, Block(7, 1, 0))
+    assert left.value.code == PEER_LOST

@@ -27,6 +27,7 @@ from ones_wrapper.launch.rank import (
     prefetch_checkpoint,
     preload,
     run_script,
+    set_defaults,
     take_signals,
 )
 from ones_wrapper.launch.rank_placement import (
@@ -211,7 +212,7 @@ def main(argv: Sequence[str]) -> int:
         log(str(error), "ones-run")
         return USAGE_ERROR
     sys.path[0] = first_on_path(script)
-    env.setdefault("OMP_NUM_THREADS", "1")
+    set_defaults(env)
     if env.get("ONES_LAUNCHER", "local") == "local":  # elsewhere the starter's daemon looks after us
         end_with_parent(os.getppid())
     job_dir, restart = Path(env["ONES_JOB_DIR"]), int(env.get("SLURM_RESTART_COUNT") or 0)

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -51,6 +51,14 @@ def preload(env: Mapping[str, str]) -> float:
     gc.freeze()  # keeps the collector from looking at it later, and from copying shared pages in every rank
     gc.enable()
     return time.monotonic() - started
+
+
+def set_defaults(env: MutableMapping[str, str]) -> None:
+    """What ranks have unless the user says otherwise."""
+    env.setdefault("OMP_NUM_THREADS", "1")
+    # torch's store looks up the name of each peer that connects, and serves nobody meanwhile: where the resolver loses
+    # one answer, glibc waits for 5 s, for which a leader would be given up.
+    env.setdefault("RES_OPTIONS", "timeout:1")
 
 
 def take_signals() -> None:
@@ -163,7 +171,7 @@ def main(argv: Sequence[str]) -> int:
         write_exit_code(job_dir, restart, 0, USAGE_ERROR)
         return USAGE_ERROR
     sys.path[0] = first_on_path(script)
-    env.setdefault("OMP_NUM_THREADS", "1")
+    set_defaults(env)
     env.update(place.env())
     take_signals()
 
