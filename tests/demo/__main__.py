@@ -34,6 +34,8 @@ OUT = TOP / "build" / "demo"
 RESIZED = "about 2 minutes 30 s"
 ALONE = "about 3 minutes"
 """How long each part takes on two cores, as it is said before."""
+STORED_S = 12.0
+"""More than two ticks; after a move the database that is looked at stays as it was."""
 
 
 class Watch:
@@ -116,8 +118,12 @@ def _elastic(cluster: Cluster, server: Server | None) -> tuple[list[Outcome], li
                     move.look(outcomes, jobs)
 
             outcomes = run(cluster, elastic=JOBS, show=show)
-        # The companion stores the ends of the last jobs in its next tick, two seconds on.
-        time.sleep(4)
+            # The companion stores the ends of the last jobs in its next tick.
+            until = time.monotonic() + STORED_S
+            while store.live_jobs() and time.monotonic() < until:
+                time.sleep(0.5)
+        # The rest of that tick.
+        time.sleep(1)
         command = ["slurm-ones", "jobs", "--json", "--config", "/scratch/ones.toml"]
         told = cluster.run(command, user=operator(cluster)).stdout
     shutil.copy(cluster.scratch / "ones/companion.log", OUT / "companion.log")
