@@ -137,6 +137,7 @@ def test_a_service_that_hangs_is_killed_and_started_again(harness: Harness, spoo
     process = unit.start()
     unit.until(lambda: unit.count("WATCHDOG=1") > 1, "the watchdog fed")
     harness.cluster.run(["kill", "-STOP", pid(harness, settings)], user="root")
+    time.sleep(1)  # a thread ends its system call first
     unit.heard()
     stopped = time.monotonic()
     time.sleep(WATCHDOG_S)
