@@ -169,8 +169,11 @@ def check_panels(prometheus: Prometheus, left_out: Callable[[Query], bool] = lam
         if left_out(query):
             continue
         # What fills a gap with 0 would be something for nothing.
-        values = list(numbers(prometheus.over_time(query.expr.removesuffix(" or vector(0)"))))
-        assert values, query
+        until = time.monotonic() + 30
+        # What comes and goes, such as a refusal, may not have been scraped yet.
+        while not (values := list(numbers(prometheus.over_time(query.expr.removesuffix(" or vector(0)"))))):
+            assert time.monotonic() < until, query
+            time.sleep(0.5)
         assert min(values) >= 0, query
 
 
