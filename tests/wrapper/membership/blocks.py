@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from ones_wrapper.protocol import Hello, Membership, Order, Report, decode_report, reports_name
+from ones_wrapper.protocol import First, Hello, Membership, Order, Report, decode_report, reports_name
 from tests.wrapper import reference
 from tests.wrapper.membership.forked import ForkedBlock
 from tests.wrapper.runs import TIMEOUT_S, TRAIN, assert_exactly_once, write_order
@@ -60,14 +60,16 @@ class Job:
         return self._number
 
     def terms(self) -> int:
-        """Terms that left reports."""
-        return len(list(self.directory.glob("reports-*.jsonl")))
+        """One more than the newest term that left reports: one whose leader was lost at once leaves none."""
+        numbers = (int(path.stem.rpartition("-")[2]) for path in self.directory.glob("reports-*.jsonl"))
+        return 1 + max(numbers, default=-1)
 
     def runs(self) -> list[list[Report]]:
         """The reports of each term, in order."""
         found = []
         for term in range(self.terms()):
-            lines = (self.directory / reports_name(term)).read_bytes().splitlines(keepends=True)
+            path = self.directory / reports_name(term)
+            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
             found.append([decode_report(line)[2] for line in lines if line.endswith(b"\n")])
         return found
 
@@ -95,6 +97,21 @@ class Job:
         return self.wait(
             Membership, lambda report: sorted(report.blocks) == sorted(tasks) and report.generation > after
         )
+
+    def move(self) -> None:
+        """Task 0 trains alone, then with task 1, which then trains alone to the end."""
+        try:
+            self.start(0)
+            self.wait(First)
+            self.start(1)
+            self.order(0, 1)
+            self.wait_for(0, 1)
+            self.order(1)
+            self.wait_for(1)
+            self.hurry()
+            assert self.end() == [0, 0], self.errors()
+        finally:
+            self.kill()
 
     def kill(self) -> None:
         """End all blocks at once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ones_wrapper.protocol import First, Membership
+from ones_wrapper.protocol import Membership
 from tests.cluster.paths import REPOSITORY
 from tests.wrapper.forked import Team
 from tests.wrapper.membership.blocks import Job
@@ -21,18 +21,7 @@ def test_what_was_chosen_travels_to_new_blocks(tmp_path: Path) -> None:
     script = Path(coreset.__file__).with_name("coreset_script.py")
     env = {OUT: str(folder / "out.json"), HURRY: str(folder / "hurry"), PACE_MS: "600", "PYTHONPATH": str(REPOSITORY)}
     job = Job(folder, epochs=EPOCHS, script=script, **env)
-    try:
-        job.start(0)
-        job.wait(First)
-        job.start(1)
-        job.order(0, 1)
-        job.wait_for(0, 1)
-        job.order(1)
-        job.wait_for(1)
-        job.hurry()
-        assert job.end() == [0, 0], job.errors()
-    finally:
-        job.kill()
+    job.move()
     assert [one.world for one in job.of(Membership)] == [1, 2, 1], job.errors()
     coreset.once(job.directory)
     team = Team(1)

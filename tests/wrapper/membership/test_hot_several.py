@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from ones_wrapper.data.feed import permutation
-from ones_wrapper.protocol import First
 from tests.wrapper import gan
 from tests.wrapper.membership.blocks import Job
 from tests.wrapper.runs import assert_exactly_once
@@ -17,18 +16,7 @@ def test_a_gan_goes_on_in_other_blocks(tmp_path: Path) -> None:
     """Protects a job of several models in blocks: each model's exchange gets the new ranks, both optimizers and the
     plain values travel, and what they end with is what one process ends with. Evaluations and the log go on, too."""
     job = Job(tmp_path / "job", epochs=30, script=Path(gan.__file__))
-    try:
-        job.start(0)
-        job.wait(First)
-        job.order(0, 1)
-        job.start(1)
-        job.wait_for(0, 1)
-        job.order(1)
-        job.wait_for(1)
-        job.hurry()
-        assert job.end() == [0, 0], job.errors()
-    finally:
-        job.kill()
+    job.move()
     assert_exactly_once(job.directory, job.epochs, gan.SAMPLES)
     found, counters = torch.load(job.directory / "state-0.pt")
     orders = [permutation(gan.SAMPLES, gan.SEED, epoch, True).tolist() for epoch in range(job.epochs)]
