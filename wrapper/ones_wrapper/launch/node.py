@@ -41,6 +41,7 @@ from ones_wrapper.launch.rank_placement import (
 from ones_wrapper.launch.restart_policy import (
     CRASHED,
     HUNG,
+    NEXT_TERM,
     OUT_OF_MEMORY,
     PEER_LOST,
     STOP_CODE,
@@ -139,7 +140,7 @@ class Ranks:
         self._codes.append(code)
         self._kill_at = min(self._kill_at, time.monotonic() + self._grace_s)
         # Those that follow are mere consequences; what starts again was said already.
-        if not self.stopped and code not in (PEER_LOST, OUT_OF_MEMORY) and (first or code in CRASHED):
+        if not self.stopped and code not in (PEER_LOST, NEXT_TERM, OUT_OF_MEMORY) and (first or code in CRASHED):
             log(f"local rank {local_rank} ended with exit code {code}", "ones-run")
 
     def _check(self) -> None:
@@ -163,7 +164,7 @@ class Ranks:
 
 
 class Forks:
-    """How often a block's ranks were started again since they lost the others."""
+    """How often a block's ranks were started again, since they lost the others or a term ended."""
 
     def __init__(self, job_dir: Path) -> None:
         self.count = 0
@@ -240,11 +241,12 @@ def main(argv: Sequence[str]) -> int:
         if local_rank is not None:
             break
         code = ranks.wait()
-        if code == PEER_LOST and block:
+        if code in (PEER_LOST, NEXT_TERM) and block:
             if not ranks.stopped and forks.wait() and not ranks.stopped:
-                log("other blocks were lost; starting the ranks again", "ones-run")
+                if code == PEER_LOST:
+                    log("other blocks were lost; starting the ranks again", "ones-run")
                 continue
-            code = STOP_CODE if ranks.stopped else code
+            code = STOP_CODE if ranks.stopped else PEER_LOST
         written = bool(code) and write_exit_code(job_dir, restart, node, code, task)
         # A stop that was asked for: srun would call it an error, and end ranks of other nodes that are not done yet.
         asked = written and code == STOP_CODE and env.get("ONES_LAUNCHER") == "srun"
