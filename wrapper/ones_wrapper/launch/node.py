@@ -36,6 +36,7 @@ from ones_wrapper.launch.rank_placement import (
     next_free,
     own_node,
     placement_on,
+    refused,
     require_torch,
 )
 from ones_wrapper.launch.restart_policy import (
@@ -197,7 +198,7 @@ class Forks:
             "ONES_FORK": str(self.count),
             "TORCHELASTIC_RESTART_COUNT": str(int(env.get("ONES_ATTEMPT", "0")) + self.count),
             # The nodes of a block start again each by itself, and must come to the same port.
-            "MASTER_PORT": str(next_free(port) if env.get("ONES_NODES") == "1" else port),
+            "MASTER_PORT": str(next_free(port, refused) if env.get("ONES_NODES") == "1" else port),
             "ONES_LAUNCHED": f"{time.time():.3f}",
             "ONES_IMPORT_S": "0.000",
         }

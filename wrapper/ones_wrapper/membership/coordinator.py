@@ -152,6 +152,9 @@ class Coordinator:
     def _turn(self) -> None:
         if stood_s := self._still.look():
             self._published_at += stood_s
+            self._ordered = self._ordered[0], self._ordered[1] + stood_s
+            for times in (self._since, self._ready):
+                times.update({uid: at + stood_s for uid, at in times.items()})
             for signs in self._signs.values():
                 signs.at = min(signs.at + stood_s, time.monotonic())
         self._hear_newcomers()
