@@ -1,10 +1,13 @@
-"""Frameworks' scripts on a real Slurm: Hugging Face's Trainer and Lightning are resized, and what knows nothing of us
-is not.
+"""Frameworks' scripts on a real Slurm: Hugging Face's Trainer, Lightning and Accelerate are resized, and what knows
+nothing of us is not.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -72,33 +75,55 @@ def test_a_trainer_is_resized_and_torchrun_alone_is_not(harness: Harness) -> Non
         assert not store.resizes(stranger)
 
 
+def logged_by_lightning(folder: Path, words: str) -> None:
+    """Each start has a log of its own, and one rank of each prints."""
+    logs = "".join(path.read_text() for path in folder.glob("logs/lightning_logs/*/metrics.csv"))
+    assert len(list(folder.glob("logs/lightning_logs/*"))) == 2 and "val_accuracy" in logs
+    assert words.count("Trainable params") == 2
+
+
+def logged_by_accelerate(folder: Path, words: str) -> None:
+    """One rank prints each epoch's accuracy, and exports what it trained."""
+    assert re.findall(r"^epoch (\d+): accuracy", words, re.MULTILINE) == [str(epoch) for epoch in range(2)], words
+    assert (folder / "digits.pt").stat().st_size > 0
+
+
 @pytest.mark.cluster
-@pytest.mark.skipif(CASES["lightning"].missing, reason="lightning is not installed")
-def test_lightning_is_resized(harness: Harness) -> None:
-    """Lightning's example, 1 → 2 GPUs with another batch: it takes ones-run's ranks rather than Slurm's and leaves
-    requeues to us; no sample is lost or repeated, and each epoch is evaluated once.
+@pytest.mark.parametrize(
+    ("name", "steps", "logged"),
+    [
+        pytest.param("lightning", [[1, 2, 128]], logged_by_lightning, id="lightning"),
+        pytest.param("accelerate", [[1, 2, 64], [1, 1, 32]], logged_by_accelerate, id="accelerate"),
+    ],
+)
+def test_lightning_and_accelerate_are_resized(
+    harness: Harness, name: str, steps: list[list[int]], logged: Callable[[Path, str], None]
+) -> None:
+    """Their examples, 1 → 2 GPUs with another batch, Accelerate's and back to 1. They take ones-run's ranks rather than
+    Slurm's and leave requeues to us; no sample is lost or repeated, and each epoch is evaluated once.
     """
-    folder = harness.folder("lightning")
-    inside, case = f"/scratch/{folder.name}", CASES["lightning"]
+    case = CASES[name]
+    if case.missing:
+        pytest.skip(f"{name} is not installed")
+    folder = harness.folder(name)
+    inside = f"/scratch/{folder.name}"
     arguments = [INTERRUPTED, EXAMPLES / case.elastic, "--epochs", 2]
     job_id = harness.submit(
         *map(str, arguments),
         options=("--comment=ones: gpus=1-4 batch=32-128", "--time=10", "--cpus-per-gpu=1", f"--chdir={inside}"),
         ONES_TRACE=f"{inside}/trace-{{restart}}-{{rank}}.jsonl",
-        ONES_SLOW=f"0.3:{inside}/hurry",
+        ONES_SLOW=f"0.6:{inside}/hurry",
         ONES_PRELOAD=case.preload,
         ONES_JOB_DIR=f"{inside}/job",
     )
     harness.trains(job_id)
     settings = harness.settings(scope='"own"')
-    scripted(harness, settings, {job_id: [[1, 2, 128]]}, 120.0)
+    scripted(harness, settings, {job_id: steps}, 120.0)
     (folder / "hurry").touch()
     job = harness.wait(job_id, lambda job: job.ended and not job.completing, "ended")
     words = "".join(path.read_text() for path in folder.glob("*.out"))
-    assert (job.state.value, job.restart) == ("COMPLETED", 1), words
+    assert (job.state.value, job.restart) == ("COMPLETED", len(steps)), words
     assert_exactly_once(folder, 2, case.samples)
-    hellos = [next(r for r in harness.reports(job_id, n) if isinstance(r, Hello)) for n in range(2)]
-    assert [(hello.world, hello.batch) for hello in hellos] == [(1, 32), (2, 128)]
-    logs = "".join(path.read_text() for path in folder.glob("logs/lightning_logs/*/metrics.csv"))
-    assert len(list(folder.glob("logs/lightning_logs/*"))) == 2 and "val_accuracy" in logs
-    assert words.count("Trainable params") == 2  # of one rank of each start
+    hellos = [next(r for r in harness.reports(job_id, n) if isinstance(r, Hello)) for n in range(job.restart + 1)]
+    assert [(hello.world, hello.batch) for hello in hellos] == [(1, 32), *((gpus, batch) for _, gpus, batch in steps)]
+    logged(folder, words)
