@@ -23,6 +23,7 @@ from slurm_ones.config import ConfigError, Settings
 from slurm_ones.decide import make_policy
 from slurm_ones.learn.arrivals import expected_by_partition
 from slurm_ones.learn.knowledge import Learner
+from slurm_ones.learn.nodes import SlowNode, slow_nodes
 from slurm_ones.observe.eligibility import Observation
 from slurm_ones.observe.observer import DrainReports, Observer, StopFile
 from slurm_ones.observe.report_reader import read_spec
@@ -37,6 +38,8 @@ from slurm_ones.slurm.model import Job, Shape, Snapshot, fewest_switches
 
 ARRIVALS_S = 3600.0
 """Between two looks at what was submitted."""
+NODES_S = 300.0
+"""Between two looks at which nodes are slow."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Tick:
     """What became of what was decided, by job."""
     ended: Sequence[ResizeRecord] = ()
     """Resizes that ended since the tick before."""
+    slow_nodes: Mapping[str, SlowNode] = field(default_factory=dict)
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -121,6 +125,8 @@ class Companion:
         self._types_given: bool | None = None
         self._arrivals: Mapping[str, Arrivals] = {}
         self._arrivals_time = -math.inf
+        self._slow: Mapping[str, SlowNode] = {}
+        self._slow_time = -math.inf
 
     def tick(self) -> Tick:
         """One round. Raises `Unreachable` when Slurm does not answer."""
@@ -139,7 +145,7 @@ class Companion:
         decided = self._decide(round_)
         begun = self._actor.act(round_, decided, kept=fused.keys())
         outcomes, ended = self._actor.outcomes, self._machine.take_ended()
-        return Tick(observation, decided, begun, time.monotonic() - started, histories, outcomes, ended)
+        return Tick(observation, decided, begun, time.monotonic() - started, histories, outcomes, ended, self._slow)
 
     def _switches(self, job: Job, shape: Shape) -> int:
         """See `Machine.switches`: 0 where leaf switches make no difference here, or Slurm was not looked at yet."""
@@ -210,7 +216,12 @@ class Companion:
 
     def _learn(self, observation: Observation) -> Mapping[int, JobHistory]:
         histories = self._store.histories(list(observation.elastic))
-        self._learner.finished(self._store.finished_histories())
+        finished = self._store.finished_histories()
+        self._learner.finished(finished)
+        now = self._clock()
+        if abs(now - self._slow_time) >= NODES_S:
+            self._slow = slow_nodes([*finished, *histories.values()], now)
+            self._slow_time = now
         return histories
 
     def _decide(self, round_: Round) -> list[PartitionSchedule]:

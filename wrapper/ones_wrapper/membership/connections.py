@@ -21,7 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ones_wrapper.membership.board import Board, BoardLostError
+from ones_wrapper.group import TorchGroup
+from ones_wrapper.membership.board import Board, BoardLostError, in_time
 from ones_wrapper.membership.plan import Plan
 
 FORM_S = 20.0
@@ -157,6 +158,37 @@ def enter(formed: Formed, backend: str) -> None:
         )  # fmt: skip
         del _formed[name]
     sys.excepthook = hook  # each initialisation puts another cover around it
+
+
+def begin(group: TorchGroup, board: Board, plan: Plan, rank: int) -> None:
+    """Make torch.distributed and `group` anew, of all ranks with which a term begins. Collective over them.
+
+    Raises `BoardLostError` where they do not all come.
+    """
+    if len(plan.members) == 1:
+        return
+    backend, hook, device = dist.get_backend(), sys.excepthook, group.device
+    keep(dist.group.WORLD)
+    keep(group.control)
+    dist.destroy_process_group()
+    store = board.again().store(f"term-{plan.term}")
+    store.set_timeout(timedelta(seconds=FORM_S))
+
+    def form() -> Any:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # a thread begins on the first one
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=plan.world, device_id=device if backend == "nccl" else None
+        )
+        return dist.new_group(backend="gloo")
+
+    try:
+        control = in_time(form, FORM_S)
+    except RuntimeError as error:
+        raise BoardLostError(f"the ranks of term {plan.term} did not find each other: {error}"[:300]) from None
+    finally:
+        sys.excepthook = hook
+    group.become(rank, plan.world, plan.nodes, plan.ranks_per_node, control, None)
 
 
 def keep(group: Any) -> None:
