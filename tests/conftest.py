@@ -105,6 +105,7 @@ LONG = (
     "tests/endtoend/test_park.py",
     "tests/endtoend/test_places.py",
     "tests/endtoend/test_service.py",
+    "tests/endtoend/test_slow_node.py",
     "tests/endtoend/test_studies.py",
     "tests/endtoend/test_study.py",
     "tests/endtoend/test_views.py",
