@@ -118,6 +118,7 @@ LONG = (
     "tests/wrapper/membership/test_hot_onebit.py",
     "tests/wrapper/membership/test_hot_uneven.py",
     "tests/wrapper/membership/test_launched.py",
+    "tests/wrapper/membership/test_terms.py",
     "tests/wrapper/strategies/test_contract.py::test_resizes",
     "tests/wrapper/test_onebit_lamb.py",
     "tests/wrapper/test_same_result.py",
