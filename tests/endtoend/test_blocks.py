@@ -19,7 +19,7 @@ import torch
 from ones_wrapper.protocol import Bye, Hello, Membership, Report
 from slurm_ones.act.transitions import State
 from tests.cluster import Cluster
-from tests.endtoend.block_site import Site
+from tests.endtoend.block_site import Site, sites
 from tests.endtoend.harness import BLOCKS, TRAIN, WHOLE_NODE_BLOCKS, Harness
 from tests.wrapper.reference import batches_by_step, train
 from tests.wrapper.runs import assert_exactly_once
@@ -27,14 +27,9 @@ from tests.wrapper.runs import assert_exactly_once
 pytestmark = pytest.mark.cluster
 SAMPLES, GAMMA = 203, 0.99
 OPTIONS = ("--comment=ones: gpus=1-8 batch=16-64 array=blocks", "--time=30")
-EVERY_SITE = "ONES_EVERY_SITE"
-"""In the environment: 1 has the long tests run at every kind of site, which takes a quarter of an hour."""
-SITES = [
-    f"{name} {who}{whole}" for name in ("gres", "old") for who in ("owner", "operator") for whole in ("", " whole")
-]
 
 
-@pytest.fixture(params=SITES if os.environ.get(EVERY_SITE) else SITES[:1])
+@pytest.fixture(params=sites("gres owner"))
 def site(request: pytest.FixtureRequest) -> Iterator[Site]:
     site = Site.of(request, request.param, gpus=1)
     yield site
