@@ -146,7 +146,8 @@ class TorchGroup(Group):
 
         def result() -> list[int]:
             work.wait()
-            return [int(v) for v in tensor.tolist()]
+            found: list[int] = tensor.tolist()
+            return found
 
         return result
 
